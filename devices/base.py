@@ -1,0 +1,81 @@
+"""Machines and meters: what the harness asks of them, and how they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from results.records import Conditions, Environment, Method, PowerTrace, TraceKind
+
+
+class DeviceError(Exception):
+    """A stable failure of a device or meter: what, the value found, the remedy. Not retried."""
+
+
+class TransientDeviceError(DeviceError):
+    """A failure that may pass (a dropped link, a busy meter). The runner retries and counts it."""
+
+
+class MeterUnavailableError(DeviceError):
+    """This machine does not have the meter, or may not read it. Carries the remedy."""
+
+
+class Clock(Protocol):
+    """Seconds on a clock that never steps back."""
+
+    def now_s(self) -> float: ...
+    def sleep_until_s(self, at_s: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One component of a meter, as it will be traced. See `PowerTrace` for the fields."""
+
+    component: str
+    kind: TraceKind
+    update_period_s: float = 0.0
+    resolution: float = 0.0
+    relative_accuracy: float = 0.0
+    wrap_at_j: float | None = None
+    additive: bool = True
+    note: str | None = None
+
+
+class Meter(Protocol):
+    """An instrument. Collection only: joules are derived in `results.energy`.
+
+    Life: `open` (raises `MeterUnavailableError`), then any number of `start` ... `stop`, then `close`.
+    """
+
+    name: str
+    method: Method
+    channels: tuple[Channel, ...]
+
+    def open(self) -> None: ...
+    def start(self) -> None: ...
+    def mark(self) -> None:
+        """Takes one more reading now where the instrument gives a fresh value at any time; else does nothing."""
+        ...
+
+    def stop(self) -> Sequence[PowerTrace]: ...
+    def close(self) -> None: ...
+
+
+class Device(Protocol):
+    """A machine with its meters."""
+
+    name: str
+    meters: Sequence[Meter]
+
+    def open(self) -> None:
+        """Raises `DeviceError` when the device cannot measure now."""
+        ...
+
+    def environment(self) -> Environment: ...
+    def conditions(self) -> Conditions: ...
+    def busy_cpu_s(self) -> tuple[float, float] | None:
+        """(all busy CPU seconds, ours) since some fixed start; None where unreadable."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""The ground floor: what a run says. Records, energy arithmetic, statistics, store, tables, reports."""

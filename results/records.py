@@ -1,0 +1,313 @@
+"""The vocabulary of a run: immutable records that reject unknown fields.
+
+Units stand in the names (`_s _j _w _bytes`); times are seconds on the run's one monotonic clock. A figure that
+could not be obtained is None beside a `reason`, never 0. What was asked for (a technique, a placement) and what was
+observed (`EngineCounters`) are separate records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+Method = Literal[
+    "counter", "integrated power", "battery gauge", "relative gauge", "modelled", "replayed", "measured", "missing"
+]
+"""How a figure came to be. `measured` is for clocks and scores; the others are for energy. Never mixed in one row."""
+
+Phase = Literal["prefill", "decode", "all"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "all")
+
+
+class Record(BaseModel):
+    """Base of all records: frozen, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------------
+
+
+class Cell(Record):
+    """One point of the plan's matrix: an engine with its technique, a workload, a device."""
+
+    cell_id: str
+    """Short hash of everything below: the same cell keeps its id over runs of the same plan."""
+    label: str
+    engine: str
+    technique: str
+    technique_parameters: dict[str, Any]
+    placement: str
+    model: str
+    model_note: str | None = None
+    """What a reader must know before believing an accuracy, such as "random weights"."""
+    workload: str
+    workload_parameters: dict[str, Any]
+    device: str
+    engine_parameters: dict[str, Any] = {}
+
+
+class Sampling(Record):
+    """How the next token is drawn. Temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+class Request(Record):
+    """One call of the engine. A sample of a multiple-choice task makes several."""
+
+    request_id: str
+    sample_id: str
+    """Joins latency, energy and score of the same item, also over arms: it depends on the data only."""
+    kind: Literal["generate", "loglikelihood"]
+    prompt_ids: tuple[int, ...]
+    continuation_ids: tuple[int, ...] = ()
+    """`loglikelihood` only: the tokens whose probability is asked."""
+    max_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    sampling: Sampling = Sampling()
+
+
+# --- what was seen ---------------------------------------------------------------------------------------------------
+
+
+class Completion(Record):
+    """What the engine did with one request, on the run's clock.
+
+    For a log-likelihood the whole call is prefill: `first_token_s` and `token_times_s` stay empty.
+    """
+
+    request_id: str
+    sample_id: str
+    n_prompt_tokens: int
+    """Tokens pushed through prefill (prompt, plus the continuation of a log-likelihood)."""
+    start_s: float
+    prefill_end_s: float
+    """End of the prefill phase: the first token is out (generate) or the logits are (log-likelihood)."""
+    end_s: float
+    token_ids: tuple[int, ...] = ()
+    token_times_s: tuple[float, ...] = ()
+    text: str = ""
+    loglikelihood: float | None = None
+    is_greedy: bool | None = None
+
+    @property
+    def n_generated(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token; None for a log-likelihood, which emits none."""
+        return self.token_times_s[0] - self.start_s if self.token_times_s else None
+
+    @property
+    def e2e_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token, (E2E - TTFT) / (n - 1); None below two tokens."""
+        n = len(self.token_times_s)
+        return (self.token_times_s[-1] - self.token_times_s[0]) / (n - 1) if n >= 2 else None
+
+    @property
+    def itl_s(self) -> tuple[float, ...]:
+        """Inter-token latencies."""
+        return tuple(b - a for a, b in zip(self.token_times_s, self.token_times_s[1:], strict=False))
+
+
+class EngineCounters(Record):
+    """What the technique did, observed and summed over the window (routed pairs are (token, expert) choices)."""
+
+    routed_pairs: int = 0
+    dropped_pairs: int = 0
+    computed_rows: int = 0
+    """Rows that went through an expert, padding included."""
+    padded_rows: int = 0
+    expert_calls: int = 0
+    bytes_moved: int = 0
+    hits: int | None = None
+    misses: int | None = None
+
+    @property
+    def drop_rate(self) -> float | None:
+        return self.dropped_pairs / self.routed_pairs if self.routed_pairs else None
+
+    @property
+    def pad_rate(self) -> float | None:
+        """Padding over computed rows: (sum C_e - kept) / sum C_e."""
+        return self.padded_rows / self.computed_rows if self.computed_rows else None
+
+
+TraceKind = Literal["power", "counter", "held"]
+"""power: watts at an instant; counter: joules so far; held: watts that stand until the gauge's next update."""
+
+
+@dataclass(frozen=True)
+class PowerTrace:
+    """Raw readings of one component of one meter. Joules are derived from it in `results.energy`, never here.
+
+    values: W for `power` and `held`, J for `counter`.
+    """
+
+    meter: str
+    component: str
+    kind: TraceKind
+    method: Method
+    times_s: NDArray[np.float64]
+    values: NDArray[np.float64]
+    sample_interval_s: float
+    """The interval asked of the sampler."""
+    update_period_s: float = 0.0
+    """How often the hardware renews the value; 0 where every reading is fresh."""
+    resolution: float = 0.0
+    """Smallest step of `values`, in their unit."""
+    relative_accuracy: float = 0.0
+    """Gain error of the meter as its maker or sheet states it, one sigma."""
+    wrap_at_j: float | None = None
+    """Counters only: the value at which it starts again from 0."""
+    additive: bool = True
+    """False for a component contained in another of the same meter (a core domain inside its package)."""
+    note: str | None = None
+    gaps_s: tuple[tuple[float, float], ...] = field(default=())
+    """Stretches without a reading, recorded by the sampler."""
+
+
+class EnergyReading(Record):
+    """Energy of one phase of one window, derived from the raw traces of one meter."""
+
+    phase: Phase
+    meter: str
+    component: str
+    method: Method
+    duration_s: float
+    energy_j: float | None = None
+    uncertainty_j: float | None = None
+    """One standard uncertainty."""
+    net_energy_j: float | None = None
+    """Above the idle baseline: E - P_idle * t; None without a baseline."""
+    net_uncertainty_j: float | None = None
+    reason: str | None = None
+    """Why a figure is None."""
+
+    @property
+    def average_power_w(self) -> float | None:
+        return self.energy_j / self.duration_s if self.energy_j is not None and self.duration_s > 0 else None
+
+
+class IdleBaseline(Record):
+    """Power of the machine doing nothing for us, before and after the window, in the same state."""
+
+    meter: str
+    component: str
+    before_w: float | None = None
+    after_w: float | None = None
+    uncertainty_w: float | None = None
+    reason: str | None = None
+
+    @property
+    def power_w(self) -> float | None:
+        seen = [w for w in (self.before_w, self.after_w) if w is not None]
+        return sum(seen) / len(seen) if seen else None
+
+    @property
+    def drift_w(self) -> float | None:
+        return None if self.before_w is None or self.after_w is None else self.after_w - self.before_w
+
+
+class Score(Record):
+    """One metric of one sample, or of the whole task when `sample_id` is None (lm-eval's own aggregate)."""
+
+    metric: str
+    value: float
+    sample_id: str | None = None
+    stderr: float | None = None
+    n: int = 1
+    higher_is_better: bool = True
+
+
+class Conditions(Record):
+    """State of the device at an instant. What cannot be read is None."""
+
+    at_s: float
+    load_average_1m: float | None = None
+    cpu_frequency_mhz: float | None = None
+    temperature_c: float | None = None
+    battery_percent: float | None = None
+    charging: bool | None = None
+    throttled: bool | None = None
+
+
+class Environment(Record):
+    """The machine and the software of a run."""
+
+    os: str
+    machine: str
+    cpu_model: str
+    n_cores: int
+    n_threads: int
+    memory_bytes: int
+    python: str
+    joulebench: str
+    packages: dict[str, str]
+
+
+class Failure(Record):
+    """Why a trial failed. Transient failures were retried; stable ones were not."""
+
+    kind: Literal["transient", "stable"]
+    error: str
+    traceback: str = ""
+
+
+class Trial(Record):
+    """One repeat of one cell: the same requests give latency, energy and accuracy. Failure is data."""
+
+    trial_id: str
+    cell_id: str
+    repeat: int
+    attempts: int = 1
+    status: Literal["ok", "failed"]
+    started_at: str
+    """UTC wall clock, ISO 8601; for people, never for arithmetic."""
+    time_method: Literal["measured", "modelled"] = "measured"
+    window_start_s: float | None = None
+    window_end_s: float | None = None
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    """Generated tokens after the first, which prefill emits."""
+    completions: tuple[Completion, ...] = ()
+    energy: tuple[EnergyReading, ...] = ()
+    idle: tuple[IdleBaseline, ...] = ()
+    counters: EngineCounters | None = None
+    scores: tuple[Score, ...] = ()
+    conditions: tuple[Conditions, ...] = ()
+    """At the window's start and end."""
+    foreign_cpu_share: float | None = None
+    """Busy CPU time of others in the window over the machine's CPU time; None where unreadable."""
+    marks: tuple[str, ...] = ()
+    """What taints the trial (throttled, charging, ...): it stays in the tables, out of the means."""
+    failure: Failure | None = None
+
+
+class Summary(Record):
+    """A metric over the repeats of a cell. Interval and spread are None for n < 2."""
+
+    n: int
+    n_failed: int = 0
+    mean: float | None = None
+    median: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    reason: str | None = None

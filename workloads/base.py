@@ -1,0 +1,43 @@
+"""What is asked and how it is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from results.records import Completion, Request, Score
+
+
+class Tokenizer(Protocol):
+    """The part of a tokenizer that workloads need (the engine's tokenizer has it)."""
+
+    name: str
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def vocabulary_size(self) -> int: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, token_ids: list[int]) -> str: ...
+    def chat(self, messages: list[dict[str, str]]) -> str: ...
+
+
+class WorkloadError(Exception):
+    """Data that is absent, of another schema, or does not fit the model: what, the value found, the remedy."""
+
+
+class Workload(Protocol):
+    """A set of requests and their scoring. Building and scoring happen outside the measured window."""
+
+    name: str
+    data_source: str
+    """Where the items came from, for the tables: "sample", "generated", a folder, or a hub id."""
+    scored: bool
+    """False for latency and energy workloads."""
+
+    def requests(self, tokenizer: Tokenizer, max_length: int) -> Sequence[Request]:
+        """The same requests for every arm with the same tokenizer. Raises `WorkloadError`."""
+        ...
+
+    def score(self, requests: Sequence[Request], completions: Sequence[Completion]) -> Sequence[Score]:
+        """Per-sample scores and the aggregates (sample_id None). Completions come in the order of the requests."""
+        ...
