@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from engines.tokenizer import Tokenizer
 from results.records import Completion, EngineCounters, Request
 
 PhaseEvent = Literal["request start", "prefill end", "request end"]
@@ -18,27 +20,19 @@ class PhaseListener(Protocol):
     def __call__(self, event: PhaseEvent, at_s: float) -> None: ...
 
 
-class Tokenizer(Protocol):
-    """The part of a tokenizer that workloads need. `name` identifies it in hashes."""
-
-    name: str
-    eos_token_ids: tuple[int, ...]
-
-    @property
-    def vocabulary_size(self) -> int: ...
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, token_ids: list[int]) -> str: ...
-    def chat(self, messages: list[dict[str, str]]) -> str:
-        """The prompt of a conversation ([{"role", "content"}]) up to and including the cue for the assistant."""
-        ...
-
-
 class Engine(Protocol):
     """A model that answers requests. At least: the reference engine, and the modelled engine of `engines.schedule`."""
 
     tokenizer: Tokenizer
     max_length: int
     time_method: Literal["measured", "modelled"]
+
+    needs_calibration: bool
+    """True until `calibrate` was called, for techniques that learn something offline."""
+
+    def calibrate(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Learns from prompts (token ids) that are not asked in any window."""
+        ...
 
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:
         """Answers one request. Raises `EngineError` on a request that it cannot take."""

@@ -7,6 +7,7 @@ observed (`EngineCounters`) are separate records.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -311,3 +312,29 @@ class Summary(Record):
     ci_low: float | None = None
     ci_high: float | None = None
     reason: str | None = None
+
+
+# --- a whole run -----------------------------------------------------------------------------------------------------
+
+
+class RunInfo(Record):
+    """What identifies a run and what it ran on."""
+
+    run_id: str
+    name: str
+    created_at: str
+    """UTC, ISO 8601."""
+    plan: dict[str, Any]
+    plan_hash: str
+    environments: dict[str, Environment]
+    """By device name. For a modelled device: the host that computed."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """All that tables and reports are made from. `load_traces` reads one trial's raw traces, by trial id."""
+
+    info: RunInfo
+    cells: tuple[Cell, ...]
+    trials: tuple[Trial, ...]
+    load_traces: Callable[[str], tuple[PowerTrace, ...]]

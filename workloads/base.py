@@ -9,7 +9,7 @@ from results.records import Completion, Request, Score
 
 
 class Tokenizer(Protocol):
-    """The part of a tokenizer that workloads need (the engine's tokenizer has it)."""
+    """The part of a tokenizer that workloads need; `engines.tokenizer.Tokenizer` is one."""
 
     name: str
     eos_token_ids: tuple[int, ...]
@@ -18,7 +18,10 @@ class Tokenizer(Protocol):
     def vocabulary_size(self) -> int: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, token_ids: list[int]) -> str: ...
-    def chat(self, messages: list[dict[str, str]]) -> str: ...
+    def chat(self, messages: list[dict[str, str]]) -> str:
+        """The prompt of a conversation ([{"role", "content"}]) up to and including the cue for the assistant."""
+        ...
+
 
 
 class WorkloadError(Exception):
@@ -36,6 +39,10 @@ class Workload(Protocol):
 
     def requests(self, tokenizer: Tokenizer, max_length: int) -> Sequence[Request]:
         """The same requests for every arm with the same tokenizer. Raises `WorkloadError`."""
+        ...
+
+    def calibration_prompts(self, tokenizer: Tokenizer, max_length: int, n: int) -> Sequence[Sequence[int]]:
+        """Up to n prompts of the same kind from items that `requests` never asks (train split, other seed)."""
         ...
 
     def score(self, requests: Sequence[Request], completions: Sequence[Completion]) -> Sequence[Score]:
