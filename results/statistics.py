@@ -1,0 +1,90 @@
+"""Statistics over the repeats of a cell, with an interval or a reason why there is none.
+
+n values x_1..x_n. Intervals are two-sided 95 % intervals of the mean: Student's t below `BOOTSTRAP_FROM` values (the
+bootstrap is too narrow there), BCa bootstrap from there on. A percentile q is given from n >= 1 / (1 - q) on: below
+that it would only repeat the largest value under a grander name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from results.records import Summary
+
+CONFIDENCE = 0.95
+BOOTSTRAP_FROM = 20
+BOOTSTRAP_RESAMPLES = 2000
+
+
+def summarise(values: Sequence[float], n_failed: int = 0, seed: int = 0) -> Summary:
+    """Summary of the values that succeeded. Everything but n is None without values; interval None for n < 2."""
+    x = np.asarray(values, dtype=np.float64)
+    if x.size and not np.all(np.isfinite(x)):
+        raise ValueError(
+            f"summarise: {int((~np.isfinite(x)).sum())} of {x.size} values are not finite; drop them first"
+        )
+    if x.size == 0:
+        return Summary(n=0, n_failed=n_failed, reason="no successful trial")
+    if x.size == 1:
+        return Summary(
+            n=1, n_failed=n_failed, mean=float(x[0]), median=float(x[0]), reason="n = 1: no interval from one value"
+        )
+    low, high = mean_interval(x, seed)
+    return Summary(
+        n=int(x.size),
+        n_failed=n_failed,
+        mean=float(x.mean()),
+        median=float(np.median(x)),
+        p50=float(np.median(x)),
+        p90=percentile(x, 0.90),
+        p95=percentile(x, 0.95),
+        p99=percentile(x, 0.99),
+        ci_low=low,
+        ci_high=high,
+    )
+
+
+def percentile(values: Sequence[float] | NDArray[np.float64], q: float) -> float | None:
+    """Quantile q in (0, 1), linearly interpolated; None where n < 1 / (1 - q)."""
+    x = np.asarray(values, dtype=np.float64)
+    # 1 / (1 - 0.9) is 10.000000000000002 in floating point.
+    return float(np.quantile(x, q)) if x.size >= 1.0 / (1.0 - q) - 1e-9 else None
+
+
+def mean_interval(x: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
+    """95 % interval of the mean of n >= 2 values."""
+    if x.size < BOOTSTRAP_FROM:
+        return student_interval(x)
+    if float(np.ptp(x)) == 0.0:
+        return float(x[0]), float(x[0])
+    from scipy import stats
+
+    result = stats.bootstrap(
+        (x,),
+        np.mean,
+        confidence_level=CONFIDENCE,
+        n_resamples=BOOTSTRAP_RESAMPLES,
+        method="BCa",
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def student_interval(x: NDArray[np.float64]) -> tuple[float, float]:
+    """mean +- t_{0.975, n-1} s / sqrt(n)."""
+    from scipy import stats
+
+    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, x.size - 1)) * float(x.std(ddof=1)) / math.sqrt(x.size)
+    mean = float(x.mean())
+    return mean - half, mean + half
+
+
+def relative_width(summary: Summary) -> float | None:
+    """Half the interval over the mean: what a stopping rule bounds. None while there is no interval."""
+    if summary.ci_low is None or summary.ci_high is None or not summary.mean:
+        return None
+    return (summary.ci_high - summary.ci_low) / 2 / abs(summary.mean)
