@@ -8,9 +8,9 @@ A trace becomes the cumulative energy C(t) of its component; the energy of a win
 
 Standard uncertainty (one sigma, terms added in quadrature; times are uniform within their bound, hence sqrt(12)):
 
-    power, held   every change dP may have happened anywhere in w = max(reading distance, update period): dP w / sqrt(12)
-    counter       each edge sees a value up to one update period old: P update / sqrt(12); the value's step q: q / sqrt(12)
-                  an edge between two readings at fraction f, neighbour powers differing by dP: dP dt f (1 - f) / sqrt(3)
+    power, held   a change dP may have happened anywhere in w = max(reading distance, update period): dP w / sqrt(12)
+    counter       an edge sees a value up to one update period old: P update / sqrt(12); the value's step: q / sqrt(12);
+                  an edge at fraction f between two readings, neighbour powers apart by dP: dP dt f (1 - f) / sqrt(3)
     all           the meter's gain error times E
 
 A window that the meter cannot resolve has no energy but a reason: a gap in it, no reading at its edges, or less than
@@ -237,13 +237,12 @@ def _check_resolved(trace: PowerTrace, curve: _Cumulative, edges: Array) -> None
 def _check_gaps(trace: PowerTrace, t: Array, edges: Array, name: str) -> None:
     """Watts are unknown in a gap; a counter goes on counting, so only an edge inside a gap is lost."""
     bound_s = GAP_FACTOR * max(trace.sample_interval_s, trace.update_period_s)
-    found = [(float(a), float(b)) for a, b in zip(t[:-1], t[1:], strict=True) if bound_s and b - a > bound_s]
-    for gap_start, gap_end in [*found, *trace.gaps_s]:
-        touched = (edges[:, 0] < gap_end - EDGE_TOLERANCE_S) & (edges[:, 1] > gap_start + EDGE_TOLERANCE_S)
+    wide = np.flatnonzero(np.diff(t) > bound_s) if bound_s > 0 else np.array([], dtype=np.intp)
+    for gap_start, gap_end in [*((float(t[i]), float(t[i + 1])) for i in wide), *trace.gaps_s]:
+        lost = (edges[:, 0] < gap_end - EDGE_TOLERANCE_S) & (edges[:, 1] > gap_start + EDGE_TOLERANCE_S)
         if trace.kind == "counter":
-            inside = (edges > gap_start + EDGE_TOLERANCE_S) & (edges < gap_end - EDGE_TOLERANCE_S)
-            touched = inside.any(axis=1)
-        if touched.any():
+            lost = ((edges > gap_start + EDGE_TOLERANCE_S) & (edges < gap_end - EDGE_TOLERANCE_S)).any(axis=1)
+        if np.any(lost):
             raise UnresolvedError(
                 f"{name}: gap of {gap_end - gap_start:.3g} s in the readings"
                 f" {gap_start - float(edges.min()):.3g} s into the window"
