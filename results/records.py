@@ -279,6 +279,8 @@ class Trial(Record):
     started_at: str
     """UTC wall clock, ISO 8601; for people, never for arithmetic."""
     time_method: Literal["measured", "modelled"] = "measured"
+    data_source: str | None = None
+    """Where the items came from, as `Workload.data_source` says: "sample", "generated", a folder, a hub id."""
     window_start_s: float | None = None
     window_end_s: float | None = None
     prefill_tokens: int = 0
