@@ -32,6 +32,8 @@ MIN_UPDATES = 10
 GAP_FACTOR = 5.0
 """Readings further apart than this many intervals are a gap."""
 EDGE_TOLERANCE_S = 1e-6
+MARK_TOLERANCE_S = 1e-3
+"""A reading this close to an edge was taken for it: a mark follows its phase edge by microseconds."""
 
 Interval = tuple[float, float]
 Array = NDArray[np.float64]
@@ -226,7 +228,7 @@ def _check_resolved(trace: PowerTrace, curve: _Cumulative, edges: Array) -> None
             f" {period_s * 1e3:.3g} ms; {MIN_UPDATES} are needed (longer prompts, more requests or a faster meter)"
         )
     if trace.kind == "counter":
-        inside = np.searchsorted(t, edges[:, 1] + EDGE_TOLERANCE_S) - np.searchsorted(t, edges[:, 0] - EDGE_TOLERANCE_S)
+        inside = np.searchsorted(t, edges[:, 1] + MARK_TOLERANCE_S) - np.searchsorted(t, edges[:, 0] - MARK_TOLERANCE_S)
         if float(inside.mean()) < 2:
             raise UnresolvedError(
                 f"{name}: unresolved, {float(inside.mean()):.2g} counter readings per interval of"
@@ -239,10 +241,11 @@ def _check_gaps(trace: PowerTrace, t: Array, edges: Array, name: str) -> None:
     bound_s = GAP_FACTOR * max(trace.sample_interval_s, trace.update_period_s)
     wide = np.flatnonzero(np.diff(t) > bound_s) if bound_s > 0 else np.array([], dtype=np.intp)
     for gap_start, gap_end in [*((float(t[i]), float(t[i + 1])) for i in wide), *trace.gaps_s]:
-        lost = (edges[:, 0] < gap_end - EDGE_TOLERANCE_S) & (edges[:, 1] > gap_start + EDGE_TOLERANCE_S)
         if trace.kind == "counter":
-            lost = ((edges > gap_start + EDGE_TOLERANCE_S) & (edges < gap_end - EDGE_TOLERANCE_S)).any(axis=1)
-        if np.any(lost):
+            lost = (edges > gap_start + EDGE_TOLERANCE_S) & (edges < gap_end - EDGE_TOLERANCE_S)
+        else:
+            lost = (edges[:, :1] < gap_end - EDGE_TOLERANCE_S) & (edges[:, 1:] > gap_start + EDGE_TOLERANCE_S)
+        if lost.any():
             raise UnresolvedError(
                 f"{name}: gap of {gap_end - gap_start:.3g} s in the readings"
                 f" {gap_start - float(edges.min()):.3g} s into the window"
