@@ -1,0 +1,1 @@
+"""Machines: meters, conditions, and models of hardware that is not here."""

@@ -1,0 +1,1 @@
+"""Instruments. Each file is one; each returns raw traces and derives nothing."""

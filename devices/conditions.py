@@ -1,0 +1,90 @@
+"""What state a host is in, and what it is. What cannot be read is None, never a guess."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+from pathlib import Path
+
+import psutil
+
+from results.records import Conditions, Environment
+
+PACKAGES = ("torch", "numpy", "lm_eval", "transformers", "tokenizers", "zeus", "pandas", "pyarrow", "nvidia-ml-py")
+"""Those whose version can change a figure."""
+_CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
+
+
+def host_conditions(at_s: float) -> Conditions:
+    """Snapshot of this machine; at_s: the run's clock."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return Conditions(
+        at_s=at_s,
+        load_average_1m=os.getloadavg()[0],
+        cpu_frequency_mhz=_cpu_frequency_mhz(),
+        temperature_c=_cpu_temperature_c(),
+        battery_percent=float(battery.percent) if battery else None,
+        charging=bool(battery.power_plugged) if battery else None,
+        throttled=None,
+    )
+
+
+def busy_cpu_s() -> tuple[float, float]:
+    """(busy CPU seconds of the whole machine, of this process and its finished children) since their starts."""
+    all_times = psutil.cpu_times()
+    waiting = all_times.idle + getattr(all_times, "iowait", 0.0)
+    # guest time is already inside user time on Linux.
+    guest = getattr(all_times, "guest", 0.0) + getattr(all_times, "guest_nice", 0.0)
+    children = psutil.Process().cpu_times()
+    return (
+        sum(all_times) - waiting - guest,
+        time.process_time() + getattr(children, "children_user", 0.0) + getattr(children, "children_system", 0.0),
+    )
+
+
+def host_environment() -> Environment:
+    """The machine and the software that the run depends on."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Environment(
+        os=f"{platform.system()} {platform.release()}",
+        machine=platform.machine(),
+        cpu_model=_cpu_model(),
+        n_cores=psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
+        n_threads=psutil.cpu_count() or 1,
+        memory_bytes=int(psutil.virtual_memory().total),
+        python=platform.python_version(),
+        joulebench=importlib.metadata.version("joulebench"),
+        packages=versions,
+    )
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cpu_frequency_mhz() -> float | None:
+    try:
+        frequency = psutil.cpu_freq()
+    except (OSError, RuntimeError, NotImplementedError):
+        return None
+    return float(frequency.current) if frequency and frequency.current else None
+
+
+def _cpu_temperature_c() -> float | None:
+    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    for name in _CPU_SENSORS:
+        if sensors.get(name):
+            return max(float(s.current) for s in sensors[name])
+    return None

@@ -1,0 +1,65 @@
+"""This machine, with the meters that the plan names or, for `auto`, the first that opens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from devices.base import Clock, DeviceError, Meter, MeterUnavailableError
+from devices.conditions import busy_cpu_s, host_conditions, host_environment
+from results.records import Conditions, Environment
+
+log = logging.getLogger(__name__)
+
+AUTO_ORDER = ("nvml", "rapl", "zeus", "modelled")
+"""A real counter before a model; the model always opens."""
+
+
+class Host:
+    """Linux or macOS. `meters` holds those that opened."""
+
+    def __init__(
+        self, name: str, meter_names: Sequence[str], constructors: Mapping[str, Callable[[], Meter]], clock: Clock
+    ) -> None:
+        self.name = name
+        self.meters: list[Meter] = []
+        self._meter_names = meter_names
+        self._constructors = constructors
+        self._clock = clock
+
+    def open(self) -> None:
+        """Opens the meters. A meter named in the plan must open; `auto` goes on to the next."""
+        for wanted in self._meter_names:
+            if wanted == "auto":
+                self.meters.append(self._first_that_opens())
+            else:
+                meter = self._constructors[wanted]()
+                meter.open()
+                self.meters.append(meter)
+
+    def _first_that_opens(self) -> Meter:
+        refusals = []
+        for name in AUTO_ORDER:
+            meter = self._constructors[name]()
+            try:
+                meter.open()
+            except MeterUnavailableError as error:
+                log.info("meter %s: %s", name, error)
+                refusals.append(f"{name}: {error}")
+                continue
+            return meter
+        raise DeviceError("no meter opens on this host: " + "; ".join(refusals))
+
+    def environment(self) -> Environment:
+        return host_environment()
+
+    def conditions(self) -> Conditions:
+        return host_conditions(self._clock.now_s())
+
+    def busy_cpu_s(self) -> tuple[float, float] | None:
+        return busy_cpu_s()
+
+    def close(self) -> None:
+        for meter in self.meters:
+            meter.close()
+        self.meters.clear()

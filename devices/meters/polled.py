@@ -1,0 +1,73 @@
+"""What all meters share that are read by polling: a sampler between `start` and `stop`, traces out of its rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from devices.base import Channel, Clock, DeviceError
+from devices.sampler import Sampler, find_gaps
+from results.records import Method, PowerTrace
+
+
+class PolledMeter(ABC):
+    """A meter whose `read` gives one value per channel. Subclasses set `name`, `method`, and `channels` in `open`."""
+
+    name: str
+    method: Method
+    fresh_on_read: bool = False
+    """True where a reading is up to date at any time, so that `mark` at a phase edge is worth its cost."""
+
+    def __init__(self, interval_s: float, clock: Clock) -> None:
+        self.channels: tuple[Channel, ...] = ()
+        self._interval_s = interval_s
+        self._clock = clock
+        self._sampler: Sampler | None = None
+
+    @abstractmethod
+    def open(self) -> None: ...
+
+    @abstractmethod
+    def read(self) -> Sequence[float]:
+        """One value per channel, in W or J. Raises `DeviceError` when the instrument is lost."""
+
+    def close(self) -> None:
+        if self._sampler is not None:
+            sampler, self._sampler = self._sampler, None
+            sampler.stop()
+
+    def start(self) -> None:
+        if self._sampler is not None:
+            raise DeviceError(f"meter {self.name} is already running; stop it before another window starts")
+        self._sampler = Sampler(self.read, self._interval_s, self._clock)
+        self._sampler.start()
+
+    def mark(self) -> None:
+        if self.fresh_on_read and self._sampler is not None:
+            self._sampler.mark()
+
+    def stop(self) -> Sequence[PowerTrace]:
+        if self._sampler is None:
+            raise DeviceError(f"meter {self.name} is not running; start it first")
+        sampler, self._sampler = self._sampler, None
+        times_s, values = sampler.stop()
+        gaps_s = find_gaps(times_s, self._interval_s)
+        return [
+            PowerTrace(
+                meter=self.name,
+                component=channel.component,
+                kind=channel.kind,
+                method=self.method,
+                times_s=times_s,
+                values=values[:, i],
+                sample_interval_s=self._interval_s,
+                update_period_s=channel.update_period_s,
+                resolution=channel.resolution,
+                relative_accuracy=channel.relative_accuracy,
+                wrap_at_j=channel.wrap_at_j,
+                additive=channel.additive,
+                note=channel.note,
+                gaps_s=gaps_s,
+            )
+            for i, channel in enumerate(self.channels)
+        ]
