@@ -23,7 +23,6 @@ class Tokenizer(Protocol):
         ...
 
 
-
 class WorkloadError(Exception):
     """Data that is absent, of another schema, or does not fit the model: what, the value found, the remedy."""
 
@@ -36,9 +35,14 @@ class Workload(Protocol):
     """Where the items came from, for the tables: "sample", "generated", a folder, or a hub id."""
     scored: bool
     """False for latency and energy workloads."""
+    notes: tuple[str, ...]
+    """What a reader must know of the requests last built: turns skipped, fewer items than asked for. Often empty."""
 
     def requests(self, tokenizer: Tokenizer, max_length: int) -> Sequence[Request]:
-        """The same requests for every arm with the same tokenizer. Raises `WorkloadError`."""
+        """The same requests for every arm with the same tokenizer. Raises `WorkloadError`.
+
+        Each fits the model: prompt and answer (new tokens, or the continuation) are at most `max_length` tokens.
+        """
         ...
 
     def calibration_prompts(self, tokenizer: Tokenizer, max_length: int, n: int) -> Sequence[Sequence[int]]:

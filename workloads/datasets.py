@@ -1,0 +1,151 @@
+"""Where items come from: the bundled sample, a local folder, or the Hugging Face hub.
+
+A folder holds `<dataset>/<split>.jsonl` (or `.jsonl.gz`), one JSON object per line, in the schema of the hub's data
+set. The sample has the same schema, is small and hand-written, and is for trying things out: tables say "sample".
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from workloads.base import WorkloadError
+
+Row = dict[str, Any]
+SourceKind = Literal["sample", "folder", "hub"]
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set: its name in folders, its address on the hub, and what a row must look like.
+
+    `problem` looks at the values of a row that has all columns and says what is wrong with them, or None.
+    """
+
+    name: str
+    hub_id: str
+    columns: tuple[str, ...]
+    problem: Callable[[Row], str | None]
+    hub_config: str | None = None
+    hub_files: str | None = None
+    """For a hub repository that is no prepared data set: the one file that is read, as split "train"."""
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """One place to read splits from."""
+
+    kind: SourceKind
+    root: Path | None = None
+
+    def label(self, dataset: Dataset) -> str:
+        """What tables print as the source of the items."""
+        return {"sample": "sample", "folder": str(self.root), "hub": f"hub:{dataset.hub_id}"}[self.kind]
+
+    def rows(self, dataset: Dataset, split: str) -> list[Row]:
+        """All rows of a split, checked, cut down to the columns that are used. Raises `WorkloadError`."""
+        if self.kind == "hub":
+            numbered = enumerate(_hub_rows(dataset, split), start=1)
+            return _checked(dataset, f"{dataset.hub_id} ({split})", numbered)
+        path = self._path(dataset.name, split)
+        return _checked(dataset, str(path), read_jsonl(path))
+
+    def _path(self, dataset: str, split: str) -> Path:
+        if self.root is None:
+            return SAMPLES / f"{dataset}_{split}.jsonl"
+        folder = self.root / dataset
+        for suffix in (".jsonl", ".jsonl.gz"):
+            if (path := folder / f"{split}{suffix}").is_file():
+                return path
+        found = ", ".join(sorted(p.name for p in folder.iterdir())) if folder.is_dir() else "no such folder"
+        raise WorkloadError(
+            f"{dataset}: no {split}.jsonl or {split}.jsonl.gz in {folder} (found: {found or 'nothing'}); "
+            'put the split there, or set data = "sample" or data = "hub"'
+        )
+
+
+def data_source(kind: SourceKind | None, data_root: Path | None) -> DataSource:
+    """The source that a plan asks for. None: the folder where one is given, else the bundled sample."""
+    kind = kind or ("folder" if data_root else "sample")
+    if kind != "folder":
+        return DataSource(kind)
+    if data_root is None:
+        raise WorkloadError('data = "folder", but no data folder was given; name one, or set data = "sample"')
+    if not data_root.is_dir():
+        raise WorkloadError(f"data folder {data_root} does not exist; create it, or leave it out for the sample")
+    return DataSource("folder", data_root)
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
+    """(line number from 1, value) of each line that is not blank. Raises `WorkloadError` on what is not JSON."""
+    opener: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, json.loads(line)
+    except json.JSONDecodeError as error:
+        raise WorkloadError(f"{path}:{number}: not JSON ({error}); one JSON object per line is expected") from error
+    except (EOFError, UnicodeDecodeError, gzip.BadGzipFile, zlib.error) as error:
+        raise WorkloadError(f"{path}: unreadable after line {number} ({error}); fetch the file again") from error
+
+
+def _hub_rows(dataset: Dataset, split: str) -> Sequence[Mapping[str, Any]]:
+    from datasets import load_dataset
+
+    try:
+        if dataset.hub_files:
+            rows = load_dataset(dataset.hub_id, data_files=dataset.hub_files, split="train")
+        else:
+            rows = load_dataset(dataset.hub_id, dataset.hub_config, split=split)
+    except (OSError, ValueError) as error:
+        raise WorkloadError(
+            f"{dataset.hub_id} ({split}) could not be read from the hub ({type(error).__name__}: {error}); "
+            "check the connection and HF_HUB_OFFLINE, or name a local data folder"
+        ) from error
+    return rows  # type: ignore[no-any-return]
+
+
+def _checked(dataset: Dataset, where: str, numbered_rows: Iterator[tuple[int, Any]]) -> list[Row]:
+    rows = []
+    for number, row in numbered_rows:
+        if not isinstance(row, Mapping):
+            raise WorkloadError(f"{where}:{number}: {type(row).__name__} found; one JSON object per line is expected")
+        if missing := [c for c in dataset.columns if c not in row]:
+            raise WorkloadError(
+                f"{where}:{number}: no column {', '.join(missing)} (found: {', '.join(row)}); "
+                f"the schema of {dataset.hub_id} is expected"
+            )
+        kept = {column: row[column] for column in dataset.columns}
+        if problem := dataset.problem(kept):
+            raise WorkloadError(f"{where}:{number}: {problem}; the schema of {dataset.hub_id} is expected")
+        rows.append(kept)
+    if not rows:
+        raise WorkloadError(f"{where}: empty; at least one {dataset.name} item is needed")
+    return rows
+
+
+def choose(n_rows: int, limit: int | None, seed: int) -> list[int]:
+    """Positions of a random subset, ascending; the same for the same seed. A smaller limit gives a subset of a larger.
+
+    All rows where `limit` is None or larger than there are rows.
+    """
+    if limit is None or limit >= n_rows:
+        return list(range(n_rows))
+    order = list(range(n_rows))
+    random.Random(seed).shuffle(order)
+    return sorted(order[:limit])
+
+
+def shortage(n_rows: int, limit: int | None) -> tuple[str, ...]:
+    """The note for a reader who asked for more items than there are."""
+    return (f"{limit} items asked for, the data has {n_rows}",) if limit is not None and limit > n_rows else ()
