@@ -1,0 +1,183 @@
+"""What one trial says about each metric: a number with its method, or the reason why there is none.
+
+A trial's latency is the mean over its requests (`itl`: over its gaps); the single values go along in `pooled`, for
+tail percentiles. Throughput is tokens over the time in which at least one request was in that phase, so that batched
+requests are not counted twice. Energy per token divides the phase's joules by the phase's tokens:
+
+    prefill   tokens pushed through prefill
+    decode    generated tokens after the first (prefill emits the first)
+    all       prompt and generated tokens together
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from results.records import PHASES, Completion, EnergyReading, Method, Phase, Trial
+
+NO_GENERATION = "no request generated a token (log-likelihoods end with prefill)"
+ONE_TOKEN = "no request generated two tokens or more"
+NO_METER = "no meter was read in this trial"
+RELATIVE_UNITS = {"J": "gauge unit", "J/token": "gauge unit/token", "W": "gauge unit/s"}
+"""A relative gauge counts in units of its own; they never stand under joules."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One metric of one trial. `phase` is empty where a metric has none; `meter` where it is not energy."""
+
+    metric: str
+    phase: Phase | None
+    unit: str
+    method: Method
+    value: float | None
+    reason: str | None = None
+    meter: str | None = None
+    pooled: tuple[float, ...] = ()
+
+
+LATENCY_METRICS: tuple[tuple[str, Phase, str], ...] = (
+    ("ttft", "prefill", "s"),
+    ("tpot", "decode", "s"),
+    ("itl", "decode", "s"),
+    ("e2e", "all", "s"),
+    ("throughput", "prefill", "token/s"),
+    ("throughput", "decode", "token/s"),
+)
+ENERGY_METRICS: tuple[tuple[str, str], ...] = (
+    ("energy_per_token", "J/token"),
+    ("net_energy_per_token", "J/token"),
+    ("average_power", "W"),
+    ("energy", "J"),
+    ("energy_uncertainty", "%"),
+)
+TECHNIQUE_METRICS: tuple[tuple[str, str], ...] = (("drop_rate", "%"), ("pad_rate", "%"))
+
+
+def unseen(reason: str) -> list[Observation]:
+    """Every latency, energy and technique metric, without a value: what a cell says that has no usable trial."""
+    rows = [Observation(metric, phase, unit, "missing", None, reason) for metric, phase, unit in LATENCY_METRICS]
+    rows += [Observation(metric, p, unit, "missing", None, reason) for metric, unit in ENERGY_METRICS for p in PHASES]
+    return rows + [Observation(metric, None, unit, "missing", None, reason) for metric, unit in TECHNIQUE_METRICS]
+
+
+def latency_observations(trial: Trial) -> list[Observation]:
+    done = trial.completions
+    gaps_s = [gap for c in done for gap in c.itl_s]
+    pooled: dict[str, tuple[Sequence[float], str]] = {
+        "ttft": ([c.ttft_s for c in done if c.ttft_s is not None], NO_GENERATION),
+        "tpot": ([c.tpot_s for c in done if c.tpot_s is not None], ONE_TOKEN),
+        "itl": (gaps_s, ONE_TOKEN),
+        "e2e": ([c.e2e_s for c in done], "no request was completed"),
+    }
+    rows = []
+    for metric, phase, unit in LATENCY_METRICS:
+        if metric == "throughput":
+            value, reason = _throughput(trial, phase)
+            rows.append(Observation(metric, phase, unit, trial.time_method, value, reason))
+            continue
+        values, why_none = pooled[metric]
+        mean = math.fsum(values) / len(values) if values else None
+        reason = None if values else why_none
+        rows.append(Observation(metric, phase, unit, trial.time_method, mean, reason, pooled=tuple(values)))
+    return rows
+
+
+def energy_observations(trial: Trial) -> list[Observation]:
+    """Rows of each meter's total. Components of a meter are in the store; they are parts of the total."""
+    totals = [r for r in trial.energy if r.component == "total"]
+    if not totals:
+        return [replace(o, reason=NO_METER) for o in unseen(NO_METER) if o.metric in dict(ENERGY_METRICS)]
+    return [observation for reading in totals for observation in _of_reading(reading, trial)]
+
+
+def accuracy_observations(trial: Trial) -> list[Observation]:
+    """The task's own aggregates, each with its closed-form standard error as a row of its own."""
+    rows = []
+    for score in trial.scores:
+        if score.sample_id is not None:
+            continue
+        rows.append(Observation(score.metric, None, "1", "measured", score.value))
+        no_stderr = None if score.stderr is not None else f"no closed-form standard error of {score.metric}"
+        rows.append(Observation(f"{score.metric}_stderr", None, "1", "measured", score.stderr, no_stderr))
+    return rows
+
+
+def technique_observations(trial: Trial) -> list[Observation]:
+    counters = trial.counters
+    if counters is None:
+        reason: str | None = "the engine reports no counters"
+        rates: tuple[float | None, ...] = (None, None)
+    else:
+        rates = (counters.drop_rate, counters.pad_rate)
+        reason = "no token was routed to an expert"
+    return [
+        Observation(
+            metric, None, unit, "measured", None if rate is None else 100 * rate, reason if rate is None else None
+        )
+        for (metric, unit), rate in zip(TECHNIQUE_METRICS, rates, strict=True)
+    ]
+
+
+def tokens_of(trial: Trial, phase: Phase) -> int:
+    if phase == "all":
+        return trial.prefill_tokens + sum(c.n_generated for c in trial.completions)
+    return trial.prefill_tokens if phase == "prefill" else trial.decode_tokens
+
+
+def _of_reading(reading: EnergyReading, trial: Trial) -> Iterator[Observation]:
+    n_tokens = tokens_of(trial, reading.phase)
+    no_energy = None if reading.energy_j is not None else reading.reason or f"{reading.meter} gave no energy"
+    no_net = no_energy or (None if reading.net_energy_j is not None else reading.reason or "no idle baseline")
+    no_tokens = None if n_tokens else f"no {reading.phase} tokens in this trial"
+    relative_percent = (
+        100 * reading.uncertainty_j / abs(reading.energy_j)
+        if reading.energy_j and reading.uncertainty_j is not None
+        else None
+    )
+    values = {
+        "energy_per_token": (_over(reading.energy_j, n_tokens), no_tokens or no_energy),
+        "net_energy_per_token": (_over(reading.net_energy_j, n_tokens), no_tokens or no_net),
+        "average_power": (reading.average_power_w, no_energy or "the phase has no duration"),
+        "energy": (reading.energy_j, no_energy),
+        "energy_uncertainty": (relative_percent, no_energy or "the meter states no uncertainty"),
+    }
+    for metric, unit in ENERGY_METRICS:
+        value, reason = values[metric]
+        shown_unit = RELATIVE_UNITS.get(unit, unit) if reading.method == "relative gauge" else unit
+        yield Observation(
+            metric=metric,
+            phase=reading.phase,
+            unit=shown_unit,
+            method=reading.method,
+            value=value,
+            reason=reason if value is None else None,
+            meter=reading.meter,
+        )
+
+
+def _over(amount: float | None, n_tokens: int) -> float | None:
+    return None if amount is None or n_tokens == 0 else amount / n_tokens
+
+
+def _throughput(trial: Trial, phase: Phase) -> tuple[float | None, str | None]:
+    in_phase: Callable[[Completion], tuple[float, float]] = {
+        "prefill": lambda c: (c.start_s, c.prefill_end_s),
+        "decode": lambda c: (c.prefill_end_s, c.end_s),
+    }[phase]
+    n_tokens = tokens_of(trial, phase)
+    busy_s = _union_s(in_phase(c) for c in trial.completions)
+    if n_tokens == 0 or busy_s == 0:
+        return None, f"no {phase} tokens in this trial" if n_tokens == 0 else f"{phase} took no time on this clock"
+    return n_tokens / busy_s, None
+
+
+def _union_s(intervals: Iterable[tuple[float, float]]) -> float:
+    """Seconds covered by at least one interval."""
+    covered_s, reached_s = 0.0, -math.inf
+    for start_s, end_s in sorted(intervals):
+        covered_s += max(end_s - max(start_s, reached_s), 0.0)
+        reached_s = max(reached_s, end_s)
+    return covered_s

@@ -1,0 +1,428 @@
+"""Tables of a run as pandas frames, made from its records and nothing else.
+
+Which n: a trial's value is one number, and `n`, `mean`, `median` and the interval are over the trials that are ok and
+unmarked. `p90` and `p99` of ttft, tpot, itl and e2e are pooled over all their requests (itl: gaps), because a tail
+belongs to requests; a percentile q needs 1 / (1 - q) values, else it is empty. For accuracy `n` counts samples (and
+`n_failed` still trials): its interval is the mean +- 1.96 closed-form standard errors of the task, because the repeats
+ask the same items again.
+
+Every row has one method. A missing figure is an empty cell (NaN) beside its reason, with method "missing".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import pandas as pd
+
+from results.energy import energy_between
+from results.metrics import (
+    ENERGY_METRICS,
+    LATENCY_METRICS,
+    TECHNIQUE_METRICS,
+    Observation,
+    accuracy_observations,
+    energy_observations,
+    latency_observations,
+    technique_observations,
+    unseen,
+)
+from results.records import Cell, Completion, EnergyReading, Method, PowerTrace, RunData, Score, Summary, Trial
+from results.statistics import percentile, summarise
+
+COLUMNS = (
+    "run_id", "cell", "device", "engine", "technique", "model", "workload", "phase", "metric", "unit", "method",
+    "meter", "n", "n_failed", "mean", "median", "p90", "p99", "ci_low", "ci_high", "reason",
+)  # fmt: skip
+_STATISTICS = ("mean", "median", "p90", "p99", "ci_low", "ci_high")
+NORMAL_95 = 1.959964
+"""Standard normal quantile at 97.5 %."""
+
+
+def tidy(run: RunData) -> pd.DataFrame:
+    """One row per cell, metric, phase, meter and method; columns `COLUMNS`."""
+    trials = trials_of(run)
+    asked = _aggregates_by_workload(run)
+    rows = chain.from_iterable(_rows(run, cell, trials[cell.cell_id], asked[cell.workload]) for cell in run.cells)
+    return _frame(rows, COLUMNS, ("phase", "meter", "reason"), _STATISTICS, ("n", "n_failed"))
+
+
+def latency(run: RunData) -> pd.DataFrame:
+    return _only(tidy(run), {metric for metric, _, _ in LATENCY_METRICS})
+
+
+def energy(run: RunData) -> pd.DataFrame:
+    return _only(tidy(run), {metric for metric, _ in ENERGY_METRICS})
+
+
+def accuracy(run: RunData) -> pd.DataFrame:
+    return accuracy_rows(tidy(run))
+
+
+def accuracy_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a tidy frame that are neither latency, energy nor technique: the tasks name their own metrics."""
+    own = {m for m, _, _ in LATENCY_METRICS} | {m for m, _ in (*ENERGY_METRICS, *TECHNIQUE_METRICS)}
+    return frame[~frame["metric"].isin(own)].reset_index(drop=True)
+
+
+def trials_of(run: RunData) -> dict[str, list[Trial]]:
+    """Trials by cell, in the order of their repeats."""
+    found: dict[str, list[Trial]] = {cell.cell_id: [] for cell in run.cells}
+    for trial in sorted(run.trials, key=lambda t: t.repeat):
+        found[trial.cell_id].append(trial)
+    return found
+
+
+def usable(trials: Iterable[Trial]) -> list[Trial]:
+    """What may enter a mean: ok, and without marks."""
+    return [t for t in trials if t.status == "ok" and not t.marks]
+
+
+def technique_name(cell: Cell) -> str:
+    """Name with its parameters: "tiers (capacity=64, group=8)"."""
+    parameters = ", ".join(f"{k}={v}" for k, v in cell.technique_parameters.items())
+    return f"{cell.technique} ({parameters})" if parameters else cell.technique
+
+
+def model_name(cell: Cell) -> str:
+    return f"{cell.model} ({cell.model_note})" if cell.model_note else cell.model
+
+
+def data_source(trials: Sequence[Trial]) -> str | None:
+    return next((t.data_source for t in trials if t.data_source), None)
+
+
+def workload_name(cell: Cell, trials: Sequence[Trial]) -> str:
+    """The workload, and "(sample)" where its few bundled items stood in for the data set."""
+    return f"{cell.workload} (sample)" if data_source(trials) == "sample" else cell.workload
+
+
+# --- one row per cell and metric -------------------------------------------------------------------------------------
+
+
+def _rows(run: RunData, cell: Cell, trials: list[Trial], asked: list[str]) -> Iterator[dict[str, Any]]:
+    good = usable(trials)
+    identity = {
+        "run_id": run.info.run_id,
+        "cell": cell.cell_id,
+        "device": cell.device,
+        "engine": cell.engine,
+        "technique": technique_name(cell),
+        "model": model_name(cell),
+        "workload": workload_name(cell, trials),
+    }
+    n_failed = sum(t.status == "failed" for t in trials)
+    left_out = left_out_reason(trials, with_errors=not good)
+    if not good:
+        observations = unseen(left_out or "no trial was run")
+        observations += [Observation(m, None, "1", "missing", None, left_out or "no trial was run") for m in asked]
+        grouped = [[o] for o in observations]
+    else:
+        grouped = _grouped(good)
+    samples = _sample_counts(good)
+    stderrs = {g[0].metric: _mean(g) for g in grouped if g[0].metric.endswith("_stderr")}
+    for group in grouped:
+        for method, summary, reason in _summaries(group, n_good=len(good), n_failed=n_failed):
+            first = group[0]
+            row = summary.model_dump() | identity
+            row |= {"phase": first.phase, "metric": first.metric, "unit": first.unit, "meter": first.meter}
+            scored = first.metric.removesuffix("_stderr")
+            no_interval = None if scored in samples else summary.reason
+            row |= {
+                "method": method,
+                "reason": _joined([no_interval if good else None, reason, left_out if good else None]),
+            }
+            if scored in samples:
+                row |= _closed_form(row["mean"], stderrs.get(f"{first.metric}_stderr"), samples[scored])
+            yield row
+
+
+def _grouped(trials: Sequence[Trial]) -> list[list[Observation]]:
+    """Observations of the same metric, phase and meter over the trials, in the order in which they first appear."""
+    groups: dict[tuple[str | None, ...], list[Observation]] = {}
+    readers = (latency_observations, energy_observations, accuracy_observations, technique_observations)
+    for read in readers:
+        for observation in chain.from_iterable(read(trial) for trial in trials):
+            key = (observation.metric, observation.phase, observation.meter)
+            groups.setdefault(key, []).append(observation)
+    # A trial without any meter makes rows without a meter; they only matter where no other trial had one.
+    metered = {(metric, phase) for metric, phase, meter in groups if meter is not None}
+    return [g for (metric, phase, meter), g in groups.items() if meter is not None or (metric, phase) not in metered]
+
+
+def _summaries(
+    group: Sequence[Observation], n_good: int, n_failed: int
+) -> Iterator[tuple[Method, Summary, str | None]]:
+    """One summary per method: figures obtained in two ways never share a row."""
+    reasons = _joined(dict.fromkeys(o.reason for o in group))
+    methods = list(dict.fromkeys(o.method for o in group if o.value is not None))
+    if not methods:
+        yield "missing", Summary(n=0, n_failed=n_failed), reasons
+    for method in methods:
+        values = [o.value for o in group if o.value is not None and o.method == method]
+        summary = summarise(values, n_failed)
+        pooled = [p for o in group if o.method == method for p in o.pooled]
+        if pooled:
+            summary = summary.model_copy(update={"p90": percentile(pooled, 0.90), "p99": percentile(pooled, 0.99)})
+        n_without = n_good - len(values)
+        without = f"{n_without} of {n_good} trials without a {method} figure" if n_without else None
+        yield method, summary, ": ".join(filter(None, [without, reasons])) or None
+
+
+def _closed_form(mean: float | None, stderr: float | None, n_samples: int) -> dict[str, Any]:
+    """An accuracy's interval is over items, not over repeats of the same items; its standard error has none."""
+    row: dict[str, Any] = {"n": n_samples, "p90": None, "p99": None, "ci_low": None, "ci_high": None}
+    if mean is not None and stderr is not None:
+        row |= {"ci_low": mean - NORMAL_95 * stderr, "ci_high": mean + NORMAL_95 * stderr}
+    return row
+
+
+def left_out_reason(trials: Sequence[Trial], with_errors: bool) -> str | None:
+    """Which trials are not in the means and why: "1 of 5 trials failed, 2 of 5 trials left out (charging)"."""
+    failed = [t for t in trials if t.status == "failed"]
+    marked = [t for t in trials if t.status == "ok" and t.marks]
+    parts = []
+    if failed:
+        errors = dict.fromkeys(_first_line(t.failure.error) if t.failure else "no error was recorded" for t in failed)
+        parts.append(
+            f"{len(failed)} of {len(trials)} trials failed" + (f" ({'; '.join(errors)})" if with_errors else "")
+        )
+    if marked:
+        marks = dict.fromkeys(mark for t in marked for mark in t.marks)
+        parts.append(f"{len(marked)} of {len(trials)} trials left out ({', '.join(marks)})")
+    return ", ".join(parts) or None
+
+
+def _aggregates_by_workload(run: RunData) -> dict[str, list[str]]:
+    """Names of the scores each workload gives in this run, so that a cell that failed shows them as missing."""
+    workload_of = {cell.cell_id: cell.workload for cell in run.cells}
+    found: dict[str, dict[str, None]] = {cell.workload: {} for cell in run.cells}
+    for trial in run.trials:
+        names = (s.metric for s in trial.scores if s.sample_id is None)
+        found[workload_of[trial.cell_id]] |= dict.fromkeys(names)
+    return {workload: list(names) for workload, names in found.items()}
+
+
+def _sample_counts(trials: Sequence[Trial]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for score in (s for t in trials for s in t.scores if s.sample_id is None):
+        counts[score.metric] = min(score.n, counts.get(score.metric, score.n))
+    return counts
+
+
+# --- one row per trial and request -----------------------------------------------------------------------------------
+
+_REQUEST_COLUMNS = (
+    "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "attempts",
+    "status", "started_at", "marks", "failure", "sample_id", "request_id", "prompt_tokens", "generated_tokens",
+    "time_method", "ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method", "energy_meter",
+    "energy_reason",
+)  # fmt: skip
+
+
+def trials(run: RunData) -> pd.DataFrame:
+    """One row per trial and request, joined to the sample's scores by `sample_id`; columns `score_METRIC`.
+
+    A request's energy is that of the trial's first meter between the request's start and end, from the raw traces. A
+    trial without requests is one row.
+    """
+    by_cell = trials_of(run)
+    rows = [row for cell in run.cells for trial in by_cell[cell.cell_id] for row in _request_rows(run, cell, trial)]
+    scores = dict.fromkeys(key for row in rows for key in row if key.startswith("score_"))
+    text = ("marks", "failure", "sample_id", "request_id", "energy_meter", "energy_reason")
+    numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", *scores)
+    return _frame(rows, (*_REQUEST_COLUMNS, *scores), text, numbers, ("prompt_tokens", "generated_tokens"))
+
+
+def _request_rows(run: RunData, cell: Cell, trial: Trial) -> Iterator[dict[str, Any]]:
+    head = {
+        "run_id": run.info.run_id,
+        "cell": cell.cell_id,
+        "label": cell.label,
+        "device": cell.device,
+        "engine": cell.engine,
+        "technique": technique_name(cell),
+        "model": model_name(cell),
+        "workload": workload_name(cell, [trial]),
+        "trial": trial.trial_id,
+        "repeat": trial.repeat,
+        "attempts": trial.attempts,
+        "status": trial.status,
+        "started_at": trial.started_at,
+        "marks": ", ".join(trial.marks),
+        "failure": trial.failure.error if trial.failure else None,
+        "time_method": trial.time_method,
+    }
+    if not trial.completions:
+        yield head | {"energy_method": "missing", "energy_reason": "no request was completed"}
+        return
+    meter = next((r.meter for r in trial.energy), None)
+    traces = run.load_traces(trial.trial_id) if meter is not None else ()
+    scores: dict[str | None, list[Score]] = {}
+    for score in trial.scores:
+        scores.setdefault(score.sample_id, []).append(score)
+    for completion in trial.completions:
+        yield (
+            head
+            | _request_cells(completion)
+            | _request_energy(completion, traces, meter)
+            | {f"score_{s.metric}": s.value for s in scores.get(completion.sample_id, ())}
+        )
+
+
+def _request_cells(completion: Completion) -> dict[str, Any]:
+    return {
+        "sample_id": completion.sample_id,
+        "request_id": completion.request_id,
+        "prompt_tokens": completion.n_prompt_tokens,
+        "generated_tokens": completion.n_generated,
+        "ttft_s": completion.ttft_s,
+        "tpot_s": completion.tpot_s,
+        "e2e_s": completion.e2e_s,
+    }
+
+
+def _request_energy(completion: Completion, traces: Sequence[PowerTrace], meter: str | None) -> dict[str, Any]:
+    if meter is None:
+        return {"energy_method": "missing", "energy_reason": "no meter was read in this trial"}
+    reading: EnergyReading = energy_between(traces, [(completion.start_s, completion.end_s)], "all", meter)
+    relative = reading.method == "relative gauge"
+    missing = reading.energy_j is None or relative
+    return {
+        "energy_j": None if relative else reading.energy_j,
+        "energy_uncertainty_j": None if missing else reading.uncertainty_j,
+        "energy_method": "missing" if missing else reading.method,
+        "energy_meter": meter,
+        "energy_reason": "a relative gauge gives no joules" if relative else reading.reason,
+    }
+
+
+# --- one wide row per cell, for people -------------------------------------------------------------------------------
+
+_WIDE: tuple[tuple[str, str, str | None, float], ...] = (
+    ("ttft_ms", "ttft", "prefill", 1e3),
+    ("tpot_ms", "tpot", "decode", 1e3),
+    ("e2e_ms", "e2e", "all", 1e3),
+    ("prefill_token_per_s", "throughput", "prefill", 1),
+    ("decode_token_per_s", "throughput", "decode", 1),
+    ("prefill_j_per_token", "energy_per_token", "prefill", 1),
+    ("decode_j_per_token", "energy_per_token", "decode", 1),
+    ("all_j_per_token", "energy_per_token", "all", 1),
+    ("net_all_j_per_token", "net_energy_per_token", "all", 1),
+    ("dropped_percent", "drop_rate", None, 1),
+    ("padded_percent", "pad_rate", None, 1),
+)
+
+
+def summary(run: RunData, frame: pd.DataFrame | None = None) -> pd.DataFrame:
+    """One row per cell: means with `_low` and `_high` of their 95 % intervals, methods, and what is missing and why.
+
+    frame: the run's tidy table, where the caller has it already. With several meters the first one is shown.
+    """
+    frame = tidy(run) if frame is None else frame
+    by_cell = trials_of(run)
+    of_cell: dict[str, list[dict[str, Any]]] = {cell.cell_id: [] for cell in run.cells}
+    for record in frame.to_dict("records"):
+        of_cell[record["cell"]].append({str(k): v for k, v in record.items()})
+    rows = [_wide(run, cell, by_cell[cell.cell_id], of_cell[cell.cell_id]) for cell in run.cells]
+    columns = list(rows[0]) if rows else []
+    text = ("model_note", "data_source", "energy_meter", "accuracy_metric", "reason")
+    numbers = [c for c in columns if c.removesuffix("_low").removesuffix("_high") in _WIDE_NAMES]
+    return _frame(rows, columns, text, numbers, ("accuracy_samples",)) if rows else pd.DataFrame()
+
+
+def _wide(run: RunData, cell: Cell, trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    first: dict[tuple[str, str | None], dict[str, Any]] = {}
+    for row in rows:
+        first.setdefault((row["metric"], row["phase"]), row)
+    wide: dict[str, Any] = {
+        "run_id": run.info.run_id,
+        "cell": cell.cell_id,
+        "label": cell.label,
+        "device": cell.device,
+        "engine": cell.engine,
+        "technique": cell.technique,
+        "technique_parameters": json.dumps(cell.technique_parameters, sort_keys=True) or None,
+        "placement": cell.placement,
+        "model": cell.model,
+        "model_note": cell.model_note,
+        "workload": cell.workload,
+        "data_source": data_source(trials),
+        "n": len(usable(trials)),
+        "n_failed": sum(t.status == "failed" for t in trials),
+        "n_marked": sum(t.status == "ok" and bool(t.marks) for t in trials),
+        "time_method": first["e2e", "all"]["method"],
+    }
+    for column, metric, phase, scale in _WIDE:
+        row = first[metric, phase]
+        in_joules = row["unit"] not in {"gauge unit/token"}
+        for suffix, statistic in (("", "mean"), ("_low", "ci_low"), ("_high", "ci_high")):
+            wide[column + suffix] = row[statistic] * scale if in_joules else None
+    energy_row = first["energy_per_token", "all"]
+    wide |= {
+        "energy_method": energy_row["method"],
+        "energy_meter": energy_row["meter"],
+        "energy_uncertainty_percent": first["energy_uncertainty", "all"]["mean"],
+    }
+    wide |= _wide_accuracy(rows)
+    left_out = left_out_reason(trials, with_errors=not usable(trials)) or ""
+    missing = [r["reason"] or "" for r in rows if pd.isna(r["mean"]) and r["metric"] in _SAID_IN_SUMMARY]
+    reasons = dict.fromkeys(reason.removesuffix(left_out).removesuffix("; ") for reason in missing)
+    return wide | {"reason": _joined([left_out, *reasons])}
+
+
+_WIDE_NAMES = {column for column, _, _, _ in _WIDE} | {"energy_uncertainty_percent", "accuracy", "accuracy_stderr"}
+_SAID_IN_SUMMARY = {metric for _, metric, _, _ in _WIDE} - {"drop_rate", "pad_rate"}
+
+
+def _wide_accuracy(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The task's first metric; all of them are in the accuracy table."""
+    own = accuracy_rows(pd.DataFrame(rows)).to_dict("records") if rows else []
+    empty = dict.fromkeys(("accuracy_metric", "accuracy", "accuracy_stderr", "accuracy_samples"))
+    if not own:
+        return empty
+    row = own[0]
+    stderr = next((r["mean"] for r in own if r["metric"] == f"{row['metric']}_stderr"), None)
+    return {
+        "accuracy_metric": row["metric"],
+        "accuracy": row["mean"],
+        "accuracy_stderr": stderr,
+        "accuracy_samples": row["n"],
+    }
+
+
+# --- frames ----------------------------------------------------------------------------------------------------------
+
+
+def _frame(
+    rows: Iterable[dict[str, Any]],
+    columns: Sequence[str],
+    text: Sequence[str],
+    numbers: Sequence[str],
+    counts: Sequence[str],
+) -> pd.DataFrame:
+    """A frame in which missing text is None and a missing number NaN, whatever else is in the column."""
+    frame = pd.DataFrame(list(rows), columns=list(columns))
+    for column in text:
+        frame[column] = frame[column].astype(object).where(frame[column].notna(), None)
+    return frame.astype(dict.fromkeys(numbers, "float64") | dict.fromkeys(counts, "Int64"))
+
+
+def _only(frame: pd.DataFrame, metrics: set[str]) -> pd.DataFrame:
+    return frame[frame["metric"].isin(metrics)].reset_index(drop=True)
+
+
+def _mean(group: Sequence[Observation]) -> float | None:
+    values = [o.value for o in group if o.value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _joined(parts: Iterable[str | None]) -> str | None:
+    return "; ".join(part for part in parts if part) or None
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "no message"

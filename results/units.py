@@ -1,0 +1,109 @@
+"""How numbers look: SI prefixes, and digits decided by the uncertainty. Only here are units scaled for people.
+
+A value with an uncertainty is rounded where the uncertainty's digits end: two digits of it when they start with 1
+(rounding 0.14 to 0.1 would lose a third of it), else one. 12.3456 +- 0.41 becomes "12.3 ± 0.4".
+A value without one gets `PLAIN_DIGITS` significant digits. Halves round to even.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_HALF_EVEN, Decimal
+
+PLAIN_DIGITS = 3
+
+_PREFIXES = ((-12, "p"), (-9, "n"), (-6, "µ"), (-3, "m"), (0, ""), (3, "k"), (6, "M"), (9, "G"), (12, "T"))
+_PREFIXED_UNITS = frozenset({"s", "J", "W", "J/token"})
+"""Units that take a prefix; %, token/s and the dimensionless 1 stay as they are."""
+
+
+def format_quantity(value: float, unit: str, uncertainty: float | None = None) -> str:
+    """Value with unit, and uncertainty where there is one: "12.3 ± 0.4 ms"."""
+    scale, scaled_unit = si_scale(max(abs(value), uncertainty or 0.0), unit)
+    number = format_number(value / scale, None if uncertainty is None else uncertainty / scale)
+    return f"{number} {scaled_unit}".rstrip()
+
+
+def si_scale(magnitude: float, unit: str) -> tuple[float, str]:
+    """(what to divide by, the unit then): 0.0123 s -> (0.001, "ms"). 999.9 ms and more, as displayed, is 1 s."""
+    name = "" if unit == "1" else unit
+    if unit not in _PREFIXED_UNITS or magnitude == 0:
+        return 1.0, name
+    shown = _rounded(_finite(abs(magnitude)), _last_digit(abs(magnitude), PLAIN_DIGITS))
+    exponent = min(max(3 * (shown.adjusted() // 3), _PREFIXES[0][0]), _PREFIXES[-1][0])
+    return float(Decimal(10) ** exponent), dict(_PREFIXES)[exponent] + name
+
+
+def format_number(value: float, uncertainty: float | None = None) -> str:
+    """A number in the unit of its column, with its standard uncertainty or half interval where known."""
+    if uncertainty is None:
+        return _plain(value)
+    if uncertainty < 0:
+        raise ValueError(f"an uncertainty is not negative, this one is {uncertainty}")
+    last = uncertainty_digit(uncertainty)
+    if last is None:
+        return f"{_plain(value)} ± 0"
+    return f"{_fixed(value, last)} ± {_fixed(uncertainty, last)}"
+
+
+def format_interval(low: float, high: float) -> str:
+    """ "[11.9, 12.7]", both ends rounded where the digits of half the width end."""
+    last = uncertainty_digit((high - low) / 2)
+    return f"[{_fixed(low, last)}, {_fixed(high, last)}]" if last is not None else f"[{_plain(low)}, {_plain(high)}]"
+
+
+def format_mean(mean: float, low: float, high: float) -> str:
+    """The mean with the digits that its interval supports."""
+    last = uncertainty_digit((high - low) / 2)
+    return _plain(mean) if last is None else _fixed(mean, last)
+
+
+def uncertainty_digit(uncertainty: float) -> int | None:
+    """Power of ten of the last digit that an uncertainty leaves: 0.41 -> -1, 0.14 -> -2, 23 -> 1; None for 0."""
+    if uncertainty == 0:
+        return None
+    two = _rounded(_finite(uncertainty), _last_digit(uncertainty, 2))
+    return two.adjusted() - (1 if two.as_tuple().digits[0] == 1 else 0)
+
+
+def format_bytes(n_bytes: int) -> str:
+    """Memory in binary units: 137438953472 -> "128 GiB"."""
+    exponent = min(max(int(math.log2(n_bytes)) // 10, 0), 4) if n_bytes > 0 else 0
+    return f"{_plain(n_bytes / 1024**exponent)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"
+
+
+def _plain(value: float) -> str:
+    """`PLAIN_DIGITS` significant digits, but no digit before the point is ever made up into a zero."""
+    return "0" if value == 0 else _fixed(value, min(_last_digit(value, PLAIN_DIGITS), 0))
+
+
+def _fixed(value: float, last: int) -> str:
+    """Decimal notation rounded at 10**last; very small and very large numbers as 1.23e-07."""
+    rounded = _rounded(_finite(value), last)
+    if rounded == 0:
+        rounded = abs(rounded)
+    if last < -9 or rounded.adjusted() > 12:
+        return f"{rounded:.{max(rounded.adjusted() - last, 0)}e}"
+    return f"{rounded:f}"
+
+
+def _rounded(value: Decimal, last: int) -> Decimal:
+    return (
+        value.quantize(Decimal(1).scaleb(last), rounding=ROUND_HALF_EVEN)
+        if last <= 0
+        else (value.scaleb(-last).quantize(Decimal(1), rounding=ROUND_HALF_EVEN).scaleb(last))
+    )
+
+
+def _last_digit(value: float, digits: int) -> int:
+    """Power of ten of the last of so many significant digits, after rounding (9.996 has its third at 0.1: 10.0)."""
+    exact = _finite(abs(value))
+    last = exact.adjusted() - digits + 1
+    return _rounded(exact, last).adjusted() - digits + 1
+
+
+def _finite(value: float) -> Decimal:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not a figure; a missing one is None with a reason")
+    # repr, not the exact binary value: 0.25 and 2.675 round as they are read.
+    return Decimal(repr(float(value)))
