@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from engines.errors import EngineError as EngineError
 from engines.tokenizer import Tokenizer
 from results.records import Completion, EngineCounters, Request
 
@@ -41,7 +42,3 @@ class Engine(Protocol):
     def take_counters(self) -> EngineCounters:
         """What the technique did since the last call, and starts counting anew."""
         ...
-
-
-class EngineError(Exception):
-    """A request or a model that the engine cannot take: what, the value found, the remedy."""

@@ -1,0 +1,44 @@
+"""What a technique is: a pure function from routing, and what calibration learnt, to a dispatch plan.
+
+Legend: T tokens, K experts per token, P = T * K routed pairs in row-major order, E experts.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Protocol
+
+from torch import Tensor
+
+from engines.calibration import Calibration
+from engines.dispatch import DispatchPlan, Routing
+
+ChunkPhase = Literal["prefill", "decode"]
+
+
+class Technique(Protocol):
+    """Plans one layer and one chunk at a time; keeps no state between calls."""
+
+    name: str
+    static_shapes: bool
+    """True when every call's shape is known before the routing is."""
+    needs_saliency: bool
+    """True when `plan` reads saliency_T: the L2 norm of each token's attention output."""
+
+    def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
+        """The plan of one layer. `phase` tells a one-token tail of a prefill from a decode step."""
+        ...
+
+
+class TechniqueParameters(Protocol):
+    """The typed parameters of a technique (a frozen record), and the way to build it."""
+
+    technique: ClassVar[str]
+
+    @property
+    def calibration_prompts(self) -> int:
+        """How many prompts it wants to learn from; 0 for a technique that learns nothing offline."""
+        ...
+
+    def build(self, prefill_chunk: int, calibration: Calibration | None) -> Technique:
+        """`calibration` is None only where `calibration_prompts` is 0."""
+        ...

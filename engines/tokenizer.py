@@ -1,0 +1,123 @@
+"""Text to token ids and back, and the prompt of a conversation, from a Hugging Face model folder.
+
+The `tokenizers` package does the work (the one that wrote tokenizer.json); transformers is not needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from engines.errors import EngineError
+from engines.model_config import read_json
+
+FALLBACK_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+)
+"""For models that bring none: a line for each turn, then the cue. Plain text that no model was trained on."""
+
+
+class Tokenizer:
+    """A tokenizer.json with the model's end tokens and chat template.
+
+    `name` is the model's name and the first digits of the file's SHA-256: equal names mean equal token ids.
+    """
+
+    def __init__(self, folder: Path, model_name: str, eos_token_ids: tuple[int, ...], embedding_rows: int) -> None:
+        """Reads the folder. `eos_token_ids` empty: the tokenizer's own end token. Raises `EngineError`."""
+        import tokenizers
+
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise EngineError(f"{folder}: no tokenizer.json; export the model's fast tokenizer beside its weights")
+        content = path.read_bytes()
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+        except Exception as error:  # the Rust binding raises nothing narrower
+            raise EngineError(f"{path}: not a tokenizer ({error}); fetch the file again") from error
+        # What is stored for training batches would cut or fill prompts here.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+        self.name = f"{model_name}@{hashlib.sha256(content).hexdigest()[:8]}"
+        self._size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if not 0 < self._size <= embedding_rows:
+            raise EngineError(
+                f"{path}: tokenizer does not match the model: ids up to {self._size - 1}, "
+                f"embedding rows {embedding_rows}; use the tokenizer that came with the weights"
+            )
+        config_path = folder / "tokenizer_config.json"
+        self._config = read_json(config_path) if config_path.is_file() else {}
+        self.eos_token_ids = eos_token_ids or self._own_eos()
+        outside = [i for i in self.eos_token_ids if not 0 <= i < embedding_rows]
+        if outside:
+            raise EngineError(
+                f"{folder}: tokenizer does not match the model: end tokens {outside}, embedding rows {embedding_rows}"
+            )
+        self._chat_template = _read_chat_template(folder, self._config)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Highest token id + 1; the embedding may have more rows."""
+        return self._size
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of the text alone: no begin or end token is added; special tokens written in it are recognised."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the tokens, special ones left out."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The prompt of a conversation ([{"role", "content"}]) up to and including the cue for the assistant."""
+        import jinja2
+        import jinja2.ext
+        import jinja2.sandbox
+
+        # The template comes with the weights: it runs in a sandbox, with the settings that such templates expect.
+        # `strftime_now` is left undefined on purpose: a prompt that holds today's date could not be asked again.
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+        environment.globals["raise_exception"] = _refuse
+        tokens = {key: _token_text(self._config.get(key)) or "" for key in ("bos_token", "eos_token", "pad_token")}
+        try:
+            template = environment.from_string(self._chat_template)
+            return template.render(messages=list(messages), add_generation_prompt=True, **tokens)
+        except jinja2.TemplateError as error:
+            raise EngineError(f"chat template of {self.name}: {error}") from error
+
+    def _own_eos(self) -> tuple[int, ...]:
+        text = _token_text(self._config.get("eos_token"))
+        token_id = self._tokenizer.token_to_id(text) if text else None
+        return () if token_id is None else (token_id,)
+
+
+def _read_chat_template(folder: Path, config: dict[str, Any]) -> str:
+    """chat_template.jinja (newer exports), else the config's template (one, or the list's "default"), else ours."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template or FALLBACK_CHAT_TEMPLATE
+
+
+def _token_text(token: str | dict[str, Any] | None) -> str | None:
+    """Special tokens are stored as text or as an object with its `content`."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _refuse(message: str) -> NoReturn:
+    """What templates call on conversations that they do not accept."""
+    import jinja2
+
+    raise jinja2.TemplateError(message)
