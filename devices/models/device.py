@@ -1,0 +1,110 @@
+"""A device of the harness that is a hardware sheet: its clock is virtual, its one meter reads the timeline.
+
+Everything it reports is of method `modelled`. Accuracy, routing and drops are real: the host computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from devices.base import Channel, DeviceError, Meter
+from devices.models.sheet import Sheet, load_sheet
+from devices.models.timeline import COMPONENTS, Component, Timeline
+from results.records import Conditions, Environment, Method, PowerTrace
+
+
+class TimelineMeter:
+    """Joules so far of each component, at every operation boundary. No reading is ever between two of them."""
+
+    name = "timeline"
+    method: Method = "modelled"
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._start_s: float | None = None
+        self.channels = tuple(_channel(timeline.sheet, component) for component in COMPONENTS)
+
+    def open(self) -> None:
+        """The timeline is in this process: there is nothing to acquire."""
+
+    def start(self) -> None:
+        self._start_s = self._timeline.now_s()
+
+    def mark(self) -> None:
+        """Every phase edge is an operation boundary, which has its reading already."""
+
+    def stop(self) -> Sequence[PowerTrace]:
+        if self._start_s is None:
+            raise DeviceError("meter timeline: stop without start; call start at the window's beginning")
+        start_s, self._start_s = self._start_s, None
+        return tuple(
+            self._trace(channel, component, start_s)
+            for channel, component in zip(self.channels, COMPONENTS, strict=True)
+        )
+
+    def close(self) -> None:
+        """Nothing was acquired."""
+
+    def _trace(self, channel: Channel, component: Component, start_s: float) -> PowerTrace:
+        times_s, values_j = self._timeline.readings(component, start_s)
+        return PowerTrace(
+            meter=self.name,
+            component=channel.component,
+            kind=channel.kind,
+            method=self.method,
+            times_s=times_s,
+            values=values_j,
+            sample_interval_s=0.0,
+            relative_accuracy=channel.relative_accuracy,
+            note=channel.note,
+        )
+
+
+def _channel(sheet: Sheet, component: Component) -> Channel:
+    if component == "comm":
+        accuracy = sheet.memory.relative_accuracy.value
+    else:
+        accuracy = sheet.units[component].relative_accuracy.value if component in sheet.units else 0.0
+    idle = f"idle {sheet.idle_w.value} W" if sheet.idle_w is not None else "idle counted as 0 W: the sheet states none"
+    return Channel(
+        component=component,
+        kind="counter",
+        relative_accuracy=accuracy,
+        note=f"modelled with sheet {sheet.name} ({sheet.source}); {idle}",
+    )
+
+
+class ModelDevice:
+    """A machine known by its sheet. `timeline` is the clock of everything that runs on it."""
+
+    def __init__(self, sheet: Sheet, environment: Callable[[], Environment]) -> None:
+        self.name = f"model:{sheet.name}"
+        self.timeline = Timeline(sheet)
+        self.meters: Sequence[Meter] = (TimelineMeter(self.timeline),)
+        self._environment = environment
+
+    def open(self) -> None:
+        """A sheet is always ready."""
+
+    def environment(self) -> Environment:
+        """The host that computes routing and accuracy; the sheet's machine ran nothing."""
+        return self._environment()
+
+    def conditions(self) -> Conditions:
+        """Only the time: a sheet has no temperature and no battery."""
+        return Conditions(at_s=self.timeline.now_s())
+
+    def busy_cpu_s(self) -> tuple[float, float] | None:
+        """None: what else the host does, does not change a modelled time."""
+        return None
+
+    def close(self) -> None:
+        """Nothing was acquired."""
+
+
+def load_model_device(name: str, environment: Callable[[], Environment]) -> ModelDevice:
+    """The device `model:<name>`. Raises `DeviceError` for a sheet that is absent or not whole.
+
+    environment: describes the host that computes; called when the run asks for it.
+    """
+    return ModelDevice(load_sheet(name), environment)

@@ -1,0 +1,142 @@
+"""A hardware sheet: what a machine that is not here costs, per launch, per byte, per FLOP and per second.
+
+Every figure carries the place in the source that it came from and its kind: `stated` there, `fitted` on rows of its
+tables, or `assumed` because nobody says. A price without provenance does not load.
+
+Time of one operation on a unit (a line in its work, the shape that Table 5 of 000-npumoe follows):
+
+    t = launches * s_per_launch + weight_bytes * s_per_weight_byte + moved_bytes * s_per_moved_byte + flops * s_per_flop
+
+and no less than weight_bytes / memory bandwidth, where the sheet gives one. Energy of the same operation:
+
+    E_unit = busy_w * t + j_per_flop * flops        E_comm = comm_w * t
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, ValidationError, model_validator
+
+from devices.base import DeviceError
+from results.records import Record
+
+Kernel = Literal[
+    "attention",
+    "expert_ffn",
+    "router",
+    "gather_dynamic",
+    "gather_static",
+    "padding",
+    "scatter",
+    "residual",
+    "norm",
+    "lm_head",
+]
+"""Price lists of a unit. Gather has two: into buffers sized after routing, or into buffers that stand ready."""
+
+
+class Figure(Record):
+    """One number of the sheet with its provenance."""
+
+    value: NonNegativeFloat
+    kind: Literal["stated", "fitted", "assumed"]
+    origin: str = Field(min_length=1)
+
+
+class KernelPrice(Record):
+    """Seconds of one kind of work on one unit. An absent term costs nothing; at least one is there."""
+
+    s_per_launch: Figure | None = None
+    s_per_weight_byte: Figure | None = None
+    s_per_moved_byte: Figure | None = None
+    s_per_flop: Figure | None = None
+
+    @model_validator(mode="after")
+    def _has_a_term(self) -> KernelPrice:
+        if not self.model_fields_set:
+            raise ValueError(f"a price without terms; give at least one of {', '.join(type(self).model_fields)}")
+        return self
+
+    def seconds(self, launches: int, weight_bytes: float, moved_bytes: float, flops: float) -> float:
+        terms = (
+            (self.s_per_launch, launches),
+            (self.s_per_weight_byte, weight_bytes),
+            (self.s_per_moved_byte, moved_bytes),
+            (self.s_per_flop, flops),
+        )
+        return sum(figure.value * amount for figure, amount in terms if figure is not None)
+
+
+class UnitSheet(Record):
+    """A compute unit. Its energy lands in the component of the same name."""
+
+    busy_w: Figure
+    """Power while the unit works, whatever it works on."""
+    j_per_flop: Figure | None = None
+    relative_accuracy: Figure
+    """Energy residual of the fit, root mean square over the rows used: one sigma of the component's counter."""
+    kernels: dict[Kernel, KernelPrice]
+
+
+class MemorySheet(Record):
+    """The memory that all units share, and what the source books as communication."""
+
+    comm_w: Figure
+    """Power of the component `comm` while any unit works."""
+    relative_accuracy: Figure
+    cpu_bytes_per_s: Figure | None = None
+    """Bandwidth that the CPU's weight reads cannot beat."""
+
+
+class Sheet(Record):
+    """A machine: units, shared memory, limits. Read by `load_sheet`."""
+
+    name: str
+    description: str
+    source: str
+    graph_bytes_limit: Figure | None = None
+    """A graph with more weight bytes than this runs on the CPU instead of the NPU."""
+    idle_w: Figure | None = None
+    """Power of the machine doing nothing, booked on `cpu`; None where nobody says."""
+    units: dict[Literal["cpu", "npu"], UnitSheet]
+    memory: MemorySheet
+
+    @model_validator(mode="after")
+    def _has_a_cpu(self) -> Sheet:
+        if "cpu" not in self.units:
+            raise ValueError(f"units are {sorted(self.units)}; a sheet needs `cpu`, where everything can fall back to")
+        return self
+
+
+_FOLDER = resources.files("devices.models") / "sheets"
+
+
+def available_sheets() -> tuple[str, ...]:
+    """Names that `load_sheet` takes."""
+    return tuple(
+        sorted(entry.name.removesuffix(".toml") for entry in _FOLDER.iterdir() if entry.name.endswith(".toml"))
+    )
+
+
+def load_sheet(name: str) -> Sheet:
+    """Reads the sheet `name` of this package. Raises `DeviceError` when there is none, or when it is not whole."""
+    if name not in available_sheets():
+        raise DeviceError(f"no hardware sheet {name!r}; available: {', '.join(available_sheets())}")
+    return parse_sheet((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"), name)
+
+
+def parse_sheet(text: str, name: str) -> Sheet:
+    """A sheet from TOML. Raises `DeviceError` that lists every missing, unknown or malformed key."""
+    try:
+        sheet = Sheet.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise DeviceError(f"sheet {name}: not TOML: {error}") from error
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        raise DeviceError(f"sheet {name}: {faults}; the keys are the fields of `devices.models.sheet.Sheet`") from error
+    if sheet.name != name:
+        raise DeviceError(f"sheet {name}: calls itself {sheet.name!r}; name the file after it")
+    return sheet

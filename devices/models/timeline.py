@@ -1,0 +1,127 @@
+"""Virtual time and energy of a machine that is not here: operations in, seconds and joules out.
+
+Operations run one after the other: CPU and NPU never overlap, as in the design of 000-npumoe (§4.2: one device queue;
+§3.1: activations return to the CPU). Time stands still between operations, so it counts only what was priced.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.base import DeviceError
+from devices.models.sheet import Kernel, KernelPrice, Sheet, UnitSheet
+
+Unit = Literal["cpu", "npu"]
+Component = Literal["cpu", "npu", "comm"]
+COMPONENTS: tuple[Component, ...] = ("cpu", "npu", "comm")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Work of one kind on one unit, in amounts that a sheet can price.
+
+    name: its row in a breakdown such as Table 4. weight_bytes: constants read. moved_bytes: activations copied.
+    """
+
+    name: str
+    unit: Unit
+    kernel: Kernel
+    launches: int = 1
+    flops: float = 0.0
+    weight_bytes: float = 0.0
+    moved_bytes: float = 0.0
+
+
+def operation_seconds(sheet: Sheet, operation: Operation) -> float:
+    """Price of one operation in time; the formula stands in `devices.models.sheet`."""
+    price = _price(sheet, operation)
+    seconds = price.seconds(operation.launches, operation.weight_bytes, operation.moved_bytes, operation.flops)
+    bandwidth = sheet.memory.cpu_bytes_per_s
+    if operation.unit == "cpu" and bandwidth is not None:
+        seconds = max(seconds, operation.weight_bytes / bandwidth.value)
+    return seconds
+
+
+def operation_joules(sheet: Sheet, operation: Operation, seconds: float) -> dict[Component, float]:
+    """Energy of an operation that takes `seconds`: its unit's, and communication."""
+    unit = _unit(sheet, operation)
+    dynamic_j = unit.j_per_flop.value * operation.flops if unit.j_per_flop is not None else 0.0
+    return {
+        operation.unit: unit.busy_w.value * seconds + dynamic_j,
+        "comm": sheet.memory.comm_w.value * seconds,
+    }
+
+
+def _unit(sheet: Sheet, operation: Operation) -> UnitSheet:
+    if operation.unit not in sheet.units:
+        raise DeviceError(
+            f"sheet {sheet.name} has no unit {operation.unit!r} for {operation.name!r}; it has {sorted(sheet.units)}: "
+            "choose a placement that keeps to these"
+        )
+    return sheet.units[operation.unit]
+
+
+def _price(sheet: Sheet, operation: Operation) -> KernelPrice:
+    kernels = _unit(sheet, operation).kernels
+    if operation.kernel not in kernels:
+        raise DeviceError(
+            f"sheet {sheet.name} has no price for {operation.kernel!r} on {operation.unit!r}; add "
+            f"[units.{operation.unit}.kernels.{operation.kernel}] with the origin of its figures"
+        )
+    return kernels[operation.kernel]
+
+
+class Timeline:
+    """Clock and energy counters of a modelled machine. Implements `devices.base.Clock`."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self.sheet = sheet
+        self._times_s: list[float] = [0.0]
+        self._energy_j: dict[Component, list[float]] = {component: [0.0] for component in COMPONENTS}
+        self._seconds_by_operation: dict[tuple[str, Unit], float] = defaultdict(float)
+
+    def now_s(self) -> float:
+        return self._times_s[-1]
+
+    def sleep_until_s(self, at_s: float) -> None:
+        """Idles until `at_s`, at the sheet's idle power, or at 0 W where the sheet does not know it."""
+        if at_s > self.now_s():
+            idle_w = self.sheet.idle_w.value if self.sheet.idle_w is not None else 0.0
+            self._advance(at_s, {"cpu": idle_w * (at_s - self.now_s())})
+
+    def run(self, operations: Iterable[Operation]) -> None:
+        """Advances over `operations` in order. Raises `DeviceError` on one that the sheet cannot price."""
+        for operation in operations:
+            seconds = operation_seconds(self.sheet, operation)
+            self._advance(self.now_s() + seconds, operation_joules(self.sheet, operation, seconds))
+            self._seconds_by_operation[operation.name, operation.unit] += seconds
+
+    def seconds_by_operation(self) -> Mapping[tuple[str, Unit], float]:
+        """Seconds since the start by (operation, unit), in the form of Table 4."""
+        return dict(self._seconds_by_operation)
+
+    def energy_j(self, component: Component) -> float:
+        """Joules of one component since the start."""
+        return self._energy_j[component][-1]
+
+    def readings(self, component: Component, start_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Times and cumulative joules at every operation boundary from `start_s` until now.
+
+        `start_s` is a boundary when it came from `now_s`, which is the only clock there is.
+        """
+        first = bisect_left(self._times_s, start_s)
+        return np.asarray(self._times_s[first:]), np.asarray(self._energy_j[component][first:])
+
+    def _advance(self, until_s: float, spent_j: Mapping[Component, float]) -> None:
+        if until_s <= self.now_s():
+            return  # work of size zero: two readings at one time would make a counter's power infinite
+        self._times_s.append(until_s)
+        for component in COMPONENTS:
+            self._energy_j[component].append(self.energy_j(component) + spent_j.get(component, 0.0))

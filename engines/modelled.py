@@ -1,0 +1,144 @@
+"""The modelled engine: the host computes, a hardware sheet says how long it would have taken there.
+
+Tokens, routing, drops and log-likelihoods are the reference engine's own. Each of its forward chunks is priced as it is
+observed, and the completion's stamps are taken from the timeline: how long the host took appears nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from devices.models.timeline import Timeline
+from engines.base import EngineError, PhaseEvent, PhaseListener
+from engines.dispatch import DispatchPlan
+from engines.placements import Placement
+from engines.schedule import ModelShape, Step, lm_head, operations
+from engines.tokenizer import Tokenizer
+from results.records import Completion, EngineCounters, Request
+
+
+class StepObserver(Protocol):
+    """Hears of every forward chunk of a request once it is computed, in order.
+
+    kv_length: keys in the cache after the chunk. plans: one per layer, None for a dense layer.
+    """
+
+    def step(
+        self, n_tokens: int, kv_length: int, phase: Literal["prefill", "decode"], plans: Sequence[DispatchPlan | None]
+    ) -> None: ...
+
+
+class ObservedEngine(Protocol):
+    """What is asked of the engine that computes; `engines.reference.ReferenceEngine` is one."""
+
+    tokenizer: Tokenizer
+    max_length: int
+    needs_calibration: bool
+    observer: StepObserver | None
+
+    def calibrate(self, prompts: Sequence[Sequence[int]]) -> None: ...
+    def run(self, request: Request, on_phase: PhaseListener) -> Completion: ...
+    def take_counters(self) -> EngineCounters: ...
+
+
+class ModelledEngine:
+    """An `engines.base.Engine` on virtual time. `shape` may be another model's of the same E and K (`priced_shape`)."""
+
+    time_method: Literal["measured", "modelled"] = "modelled"
+
+    def __init__(self, reference: ObservedEngine, timeline: Timeline, placement: Placement, shape: ModelShape) -> None:
+        self._reference = reference
+        self._timeline = timeline
+        self._placement = placement
+        self._shape = shape
+        self.tokenizer = reference.tokenizer
+        self.max_length = reference.max_length
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self._reference.needs_calibration
+
+    def calibrate(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Offline, so it costs no virtual time."""
+        self._reference.calibrate(prompts)
+
+    def run(self, request: Request, on_phase: PhaseListener) -> Completion:
+        pricing = _RequestPricing(request, self._timeline, self._placement, self._shape, on_phase)
+        self._reference.observer = pricing
+        try:
+            computed = self._reference.run(request, _unheard)
+        finally:
+            self._reference.observer = None
+        return pricing.completed(computed)
+
+    def take_counters(self) -> EngineCounters:
+        return self._reference.take_counters()
+
+
+class _RequestPricing:
+    """Prices the steps of one request as they are observed, and stamps the phase edges at the virtual time reached."""
+
+    def __init__(
+        self, request: Request, timeline: Timeline, placement: Placement, shape: ModelShape, on_phase: PhaseListener
+    ) -> None:
+        self._timeline = timeline
+        self._placement = placement
+        self._shape = shape
+        self._on_phase = on_phase
+        self._prefill_head_rows = 1 if request.kind == "generate" else len(request.continuation_ids)
+        self._prefill_end_s: float | None = None
+        self._decode_ends_s: list[float] = []
+        self._start_s = timeline.now_s()
+        on_phase("request start", self._start_s)
+
+    def step(
+        self, n_tokens: int, kv_length: int, phase: Literal["prefill", "decode"], plans: Sequence[DispatchPlan | None]
+    ) -> None:
+        if phase == "decode":
+            self._end_prefill()
+        limit = self._timeline.sheet.graph_bytes_limit
+        self._timeline.run(
+            operations(
+                Step(n_tokens, kv_length),
+                plans,
+                self._shape,
+                self._placement,
+                limit.value if limit is not None else None,
+            )
+        )
+        if phase == "decode":
+            self._timeline.run([lm_head(1, self._shape)])
+            self._decode_ends_s.append(self._timeline.now_s())
+
+    def completed(self, computed: Completion) -> Completion:
+        """The completion as computed, on virtual time: token i stands at the end of the step that produced it."""
+        prefill_end_s = self._end_prefill()
+        token_ends_s = [prefill_end_s, *self._decode_ends_s]
+        if len(token_ends_s) < computed.n_generated:
+            raise EngineError(
+                f"request {computed.request_id}: {computed.n_generated} tokens but {len(self._decode_ends_s)} decode "
+                "steps observed; the engine must report every forward chunk to its observer"
+            )
+        end_s = self._timeline.now_s()
+        self._on_phase("request end", end_s)
+        return computed.model_copy(
+            update={
+                "start_s": self._start_s,
+                "prefill_end_s": prefill_end_s,
+                "end_s": end_s,
+                "token_times_s": tuple(token_ends_s[: computed.n_generated]),
+            }
+        )
+
+    def _end_prefill(self) -> float:
+        """Once: prices the head over the prefill's last rows and tells the listener. Returns the stamp."""
+        if self._prefill_end_s is None:
+            self._timeline.run([lm_head(self._prefill_head_rows, self._shape)])
+            self._prefill_end_s = self._timeline.now_s()
+            self._on_phase("prefill end", self._prefill_end_s)
+        return self._prefill_end_s
+
+
+def _unheard(event: PhaseEvent, at_s: float) -> None:
+    """The host's own phase stamps: of another clock than the run's, so nobody hears them."""

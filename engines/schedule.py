@@ -1,0 +1,228 @@
+"""The dispatch plan's second reader: one forward chunk becomes operations that a hardware model prices.
+
+The first reader, `engines.experts`, computes the same plans. Pure functions: no clock, no sheet, no model.
+
+Order and partition follow §3.2 of 000-npumoe: norm, router, gather, padding, scatter and residual on the CPU; attention
+and experts where the placement puts them. What is left out: embedding look-up, the residual around attention, masks,
+sampling. A partial last chunk is priced at its own length although a static graph would be padded to the full chunk.
+
+Legend: T tokens of the chunk, L keys in the cache after it, H model width, I expert width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from devices.models.timeline import Operation, Unit
+from engines.dispatch import DispatchPlan, ExpertCall
+from engines.errors import EngineError
+from engines.model_config import ModelConfig
+from engines.placements import Placement
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes that decide the price of a model. n_experts 0: no sparse layer; dense_width 0: no dense layer.
+
+    Activations and weights take `bytes_per_value` each: 2, as all figures of the source are FP16.
+    """
+
+    name: str
+    n_layers: int
+    hidden: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    dense_width: int
+    n_experts: int
+    top_k: int
+    expert_width: int
+    vocabulary: int
+    bytes_per_value: int = 2
+
+    @property
+    def attention_weights(self) -> int:
+        """Values of the query, key, value and output projections of one layer."""
+        return self.hidden * self.head_dim * 2 * (self.n_heads + self.n_kv_heads)
+
+    @property
+    def expert_weights(self) -> int:
+        """Values of one expert: gate, up and down."""
+        return 3 * self.hidden * self.expert_width
+
+
+PHI_3_5_MOE = ModelShape(
+    name="phi-3.5-moe",
+    n_layers=32,
+    hidden=4096,
+    n_heads=32,
+    n_kv_heads=8,
+    head_dim=128,
+    dense_width=0,
+    n_experts=16,
+    top_k=2,
+    expert_width=6400,
+    vocabulary=32064,
+)
+"""microsoft/Phi-3.5-MoE-instruct: 42 B parameters, one expert 150 MiB in FP16 (§5.1)."""
+
+NAMED_SHAPES = {PHI_3_5_MOE.name: PHI_3_5_MOE}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward chunk: T new tokens, L keys to attend to, the new ones included."""
+
+    n_tokens: int
+    kv_length: int
+
+
+def own_shape(name: str, config: ModelConfig) -> ModelShape:
+    """The shape of the model that computes."""
+    moe = config.moe
+    return ModelShape(
+        name=name,
+        n_layers=config.n_layers,
+        hidden=config.hidden,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        dense_width=config.dense_width if moe is None or len(moe.sparse_layers) < config.n_layers else 0,
+        n_experts=moe.n_experts if moe is not None else 0,
+        top_k=moe.top_k if moe is not None else 0,
+        expert_width=moe.expert_width if moe is not None else 0,
+        vocabulary=config.vocabulary_size,
+    )
+
+
+def priced_shape(name: str, config: ModelConfig) -> ModelShape:
+    """A named shape at which the routing of `config`'s model is priced.
+
+    Routing carries over only between models that choose K of E alike: raises `EngineError` when E or K differ, or when
+    the name is not known.
+    """
+    if name not in NAMED_SHAPES:
+        raise EngineError(f"no shape {name!r} to price at; available: {', '.join(NAMED_SHAPES)}")
+    shape = NAMED_SHAPES[name]
+    found = (config.moe.n_experts, config.moe.top_k) if config.moe is not None else (0, 0)
+    if found != (shape.n_experts, shape.top_k):
+        raise EngineError(
+            f"cannot price this model as {name}: it has {found[0]} experts, top-{found[1]}, {name} has "
+            f"{shape.n_experts}, top-{shape.top_k}; route with a model of the same E and K"
+        )
+    return shape
+
+
+def operations(
+    step: Step,
+    plans: Sequence[DispatchPlan | None],
+    shape: ModelShape,
+    placement: Placement,
+    graph_bytes_limit: float | None,
+) -> list[Operation]:
+    """All layers of one forward chunk, without the LM head (`lm_head`), whose rows only the request knows.
+
+    plans: one per layer of the model that computed, None for a dense layer. A priced shape with more layers reuses them
+    in order, again from the first; one without dense layers reuses the sparse layers' plans only.
+    graph_bytes_limit: a static expert call with more weight bytes runs on the CPU. Raises `EngineError` for the host
+    placement, and for plans that move weights: on unified memory there is no link to price.
+    """
+    if placement.attention is None or placement.experts is None:
+        raise EngineError(f"placement {placement.name} has no units to price on; choose coreml-cpu, anemll or npumoe")
+    reused = [plan for plan in plans if plan is not None] if shape.dense_width == 0 else list(plans)
+    if not reused:
+        raise EngineError(f"nothing to price as {shape.name}: the step has {len(plans)} layers, none of them sparse")
+    priced: list[Operation] = []
+    for layer in range(shape.n_layers):
+        plan = reused[layer % len(reused)]
+        priced += [_norm(step, shape), _attention(step, shape, placement.attention), _norm(step, shape)]
+        if plan is None:
+            priced += [_dense_ffn(step, shape, placement.attention)]
+        else:
+            priced += _moe_block(plan, shape, placement.experts, graph_bytes_limit)
+        priced += [_residual(step, shape)]
+    return priced
+
+
+def lm_head(n_rows: int, shape: ModelShape) -> Operation:
+    """Final norm's rows to logits. On the CPU: a vocabulary is among the matrices that gain nothing on the NPU (§2)."""
+    weights = shape.hidden * shape.vocabulary
+    return Operation(
+        "LM head", "cpu", "lm_head", flops=2.0 * n_rows * weights, weight_bytes=weights * shape.bytes_per_value
+    )
+
+
+def _norm(step: Step, shape: ModelShape) -> Operation:
+    """Reads and writes T x H."""
+    return Operation("norm", "cpu", "norm", moved_bytes=2.0 * _row_bytes(shape) * step.n_tokens)
+
+
+def _attention(step: Step, shape: ModelShape, unit: Unit) -> Operation:
+    """Projections, and scores and values of T queries over L keys, masked ones included: the graph is dense."""
+    projections = 2.0 * step.n_tokens * shape.attention_weights
+    scores = 4.0 * step.n_tokens * step.kv_length * shape.n_heads * shape.head_dim
+    return Operation(
+        "attention",
+        unit,
+        "attention",
+        flops=projections + scores,
+        weight_bytes=shape.attention_weights * shape.bytes_per_value,
+    )
+
+
+def _dense_ffn(step: Step, shape: ModelShape, unit: Unit) -> Operation:
+    """A dense layer's SwiGLU belongs to the backbone, so it runs where attention does (§5.1 on ANEMLL)."""
+    weights = 3 * shape.hidden * shape.dense_width
+    return Operation(
+        "dense FFN",
+        unit,
+        "expert_ffn",
+        flops=2.0 * step.n_tokens * weights,
+        weight_bytes=weights * shape.bytes_per_value,
+    )
+
+
+def _residual(step: Step, shape: ModelShape) -> Operation:
+    return Operation("residual", "cpu", "residual", moved_bytes=_row_bytes(shape) * step.n_tokens)
+
+
+def _moe_block(plan: DispatchPlan, shape: ModelShape, unit: Unit, graph_bytes_limit: float | None) -> list[Operation]:
+    """Router to scatter, as the rows of Table 4."""
+    if plan.transfers:
+        links = sorted({transfer.link for transfer in plan.transfers})
+        raise EngineError(
+            f"the plan moves weights over {', '.join(links)}, but the modelled machine has one unified memory; "
+            "use a technique without offloading there"
+        )
+    row_bytes = _row_bytes(shape)
+    valid_static, valid_dynamic = (
+        sum(sum(call.valid_per_expert) for call in plan.calls if call.static is static) for static in (True, False)
+    )
+    padded = sum(call.n_rows for call in plan.calls) - valid_static - valid_dynamic
+    block = [
+        Operation("router", "cpu", "router", flops=2.0 * plan.n_tokens * shape.hidden * shape.n_experts),
+        Operation("gather", "cpu", "gather_dynamic", moved_bytes=row_bytes * valid_dynamic),
+        Operation("gather", "cpu", "gather_static", moved_bytes=row_bytes * valid_static),
+        Operation("padding", "cpu", "padding", moved_bytes=row_bytes * padded),
+        *(_expert_call(call, shape, unit, graph_bytes_limit) for call in plan.calls if call.n_rows > 0),
+        Operation("scatter", "cpu", "scatter", moved_bytes=row_bytes * (valid_static + valid_dynamic)),
+    ]
+    return [operation for operation in block if operation.flops > 0 or operation.moved_bytes > 0]
+
+
+def _expert_call(call: ExpertCall, shape: ModelShape, unit: Unit, graph_bytes_limit: float | None) -> Operation:
+    """One launch of the call's experts. The NPU takes static shapes below the graph limit only (§4.1, §4.2)."""
+    weight_bytes = shape.expert_weights * shape.bytes_per_value * len(call.experts)
+    fits = graph_bytes_limit is None or weight_bytes <= graph_bytes_limit
+    return Operation(
+        "expert FFN",
+        unit if call.static and fits else "cpu",
+        "expert_ffn",
+        flops=2.0 * call.n_rows * shape.expert_weights,
+        weight_bytes=weight_bytes,
+    )
+
+
+def _row_bytes(shape: ModelShape) -> float:
+    return float(shape.hidden * shape.bytes_per_value)
