@@ -27,6 +27,11 @@ class WorkloadError(Exception):
     """Data that is absent, of another schema, or does not fit the model: what, the value found, the remedy."""
 
 
+def n_tokens(request: Request) -> int:
+    """Tokens that the model must hold for a request: the prompt and its answer."""
+    return len(request.prompt_ids) + len(request.continuation_ids) + request.max_new_tokens
+
+
 class Workload(Protocol):
     """A set of requests and their scoring. Building and scoring happen outside the measured window."""
 

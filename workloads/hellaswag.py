@@ -21,7 +21,11 @@ def _problem(row: Row) -> str | None:
     if str(label) not in map(str, range(len(endings))):
         return f"label must be the position of one of {len(endings)} endings, found {label!r}"
     return next(
-        (f"{c} must be text, found {row[c]!r}" for c in ("activity_label", "ctx_a", "ctx_b") if type(row[c]) is not str),
+        (
+            f"{c} must be text, found {row[c]!r}"
+            for c in ("activity_label", "ctx_a", "ctx_b")
+            if type(row[c]) is not str
+        ),
         None,
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from results.records import Completion, Request, Score
-from workloads.base import Tokenizer, WorkloadError
+from workloads.base import Tokenizer, WorkloadError, n_tokens
 from workloads.datasets import Row
 
 
@@ -40,7 +40,7 @@ def load_task(definition: Mapping[str, Any], splits: Mapping[str, Sequence[Row]]
     tables = {split: Dataset.from_list(list(rows)) for split, rows in splits.items()}
     config = {key: value for key, value in definition.items() if key not in ("tag", "dataset_path", "dataset_name")}
     config |= {"dataset_path": "", "custom_dataset": lambda **_: tables}
-    with _quiet("lm_eval.api.task"):
+    with _quiet():
         task = TaskManager(include_defaults=False).load([config])["tasks"][config["task"]]
     task.set_fewshot_seed(seed)
     return task
@@ -106,17 +106,12 @@ def check_lengths(requests: Sequence[Request], max_length: int, remedy: str) -> 
         )
 
 
-def n_tokens(request: Request) -> int:
-    """Tokens that the model must hold for a request: the prompt and its answer."""
-    return len(request.prompt_ids) + len(request.continuation_ids) + request.max_new_tokens
-
-
 def _evaluate(task: Any, model: Any) -> Any:
     from lm_eval.evaluator import evaluate
 
     # At 0 bootstrap iterations lm-eval leaves out every standard error; at 1 it gives the closed form of the mean,
     # and no metric of our tasks is one that it would bootstrap.
-    with _quiet("lm_eval.evaluator", "lm_eval.api.task"):
+    with _quiet():
         return evaluate(model, {"tasks": {task.config.task: task}}, bootstrap_iters=1, log_samples=True)
 
 
@@ -131,13 +126,17 @@ def _standard_error(given: Any, aggregate: float, values: Sequence[float]) -> fl
 
 
 @contextmanager
-def _quiet(*loggers: str) -> Iterator[None]:
-    """lm-eval warns at each load that `custom_dataset` takes arguments, and of defaults that we chose."""
-    levels = {name: logging.getLogger(name).level for name in loggers}
+def _quiet() -> Iterator[None]:
+    """lm-eval warns at each load of defaults that we chose on purpose, and `datasets` draws a bar for each map."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    logger = logging.getLogger("lm_eval")
+    level, had_bars = logger.level, not are_progress_bars_disabled()
+    logger.setLevel(logging.ERROR)
+    disable_progress_bars()
     try:
-        for name in loggers:
-            logging.getLogger(name).setLevel(logging.ERROR)
         yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        logger.setLevel(level)
+        if had_bars:
+            enable_progress_bars()

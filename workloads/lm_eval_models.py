@@ -6,6 +6,7 @@ Imports lm-eval at the top (a second and more), so this module is itself importe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from lm_eval.api.model import LM, TemplateLM
@@ -30,6 +31,8 @@ class RecordingLM(TemplateLM):  # type: ignore[misc]
         super().__init__()
         self._tokenizer = tokenizer
         self._sample_ids = sample_ids
+        # The choices of an item share their context, which comes after each whole: two entries, and it is encoded once.
+        self._encode = lru_cache(maxsize=2)(tokenizer.encode)
         self._instances: Sequence[Any] = ()
         self.recorded: list[Request] = []
 
@@ -38,7 +41,7 @@ class RecordingLM(TemplateLM):  # type: ignore[misc]
         return self._tokenizer.eos_token_ids[0]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        return self._tokenizer.encode(string)
+        return self._encode(string)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         self._instances = requests

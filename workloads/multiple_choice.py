@@ -74,9 +74,7 @@ class MultipleChoice:
     def score(self, requests: Sequence[Request], completions: Sequence[Completion]) -> Sequence[Score]:
         asked = self._asked()
         metrics = {metric: metric for metric in self._benchmark.metrics}
-        return score_completions(
-            self._task(self._pick(asked)), requests, completions, self._sample_ids(asked), metrics
-        )
+        return score_completions(self._task(self._pick(asked)), requests, completions, self._sample_ids(asked), metrics)
 
     def _build(self, tokenizer: Tokenizer, max_length: int) -> tuple[Request, ...]:
         asked = self._asked()

@@ -1,0 +1,109 @@
+"""Running text to hide needles in: generated sentences, or a text file.
+
+Generated text is plain prose about nothing in particular. It has no digits and no "magic", so nothing in it can be
+mistaken for a needle.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from workloads.base import WorkloadError
+
+Haystack = Callable[[int, random.Random], list[str]]
+"""(number of words, random state) -> that many words of running text, another stretch for another random state."""
+
+_PEOPLE = (
+    "the carpenter|a tired traveller|the baker's daughter|an old fisherman|the new teacher|my neighbour|the miller|"
+    "a young doctor|the postman|the captain|two brothers|the gardener|a quiet clerk|the innkeeper|her cousin|the widow"
+)
+_PLACES = (
+    "by the river|in the narrow street|behind the church|at the edge of the wood|on the market square|near the harbour|"
+    "under the old bridge|in the upper room|at the garden gate|along the coast road|in the empty hall|on the hill"
+)
+_TIMES = (
+    "early in the morning|after the long winter|toward evening|on the first day of spring|before the storm|that summer|"
+    "while the bells were ringing|late at night|in the quiet hour after supper|as soon as the rain had stopped"
+)
+_THINGS = (
+    "a basket of apples|an unfinished letter|the key of the cellar|a worn leather coat|three loaves of bread|a lantern|"
+    "the broken clock|a bundle of dry wood|some faded ribbons|a map of the valley|the silver spoons|a bowl of soup"
+)
+_DEEDS = (
+    "carried {thing} home|spoke of {thing} again and again|left {thing} on the table|looked for {thing} in vain|"
+    "traded {thing} for a night's lodging|kept {thing} out of sight|remembered {thing} with a smile|mended {thing}"
+)
+_WEATHER = (
+    "the wind turned to the north|a pale light lay over the fields|the road was white with dust|the rain came down in "
+    "grey lines|the snow lay deep against the doors|the air smelled of hay|fog rose from the meadows|the stars came out"
+)
+_THOUGHTS = (
+    "nothing had changed since the spring|the matter was better left alone|there would be time enough tomorrow|the "
+    "house had grown too large|a promise was a promise|the tide would wait for no one|silence was the best answer"
+)
+_PATTERNS = (
+    "{time} {who} {deed} {place}.|{weather}, and {who} {deed}.|{who} thought that {thought}, but {who2} {deed}.|"
+    "when {who} came back, {weather}.|{place} {who} {deed}, for {thought}.|{who} and {who2} agreed that {thought}.|"
+    "it was said {place} that {who} {deed}.|{time} {weather}.|nobody asked why {who} {deed} {place}."
+)
+
+
+def generated_text(n_words: int, rng: random.Random) -> list[str]:
+    """Words of sentences put together at random."""
+    words: list[str] = []
+    while len(words) < n_words:
+        words += _sentence(rng).split()
+    return words[:n_words]
+
+
+def _sentence(rng: random.Random) -> str:
+    def pick(options: str) -> str:
+        return rng.choice(options.split("|"))
+
+    text = pick(_PATTERNS).format(
+        time=pick(_TIMES),
+        who=pick(_PEOPLE),
+        who2=pick(_PEOPLE),
+        deed=pick(_DEEDS).format(thing=pick(_THINGS)),
+        place=pick(_PLACES),
+        weather=pick(_WEATHER),
+        thought=pick(_THOUGHTS),
+    )
+    return text[0].upper() + text[1:]
+
+
+def file_text(path: Path) -> Haystack:
+    """Words of a text file, from the start of a random sentence; beyond the end it goes on from the beginning.
+
+    Plain text, or a JSON object with the text under "text" (RULER's layout); `.gz` is unpacked.
+    """
+    words = _read(path).split()
+    starts = [0] + [i + 1 for i, word in enumerate(words[:-1]) if re.search(r"[.!?][\"')]*$", word)]
+
+    def stretch(n_words: int, rng: random.Random) -> list[str]:
+        start = rng.choice(starts)
+        return [words[(start + i) % len(words)] for i in range(n_words)]
+
+    return stretch
+
+
+def _read(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+        if ".json" in path.suffixes:
+            text = json.loads(text)["text"]
+    except OSError as error:
+        raise WorkloadError(f'haystack {path}: {error}; name a text file, or set haystack = "generated"') from error
+    except (EOFError, ValueError, KeyError, TypeError) as error:
+        raise WorkloadError(
+            f'haystack {path}: {type(error).__name__} ({error}); UTF-8 text, or JSON with "text", is expected'
+        ) from error
+    if not isinstance(text, str) or not text.split():
+        raise WorkloadError(f"haystack {path}: no text found in it; name another file")
+    return text
