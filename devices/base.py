@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from results.records import Conditions, Environment, Method, PowerTrace, TraceKind
 
@@ -42,6 +42,14 @@ class Channel:
     note: str | None = None
 
 
+class CpuSeconds(NamedTuple):
+    """CPU time of a whole machine: busy, busy for us, and all there was (cores x time)."""
+
+    busy_s: float
+    ours_s: float
+    available_s: float
+
+
 class Meter(Protocol):
     """An instrument. Collection only: joules are derived in `results.energy`.
 
@@ -74,8 +82,8 @@ class Device(Protocol):
 
     def environment(self) -> Environment: ...
     def conditions(self) -> Conditions: ...
-    def busy_cpu_s(self) -> tuple[float, float] | None:
-        """(all busy CPU seconds, ours) since some fixed start; None where unreadable."""
+    def cpu_seconds(self) -> CpuSeconds | None:
+        """Since some fixed start; None where unreadable."""
         ...
 
     def close(self) -> None: ...

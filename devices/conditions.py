@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from devices.base import CpuSeconds
 from results.records import Conditions, Environment
 
 PACKAGES = ("torch", "numpy", "lm_eval", "transformers", "tokenizers", "zeus", "pandas", "pyarrow", "nvidia-ml-py")
@@ -31,16 +32,17 @@ def host_conditions(at_s: float) -> Conditions:
     )
 
 
-def busy_cpu_s() -> tuple[float, float]:
-    """(busy CPU seconds of the whole machine, of this process and its finished children) since their starts."""
-    all_times = psutil.cpu_times()
-    waiting = all_times.idle + getattr(all_times, "iowait", 0.0)
-    # guest time is already inside user time on Linux.
-    guest = getattr(all_times, "guest", 0.0) + getattr(all_times, "guest_nice", 0.0)
-    children = psutil.Process().cpu_times()
-    return (
-        sum(all_times) - waiting - guest,
-        time.process_time() + getattr(children, "children_user", 0.0) + getattr(children, "children_system", 0.0),
+def host_cpu_seconds() -> CpuSeconds:
+    """CPU time of this machine since boot, and of this process with its finished children."""
+    times = psutil.cpu_times()
+    # Linux counts guest time in user time already.
+    available_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    own = psutil.Process().cpu_times()
+    children_s = getattr(own, "children_user", 0.0) + getattr(own, "children_system", 0.0)
+    return CpuSeconds(
+        busy_s=available_s - times.idle - getattr(times, "iowait", 0.0),
+        ours_s=time.process_time() + children_s,
+        available_s=available_s,
     )
 
 

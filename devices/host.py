@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from devices.base import Clock, DeviceError, Meter, MeterUnavailableError
-from devices.conditions import busy_cpu_s, host_conditions, host_environment
+from devices.base import Clock, CpuSeconds, DeviceError, Meter, MeterUnavailableError
+from devices.conditions import host_conditions, host_cpu_seconds, host_environment
 from results.records import Conditions, Environment
 
 log = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ class Host:
     def conditions(self) -> Conditions:
         return host_conditions(self._clock.now_s())
 
-    def busy_cpu_s(self) -> tuple[float, float] | None:
-        return busy_cpu_s()
+    def cpu_seconds(self) -> CpuSeconds | None:
+        return host_cpu_seconds()
 
     def close(self) -> None:
         for meter in self.meters:

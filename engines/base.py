@@ -24,6 +24,8 @@ class PhaseListener(Protocol):
 class Engine(Protocol):
     """A model that answers requests. At least: the reference engine, and the modelled engine of `engines.schedule`."""
 
+    device: str
+    """The machine it runs on, by the plan's name; only that machine's meters can measure it."""
     tokenizer: Tokenizer
     max_length: int
     time_method: Literal["measured", "modelled"]

@@ -13,20 +13,10 @@ from devices.models.timeline import Timeline
 from engines.base import EngineError, PhaseEvent, PhaseListener
 from engines.dispatch import DispatchPlan
 from engines.placements import Placement
+from engines.reference import StepObserver
 from engines.schedule import ModelShape, Step, lm_head, operations
 from engines.tokenizer import Tokenizer
 from results.records import Completion, EngineCounters, Request
-
-
-class StepObserver(Protocol):
-    """Hears of every forward chunk of a request once it is computed, in order.
-
-    kv_length: keys in the cache after the chunk. plans: one per layer, None for a dense layer.
-    """
-
-    def step(
-        self, n_tokens: int, kv_length: int, phase: Literal["prefill", "decode"], plans: Sequence[DispatchPlan | None]
-    ) -> None: ...
 
 
 class ObservedEngine(Protocol):
@@ -48,6 +38,7 @@ class ModelledEngine:
     time_method: Literal["measured", "modelled"] = "modelled"
 
     def __init__(self, reference: ObservedEngine, timeline: Timeline, placement: Placement, shape: ModelShape) -> None:
+        self.device = f"model:{timeline.sheet.name}"
         self._reference = reference
         self._timeline = timeline
         self._placement = placement

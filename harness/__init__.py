@@ -1,0 +1,1 @@
+"""The top floor: plans, trials, runs, the command line."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from devices.base import Channel, DeviceError, Meter
+from devices.base import Channel, CpuSeconds, DeviceError, Meter
 from devices.models.sheet import Sheet, load_sheet
+from devices.models.sheet import available_sheets as available_sheets
 from devices.models.timeline import COMPONENTS, Component, Timeline
 from results.records import Conditions, Environment, Method, PowerTrace
 
@@ -94,7 +95,7 @@ class ModelDevice:
         """Only the time: a sheet has no temperature and no battery."""
         return Conditions(at_s=self.timeline.now_s())
 
-    def busy_cpu_s(self) -> tuple[float, float] | None:
+    def cpu_seconds(self) -> CpuSeconds | None:
         """None: what else the host does, does not change a modelled time."""
         return None
 

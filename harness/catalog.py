@@ -1,0 +1,101 @@
+"""Names to constructors: plain dicts, nothing registers itself by import.
+
+A new technique is one file and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from devices.base import Clock, Meter
+from engines.techniques.base import TechniqueParameters
+from engines.techniques.capacity_tiers import CapacityTiersParameters
+from engines.techniques.dropless import DroplessParameters
+from engines.techniques.oracle import OracleParameters
+from results.records import Record
+from workloads.base import Workload
+from workloads.boolq import BoolQ, BoolQParameters
+from workloads.hellaswag import HellaSwag, HellaSwagParameters
+from workloads.ruler import RulerNiahMultikey1, RulerNiahSingle2, RulerParameters
+from workloads.sharegpt import ShareGPT, ShareGPTParameters
+
+
+class TechniqueEntry(NamedTuple):
+    parameters: type[Record]
+    what: str
+
+
+class WorkloadEntry(NamedTuple):
+    parameters: type[Record]
+    build: Callable[..., Workload]
+    what: str
+
+
+class MeterEntry(NamedTuple):
+    build: Callable[[float, Clock, Any], Meter]
+    """(sample interval, clock, device spec) -> meter, not yet opened."""
+    method: str
+    what: str
+
+
+TECHNIQUES: dict[str, TechniqueEntry] = {
+    "oracle": TechniqueEntry(OracleParameters, "a loop over tokens and their experts, for checking the others"),
+    "dropless": TechniqueEntry(DroplessParameters, "tokens grouped by expert, nothing dropped; equals the oracle"),
+    "capacity_tiers": TechniqueEntry(
+        CapacityTiersParameters, "NPUMoE §4.1: calibrated static capacity tiers, overflow pruned by saliency"
+    ),
+}
+
+WORKLOADS: dict[str, WorkloadEntry] = {
+    "hellaswag": WorkloadEntry(HellaSwagParameters, HellaSwag, "lm-eval's HellaSwag: acc, acc_norm"),
+    "boolq": WorkloadEntry(BoolQParameters, BoolQ, "lm-eval's BoolQ: acc"),
+    "ruler_niah_single_2": WorkloadEntry(RulerParameters, RulerNiahSingle2, "RULER: one needle, generated haystack"),
+    "ruler_niah_multikey_1": WorkloadEntry(RulerParameters, RulerNiahMultikey1, "RULER: one needle of four is asked"),
+    "sharegpt": WorkloadEntry(ShareGPTParameters, ShareGPT, "multi-turn chat replay: latency and energy only"),
+}
+
+
+def _nvml(interval_s: float, clock: Clock, spec: Any) -> Meter:
+    from devices.meters.nvml import NvmlMeter
+
+    return NvmlMeter(interval_s, clock)
+
+
+def _rapl(interval_s: float, clock: Clock, spec: Any) -> Meter:
+    from devices.meters.rapl import RaplMeter
+
+    return RaplMeter(interval_s, clock)
+
+
+def _zeus(interval_s: float, clock: Clock, spec: Any) -> Meter:
+    from devices.meters.zeus import ZeusMeter
+
+    return ZeusMeter(interval_s, clock)
+
+
+def _modelled(interval_s: float, clock: Clock, spec: Any) -> Meter:
+    from devices.meters.modelled import ModelledMeter, load_watts_sheet
+
+    return ModelledMeter(interval_s, clock, load_watts_sheet(spec.watts_sheet))
+
+
+def _replay(interval_s: float, clock: Clock, spec: Any) -> Meter:
+    from devices.meters.replay import ReplayMeter
+
+    return ReplayMeter(Path(spec.replay_csv), clock)
+
+
+METERS: dict[str, MeterEntry] = {
+    "nvml": MeterEntry(_nvml, "counter", "NVIDIA GPUs, energy counter (power samples where there is none)"),
+    "rapl": MeterEntry(_rapl, "counter", "Linux powercap: CPU package, cores, memory"),
+    "zeus": MeterEntry(_zeus, "counter", "Apple Silicon, AMD and NVIDIA GPUs, through Zeus"),
+    "modelled": MeterEntry(_modelled, "modelled", "CPU time x watts of a sheet: always there, never measured"),
+    "replay": MeterEntry(_replay, "replayed", "a recorded power CSV (replay_csv)"),
+}
+
+
+def technique_parameters(name: str) -> type[TechniqueParameters]:
+    """The parameters record of a technique, which also builds it."""
+    return TECHNIQUES[name].parameters  # type: ignore[return-value]

@@ -1,0 +1,72 @@
+"""How long a run may take, before it runs. An estimate: token counts are exact, speeds are guessed from a probe."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from engines.checkpoints import CheckpointFacts
+from engines.model_config import ModelConfig
+from harness.plan import CellPlan, Plan
+from harness.runner import rule_of
+from harness.workbench import Workbench
+
+PROBE_SIZE = 1024
+EFFICIENCY = 0.3
+"""Share of the probe's matrix rate that small expert calls reach. Assumed."""
+LAYER_CALL_S = 1.0e-3
+"""Cost of one layer call beside its arithmetic, in a decode step or a prefill chunk. Assumed."""
+
+
+class CellEstimate(NamedTuple):
+    cell_plan: CellPlan
+    n_trials: int
+    n_requests: int
+    prefill_tokens: int
+    decode_tokens: int
+    seconds: float
+
+
+def estimate(plan: Plan, workbench: Workbench) -> list[CellEstimate]:
+    """For each cell: exact counts, and seconds from a matrix-product probe of this machine."""
+    flop_per_s = _probe_flop_per_s()
+    return [_estimate_cell(plan, c, workbench.facts(c.model.source), workbench, flop_per_s) for c in plan.cells]
+
+
+def _estimate_cell(
+    plan: Plan, cell_plan: CellPlan, facts: CheckpointFacts, workbench: Workbench, flop_per_s: float
+) -> CellEstimate:
+    requests = workbench.workload(cell_plan).requests(facts.tokenizer, facts.config.max_length)
+    prefill = sum(len(r.prompt_ids) + len(r.continuation_ids) for r in requests)
+    decode = sum(max(0, r.max_new_tokens - 1) for r in requests)
+    chunks = sum(-(-len(r.prompt_ids) // cell_plan.engine.prefill_chunk) for r in requests)
+    arithmetic_s = 2.0 * active_parameters(facts.config) * (prefill + decode) / (EFFICIENCY * flop_per_s)
+    calls_s = LAYER_CALL_S * facts.config.n_layers * (chunks + decode)
+    n_trials = rule_of(plan, cell_plan).max_repeats
+    protocol = plan.protocol
+    warmup_share = min(protocol.warmup, len(requests)) / max(1, len(requests))
+    waiting_s = 0.0 if cell_plan.is_modelled else 2 * protocol.idle_s + protocol.cooldown_s
+    seconds = n_trials * (waiting_s + (arithmetic_s + calls_s) * (1 + warmup_share))
+    return CellEstimate(cell_plan, n_trials, len(requests), prefill, decode, seconds)
+
+
+def active_parameters(config: ModelConfig) -> int:
+    """Weights that one token is multiplied with, the output head included."""
+    attention = config.hidden * config.head_dim * (2 * config.n_heads + 2 * config.n_kv_heads)
+    total = config.vocabulary_size * config.hidden
+    for layer in range(config.n_layers):
+        width = config.dense_width
+        if config.moe is not None and config.is_sparse(layer):
+            width = config.moe.top_k * config.moe.expert_width
+        total += attention + 3 * config.hidden * width
+    return total
+
+
+def _probe_flop_per_s() -> float:
+    import torch
+
+    a = torch.ones(PROBE_SIZE, PROBE_SIZE)
+    a @ a
+    started_s = time.perf_counter()
+    a @ a
+    return 2.0 * PROBE_SIZE**3 / (time.perf_counter() - started_s)

@@ -1,0 +1,406 @@
+"""The plan file: its schema, its validation, and the matrix of cells it stands for.
+
+Everything is checked before anything runs, and all problems are told at once, each with its path in the file, the value
+found and the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import json
+import operator
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
+
+from engines.placements import PLACEMENTS
+from harness import sweep
+from harness.catalog import METERS, TECHNIQUES, WORKLOADS
+from results.records import Cell, Record
+
+PLAN_SCHEMA = 1
+
+
+class PlanError(Exception):
+    """A plan that cannot be run. `problems`: one line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+# --- schema ----------------------------------------------------------------------------------------------------------
+
+
+def _tagged(name: str, parameters: type[Record], **more: Any) -> type[BaseModel]:
+    """A parameters record with its name as the union's tag."""
+    tag: Any = (Literal[name], ...)
+    return create_model(name, __base__=parameters, name=tag, **more)
+
+
+def _union(members: Iterable[type[BaseModel]]) -> Any:
+    return Annotated[functools.reduce(operator.or_, members), Field(discriminator="name")]  # type: ignore[arg-type]
+
+
+_label: Any = (str | None, None)
+TechniqueSpec = _union(_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())
+WorkloadSpec = _union(_tagged(name, entry.parameters, label=_label) for name, entry in WORKLOADS.items())
+
+
+class ModelSpec(Record):
+    """Which checkpoint, and in what type its weights are held (arithmetic is fp32 on a CPU)."""
+
+    source: str = Field(min_length=1)
+    """A Hugging Face folder, a hub id, or `bundled:NAME`. safetensors only."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+class EngineSpec(Record):
+    """One arm: the reference engine with a technique; on a modelled device also a placement."""
+
+    name: str = Field(min_length=1)
+    technique: TechniqueSpec
+    placement: str = "host"
+    prefill_chunk: int = Field(512, ge=1)
+
+
+class DeviceSpec(Record):
+    """Where it runs and what measures it."""
+
+    name: str = Field(pattern=r"^(host|model:[A-Za-z0-9._-]+)$")
+    meters: tuple[str, ...] = Field(("auto",), min_length=1)
+    watts_sheet: str = "generic"
+    """Sheet of the modelled meter: a bundled name or a TOML file."""
+    replay_csv: str | None = None
+    """Recording of the replay meter."""
+    priced_as: str | None = None
+    """Modelled devices: price the routing with the shapes of this model instead of the plan's own."""
+
+
+class StopSpec(Record):
+    """Repeat until the 95 % interval of a metric is narrow enough."""
+
+    metric: Literal["e2e_s", "ttft_s", "tpot_s", "energy_j"] = "e2e_s"
+    relative_width: float = Field(0.05, gt=0, lt=1)
+    """Half the interval over the mean."""
+    min_repeats: int = Field(3, ge=2)
+    max_repeats: int = Field(20, ge=2)
+
+
+class Protocol(Record):
+    """How trials are taken. The same for all cells of a run."""
+
+    warmup: int = Field(1, ge=0)
+    """Requests answered before each window, outside it."""
+    repeats: int = Field(3, ge=1)
+    stop: StopSpec | None = None
+    """Replaces `repeats`."""
+    idle_s: float = Field(1.0, ge=0)
+    """Idle baseline before and after each window; 0: none, and no net energy."""
+    cooldown_s: float = Field(0.0, ge=0)
+    order: Literal["interleaved", "sequential", "shuffled"] = "interleaved"
+    """interleaved: every cell once, then again, so that drift hits all arms alike."""
+    sample_interval_s: float = Field(0.05, ge=0.001, le=10)
+    retries: int = Field(2, ge=0)
+    """Of transient failures, a trial."""
+    seed: int = 0
+
+    def for_modelled(self) -> Protocol:
+        """The same, taken once."""
+        return self.model_copy(update={"repeats": 1, "stop": None})
+
+
+class PlanFile(Record):
+    """A plan as it stands in its TOML file."""
+
+    schema_version: int = Field(PLAN_SCHEMA, alias="schema")
+    name: str = Field(min_length=1)
+    model: ModelSpec
+    engine: tuple[EngineSpec, ...] = Field(min_length=1)
+    workload: tuple[WorkloadSpec, ...] = Field(min_length=1)
+    device: tuple[DeviceSpec, ...] = Field(min_length=1)
+    protocol: Protocol = Protocol()
+    sweep: dict[str, Any] = Field(default_factory=dict)
+    """Dotted path to a list of values; each combination is an element of its own."""
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """A cell with the specs it is built from."""
+
+    cell: Cell
+    model: ModelSpec
+    engine: EngineSpec
+    workload: Any
+    device: DeviceSpec
+
+    @property
+    def is_modelled(self) -> bool:
+        return self.device.name != "host"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A valid plan: the protocol and the matrix."""
+
+    name: str
+    raw: dict[str, Any]
+    protocol: Protocol
+    cells: tuple[CellPlan, ...]
+    skipped: tuple[str, ...]
+    """Combinations that make no sense (a placement on the host, ...), for the dry run."""
+
+    @property
+    def plan_hash(self) -> str:
+        """Of everything that a figure depends on."""
+        content = [self.protocol.model_dump(), [c.cell.cell_id for c in self.cells]]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The plan's raw content. Raises `PlanError`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise PlanError([f"{path}: no such file; give the path of a plan, such as plans/demo.toml"]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError([f"{path}: cannot be read as text ({error})"]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError([f"{path}: not TOML ({error}); see plans/demo.toml for the form"]) from error
+
+
+def load_plan(path: Path, settings: Sequence[str] = ()) -> Plan:
+    """Reads, overrides (`--set`), validates and expands a plan. Raises `PlanError` with every problem found."""
+    raw = read_toml(path)
+    for assignment in settings:
+        try:
+            sweep.set_value(raw, assignment)
+        except sweep.PathError as error:
+            raise PlanError([str(error)]) from error
+    return build_plan(raw)
+
+
+class Parsed(NamedTuple):
+    """An element of the expanded plan, with where it stands in the file."""
+
+    path: str
+    suffix: str
+    spec: Any
+
+
+def build_plan(raw: dict[str, Any]) -> Plan:
+    """Validates and expands a raw plan. Raises `PlanError`."""
+    entries, problems = sweep.expand(raw)
+    problems += _frame_problems(raw)
+    parsed: dict[str, list[Parsed]] = {}
+    adapters: dict[str, Any] = {
+        "model": ModelSpec,
+        "engine": EngineSpec,
+        "workload": WorkloadSpec,
+        "device": DeviceSpec,
+    }
+    for section, found in entries.items():
+        parsed[section] = []
+        for entry in found:
+            try:
+                spec = TypeAdapter(adapters[section]).validate_python(entry.raw)
+                parsed[section].append(Parsed(entry.path, entry.suffix, spec))
+            except ValidationError as error:
+                problems += [_told(entry.path, e, adapters[section]) for e in error.errors()]
+    protocol = Protocol()
+    try:
+        protocol = Protocol.model_validate(raw.get("protocol", {}))
+    except ValidationError as error:
+        problems += [_told("protocol", e, Protocol) for e in error.errors()]
+    problems += _reference_problems(parsed)
+    if problems:
+        raise PlanError(list(dict.fromkeys(problems)))
+    cells, skipped = _matrix(parsed)
+    if not cells:
+        raise PlanError([f"the plan has no cell to run: {'; '.join(skipped)}"])
+    return Plan(raw["name"], raw, protocol, tuple(cells), tuple(skipped))
+
+
+def _frame_problems(raw: dict[str, Any]) -> list[str]:
+    """Problems of the top level: missing sections, unknown keys, wrong kinds."""
+    problems = []
+    known = {f.alias or name: f for name, f in PlanFile.model_fields.items()}
+    for key in raw:
+        if key not in known:
+            problems.append(f"{key}: unknown key; {_nearest(key, known)}")
+    for key, field in known.items():
+        if field.is_required() and key not in raw:
+            form = f"[[{key}]]" if key in sweep.LISTS else f"[{key}]" if key == "model" else f'{key} = "..."'
+            problems.append(f"{key}: missing; add {form}")
+    for key in sweep.LISTS:
+        found = raw.get(key)
+        if found is not None and not (isinstance(found, list) and found and all(isinstance(e, dict) for e in found)):
+            problems.append(f"{key}: must be written as [[{key}]] tables, found {found!r}")
+    for key in ("model", "protocol"):
+        if not isinstance(raw.get(key, {}), dict):
+            problems.append(f"{key}: must be a table [{key}], found {raw[key]!r}")
+    if "name" in raw and not (isinstance(raw["name"], str) and raw["name"]):
+        problems.append(f"name: must be a text that is not empty, found {raw['name']!r}")
+    if raw.get("schema", PLAN_SCHEMA) != PLAN_SCHEMA:
+        problems.append(
+            f"schema: this joulebench reads schema {PLAN_SCHEMA}, found {raw['schema']!r}; update one of them"
+        )
+    return problems
+
+
+# --- problems in words -----------------------------------------------------------------------------------------------
+
+
+def _told(path: str, error: Any, schema: Any) -> str:
+    """One pydantic error as a line: path, problem, value found, remedy."""
+    location = [p for p in error["loc"] if p not in TECHNIQUES and p not in WORKLOADS]
+    where = path + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
+    if error["type"] == "extra_forbidden":
+        parent = _model_at(schema, error["loc"][:-1])
+        return f"{where}: unknown key, found {error['input']!r}; {_nearest(str(error['loc'][-1]), _keys(parent))}"
+    if error["type"] == "union_tag_invalid":
+        tags = [t.strip("' ") for t in error["ctx"]["expected_tags"].split(",")]
+        return f"{where}.name: unknown name {error['ctx']['tag']!r}; {_nearest(error['ctx']['tag'], tags)}"
+    if error["type"] == "union_tag_not_found":
+        return f"{where}: needs a name, found {error['input']!r}; write {{ name = ... }}"
+    if error["type"] == "missing":
+        return f"{where}: missing; add {error['loc'][-1]} = ..."
+    if error["type"] in ("value_error", "assertion_error"):
+        return f"{where}: {error['msg'].partition(', ')[2]} (found {error['input']!r})"
+    problem = error["msg"][0].lower() + error["msg"][1:]
+    return f"{where}: {problem.replace('input should', 'must')}, found {error['input']!r}"
+
+
+def _model_at(schema: Any, location: Sequence[Any]) -> type[BaseModel] | None:
+    """The record that a pydantic location names, through unions (their tag is part of the location)."""
+    for part in location:
+        members = _members(schema)
+        if isinstance(part, int):
+            continue
+        tagged = [m for m in members if m.__name__ == part]
+        if tagged:
+            schema = tagged[0]
+        else:
+            schema = next((m.model_fields[part].annotation for m in members if part in m.model_fields), None)
+    found = _members(schema)
+    return found[0] if len(found) == 1 else None
+
+
+def _members(schema: Any) -> list[type[BaseModel]]:
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        return [schema]
+    return [m for argument in get_args(schema) for m in _members(argument)]
+
+
+def _keys(model: type[BaseModel] | None) -> list[str]:
+    return sorted(model.model_fields) if model else []
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+
+
+def _reference_problems(parsed: dict[str, list[Parsed]]) -> list[str]:
+    """Names that mean something elsewhere: placements, meters, devices, sheets; and names given twice."""
+    from devices.models.device import available_sheets
+    from engines.schedule import NAMED_SHAPES
+
+    problems = []
+    for path, _, engine in parsed["engine"]:
+        if engine.placement not in PLACEMENTS:
+            problems.append(
+                f"{path}.placement: unknown placement {engine.placement!r}; {_nearest(engine.placement, PLACEMENTS)}"
+            )
+    for path, _, device in parsed["device"]:
+        for meter in device.meters:
+            if meter not in ("auto", *METERS):
+                problems.append(f"{path}.meters: unknown meter {meter!r}; {_nearest(meter, ['auto', *METERS])}")
+        if "replay" in device.meters and device.replay_csv is None:
+            problems.append(f'{path}.replay_csv: missing; the replay meter needs replay_csv = "power.csv"')
+        if device.replay_csv is not None and "replay" not in device.meters:
+            problems.append(f'{path}.replay_csv: has no effect; add "replay" to meters')
+        sheet = device.name.removeprefix("model:")
+        if device.name != "host":
+            if sheet not in available_sheets():
+                problems.append(f"{path}.name: no sheet {sheet!r}; {_nearest(sheet, available_sheets())}")
+            if device.meters != ("auto",):
+                problems.append(f"{path}.meters: a modelled device has its own meter; remove the line")
+        elif device.priced_as is not None:
+            problems.append(f"{path}.priced_as: only for modelled devices; remove the line")
+        if device.priced_as is not None and device.priced_as not in NAMED_SHAPES:
+            problems.append(f"{path}.priced_as: unknown shape; {_nearest(device.priced_as, NAMED_SHAPES)}")
+    for section in ("engine", "device"):
+        names = [labelled(p.spec.name, p.suffix) for p in parsed[section]]
+        problems += [
+            f"{section}: the name {name!r} stands {names.count(name)} times; give each its own"
+            for name in sorted(set(names))
+            if names.count(name) > 1
+        ]
+    return problems
+
+
+# --- matrix ----------------------------------------------------------------------------------------------------------
+
+
+def labelled(name: str, suffix: str) -> str:
+    return f"{name}[{suffix}]" if suffix else name
+
+
+def _workload_labels(workloads: list[Parsed]) -> list[str]:
+    labels = [labelled(p.spec.label or p.spec.name, p.suffix) for p in workloads]
+    return [f"{label}#{i + 1}" if labels.count(label) > 1 else label for i, label in enumerate(labels)]
+
+
+def _matrix(parsed: dict[str, list[Parsed]]) -> tuple[list[CellPlan], list[str]]:
+    cells, skipped = [], []
+    workloads = list(zip(parsed["workload"], _workload_labels(parsed["workload"]), strict=True))
+    for device, model, (workload, workload_label), engine in sweep.product(
+        parsed["device"], parsed["model"], workloads, parsed["engine"]
+    ):
+        reason = mismatch(engine.spec, device.spec)
+        if reason:
+            skipped.append(f"{labelled(engine.spec.name, engine.suffix)} on {device.spec.name}: {reason}")
+        else:
+            cells.append(_cell_plan(model, engine, workload, workload_label, device))
+    return cells, list(dict.fromkeys(skipped))
+
+
+def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
+    """Why an engine does not go onto a device, or None."""
+    if (engine.placement == "host") != (device.name == "host"):
+        return f"placement {engine.placement!r} does not belong there"
+    return None
+
+
+def _cell_plan(model: Parsed, engine: Parsed, workload: Parsed, workload_label: str, device: Parsed) -> CellPlan:
+    specs = [p.spec.model_dump(mode="json") for p in (model, engine, workload, device)]
+    content = json.dumps([workload_label, *specs], sort_keys=True)
+    engine_label = labelled(engine.spec.name, engine.suffix)
+    model_label = labelled(model.spec.source, model.suffix)
+    if device.spec.priced_as:
+        model_label += f" priced as {device.spec.priced_as}"
+    cell = Cell(
+        cell_id=hashlib.sha256(content.encode()).hexdigest()[:12],
+        label=f"{engine_label} · {workload_label} · {labelled(device.spec.name, device.suffix)}",
+        engine=engine_label,
+        technique=engine.spec.technique.name,
+        technique_parameters=engine.spec.technique.model_dump(mode="json", exclude={"name"}),
+        placement=engine.spec.placement,
+        model=model_label,
+        workload=workload_label,
+        workload_parameters=workload.spec.model_dump(mode="json", exclude={"name", "label"}),
+        device=labelled(device.spec.name, device.suffix),
+        engine_parameters={"prefill_chunk": engine.spec.prefill_chunk, "dtype": model.spec.dtype},
+    )
+    return CellPlan(cell, model.spec, engine.spec, workload.spec, device.spec)

@@ -1,0 +1,88 @@
+"""Checks of a plan against what it names: checkpoints, tokenizers, data, sheets. Nothing is run and nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from devices.base import DeviceError
+from engines.checkpoints import CheckpointFacts
+from engines.errors import EngineError
+from engines.placements import check as check_placement
+from engines.placements import find_placement
+from engines.schedule import priced_shape
+from harness.plan import CellPlan, DeviceSpec, Plan, PlanError
+from harness.workbench import Workbench, technique_spec
+from workloads.base import WorkloadError
+
+
+def preflight(plan: Plan, workbench: Workbench) -> Plan:
+    """The plan with what only its checkpoints know (notes for the tables). Raises `PlanError` with all problems."""
+    problems: list[str] = []
+    facts: dict[str, CheckpointFacts | None] = {}
+    for source in dict.fromkeys(c.model.source for c in plan.cells):
+        try:
+            facts[source] = workbench.facts(source)
+        except EngineError as error:
+            problems.append(f"model.source: {error}")
+            facts[source] = None
+    for device in dict.fromkeys(c.device for c in plan.cells):
+        problems += _device_problems(device)
+    for cell_plan in plan.cells:
+        found = facts[cell_plan.model.source]
+        problems += _engine_problems(cell_plan, found)
+        if found is not None:
+            problems += _workload_problems(cell_plan, found, workbench)
+    if problems:
+        raise PlanError(list(dict.fromkeys(problems)))
+    return replace(plan, cells=tuple(_noted(c, facts[c.model.source]) for c in plan.cells))
+
+
+def _noted(cell_plan: CellPlan, facts: CheckpointFacts | None) -> CellPlan:
+    note = facts.note if facts else None
+    return replace(cell_plan, cell=cell_plan.cell.model_copy(update={"model_note": note}))
+
+
+def _device_problems(device: DeviceSpec) -> Iterator[str]:
+    if device.name != "host":
+        return
+    if device.replay_csv is not None and not Path(device.replay_csv).is_file():
+        yield f"device {device.name}: replay_csv: no file {device.replay_csv}; paths start where joulebench is called"
+    try:
+        from devices.meters.modelled import load_watts_sheet
+
+        load_watts_sheet(device.watts_sheet)
+    except DeviceError as error:
+        yield f"device {device.name}: watts_sheet: {error}"
+
+
+def _engine_problems(cell_plan: CellPlan, facts: CheckpointFacts | None) -> Iterator[str]:
+    where = f"engine {cell_plan.cell.engine}"
+    technique = technique_spec(cell_plan.engine)
+    reason = check_placement(find_placement(cell_plan.engine.placement), technique.static_shapes)
+    if reason:
+        yield f"{where}: {reason}"
+    if facts is None:
+        return
+    if facts.config.moe is None and technique.calibration_prompts:
+        yield f"{where}: technique {technique.technique} places experts, and {facts.source} is dense; use dropless"
+    if cell_plan.device.priced_as:
+        try:
+            priced_shape(cell_plan.device.priced_as, facts.config)
+        except EngineError as error:
+            yield f"device {cell_plan.device.name}: priced_as: {error}"
+
+
+def _workload_problems(cell_plan: CellPlan, facts: CheckpointFacts, workbench: Workbench) -> Iterator[str]:
+    """Builds the requests, which finds absent data, other schemas, and prompts that are too long; they are kept."""
+    wanted = technique_spec(cell_plan.engine).calibration_prompts
+    max_length = facts.config.max_length
+    try:
+        workload = workbench.workload(cell_plan)
+        if not workload.requests(facts.tokenizer, max_length):
+            yield f"workload {cell_plan.cell.workload}: no request fits the model's {max_length} tokens"
+        if wanted:
+            workload.calibration_prompts(facts.tokenizer, max_length, wanted)
+    except WorkloadError as error:
+        yield f"workload {cell_plan.cell.workload}: {error}"

@@ -1,0 +1,125 @@
+"""What a person sees while a run goes on: a live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from results.records import Trial
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+
+class PlainProgress:
+    """One line a finished trial, for logs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._n_trials = 0
+        self._n_done = 0
+
+    def begin(self, n_trials: int, n_done: int) -> None:
+        self._n_trials, self._n_done = n_trials, n_done
+        if n_done:
+            self._say(f"resuming: {n_done} of {n_trials} trials are there")
+
+    def preparing(self, cell: str) -> None:
+        """Not worth a line."""
+
+    def trial_started(self, cell: str, repeat: int) -> None:
+        """Not worth a line."""
+
+    def trial_finished(self, cell: str, trial: Trial) -> None:
+        self._n_done += 1
+        self._say(f"[{self._n_done}/{self._n_trials}] {cell} · trial {trial.repeat + 1} · {outcome(trial)}")
+
+    def cell_finished(self, cell: str, n_trials_left_out: int) -> None:
+        self._n_trials -= n_trials_left_out
+        self._say(f"{cell}: interval is narrow enough, {n_trials_left_out} trials not needed")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> PlainProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to take down."""
+
+
+class LiveProgress:
+    """A bar with the cell, the trial and the time left."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._bar = Progress(
+            SpinnerColumn(),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}", markup=False),
+            console=console,
+            transient=True,
+        )
+        self._console = console
+        self._task: TaskID | None = None
+        self._n_left = 0
+        self._finished = 0
+        self._started_s = time.monotonic()
+
+    def begin(self, n_trials: int, n_done: int) -> None:
+        self._n_left = n_trials - n_done
+        self._task = self._bar.add_task("starting", total=n_trials, completed=n_done, left="")
+
+    def preparing(self, cell: str) -> None:
+        self._describe(f"{cell}: preparing")
+
+    def trial_started(self, cell: str, repeat: int) -> None:
+        self._describe(f"{cell} · trial {repeat + 1}")
+
+    def trial_finished(self, cell: str, trial: Trial) -> None:
+        self._finished += 1
+        self._advance(1)
+        if trial.failure is not None:
+            self._console.print(f"failed: {cell} · trial {trial.repeat + 1}: {trial.failure.error}", markup=False)
+
+    def cell_finished(self, cell: str, n_trials_left_out: int) -> None:
+        self._advance(n_trials_left_out)
+
+    def _advance(self, n: int) -> None:
+        if self._task is not None:
+            self._n_left -= n
+            per_trial_s = (time.monotonic() - self._started_s) / max(1, self._finished)
+            left_s = round(per_trial_s * self._n_left)
+            self._bar.update(self._task, advance=n, left=f"{left_s // 60}:{left_s % 60:02d} left")
+
+    def _describe(self, text: str) -> None:
+        if self._task is not None:
+            self._bar.update(self._task, description=text)
+
+    def __enter__(self) -> LiveProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def outcome(trial: Trial) -> str:
+    """A finished trial in a few words."""
+    if trial.failure is not None:
+        return f"FAILED ({trial.failure.kind}): {trial.failure.error}"
+    window_s = (trial.window_end_s or 0.0) - (trial.window_start_s or 0.0)
+    energy = next((r for r in trial.energy if r.phase == "all" and r.component == "total"), None)
+    if energy is None:
+        joules = "no meter"
+    elif energy.energy_j is None:
+        joules = f"no energy: {energy.reason}"
+    else:
+        joules = f"{energy.energy_j:.3g} J {energy.method}"
+    kind = "" if trial.time_method == "measured" else " modelled"
+    return f"{window_s:.3g} s{kind} · {len(trial.completions)} requests · {joules}"

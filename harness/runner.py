@@ -1,0 +1,174 @@
+"""Runs the matrix: order, repeats, retries, resume. A finished trial is in the store before the next one starts."""
+
+from __future__ import annotations
+
+import random
+import traceback
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+from typing import Protocol as TypingProtocol
+
+from devices.base import DeviceError, TransientDeviceError
+from engines.errors import EngineError
+from harness.plan import CellPlan, Plan
+from harness.session import Arm, Traces, run_trial
+from harness.stopping import StoppingRule, stopping_rule
+from harness.workbench import Workbench
+from results.records import Failure, RunInfo, Trial
+from results.store import Store, StoreError
+from workloads.base import WorkloadError
+
+
+class Progress(TypingProtocol):
+    """Told what happens; the command line shows it."""
+
+    def begin(self, n_trials: int, n_done: int) -> None: ...
+    def preparing(self, cell: str) -> None: ...
+    def trial_started(self, cell: str, repeat: int) -> None: ...
+    def trial_finished(self, cell: str, trial: Trial) -> None: ...
+    def cell_finished(self, cell: str, n_trials_left_out: int) -> None: ...
+
+
+class RunOutcome(NamedTuple):
+    n_ok: int
+    n_failed: int
+
+
+class DeviceNotReadyError(Exception):
+    """A device of the plan cannot be opened: nothing was run on it."""
+
+
+def open_run(plan: Plan, directory: Path, resume: bool, workbench: Workbench) -> Store:
+    """A new run folder, or with `resume` the one that is there. Raises `StoreError`, `DeviceNotReadyError`."""
+    if resume and Store.holds_run(directory):
+        store = Store.open(directory)
+        found = store.info().plan_hash
+        if found != plan.plan_hash:
+            store.close()
+            raise StoreError(
+                f"{directory} holds a run of another plan (hash {found}, this plan {plan.plan_hash});"
+                " name another folder with --out, or resume with the plan, settings and data folder of then"
+            )
+        return store
+    info = RunInfo(
+        run_id=f"{plan.name}-{uuid.uuid4().hex[:8]}",
+        name=plan.name,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        plan=plan.raw,
+        plan_hash=plan.plan_hash,
+        environments={device: arm_device.environment() for device, arm_device in _open_devices(plan, workbench)},
+    )
+    return Store.create(directory, info, [c.cell for c in plan.cells])
+
+
+def _open_devices(plan: Plan, workbench: Workbench) -> Iterator[tuple[str, object]]:
+    for cell_plan in {c.cell.device: c for c in plan.cells}.values():
+        try:
+            yield cell_plan.cell.device, workbench.device(cell_plan)
+        except DeviceError as error:
+            raise DeviceNotReadyError(str(error)) from error
+
+
+class Runner:
+    """One pass over the plan's matrix into one store."""
+
+    def __init__(self, plan: Plan, store: Store, workbench: Workbench, progress: Progress) -> None:
+        self._plan = plan
+        self._store = store
+        self._workbench = workbench
+        self._progress = progress
+        self._trials: dict[str, list[Trial]] = defaultdict(list)
+        for trial in store.trials():
+            self._trials[trial.cell_id].append(trial)
+
+    def run(self) -> RunOutcome:
+        """Runs what is missing. KeyboardInterrupt passes through: finished trials are in the store by then."""
+        done = sum(len(t) for t in self._trials.values())
+        self._progress.begin(sum(rule_of(self._plan, c).max_repeats for c in self._plan.cells), done)
+        for cell_plan, repeat in trial_order(self._plan):
+            have = self._trials[cell_plan.cell.cell_id]
+            rule = rule_of(self._plan, cell_plan)
+            if rule.enough(have) or any(t.repeat == repeat for t in have):
+                continue
+            self._run_one(cell_plan, repeat)
+            if rule.enough(have) and len(have) < rule.max_repeats:
+                self._progress.cell_finished(cell_plan.cell.label, rule.max_repeats - len(have))
+        trials = [t for own in self._trials.values() for t in own]
+        return RunOutcome(sum(t.status == "ok" for t in trials), sum(t.status == "failed" for t in trials))
+
+    def _run_one(self, cell_plan: CellPlan, repeat: int) -> None:
+        cell = cell_plan.cell
+        trial, traces = self._attempt(cell_plan, repeat)
+        self._store.add_trial(trial, traces)
+        self._trials[cell.cell_id].append(trial)
+        self._progress.trial_finished(cell.label, trial)
+        cooldown_s = self._plan.protocol.cooldown_s
+        if cooldown_s and trial.status == "ok":
+            clock = self._arm(cell_plan).clock
+            clock.sleep_until_s(clock.now_s() + cooldown_s)
+
+    def _attempt(self, cell_plan: CellPlan, repeat: int) -> tuple[Trial, Traces]:
+        """A trial, after the retries that transient failures are worth; a stable failure becomes a failed trial."""
+        attempts = 0
+        while True:
+            attempts += 1
+            started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            try:
+                arm = self._arm(cell_plan)
+                self._progress.trial_started(cell_plan.cell.label, repeat)
+                trial, traces = run_trial(arm, self._plan.protocol, repeat)
+                return trial.model_copy(update={"attempts": attempts}), traces
+            except TransientDeviceError as error:
+                if attempts <= self._plan.protocol.retries:
+                    continue
+                failure = Failure(kind="transient", error=str(error), traceback=traceback.format_exc())
+            except (DeviceError, EngineError, WorkloadError) as error:
+                failure = Failure(kind="stable", error=str(error), traceback=traceback.format_exc())
+            except Exception as error:  # noqa: BLE001 - the one place where whatever escaped becomes a failed trial
+                failure = Failure(
+                    kind="stable", error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc()
+                )
+            return _failed_trial(cell_plan, repeat, attempts, started_at, failure), {}
+
+    def _arm(self, cell_plan: CellPlan) -> Arm:
+        self._progress.preparing(cell_plan.cell.label)
+        return self._workbench.arm(cell_plan)
+
+
+def rule_of(plan: Plan, cell_plan: CellPlan) -> StoppingRule:
+    """A modelled device gives the same figures every time: one trial says all, and repeats would feign precision."""
+    return stopping_rule(plan.protocol.for_modelled() if cell_plan.is_modelled else plan.protocol)
+
+
+def trial_order(plan: Plan) -> Iterator[tuple[CellPlan, int]]:
+    """Every (cell, repeat) that the plan may ask for, in the protocol's order."""
+    rounds = max(rule_of(plan, c).max_repeats for c in plan.cells)
+    shuffler = random.Random(plan.protocol.seed)
+    if plan.protocol.order == "sequential":
+        for cell_plan in plan.cells:
+            for repeat in range(rule_of(plan, cell_plan).max_repeats):
+                yield cell_plan, repeat
+        return
+    for repeat in range(rounds):
+        cells = [c for c in plan.cells if repeat < rule_of(plan, c).max_repeats]
+        if plan.protocol.order == "shuffled":
+            shuffler.shuffle(cells)
+        for cell_plan in cells:
+            yield cell_plan, repeat
+
+
+def _failed_trial(cell_plan: CellPlan, repeat: int, attempts: int, started_at: str, failure: Failure) -> Trial:
+    return Trial(
+        trial_id=uuid.uuid4().hex,
+        cell_id=cell_plan.cell.cell_id,
+        repeat=repeat,
+        attempts=attempts,
+        status="failed",
+        started_at=started_at,
+        time_method="modelled" if cell_plan.is_modelled else "measured",
+        failure=failure,
+    )

@@ -1,0 +1,192 @@
+"""One trial: idle baseline, warm-up, one window over the requests, scores, idle baseline again.
+
+Latency, energy and accuracy of a trial come from the same requests in the same window. Building prompts, scoring, and
+loading lie outside it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from devices.base import Clock, CpuSeconds, Device, DeviceError, Meter
+from engines.base import Engine, PhaseEvent
+from harness.plan import Protocol
+from results.energy import Interval, energy_between, idle_baseline
+from results.records import (
+    PHASES,
+    Completion,
+    Conditions,
+    EnergyReading,
+    IdleBaseline,
+    Phase,
+    PowerTrace,
+    Request,
+    Score,
+    Trial,
+)
+from results.store import IDLE_AFTER, IDLE_BEFORE, WINDOW
+from workloads.base import Workload
+
+Traces = dict[str, Sequence[PowerTrace]]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Everything that one cell needs, built and opened."""
+
+    cell_id: str
+    engine: Engine
+    workload: Workload
+    device: Device
+    clock: Clock
+    requests: Sequence[Request]
+
+
+@dataclass
+class _Window:
+    """What was collected while the requests ran."""
+
+    start_s: float = 0.0
+    end_s: float = 0.0
+    completions: list[Completion] = field(default_factory=list)
+    traces: list[PowerTrace] = field(default_factory=list)
+    foreign_cpu_share: float | None = None
+
+
+def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]:
+    """Runs one trial. Raises `DeviceError`, `EngineError`, `WorkloadError`; the runner decides what follows."""
+    if arm.engine.device != arm.device.name:
+        raise DeviceError(
+            f"the meters of {arm.device.name} cannot measure an engine on {arm.engine.device};"
+            " put both on one device in the plan"
+        )
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    before = _idle(arm, protocol.idle_s)
+    for request in arm.requests[: protocol.warmup]:
+        arm.engine.run(request, _unheard)
+    arm.engine.take_counters()
+    conditions = [arm.device.conditions()]
+    window = _measure(arm)
+    conditions.append(arm.device.conditions())
+    counters = arm.engine.take_counters()
+    after = _idle(arm, protocol.idle_s)
+    scores: Sequence[Score] = arm.workload.score(arm.requests, window.completions) if arm.workload.scored else ()
+    traces: Traces = {IDLE_BEFORE: before, WINDOW: window.traces, IDLE_AFTER: after}
+    energy, idle = derive_energy(window.completions, traces, (window.start_s, window.end_s))
+    trial = Trial(
+        trial_id=uuid.uuid4().hex,
+        cell_id=arm.cell_id,
+        repeat=repeat,
+        status="ok",
+        started_at=started_at,
+        time_method=arm.engine.time_method,
+        data_source=arm.workload.data_source,
+        window_start_s=window.start_s,
+        window_end_s=window.end_s,
+        prefill_tokens=sum(c.n_prompt_tokens for c in window.completions),
+        decode_tokens=sum(max(0, c.n_generated - 1) for c in window.completions),
+        completions=tuple(window.completions),
+        energy=tuple(energy),
+        idle=tuple(idle),
+        counters=counters,
+        scores=tuple(scores),
+        conditions=tuple(conditions),
+        foreign_cpu_share=window.foreign_cpu_share,
+        marks=_marks(conditions),
+    )
+    return trial, traces
+
+
+def phase_intervals(completions: Sequence[Completion], window: Interval) -> dict[Phase, list[Interval]]:
+    """When each phase ran. `all` is the whole window, the engine's own overhead between requests included."""
+    return {
+        "prefill": [(c.start_s, c.prefill_end_s) for c in completions],
+        "decode": [(c.prefill_end_s, c.token_times_s[-1]) for c in completions if c.n_generated >= 2],
+        "all": [window],
+    }
+
+
+def derive_energy(
+    completions: Sequence[Completion], traces: Mapping[str, Sequence[PowerTrace]], window: Interval
+) -> tuple[list[EnergyReading], list[IdleBaseline]]:
+    """Readings by meter and phase, and the idle baselines: from raw traces alone, so it can be done again later."""
+    own = traces.get(WINDOW, ())
+    intervals = phase_intervals(completions, window)
+    readings: list[EnergyReading] = []
+    baselines: list[IdleBaseline] = []
+    for meter in dict.fromkeys(t.meter for t in own):
+        idle = None
+        if traces.get(IDLE_BEFORE) or traces.get(IDLE_AFTER):
+            idle = idle_baseline(meter, traces.get(IDLE_BEFORE, ()), traces.get(IDLE_AFTER, ()))
+            baselines.append(idle)
+        readings += [energy_between(own, intervals[phase], phase, meter, idle=idle) for phase in PHASES]
+        components = [t.component for t in own if t.meter == meter]
+        if len(components) > 1:
+            readings += [energy_between(own, intervals["all"], "all", meter, component=c) for c in components]
+    return readings, baselines
+
+
+def _measure(arm: Arm) -> _Window:
+    """The window: meters start before it, and stop after it, whatever happens."""
+    window = _Window()
+    meters = arm.device.meters
+
+    def on_phase(event: PhaseEvent, at_s: float) -> None:
+        for meter in meters:
+            meter.mark()
+
+    with ExitStack() as running:
+        for meter in meters:
+            meter.start()
+            running.callback(_stop_quietly, meter)
+        cpu_before = arm.device.cpu_seconds()
+        window.start_s = arm.clock.now_s()
+        for request in arm.requests:
+            window.completions.append(arm.engine.run(request, on_phase))
+        window.end_s = arm.clock.now_s()
+        cpu_after = arm.device.cpu_seconds()
+        running.pop_all()
+        window.traces = [trace for meter in meters for trace in meter.stop()]
+    window.foreign_cpu_share = _foreign_share(cpu_before, cpu_after)
+    return window
+
+
+def _stop_quietly(meter: Meter) -> None:
+    """Stops a meter while another error is on its way up, which is the one to tell."""
+    with suppress(DeviceError):
+        meter.stop()
+
+
+def _idle(arm: Arm, idle_s: float) -> list[PowerTrace]:
+    """Traces of the machine doing nothing for us."""
+    if idle_s <= 0:
+        return []
+    for meter in arm.device.meters:
+        meter.start()
+    arm.clock.sleep_until_s(arm.clock.now_s() + idle_s)
+    return [trace for meter in arm.device.meters for trace in meter.stop()]
+
+
+def _foreign_share(before: CpuSeconds | None, after: CpuSeconds | None) -> float | None:
+    """Busy CPU time that was not ours, over all the CPU time there was."""
+    if before is None or after is None or after.available_s <= before.available_s:
+        return None
+    foreign_s = (after.busy_s - before.busy_s) - (after.ours_s - before.ours_s)
+    return min(1.0, max(0.0, foreign_s / (after.available_s - before.available_s)))
+
+
+def _marks(conditions: Sequence[Conditions]) -> tuple[str, ...]:
+    marks = []
+    if any(c.throttled for c in conditions):
+        marks.append("throttled")
+    if any(c.charging for c in conditions):
+        marks.append("charging")
+    return tuple(marks)
+
+
+def _unheard(event: PhaseEvent, at_s: float) -> None:
+    """Warm-up is outside the window: no meter runs."""

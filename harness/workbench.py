@@ -1,0 +1,142 @@
+"""Builds what a plan names, and keeps what cells share: a checkpoint is loaded once, a prompt built once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from devices.base import Clock, Device, Meter
+from devices.clock import MonotonicClock
+from devices.conditions import host_environment
+from devices.host import Host
+from devices.models.device import ModelDevice, load_model_device
+from engines.base import Engine
+from engines.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
+from engines.modelled import ModelledEngine
+from engines.placements import find_placement
+from engines.reference import ReferenceEngine
+from engines.schedule import own_shape, priced_shape
+from harness.catalog import METERS, WORKLOADS, technique_parameters
+from harness.plan import CellPlan, DeviceSpec, EngineSpec, ModelSpec, Protocol
+from harness.session import Arm
+from results.records import Record
+from workloads.base import Workload
+
+DATA_FOLDER_VARIABLE = "JOULEBENCH_DATA"
+
+
+def data_root() -> Path | None:
+    """The folder of data sets, from the environment."""
+    folder = os.environ.get(DATA_FOLDER_VARIABLE)
+    return Path(folder).expanduser().absolute() if folder else None
+
+
+class Workbench:
+    """The parts of one run. `close` gives the devices back."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+        self._host_clock = MonotonicClock()
+        self._facts: dict[str, CheckpointFacts] = {}
+        self._checkpoints: dict[ModelSpec, Checkpoint] = {}
+        self._workloads: dict[str, Workload] = {}
+        self._devices: dict[str, Device] = {}
+        self._engines: dict[str, Engine] = {}
+
+    def arm(self, plan: CellPlan) -> Arm:
+        """Everything one cell needs. Heavy the first time, then shared."""
+        device = self.device(plan)
+        engine = self._engine(plan, device)
+        workload = self.workload(plan)
+        requests = workload.requests(engine.tokenizer, engine.max_length)
+        if engine.needs_calibration:
+            wanted = technique_spec(plan.engine).calibration_prompts
+            engine.calibrate(workload.calibration_prompts(engine.tokenizer, engine.max_length, wanted))
+        return Arm(
+            cell_id=plan.cell.cell_id,
+            engine=engine,
+            workload=workload,
+            device=device,
+            clock=clock_of(device, self._host_clock),
+            requests=requests,
+        )
+
+    def device(self, plan: CellPlan) -> Device:
+        """Opened. Raises `DeviceError`."""
+        if plan.cell.device not in self._devices:
+            device = build_device(plan.device, self._protocol.sample_interval_s, self._host_clock)
+            device.open()
+            self._devices[plan.cell.device] = device
+        return self._devices[plan.cell.device]
+
+    def workload(self, plan: CellPlan) -> Workload:
+        if plan.cell.workload not in self._workloads:
+            self._workloads[plan.cell.workload] = build_workload(plan.workload)
+        return self._workloads[plan.cell.workload]
+
+    def facts(self, source: str) -> CheckpointFacts:
+        """Config and tokenizer, without weights. Raises `EngineError`."""
+        if source not in self._facts:
+            self._facts[source] = inspect_checkpoint(source)
+        return self._facts[source]
+
+    def _engine(self, plan: CellPlan, device: Device) -> Engine:
+        """One a cell: calibration belongs to a workload, and counters to a device."""
+        if plan.cell.cell_id not in self._engines:
+            checkpoint = self._checkpoint(plan.model)
+            technique = technique_spec(plan.engine)
+            reference = ReferenceEngine(checkpoint, technique, plan.engine.prefill_chunk, self._host_clock.now_s)
+            engine: Engine = reference
+            if isinstance(device, ModelDevice):
+                priced_as = plan.device.priced_as
+                config = checkpoint.config
+                shape = priced_shape(priced_as, config) if priced_as else own_shape(plan.model.source, config)
+                engine = ModelledEngine(reference, device.timeline, find_placement(plan.engine.placement), shape)
+            self._engines[plan.cell.cell_id] = engine
+        return self._engines[plan.cell.cell_id]
+
+    def _checkpoint(self, model: ModelSpec) -> Checkpoint:
+        if model not in self._checkpoints:
+            import torch
+
+            self._checkpoints[model] = load_checkpoint(model.source, getattr(torch, model.dtype))
+        return self._checkpoints[model]
+
+    def close(self) -> None:
+        for device in self._devices.values():
+            device.close()
+        self._devices.clear()
+
+
+def clock_of(device: Device, host_clock: Clock) -> Clock:
+    """A modelled device has a clock of its own."""
+    return device.timeline if isinstance(device, ModelDevice) else host_clock
+
+
+def technique_spec(engine: EngineSpec) -> Any:
+    """The technique's own parameters record, without the tag that the plan's union adds."""
+    spec = engine.technique
+    return _untagged(spec, technique_parameters(spec.name))
+
+
+def build_workload(spec: Any) -> Workload:
+    entry = WORKLOADS[spec.name]
+    return entry.build(_untagged(spec, entry.parameters), data_root())
+
+
+def build_device(spec: DeviceSpec, sample_interval_s: float, clock: Clock) -> Device:
+    """Not yet opened."""
+    if spec.name.startswith("model:"):
+        return load_model_device(spec.name.removeprefix("model:"), host_environment)
+    constructors: dict[str, Callable[[], Meter]] = {
+        name: partial(entry.build, sample_interval_s, clock, spec) for name, entry in METERS.items()
+    }
+    return Host(spec.name, spec.meters, constructors, clock)
+
+
+def _untagged(spec: Any, parameters: type[Any]) -> Any:
+    record: Record = parameters(**{name: getattr(spec, name) for name in parameters.model_fields})
+    return record
