@@ -1,0 +1,41 @@
+"""How the next token is drawn from the logits. Legend: L vocabulary rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engines.errors import EngineError
+from results.records import Sampling
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises `EngineError` on values that no distribution has."""
+    if sampling.temperature < 0:
+        raise EngineError(f"temperature {sampling.temperature} is below 0; 0 is greedy")
+    if not 0 < sampling.top_p <= 1:
+        raise EngineError(f"top_p {sampling.top_p} is outside (0, 1]; 1 keeps all tokens")
+    if sampling.top_k < 0:
+        raise EngineError(f"top_k {sampling.top_k} is below 0; 0 keeps all tokens")
+
+
+def token_probabilities(logits_L: Tensor, sampling: Sampling) -> Tensor:
+    """Probability of each token: temperature, then the top k, then the smallest set that holds top_p of the rest."""
+    logits_L = logits_L.float() / sampling.temperature
+    if 0 < sampling.top_k < logits_L.shape[0]:
+        threshold = torch.topk(logits_L, sampling.top_k).values[-1]
+        logits_L = logits_L.masked_fill(logits_L < threshold, float("-inf"))
+    probability_L = torch.softmax(logits_L, dim=-1)
+    if sampling.top_p < 1:
+        sorted_L, order_L = torch.sort(probability_L, descending=True, stable=True)
+        before_L = torch.cumsum(sorted_L, dim=-1) - sorted_L
+        probability_L = probability_L.index_fill(0, order_L[before_L >= sampling.top_p], 0.0)
+        probability_L = probability_L / probability_L.sum()
+    return probability_L
+
+
+def choose_token(logits_L: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Greedy at temperature 0, else one draw of the request's own generator."""
+    if sampling.temperature == 0:
+        return int(torch.argmax(logits_L))
+    return int(torch.multinomial(token_probabilities(logits_L, sampling), 1, generator=generator))
