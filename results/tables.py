@@ -12,6 +12,7 @@ Every row has one method. A missing figure is an empty cell (NaN) beside its rea
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -45,21 +46,32 @@ NORMAL_95 = 1.959964
 def tidy(run: RunData) -> pd.DataFrame:
     """One row per cell, metric, phase, meter and method; columns `COLUMNS`."""
     trials = trials_of(run)
-    asked = _aggregates_by_workload(run)
-    rows = chain.from_iterable(_rows(run, cell, trials[cell.cell_id], asked[cell.workload]) for cell in run.cells)
+    asked, sources = _aggregates_by_workload(run), data_sources(run)
+    rows = chain.from_iterable(
+        _rows(_identity(run, cell, sources), trials[cell.cell_id], asked[cell.workload]) for cell in run.cells
+    )
     return _frame(rows, COLUMNS, ("phase", "meter", "reason"), _STATISTICS, ("n", "n_failed"))
 
 
 def latency(run: RunData) -> pd.DataFrame:
-    return _only(tidy(run), {metric for metric, _, _ in LATENCY_METRICS})
+    return latency_rows(tidy(run))
 
 
 def energy(run: RunData) -> pd.DataFrame:
-    return _only(tidy(run), {metric for metric, _ in ENERGY_METRICS})
+    return energy_rows(tidy(run))
 
 
 def accuracy(run: RunData) -> pd.DataFrame:
     return accuracy_rows(tidy(run))
+
+
+def latency_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The latency and throughput rows of a tidy frame."""
+    return frame[frame["metric"].isin({metric for metric, _, _ in LATENCY_METRICS})].reset_index(drop=True)
+
+
+def energy_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["metric"].isin({metric for metric, _ in ENERGY_METRICS})].reset_index(drop=True)
 
 
 def accuracy_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -91,29 +103,37 @@ def model_name(cell: Cell) -> str:
     return f"{cell.model} ({cell.model_note})" if cell.model_note else cell.model
 
 
-def data_source(trials: Sequence[Trial]) -> str | None:
-    return next((t.data_source for t in trials if t.data_source), None)
+def data_sources(run: RunData) -> dict[str, str | None]:
+    """Where each workload's items came from, as any of its trials says (a failed trial may not have got that far)."""
+    workload_of = {cell.cell_id: cell.workload for cell in run.cells}
+    found: dict[str, str | None] = {cell.workload: None for cell in run.cells}
+    for trial in run.trials:
+        found[workload_of[trial.cell_id]] = found[workload_of[trial.cell_id]] or trial.data_source
+    return found
 
 
-def workload_name(cell: Cell, trials: Sequence[Trial]) -> str:
+def workload_name(workload: str, source: str | None) -> str:
     """The workload, and "(sample)" where its few bundled items stood in for the data set."""
-    return f"{cell.workload} (sample)" if data_source(trials) == "sample" else cell.workload
+    return f"{workload} (sample)" if source == "sample" else workload
 
 
 # --- one row per cell and metric -------------------------------------------------------------------------------------
 
 
-def _rows(run: RunData, cell: Cell, trials: list[Trial], asked: list[str]) -> Iterator[dict[str, Any]]:
-    good = usable(trials)
-    identity = {
+def _identity(run: RunData, cell: Cell, sources: dict[str, str | None]) -> dict[str, Any]:
+    return {
         "run_id": run.info.run_id,
         "cell": cell.cell_id,
         "device": cell.device,
         "engine": cell.engine,
         "technique": technique_name(cell),
         "model": model_name(cell),
-        "workload": workload_name(cell, trials),
+        "workload": workload_name(cell.workload, sources[cell.workload]),
     }
+
+
+def _rows(identity: dict[str, Any], trials: list[Trial], asked: list[str]) -> Iterator[dict[str, Any]]:
+    good = usable(trials)
     n_failed = sum(t.status == "failed" for t in trials)
     left_out = left_out_reason(trials, with_errors=not good)
     if not good:
@@ -157,7 +177,7 @@ def _summaries(
     group: Sequence[Observation], n_good: int, n_failed: int
 ) -> Iterator[tuple[Method, Summary, str | None]]:
     """One summary per method: figures obtained in two ways never share a row."""
-    reasons = _joined(dict.fromkeys(o.reason for o in group))
+    reasons = _joined(distinct(o.reason for o in group))
     methods = list(dict.fromkeys(o.method for o in group if o.value is not None))
     if not methods:
         yield "missing", Summary(n=0, n_failed=n_failed), reasons
@@ -196,6 +216,14 @@ def left_out_reason(trials: Sequence[Trial], with_errors: bool) -> str | None:
     return ", ".join(parts) or None
 
 
+def distinct(reasons: Iterable[str | None]) -> list[str]:
+    """Reasons in their order, of those that differ only in their numbers just the first (one per trial is noise)."""
+    kinds: dict[str, str] = {}
+    for reason in filter(None, reasons):
+        kinds.setdefault(re.sub(r"\d[\d.]*", "#", reason), reason)
+    return list(kinds.values())
+
+
 def _aggregates_by_workload(run: RunData) -> dict[str, list[str]]:
     """Names of the scores each workload gives in this run, so that a cell that failed shows them as missing."""
     workload_of = {cell.cell_id: cell.workload for cell in run.cells}
@@ -229,24 +257,21 @@ def trials(run: RunData) -> pd.DataFrame:
     A request's energy is that of the trial's first meter between the request's start and end, from the raw traces. A
     trial without requests is one row.
     """
-    by_cell = trials_of(run)
-    rows = [row for cell in run.cells for trial in by_cell[cell.cell_id] for row in _request_rows(run, cell, trial)]
+    by_cell, sources = trials_of(run), data_sources(run)
+    rows = [
+        _identity(run, cell, sources) | {"label": cell.label} | row
+        for cell in run.cells
+        for trial in by_cell[cell.cell_id]
+        for row in _request_rows(run, trial)
+    ]
     scores = dict.fromkeys(key for row in rows for key in row if key.startswith("score_"))
     text = ("marks", "failure", "sample_id", "request_id", "energy_meter", "energy_reason")
     numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", *scores)
     return _frame(rows, (*_REQUEST_COLUMNS, *scores), text, numbers, ("prompt_tokens", "generated_tokens"))
 
 
-def _request_rows(run: RunData, cell: Cell, trial: Trial) -> Iterator[dict[str, Any]]:
+def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
     head = {
-        "run_id": run.info.run_id,
-        "cell": cell.cell_id,
-        "label": cell.label,
-        "device": cell.device,
-        "engine": cell.engine,
-        "technique": technique_name(cell),
-        "model": model_name(cell),
-        "workload": workload_name(cell, [trial]),
         "trial": trial.trial_id,
         "repeat": trial.repeat,
         "attempts": trial.attempts,
@@ -323,34 +348,42 @@ def summary(run: RunData, frame: pd.DataFrame | None = None) -> pd.DataFrame:
     frame: the run's tidy table, where the caller has it already. With several meters the first one is shown.
     """
     frame = tidy(run) if frame is None else frame
-    by_cell = trials_of(run)
+    by_cell, sources = trials_of(run), data_sources(run)
     of_cell: dict[str, list[dict[str, Any]]] = {cell.cell_id: [] for cell in run.cells}
     for record in frame.to_dict("records"):
         of_cell[record["cell"]].append({str(k): v for k, v in record.items()})
-    rows = [_wide(run, cell, by_cell[cell.cell_id], of_cell[cell.cell_id]) for cell in run.cells]
+    rows = [
+        _wide_identity(run, cell, sources[cell.workload]) | _wide(by_cell[cell.cell_id], of_cell[cell.cell_id])
+        for cell in run.cells
+    ]
     columns = list(rows[0]) if rows else []
     text = ("model_note", "data_source", "energy_meter", "accuracy_metric", "reason")
     numbers = [c for c in columns if c.removesuffix("_low").removesuffix("_high") in _WIDE_NAMES]
     return _frame(rows, columns, text, numbers, ("accuracy_samples",)) if rows else pd.DataFrame()
 
 
-def _wide(run: RunData, cell: Cell, trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    first: dict[tuple[str, str | None], dict[str, Any]] = {}
-    for row in rows:
-        first.setdefault((row["metric"], row["phase"]), row)
-    wide: dict[str, Any] = {
+def _wide_identity(run: RunData, cell: Cell, source: str | None) -> dict[str, Any]:
+    return {
         "run_id": run.info.run_id,
         "cell": cell.cell_id,
         "label": cell.label,
         "device": cell.device,
         "engine": cell.engine,
         "technique": cell.technique,
-        "technique_parameters": json.dumps(cell.technique_parameters, sort_keys=True) or None,
+        "technique_parameters": json.dumps(cell.technique_parameters, sort_keys=True),
         "placement": cell.placement,
         "model": cell.model,
         "model_note": cell.model_note,
         "workload": cell.workload,
-        "data_source": data_source(trials),
+        "data_source": source,
+    }
+
+
+def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    first: dict[tuple[str, str | None], dict[str, Any]] = {}
+    for row in rows:
+        first.setdefault((row["metric"], row["phase"]), row)
+    wide: dict[str, Any] = {
         "n": len(usable(trials)),
         "n_failed": sum(t.status == "failed" for t in trials),
         "n_marked": sum(t.status == "ok" and bool(t.marks) for t in trials),
@@ -370,7 +403,7 @@ def _wide(run: RunData, cell: Cell, trials: list[Trial], rows: list[dict[str, An
     wide |= _wide_accuracy(rows)
     left_out = left_out_reason(trials, with_errors=not usable(trials)) or ""
     missing = [r["reason"] or "" for r in rows if pd.isna(r["mean"]) and r["metric"] in _SAID_IN_SUMMARY]
-    reasons = dict.fromkeys(reason.removesuffix(left_out).removesuffix("; ") for reason in missing)
+    reasons = distinct(reason.removesuffix(left_out).removesuffix("; ") for reason in missing)
     return wide | {"reason": _joined([left_out, *reasons])}
 
 
@@ -409,10 +442,6 @@ def _frame(
     for column in text:
         frame[column] = frame[column].astype(object).where(frame[column].notna(), None)
     return frame.astype(dict.fromkeys(numbers, "float64") | dict.fromkeys(counts, "Int64"))
-
-
-def _only(frame: pd.DataFrame, metrics: set[str]) -> pd.DataFrame:
-    return frame[frame["metric"].isin(metrics)].reset_index(drop=True)
 
 
 def _mean(group: Sequence[Observation]) -> float | None:

@@ -127,7 +127,7 @@ def run(
 
 
 def power_trace(
-    end_s: float, watts: float, meter: str, method: Method = "modelled", seed: int = 0, step_s: float = 0.01
+    end_s: float, watts: float, meter: str, method: Method = "modelled", seed: int = 0, step_s: float = 0.002
 ) -> PowerTrace:
     """Power about `watts` from 0 to end_s, with a slow swing and noise."""
     rng = np.random.default_rng(seed)

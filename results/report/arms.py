@@ -1,0 +1,57 @@
+"""Arms: what is compared. An arm is a cell without its workload and device; a letter names it in tables and charts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from results.records import Cell
+from results.tables import model_name, technique_name
+
+
+@dataclass(frozen=True)
+class Arm:
+    """letter: A, B, ... in the order of the run's cells."""
+
+    letter: str
+    engine: str
+    technique: str
+    placement: str
+    model: str
+    engine_parameters: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.letter} {self.technique}"
+
+
+def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
+    """The arm of each cell, by cell id."""
+    letters: dict[tuple[str, ...], str] = {}
+    found = {}
+    for cell in cells:
+        parameters = ", ".join(f"{k}={v}" for k, v in sorted(cell.engine_parameters.items()))
+        key = (
+            cell.engine,
+            cell.technique,
+            json.dumps(cell.technique_parameters, sort_keys=True, default=str),
+            cell.placement,
+            model_name(cell),
+            parameters,
+        )
+        letter = letters.setdefault(key, letter_of(len(letters)))
+        found[cell.cell_id] = Arm(
+            letter, cell.engine, technique_name(cell), cell.placement, model_name(cell), parameters
+        )
+    return found
+
+
+def letter_of(index: int) -> str:
+    """0 -> A, 25 -> Z, 26 -> AA, as spreadsheets count columns."""
+    letters = ""
+    index += 1
+    while index:
+        index, rest = divmod(index - 1, 26)
+        letters = chr(ord("A") + rest) + letters
+    return letters

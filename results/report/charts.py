@@ -1,0 +1,220 @@
+"""Charts as Vega-Lite specifications.
+
+Colours are CSS variables of the page (`var(--accent)`), so that charts follow light, dark and print without being drawn
+again. Nothing is said by colour alone: arms carry their letter, phases their name, points on the Pareto front are
+filled, traces have a name and a dash pattern. Widths follow the container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from results.energy import Array, UnresolvedError, power_curve
+from results.records import PowerTrace
+
+MAX_POINTS = 1200
+"""Points drawn of a trace; more cannot be told apart at the width of a page."""
+
+CONFIG: dict[str, Any] = {
+    "background": "transparent",
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": "var(--ink-2)",
+        "titleColor": "var(--ink-2)",
+        "titleFontWeight": "normal",
+        "domainColor": "var(--rule-2)",
+        "tickColor": "var(--rule-2)",
+        "gridColor": "var(--rule)",
+        "labelFontSize": 11,
+        "titleFontSize": 11,
+        "labelLimit": 130,
+    },
+    "text": {"font": "system-ui, sans-serif", "fontSize": 11},
+}
+"""Shared by all charts of a page."""
+
+_FIT = {"type": "fit-x", "contains": "padding"}
+
+
+@dataclass(frozen=True)
+class ParetoPoint:
+    """An arm in a latency-energy chart, in the chart's units; interval ends None where there is no interval."""
+
+    letter: str
+    name: str
+    latency: float
+    latency_low: float | None
+    latency_high: float | None
+    energy: float
+    energy_low: float | None
+    energy_high: float | None
+    on_front: bool
+
+
+@dataclass(frozen=True)
+class EnergyBar:
+    """Energy of one phase of an arm, in the chart's unit. label: the value as text, or why there is none."""
+
+    arm: str
+    phase: str
+    energy: float | None
+    low: float | None
+    high: float | None
+    label: str
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Which points no other point beats: none is as good in both and better in one. Less is better."""
+    order = sorted(range(len(points)), key=lambda i: points[i])
+    on_front = [False] * len(points)
+    best_y = float("inf")
+    previous: tuple[float, float] | None = None
+    for i in order:
+        on_front[i] = points[i][1] < best_y or points[i] == previous
+        if on_front[i]:
+            best_y, previous = points[i][1], points[i]
+    return on_front
+
+
+def latency_energy_chart(
+    points: Sequence[ParetoPoint], latency_unit: str, energy_unit: str, description: str
+) -> dict[str, Any]:
+    """Scatter of arms with 95 % intervals and the Pareto front through the means."""
+    import altair as alt
+
+    rows = [asdict(p) for p in points]
+    base = alt.Chart(alt.InlineData(values=rows))
+    no_zero = alt.Scale(zero=False, padding=18)
+    x = alt.X("latency:Q", title=f"E2E latency per request ({latency_unit})", scale=no_zero).axis(tickCount=5)
+    y = alt.Y("energy:Q", title=f"energy per token ({energy_unit})", scale=no_zero).axis(tickCount=5)
+    tooltip = [
+        alt.Tooltip("name:N", title="arm"),
+        alt.Tooltip("latency:Q", title=f"E2E ({latency_unit})", format=".4~g"),
+        alt.Tooltip("energy:Q", title=energy_unit, format=".4~g"),
+    ]
+    marks = base.mark_point(size=70, strokeWidth=1.6, opacity=1, stroke="var(--accent)").encode(
+        x=x,
+        y=y,
+        fill=alt.condition("datum.on_front", alt.value("var(--accent)"), alt.value("var(--paper)")),
+        tooltip=tooltip,
+    )
+    front = (
+        base.transform_filter("datum.on_front")
+        .mark_line(color="var(--accent)", strokeWidth=1, strokeDash=[4, 3])
+        .encode(x=x, y=y, order="latency:Q")
+    )
+    rule = {"color": "var(--ink-2)", "strokeWidth": 1}
+    across = base.mark_rule(**rule).encode(x="latency_low:Q", x2="latency_high:Q", y=y)
+    upright = base.mark_rule(**rule).encode(y="energy_low:Q", y2="energy_high:Q", x=x)
+    letters = base.mark_text(dx=9, dy=-9, fontWeight="bold", color="var(--ink)").encode(x=x, y=y, text="letter:N")
+    return _spec(alt.layer(front, across, upright, marks, letters), 220, description)
+
+
+def energy_chart(bars: Sequence[EnergyBar], unit: str, description: str) -> dict[str, Any]:
+    """Bars of energy per token, an arm's phases side by side, with intervals and the value in words."""
+    import altair as alt
+
+    phases = list(dict.fromkeys(b.phase for b in bars))
+    rows = [asdict(b) | {"energy": b.energy or 0.0, "text_at": max(b.energy or 0.0, b.high or 0.0)} for b in bars]
+    base = alt.Chart(alt.InlineData(values=rows))
+    y = alt.Y("arm:N", title=None, sort=None).axis(ticks=False, domain=False, labelPadding=8)
+    offset = alt.YOffset("phase:N", sort=phases)
+    top = max((row["text_at"] for row in rows), default=0.0) or 1.0
+    # Room to the right of the longest bar for its label.
+    x = alt.X("energy:Q", title=f"energy per token ({unit})", scale=alt.Scale(domain=[0, top * 1.9])).axis(tickCount=4)
+    fill = alt.Fill("phase:N", legend=None).scale(domain=phases, range=["var(--accent)", "var(--accent-2)"])
+    drawn = base.mark_bar(height={"band": 0.8}).encode(x=x, y=y, yOffset=offset, fill=fill)
+    interval = base.mark_rule(color="var(--ink)", strokeWidth=1.2).encode(
+        x="low:Q", x2="high:Q", y=y, yOffset=alt.YOffset("phase:N", sort=phases, bandPosition=0.5)
+    )
+    words = base.mark_text(align="left", dx=6, color="var(--ink)").encode(
+        x="text_at:Q", y=y, yOffset=offset, text="label:N"
+    )
+    n_arms = len(dict.fromkeys(b.arm for b in bars))
+    return _spec(alt.layer(drawn, interval, words), 26 + 40 * n_arms, description)
+
+
+def power_chart(
+    traces: Sequence[PowerTrace],
+    prefills_s: Sequence[tuple[float, float]],
+    token_times_s: Sequence[float],
+    from_s: float,
+    to_s: float,
+    description: str,
+) -> dict[str, Any]:
+    """Power of each component between two instants, prefill phases shaded, one tick a token; time from `from_s`.
+
+    Raises UnresolvedError where a counter's power cannot be derived.
+    """
+    import altair as alt
+
+    x = alt.X("at_s:Q", title="time since the window's start (s)").axis(grid=False, tickCount=6)
+    y = alt.Y("power_w:Q", title="power (W)", scale=alt.Scale(zero=True)).axis(tickCount=5)
+    shades = [{"from_s": a - from_s, "to_s": b - from_s} for a, b in prefills_s]
+    layers = [
+        alt.Chart(alt.InlineData(values=shades))
+        .mark_rect(color="var(--shade)")
+        .encode(x=alt.X("from_s:Q", title="time since the window's start (s)"), x2="to_s:Q")
+    ]
+    dashes = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
+    for n, trace in enumerate(traces):
+        times_s, watts = shown_part(trace, from_s, to_s)
+        rows = [{"at_s": float(t), "power_w": float(w)} for t, w in zip(times_s - from_s, watts, strict=True)]
+        name = f"{trace.meter} {trace.component}"
+        interpolate = {"power": "linear", "held": "step-after", "counter": "step-before"}[trace.kind]
+        layers.append(
+            alt.Chart(alt.InlineData(values=rows))
+            .mark_line(
+                color="var(--accent)", strokeWidth=1.2, strokeDash=dashes[n % len(dashes)], interpolate=interpolate
+            )
+            .encode(x=x, y=y)
+        )
+        if len(traces) > 1 and rows:
+            last = rows[-1] | {"name": name}
+            layers.append(
+                alt.Chart(alt.InlineData(values=[last]))
+                .mark_text(align="right", dy=-7, color="var(--ink)")
+                .encode(x=x, y=y, text="name:N")
+            )
+    ticks = [{"at_s": float(t) - from_s} for t in token_times_s if from_s <= t <= to_s]
+    layers.append(
+        alt.Chart(alt.InlineData(values=ticks))
+        .mark_rule(color="var(--accent-2)", strokeWidth=1)
+        .encode(x=x, y=alt.value(196), y2=alt.value(206))
+    )
+    return _spec(alt.layer(*layers), 210, description)
+
+
+def shown_part(trace: PowerTrace, from_s: float, to_s: float) -> tuple[Array, Array]:
+    """(times, watts) between two instants, thinned to at most about `MAX_POINTS` without losing a peak."""
+    times_s, watts = power_curve(trace)
+    inside = (times_s >= from_s) & (times_s <= to_s)
+    if not inside.any():
+        raise UnresolvedError(f"{trace.meter} {trace.component}: no reading in the shown part of the window")
+    return thinned(times_s[inside], watts[inside])
+
+
+def thinned(times_s: Array, watts: Array) -> tuple[Array, Array]:
+    """First, lowest, highest and last reading of each of `MAX_POINTS` / 4 equal bins."""
+    n = len(times_s)
+    if n <= MAX_POINTS:
+        return times_s, watts
+    edges = np.linspace(0, n, MAX_POINTS // 4 + 1).astype(np.intp)
+    kept = [
+        {a, a + int(np.argmin(watts[a:b])), a + int(np.argmax(watts[a:b])), b - 1}
+        for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    ]
+    indices = np.array(sorted(set().union(*kept)), dtype=np.intp)
+    return times_s[indices], watts[indices]
+
+
+def _spec(chart: Any, height_px: int, description: str) -> dict[str, Any]:
+    spec: dict[str, Any] = chart.properties(width="container", height=height_px, description=description).to_dict()
+    # The page's configuration (`CONFIG`) is given once; altair's defaults would override it in every chart.
+    spec.pop("config", None)
+    return spec | {"autosize": _FIT}

@@ -1,0 +1,46 @@
+"""CSV files of a run, safe to open in a spreadsheet, numbers in full precision (the shortest text that reads back)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from results import tables
+from results.records import RunData
+from results.report.files import replace_text
+
+_EXECUTED = re.compile(r"^(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
+"""Text that a spreadsheet takes for a formula (full-width signs too), or that a tab or line break moves on."""
+
+
+def write_csv(run: RunData, directory: Path) -> list[Path]:
+    """latency.csv, energy.csv, accuracy.csv, trials.csv and summary.csv in `directory`; each appears whole."""
+    frame = tables.tidy(run)
+    frames = {
+        "latency": tables.latency_rows(frame),
+        "energy": tables.energy_rows(frame),
+        "accuracy": tables.accuracy_rows(frame),
+        "trials": tables.trials(run),
+        "summary": tables.summary(run, frame),
+    }
+    paths = []
+    for name, content in frames.items():
+        paths.append(directory / f"{name}.csv")
+        replace_text(paths[-1], csv_text(content))
+    return paths
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A frame as CSV with LF line ends; a text cell or heading that a spreadsheet would execute gets a leading '."""
+    safe = frame.rename(columns=neutralised)
+    for column in safe.columns:
+        if not pd.api.types.is_numeric_dtype(safe[column]):
+            safe[column] = safe[column].map(neutralised, na_action="ignore")
+    return safe.to_csv(index=False, lineterminator="\n")
+
+
+def neutralised(text: str) -> str:
+    """ "=1+1" -> "'=1+1": shown as text, not computed."""
+    return f"'{text}" if _EXECUTED.match(text) else text

@@ -1,0 +1,191 @@
+"""The figures of a report: which arms share a panel, what the captions say, and what is left out.
+
+A panel holds one workload on one device, with one method of time and one of energy: modelled and measured figures never
+meet in a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from results import tables
+from results.energy import UnresolvedError
+from results.records import Cell, Completion, PowerTrace, RunData, Trial
+from results.report.arms import Arm
+from results.report.charts import (
+    EnergyBar,
+    ParetoPoint,
+    energy_chart,
+    latency_energy_chart,
+    pareto_front,
+    power_chart,
+)
+from results.units import format_number, si_scale
+
+SHOWN_TOKENS = 300
+"""A power trace is drawn up to the request that reaches this many tokens: single ticks can be told apart."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """title and caption as text; spec None where there is nothing to draw, then the caption says why."""
+
+    title: str
+    caption: str
+    spec: dict[str, Any] | None
+    description: str = ""
+
+
+def latency_energy_figures(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[Figure]:
+    return [
+        _latency_energy(panel, e2e, energy, arms) for panel, rows in _panels(run, frame) for e2e, energy in _pairs(rows)
+    ]
+
+
+def energy_figures(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[Figure]:
+    found = []
+    for panel, rows in _panels(run, frame):
+        per_token = [r for r in rows if r["metric"] == "energy_per_token" and r["phase"] in ("prefill", "decode")]
+        ways = dict.fromkeys((r["method"], r["meter"]) for r in per_token if r["method"] != "missing")
+        for method, meter in ways:
+            own = [r for r in per_token if (r["method"], r["meter"]) == (method, meter)]
+            found.append(_energy(f"{panel}: energy {method}, {meter}", own, per_token, arms))
+    return found
+
+
+def power_figures(run: RunData, arms: dict[str, Arm]) -> list[Figure]:
+    """One example trial per device, its power and its tokens on one clock."""
+    trials = tables.trials_of(run)
+    found = []
+    for device in dict.fromkeys(c.device for c in run.cells):
+        example = _example_trial(run, [c for c in run.cells if c.device == device], trials)
+        if example is None:
+            why = "No usable trial of this device has both token times and readings in watts or joules."
+            found.append(Figure(device, why, None))
+        else:
+            found.append(_power(device, *example, arms))
+    return found
+
+
+# --- latency and energy ----------------------------------------------------------------------------------------------
+
+
+def _panels(run: RunData, frame: pd.DataFrame) -> Iterator[tuple[str, list[Row]]]:
+    for (workload, device), group in frame.groupby(["workload", "device"], sort=False):
+        yield f"{workload} on {device}", [{str(k): v for k, v in r.items()} for r in group.to_dict("records")]
+
+
+def _pairs(rows: Sequence[Row]) -> Iterator[tuple[dict[str, Row], dict[str, Row]]]:
+    """(E2E rows, energy rows) by cell, for each way in which both came to be; ({}, {}) where no way gives both."""
+    e2e = [r for r in rows if r["metric"] == "e2e" and not pd.isna(r["mean"])]
+    energy = [r for r in rows if r["metric"] == "energy_per_token" and r["phase"] == "all" and not pd.isna(r["mean"])]
+    for time_method in dict.fromkeys(r["method"] for r in e2e):
+        for way in dict.fromkeys((r["method"], r["meter"]) for r in energy):
+            left = {r["cell"]: r for r in e2e if r["method"] == time_method}
+            right = {r["cell"]: r for r in energy if (r["method"], r["meter"]) == way}
+            if left.keys() & right.keys():
+                yield left, right
+
+
+def _latency_energy(panel: str, e2e: dict[str, Row], energy: dict[str, Row], arms: dict[str, Arm]) -> Figure:
+    both = [cell for cell in e2e if cell in energy]
+    time_scale, time_unit = si_scale(max(e2e[c]["mean"] for c in both), "s")
+    energy_scale, energy_unit = si_scale(max(energy[c]["mean"] for c in both), energy[both[0]]["unit"])
+    front = pareto_front([(e2e[c]["mean"], energy[c]["mean"]) for c in both])
+    points = []
+    for c, on_front in zip(both, front, strict=True):
+        latency, latency_low, latency_high = _figure(e2e[c], time_scale)
+        joules, joules_low, joules_high = _figure(energy[c], energy_scale)
+        arm = arms[c]
+        points.append(
+            ParetoPoint(
+                arm.letter, arm.name, latency, latency_low, latency_high, joules, joules_low, joules_high, on_front
+            )
+        )
+    how = f"time {e2e[both[0]]['method']}, energy {energy[both[0]]['method']} ({energy[both[0]]['meter']})"
+    on_front_names = ", ".join(sorted(p.letter for p in points if p.on_front))
+    values = "; ".join(
+        f"{p.letter} {format_number(p.latency)} {time_unit}, {format_number(p.energy)} {energy_unit}" for p in points
+    )
+    absent = sorted({arms[c].letter for c in (e2e.keys() ^ energy.keys())})
+    left_out = f" Not drawn, one of the two figures is missing: {', '.join(absent)}." if absent else ""
+    description = f"{panel}, {how}. {values}. On the Pareto front: {on_front_names}."
+    caption = f"{how[0].upper()}{how[1:]}. On the front: {on_front_names}.{left_out}"
+    return Figure(panel, caption, latency_energy_chart(points, time_unit, energy_unit, description), description)
+
+
+def _energy(title: str, rows: Sequence[Row], all_rows: Sequence[Row], arms: dict[str, Arm]) -> Figure:
+    scale, unit = si_scale(max(r["mean"] for r in rows), rows[0]["unit"])
+    drawn = {(r["cell"], r["phase"]): r for r in rows}
+    bars = []
+    for cell, phase in dict.fromkeys((r["cell"], r["phase"]) for r in all_rows):
+        row = drawn.get((cell, phase))
+        if row is None:
+            bars.append(EnergyBar(arms[cell].name, phase, None, None, None, f"{phase}: missing, see the table"))
+            continue
+        mean, low, high = _figure(row, scale)
+        bars.append(EnergyBar(arms[cell].name, phase, mean, low, high, f"{phase} {format_number(mean)}"))
+    description = f"{title}. " + "; ".join(f"{b.arm} {b.label}" for b in bars) + f" ({unit})."
+    caption = "Thin lines are 95 % intervals of the mean."
+    return Figure(title, caption, energy_chart(bars, unit, description), description)
+
+
+def _figure(row: Row, scale: float) -> tuple[float, float | None, float | None]:
+    """(mean, interval's ends) in a chart's unit."""
+    ends = [None if pd.isna(row[key]) else float(row[key]) / scale for key in ("ci_low", "ci_high")]
+    return float(row["mean"]) / scale, ends[0], ends[1]
+
+
+# --- power and tokens ------------------------------------------------------------------------------------------------
+
+
+def _example_trial(
+    run: RunData, cells: Sequence[Cell], trials: dict[str, list[Trial]]
+) -> tuple[Cell, Trial, list[PowerTrace]] | None:
+    for cell in cells:
+        for trial in tables.usable(trials[cell.cell_id]):
+            if not trial.energy or not any(c.token_times_s for c in trial.completions):
+                continue
+            traces = [
+                t for t in run.load_traces(trial.trial_id) if t.method != "relative gauge" and len(t.times_s) >= 2
+            ]
+            if traces:
+                return cell, trial, traces
+    return None
+
+
+def _power(device: str, cell: Cell, trial: Trial, traces: Sequence[PowerTrace], arms: dict[str, Arm]) -> Figure:
+    shown = _shown_requests(trial.completions)
+    start_s = trial.window_start_s if trial.window_start_s is not None else shown[0].start_s
+    end_s = max(c.end_s for c in shown)
+    tokens_s = [t for c in shown for t in c.token_times_s]
+    method = ", ".join(dict.fromkeys(t.method for t in traces))
+    what = f"{arms[cell.cell_id].name}, {cell.workload}, repeat {trial.repeat}"
+    extent = f"its first {len(shown)} of {len(trial.completions)} requests, {len(tokens_s)} tokens"
+    caption = (
+        f"One trial as an example, not an average: {what}; {extent}. Power {method}, time {trial.time_method}. "
+        "Shaded: prefill. Ticks along the bottom: tokens."
+    )
+    try:
+        prefills_s = [(c.start_s, c.prefill_end_s) for c in shown]
+        spec = power_chart(traces, prefills_s, tokens_s, start_s, end_s, caption)
+    except UnresolvedError as reason:
+        return Figure(device, f"{what}: power cannot be drawn: {reason}", None)
+    return Figure(device, caption, spec, caption)
+
+
+def _shown_requests(completions: Sequence[Completion]) -> list[Completion]:
+    shown: list[Completion] = []
+    n_tokens = 0
+    for completion in sorted(completions, key=lambda c: c.start_s):
+        if n_tokens >= SHOWN_TOKENS:
+            break
+        shown.append(completion)
+        n_tokens += completion.n_generated
+    return shown

@@ -1,0 +1,177 @@
+"""The headline tables: one a workload, arms by device, each figure with its interval or a note why it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from results import tables
+from results.records import Phase, RunData, Trial
+from results.report.arms import Arm
+from results.units import format_interval, format_mean, format_number, si_scale
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the headline: which rows of the tidy table it shows, and its unit there."""
+
+    title: str
+    metric: str
+    phase: Phase | None
+    unit: str
+
+
+COLUMNS = (
+    Column("TTFT", "ttft", "prefill", "s"),
+    Column("TPOT", "tpot", "decode", "s"),
+    Column("E2E", "e2e", "all", "s"),
+    Column("decode", "throughput", "decode", "token/s"),
+    Column("energy prefill", "energy_per_token", "prefill", "J/token"),
+    Column("energy decode", "energy_per_token", "decode", "J/token"),
+    Column("energy all", "energy_per_token", "all", "J/token"),
+    Column("dropped", "drop_rate", None, "%"),
+    Column("padded", "pad_rate", None, "%"),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure as text. note: number of the note that says why it is missing, or what else to know."""
+
+    text: str
+    interval: str = ""
+    note: int | None = None
+
+
+@dataclass(frozen=True)
+class ArmRow:
+    """failed_reason: set where no trial is usable; then there are no entries."""
+
+    arm: Arm
+    entries: tuple[Entry, ...]
+    method: tuple[str, ...]
+    trials: str
+    failed_reason: str | None = None
+
+
+@dataclass
+class HeadlineTable:
+    """headings: (title, unit) of the figures. devices: rows by device. notes: texts, numbered from 1."""
+
+    workload: str
+    source: str | None
+    headings: list[tuple[str, str]]
+    devices: list[tuple[str, list[ArmRow]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> int:
+        if text not in self.notes:
+            self.notes.append(text)
+        return self.notes.index(text) + 1
+
+
+def headline_tables(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[HeadlineTable]:
+    rows: dict[str, list[Row]] = {cell.cell_id: [] for cell in run.cells}
+    for record in frame.to_dict("records"):
+        rows[record["cell"]].append({str(k): v for k, v in record.items()})
+    trials, sources = tables.trials_of(run), tables.data_sources(run)
+    found = []
+    for workload, source in sources.items():
+        cells = [c for c in run.cells if c.workload == workload]
+        scored = _score_name([r for c in cells for r in rows[c.cell_id]])
+        columns = [*COLUMNS[:7], *([Column(scored, scored, None, "1")] if scored else []), *COLUMNS[7:]]
+        scales = [_scale(column, [r for c in cells for r in rows[c.cell_id]]) for column in columns]
+        headings = [(column.title, unit) for column, (_, unit) in zip(columns, scales, strict=True)]
+        table = HeadlineTable(workload, source, headings)
+        for device in dict.fromkeys(c.device for c in cells):
+            own = [c for c in cells if c.device == device]
+            table.devices.append(
+                (
+                    device,
+                    [
+                        _arm_row(table, arms[c.cell_id], columns, scales, rows[c.cell_id], trials[c.cell_id])
+                        for c in own
+                    ],
+                )
+            )
+        found.append(table)
+    return found
+
+
+def _arm_row(
+    table: HeadlineTable,
+    arm: Arm,
+    columns: Sequence[Column],
+    scales: Sequence[tuple[float, str]],
+    rows: Sequence[Row],
+    trials: Sequence[Trial],
+) -> ArmRow:
+    good = tables.usable(trials)
+    counts = {
+        "failed": sum(t.status == "failed" for t in trials),
+        "left out": sum(t.status == "ok" and bool(t.marks) for t in trials),
+    }
+    shown = ", ".join([f"{len(good)} ok", *(f"{n} {what}" for what, n in counts.items() if n)])
+    if not good:
+        return ArmRow(arm, (), (), shown, tables.left_out_reason(trials, with_errors=True) or "no trial was run")
+    entries = tuple(_entry(table, column, scale, rows) for column, (scale, _) in zip(columns, scales, strict=True))
+    return ArmRow(arm, entries, _methods(rows), shown)
+
+
+def _entry(table: HeadlineTable, column: Column, scale: float, rows: Sequence[Row]) -> Entry:
+    same = [r for r in rows if r["metric"] == column.metric and (r["phase"] or None) == column.phase]
+    if not same:
+        return Entry("missing", note=table.note(f"{column.title}: nothing was recorded"))
+    row, *others = same
+    if pd.isna(row["mean"]):
+        return Entry("missing", note=table.note(row["reason"] or "no reason was recorded"))
+    mean = row["mean"] / scale
+    unit = f" {row['unit']}" if row["unit"] != column.unit else ""
+    also = [f"{r['meter'] or r['method']}: {format_number(r['mean'])} {r['unit']}" for r in others if r["n"]]
+    note = table.note(f"also read by another meter or method: {'; '.join(also)}") if also else None
+    if column.unit == "1":
+        stderr = next((r["mean"] for r in rows if r["metric"] == f"{column.metric}_stderr"), None)
+        text = format_number(mean, None if stderr is None or pd.isna(stderr) else stderr)
+        return Entry(text, f"n = {row['n']} items", note)
+    if column.unit == "%":
+        return Entry(format_number(mean), "", note)
+    if pd.isna(row["ci_low"]):
+        return Entry(format_number(mean) + unit, "n = 1", note)
+    low, high = row["ci_low"] / scale, row["ci_high"] / scale
+    interval = "no spread" if low == high else format_interval(low, high)
+    return Entry(format_mean(mean, low, high) + unit, interval, note)
+
+
+def _methods(rows: Sequence[Row]) -> tuple[str, ...]:
+    """How time and energy came to be: "time measured", "energy modelled, cpu-sheet ± 20 %"."""
+    first: dict[tuple[str, str | None], Row] = {}
+    for row in rows:
+        first.setdefault((row["metric"], row["phase"]), row)
+    e2e, energy = first["e2e", "all"], first["energy_per_token", "all"]
+    uncertainty = first["energy_uncertainty", "all"]["mean"]
+    meter = f", {energy['meter']}" if energy["meter"] else ""
+    spread = f" ± {uncertainty:.2g} %" if uncertainty == uncertainty else ""
+    return f"time {e2e['method']}", f"energy {energy['method']}{meter}{spread}"
+
+
+def _score_name(rows: Sequence[Row]) -> str | None:
+    own = tables.accuracy_rows(pd.DataFrame(rows)) if rows else pd.DataFrame()
+    return str(own["metric"].iloc[0]) if len(own) else None
+
+
+def _scale(column: Column, rows: Sequence[Row]) -> tuple[float, str]:
+    """One unit for the whole column, so that its numbers can be compared by eye."""
+    means = [
+        abs(r["mean"])
+        for r in rows
+        if r["metric"] == column.metric
+        and (r["phase"] or None) == column.phase
+        and r["unit"] == column.unit
+        and not pd.isna(r["mean"])
+    ]
+    return si_scale(max(means, default=1.0), column.unit)

@@ -1,0 +1,210 @@
+"""One self-contained HTML page of a run: verdicts, tables, charts, failures, environment; no request leaves it.
+
+The charting library is inlined once for all charts. The page's policy (CSP) forbids every network access and every
+script but the two of this module, by their hashes: text from a run cannot become code even if escaping failed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from results import tables
+from results.records import Cell, Environment, Method, RunData, Trial
+from results.report import figures
+from results.report.arms import Arm, arms_of
+from results.report.charts import CONFIG
+from results.report.figures import Figure
+from results.report.files import replace_text
+from results.report.headline import headline_tables
+from results.report.plan_text import toml_text
+from results.report.verdict import verdicts
+from results.units import format_bytes
+
+METHOD_WORDS: dict[Method, str] = {
+    "counter": "read from an energy counter of the hardware",
+    "integrated power": "power readings of the hardware, integrated over time",
+    "battery gauge": "read from the battery's gauge: the whole device, screen and radios included",
+    "relative gauge": "a relative gauge in units of its own: no joules",
+    "modelled": "modelled, not measured",
+    "replayed": "replayed from a recorded trace, not measured in this run",
+    "measured": "measured",
+    "missing": "missing",
+}
+
+DRAW_CHARTS = """
+const page = JSON.parse(document.getElementById("charts").textContent);
+for (const [id, spec] of Object.entries(page.specs)) {
+  const place = document.getElementById(id);
+  vegaEmbed(place, spec, {mode: "vega-lite", renderer: "svg", actions: false, ast: true, config: page.config})
+    .catch((error) => { place.textContent = "This chart could not be drawn: " + error.message; throw error; });
+}
+"""
+
+
+def write_html(run: RunData, path: Path) -> None:
+    """Writes the page of a run; it appears whole or not at all."""
+    replace_text(path, html_text(run))
+
+
+def html_text(run: RunData) -> str:
+    from jinja2 import Environment as Templates
+    from jinja2 import PackageLoader, StrictUndefined
+
+    templates = Templates(
+        loader=PackageLoader("results", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return templates.get_template("report.html.j2").render(page_context(run))
+
+
+def page_context(run: RunData) -> dict[str, Any]:
+    """Everything that the template shows, as text and records."""
+    frame = tables.tidy(run)
+    arms = arms_of(run.cells)
+    sections = {
+        "latency_energy": figures.latency_energy_figures(run, frame, arms),
+        "energy": figures.energy_figures(run, frame, arms),
+        "power": figures.power_figures(run, arms),
+    }
+    numbered = {name: _numbered(name, found) for name, found in sections.items()}
+    specs = {id_: figure.spec for found in numbered.values() for id_, figure in found if figure.spec is not None}
+    return {
+        "info": run.info,
+        "counts": _counts(run.trials),
+        "method_sentences": _method_sentences(run, frame),
+        "warnings": _warnings(run),
+        "verdict_rows": _verdict_rows(run, frame, arms),
+        "arms": list(dict.fromkeys(arms.values())),
+        "headlines": headline_tables(run, frame, arms),
+        "figures": numbered,
+        "failed": [t for t in _with_cells(run, arms) if t[2].status == "failed"],
+        "marked": [t for t in _with_cells(run, arms) if t[2].status == "ok" and t[2].marks],
+        "machines": [(device, machine_rows(e), e.packages) for device, e in run.info.environments.items()],
+        "plan_text": toml_text(run.info.plan),
+        "charts_json": json_in_script({"config": CONFIG, "specs": specs}),
+        "library": chart_library() if specs else "",
+        "draw_charts": DRAW_CHARTS if specs else "",
+        "script_hashes": [script_hash(s) for s in ((chart_library(), DRAW_CHARTS) if specs else ())],
+    }
+
+
+@cache
+def chart_library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script."""
+    import vl_convert
+
+    library: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    # Inside a script element only these two sequences end or change the parsing.
+    return library.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def json_in_script(value: Any) -> str:
+    """JSON that no HTML parser mistakes for markup: <, > and & as \\u escapes, as well as JavaScript's line ends."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def script_hash(script: str) -> str:
+    """CSP source of an inline script: 'sha256-...'."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def machine_rows(environment: Environment) -> list[tuple[str, str]]:
+    return [
+        ("processor", environment.cpu_model),
+        ("cores", f"{environment.n_cores}, {environment.n_threads} threads used"),
+        ("memory", format_bytes(environment.memory_bytes)),
+        ("system", f"{environment.os}, {environment.machine}"),
+        ("Python", environment.python),
+        ("joulebench", environment.joulebench),
+    ]
+
+
+def _numbered(section: str, found: Sequence[Figure]) -> list[tuple[str, Figure]]:
+    return [(f"chart-{section.replace('_', '-')}-{n}", figure) for n, figure in enumerate(found, start=1)]
+
+
+def _counts(trials: Sequence[Trial]) -> dict[str, int]:
+    return {
+        "all": len(trials),
+        "ok": len(tables.usable(trials)),
+        "failed": sum(t.status == "failed" for t in trials),
+        "marked": sum(t.status == "ok" and bool(t.marks) for t in trials),
+        "retried": sum(t.attempts > 1 for t in trials),
+    }
+
+
+def _method_sentences(run: RunData, frame: pd.DataFrame) -> list[tuple[str, str, bool]]:
+    """(device, how its time and energy came to be, whether both were measured)."""
+    found = []
+    notes = _meter_notes(run)
+    for device, rows in frame.groupby("device", sort=False):
+        time_rows = rows[(rows["metric"] == "e2e") & (rows["method"] != "missing")]
+        times = list(time_rows["method"].unique())
+        energy_rows = rows[(rows["metric"] == "energy") & (rows["method"] != "missing")]
+        ways = list(dict.fromkeys(zip(energy_rows["method"], energy_rows["meter"], strict=True)))
+        energy = [
+            f"{METHOD_WORDS[method]} ({'; '.join(filter(None, [meter, notes.get((str(device), meter))]))})"
+            for method, meter in ways
+        ]
+        time_text = f"Time is {' and '.join(times)}. " if times else "No trial gave a time. "
+        energy_text = f"Energy is {' and '.join(energy)}." if energy else "Energy is missing; the tables say why."
+        measured = times == ["measured"] and not {m for m, _ in ways} & {"modelled", "replayed"} and bool(ways)
+        found.append((str(device), time_text + energy_text, measured))
+    return found
+
+
+def _meter_notes(run: RunData) -> dict[tuple[str, str], str]:
+    """What a device's meters say of themselves, from its first trial with energy."""
+    notes: dict[tuple[str, str], str] = {}
+    seen = set()
+    device_of = {cell.cell_id: cell.device for cell in run.cells}
+    for trial in run.trials:
+        device = device_of[trial.cell_id]
+        if device in seen or not trial.energy:
+            continue
+        seen.add(device)
+        for trace in run.load_traces(trial.trial_id):
+            if trace.note:
+                notes.setdefault((device, trace.meter), trace.note)
+    return notes
+
+
+def _warnings(run: RunData) -> list[str]:
+    """What a reader must know before believing a number."""
+    found = []
+    for note in dict.fromkeys(c.model_note for c in run.cells if c.model_note):
+        models = dict.fromkeys(c.model for c in run.cells if c.model_note == note)
+        found.append(f"{', '.join(models)}: {note}.")
+    samples = [w for w, source in tables.data_sources(run).items() if source == "sample"]
+    if samples:
+        found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
+    return found
+
+
+def _verdict_rows(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[dict[str, Any]]:
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for verdict in verdicts(run, frame, arms):
+        key = (verdict.workload, verdict.device)
+        row = rows.setdefault(key, {"workload": verdict.workload, "device": verdict.device, "answers": {}})
+        row["answers"].setdefault(verdict.question.split(" (")[0], []).append(verdict)
+    return list(rows.values())
+
+
+def _with_cells(run: RunData, arms: dict[str, Arm]) -> Iterable[tuple[Cell, Arm, Trial]]:
+    cells = {cell.cell_id: cell for cell in run.cells}
+    for trial in run.trials:
+        yield cells[trial.cell_id], arms[trial.cell_id], trial

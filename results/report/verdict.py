@@ -1,0 +1,141 @@
+"""The verdict in words: which arm is fastest, uses the fewest joules, is most accurate; or that the data cannot tell.
+
+Arms are ranked only against arms of the same workload, device, method and meter. One is named the winner only where its
+95 % interval of the mean overlaps no other arm's. Intervals that overlap may still hide a real difference: that is the
+cautious side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import pandas as pd
+
+from results.records import RunData
+from results.report.arms import Arm
+from results.units import format_interval, format_mean, si_scale
+
+_QUESTIONS = (("Fastest", "e2e"), ("Fewest joules", "energy_per_token"))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An arm's mean with its interval, None where there is no interval or no figure."""
+
+    arm: Arm
+    mean: float | None
+    low: float | None
+    high: float | None
+    unit: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Answer to one question for one workload on one device. `decided` is True only for a single winner."""
+
+    workload: str
+    device: str
+    question: str
+    method: str
+    answer: str
+    decided: bool
+
+
+def verdicts(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[Verdict]:
+    """All verdicts of a run's tidy table, by workload and device."""
+    cells = {cell.cell_id: cell for cell in run.cells}
+    rising = _rising_is_better(run)
+    found = []
+    for (workload, device), group in frame.groupby(["workload", "device"], sort=False):
+        rows = [{str(k): v for k, v in row.items()} for row in group.to_dict("records")]
+        for question, metric in _QUESTIONS:
+            asked = [r for r in rows if r["metric"] == metric and r["phase"] == "all"]
+            for method, figures in _comparable(asked, arms):
+                found.append(_verdict(str(workload), str(device), question, method, figures, rising=False))
+        scores = [r for r in rows if r["metric"] in rising]
+        if scores:
+            main = [r for r in scores if r["metric"] == scores[0]["metric"]]
+            question = f"Most accurate ({scores[0]['metric']})"
+            notes = {cells[r["cell"]].model_note for r in main}
+            if notes == {"random weights"}:
+                answer = "not ranked: the weights are random, scores say nothing about the method"
+                found.append(Verdict(str(workload), str(device), question, "measured", answer, decided=False))
+                continue
+            for method, figures in _comparable(main, arms):
+                better_up = rising[scores[0]["metric"]]
+                found.append(_verdict(str(workload), str(device), question, method, figures, rising=better_up))
+    return found
+
+
+def ranked(figures: Sequence[Figure], rising: bool) -> tuple[str, bool]:
+    """(answer in words, decided). rising: more is better."""
+    known = [f for f in figures if f.mean is not None]
+    missing = [f.arm.letter for f in figures if f.mean is None]
+    tail = f"; no figure for {', '.join(missing)}" if missing else ""
+    if not known:
+        return "no arm has a figure", False
+    best = (max if rising else min)(known, key=lambda f: f.mean or 0.0)
+    if len(known) == 1:
+        return f"only {best.arm.letter} has a figure: {_shown(best)}{tail}", False
+    unsure = [f for f in known if f.low is None or f.high is None]
+    if unsure:
+        return f"no interval for {', '.join(f.arm.letter for f in unsure)}: more repeats are needed{tail}", False
+    rivals = [f for f in known if f is not best and _overlap(best, f)]
+    if rivals:
+        names = ", ".join(sorted(f.arm.letter for f in (best, *rivals)))
+        return f"no clear difference between {names} (intervals overlap){tail}", False
+    return f"{best.arm.letter} {best.arm.technique}, {_shown(best)}{tail}", True
+
+
+def _verdict(
+    workload: str, device: str, question: str, method: str, figures: Sequence[Figure], rising: bool
+) -> Verdict:
+    answer, decided = ranked(figures, rising)
+    return Verdict(workload, device, question, method, answer, decided)
+
+
+def _comparable(rows: Sequence[dict[str, object]], arms: dict[str, Arm]) -> Iterator[tuple[str, list[Figure]]]:
+    """Figures that may be ranked together: one method and meter. Arms without a figure go along with every group."""
+    missing = [r for r in rows if r["method"] == "missing"]
+    known = sorted((r for r in rows if r["method"] != "missing"), key=_way)
+    if not known:
+        yield "missing", [_figure(r, arms) for r in missing]
+    for way, group in groupby(known, key=_way):
+        method, meter = way
+        named = {str(r["cell"]): _figure(r, arms) for r in missing}
+        named |= {str(r["cell"]): _figure(r, arms) for r in group}
+        yield f"{method}, {meter}" if meter else method, list(named.values())
+
+
+def _way(row: dict[str, object]) -> tuple[str, str]:
+    return str(row["method"]), str(row["meter"] or "")
+
+
+def _figure(row: dict[str, object], arms: dict[str, Arm]) -> Figure:
+    mean, low, high = (_number(row[key]) for key in ("mean", "ci_low", "ci_high"))
+    return Figure(arms[str(row["cell"])], mean, low, high, str(row["unit"]))
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, float) and value == value else None
+
+
+def _overlap(a: Figure, b: Figure) -> bool:
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        return True
+    return a.low <= b.high and b.low <= a.high
+
+
+def _shown(figure: Figure) -> str:
+    mean = figure.mean or 0.0
+    scale, unit = si_scale(abs(mean), figure.unit)
+    if figure.low is None or figure.high is None:
+        return f"{format_mean(mean / scale, 0.0, 0.0)} {unit}".rstrip()
+    low, high = figure.low / scale, figure.high / scale
+    return f"{format_mean(mean / scale, low, high)} {unit} {format_interval(low, high)}".replace("  ", " ")
+
+
+def _rising_is_better(run: RunData) -> dict[str, bool]:
+    return {s.metric: s.higher_is_better for t in run.trials for s in t.scores if s.sample_id is None}
