@@ -36,6 +36,7 @@ class OracleParameters(Record):
     """Has no parameters."""
 
     technique: ClassVar[str] = "oracle"
+    static_shapes: ClassVar[bool] = False
 
     @property
     def calibration_prompts(self) -> int:
@@ -52,7 +53,6 @@ class Oracle:
     """
 
     name = "oracle"
-    static_shapes = False
     needs_saliency = False
 
     def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:

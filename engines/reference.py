@@ -41,6 +41,7 @@ class StepObserver(Protocol):
 class ReferenceEngine:
     """An `engines.base.Engine` that computes on this host."""
 
+    device = "host"
     time_method: Literal["measured", "modelled"] = "measured"
 
     def __init__(

@@ -19,8 +19,6 @@ class Technique(Protocol):
     """Plans one layer and one chunk at a time; keeps no state between calls."""
 
     name: str
-    static_shapes: bool
-    """True when every call's shape is known before the routing is."""
     needs_saliency: bool
     """True when `plan` reads saliency_T: the L2 norm of each token's attention output."""
 
@@ -33,6 +31,8 @@ class TechniqueParameters(Protocol):
     """The typed parameters of a technique (a frozen record), and the way to build it."""
 
     technique: ClassVar[str]
+    static_shapes: ClassVar[bool]
+    """True when every call's shape is known before the routing is."""
 
     @property
     def calibration_prompts(self) -> int:

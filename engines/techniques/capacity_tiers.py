@@ -38,6 +38,7 @@ class CapacityTiersParameters(Record):
     """See the module: the source's choices where it states them."""
 
     technique: ClassVar[str] = "capacity_tiers"
+    static_shapes: ClassVar[bool] = True
 
     multiples: tuple[float, ...] = Field(default=(4.0, 2.0, 1.0), min_length=1)
     """Tiers in multiples of the base, largest first."""
@@ -82,7 +83,6 @@ class CapacityTiers:
     """Plans with the capacities frozen at construction."""
 
     name = "capacity_tiers"
-    static_shapes = True
     needs_saliency = True
 
     def __init__(self, parameters: CapacityTiersParameters, prefill_chunk: int, calibration: Calibration) -> None:

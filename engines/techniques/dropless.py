@@ -21,6 +21,7 @@ class DroplessParameters(Record):
     """Has no parameters."""
 
     technique: ClassVar[str] = "dropless"
+    static_shapes: ClassVar[bool] = False
 
     @property
     def calibration_prompts(self) -> int:
@@ -32,7 +33,6 @@ class DroplessParameters(Record):
 
 class Dropless:
     name = "dropless"
-    static_shapes = False
     needs_saliency = False
 
     def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
