@@ -1,0 +1,207 @@
+"""Fits of the sheet m2-ultra on the tables of 000-npumoe.
+
+The fits here are the only origin of the sheet's `fitted` figures; a test compares the two. All fits are non-negative
+least squares of relative residuals, since the tables print two or three digits of values that span two decades.
+No end-to-end ratio of the source enters any of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from engines.schedule import PHI_3_5_MOE as PHI
+
+# --- the source's figures --------------------------------------------------------------------------------------------
+
+# Table 5, serial: G, C, launches, ms per token, mJ per token.
+TABLE_5 = (
+    (1, 32, 16, 0.31, 1.43),
+    (1, 64, 16, 0.23, 1.17),
+    (1, 128, 16, 0.16, 0.89),
+    (4, 32, 4, 0.27, 1.22),
+    (4, 64, 4, 0.19, 0.98),
+    (8, 32, 2, 0.26, 1.16),
+    (8, 64, 2, 0.18, 0.93),
+    (8, 96, 2, 0.15, 0.88),
+    (8, 128, 2, 0.14, 0.96),
+)
+TABLE_5_UNUSED = ((8, 192, 2, 0.15, 0.92), (8, 256, 2, 0.16, 0.99))
+"""More rows than 8 x 128 take more than linear time: the model does not know why, and its line stays below them."""
+# Table 4, ms of one layer over a prompt of 1024 tokens: Core ML CPU, Core ML naive, ANEMLL, NPUMoE.
+TABLE_4 = {
+    "router": (1.0, 1.0, 1.0, 1.0),
+    "gather": (3.62, 1.95, 3.73, 1.24),
+    "padding": (0.0, 1.62, 0.0, 0.37),
+    "expert FFN": (969.53, 3369.86, 983.05, 530.91),
+    "scatter": (901.06, 896.76, 902.87, 775.52),
+    "residual": (440.62, 435.23, 440.22, 398.34),
+}
+TABLE_3_DROPPED = (0.1466, 0.1063, 0.2177, 0.2100)
+TABLE_3_PADDED = (0.3173, 0.3477, 0.3749, 0.3700)
+# Tables 6 and 7 (Qwen3-MoE): wall, experts, attention in s; CPU, ANE, communication in J.
+TABLE_6_7 = {
+    "ours": (0.572, 0.464, 0.086, 1.23, 1.20, 1.37),
+    "coreml": (1.139, 0.978, 0.095, 9.66, 0.00, 3.01),
+    "anemll": (1.144, 0.988, 0.090, 8.87, 0.26, 2.99),
+}
+TABLE_8_NPU = (38.27e-3, 275.70e-3)
+TABLE_9_OURS = (1.26, 12.21)
+
+PROMPT = 1024
+PAIRS = PROMPT * PHI.top_k
+FLOPS_PER_ROW = 2.0 * PHI.expert_weights
+EXPERT_BYTES = float(PHI.expert_weights * PHI.bytes_per_value)
+ROW_BYTES = float(PHI.hidden * PHI.bytes_per_value)
+KEPT_ROWS = PAIRS * (1 - float(np.mean(TABLE_3_DROPPED)))
+PADDED_ROWS = KEPT_ROWS / (1 - float(np.mean(TABLE_3_PADDED))) - KEPT_ROWS
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Constants and the relative residuals (model over table - 1) of the rows used."""
+
+    constants: tuple[float, ...]
+    residuals: tuple[float, ...]
+
+    @property
+    def rms(self) -> float:
+        return math.sqrt(sum(r * r for r in self.residuals) / len(self.residuals))
+
+
+def relative_fit(amounts: Sequence[Sequence[float]], values: Sequence[float]) -> Fit:
+    """Minimises sum ((A x) / y - 1)^2 over x >= 0. Columns are scaled first: FLOP and launches differ by 1e12."""
+    a, y = np.asarray(amounts, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    scale = a.max(axis=0)
+    scaled, _ = nnls(a / scale / y[:, None], np.ones(len(y)))
+    constants = scaled / scale
+    return Fit(tuple(float(c) for c in constants), tuple(float(r) for r in a @ constants / y - 1))
+
+
+# --- the fits --------------------------------------------------------------------------------------------------------
+
+
+def launch_s(row: tuple[int, int, int, float, float]) -> float:
+    """Table 5 prints time per token of 16 full slices: 16 C tokens in n launches."""
+    _, capacity, launches, ms, _ = row
+    return ms * 1e-3 * 16 * capacity / launches
+
+
+def launch_j(row: tuple[int, int, int, float, float]) -> float:
+    _, capacity, launches, _, mj = row
+    return mj * 1e-3 * 16 * capacity / launches
+
+
+def fit_npu_time() -> Fit:
+    """t = a + G (w bytes + C b FLOP): launch, weight bytes, FLOP."""
+    amounts = [(1.0, g * EXPERT_BYTES, g * c * FLOPS_PER_ROW) for g, c, *_ in TABLE_5]
+    return relative_fit(amounts, [launch_s(row) for row in TABLE_5])
+
+
+def fit_comm_power() -> Fit:
+    """Table 7: communication joules are a constant power over Table 6's wall time."""
+    return relative_fit([(run[0],) for run in TABLE_6_7.values()], [run[5] for run in TABLE_6_7.values()])
+
+
+def fit_npu_energy(comm_w: float) -> Fit:
+    """E = (comm + p) t + e FLOP with t from Table 5 itself: p, e. Residuals are of the whole launch."""
+    amounts = np.asarray([(launch_s(row), row[0] * row[1] * FLOPS_PER_ROW) for row in TABLE_5])
+    printed_j = np.asarray([launch_j(row) for row in TABLE_5])
+    without_comm = 1 - comm_w * amounts[:, 0] / printed_j
+    relative = amounts / printed_j[:, None]
+    scale = relative.max(axis=0)
+    constants = nnls(relative / scale, without_comm)[0] / scale
+    return Fit(tuple(float(c) for c in constants), tuple(float(r) for r in relative @ constants - without_comm))
+
+
+def fit_total_energy() -> Fit:
+    """The same without Table 7: all static watts of a launch together, and J per FLOP."""
+    amounts = [(launch_s(row), row[0] * row[1] * FLOPS_PER_ROW) for row in TABLE_5]
+    return relative_fit(amounts, [launch_j(row) for row in TABLE_5])
+
+
+def fit_cpu_power() -> Fit:
+    """Table 7: CPU joules of the two runs with experts on the CPU, over the wall time outside NPU attention."""
+    coreml, anemll = TABLE_6_7["coreml"], TABLE_6_7["anemll"]
+    return relative_fit([(coreml[0],), (anemll[0] - anemll[2],)], [coreml[3], anemll[3]])
+
+
+def table_4_fits() -> dict[str, Fit]:
+    """Seconds per FLOP or byte of the CPU's operations. Naive FFN and padding are not used: their rows are unknown."""
+    ms = 1e-3
+
+    def fit(operation: str, amounts: dict[int, float]) -> Fit:
+        return relative_fit([(v,) for v in amounts.values()], [TABLE_4[operation][i] * ms for i in amounts])
+
+    cpu, naive, anemll, ours = range(4)
+    every, kept = PAIRS * ROW_BYTES, KEPT_ROWS * ROW_BYTES
+    router = 2.0 * PROMPT * PHI.hidden * PHI.n_experts
+    return {
+        "expert_ffn": fit("expert FFN", {cpu: PAIRS * FLOPS_PER_ROW, anemll: PAIRS * FLOPS_PER_ROW}),
+        "router": fit("router", dict.fromkeys(range(4), router)),
+        "gather_dynamic": fit("gather", {cpu: every, anemll: every}),
+        "gather_static": fit("gather", {naive: every, ours: kept}),
+        "padding": fit("padding", {ours: PADDED_ROWS * ROW_BYTES}),
+        "scatter": fit("scatter", {cpu: every, naive: every, anemll: every, ours: kept}),
+        "residual": fit("residual", dict.fromkeys(range(4), PROMPT * ROW_BYTES)),
+    }
+
+
+def attention_flops(n_rows: int) -> float:
+    return 2.0 * n_rows * PHI.attention_weights + 4.0 * n_rows * n_rows * PHI.n_heads * PHI.head_dim
+
+
+def cpu_attention_s_per_flop() -> float:
+    """Table 6's attention times, CPU over NPU, times Table 8's NPU kernel, read as 512 rows of Phi-3.5-MoE."""
+    npu_s = relative_fit([(1.0,), (1.0,)], [TABLE_6_7["ours"][2], TABLE_6_7["anemll"][2]]).constants[0]
+    return TABLE_6_7["coreml"][2] / npu_s * TABLE_8_NPU[0] / attention_flops(512)
+
+
+def npu_accuracy() -> float:
+    """RMS over Table 5 of the launch energy predicted with the predicted time."""
+    launch, byte, flop = fit_npu_time().constants
+    comm_w = fit_comm_power().constants[0]
+    static_w, j_per_flop = fit_npu_energy(comm_w).constants
+    residuals = []
+    for row in TABLE_5:
+        flops = row[0] * row[1] * FLOPS_PER_ROW
+        t = launch + row[0] * EXPERT_BYTES * byte + flops * flop
+        residuals.append(((comm_w + static_w) * t + j_per_flop * flops) / launch_j(row) - 1)
+    return math.sqrt(float(np.mean(np.square(residuals))))
+
+
+def cpu_accuracy() -> float:
+    """RMS of Table 4's time fits, with the power fit's in quadrature."""
+    times = [r for fit in table_4_fits().values() for r in fit.residuals]
+    return math.hypot(math.sqrt(float(np.mean(np.square(times)))), fit_cpu_power().rms)
+
+
+def fitted_figures() -> dict[str, float]:
+    """Every `fitted` figure of the sheet by its path in the TOML."""
+    launch, byte, flop = fit_npu_time().constants
+    comm = fit_comm_power()
+    static_w, j_per_flop = fit_npu_energy(comm.constants[0]).constants
+    figures = {
+        "memory.comm_w": comm.constants[0],
+        "memory.relative_accuracy": comm.rms,
+        "units.npu.busy_w": static_w,
+        "units.npu.j_per_flop": j_per_flop,
+        "units.npu.relative_accuracy": npu_accuracy(),
+        "units.npu.kernels.expert_ffn.s_per_launch": launch,
+        "units.npu.kernels.expert_ffn.s_per_weight_byte": byte,
+        "units.npu.kernels.expert_ffn.s_per_flop": flop,
+        "units.cpu.busy_w": fit_cpu_power().constants[0],
+        "units.cpu.relative_accuracy": cpu_accuracy(),
+        "units.cpu.kernels.attention.s_per_flop": cpu_attention_s_per_flop(),
+    }
+    for kernel, fit in table_4_fits().items():
+        amount = "s_per_flop" if kernel in ("expert_ffn", "router") else "s_per_moved_byte"
+        figures[f"units.cpu.kernels.{kernel}.{amount}"] = fit.constants[0]
+    return figures

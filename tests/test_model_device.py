@@ -1,0 +1,87 @@
+"""The modelled device as the harness sees it: its traces give the joules of the closed form, and say what they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from devices.base import Device, DeviceError
+from devices.models.device import ModelDevice, available_sheets, load_model_device
+from devices.models.timeline import Operation
+from results.energy import energy_between
+from results.records import Environment
+from tests.toy_sheet import toy_sheet
+
+CPU_WORK = Operation("expert FFN", "cpu", "expert_ffn", flops=1000)  # 2 s: 16 J on cpu, 2 J on comm
+NPU_WORK = Operation("expert FFN", "npu", "expert_ffn", flops=1000, weight_bytes=200)  # 0.8 s: 1.4 J, 0.8 J
+
+
+def host() -> Environment:
+    return Environment(
+        os="test", machine="x", cpu_model="x", n_cores=1, n_threads=1, memory_bytes=1, python="3", joulebench="0",
+        packages={},
+    )  # fmt: skip
+
+
+def test_the_joules_of_a_phase_are_those_of_its_operations() -> None:
+    device = ModelDevice(toy_sheet(), host)
+    device.timeline.run([CPU_WORK])
+    (meter,) = device.meters
+    meter.open()
+    meter.start()
+    prefill_s = device.timeline.now_s()
+    device.timeline.run([CPU_WORK, NPU_WORK])
+    decode_s = device.timeline.now_s()
+    device.timeline.run([NPU_WORK])
+    traces = meter.stop()
+    end_s = device.timeline.now_s()
+
+    prefill = energy_between(traces, [(prefill_s, decode_s)], "prefill", "timeline")
+    decode = energy_between(traces, [(decode_s, end_s)], "decode", "timeline")
+    assert prefill.energy_j == pytest.approx(16 + 2 + 1.4 + 0.8)
+    assert decode.energy_j == pytest.approx(1.4 + 0.8)
+    assert {prefill.method, decode.method} == {"modelled"}
+    # Gain errors of the sheet: 5 % of npu, 10 % of comm, in quadrature; the edges are readings.
+    assert decode.uncertainty_j == pytest.approx(((0.05 * 1.4) ** 2 + (0.1 * 0.8) ** 2) ** 0.5)
+
+
+def test_traces_are_modelled_counters_of_cpu_npu_and_communication() -> None:
+    device = ModelDevice(toy_sheet(), host)
+    (meter,) = device.meters
+    meter.start()
+    device.timeline.run([CPU_WORK])
+    traces = meter.stop()
+    assert [t.component for t in traces] == ["cpu", "npu", "comm"]
+    assert {(t.kind, t.method, t.additive) for t in traces} == {("counter", "modelled", True)}
+    assert [t.relative_accuracy for t in traces] == [0.02, 0.05, 0.1]
+    assert all(t.note is not None and "idle counted as 0 W: the sheet states none" in t.note for t in traces)
+
+
+def test_a_second_window_starts_where_it_was_started() -> None:
+    device = ModelDevice(toy_sheet(), host)
+    (meter,) = device.meters
+    meter.start()
+    device.timeline.run([CPU_WORK])
+    meter.stop()
+    meter.start()
+    device.timeline.run([NPU_WORK])
+    assert list(meter.stop()[0].times_s) == pytest.approx([2.0, 2.8])
+
+
+def test_stop_without_start_is_an_error() -> None:
+    with pytest.raises(DeviceError, match="stop without start"):
+        ModelDevice(toy_sheet(), host).meters[0].stop()
+
+
+def test_the_device_is_named_after_its_sheet_and_reports_the_computing_host() -> None:
+    device: Device = load_model_device("m2-ultra", host)
+    device.open()
+    assert device.name == "model:m2-ultra"
+    assert device.environment() == host()
+    assert device.conditions().at_s == 0
+    assert device.conditions().temperature_c is None
+    assert device.cpu_seconds() is None
+
+
+def test_an_unknown_device_names_those_there_are() -> None:
+    with pytest.raises(DeviceError, match=f"no hardware sheet 'm9'; available: {', '.join(available_sheets())}"):
+        load_model_device("m9", host)

@@ -1,0 +1,166 @@
+"""The plan's second reader: amounts of work worked out by hand, and where each operation runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from devices.models.timeline import Operation
+from engines.dispatch import DispatchPlan, ExpertCall, Transfer
+from engines.errors import EngineError
+from engines.model_config import parse_model_config
+from engines.placements import PLACEMENTS
+from engines.schedule import PHI_3_5_MOE, ModelShape, Step, lm_head, operations, own_shape, priced_shape
+
+# Values per layer: attention 16 + 8 + 8 + 16 = 48, expert 3 x 12 = 36, dense FFN 3 x 32 = 96. A row is 8 bytes.
+TOY = ModelShape(
+    name="toy", n_layers=2, hidden=4, n_heads=2, n_kv_heads=1, head_dim=2, dense_width=8, n_experts=2, top_k=1,
+    expert_width=3, vocabulary=10,
+)  # fmt: skip
+FFN = "expert_ffn"
+STEP = Step(n_tokens=5, kv_length=7)
+
+
+def plan(*calls: ExpertCall, n_tokens: int = 5, transfers: tuple[Transfer, ...] = ()) -> DispatchPlan:
+    n_rows = sum(call.n_rows for call in calls)
+    return DispatchPlan(n_tokens, torch.zeros(n_rows), torch.zeros(n_rows), calls, n_tokens, 0, transfers)
+
+
+def call(experts: tuple[int, ...], rows: tuple[int, ...], valid: tuple[int, ...], static: bool) -> ExpertCall:
+    return ExpertCall(experts, rows, valid, first_row=0, static=static)
+
+
+MIXED = plan(call((0,), (3,), (3,), static=False), call((1,), (4,), (2,), static=True))
+
+
+def test_a_two_layer_toy_is_priced_as_by_hand() -> None:
+    attention = Operation("attention", "npu", "attention", flops=2 * 5 * 48 + 4 * 5 * 7 * 4, weight_bytes=96)
+    norm = Operation("norm", "cpu", "norm", moved_bytes=2 * 5 * 8)
+    residual = Operation("residual", "cpu", "residual", moved_bytes=5 * 8)
+    assert operations(STEP, [MIXED, None], TOY, PLACEMENTS["npumoe"], None) == [
+        norm,
+        attention,
+        norm,
+        Operation("router", "cpu", "router", flops=2 * 5 * 4 * 2),
+        Operation("gather", "cpu", "gather_dynamic", moved_bytes=3 * 8),
+        Operation("gather", "cpu", "gather_static", moved_bytes=2 * 8),
+        Operation("padding", "cpu", "padding", moved_bytes=2 * 8),
+        Operation("expert FFN", "cpu", "expert_ffn", flops=2 * 3 * 36, weight_bytes=72),
+        Operation("expert FFN", "npu", "expert_ffn", flops=2 * 4 * 36, weight_bytes=72),
+        Operation("scatter", "cpu", "scatter", moved_bytes=5 * 8),
+        residual,
+        norm,
+        attention,
+        norm,
+        Operation("dense FFN", "npu", "expert_ffn", flops=2 * 5 * 96, weight_bytes=192),
+        residual,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("placement", "attention", "experts"),
+    [("coreml-cpu", "cpu", "cpu"), ("anemll", "npu", "cpu"), ("npumoe", "npu", "npu")],
+)
+def test_placement_moves_attention_and_static_experts_only(placement: str, attention: str, experts: str) -> None:
+    static = plan(call((0,), (4,), (4,), static=True), call((1,), (4,), (1,), static=True))
+    priced = operations(STEP, [static], replace(TOY, dense_width=0), PLACEMENTS[placement], None)
+    assert {o.unit for o in priced if o.name == "attention"} == {attention}
+    assert {o.unit for o in priced if o.name == "expert FFN"} == {experts}
+    assert {o.unit for o in priced if o.name not in ("attention", "expert FFN")} == {"cpu"}
+
+
+def test_a_graph_above_the_limit_falls_back_to_the_cpu() -> None:
+    pair = plan(call((0, 1), (4, 4), (4, 1), static=True))  # 2 x 72 bytes of weights
+    shape = replace(TOY, n_layers=1)
+
+    def unit(limit: float | None) -> str:
+        return next(o.unit for o in operations(STEP, [pair], shape, PLACEMENTS["npumoe"], limit) if o.kernel == FFN)
+
+    assert [unit(143), unit(144), unit(None)] == ["cpu", "npu", "npu"]
+
+
+def test_a_grouped_call_is_one_launch_of_all_its_experts() -> None:
+    pair = plan(call((0, 1), (4, 4), (4, 1), static=True))
+    priced = operations(STEP, [pair], replace(TOY, n_layers=1), PLACEMENTS["npumoe"], None)
+    (launch,) = [o for o in priced if o.kernel == FFN]
+    assert (launch.launches, launch.flops, launch.weight_bytes) == (1, 2 * 8 * 36, 2 * 72)
+
+
+def test_layers_beyond_the_small_models_reuse_its_plans_cyclically() -> None:
+    rows = (1, 2, 3)
+    plans = [plan(call((0,), (n,), (n,), static=False)) for n in rows]
+    priced = operations(STEP, plans, replace(TOY, n_layers=7), PLACEMENTS["coreml-cpu"], None)
+    assert [o.flops / (2 * 36) for o in priced if o.kernel == FFN] == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_a_shape_without_dense_layers_reuses_the_sparse_plans_only() -> None:
+    sparse = plan(call((0,), (2,), (2,), static=False))
+    priced = operations(STEP, [None, sparse], replace(TOY, n_layers=3, dense_width=0), PLACEMENTS["coreml-cpu"], None)
+    assert [o.name for o in priced].count("router") == 3
+    assert not any(o.name == "dense FFN" for o in priced)
+
+
+def test_an_all_sparse_shape_cannot_be_priced_from_a_dense_model() -> None:
+    with pytest.raises(EngineError, match="2 layers, none of them sparse"):
+        operations(STEP, [None, None], replace(TOY, dense_width=0), PLACEMENTS["coreml-cpu"], None)
+
+
+def test_the_host_is_not_priced() -> None:
+    with pytest.raises(EngineError, match="placement host has no units"):
+        operations(STEP, [MIXED], TOY, PLACEMENTS["host"], None)
+
+
+def test_weights_that_move_over_a_link_are_refused_on_unified_memory() -> None:
+    offloading = plan(call((0,), (1,), (1,), static=False), transfers=(Transfer("pcie", 10, "before"),))
+    with pytest.raises(EngineError, match="moves weights over pcie"):
+        operations(STEP, [offloading], TOY, PLACEMENTS["coreml-cpu"], None)
+
+
+def test_the_head_reads_its_weights_once() -> None:
+    assert lm_head(3, TOY) == Operation("LM head", "cpu", "lm_head", flops=2 * 3 * 40, weight_bytes=80)
+
+
+def test_the_phi_shape_has_the_sources_sizes() -> None:
+    """§5.1: an expert is 150 MB, the FP16 checkpoint 83.75 GB. Norms and biases, unpriced, are counted here."""
+    phi = PHI_3_5_MOE
+    assert phi.expert_weights * 2 == 150 * 2**20
+    norms_and_biases = 4 * 4096 + (4096 + 1024 + 1024 + 4096)
+    per_layer = phi.attention_weights + 16 * (phi.expert_weights + phi.hidden) + norms_and_biases
+    outside_layers = 2 * phi.vocabulary * phi.hidden + 2 * phi.hidden + phi.vocabulary
+    assert round(2 * (32 * per_layer + outside_layers) / 1e9, 2) == 83.75
+
+
+def config(**changes: object):  # type: ignore[no-untyped-def]
+    raw: dict[str, object] = {
+        "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 8, "num_attention_heads": 4, "head_dim": 2,
+        "num_key_value_heads": 2, "num_hidden_layers": 3, "intermediate_size": 24, "vocab_size": 50,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "num_experts": 16, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 6,
+    }  # fmt: skip
+    return parse_model_config({**raw, **changes}, None)
+
+
+def test_a_models_own_shape_is_its_configs() -> None:
+    assert own_shape("m", config()) == ModelShape(
+        name="m", n_layers=3, hidden=8, n_heads=4, n_kv_heads=2, head_dim=2, dense_width=0, n_experts=16, top_k=2,
+        expert_width=6, vocabulary=50,
+    )  # fmt: skip
+    assert own_shape("m", config(mlp_only_layers=[0])).dense_width == 24
+
+
+def test_routing_of_sixteen_experts_top_two_can_be_priced_as_phi() -> None:
+    assert priced_shape("phi-3.5-moe", config()) is PHI_3_5_MOE
+
+
+def test_routing_of_other_experts_cannot_be_priced_as_phi() -> None:
+    with pytest.raises(EngineError, match=r"8 experts, top-2, phi-3\.5-moe has 16, top-2"):
+        priced_shape("phi-3.5-moe", config(num_experts=8))
+    with pytest.raises(EngineError, match=r"16 experts, top-4"):
+        priced_shape("phi-3.5-moe", config(num_experts_per_tok=4))
+
+
+def test_an_unknown_shape_names_those_there_are() -> None:
+    with pytest.raises(EngineError, match=r"no shape 'gpt-5' to price at; available: phi-3\.5-moe"):
+        priced_shape("gpt-5", config())

@@ -1,0 +1,112 @@
+"""Virtual time and energy: closed forms on a sheet of round numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.base import DeviceError
+from devices.models.sheet import Figure, parse_sheet
+from devices.models.timeline import Operation, Timeline, operation_seconds
+from tests.toy_sheet import TOY_TOML, toy_sheet
+
+CPU_EXPERT = Operation("expert FFN", "cpu", "expert_ffn", flops=1000)
+NPU_EXPERT = Operation("expert FFN", "npu", "expert_ffn", flops=1000, weight_bytes=200)
+
+
+def test_a_cpu_operation_costs_its_seconds_on_cpu_and_communication() -> None:
+    timeline = Timeline(toy_sheet())
+    timeline.run([CPU_EXPERT])
+    assert timeline.now_s() == pytest.approx(2.0)  # 1000 FLOP x 2 ms
+    assert timeline.energy_j("cpu") == pytest.approx(16.0)  # 8 W
+    assert timeline.energy_j("npu") == 0
+    assert timeline.energy_j("comm") == pytest.approx(2.0)  # 1 W
+
+
+def test_an_npu_operation_pays_launch_weights_and_dynamic_energy() -> None:
+    timeline = Timeline(toy_sheet())
+    timeline.run([NPU_EXPERT])
+    assert timeline.now_s() == pytest.approx(0.5 + 0.2 + 0.1)
+    assert timeline.energy_j("cpu") == 0
+    assert timeline.energy_j("npu") == pytest.approx(0.5 * 0.8 + 1e-3 * 1000)
+    assert timeline.energy_j("comm") == pytest.approx(0.8)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 10_000)), max_size=30))
+def test_units_never_overlap_and_energy_is_power_times_time_plus_flops(work: list[tuple[bool, int]]) -> None:
+    timeline = Timeline(toy_sheet())
+    timeline.run(
+        Operation("attention", "npu" if on_npu else "cpu", "attention", flops=float(flops)) for on_npu, flops in work
+    )
+    cpu_s = math.fsum(1e-3 * flops for on_npu, flops in work if not on_npu)
+    npu_flops = math.fsum(flops for on_npu, flops in work if on_npu)
+    npu_s = 0.25 * sum(on_npu for on_npu, _ in work) + 1e-4 * npu_flops
+    assert timeline.now_s() == pytest.approx(cpu_s + npu_s)
+    assert timeline.energy_j("cpu") == pytest.approx(8.0 * cpu_s)
+    assert timeline.energy_j("npu") == pytest.approx(0.5 * npu_s + 1e-3 * npu_flops)
+    assert timeline.energy_j("comm") == pytest.approx(cpu_s + npu_s)
+    assert sum(timeline.seconds_by_operation().values()) == pytest.approx(timeline.now_s())
+
+
+def test_weight_reads_cannot_beat_the_memory() -> None:
+    sheet = parse_sheet(TOY_TOML, "toy")
+    bandwidth = Figure(value=100.0, kind="assumed", origin="test")
+    bounded = sheet.model_copy(update={"memory": sheet.memory.model_copy(update={"cpu_bytes_per_s": bandwidth})})
+    streaming = Operation("LM head", "cpu", "lm_head", flops=1000, weight_bytes=5000)
+    assert operation_seconds(sheet, streaming) == pytest.approx(1.0)
+    assert operation_seconds(bounded, streaming) == pytest.approx(50.0)
+
+
+def test_breakdown_tells_units_apart() -> None:
+    timeline = Timeline(toy_sheet())
+    timeline.run([CPU_EXPERT, NPU_EXPERT, CPU_EXPERT])
+    assert timeline.seconds_by_operation() == pytest.approx({("expert FFN", "cpu"): 4.0, ("expert FFN", "npu"): 0.8})
+
+
+def test_sleeping_takes_time_and_no_energy_where_idle_power_is_unknown() -> None:
+    timeline = Timeline(toy_sheet())
+    timeline.sleep_until_s(3.0)
+    assert timeline.now_s() == 3.0
+    assert timeline.energy_j("cpu") == 0
+    timeline.sleep_until_s(1.0)
+    assert timeline.now_s() == 3.0, "a clock never steps back"
+
+
+def test_sleeping_costs_the_stated_idle_power() -> None:
+    idle = Figure(value=4.0, kind="assumed", origin="test")
+    timeline = Timeline(toy_sheet().model_copy(update={"idle_w": idle}))
+    timeline.run([CPU_EXPERT])
+    timeline.sleep_until_s(5.0)
+    assert timeline.energy_j("cpu") == pytest.approx(16.0 + 4.0 * 3.0)
+
+
+def test_readings_stand_at_every_operation_boundary_from_the_start() -> None:
+    timeline = Timeline(toy_sheet())
+    timeline.run([CPU_EXPERT])
+    start_s = timeline.now_s()
+    timeline.run([NPU_EXPERT, CPU_EXPERT])
+    times_s, joules = timeline.readings("comm", start_s)
+    np.testing.assert_allclose(times_s, [2.0, 2.8, 4.8])
+    np.testing.assert_allclose(joules, [2.0, 2.8, 4.8])
+
+
+def test_work_of_size_zero_leaves_no_reading() -> None:
+    timeline = Timeline(toy_sheet())
+    timeline.run([Operation("padding", "cpu", "padding")])
+    assert len(timeline.readings("cpu", 0.0)[0]) == 1
+
+
+def test_an_operation_without_a_price_is_an_error() -> None:
+    with pytest.raises(DeviceError, match=r"no price for 'scatter' on 'npu'; add \[units\.npu\.kernels\.scatter\]"):
+        Timeline(toy_sheet()).run([Operation("scatter", "npu", "scatter", moved_bytes=1)])
+
+
+def test_an_absent_unit_is_an_error() -> None:
+    sheet = toy_sheet()
+    without_npu = sheet.model_copy(update={"units": {"cpu": sheet.units["cpu"]}})
+    with pytest.raises(DeviceError, match=r"no unit 'npu' for 'expert FFN'; it has \['cpu'\]"):
+        Timeline(without_npu).run([NPU_EXPERT])
