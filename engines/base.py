@@ -30,8 +30,10 @@ class Engine(Protocol):
     max_length: int
     time_method: Literal["measured", "modelled"]
 
-    needs_calibration: bool
-    """True until `calibrate` was called, for techniques that learn something offline."""
+    @property
+    def needs_calibration(self) -> bool:
+        """True until `calibrate` was called, for techniques that learn something offline."""
+        ...
 
     def calibrate(self, prompts: Sequence[Sequence[int]]) -> None:
         """Learns from prompts (token ids) that are not asked in any window."""
