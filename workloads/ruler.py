@@ -6,8 +6,8 @@ magic number" of seven digits for a key of two words; an answer scores when the 
 From lm-eval: the question and needle texts, the generation limit (128 tokens), the prompt's assembly, the scoring.
 Ours: the samples. lm-eval's own builder fetches essays and a sentence splitter, counts in steps of 500 words (of 1024
 tokens asked it gave 480) and leaves the answer's first words out of the count. Here a sample has at most `length`
-tokens of the model's tokenizer, answer included, and a word more would be too much. lm-eval's builder also downloads
-when it is imported, so its two texts are read from its source without running it.
+tokens of the model's tokenizer, answer included, and a word more would be too much. Importing lm-eval's builder costs a
+download and a list of six million keys, so its two texts are read from its source without running it.
 """
 
 from __future__ import annotations

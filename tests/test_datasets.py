@@ -1,0 +1,171 @@
+"""Where items come from, and what is said about files that are not what they should be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads.base import WorkloadError
+from workloads.boolq import DATASET as BOOLQ
+from workloads.datasets import SAMPLES, choose, data_source, read_jsonl
+from workloads.hellaswag import DATASET as HELLASWAG
+from workloads.sharegpt import DATASET as SHAREGPT
+
+ITEM = {
+    "activity_label": "Rowing",
+    "ctx_a": "A man rows.",
+    "ctx_b": "he",
+    "endings": ["sings.", "flies."],
+    "label": "1",
+}
+
+
+def write(root: Path, text: str, name: str = "hellaswag/validation.jsonl") -> Path:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+def complaint(root: Path) -> str:
+    with pytest.raises(WorkloadError) as caught:
+        data_source("folder", root).rows(HELLASWAG, "validation")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["hellaswag/validation.jsonl", "hellaswag/validation.jsonl.gz"])
+def test_plain_and_packed_lines_read_the_same_and_other_columns_are_dropped(tmp_path: Path, name: str) -> None:
+    write(tmp_path, json.dumps(ITEM | {"ind": 7}) + "\n\n" + json.dumps(ITEM) + "\n", name)
+    assert data_source(None, tmp_path).rows(HELLASWAG, "validation") == [ITEM, ITEM]
+
+
+def test_absent_split_names_the_folder_what_is_there_and_the_way_out(tmp_path: Path) -> None:
+    write(tmp_path, "", "hellaswag/train.jsonl")
+    message = complaint(tmp_path)
+    assert str(tmp_path / "hellaswag") in message
+    assert "found: train.jsonl" in message
+    assert 'data = "sample"' in message
+
+
+def test_absent_dataset_folder_is_said(tmp_path: Path) -> None:
+    assert "no such folder" in complaint(tmp_path)
+
+
+def test_absent_data_folder_is_an_error_and_not_the_sample(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="does not exist"):
+        data_source(None, tmp_path / "nowhere")
+    with pytest.raises(WorkloadError, match="no data folder was given"):
+        data_source("folder", None)
+
+
+def test_missing_column_names_file_line_and_the_columns_found(tmp_path: Path) -> None:
+    path = write(tmp_path, json.dumps(ITEM) + "\n" + json.dumps({"query": "?", "label": "1"}) + "\n")
+    message = complaint(tmp_path)
+    assert f"{path}:2: no column activity_label, ctx_a, ctx_b, endings" in message
+    assert "found: query, label" in message
+
+
+def test_malformed_line_is_named_by_number(tmp_path: Path) -> None:
+    path = write(tmp_path, json.dumps(ITEM) + "\n{half a line\n")
+    assert f"{path}:2: not JSON" in complaint(tmp_path)
+
+
+def test_a_line_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "[1, 2]\n")
+    assert "list found" in complaint(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_empty_split_is_an_error(tmp_path: Path, text: str) -> None:
+    write(tmp_path, text)
+    assert "empty" in complaint(tmp_path)
+
+
+def test_truncated_archive_is_an_error_and_not_a_shorter_data_set(tmp_path: Path) -> None:
+    path = write(tmp_path, (json.dumps(ITEM) + "\n") * 1000, "hellaswag/validation.jsonl.gz")
+    path.write_bytes(path.read_bytes()[:-20])
+    assert "unreadable" in complaint(tmp_path)
+    path.write_bytes(b"not packed at all")
+    assert "unreadable" in complaint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"label": ""}, {"label": "2"}, {"endings": ["one"]}, {"endings": "text"}, {"ctx_a": 3}]
+)
+def test_hellaswag_values_that_could_not_be_scored_are_refused(tmp_path: Path, bad: dict[str, object]) -> None:
+    write(tmp_path, json.dumps(ITEM | bad))
+    assert next(iter(bad)) in complaint(tmp_path)
+
+
+def test_the_other_boolq_schema_is_told_apart(tmp_path: Path) -> None:
+    row = {"question": "is it", "passage": "It is.", "answer": True}
+    write(tmp_path, json.dumps(row), "boolq/validation.jsonl")
+    with pytest.raises(WorkloadError, match=r"no column label .found: question, passage, answer.; .*aps/super_glue"):
+        data_source("folder", tmp_path).rows(BOOLQ, "validation")
+    write(tmp_path, json.dumps(row | {"label": True}), "boolq/validation.jsonl")
+    with pytest.raises(WorkloadError, match="label must be 0"):
+        data_source("folder", tmp_path).rows(BOOLQ, "validation")
+
+
+@pytest.mark.parametrize(
+    "conversations", [[], "text", [{"from": "human"}], [{"from": "stranger", "value": "hello"}], [{"value": "hello"}]]
+)
+def test_conversations_of_another_shape_are_refused(tmp_path: Path, conversations: object) -> None:
+    write(tmp_path, json.dumps({"id": "a", "conversations": conversations}), "sharegpt/test.jsonl")
+    with pytest.raises(WorkloadError, match=r"test\.jsonl:1: "):
+        data_source("folder", tmp_path).rows(SHAREGPT, "test")
+
+
+def test_the_hub_out_of_reach_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    code = (
+        "from workloads.base import WorkloadError\n"
+        "from workloads.datasets import data_source\nfrom workloads.boolq import DATASET\n"
+        "try: data_source('hub', None).rows(DATASET, 'validation')\n"
+        "except WorkloadError as error: raise SystemExit(str(error))"
+    )
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, check=False)
+    assert "aps/super_glue (validation) could not be read from the hub" in run.stderr
+    assert "name a local data folder" in run.stderr
+
+
+def test_tables_name_the_source(tmp_path: Path) -> None:
+    assert data_source(None, None).label(HELLASWAG) == "sample"
+    assert data_source(None, tmp_path).label(HELLASWAG) == str(tmp_path)
+    assert data_source("sample", tmp_path).label(HELLASWAG) == "sample"
+    assert data_source("hub", tmp_path).label(HELLASWAG) == "hub:Rowan/hellaswag"
+
+
+@given(st.integers(1, 200), st.integers(1, 250), st.integers(1, 250), st.integers(0, 2**32))
+def test_a_smaller_limit_asks_a_subset_of_a_larger_one(n_rows: int, limit_a: int, limit_b: int, seed: int) -> None:
+    few, many = (choose(n_rows, limit, seed) for limit in sorted((limit_a, limit_b)))
+    assert set(few) <= set(many) <= set(range(n_rows))
+    assert len(few) == len(set(few)) == min(n_rows, limit_a, limit_b)
+    assert few == sorted(few)
+
+
+def test_another_seed_asks_others() -> None:
+    assert choose(1000, 20, seed=0) == choose(1000, 20, seed=0) != choose(1000, 20, seed=1)
+
+
+@pytest.mark.parametrize("dataset", ["hellaswag", "boolq"])
+def test_the_sample_asks_nothing_that_its_train_split_shows(dataset: str) -> None:
+    texts = [
+        {json.dumps(row) for _, row in read_jsonl(SAMPLES / f"{dataset}_{split}.jsonl")}
+        for split in ("train", "validation")
+    ]
+    assert not texts[0] & texts[1]
+
+
+def test_the_sample_rewards_no_fixed_answer() -> None:
+    for name, n_choices in (("hellaswag", 4), ("boolq", 2)):
+        labels = [int(row["label"]) for _, row in read_jsonl(SAMPLES / f"{name}_validation.jsonl")]
+        assert max(labels.count(i) for i in range(n_choices)) <= len(labels) / n_choices + 1

@@ -1,0 +1,82 @@
+"""What the bridge must get right for any task of lm-eval, shown on small tasks of our own."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import datasets
+import pytest
+
+from tests.fakes.answers import answer
+from tests.fakes.tiny_tokenizer import TinyTokenizer
+from workloads.base import WorkloadError
+from workloads.lm_eval_bridge import load_task, record_requests, score_completions
+
+TOKENIZER = TinyTokenizer()
+ROWS = [{"question": "What is red?", "answer": "a rose"}, {"question": "What is wet?", "answer": "rain"}]
+IDS = ["toy/10", "toy/20"]
+GENERATE: dict[str, Any] = {
+    "task": "toy",
+    "output_type": "generate_until",
+    "test_split": "test",
+    "doc_to_text": "{{question}}",
+    "doc_to_target": "{{answer}}",
+    "generation_kwargs": {"until": ["\n", "Q:"], "max_gen_toks": 7},
+    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+}
+
+
+def toy(**changes: Any) -> Any:
+    return load_task(GENERATE | changes, {"test": ROWS}, seed=0)
+
+
+def test_a_generate_request_carries_the_tasks_own_stop_strings_and_limit() -> None:
+    requests = record_requests(toy(), TOKENIZER, IDS)
+    assert [TOKENIZER.decode(list(r.prompt_ids)) for r in requests] == ["What is red?", "What is wet?"]
+    assert [(r.request_id, r.sample_id) for r in requests] == [("toy/10", "toy/10"), ("toy/20", "toy/20")]
+    assert {(r.kind, r.stop, r.max_new_tokens) for r in requests} == {("generate", ("\n", "Q:"), 7)}
+
+
+def test_a_single_stop_string_is_not_taken_for_its_letters() -> None:
+    requests = record_requests(toy(generation_kwargs={"until": "END", "max_gen_toks": 7}), TOKENIZER, IDS)
+    assert {r.stop for r in requests} == {("END",)}
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"), [("a rose", 1.0), ("a rose\nrain", 1.0), ("a roseQ: x\n", 1.0), ("rose", 0)]
+)
+def test_text_from_the_first_stop_string_on_is_not_scored(reply: str, value: float) -> None:
+    requests = record_requests(toy(), TOKENIZER, IDS)
+    scores = score_completions(toy(), requests, answer(requests, lambda _: reply), IDS, {"exact_match": "exact_match"})
+    by_sample = {score.sample_id: score.value for score in scores}
+    assert by_sample == {"toy/10": value, "toy/20": 0.0, None: value / 2}
+
+
+def test_a_choice_that_melts_into_its_context_is_an_error() -> None:
+    class Blocks(TinyTokenizer):
+        """One token for every 16 characters begun."""
+
+        def encode(self, text: str) -> list[int]:
+            return [1] * -(-len(text) // 16)
+
+    choice = {
+        "output_type": "multiple_choice",
+        "doc_to_choice": ["a", "b"],
+        "doc_to_target": 0,
+        "metric_list": [{"metric": "acc"}],
+    }
+    with pytest.raises(WorkloadError, match=r"toy/10: choice 0 \(' a'\) has no token of its own"):
+        record_requests(toy(**choice), Blocks(), IDS)
+
+
+def test_loggers_and_progress_bars_are_left_as_they_were() -> None:
+    logging.getLogger("lm_eval").setLevel(logging.INFO)
+    datasets.enable_progress_bars()
+    record_requests(toy(), TOKENIZER, IDS)
+    assert logging.getLogger("lm_eval").level == logging.INFO
+    assert not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    record_requests(toy(), TOKENIZER, IDS)
+    assert datasets.are_progress_bars_disabled()
+    datasets.enable_progress_bars()
