@@ -155,7 +155,7 @@ def test_same_parameters_give_same_requests_and_another_seed_other_examples() ->
 
 def test_requests_are_built_once_per_tokenizer() -> None:
     ours = workload("boolq", 0)
-    assert ours.requests(TOKENIZER, 4096) is ours.requests(TOKENIZER, 4096)
+    assert ours.requests(TOKENIZER, 4096) is ours.requests(TinyTokenizer(), 4096)
     assert ours.requests(TinyTokenizer(700), 4096) != ours.requests(TOKENIZER, 4096)
 
 

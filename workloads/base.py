@@ -12,6 +12,7 @@ class Tokenizer(Protocol):
     """The part of a tokenizer that workloads need; `engines.tokenizer.Tokenizer` is one."""
 
     name: str
+    """Equal names mean equal token ids and chat prompts: requests are built once for each name."""
     eos_token_ids: tuple[int, ...]
 
     @property

@@ -16,7 +16,6 @@ from pydantic import Field
 
 from results.records import Completion, Record, Request, Score
 from workloads.base import Tokenizer, WorkloadError
-from workloads.cache import PerTokenizer
 from workloads.datasets import Dataset, Row, SourceKind, choose, data_source, shortage
 from workloads.lm_eval_bridge import check_lengths, lm_eval_tasks, load_task, record_requests, score_completions
 
@@ -56,10 +55,14 @@ class MultipleChoice:
         self.data_source = self._source.label(benchmark.dataset)
         self.notes: tuple[str, ...] = ()
         self._rows: dict[str, list[Row]] = {}
-        self._built: PerTokenizer[tuple[Request, ...]] = PerTokenizer()
+        self._built: dict[str, tuple[Request, ...]] = {}
 
     def requests(self, tokenizer: Tokenizer, max_length: int) -> Sequence[Request]:
-        return self._built.get(tokenizer, max_length, lambda: self._build(tokenizer, max_length))
+        if tokenizer.name not in self._built:
+            self._built[tokenizer.name] = self._build(tokenizer)
+        requests = self._built[tokenizer.name]
+        self._check_lengths(requests, max_length)
+        return requests
 
     def calibration_prompts(self, tokenizer: Tokenizer, max_length: int, n: int) -> Sequence[Sequence[int]]:
         """Prompts, without choices, of train items asked in the same way with other examples before them."""
@@ -76,12 +79,10 @@ class MultipleChoice:
         metrics = {metric: metric for metric in self._benchmark.metrics}
         return score_completions(self._task(self._pick(asked)), requests, completions, self._sample_ids(asked), metrics)
 
-    def _build(self, tokenizer: Tokenizer, max_length: int) -> tuple[Request, ...]:
+    def _build(self, tokenizer: Tokenizer) -> tuple[Request, ...]:
         asked = self._asked()
-        requests = record_requests(self._task(self._pick(asked)), tokenizer, self._sample_ids(asked))
-        self._check_lengths(requests, max_length)
         self.notes = shortage(len(self._split("validation")), self._parameters.limit)
-        return tuple(requests)
+        return tuple(record_requests(self._task(self._pick(asked)), tokenizer, self._sample_ids(asked)))
 
     def _asked(self) -> list[int]:
         return choose(len(self._split("validation")), self._parameters.limit, self._parameters.seed)

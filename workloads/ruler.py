@@ -24,7 +24,6 @@ from pydantic import Field
 
 from results.records import Completion, Record, Request, Score
 from workloads.base import Tokenizer, WorkloadError
-from workloads.cache import PerTokenizer
 from workloads.datasets import Row
 from workloads.haystack import Haystack, file_text, generated_text
 from workloads.lm_eval_bridge import check_lengths, lm_eval_tasks, load_task, record_requests, score_completions
@@ -62,18 +61,19 @@ class _NeedleInAHaystack:
         self._n_needles = n_needles
         self._parameters = parameters
         self._haystack, self.data_source = _haystack(parameters.haystack, data_root)
-        self._built: PerTokenizer[tuple[Request, ...]] = PerTokenizer()
+        self._built: dict[str, tuple[Request, ...]] = {}
 
     def requests(self, tokenizer: Tokenizer, max_length: int) -> Sequence[Request]:
-        def build() -> tuple[Request, ...]:
-            return tuple(self._record(tokenizer, max_length, self._sample_ids()))
-
-        return self._built.get(tokenizer, max_length, build)
+        self._check_length(max_length)
+        if tokenizer.name not in self._built:
+            self._built[tokenizer.name] = tuple(self._record(tokenizer, self._sample_ids()))
+        return self._built[tokenizer.name]
 
     def calibration_prompts(self, tokenizer: Tokenizer, max_length: int, n: int) -> Sequence[Sequence[int]]:
         """Prompts of samples with other text, keys and values."""
+        self._check_length(max_length)
         sample_ids = [f"{self._identity()}/calibration/{i}" for i in range(n)]
-        return [request.prompt_ids for request in self._record(tokenizer, max_length, sample_ids)]
+        return [request.prompt_ids for request in self._record(tokenizer, sample_ids)]
 
     def score(self, requests: Sequence[Request], completions: Sequence[Completion]) -> Sequence[Score]:
         # Scoring reads the expected values only, and those are the same for every tokenizer: no text is built.
@@ -90,12 +90,15 @@ class _NeedleInAHaystack:
     def _sample_ids(self) -> list[str]:
         return [f"{self._identity()}/{i}" for i in range(self._parameters.limit)]
 
-    def _record(self, tokenizer: Tokenizer, max_length: int, sample_ids: Sequence[str]) -> list[Request]:
-        length = self._parameters.length
-        if length > max_length:
+    def _check_length(self, max_length: int) -> None:
+        if self._parameters.length > max_length:
             raise WorkloadError(
-                f"{self.name}: length {length} is more than the model's {max_length} tokens; lower length"
+                f"{self.name}: length {self._parameters.length} is more than the model's {max_length} tokens; "
+                "lower length"
             )
+
+    def _record(self, tokenizer: Tokenizer, sample_ids: Sequence[str]) -> list[Request]:
+        length = self._parameters.length
         n_new_tokens = _definition(self._task_name)["generation_kwargs"]["max_gen_toks"]
         rows = []
         for i, sample_id in enumerate(sample_ids):

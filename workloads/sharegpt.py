@@ -20,7 +20,6 @@ from pydantic import Field
 
 from results.records import Completion, Record, Request, Score
 from workloads.base import Tokenizer, WorkloadError, n_tokens
-from workloads.cache import PerTokenizer
 from workloads.datasets import Dataset, Row, SourceKind, choose, data_source, shortage
 
 ROLES = {
@@ -88,10 +87,13 @@ class ShareGPT:
         self.data_source = self._source.label(DATASET)
         self.notes: tuple[str, ...] = ()
         self._conversations: list[Row] | None = None
-        self._built: PerTokenizer[tuple[tuple[Request, ...], tuple[str, ...]]] = PerTokenizer()
+        self._built: dict[tuple[str, int], tuple[tuple[Request, ...], tuple[str, ...]]] = {}
 
     def requests(self, tokenizer: Tokenizer, max_length: int) -> Sequence[Request]:
-        requests, self.notes = self._built.get(tokenizer, max_length, lambda: self._build(tokenizer, max_length))
+        key = (tokenizer.name, max_length)
+        if key not in self._built:
+            self._built[key] = self._build(tokenizer, max_length)
+        requests, self.notes = self._built[key]
         return requests
 
     def calibration_prompts(self, tokenizer: Tokenizer, max_length: int, n: int) -> Sequence[Sequence[int]]:
