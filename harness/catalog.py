@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from devices.base import Clock, Meter
+from engines.oracle import OracleParameters
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.capacity_tiers import CapacityTiersParameters
 from engines.techniques.dropless import DroplessParameters
-from engines.techniques.oracle import OracleParameters
 from results.records import Record
 from workloads.base import Workload
 from workloads.boolq import BoolQ, BoolQParameters

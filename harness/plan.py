@@ -178,15 +178,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise PlanError([f"{path}: not TOML ({error}); see plans/demo.toml for the form"]) from error
 
 
-def load_plan(path: Path, settings: Sequence[str] = ()) -> Plan:
-    """Reads, overrides (`--set`), validates and expands a plan. Raises `PlanError` with every problem found."""
+def load_plan(path: Path, settings: Sequence[str] = (), data_root: Path | None = None) -> Plan:
+    """Reads, overrides (`--set`), validates and expands a plan. Raises `PlanError` with every problem found.
+
+    data_root: the folder of data sets; it decides what is asked, so it is part of every cell's identity.
+    """
     raw = read_toml(path)
     for assignment in settings:
         try:
             sweep.set_value(raw, assignment)
         except sweep.PathError as error:
             raise PlanError([str(error)]) from error
-    return build_plan(raw)
+    return build_plan(raw, data_root)
 
 
 class Parsed(NamedTuple):
@@ -197,7 +200,7 @@ class Parsed(NamedTuple):
     spec: Any
 
 
-def build_plan(raw: dict[str, Any]) -> Plan:
+def build_plan(raw: dict[str, Any], data_root: Path | None = None) -> Plan:
     """Validates and expands a raw plan. Raises `PlanError`."""
     entries, problems = sweep.expand(raw)
     problems += _frame_problems(raw)
@@ -224,7 +227,7 @@ def build_plan(raw: dict[str, Any]) -> Plan:
     problems += _reference_problems(parsed)
     if problems:
         raise PlanError(list(dict.fromkeys(problems)))
-    cells, skipped = _matrix(parsed)
+    cells, skipped = _matrix(parsed, data_root)
     if not cells:
         raise PlanError([f"the plan has no cell to run: {'; '.join(skipped)}"])
     return Plan(raw["name"], raw, protocol, tuple(cells), tuple(skipped))
@@ -362,30 +365,33 @@ def _workload_labels(workloads: list[Parsed]) -> list[str]:
     return [f"{label}#{i + 1}" if labels.count(label) > 1 else label for i, label in enumerate(labels)]
 
 
-def _matrix(parsed: dict[str, list[Parsed]]) -> tuple[list[CellPlan], list[str]]:
-    cells, skipped = [], []
+def _matrix(parsed: dict[str, list[Parsed]], data_root: Path | None) -> tuple[list[CellPlan], list[str]]:
+    cells: list[CellPlan] = []
+    skipped: dict[tuple[str, str], list[str]] = {}
     workloads = list(zip(parsed["workload"], _workload_labels(parsed["workload"]), strict=True))
     for device, model, (workload, workload_label), engine in sweep.product(
         parsed["device"], parsed["model"], workloads, parsed["engine"]
     ):
         reason = mismatch(engine.spec, device.spec)
         if reason:
-            skipped.append(f"{labelled(engine.spec.name, engine.suffix)} on {device.spec.name}: {reason}")
+            skipped.setdefault((device.spec.name, reason), []).append(labelled(engine.spec.name, engine.suffix))
         else:
-            cells.append(_cell_plan(model, engine, workload, workload_label, device))
-    return cells, list(dict.fromkeys(skipped))
+            cells.append(_cell_plan(model, engine, workload, workload_label, device, data_root))
+    return cells, [f"{device}: {', '.join(dict.fromkeys(own))}: {why}" for (device, why), own in skipped.items()]
 
 
 def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
     """Why an engine does not go onto a device, or None."""
     if (engine.placement == "host") != (device.name == "host"):
-        return f"placement {engine.placement!r} does not belong there"
+        return "a modelled device needs a placement" if device.name != "host" else "placements are for modelled devices"
     return None
 
 
-def _cell_plan(model: Parsed, engine: Parsed, workload: Parsed, workload_label: str, device: Parsed) -> CellPlan:
+def _cell_plan(
+    model: Parsed, engine: Parsed, workload: Parsed, workload_label: str, device: Parsed, data_root: Path | None
+) -> CellPlan:
     specs = [p.spec.model_dump(mode="json") for p in (model, engine, workload, device)]
-    content = json.dumps([workload_label, *specs], sort_keys=True)
+    content = json.dumps([workload_label, str(data_root), *specs], sort_keys=True)
     engine_label = labelled(engine.spec.name, engine.suffix)
     model_label = labelled(model.spec.source, model.suffix)
     if device.spec.priced_as:

@@ -1,0 +1,256 @@
+"""The command line. Prints; everything else logs. Heavy packages are imported by the command that needs them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.plan import Plan
+    from harness.runner import RunOutcome
+    from harness.workbench import Workbench
+
+EXIT_BAD_PLAN, EXIT_DEVICE_NOT_READY, EXIT_SOME_FAILED, EXIT_INTERRUPTED = 2, 4, 5, 130
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="How fast, how many joules, how accurate: language models and MoE placements, measured in one run.",
+)
+plan_app = typer.Typer(no_args_is_help=True, help="Check a plan, or print the schema of plans.")
+app.add_typer(plan_app, name="plan")
+
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file (TOML).")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Override a value, such as protocol.repeats=5. May be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+@app.callback()
+def start(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False) -> None:
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+
+
+@app.command()
+def run(
+    plan_path: PlanPath,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME by default.")] = None,
+    settings: Settings = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the matrix and an estimate of time only.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a plan: measure every cell, then write tables and report."""
+    console = _console(stderr=as_json)
+    try:
+        with _prepared(plan_path, settings) as (plan, workbench):
+            if dry_run:
+                _print_dry_run(plan, workbench, console, as_json)
+                return
+            directory = out or Path("runs") / plan.name
+            outcome = _run(plan, workbench, directory, resume, console)
+    except KeyboardInterrupt:
+        _fail("interrupted; finished trials are kept, go on with --resume", EXIT_INTERRUPTED)
+    _show_run(directory, console, as_json)
+    if outcome.n_failed:
+        _fail(
+            f"{outcome.n_failed} of {outcome.n_ok + outcome.n_failed} trials failed; their reasons are in report.html"
+            " and trials.csv",
+            EXIT_SOME_FAILED,
+        )
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")], as_json: AsJson = False
+) -> None:
+    """Write tables and report again from what a run stored."""
+    _show_run(directory, _console(stderr=as_json), as_json)
+
+
+@plan_app.command("check")
+def plan_check(plan_path: PlanPath, settings: Settings = None) -> None:
+    """Check a plan and everything that it names."""
+    with _prepared(plan_path, settings) as (plan, _):
+        typer.echo(f"{plan_path}: ok, {len(plan.cells)} cells")
+
+
+@plan_app.command("schema")
+def plan_schema() -> None:
+    """Print the JSON Schema of plans, for editors."""
+    from harness.plan import PlanFile
+
+    schema = PlanFile.model_json_schema()
+    typer.echo(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2))
+
+
+@app.command()
+def devices(as_json: AsJson = False) -> None:
+    """Show this machine, its meters, and what is missing for the others."""
+    from harness.inventory import device_rows
+
+    _print_rows(device_rows(), as_json, "Devices and meters")
+
+
+@app.command("list")
+def list_names(
+    what: Annotated[str, typer.Argument(metavar="engines|techniques|workloads|devices|meters")], as_json: AsJson = False
+) -> None:
+    """List what a plan can name."""
+    from harness.inventory import CATALOGS, catalog_rows
+
+    if what not in CATALOGS:
+        _fail(f"list {what}: no such list; take one of {', '.join(CATALOGS)}", EXIT_BAD_PLAN)
+    _print_rows(catalog_rows(what), as_json, what.capitalize())
+
+
+def main() -> None:
+    app()
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _prepared(plan_path: Path, settings: list[str] | None) -> Iterator[tuple[Plan, Workbench]]:
+    """A plan that is valid in itself and against what it names, with the workbench that holds its parts."""
+    from harness.plan import PlanError, load_plan
+    from harness.preflight import preflight
+    from harness.workbench import Workbench, data_root
+
+    _quiet_libraries()
+    with contextlib.ExitStack() as closing:
+        try:
+            plan = load_plan(plan_path, settings or (), data_root())
+            workbench = Workbench(plan.protocol)
+            closing.callback(workbench.close)
+            plan = preflight(plan, workbench)
+        except PlanError as error:
+            for problem in error.problems:
+                typer.echo(f"error: {problem}", err=True)
+            raise typer.Exit(EXIT_BAD_PLAN) from error
+        yield plan, workbench
+
+
+def _quiet_libraries() -> None:
+    """Progress bars and advice of the libraries would tear our own display apart."""
+    import os
+
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def _run(plan: Plan, workbench: Workbench, directory: Path, resume: bool, console: Console) -> RunOutcome:
+    from harness.progress import LiveProgress, PlainProgress
+    from harness.runner import DeviceNotReadyError, Runner, open_run
+    from results.store import StoreError
+
+    for note in plan.skipped:
+        console.print(f"left out: {note}", markup=False, highlight=False)
+    try:
+        with (
+            open_run(plan, directory, resume, workbench) as store,
+            LiveProgress(console) if console.is_terminal else PlainProgress(console) as progress,
+        ):
+            return Runner(plan, store, workbench, progress).run()
+    except StoreError as error:
+        _fail(str(error), EXIT_BAD_PLAN)
+    except DeviceNotReadyError as error:
+        _fail(str(error), EXIT_DEVICE_NOT_READY)
+
+
+def _show_run(directory: Path, console: Console, as_json: bool) -> None:
+    """Writes the tables and the report of a stored run, prints the summary, says where everything is."""
+    from harness.summary import print_summary
+    from results.report.csv import write_csv
+    from results.report.html import write_html
+    from results.store import Store, StoreError
+    from results.tables import summary
+
+    try:
+        with Store.view(directory) as store:
+            data = store.data()
+            files = [*write_csv(data, directory), directory / "report.html"]
+            write_html(data, directory / "report.html")
+            table = summary(data)
+    except (StoreError, OSError) as error:
+        _fail(str(error), EXIT_BAD_PLAN)
+    if as_json:
+        typer.echo(
+            json.dumps({"files": [str(f) for f in files], "summary": json.loads(table.to_json(orient="records"))})
+        )
+        return
+    print_summary(data, table, console)
+    for file in files:
+        console.print(str(file), markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_dry_run(plan: Plan, workbench: Workbench, console: Console, as_json: bool) -> None:
+    from harness.estimate import estimate
+
+    found = estimate(plan, workbench)
+    rows = [
+        {
+            "engine": e.cell_plan.cell.engine,
+            "workload": e.cell_plan.cell.workload,
+            "device": e.cell_plan.cell.device,
+            "trials": e.n_trials,
+            "requests": e.n_requests,
+            "prefill_tokens": e.prefill_tokens,
+            "decode_tokens": e.decode_tokens,
+            "estimated_s": round(e.seconds, 1),
+        }
+        for e in found
+    ]
+    _print_rows(rows, as_json, f"{plan.name}: {len(rows)} cells")
+    if not as_json:
+        total_s = sum(e.seconds for e in found)
+        for note in plan.skipped:
+            console.print(f"left out: {note}", markup=False, highlight=False)
+        console.print(f"about {total_s / 60:.1f} minutes (token counts are exact, speeds are guessed from a probe)")
+
+
+# --- printing --------------------------------------------------------------------------------------------------------
+
+
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr)
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for key in rows[0] if rows else ():
+        numeric = all(isinstance(r[key], int | float) for r in rows)
+        table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if value is None else str(value)) for value in row.values()))
+    _console().print(table)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
