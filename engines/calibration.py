@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from engines.dispatch import DispatchPlan
 
@@ -19,6 +20,10 @@ class Calibration:
     """Layer -> n_{l,e} for e = 0 .. E-1; only sparse layers have an entry."""
     top_k: int
     n_prompts: int
+
+    def __post_init__(self) -> None:
+        frozen = MappingProxyType({layer: tuple(counts) for layer, counts in self.tokens_per_expert.items()})
+        object.__setattr__(self, "tokens_per_expert", frozen)
 
     def relative_load(self, layer: int) -> tuple[float, ...]:
         """n_{l,e} / mean_e n_{l,e}: 1 for every expert under perfect balance."""

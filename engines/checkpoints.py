@@ -120,7 +120,10 @@ def load_checkpoint(source: str, dtype: torch.dtype) -> Checkpoint:
     facts = _read_facts(source, weights=True)
     located = _locate_tensors(facts.folder)
     _check_tensors(facts.config, located)
-    weights = _read_weights(facts.config, _tensor_reader(located), dtype)
+    read = _tensor_reader(located)
+    if facts.config.tie_embeddings and "lm_head.weight" in located:
+        _check_tied_head(read)
+    weights = _read_weights(facts.config, read, dtype)
     return Checkpoint(facts.source, facts.folder, facts.revision, facts.config, facts.tokenizer, weights)
 
 
@@ -297,6 +300,15 @@ def _read_weights(config: ModelConfig, read: Callable[[str], Tensor], dtype: tor
         norm_H=read("model.norm.weight").float(),
         head_LH=embedding_LH if config.tie_embeddings else read("lm_head.weight").to(dtype),
     )
+
+
+def _check_tied_head(read: Callable[[str], Tensor]) -> None:
+    """Some exports store the head beside the embedding that it is tied to; then there must be no choice to make."""
+    if not torch.equal(read("lm_head.weight"), read("model.embed_tokens.weight")):
+        raise EngineError(
+            "tensor 'lm_head.weight' differs from the embedding although config.json says tie_word_embeddings; "
+            "config.json and weights do not belong together"
+        )
 
 
 def _read_layer(config: ModelConfig, layer: int, read: Callable[[str], Tensor], dtype: torch.dtype) -> LayerWeights:

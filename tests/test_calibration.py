@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engines.calibration import Calibration, count_choices
+from engines.dispatch import Routing
+from engines.techniques.dropless import Dropless
+
+
+def test_imbalance_is_the_busiest_expert_over_the_mean() -> None:
+    calibration = Calibration({0: (30, 10, 0, 0), 3: (5, 5, 5, 5)}, top_k=2, n_prompts=1)
+    assert calibration.imbalance(0) == 3.0
+    assert calibration.imbalance(3) == 1.0
+    assert calibration.relative_load(0) == (3.0, 1.0, 0.0, 0.0)
+
+
+def test_popularity_ranks_by_count_then_by_index() -> None:
+    assert Calibration({0: (1, 9, 4, 9)}, top_k=1, n_prompts=1).popularity(0) == (1, 3, 2, 0)
+
+
+def test_choices_are_counted_per_layer_over_all_chunks() -> None:
+    def plan(*choices: tuple[int, ...]) -> object:
+        ids = torch.tensor(choices)
+        return Dropless().plan(Routing(ids, torch.ones(ids.shape), 4), layer=0, phase="prefill", saliency_T=None)
+
+    steps = [[None, plan((0, 1), (1, 2)), plan((3, 2))], [None, plan((1, 3)), plan((3, 0))]]
+    calibration = count_choices(steps, n_experts=4, top_k=2, n_prompts=2)
+    assert calibration.tokens_per_expert == {1: (1, 3, 1, 1), 2: (1, 0, 1, 2)}
+    assert (calibration.top_k, calibration.n_prompts) == (2, 2)
+
+
+def test_calibration_cannot_be_changed() -> None:
+    calibration = Calibration({0: (1, 1)}, top_k=1, n_prompts=1)
+    with pytest.raises(AttributeError):
+        calibration.top_k = 2  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        calibration.tokens_per_expert[0] = (2, 2)  # type: ignore[index]

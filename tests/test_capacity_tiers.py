@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from engines.calibration import Calibration
+from engines.dispatch import DispatchPlan, Routing
+from engines.errors import EngineError
+from engines.experts import execute
+from engines.oracle import mix_experts
+from engines.techniques.capacity_tiers import CapacityTiers, CapacityTiersParameters, expected_load, frozen_capacities
+from tests.test_experts import random_experts, random_routing
+
+
+def technique(chunk: int, counts: tuple[int, ...], top_k: int = 2, **parameters: object) -> CapacityTiers:
+    settings = CapacityTiersParameters.model_validate(parameters)
+    return settings.build(chunk, Calibration({0: counts}, top_k=top_k, n_prompts=1))
+
+
+def kept_pairs(plan: DispatchPlan) -> dict[tuple[int, int], float]:
+    """(token, expert) -> weight of the valid rows; padding must carry no weight."""
+    kept = {}
+    for call in plan.calls:
+        ((expert,), (n_rows,), (n_valid,)) = call.experts, call.rows_per_expert, call.valid_per_expert
+        for offset in range(n_rows):
+            token, weight = int(plan.token_R[call.first_row + offset]), float(plan.weight_R[call.first_row + offset])
+            if offset < n_valid:
+                assert (token, expert) not in kept
+                kept[token, expert] = weight
+            else:
+                assert (token, weight) == (-1, 0.0)
+    return kept
+
+
+# --- capacities ------------------------------------------------------------------------------------------------------
+
+
+def test_busiest_expert_of_the_sources_example() -> None:
+    """§4.1 of 000: B = 256, E = 8, r = 2 -> 2 * 256 / 8 = 64 rows; under top-2 the true mean doubles it."""
+    relative_load = (2.0, 2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0)
+    assert max(expected_load(relative_load, chunk=256, top_k=2, base="B/E")) == 64
+    assert max(expected_load(relative_load, chunk=256, top_k=2, base="BK/E")) == 128
+
+
+def test_expert_gets_the_smallest_tier_that_holds_it_and_the_largest_when_none_does() -> None:
+    # Mean 10; base BK/E = 128 * 2 / 4 = 64; tiers 128, 64, 32; loads 153.6, 64, 32, 6.4.
+    parameters = CapacityTiersParameters(multiples=(2, 1, 0.5))
+    assert frozen_capacities(parameters, (2.4, 1.0, 0.5, 0.1), chunk=128, top_k=2) == (128, 64, 32, 32)
+
+
+def test_capacities_are_rounded_up_to_the_alignment() -> None:
+    # Base 100 * 2 / 8 = 25 rows: tiers 100, 50, 25 become 112, 64, 32; load 32 still fits the last.
+    parameters = CapacityTiersParameters()
+    assert frozen_capacities(parameters, (32 / 25, 33 / 25, 3.0, 0, 0, 0, 0, 0), chunk=100, top_k=2) == (
+        32, 64, 112, 32, 32, 32, 32, 32,
+    )  # fmt: skip
+
+
+def test_capacity_never_exceeds_the_chunk_since_a_token_chooses_an_expert_once() -> None:
+    assert frozen_capacities(CapacityTiersParameters(multiples=(1000,)), (1.0, 1.0), chunk=40, top_k=1) == (48, 48)
+
+
+def test_decode_and_prefill_have_shapes_of_their_own() -> None:
+    # Prefill base 512 * 2 / 4 = 256; decode base 1 * 2 / 4 = 0.5, at least one aligned step.
+    tiers = technique(512, (5, 5, 5, 5), multiples=(2, 1))
+    assert tiers.capacities(0, "prefill") == (256, 256, 256, 256)
+    assert tiers.capacities(0, "decode") == (16, 16, 16, 16)
+    assert technique(512, (5, 5, 5, 5), multiples=(2, 1), align=1).capacities(0, "decode") == (1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, 64])
+def test_short_last_chunk_uses_the_full_chunks_shape(n_tokens: int) -> None:
+    hidden, routing = random_routing(n_tokens)
+    plan = technique(64, (1,) * 6, align=8).plan(routing, 0, "prefill", hidden.norm(dim=-1))
+    # Base 64 * 2 / 6 = 21.3, rounded up to 24, for whatever the chunk brings.
+    assert plan.calls
+    assert {call.rows_per_expert for call in plan.calls} == {(24,)}
+    assert all(call.static for call in plan.calls)
+
+
+# --- overflow --------------------------------------------------------------------------------------------------------
+
+
+def test_least_salient_token_is_dropped_first_and_of_equals_the_later_one() -> None:
+    routing = Routing(torch.zeros(5, 1, dtype=torch.int64), torch.full((5, 1), 0.7), 2)
+    saliency = torch.tensor([1.0, 3.0, 2.0, 2.0, 9.0])
+    # Two experts, K = 1, chunk 5: base 2.5 -> 3 rows. Tokens 4, 1 and the earlier of 2 and 3 stay.
+    plan = technique(5, (1, 1), top_k=1, multiples=(1,), align=1).plan(routing, 0, "prefill", saliency)
+    assert kept_pairs(plan) == {(4, 0): pytest.approx(0.7), (1, 0): pytest.approx(0.7), (2, 0): pytest.approx(0.7)}
+    assert (plan.routed_pairs, plan.dropped_pairs) == (5, 2)
+
+
+@given(st.integers(1, 50), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.integers(0, 2**31))
+def test_plans_keep_what_a_sort_by_hand_keeps(n_tokens: int, top_k: int, align: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    ids_TK = torch.rand(n_tokens, 6, generator=generator).argsort(-1)[:, :top_k]
+    weights_TK = torch.rand(n_tokens, top_k, generator=generator)
+    saliency_T = torch.randint(0, 5, (n_tokens,), generator=generator).float()  # few values, many ties
+    counts = tuple(torch.randint(1, 20, (6,), generator=generator).tolist())
+    tiers = technique(max(n_tokens, 8), counts, top_k, align=align, multiples=(1.5, 0.5))
+    plan = tiers.plan(Routing(ids_TK, weights_TK, 6), 0, "prefill", saliency_T)
+
+    expected = {}
+    for expert, capacity in enumerate(tiers.capacities(0, "prefill")):
+        tokens = [t for t in range(n_tokens) if expert in ids_TK[t].tolist()]
+        for token in sorted(tokens, key=lambda t: (-float(saliency_T[t]), t))[:capacity]:
+            expected[token, expert] = float(weights_TK[token, ids_TK[token].tolist().index(expert)])
+    assert kept_pairs(plan) == expected
+    assert plan.dropped_pairs == n_tokens * top_k - len(expected)
+    assert plan.token_R.shape[0] == plan.counters().computed_rows
+
+
+def test_call_without_a_valid_row_is_not_launched() -> None:
+    routing = Routing(torch.tensor([[3], [3]]), torch.ones(2, 1), 4)
+    plan = technique(16, (1, 1, 1, 1), top_k=1, align=4).plan(routing, 0, "prefill", torch.ones(2))
+    assert [call.experts for call in plan.calls] == [(3,)]
+
+
+def test_survivors_keep_their_weights_or_make_up_for_the_dropped_one() -> None:
+    # Expert 0 has one row and token 1 is the more salient; so token 0 loses its choice of expert 0.
+    ids, weights = torch.tensor([[0, 1], [0, 2]]), torch.tensor([[0.6, 0.3], [0.5, 0.5]])
+    routing, saliency = Routing(ids, weights, 3), torch.tensor([1.0, 2.0])
+    kept = {
+        renormalise: kept_pairs(
+            technique(
+                2, (1, 1, 1), multiples=(0.5,), align=1, renormalise_survivors=renormalise
+            ).plan(routing, 0, "prefill", saliency)
+        )
+        for renormalise in (False, True)
+    }  # fmt: skip
+    assert kept[False] == pytest.approx({(0, 1): 0.3, (1, 0): 0.5, (1, 2): 0.5})
+    assert kept[True] == pytest.approx({(0, 1): 0.9, (1, 0): 0.5, (1, 2): 0.5})
+
+
+def test_token_that_lost_all_its_experts_gets_zeros() -> None:
+    routing = Routing(torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1), 2)
+    tiers = technique(2, (1, 1), top_k=1, multiples=(1,), align=1, renormalise_survivors=True)
+    hidden = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
+    plan = tiers.plan(routing, 0, "prefill", torch.tensor([1.0, 2.0]))
+    out = execute(plan, hidden, random_experts(2))
+    assert out[0].abs().max() == 0
+    torch.testing.assert_close(
+        out[1:], mix_experts(hidden[1:], Routing(torch.zeros(1, 1).long(), torch.ones(1, 1), 2), random_experts(2))
+    )
+
+
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_unlimited_capacity_equals_the_oracle(renormalise: bool) -> None:
+    experts, (hidden, routing) = random_experts(), random_routing(64)
+    tiers = technique(64, (9, 1, 1, 1, 1, 1), multiples=(1e6,), renormalise_survivors=renormalise)
+    plan = tiers.plan(routing, 0, "prefill", hidden.norm(dim=-1))
+    assert plan.dropped_pairs == 0
+    torch.testing.assert_close(
+        execute(plan, hidden, experts), mix_experts(hidden, routing, experts), atol=1e-5, rtol=1e-5
+    )
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("multiples", [(), (1.0, 2.0), (2.0, 2.0), (1.0, 0.0), (float("nan"),)])
+def test_multiples_that_do_not_descend_above_zero_are_refused(multiples: tuple[float, ...]) -> None:
+    with pytest.raises(ValidationError):
+        CapacityTiersParameters(multiples=multiples)
+
+
+def test_building_without_calibration_says_what_to_do() -> None:
+    with pytest.raises(EngineError, match="call calibrate"):
+        CapacityTiersParameters().build(512, None)
+
+
+def test_planning_without_saliency_is_refused() -> None:
+    _, routing = random_routing(4)
+    with pytest.raises(EngineError, match="saliency"):
+        technique(16, (1,) * 6).plan(routing, 0, "prefill", None)

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engines.checkpoints import SparseWeights, inspect_checkpoint, load_checkpoint, tensor_shapes
+from engines.errors import EngineError
+from tests.fakes.random_models import BUNDLED, KINDS, copy_bundled, write_random_model
+
+GATE = "model.layers.2.mlp.experts.5.gate_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return copy_bundled(tmp_path / "model")
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_expected_tensors_are_those_transformers_writes(tmp_path: Path, kind: str) -> None:
+    write_random_model(tmp_path, kind)
+    written = {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    assert tensor_shapes(inspect_checkpoint(str(tmp_path)).config) == written
+
+
+def test_experts_are_stacked_gate_above_up() -> None:
+    tensors = load_file(BUNDLED / "model.safetensors")
+    mlp = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32).weights.layers[2].mlp
+    assert isinstance(mlp, SparseWeights)
+    gate, up = mlp.experts.gate_up_EJH[5].chunk(2)
+    assert torch.equal(gate, tensors[GATE].float())
+    assert torch.equal(up, tensors[GATE.replace("gate", "up")].float())
+    assert torch.equal(mlp.experts.down_EHI[5], tensors[GATE.replace("gate", "down")].float())
+
+
+def test_matrices_take_the_asked_dtype_and_vectors_stay_wide() -> None:
+    weights = load_checkpoint("bundled:tiny-qwen3-moe", torch.bfloat16).weights
+    mlp = weights.layers[0].mlp
+    assert isinstance(mlp, SparseWeights)
+    assert {weights.embedding_LH.dtype, mlp.experts.down_EHI.dtype, weights.layers[0].attention.q_QH.dtype} == {
+        torch.bfloat16
+    }
+    assert {weights.norm_H.dtype, mlp.router_EH.dtype} == {torch.float32}
+
+
+def test_tied_head_is_the_embedding_itself_and_an_untied_one_is_not(tmp_path: Path) -> None:
+    tied = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32).weights
+    assert tied.head_LH is tied.embedding_LH
+    write_random_model(tmp_path, "llama")
+    untied = load_checkpoint(str(tmp_path), torch.float32).weights
+    assert not torch.equal(untied.head_LH, untied.embedding_LH)
+
+
+def test_facts_of_the_bundled_model_tell_that_its_weights_are_random() -> None:
+    facts = inspect_checkpoint("bundled:tiny-qwen3-moe")
+    assert facts.note == "random weights"
+    assert facts.tokenizer.eos_token_ids == facts.config.eos_token_ids == (0,)
+    assert facts.tokenizer.name.startswith("tiny-qwen3-moe@")
+
+
+def test_inspecting_needs_neither_transformers_nor_the_weights_in_memory() -> None:
+    code = (
+        "import sys; from engines.checkpoints import inspect_checkpoint; "
+        "inspect_checkpoint('bundled:tiny-qwen3-moe'); sys.exit('transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+
+
+def test_generation_config_overrides_the_end_token(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    assert inspect_checkpoint(str(folder)).tokenizer.eos_token_ids == (3, 4)
+
+
+# --- damaged folders -------------------------------------------------------------------------------------------------
+
+
+def refuse_to_load_and_to_inspect(folder: Path, message: str) -> None:
+    """Whatever can be seen without weights is seen when the plan is checked already."""
+    with pytest.raises(EngineError, match=message):
+        load_checkpoint(str(folder), torch.float32)
+    with pytest.raises(EngineError, match=message):
+        inspect_checkpoint(str(folder))
+
+
+def test_missing_tensor_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.pop(GATE))
+    refuse_to_load_and_to_inspect(folder, rf"tensor '{GATE}' missing \(1 in all\)")
+
+
+def test_misshapen_tensor_is_named_with_both_shapes(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({GATE: torch.zeros(96, 127)}))
+    refuse_to_load_and_to_inspect(folder, rf"tensor '{GATE}' has shape \(96, 127\), config.json asks for \(96, 128\)")
+
+
+def test_left_over_tensor_is_named(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({"model.layers.0.mlp.shared_expert.weight": torch.zeros(2)}))
+    refuse_to_load_and_to_inspect(folder, r"tensor 'model.layers.0.mlp.shared_expert.weight' left over")
+
+
+def test_rotary_frequencies_of_old_exports_are_no_left_over(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(16)}))
+    assert load_checkpoint(str(folder), torch.float32).config.n_layers == 4
+
+
+def test_head_beside_tied_embeddings_must_equal_them(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    assert load_checkpoint(str(folder), torch.float32).weights.head_LH.shape == (2048, 128)
+    rewrite(folder, lambda tensors: tensors["lm_head.weight"].mul_(2))
+    with pytest.raises(EngineError, match=r"lm_head\.weight.*tie_word_embeddings"):
+        load_checkpoint(str(folder), torch.float32)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_tensor_with_nan_or_infinity_is_named(folder: Path, value: float) -> None:
+    rewrite(folder, lambda tensors: tensors[GATE][3].fill_(value))
+    with pytest.raises(EngineError, match=f"tensor '{GATE}' holds NaN or infinity"):
+        load_checkpoint(str(folder), torch.float32)
+
+
+@pytest.mark.parametrize("kept_bytes", [4, 1000, 3_000_000])
+def test_truncated_file_is_named(folder: Path, kept_bytes: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept_bytes])
+    refuse_to_load_and_to_inspect(folder, r"model\.safetensors: truncated or not safetensors")
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    write_random_model(tmp_path, "qwen2", max_shard_size="200KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    refuse_to_load_and_to_inspect(tmp_path, shard.name)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.pt", "model.pkl"])
+def test_pickles_are_refused_unread(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    refuse_to_load_and_to_inspect(folder, rf"only {name}; pickle checkpoints are never loaded; convert to safetensors")
+
+
+def test_folder_without_weights_or_config_says_what_is_missing(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    refuse_to_load_and_to_inspect(folder, r"no model\.safetensors")
+    (folder / "config.json").unlink()
+    refuse_to_load_and_to_inspect(folder, r"no config\.json")
+
+
+def test_config_that_is_not_json_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    refuse_to_load_and_to_inspect(folder, r"config\.json: not JSON")
+
+
+def test_tokenizer_larger_than_the_embedding_is_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 2000}))
+    refuse_to_load_and_to_inspect(folder, "tokenizer does not match the model: ids up to 2047, embedding rows 2000")
+
+
+def test_source_that_is_neither_folder_nor_on_the_hub_names_both_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The hub client reads this switch when it is imported.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for check in (inspect_checkpoint, lambda source: load_checkpoint(source, torch.float32)):
+        with pytest.raises(EngineError, match=r"no folder /.*/nobody/nothing, and the Hugging Face hub did not give"):
+            check("nobody/nothing")
+    with pytest.raises(EngineError, match=r"no folder .*, and not a hub id"):
+        inspect_checkpoint("./not/a/model/folder")
+
+
+def test_hub_id_is_read_from_the_local_cache_and_tells_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--acme--tiny"
+    copy_bundled(repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for source in ("acme/tiny", f"acme/tiny@{commit}"):
+        checkpoint = load_checkpoint(source, torch.float32)
+        assert (checkpoint.source, checkpoint.revision) == (source, commit)
+    with pytest.raises(EngineError, match="hub did not give 'acme/tiny'"):
+        load_checkpoint("acme/tiny@another-branch", torch.float32)
+
+
+def test_plan_check_of_a_hub_id_does_not_ask_for_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = copy_bundled(tmp_path / "models--acme--tiny" / "snapshots" / ("0" * 40))
+    (snapshot / "model.safetensors").unlink()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    source = "acme/tiny@" + "0" * 40
+    assert inspect_checkpoint(source).config.n_layers == 4
+    with pytest.raises(EngineError, match=r"no model\.safetensors"):
+        load_checkpoint(source, torch.float32)
+
+
+def test_unknown_bundled_model_lists_those_there_are() -> None:
+    with pytest.raises(EngineError, match=r"no such bundled model; there is tiny-qwen3-moe"):
+        inspect_checkpoint("bundled:huge")

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engines.dispatch import DispatchPlan, ExpertCall, Routing
+from engines.experts import ExpertWeights, execute, gather_rows
+from engines.oracle import Oracle, mix_experts
+from engines.techniques.dropless import Dropless
+
+
+def random_experts(n_experts: int = 6, hidden: int = 16, width: int = 24) -> ExpertWeights:
+    generator = torch.Generator().manual_seed(11)
+    return ExpertWeights(
+        torch.randn(n_experts, 2 * width, hidden, generator=generator) / hidden**0.5,
+        torch.randn(n_experts, hidden, width, generator=generator) / width**0.5,
+    )
+
+
+def random_routing(n_tokens: int, top_k: int = 2, n_experts: int = 6) -> tuple[torch.Tensor, Routing]:
+    generator = torch.Generator().manual_seed(n_tokens)
+    ids = torch.rand(n_tokens, n_experts, generator=generator).argsort(-1)[:, :top_k]
+    weights = torch.rand(n_tokens, top_k, generator=generator)
+    return torch.randn(n_tokens, 16, generator=generator), Routing(ids, weights, n_experts)
+
+
+def test_oracle_agrees_with_transformers_experts() -> None:
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    experts, (hidden, routing) = random_experts(), random_routing(40)
+    config = Qwen3MoeConfig(hidden_size=16, moe_intermediate_size=24, num_experts=6)
+    config._experts_implementation = "eager"
+    theirs = Qwen3MoeExperts(config)
+    with torch.no_grad():
+        theirs.gate_up_proj.copy_(experts.gate_up_EJH)
+        theirs.down_proj.copy_(experts.down_EHI)
+        expected = theirs(hidden, routing.expert_ids_TK, routing.weights_TK)
+    torch.testing.assert_close(mix_experts(hidden, routing, experts), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 7, 64])
+@pytest.mark.parametrize("technique", [Dropless(), Oracle()], ids=["dropless", "oracle plan"])
+def test_executed_lossless_plans_equal_the_oracle(technique: Dropless | Oracle, n_tokens: int) -> None:
+    experts, (hidden, routing) = random_experts(), random_routing(n_tokens)
+    plan = technique.plan(routing, layer=0, phase="prefill", saliency_T=None)
+    torch.testing.assert_close(
+        execute(plan, hidden, experts), mix_experts(hidden, routing, experts), atol=1e-5, rtol=1e-5
+    )
+    counters = plan.counters()
+    assert (counters.routed_pairs, counters.computed_rows, counters.padded_rows) == (2 * n_tokens, 2 * n_tokens, 0)
+
+
+def padded_plan() -> DispatchPlan:
+    """Two experts in one call, three rows each: expert 4 holds token 1, expert 2 holds tokens 0 and 1."""
+    return DispatchPlan(
+        n_tokens=3,
+        token_R=torch.tensor([1, -1, -1, 0, 1, -1]),
+        weight_R=torch.tensor([0.5, 0.0, 0.0, 2.0, 3.0, 0.0]),
+        calls=(ExpertCall((4, 2), (3, 3), (1, 2), first_row=0, static=True),),
+        routed_pairs=3,
+        dropped_pairs=0,
+    )
+
+
+def test_rows_of_a_grouped_call_reach_their_own_expert_and_padding_reaches_no_token() -> None:
+    experts, (hidden, _) = random_experts(), random_routing(3)
+
+    def expert(index: int, token: int) -> torch.Tensor:
+        routing = Routing(torch.tensor([[index]]), torch.ones(1, 1), 6)
+        return mix_experts(hidden[token : token + 1], routing, experts)[0]
+
+    expected = torch.stack([2 * expert(2, 0), 0.5 * expert(4, 1) + 3 * expert(2, 1), torch.zeros(16)])
+    torch.testing.assert_close(execute(padded_plan(), hidden, experts), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_padding_rows_are_zeros_and_are_computed() -> None:
+    hidden = torch.randn(3, 16) + 5
+    rows = gather_rows(padded_plan(), hidden)
+    assert torch.equal(rows, torch.stack([hidden[1], *torch.zeros(2, 16), hidden[0], hidden[1], torch.zeros(16)]))
+
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        execute(padded_plan(), hidden, random_experts())
+    # 6 rows, 2 FLOP for each of the 3 * hidden * width weights of an expert.
+    assert counter.get_total_flops() == 6 * 2 * 3 * 16 * 24
+
+
+def test_plan_without_calls_gives_zeros() -> None:
+    nothing = DispatchPlan(2, torch.empty(0, dtype=torch.int64), torch.empty(0), (), routed_pairs=4, dropped_pairs=4)
+    assert torch.equal(execute(nothing, torch.ones(2, 16), random_experts()), torch.zeros(2, 16))
+
+
+def test_bytes_of_an_expert_count_gate_up_and_down_as_stored() -> None:
+    experts = random_experts()
+    narrow = ExpertWeights(experts.gate_up_EJH.bfloat16(), experts.down_EHI.bfloat16())
+    assert (experts.n_bytes_per_expert, narrow.n_bytes_per_expert) == (3 * 16 * 24 * 4, 3 * 16 * 24 * 2)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engines.errors import EngineError
+from engines.tokenizer import Tokenizer
+from tests.fakes.random_models import BUNDLED, copy_bundled, copy_tokenizer
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "How far is 12 miles, in km?"},
+]
+TEXTS = ["The fox reads 1234 maps.", "  two  spaces\n\nand lines\t", "Zürich — 東京 🦊", "a<|end|>b", ""]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    copy_tokenizer(tmp_path)
+    return tmp_path
+
+
+def read(folder: Path, embedding_rows: int = 2048) -> Tokenizer:
+    return Tokenizer(folder, "model", (), embedding_rows)
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_ids_and_text_agree_with_transformers(text: str) -> None:
+    from transformers import AutoTokenizer
+
+    theirs, ours = AutoTokenizer.from_pretrained(BUNDLED), read(BUNDLED)
+    ids = theirs.encode(text, add_special_tokens=False)
+    assert ours.encode(text) == ids
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_chat_agrees_with_transformers() -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(BUNDLED)
+    assert read(BUNDLED).chat(MESSAGES) == theirs.apply_chat_template(
+        MESSAGES, tokenize=False, add_generation_prompt=True
+    )
+
+
+def test_no_begin_or_end_token_is_added_even_where_the_file_asks_for_one(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|end|>": {"id": "<|end|>", "ids": [0], "tokens": ["<|end|>"]}},
+    }
+    content["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(content))
+    assert read(folder).encode(TEXTS[0]) == read(BUNDLED).encode(TEXTS[0])
+
+
+def test_end_token_comes_from_the_tokenizer_where_the_model_names_none(folder: Path) -> None:
+    assert read(folder).eos_token_ids == (0,)
+    assert Tokenizer(folder, "model", (7, 9), 2048).eos_token_ids == (7, 9)
+    change_config(folder, eos_token={"content": "<|user|>", "special": True})
+    assert read(folder).eos_token_ids == (1,)
+    change_config(folder, eos_token=None)
+    assert read(folder).eos_token_ids == ()
+
+
+def test_vocabulary_size_is_the_tokenizers_not_the_embeddings() -> None:
+    assert read(BUNDLED, embedding_rows=3000).vocabulary_size == 2048
+
+
+def test_name_tells_tokenizers_apart(folder: Path) -> None:
+    before = read(folder).name
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text() + "\n")
+    assert before.startswith("model@")
+    assert read(folder).name != before
+
+
+def test_templates_are_found_in_file_list_and_config_in_this_order(folder: Path) -> None:
+    change_config(
+        folder,
+        chat_template=[
+            {"name": "tool_use", "template": "wrong"},
+            {"name": "default", "template": "{{ messages|length }} turns {{ eos_token }}"},
+        ],
+    )
+    assert read(folder).chat(MESSAGES) == "2 turns <|end|>"
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}\n{{ m.role|tojson }}\n{% endfor %}\n")
+    assert read(folder).chat(MESSAGES) == '"system"\n"user"\n'
+
+
+def test_model_without_a_template_gets_plain_turns(folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    assert read(folder).chat(MESSAGES) == "system: Be brief.\nuser: How far is 12 miles, in km?\nassistant:"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [("{{ raise_exception('no system turn') }}", "no system turn"), ("{% for %}", "chat template of model@")],
+)
+def test_template_that_refuses_or_is_broken_is_an_engine_error(folder: Path, template: str, message: str) -> None:
+    change_config(folder, chat_template=template)
+    with pytest.raises(EngineError, match=message):
+        read(folder).chat(MESSAGES)
+
+
+def test_template_cannot_reach_python(folder: Path) -> None:
+    change_config(folder, chat_template="{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(EngineError, match="unsafe"):
+        read(folder).chat(MESSAGES)
+
+
+def test_ids_beyond_the_embedding_are_refused(folder: Path) -> None:
+    with pytest.raises(EngineError, match=r"tokenizer does not match the model: ids up to 2047, embedding rows 2047"):
+        read(folder, embedding_rows=2047)
+    with pytest.raises(EngineError, match=r"tokenizer does not match the model: end tokens \[5000\]"):
+        Tokenizer(folder, "model", (5000,), 2048)
+
+
+def test_absent_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"no tokenizer\.json"):
+        read(tmp_path)
+    copied = copy_bundled(tmp_path / "copy")
+    (copied / "tokenizer.json").write_text("{}")
+    with pytest.raises(EngineError, match=r"tokenizer\.json: not a tokenizer"):
+        read(copied)
