@@ -90,7 +90,13 @@ def energy_observations(trial: Trial) -> list[Observation]:
     totals = [r for r in trial.energy if r.component == "total"]
     if not totals:
         return [replace(o, reason=NO_METER) for o in unseen(NO_METER) if o.metric in dict(ENERGY_METRICS)]
-    return [observation for reading in totals for observation in _of_reading(reading, trial)]
+    rows = [observation for reading in totals for observation in _of_reading(reading, trial)]
+    read = {(r.meter, r.phase) for r in totals}
+    unread = ((meter, p) for meter in dict.fromkeys(r.meter for r in totals) for p in PHASES if (meter, p) not in read)
+    for meter, phase in unread:
+        why = f"{meter} was not read for the {phase} phase"
+        rows += [Observation(metric, phase, unit, "missing", None, why, meter) for metric, unit in ENERGY_METRICS]
+    return rows
 
 
 def accuracy_observations(trial: Trial) -> list[Observation]:

@@ -12,13 +12,23 @@ Every row has one method. A missing figure is an empty cell (NaN) beside its rea
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import pandas as pd
 
+from results.cells import (
+    data_sources,
+    distinct,
+    left_out_reason,
+    model_name,
+    own_reason,
+    technique_name,
+    trials_of,
+    usable,
+    workload_name,
+)
 from results.energy import energy_between
 from results.metrics import (
     ENERGY_METRICS,
@@ -78,43 +88,6 @@ def accuracy_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of a tidy frame that are neither latency, energy nor technique: the tasks name their own metrics."""
     own = {m for m, _, _ in LATENCY_METRICS} | {m for m, _ in (*ENERGY_METRICS, *TECHNIQUE_METRICS)}
     return frame[~frame["metric"].isin(own)].reset_index(drop=True)
-
-
-def trials_of(run: RunData) -> dict[str, list[Trial]]:
-    """Trials by cell, in the order of their repeats."""
-    found: dict[str, list[Trial]] = {cell.cell_id: [] for cell in run.cells}
-    for trial in sorted(run.trials, key=lambda t: t.repeat):
-        found[trial.cell_id].append(trial)
-    return found
-
-
-def usable(trials: Iterable[Trial]) -> list[Trial]:
-    """What may enter a mean: ok, and without marks."""
-    return [t for t in trials if t.status == "ok" and not t.marks]
-
-
-def technique_name(cell: Cell) -> str:
-    """Name with its parameters: "tiers (capacity=64, group=8)"."""
-    parameters = ", ".join(f"{k}={v}" for k, v in cell.technique_parameters.items())
-    return f"{cell.technique} ({parameters})" if parameters else cell.technique
-
-
-def model_name(cell: Cell) -> str:
-    return f"{cell.model} ({cell.model_note})" if cell.model_note else cell.model
-
-
-def data_sources(run: RunData) -> dict[str, str | None]:
-    """Where each workload's items came from, as any of its trials says (a failed trial may not have got that far)."""
-    workload_of = {cell.cell_id: cell.workload for cell in run.cells}
-    found: dict[str, str | None] = {cell.workload: None for cell in run.cells}
-    for trial in run.trials:
-        found[workload_of[trial.cell_id]] = found[workload_of[trial.cell_id]] or trial.data_source
-    return found
-
-
-def workload_name(workload: str, source: str | None) -> str:
-    """The workload, and "(sample)" where its few bundled items stood in for the data set."""
-    return f"{workload} (sample)" if source == "sample" else workload
 
 
 # --- one row per cell and metric -------------------------------------------------------------------------------------
@@ -198,30 +171,6 @@ def _closed_form(mean: float | None, stderr: float | None, n_samples: int) -> di
     if mean is not None and stderr is not None:
         row |= {"ci_low": mean - NORMAL_95 * stderr, "ci_high": mean + NORMAL_95 * stderr}
     return row
-
-
-def left_out_reason(trials: Sequence[Trial], with_errors: bool) -> str | None:
-    """Which trials are not in the means and why: "1 of 5 trials failed, 2 of 5 trials left out (charging)"."""
-    failed = [t for t in trials if t.status == "failed"]
-    marked = [t for t in trials if t.status == "ok" and t.marks]
-    parts = []
-    if failed:
-        errors = dict.fromkeys(_first_line(t.failure.error) if t.failure else "no error was recorded" for t in failed)
-        parts.append(
-            f"{len(failed)} of {len(trials)} trials failed" + (f" ({'; '.join(errors)})" if with_errors else "")
-        )
-    if marked:
-        marks = dict.fromkeys(mark for t in marked for mark in t.marks)
-        parts.append(f"{len(marked)} of {len(trials)} trials left out ({', '.join(marks)})")
-    return ", ".join(parts) or None
-
-
-def distinct(reasons: Iterable[str | None]) -> list[str]:
-    """Reasons in their order, of those that differ only in their numbers just the first (one per trial is noise)."""
-    kinds: dict[str, str] = {}
-    for reason in filter(None, reasons):
-        kinds.setdefault(re.sub(r"\d[\d.]*", "#", reason), reason)
-    return list(kinds.values())
 
 
 def _aggregates_by_workload(run: RunData) -> dict[str, list[str]]:
@@ -402,8 +351,8 @@ def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
     wide |= _wide_accuracy(rows)
     left_out = left_out_reason(trials, with_errors=not usable(trials)) or ""
-    missing = [r["reason"] or "" for r in rows if pd.isna(r["mean"]) and r["metric"] in _SAID_IN_SUMMARY]
-    reasons = distinct(reason.removesuffix(left_out).removesuffix("; ") for reason in missing)
+    missing = [r["reason"] for r in rows if pd.isna(r["mean"]) and r["metric"] in _SAID_IN_SUMMARY]
+    reasons = distinct(own_reason(reason, trials) for reason in missing)
     return wide | {"reason": _joined([left_out, *reasons])}
 
 
@@ -451,7 +400,3 @@ def _mean(group: Sequence[Observation]) -> float | None:
 
 def _joined(parts: Iterable[str | None]) -> str | None:
     return "; ".join(part for part in parts if part) or None
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else "no message"

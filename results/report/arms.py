@@ -6,24 +6,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from results.cells import model_name, technique_name
 from results.records import Cell
-from results.tables import model_name, technique_name
 
 
 @dataclass(frozen=True)
 class Arm:
-    """letter: A, B, ... in the order of the run's cells."""
+    """letter: A, B, ... in the order of the run's cells; name: the letter with the technique's name alone."""
 
     letter: str
+    name: str
     engine: str
     technique: str
     placement: str
     model: str
     engine_parameters: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.letter} {self.technique}"
 
 
 def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
@@ -42,7 +39,13 @@ def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
         )
         letter = letters.setdefault(key, letter_of(len(letters)))
         found[cell.cell_id] = Arm(
-            letter, cell.engine, technique_name(cell), cell.placement, model_name(cell), parameters
+            letter,
+            f"{letter} {cell.technique}",
+            cell.engine,
+            technique_name(cell),
+            cell.placement,
+            model_name(cell),
+            parameters,
         )
     return found
 

@@ -153,13 +153,14 @@ def power_chart(
     """
     import altair as alt
 
-    x = alt.X("at_s:Q", title="time since the window's start (s)").axis(grid=False, tickCount=6)
+    title = "time since the window's start (s)"
+    x = alt.X("at_s:Q", title=title, scale=alt.Scale(nice=False)).axis(grid=False, tickCount=6)
     y = alt.Y("power_w:Q", title="power (W)", scale=alt.Scale(zero=True)).axis(tickCount=5)
     shades = [{"from_s": a - from_s, "to_s": b - from_s} for a, b in prefills_s]
     layers = [
         alt.Chart(alt.InlineData(values=shades))
         .mark_rect(color="var(--shade)")
-        .encode(x=alt.X("from_s:Q", title="time since the window's start (s)"), x2="to_s:Q")
+        .encode(x=alt.X("from_s:Q", title=title), x2="to_s:Q")
     ]
     dashes = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
     for n, trace in enumerate(traces):

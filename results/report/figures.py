@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from results import tables
+from results.cells import trials_of, usable
 from results.energy import UnresolvedError
 from results.records import Cell, Completion, PowerTrace, RunData, Trial
 from results.report.arms import Arm
@@ -61,7 +61,7 @@ def energy_figures(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> l
 
 def power_figures(run: RunData, arms: dict[str, Arm]) -> list[Figure]:
     """One example trial per device, its power and its tokens on one clock."""
-    trials = tables.trials_of(run)
+    trials = trials_of(run)
     found = []
     for device in dict.fromkeys(c.device for c in run.cells):
         example = _example_trial(run, [c for c in run.cells if c.device == device], trials)
@@ -149,7 +149,7 @@ def _example_trial(
     run: RunData, cells: Sequence[Cell], trials: dict[str, list[Trial]]
 ) -> tuple[Cell, Trial, list[PowerTrace]] | None:
     for cell in cells:
-        for trial in tables.usable(trials[cell.cell_id]):
+        for trial in usable(trials[cell.cell_id]):
             if not trial.energy or not any(c.token_times_s for c in trial.completions):
                 continue
             traces = [

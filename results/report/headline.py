@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from results import tables
+from results.cells import data_sources, left_out_reason, model_name, own_reason, trials_of, usable
 from results.records import Phase, RunData, Trial
 from results.report.arms import Arm
 from results.units import format_interval, format_mean, format_number, si_scale
@@ -20,6 +22,7 @@ Row = dict[str, Any]
 class Column:
     """A column of the headline: which rows of the tidy table it shows, and its unit there."""
 
+    group: str
     title: str
     metric: str
     phase: Phase | None
@@ -27,15 +30,15 @@ class Column:
 
 
 COLUMNS = (
-    Column("TTFT", "ttft", "prefill", "s"),
-    Column("TPOT", "tpot", "decode", "s"),
-    Column("E2E", "e2e", "all", "s"),
-    Column("decode", "throughput", "decode", "token/s"),
-    Column("energy prefill", "energy_per_token", "prefill", "J/token"),
-    Column("energy decode", "energy_per_token", "decode", "J/token"),
-    Column("energy all", "energy_per_token", "all", "J/token"),
-    Column("dropped", "drop_rate", None, "%"),
-    Column("padded", "pad_rate", None, "%"),
+    Column("Latency", "TTFT", "ttft", "prefill", "s"),
+    Column("Latency", "TPOT", "tpot", "decode", "s"),
+    Column("Latency", "E2E", "e2e", "all", "s"),
+    Column("Speed", "decode", "throughput", "decode", "token/s"),
+    Column("Energy per token", "prefill", "energy_per_token", "prefill", "J/token"),
+    Column("Energy per token", "decode", "energy_per_token", "decode", "J/token"),
+    Column("Energy per token", "all", "energy_per_token", "all", "J/token"),
+    Column("Experts", "dropped", "drop_rate", None, "%"),
+    Column("Experts", "padded", "pad_rate", None, "%"),
 )
 
 
@@ -61,10 +64,15 @@ class ArmRow:
 
 @dataclass
 class HeadlineTable:
-    """headings: (title, unit) of the figures. devices: rows by device. notes: texts, numbered from 1."""
+    """groups: (title, number of columns). headings: (title, unit) of each column. devices: rows by device.
+
+    notes: texts, numbered from 1.
+    """
 
     workload: str
     source: str | None
+    models: list[str]
+    groups: list[tuple[str, int]]
     headings: list[tuple[str, str]]
     devices: list[tuple[str, list[ArmRow]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -79,15 +87,17 @@ def headline_tables(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> 
     rows: dict[str, list[Row]] = {cell.cell_id: [] for cell in run.cells}
     for record in frame.to_dict("records"):
         rows[record["cell"]].append({str(k): v for k, v in record.items()})
-    trials, sources = tables.trials_of(run), tables.data_sources(run)
+    trials, sources = trials_of(run), data_sources(run)
     found = []
     for workload, source in sources.items():
         cells = [c for c in run.cells if c.workload == workload]
         scored = _score_name([r for c in cells for r in rows[c.cell_id]])
-        columns = [*COLUMNS[:7], *([Column(scored, scored, None, "1")] if scored else []), *COLUMNS[7:]]
+        columns = [*COLUMNS[:7], *([Column("Score", scored, scored, None, "1")] if scored else []), *COLUMNS[7:]]
         scales = [_scale(column, [r for c in cells for r in rows[c.cell_id]]) for column in columns]
         headings = [(column.title, unit) for column, (_, unit) in zip(columns, scales, strict=True)]
-        table = HeadlineTable(workload, source, headings)
+        models = list(dict.fromkeys(model_name(c) for c in cells))
+        groups = list(Counter(column.group for column in columns).items())
+        table = HeadlineTable(workload, source, models, groups, headings)
         for device in dict.fromkeys(c.device for c in cells):
             own = [c for c in cells if c.device == device]
             table.devices.append(
@@ -111,14 +121,15 @@ def _arm_row(
     rows: Sequence[Row],
     trials: Sequence[Trial],
 ) -> ArmRow:
-    good = tables.usable(trials)
+    good = usable(trials)
     counts = {
         "failed": sum(t.status == "failed" for t in trials),
         "left out": sum(t.status == "ok" and bool(t.marks) for t in trials),
     }
     shown = ", ".join([f"{len(good)} ok", *(f"{n} {what}" for what, n in counts.items() if n)])
     if not good:
-        return ArmRow(arm, (), (), shown, tables.left_out_reason(trials, with_errors=True) or "no trial was run")
+        return ArmRow(arm, (), (), shown, left_out_reason(trials, with_errors=True) or "no trial was run")
+    rows = [r | {"reason": own_reason(r["reason"], trials)} for r in rows]
     entries = tuple(_entry(table, column, scale, rows) for column, (scale, _) in zip(columns, scales, strict=True))
     return ArmRow(arm, entries, _methods(rows), shown)
 

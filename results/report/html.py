@@ -17,7 +17,8 @@ from typing import Any
 import pandas as pd
 
 from results import tables
-from results.records import Cell, Environment, Method, RunData, Trial
+from results.cells import data_sources, usable
+from results.records import Cell, Environment, Failure, Method, RunData, Trial
 from results.report import figures
 from results.report.arms import Arm, arms_of
 from results.report.charts import CONFIG
@@ -88,9 +89,9 @@ def page_context(run: RunData) -> dict[str, Any]:
         "arms": list(dict.fromkeys(arms.values())),
         "headlines": headline_tables(run, frame, arms),
         "figures": numbered,
-        "failed": [t for t in _with_cells(run, arms) if t[2].status == "failed"],
+        "failed": _failures(run, arms),
         "marked": [t for t in _with_cells(run, arms) if t[2].status == "ok" and t[2].marks],
-        "machines": [(device, machine_rows(e), e.packages) for device, e in run.info.environments.items()],
+        "machines": _machines(run),
         "plan_text": toml_text(run.info.plan),
         "charts_json": json_in_script({"config": CONFIG, "specs": specs}),
         "library": chart_library() if specs else "",
@@ -140,7 +141,7 @@ def _numbered(section: str, found: Sequence[Figure]) -> list[tuple[str, Figure]]
 def _counts(trials: Sequence[Trial]) -> dict[str, int]:
     return {
         "all": len(trials),
-        "ok": len(tables.usable(trials)),
+        "ok": len(usable(trials)),
         "failed": sum(t.status == "failed" for t in trials),
         "marked": sum(t.status == "ok" and bool(t.marks) for t in trials),
         "retried": sum(t.attempts > 1 for t in trials),
@@ -189,7 +190,7 @@ def _warnings(run: RunData) -> list[str]:
     for note in dict.fromkeys(c.model_note for c in run.cells if c.model_note):
         models = dict.fromkeys(c.model for c in run.cells if c.model_note == note)
         found.append(f"{', '.join(models)}: {note}.")
-    samples = [w for w, source in tables.data_sources(run).items() if source == "sample"]
+    samples = [w for w, source in data_sources(run).items() if source == "sample"]
     if samples:
         found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
     return found
@@ -202,6 +203,30 @@ def _verdict_rows(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> li
         row = rows.setdefault(key, {"workload": verdict.workload, "device": verdict.device, "answers": {}})
         row["answers"].setdefault(verdict.question.split(" (")[0], []).append(verdict)
     return list(rows.values())
+
+
+def _failures(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, Failure, list[int], int]]:
+    """(cell, arm, failure, repeats that failed so, attempts of the last); an error is said once a cell."""
+    found: dict[tuple[str, str], tuple[Cell, Arm, Failure, list[int], int]] = {}
+    for cell, arm, trial in _with_cells(run, arms):
+        if trial.status == "failed":
+            failure = trial.failure or Failure(kind="stable", error="no error was recorded")
+            key = (cell.cell_id, failure.error)
+            repeats = [*found[key][3], trial.repeat] if key in found else [trial.repeat]
+            found[key] = (cell, arm, failure, sorted(repeats), trial.attempts)
+    return list(found.values())
+
+
+def _machines(run: RunData) -> list[tuple[list[str], list[tuple[str, str]], dict[str, str]]]:
+    """(devices, what the machine is, packages) of each distinct environment."""
+    found: list[tuple[list[str], Environment]] = []
+    for device, environment in run.info.environments.items():
+        same = next((devices for devices, known in found if known == environment), None)
+        if same is None:
+            found.append(([device], environment))
+        else:
+            same.append(device)
+    return [(devices, machine_rows(environment), environment.packages) for devices, environment in found]
 
 
 def _with_cells(run: RunData, arms: dict[str, Arm]) -> Iterable[tuple[Cell, Arm, Trial]]:

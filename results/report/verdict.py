@@ -86,7 +86,7 @@ def ranked(figures: Sequence[Figure], rising: bool) -> tuple[str, bool]:
     if rivals:
         names = ", ".join(sorted(f.arm.letter for f in (best, *rivals)))
         return f"no clear difference between {names} (intervals overlap){tail}", False
-    return f"{best.arm.letter} {best.arm.technique}, {_shown(best)}{tail}", True
+    return f"{best.arm.name}, {_shown(best)}{tail}", True
 
 
 def _verdict(

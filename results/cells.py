@@ -1,0 +1,79 @@
+"""Cells of a run: what they are called, which of their trials enter a mean, and what is said of the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from results.records import Cell, RunData, Trial
+
+
+def trials_of(run: RunData) -> dict[str, list[Trial]]:
+    """Trials by cell, in the order of their repeats."""
+    found: dict[str, list[Trial]] = {cell.cell_id: [] for cell in run.cells}
+    for trial in sorted(run.trials, key=lambda t: t.repeat):
+        found[trial.cell_id].append(trial)
+    return found
+
+
+def usable(trials: Iterable[Trial]) -> list[Trial]:
+    """What may enter a mean: ok, and without marks."""
+    return [t for t in trials if t.status == "ok" and not t.marks]
+
+
+def technique_name(cell: Cell) -> str:
+    """Name with its parameters: "tiers (capacity=64, group=8)"."""
+    parameters = ", ".join(f"{k}={v}" for k, v in cell.technique_parameters.items())
+    return f"{cell.technique} ({parameters})" if parameters else cell.technique
+
+
+def model_name(cell: Cell) -> str:
+    return f"{cell.model} ({cell.model_note})" if cell.model_note else cell.model
+
+
+def data_sources(run: RunData) -> dict[str, str | None]:
+    """Where each workload's items came from, as any of its trials says (a failed trial may not have got that far)."""
+    workload_of = {cell.cell_id: cell.workload for cell in run.cells}
+    found: dict[str, str | None] = {cell.workload: None for cell in run.cells}
+    for trial in run.trials:
+        found[workload_of[trial.cell_id]] = found[workload_of[trial.cell_id]] or trial.data_source
+    return found
+
+
+def workload_name(workload: str, source: str | None) -> str:
+    """The workload, and "(sample)" where its few bundled items stood in for the data set."""
+    return f"{workload} (sample)" if source == "sample" else workload
+
+
+def left_out_reason(trials: Sequence[Trial], with_errors: bool) -> str | None:
+    """Which trials are not in the means and why: "1 of 5 trials failed, 2 of 5 trials left out (charging)"."""
+    failed = [t for t in trials if t.status == "failed"]
+    marked = [t for t in trials if t.status == "ok" and t.marks]
+    parts = []
+    if failed:
+        errors = dict.fromkeys(_first_line(t.failure.error) if t.failure else "no error was recorded" for t in failed)
+        parts.append(
+            f"{len(failed)} of {len(trials)} trials failed" + (f" ({'; '.join(errors)})" if with_errors else "")
+        )
+    if marked:
+        marks = dict.fromkeys(mark for t in marked for mark in t.marks)
+        parts.append(f"{len(marked)} of {len(trials)} trials left out ({', '.join(marks)})")
+    return ", ".join(parts) or None
+
+
+def own_reason(reason: str | None, trials: Sequence[Trial]) -> str | None:
+    """A row's reason without what `left_out_reason` added to every row of its cell."""
+    left_out = left_out_reason(trials, with_errors=not usable(trials)) or ""
+    return (reason or "").removesuffix(left_out).removesuffix("; ") or None
+
+
+def distinct(reasons: Iterable[str | None]) -> list[str]:
+    """Reasons in their order, of those that differ only in their numbers just the first (one per trial is noise)."""
+    kinds: dict[str, str] = {}
+    for reason in filter(None, reasons):
+        kinds.setdefault(re.sub(r"\d[\d.]*", "#", reason), reason)
+    return list(kinds.values())
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "no message"

@@ -1,0 +1,63 @@
+"""CSV files: they read back to the same numbers, execute nothing, and are whole or absent."""
+
+import csv
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results import tables
+from results.report.csv import csv_text, neutralised, write_csv
+from results.report.files import replace_text
+from tests.run_builders import cell, example_run, failed, run, trial
+
+
+def test_five_files_read_back_to_the_tables(tmp_path: Path) -> None:
+    data = example_run(n_repeats=2)
+    paths = write_csv(data, tmp_path)
+    assert [p.name for p in paths] == ["latency.csv", "energy.csv", "accuracy.csv", "trials.csv", "summary.csv"]
+    latency = tables.latency(data)
+    read = pd.read_csv(tmp_path / "latency.csv")
+    assert list(read.columns) == list(latency.columns)
+    assert read["mean"].equals(latency["mean"]), "every digit survives"
+
+
+def test_missing_energy_is_an_empty_cell_not_zero(tmp_path: Path) -> None:
+    write_csv(run([cell()], [trial()]), tmp_path)
+    with (tmp_path / "energy.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {r["mean"] for r in rows} == {""}
+    assert {r["method"] for r in rows} == {"missing"}
+    assert {r["reason"] for r in rows} == {"no meter was read in this trial"}
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "＝1"])
+def test_text_that_a_spreadsheet_would_execute_is_neutralised(text: str) -> None:
+    assert neutralised(text) == "'" + text
+
+
+@given(st.text())
+def test_no_text_cell_starts_like_a_formula(text: str) -> None:
+    assert neutralised(text).lstrip(" ")[:1] not in {"=", "+", "-", "@", "\t", "\r", "\n"}
+
+
+def test_negative_numbers_stay_numbers() -> None:
+    assert csv_text(pd.DataFrame({"x": [-1.5, 2.0], "t": ["-a", None]})) == "x,t\n-1.5,'-a\n2.0,\n"
+
+
+def test_a_hostile_error_reaches_the_file_as_text(tmp_path: Path) -> None:
+    write_csv(run([cell()], [failed(error='=HYPERLINK("http://x","y")')]), tmp_path)
+    with (tmp_path / "trials.csv").open(newline="") as file:
+        assert next(csv.DictReader(file))["failure"] == '\'=HYPERLINK("http://x","y")'
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
+    path = tmp_path / "summary.csv"
+    replace_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        replace_text(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["summary.csv"]

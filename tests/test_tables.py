@@ -1,0 +1,271 @@
+"""Tables of a run: which trials enter, what divides what, and what is said where there is no figure."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from results import tables
+from results.records import EngineCounters, PowerTrace, RunData, Score, Trial
+from tests.run_builders import cell, completion, example_run, failed, reading, run, trial
+
+
+def one_cell(*trials: Trial, **changes: Any) -> RunData:
+    return run([cell(**changes)], trials)
+
+
+def row(data: RunData, metric: str, phase: str | None = None, **where: str) -> pd.Series:
+    frame = tables.tidy(data)
+    chosen = frame["metric"] == metric
+    chosen &= frame["phase"].isna() if phase is None else frame["phase"] == phase
+    for column, value in where.items():
+        chosen &= frame[column] == value
+    assert chosen.sum() == 1, frame[chosen]
+    return frame[chosen].iloc[0]
+
+
+def test_tidy_has_one_row_per_cell_metric_phase_meter_and_method() -> None:
+    frame = tables.tidy(example_run())
+    assert tuple(frame.columns) == tables.COLUMNS
+    assert not frame.duplicated(["cell", "metric", "phase", "meter", "method"]).any()
+    assert frame["cell"].nunique() == 12
+
+
+def test_an_empty_run_gives_empty_tables() -> None:
+    nothing = run([], [])
+    assert [len(f(nothing)) for f in (tables.tidy, tables.trials, tables.summary)] == [0, 0, 0]
+
+
+def test_latency_is_the_mean_over_trials_of_the_mean_over_requests() -> None:
+    # Requests: TTFT 1 and 3 s in the first trial, 4 s in the second; TPOT 0.5 and 0.25 s, then 1 s.
+    first = [completion("a", 0.0, 4, (1.0, 1.5)), completion("b", 10.0, 4, (13.0, 13.25))]
+    second = [completion("a", 0.0, 4, (4.0, 5.0))]
+    data = one_cell(trial(repeat=0, completions=first), trial(repeat=1, completions=second))
+    assert row(data, "ttft", "prefill")["mean"] == pytest.approx((2.0 + 4.0) / 2)
+    assert row(data, "tpot", "decode")["mean"] == pytest.approx((0.375 + 1.0) / 2)
+    assert row(data, "e2e", "all")["mean"] == pytest.approx(((1.5 + 3.25) / 2 + 5.0) / 2)
+    assert row(data, "ttft", "prefill")["n"] == 2
+
+
+def test_interval_of_latency_is_student_t_over_trials() -> None:
+    data = one_cell(*(trial(repeat=i, completions=[completion("a", 0.0, 4, (t, t + 1))]) for i, t in enumerate((1, 3))))
+    # t_{0.975,1} = tan(pi * 0.475); mean 2, s = sqrt(2), s / sqrt(n) = 1.
+    half = math.tan(math.pi * 0.475)
+    ttft = row(data, "ttft", "prefill")
+    assert (ttft["ci_low"], ttft["ci_high"]) == pytest.approx((2 - half, 2 + half))
+
+
+def test_tail_percentiles_are_pooled_over_requests() -> None:
+    requests = [completion(f"s{i}", 100.0 * i, 4, (100.0 * i + 1 + i, 100.0 * i + 2 + i)) for i in range(10)]
+    data = one_cell(trial(repeat=0, completions=requests[:5]), trial(repeat=1, completions=requests[5:]))
+    ttft = row(data, "ttft", "prefill")
+    assert ttft["p90"] == pytest.approx(np.quantile(np.arange(1.0, 11.0), 0.9))
+    assert math.isnan(ttft["p99"]), "99 of 100 cannot be told from ten values"
+
+
+def test_throughput_counts_time_shared_by_batched_requests_once() -> None:
+    # Two prompts of 6 tokens prefilled over the same 2 s: 12 tokens in 2 s.
+    together = [completion("a", 0.0, 6, (2.0, 3.0, 4.0)), completion("b", 0.0, 6, (2.0, 3.0, 4.0))]
+    data = one_cell(trial(completions=together))
+    assert row(data, "throughput", "prefill")["mean"] == pytest.approx(6.0)
+    assert row(data, "throughput", "decode")["mean"] == pytest.approx(4 / 2)
+
+
+@pytest.mark.parametrize(("phase", "n_tokens"), [("prefill", 10), ("decode", 4), ("all", 10 + 6)])
+def test_energy_per_token_divides_by_the_tokens_of_its_phase(phase: Any, n_tokens: int) -> None:
+    # Two requests of 5 prompt and 3 generated tokens: 2 tokens each after the first.
+    requests = [completion("a", 0.0, 5, (1.0, 2.0, 3.0)), completion("b", 4.0, 5, (5.0, 6.0, 7.0))]
+    energy = reading(phase, 80.0, net_energy_j=40.0)
+    data = one_cell(trial(completions=requests, energy=(energy,)))
+    assert row(data, "energy_per_token", phase)["mean"] == pytest.approx(80 / n_tokens)
+    assert row(data, "net_energy_per_token", phase)["mean"] == pytest.approx(40 / n_tokens)
+    assert row(data, "average_power", phase)["mean"] == pytest.approx(80 / 2.0)
+    assert row(data, "energy_uncertainty", phase)["mean"] == pytest.approx(5.0)
+
+
+def test_missing_energy_is_an_empty_cell_with_its_reason() -> None:
+    data = one_cell(trial(energy=(reading("all", None, reason="gap of 1.2 s in the readings"),)))
+    energy = row(data, "energy", "all")
+    assert math.isnan(energy["mean"])
+    assert (energy["method"], energy["n"]) == ("missing", 0)
+    assert energy["reason"] == "gap of 1.2 s in the readings"
+
+
+def test_a_trial_without_any_meter_says_so() -> None:
+    energy = row(one_cell(trial()), "energy_per_token", "decode")
+    assert math.isnan(energy["mean"])
+    assert energy["reason"] == "no meter was read in this trial"
+
+
+def test_energy_that_some_trials_lack_is_averaged_over_the_others_and_said() -> None:
+    data = one_cell(
+        trial(repeat=0, energy=(reading("all", 6.0),)),
+        trial(repeat=1, energy=(reading("all", 8.0),)),
+        trial(repeat=2, energy=(reading("all", None, reason="gap of 1.2 s"),)),
+    )
+    energy = row(data, "energy", "all")
+    assert (energy["n"], energy["mean"]) == (2, 7.0)
+    assert energy["reason"] == "1 of 3 trials without a counter figure: gap of 1.2 s"
+
+
+def test_reasons_that_differ_only_in_numbers_are_said_once() -> None:
+    lost = [
+        trial(repeat=i, energy=(reading("all", None, reason=f"window of {ms} ms"),)) for i, ms in enumerate((7.5, 80))
+    ]
+    assert row(one_cell(*lost), "energy", "all")["reason"] == "window of 7.5 ms"
+
+
+def test_two_methods_never_share_a_row() -> None:
+    data = one_cell(
+        trial(repeat=0, energy=(reading("all", 6.0, method="counter"),)),
+        trial(repeat=1, energy=(reading("all", 60.0, method="modelled"),)),
+    )
+    assert row(data, "energy", "all", method="counter")["mean"] == 6.0
+    assert row(data, "energy", "all", method="modelled")["mean"] == 60.0
+
+
+def test_two_meters_of_one_method_have_rows_of_their_own() -> None:
+    both = (reading("all", 6.0, meter="nvml"), reading("all", 2.0, meter="rapl"))
+    data = one_cell(trial(energy=both))
+    assert row(data, "energy", "all", meter="nvml")["mean"] == 6.0
+    assert row(data, "energy", "all", meter="rapl")["mean"] == 2.0
+
+
+def test_measured_and_modelled_times_never_share_a_row() -> None:
+    data = one_cell(trial(repeat=0), trial(repeat=1, time_method="modelled"))
+    assert [row(data, "e2e", "all", method=m)["n"] for m in ("measured", "modelled")] == [1, 1]
+
+
+def test_a_relative_gauge_never_stands_under_joules() -> None:
+    data = one_cell(trial(energy=(reading("all", 6.0, method="relative gauge"),)))
+    assert row(data, "energy_per_token", "all")["unit"] == "gauge unit/token"
+    assert tables.summary(data)["all_j_per_token"].isna().all()
+
+
+def test_components_are_not_added_to_their_meters_total() -> None:
+    data = one_cell(trial(energy=(reading("all", 6.0), reading("all", 4.0, component="dram"))))
+    assert row(data, "energy", "all")["mean"] == 6.0
+
+
+def test_failed_and_marked_trials_are_out_of_the_means() -> None:
+    slow = [completion("a", 0.0, 4, (90.0, 91.0))]
+    data = one_cell(
+        trial(repeat=0), trial(repeat=1), trial(repeat=2, completions=slow, marks=("throttled",)), failed(repeat=3)
+    )
+    ttft = row(data, "ttft", "prefill")
+    assert (ttft["n"], ttft["n_failed"], ttft["mean"]) == (2, 1, 1.0)
+    assert ttft["reason"] == "1 of 4 trials failed, 1 of 4 trials left out (throttled)"
+
+
+def test_a_cell_of_failures_shows_every_metric_with_the_error() -> None:
+    scored = trial("c2", scores=(Score(metric="acc", value=1.0, stderr=0.1, n=9),))
+    data = run([cell("c1"), cell("c2")], [failed("c1", error="out of memory: lower the batch\nsecond line"), scored])
+    for metric, phase in (("ttft", "prefill"), ("energy_per_token", "all"), ("drop_rate", None), ("acc", None)):
+        missing = row(data, metric, phase, cell="c1")
+        assert (missing["n"], missing["n_failed"], missing["method"]) == (0, 1, "missing")
+        assert missing["reason"] == "1 of 1 trials failed (out of memory: lower the batch)"
+
+
+def test_a_cell_that_was_never_run_says_so() -> None:
+    assert row(run([cell()], []), "e2e", "all")["reason"] == "no trial was run"
+
+
+def test_one_trial_has_a_mean_but_no_interval() -> None:
+    ttft = row(one_cell(trial()), "ttft", "prefill")
+    assert ttft["mean"] == 1.0
+    assert math.isnan(ttft["ci_low"])
+    assert ttft["reason"] == "n = 1: no interval from one value"
+
+
+def test_log_likelihoods_have_no_ttft_and_say_why() -> None:
+    ttft = row(one_cell(trial(completions=[completion(token_times_s=())])), "ttft", "prefill")
+    assert math.isnan(ttft["mean"])
+    assert "log-likelihoods end with prefill" in ttft["reason"]
+
+
+def test_accuracy_interval_is_the_closed_form_over_items() -> None:
+    scores = (Score(metric="acc", value=0.4, stderr=0.05, n=96),)
+    data = one_cell(*(trial(repeat=i, scores=scores) for i in range(3)))
+    acc = row(data, "acc")
+    assert (acc["n"], acc["mean"]) == (96, pytest.approx(0.4))
+    assert (acc["ci_low"], acc["ci_high"]) == pytest.approx((0.4 - 0.098, 0.4 + 0.098), abs=1e-4)
+    assert row(data, "acc_stderr")["mean"] == pytest.approx(0.05)
+    assert list(tables.accuracy(data)["metric"]) == ["acc", "acc_stderr"]
+
+
+def test_drop_and_pad_rates_are_what_the_engine_counted() -> None:
+    counters = EngineCounters(routed_pairs=200, dropped_pairs=3, computed_rows=400, padded_rows=100)
+    data = one_cell(trial(counters=counters))
+    assert row(data, "drop_rate")["mean"] == pytest.approx(1.5)
+    assert row(data, "pad_rate")["mean"] == pytest.approx(25.0)
+
+
+def test_a_dense_model_has_no_drop_rate() -> None:
+    rate = row(one_cell(trial(counters=EngineCounters())), "drop_rate")
+    assert math.isnan(rate["mean"])
+    assert rate["reason"] == "no token was routed to an expert"
+
+
+def test_random_weights_and_sample_data_are_in_every_table() -> None:
+    data = one_cell(trial(data_source="sample"), model_note="random weights")
+    for frame in (tables.tidy(data), tables.trials(data)):
+        assert set(frame["model"]) == {"tiny-moe (random weights)"}
+        assert set(frame["workload"]) == {"gsm8k (sample)"}
+    wide = tables.summary(data).iloc[0]
+    assert (wide["model_note"], wide["data_source"]) == ("random weights", "sample")
+
+
+def test_a_failed_cell_shows_the_sample_data_that_others_recorded() -> None:
+    data = run([cell("c1"), cell("c2")], [failed("c1"), trial("c2", data_source="sample")])
+    assert set(tables.tidy(data)["workload"]) == {"gsm8k (sample)"}
+
+
+def test_slices_partition_the_tidy_table() -> None:
+    data = example_run()
+    frame = tables.tidy(data)
+    parts = [tables.latency(data), tables.energy(data), tables.accuracy(data)]
+    technique = frame["metric"].isin({"drop_rate", "pad_rate"}).sum()
+    assert sum(len(p) for p in parts) + technique == len(frame)
+
+
+def test_trials_join_latency_energy_and_score_of_a_request() -> None:
+    requests = [completion("a", 0.0, 4, (1.0, 2.0)), completion("b", 2.0, 4, (5.0, 6.0))]
+    scores = (Score(metric="acc", value=1.0, sample_id="b"), Score(metric="acc", value=0.5, stderr=0.1, n=2))
+    constant = PowerTrace(
+        "nvml", "gpu", "power", "integrated power", np.linspace(0, 6, 601), np.full(601, 7.0), sample_interval_s=0.01
+    )
+    one = trial(completions=requests, scores=scores, energy=(reading("all", 42.0),))
+    frame = tables.trials(run([cell()], [one], {one.trial_id: (constant,)})).set_index("sample_id")
+    # 7 W over 2 s and over 4 s.
+    assert frame["energy_j"].to_dict() == pytest.approx({"a": 14.0, "b": 28.0})
+    assert set(frame["energy_method"]) == {"integrated power"}
+    assert frame.loc["b", "score_acc"] == 1.0
+    assert math.isnan(frame.loc["a", "score_acc"])
+    assert frame["ttft_s"].to_dict() == {"a": 1.0, "b": 3.0}
+
+
+def test_a_request_too_short_for_its_meter_has_a_reason_instead_of_energy() -> None:
+    coarse = PowerTrace(
+        "battery", "pack", "held", "battery gauge", np.arange(0, 9, 0.25), np.full(36, 3.0), 0.25, update_period_s=0.25
+    )
+    one = trial(energy=(reading("all", 4.5, meter="battery"),))
+    request = tables.trials(run([cell()], [one], {one.trial_id: (coarse,)})).iloc[0]
+    assert math.isnan(request["energy_j"])
+    assert request["energy_method"] == "missing"
+    assert "unresolved" in request["energy_reason"]
+
+
+def test_a_failed_trial_is_a_row_of_its_own() -> None:
+    frame = tables.trials(one_cell(failed(error="device lost")))
+    assert frame[["status", "failure", "energy_method"]].iloc[0].tolist() == ["failed", "device lost", "missing"]
+
+
+def test_summary_is_one_row_per_cell_in_display_units() -> None:
+    data = one_cell(trial(energy=(reading("all", 12.0), reading("prefill", 4.0), reading("decode", 3.0))))
+    wide = tables.summary(data).iloc[0]
+    assert (wide["ttft_ms"], wide["tpot_ms"], wide["prefill_j_per_token"]) == pytest.approx((1000.0, 500.0, 1.0))
+    assert (wide["energy_method"], wide["time_method"], wide["n"]) == ("counter", "measured", 1)
+    assert "no idle baseline" in wide["reason"]
+    assert len(tables.summary(example_run())) == 12

@@ -1,0 +1,92 @@
+"""Display of numbers: prefixes, and digits that the uncertainty supports."""
+
+import math
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results.units import (
+    format_bytes,
+    format_interval,
+    format_mean,
+    format_number,
+    format_quantity,
+    si_scale,
+    uncertainty_digit,
+)
+
+PREFIX_POWERS = {"p": -12, "n": -9, "µ": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12}
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "uncertainty", "text"),
+    [
+        (0.0123456, "s", 0.00041, "12.3 ± 0.4 ms"),
+        (0.0123456, "s", 0.00014, "12.35 ± 0.14 ms"),
+        (1234.5, "token/s", 23.0, "1230 ± 20 token/s"),
+        (0.25, "1", 0.014, "0.250 ± 0.014"),
+        (0.5, "s", 0.0, "500 ± 0 ms"),
+        (0.305, "J/token", None, "305 mJ/token"),
+        (12.34, "%", None, "12.3 %"),
+        (1234567.0, "token/s", None, "1234567 token/s"),
+        (0.99996, "s", None, "1.00 s"),
+        (0.0, "J", None, "0 J"),
+        (3.0, "J", 40.0, "0 ± 40 J"),
+        (-0.0004, "W", 0.3, "0 ± 300 mW"),
+    ],
+)
+def test_quantities_show_what_the_uncertainty_supports(
+    value: float, unit: str, uncertainty: float | None, text: str
+) -> None:
+    assert format_quantity(value, unit, uncertainty) == text
+
+
+@given(st.floats(min_value=1e-11, max_value=1e14))
+def test_prefixed_magnitude_reads_between_1_and_1000(magnitude: float) -> None:
+    scale, unit = si_scale(magnitude, "s")
+    assert unit.endswith("s")
+    assert math.isclose(scale, 10.0 ** PREFIX_POWERS[unit.removesuffix("s")], rel_tol=1e-12)
+    assert 0.999 <= magnitude / scale < 999.5
+
+
+@given(st.floats(min_value=-1e6, max_value=1e6), st.floats(min_value=1e-6, max_value=1e4))
+def test_rounding_moves_a_value_by_less_than_its_uncertainty(value: float, uncertainty: float) -> None:
+    shown, shown_uncertainty = (Decimal(part) for part in format_number(value, uncertainty).split(" ± "))
+    assert abs(shown - Decimal(value)) <= Decimal(uncertainty) / 2
+    # One digit of an uncertainty errs by at most 25 % (0.0025 of 0.02), two digits that start with 1 by at most 5 %.
+    assert abs(shown_uncertainty - Decimal(uncertainty)) <= Decimal(uncertainty) / 4
+    assert shown.as_tuple().exponent == shown_uncertainty.as_tuple().exponent
+
+
+@pytest.mark.parametrize(
+    ("uncertainty", "digit"), [(0.41, -1), (0.14, -2), (23.0, 1), (0.0996, -2), (0.0951, -2), (1.96, 0), (0.0, None)]
+)
+def test_two_digits_are_kept_only_of_an_uncertainty_that_starts_with_one(uncertainty: float, digit: int | None) -> None:
+    assert uncertainty_digit(uncertainty) == digit
+
+
+def test_intervals_are_rounded_at_the_digit_of_half_their_width() -> None:
+    assert format_interval(11.91, 12.74) == "[11.9, 12.7]"
+    assert format_mean(12.3456, 11.91, 12.74) == "12.3"
+    assert format_interval(0.9, 1.1) == "[0.90, 1.10]"
+
+
+def test_an_interval_of_no_width_keeps_three_digits() -> None:
+    assert format_interval(1.0, 1.0) == "[1.00, 1.00]"
+
+
+def test_bytes_are_counted_in_powers_of_1024() -> None:
+    assert [format_bytes(n) for n in (0, 1023, 1024, 137438953472)] == ["0 B", "1023 B", "1.00 KiB", "128 GiB"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="missing one is None with a reason"):
+        format_quantity(value, "s")
+
+
+def test_a_negative_uncertainty_is_refused() -> None:
+    with pytest.raises(ValueError, match="not negative"):
+        format_number(1.0, -0.1)
