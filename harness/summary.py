@@ -1,4 +1,4 @@
-"""The summary on a terminal: one table a workload, with the method of every column of joules."""
+"""The summary on a terminal: a table for each workload and device, titled with how its figures came to be."""
 
 from __future__ import annotations
 
@@ -15,66 +15,102 @@ if TYPE_CHECKING:
     from results.records import RunData
 
 Row = Mapping[str, Any]
+COLUMNS = (
+    ("TTFT ms", "ttft_ms", 1.0),
+    ("TPOT ms", "tpot_ms", 1.0),
+    ("token/s", "prefill_token_per_s", 1.0),
+    ("mJ/token", "all_j_per_token", 1e3),
+    ("drop %", "dropped_percent", 1.0),
+    ("pad %", "padded_percent", 1.0),
+)
+REPEATED = 1e-9
+"""Relative width below which an interval only says that the same number was computed again."""
 
 
 def print_summary(run: RunData, table: pd.DataFrame, console: Console) -> None:
-    """table: `results.tables.summary` of the run."""
-    from rich import box
-    from rich.table import Table
-
+    """table: `results.tables.summary` of the run. Fits 80 columns."""
     rows: list[dict[str, Any]] = [{str(k): v for k, v in r.items()} for r in table.to_dict("records")]
     reasons: list[str] = []
-    for workload in dict.fromkeys(r["workload"] for r in rows):
-        own = [r for r in rows if r["workload"] == workload]
-        title = f"{workload}   items: {own[0]['data_source'] or 'none'}   model: {_model(own[0])}"
-        shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in ("device", "arm"):
-            shown.add_column(heading, overflow="fold")
-        for heading in ("TTFT ms", "TPOT ms", "prefill token/s", "mJ/token", "±", "accuracy", "drop %", "pad %", "n"):
-            shown.add_column(heading, justify="right")
-        shown.add_column("method")
-        for row in own:
-            shown.add_row(*_entries(row, reasons))
-        console.print(shown)
+    for model in dict.fromkeys(_model(r) for r in rows):
+        console.print(f"model {model}", markup=False, highlight=False)
+    for workload, device in dict.fromkeys((r["workload"], r["device"]) for r in rows):
+        own = [r for r in rows if (r["workload"], r["device"]) == (workload, device)]
+        _print_table(own, reasons, console)
     for i, reason in enumerate(reasons, start=1):
         console.print(f"[{i}] {reason}", markup=False, highlight=False)
     for note in _notes(rows):
         console.print(note, markup=False, highlight=False)
-    failed = [t for t in run.trials if t.status == "failed"]
-    console.print(f"{len(run.trials) - len(failed)} trials ok, {len(failed)} failed", highlight=False)
+    failed = sum(t.status == "failed" for t in run.trials)
+    console.print(f"{len(run.trials) - failed} trials ok, {failed} failed", highlight=False)
 
 
-def _entries(row: Row, reasons: list[str]) -> list[str]:
-    mark = ""
-    if isinstance(row["reason"], str) and row["reason"]:
-        if row["reason"] not in reasons:
-            reasons.append(row["reason"])
-        mark = f" [{reasons.index(row['reason']) + 1}]"
-    accuracy = ""
-    if _known(row["accuracy"]):
-        stderr = float(row["accuracy_stderr"]) if _known(row["accuracy_stderr"]) else None
-        accuracy = f"{row['accuracy_metric']} {format_number(float(row['accuracy']), stderr)}"
-    return [
-        row["device"],
-        row["engine"] + mark.replace("[", "\\["),
-        _number(row["ttft_ms"]),
-        _number(row["tpot_ms"]),
-        _number(row["prefill_token_per_s"]),
-        _number(row["all_j_per_token"], 1e3),
-        f"{_number(row['energy_uncertainty_percent'])} %" if _known(row["energy_uncertainty_percent"]) else "",
-        accuracy,
-        _number(row["dropped_percent"]),
-        _number(row["padded_percent"]),
-        str(row["n"]),
-        _method(row),
-    ]
+def _print_table(rows: list[dict[str, Any]], reasons: list[str], console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    first = rows[0]
+    several_models = len({_model(r) for r in rows}) > 1
+    metric = f" · accuracy: {first['accuracy_metric']}" if isinstance(first["accuracy_metric"], str) else ""
+    title = (
+        f"{first['workload']} · {first['device']} · items: {first['data_source'] or 'none'} · {_methods(rows)}{metric}"
+    )
+    scored = any(_known(r["accuracy"]) for r in rows)
+    columns = [c for c in COLUMNS if any(_known(r[c[1]]) for r in rows)]
+    table = Table(
+        title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column("arm", overflow="fold", min_width=10)
+    headings = [*(heading for heading, _, _ in columns), *(["accuracy"] if scored else []), "n"]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        name = f"{row['engine']} {_model(row)}" if several_models else str(row["engine"])
+        entries = [name + _mark(row, reasons), *(_figure(row, column, scale) for _, column, scale in columns)]
+        if scored:
+            entries.append(_accuracy(row))
+        failed = f" ({row['n_failed']} failed)" if row["n_failed"] else ""
+        table.add_row(*map(Text, [*entries, f"{row['n']}{failed}"]))
+    console.print(table)
 
 
-def _method(row: Row) -> str:
-    """How time and energy came to be; one word where it is the same."""
-    if row["time_method"] == row["energy_method"]:
-        return str(row["time_method"])
-    return f"time {row['time_method']}, J {row['energy_method']}"
+def _mark(row: Row, reasons: list[str]) -> str:
+    """[k]: note k says why figures of this row are missing."""
+    reason = row["reason"]
+    if not isinstance(reason, str) or not reason:
+        return ""
+    if reason not in reasons:
+        reasons.append(reason)
+    return f" [{reasons.index(reason) + 1}]"
+
+
+def _figure(row: Row, column: str, scale: float) -> str:
+    """The mean, with half its 95 % interval where there is one."""
+    value, low, high = row[column], row.get(f"{column}_low"), row.get(f"{column}_high")
+    if not _known(value):
+        return ""
+    if not (_known(low) and _known(high)) or high - low <= REPEATED * abs(value):
+        return format_number(value * scale)
+    return format_number(value * scale, (high - low) / 2 * scale).replace(" ± ", "±")
+
+
+def _accuracy(row: Row) -> str:
+    if not _known(row["accuracy"]):
+        return ""
+    stderr = float(row["accuracy_stderr"]) if _known(row["accuracy_stderr"]) else None
+    return format_number(float(row["accuracy"]), stderr).replace(" ± ", "±")
+
+
+def _methods(rows: list[dict[str, Any]]) -> str:
+    """How time and energy came to be, in words."""
+    time = "/".join(dict.fromkeys(str(r["time_method"]) for r in rows))
+    energy = "/".join(dict.fromkeys(str(r["energy_method"]) for r in rows))
+    shares = [r["energy_uncertainty_percent"] for r in rows if _known(r["energy_uncertainty_percent"])]
+    if not shares:
+        return f"time {time}, joules {energy}"
+    low, high = format_number(min(shares)), format_number(max(shares))
+    spread = f"±{low} %" if low == high else f"±{low} to {high} %"
+    return f"time {time}, joules {energy} ({spread} each)"
 
 
 def _model(row: Row) -> str:
@@ -82,21 +118,13 @@ def _model(row: Row) -> str:
 
 
 def _notes(rows: list[dict[str, Any]]) -> list[str]:
-    notes = []
-    methods = {(r["device"], r["energy_method"], r["energy_meter"]) for r in rows if isinstance(r["energy_meter"], str)}
-    for device, method, meter in sorted(methods):
-        if method == "modelled":
-            notes.append(
-                f"{device}: energy is modelled (meter {meter}), not measured; ± is the model's own uncertainty"
-            )
+    notes = ["± is half the 95 % interval over the trials (accuracy: lm-eval's standard error); n: trials."]
+    for device in dict.fromkeys(str(r["device"]) for r in rows if r["energy_method"] == "modelled"):
+        notes.append(f"{device}: joules are modelled, not measured; the report's environment section says from what.")
     if any(isinstance(r["model_note"], str) and "random" in r["model_note"] for r in rows):
-        notes.append("the model has random weights: its accuracy means nothing but that the arms can be compared")
+        notes.append("Random weights: the accuracy says nothing about a trained model.")
     return notes
 
 
 def _known(value: Any) -> bool:
     return isinstance(value, int | float) and not math.isnan(value)
-
-
-def _number(value: Any, scale: float = 1.0) -> str:
-    return format_number(float(value) * scale) if _known(value) else ""

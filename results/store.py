@@ -124,6 +124,18 @@ class Store:
         return store
 
     @classmethod
+    def view(cls, directory: Path) -> Store:
+        """For reading, also while another process runs; brings an older schema up to date first."""
+        if not cls.holds_run(directory):
+            raise StoreError(f"{directory} holds no run; give the folder that `joulebench run` wrote")
+        connection = sqlite3.connect(f"{(directory / DATABASE).absolute().as_uri()}?mode=ro", uri=True)
+        if _schema_version(connection) != SCHEMA_VERSION:
+            connection.close()
+            cls.open(directory).close()
+            return cls.view(directory)
+        return cls(directory, connection, None)
+
+    @classmethod
     def _connect(cls, directory: Path) -> Store:
         (directory / "traces").mkdir(exist_ok=True)
         lock = FileLock(directory / "run.lock", timeout=0)

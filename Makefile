@@ -1,0 +1,48 @@
+# `make demo` and `make test` work on a fresh clone: they make .venv and install under constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := harness engines devices workloads results
+
+.PHONY: demo test check lint types floors quick bench format clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/.installed
+	rm -rf runs/demo # always a fresh run; name another --out for one to keep
+	$(BIN)/joulebench run plans/demo.toml --out runs/demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+check: lint types floors quick
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+floors: $(VENV)/.installed-dev
+	$(BIN)/lint-imports
+
+quick: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow" -q
+
+bench: $(VENV)/.installed-dev
+	for script in tests/benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
