@@ -18,7 +18,7 @@ from tests.fakes.random_models import BUNDLED
 # English that the tokenizer was not trained on.
 PROSE = (
     "A student asks whether 48 clips sold in April and half as many in May make 72 in all. Explain your reasoning, "
-    "then give the result. In a triangle with sides 3, 4 and 5, which angle is the largest? Name the law that says why. "
+    "then give the result. In a triangle with sides 3, 4 and 5, which angle is the largest? Name the law for that. "
 ) * 6
 
 

@@ -332,6 +332,20 @@ def test_request_that_cannot_be_taken_says_why_before_any_work(
     assert heard == []
 
 
+def test_requests_fill_the_length_to_the_last_token_and_not_beyond(tmp_path: Path) -> None:
+    write_random_model(tmp_path, "qwen2")
+    model = load_checkpoint(str(tmp_path), torch.float32)
+    engine = ReferenceEngine(model, DroplessParameters())
+    assert engine.max_length == 512
+    full = generate(model).model_copy(update={"prompt_ids": (5,) * 500})
+    assert engine.run(full, ignore).n_generated == 12
+    # 512 tokens are read and the 513th is only asked about.
+    assert engine.run(loglikelihood((5,) * 500, (6,) * 13), ignore).n_prompt_tokens == 512
+    for beyond in (full.model_copy(update={"prompt_ids": (5,) * 501}), loglikelihood((5,) * 500, (6,) * 14)):
+        with pytest.raises(EngineError, match="exceed max_length 512"):
+            engine.run(beyond, ignore)
+
+
 def test_prefill_chunk_below_one_token_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(EngineError, match="prefill_chunk 0"):
         ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=0)
