@@ -1,0 +1,143 @@
+"""The HTML report in a real browser: it draws, asks the network for nothing, and runs no text of a run as code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.report.html import html_text
+from tests.run_builders import example_run
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the PATH")
+
+PROBE = """<script>addEventListener("load", () => setTimeout(() => {
+  const page = document.documentElement, seen = window.parent.document.documentElement.dataset;
+  seen.widths = page.scrollWidth + " " + page.clientWidth;
+  seen.paper = getComputedStyle(page).backgroundColor;
+  seen.line = getComputedStyle(document.querySelector(".chart svg .mark-symbol path")).stroke;
+}, 1500));</script>"""
+"""What only a script can see, told to the enclosing page. It replaces the report's policy, which forbids it."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    dom: str
+    console: list[str]
+    requested: list[str]
+    """http(s) URLs that the page asked for; the browser's own background requests carry no page."""
+
+    def measured(self, name: str) -> str:
+        found = re.search(rf'<html[^>]* data-{name}="([^"]*)"', self.dom)
+        assert found, f"the page has no data-{name}: {self.dom[:300]}"
+        return found.group(1)
+
+
+def visit(html: str, folder: Path, *options: str) -> Visit:
+    page, profile, net_log = folder / "page.html", folder / "profile", folder / "net.json"
+    page.write_text(html, encoding="utf-8")
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        f"--user-data-dir={profile}", f"--log-net-log={net_log}", "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--enable-logging=stderr", "--v=0", "--virtual-time-budget=10000", *options, "--dump-dom", page.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    console = [line for line in done.stderr.splitlines() if ":CONSOLE:" in line]
+    return Visit(done.stdout, console, _requests_of_page(json.loads(net_log.read_text())))
+
+
+def _requests_of_page(log: dict[str, Any]) -> list[str]:
+    start = log["constants"]["logEventTypes"]["URL_REQUEST_START_JOB"]
+    params = [e["params"] for e in log["events"] if e["type"] == start and "url" in e.get("params", {})]
+    return [
+        p["url"]
+        for p in params
+        if p["url"].startswith(("http:", "https:")) and p["network_isolation_key"].startswith("file:")
+    ]
+
+
+@pytest.fixture(scope="module")
+def report() -> str:
+    return html_text(example_run())
+
+
+@pytest.fixture(scope="module")
+def opened(report: str, tmp_path_factory: pytest.TempPathFactory) -> Visit:
+    return visit(report, tmp_path_factory.mktemp("browser"))
+
+
+def probed(report: str) -> str:
+    without_policy = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", report)
+    assert without_policy != report
+    return at_end(without_policy, PROBE)
+
+
+def at_end(page: str, addition: str) -> str:
+    """The charting library has a </body> in its text: the page's own is the last one."""
+    body, end, rest = page.rpartition("</body>")
+    return body + addition + end + rest
+
+
+def test_the_probe_sees_requests_and_console_lines_of_a_page_that_makes_them(tmp_path: Path) -> None:
+    seen = visit('<img src="http://example.invalid/x.png"><script>console.error("boom")</script>', tmp_path)
+    assert seen.requested == ["http://example.invalid/x.png"]
+    assert "boom" in seen.console[0]
+
+
+def test_the_report_asks_the_network_for_nothing(opened: Visit) -> None:
+    assert opened.requested == []
+
+
+def test_the_report_leaves_the_console_empty(opened: Visit) -> None:
+    assert opened.console == []
+
+
+def test_every_chart_is_drawn(opened: Visit) -> None:
+    places = re.findall(r'<div class="chart[^"]*"[^>]*id="(chart-[^"]+)"', opened.dom)
+    assert len(places) == 14, "6 latency-energy panels, 6 of energy, 2 of power"
+    assert len(re.findall(r"<svg[^>]*class=\"marks\"", opened.dom)) == len(places)
+    assert "could not be drawn" not in re.sub(r"<script.*?</script>", "", opened.dom, flags=re.DOTALL)
+
+
+def test_a_hostile_error_message_is_text(opened: Visit) -> None:
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; out of memory" in opened.dom
+    assert "<script>alert(1)" not in opened.dom
+
+
+def test_a_script_that_escaping_would_miss_is_stopped_by_the_policy(report: str, tmp_path: Path) -> None:
+    injected = '<script>document.documentElement.dataset.injected = "yes"</script>'
+    seen = visit(at_end(report, injected), tmp_path)
+    assert 'data-injected="yes"' not in seen.dom
+    (line,) = seen.console
+    assert "Content Security Policy" in line
+    assert seen.dom.count('class="marks"') >= 14, "the page's own scripts still run"
+
+
+def test_nothing_overflows_a_phone(report: str, tmp_path: Path) -> None:
+    # A headless window is never narrower than 500 px; a frame is.
+    frame = f'<iframe width="390" height="844" style="border: 0" srcdoc="{escape(probed(report))}"></iframe>'
+    seen = visit(f"<!DOCTYPE html><html><body>{frame}</body></html>", tmp_path)
+    content, viewport = map(int, seen.measured("widths").split())
+    assert viewport == 390
+    assert content <= viewport
+
+
+def test_charts_follow_the_dark_scheme(report: str, tmp_path: Path) -> None:
+    colours = []
+    for scheme in ("0", "1"):
+        folder = tmp_path / scheme
+        folder.mkdir()
+        seen = visit(probed(report), folder, f"--blink-settings=preferredColorScheme={scheme}")
+        colours.append((seen.measured("paper"), seen.measured("line")))
+    assert colours == [("rgb(21, 23, 26)", "rgb(109, 179, 242)"), ("rgb(253, 253, 251)", "rgb(11, 92, 158)")]

@@ -1,0 +1,92 @@
+"""Charts: the Pareto front, thinning of traces, power derived from counters, and specifications that compile."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results.energy import UnresolvedError
+from results.records import PowerTrace
+from results.report.charts import (
+    MAX_POINTS,
+    EnergyBar,
+    ParetoPoint,
+    energy_chart,
+    latency_energy_chart,
+    pareto_front,
+    power_chart,
+    shown_part,
+    thinned,
+)
+from tests.run_builders import power_trace
+
+coordinate = st.integers(0, 6).map(float)
+
+
+@given(st.lists(st.tuples(coordinate, coordinate), max_size=12))
+def test_front_is_every_point_that_no_other_dominates(points: list[tuple[float, float]]) -> None:
+    def dominated(p: tuple[float, float]) -> bool:
+        return any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)
+
+    assert pareto_front(points) == [not dominated(p) for p in points]
+
+
+def test_thinning_keeps_the_ends_and_a_single_peak() -> None:
+    times_s = np.linspace(0.0, 100.0, 100_001)
+    watts = np.ones_like(times_s)
+    watts[77_777], watts[33_333] = 9.0, 0.1
+    shown_s, shown_w = thinned(times_s, watts)
+    assert len(shown_s) <= MAX_POINTS
+    assert (shown_s[0], shown_s[-1]) == (0.0, 100.0)
+    assert (shown_w.max(), shown_w.min()) == (9.0, 0.1)
+    assert np.all(np.diff(shown_s) > 0)
+
+
+def test_short_traces_are_not_thinned() -> None:
+    times_s = np.linspace(0.0, 1.0, MAX_POINTS)
+    assert thinned(times_s, times_s)[0] is times_s
+
+
+def test_power_of_a_counter_is_its_difference_over_time() -> None:
+    # 3 W for 2 s, then 7 W; the counter wraps at 10 J between the readings of 9 and 16 J.
+    counter = PowerTrace(
+        "rapl", "package", "counter", "counter", np.array([0.0, 2.0, 3.0, 4.0]), np.array([3.0, 9.0, 6.0, 3.0]),
+        sample_interval_s=1.0, wrap_at_j=10.0,
+    )  # fmt: skip
+    times_s, watts = shown_part(counter, 0.0, 4.0)
+    assert times_s.tolist() == [2.0, 3.0, 4.0]
+    assert watts.tolist() == pytest.approx([3.0, 7.0, 7.0])
+
+
+def test_a_trace_outside_the_shown_part_is_refused() -> None:
+    with pytest.raises(UnresolvedError, match="no reading in the shown part"):
+        shown_part(power_trace(1.0, 5.0, "nvml"), 2.0, 3.0)
+
+
+def test_every_kind_of_chart_compiles_to_a_picture_with_its_marks() -> None:
+    import vl_convert
+
+    points = [
+        ParetoPoint("A", "A dense", 1.0, 0.9, 1.1, 5.0, 4.0, 6.0, True),
+        ParetoPoint("B", "B tiers", 2.0, None, None, 6.0, None, None, False),
+    ]
+    bars = [
+        EnergyBar("A", "prefill", 1.0, 0.9, 1.1, "prefill 1"),
+        EnergyBar("A", "decode", None, None, None, "missing"),
+    ]
+    trace = power_trace(1.0, 5.0, "nvml")
+    charts = {
+        "a scatter": latency_energy_chart(points, "ms", "J/token", "a scatter"),
+        "bars": energy_chart(bars, "J/token", "bars"),
+        "a trace": power_chart([trace, trace], [(0.0, 0.4)], [0.4, 0.5], 0.0, 1.0, "a trace"),
+    }
+    marks = {
+        "a scatter": ("line", "rule", "symbol", "text"),
+        "bars": ("rect", "rule", "text"),
+        "a trace": ("rect", "line", "text", "rule"),
+    }
+    for description, spec in charts.items():
+        svg = vl_convert.vegalite_to_svg(spec | {"width": 300})
+        assert spec["description"] == description
+        for mark in marks[description]:
+            assert f"mark-{mark}" in svg, f"{description} has no {mark}"
