@@ -120,7 +120,10 @@ def _model(row: Row) -> str:
 def _notes(rows: list[dict[str, Any]]) -> list[str]:
     notes = ["± is half the 95 % interval over the trials (accuracy: lm-eval's standard error); n: trials."]
     for device in dict.fromkeys(str(r["device"]) for r in rows if r["energy_method"] == "modelled"):
-        notes.append(f"{device}: joules are modelled, not measured; the report's environment section says from what.")
+        why = "CPU time x watts of a sheet"
+        if device.startswith("model:"):
+            why = "its ± is the residual of the sheet's fit; what the model misses stands in docs/measurements"
+        notes.append(f"{device}: joules are modelled, not measured ({why}).")
     if any(isinstance(r["model_note"], str) and "random" in r["model_note"] for r in rows):
         notes.append("Random weights: the accuracy says nothing about a trained model.")
     return notes
