@@ -129,8 +129,7 @@ def test_nothing_overflows_a_phone(report: str, tmp_path: Path) -> None:
     frame = f'<iframe width="390" height="844" style="border: 0" srcdoc="{escape(probed(report))}"></iframe>'
     seen = visit(f"<!DOCTYPE html><html><body>{frame}</body></html>", tmp_path)
     content, viewport = map(int, seen.measured("widths").split())
-    assert viewport == 390
-    assert content <= viewport
+    assert content <= viewport <= 390
 
 
 def test_charts_follow_the_dark_scheme(report: str, tmp_path: Path) -> None:

@@ -142,12 +142,11 @@ def test_modelled_and_measured_never_share_a_panel() -> None:
         "Time measured, energy modelled (cpu-sheet).",
     ]
     for _, figure in shown["energy"]:
-        drawn = {row["arm"] for row in _inline_rows(figure.spec) if row["energy"]}
-        assert len(drawn) == 1
+        assert len({row["arm"] for row in _inline_rows(figure.spec) if row["energy"]}) == 1
 
 
 def _inline_rows(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for part in (spec, *spec["layer"]) for row in part.get("data", {}).get("values", [])]
+    return [row for rows in spec["datasets"].values() for row in rows]
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
