@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := harness engines devices workloads results
+BENCHMARKS := m2_ultra_calibration harness_overhead
 
 .PHONY: demo test check lint types floors quick bench format clean
 
@@ -38,7 +38,7 @@ quick: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow" -q
 
 bench: $(VENV)/.installed-dev
-	for script in tests/benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	for name in $(BENCHMARKS); do $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

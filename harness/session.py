@@ -96,6 +96,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         scores=tuple(scores),
         conditions=tuple(conditions),
         foreign_cpu_share=window.foreign_cpu_share,
+        notes=tuple(arm.workload.notes),
         marks=_marks(conditions),
     )
     return trial, traces

@@ -38,7 +38,9 @@ def print_summary(run: RunData, table: pd.DataFrame, console: Console) -> None:
         _print_table(own, reasons, console)
     for i, reason in enumerate(reasons, start=1):
         console.print(f"[{i}] {reason}", markup=False, highlight=False)
-    for note in _notes(rows):
+    of_cell = {cell.cell_id: cell.workload for cell in run.cells}
+    said = dict.fromkeys(f"{of_cell[t.cell_id]}: {note}" for t in run.trials for note in t.notes)
+    for note in [*said, *_notes(rows)]:
         console.print(note, markup=False, highlight=False)
     failed = sum(t.status == "failed" for t in run.trials)
     console.print(f"{len(run.trials) - failed} trials ok, {failed} failed", highlight=False)

@@ -295,6 +295,8 @@ class Trial(Record):
     """At the window's start and end."""
     foreign_cpu_share: float | None = None
     """Busy CPU time of others in the window over the machine's CPU time; None where unreadable."""
+    notes: tuple[str, ...] = ()
+    """What the workload says of its items: skipped turns, fewer than asked."""
     marks: tuple[str, ...] = ()
     """What taints the trial (throttled, charging, ...): it stays in the tables, out of the means."""
     failure: Failure | None = None

@@ -1,0 +1,77 @@
+"""What the harness itself costs: start-up, a mark at a phase edge, a trial around its window, a report.
+
+python -m tests.benchmarks.harness_overhead
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from devices.clock import MonotonicClock
+from devices.meters.modelled import ModelledMeter, load_watts_sheet
+from results.report.csv import write_csv
+from results.report.html import write_html
+from tests.benchmarks.measurement import Measurement, measured, write_page
+from tests.run_builders import example_run
+
+N_STARTS = 10
+N_MARKS = 2000
+
+
+def seconds(call: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    call()
+    return time.perf_counter() - started_s
+
+
+def help_start_up() -> Measurement:
+    command = [str(Path(sys.executable).with_name("joulebench")), "--help"]
+    times_s = [seconds(lambda: subprocess.run(command, check=True, capture_output=True)) for _ in range(N_STARTS)]
+    return measured(
+        "joulebench --help", statistics.median(times_s), "s", f"median of {N_STARTS} starts, warm disk", target=0.3
+    )
+
+
+def cost_of_a_mark() -> Measurement:
+    """A reading at a phase edge lies inside the window, three a request."""
+    meter = ModelledMeter(0.05, MonotonicClock(), load_watts_sheet("generic"))
+    meter.open()
+    meter.start()
+    each_s = seconds(lambda: [meter.mark() for _ in range(N_MARKS)]) / N_MARKS
+    meter.stop()
+    return measured("mark at a phase edge", each_s * 1e6, "µs", f"modelled meter, mean of {N_MARKS}")
+
+
+def report_of_a_large_run() -> list[Measurement]:
+    run = example_run(n_repeats=10, n_copies=9)
+    size = f"{len(run.cells)} cells, {len(run.trials)} trials"
+    with tempfile.TemporaryDirectory() as folder:
+        csv_s = seconds(lambda: write_csv(run, Path(folder)))
+        html_s = seconds(lambda: write_html(run, Path(folder) / "report.html"))
+        size_mb = (Path(folder) / "report.html").stat().st_size / 1e6
+    return [
+        measured("five CSV tables", csv_s, "s", size, target=10.0),
+        measured("report.html", html_s, "s", f"{size}, {size_mb:.1f} MB", target=10.0),
+    ]
+
+
+def demo() -> Measurement:
+    command = [str(Path(sys.executable).with_name("joulebench")), "run", "plans/demo.toml", "--out"]
+    with tempfile.TemporaryDirectory() as folder:
+        run_s = seconds(lambda: subprocess.run([*command, folder], check=True, capture_output=True))
+    return measured("joulebench run plans/demo.toml", run_s, "s", "tables and report included", target=180.0)
+
+
+if __name__ == "__main__":
+    write_page(
+        "harness-overhead",
+        "What the harness costs",
+        [help_start_up(), cost_of_a_mark(), *report_of_a_large_run(), demo()],
+        "Lower is better everywhere; the target is an upper bound. No peer: nothing else does this job.",
+    )
