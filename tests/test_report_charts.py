@@ -14,6 +14,7 @@ from results.report.charts import (
     energy_chart,
     latency_energy_chart,
     pareto_front,
+    point_labels,
     power_chart,
     shown_part,
     thinned,
@@ -29,6 +30,16 @@ def test_front_is_every_point_that_no_other_dominates(points: list[tuple[float, 
         return any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)
 
     assert pareto_front(points) == [not dominated(p) for p in points]
+
+
+def point(letter: str, latency: float, energy: float) -> ParetoPoint:
+    return ParetoPoint(letter, letter, latency, None, None, energy, None, None, False)
+
+
+def test_points_that_would_overprint_share_one_label() -> None:
+    points = [point("A", 0, 0), point("B", 10, 10), point("C", 0.5, 0.5), point("D", 0.5, 5), point("E", 10, 9.9)]
+    assert point_labels(points) == ["A, C", "B, E", "", "D", ""]
+    assert point_labels([point("A", 3, 0)]) == ["A"]
 
 
 def test_thinning_keeps_the_ends_and_a_single_peak() -> None:

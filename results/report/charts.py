@@ -19,6 +19,9 @@ from results.records import PowerTrace
 MAX_POINTS = 1200
 """Points drawn of a trace; more cannot be told apart at the width of a page."""
 
+LABEL_DISTANCE = 0.08
+"""Points nearer than this part of both ranges share one label: two letters would overprint."""
+
 CONFIG: dict[str, Any] = {
     "background": "transparent",
     "font": "system-ui, sans-serif",
@@ -81,14 +84,42 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
     return on_front
 
 
+def point_labels(points: Sequence[ParetoPoint]) -> list[str]:
+    """Letters to print at each point; points too close to tell apart share the label of the first of them."""
+    reach_x, reach_y = (
+        LABEL_DISTANCE * (max(values) - min(values))
+        for values in ([p.latency for p in points], [p.energy for p in points])
+    )
+    owners: list[int] = []
+    for i, p in enumerate(points):
+        near = (
+            o
+            for o in owners
+            if owners[o] == o
+            and abs(points[o].latency - p.latency) <= reach_x
+            and abs(points[o].energy - p.energy) <= reach_y
+        )
+        owners.append(next(near, i))
+    letters = [p.letter for p in points]
+    return [
+        ", ".join(letter for letter, o in zip(letters, owners, strict=True) if o == i and owners[i] == i)
+        for i in range(len(points))
+    ]
+
+
 def latency_energy_chart(
     points: Sequence[ParetoPoint], latency_unit: str, energy_unit: str, description: str
 ) -> dict[str, Any]:
     """Scatter of arms with 95 % intervals and the Pareto front through the means."""
     import altair as alt
 
-    rows = [asdict(p) for p in points]
-    base = alt.Chart(alt.InlineData(values=rows))
+    middle = (max(p.latency for p in points) + min(p.latency for p in points)) / 2
+    labels = point_labels(points)
+    rows = [
+        asdict(p) | {"label": label, "right_half": p.latency > middle} for p, label in zip(points, labels, strict=True)
+    ]
+    # What is drawn last lies on top: a point on the front must not vanish under its neighbours.
+    base = alt.Chart(alt.InlineData(values=sorted(rows, key=lambda row: bool(row["on_front"]))))
     no_zero = alt.Scale(zero=False, padding=18)
     x = alt.X("latency:Q", title=f"E2E latency per request ({latency_unit})", scale=no_zero).axis(tickCount=5)
     y = alt.Y("energy:Q", title=f"energy per token ({energy_unit})", scale=no_zero).axis(tickCount=5)
@@ -111,8 +142,13 @@ def latency_energy_chart(
     rule = {"color": "var(--ink-2)", "strokeWidth": 1}
     across = base.mark_rule(**rule).encode(x="latency_low:Q", x2="latency_high:Q", y=y)
     upright = base.mark_rule(**rule).encode(y="energy_low:Q", y2="energy_high:Q", x=x)
-    letters = base.mark_text(dx=9, dy=-9, fontWeight="bold", color="var(--ink)").encode(x=x, y=y, text="letter:N")
-    return _spec(alt.layer(front, across, upright, marks, letters), 220, description)
+    sides = [
+        base.transform_filter(side)
+        .mark_text(align=align, dx=dx, dy=-11, fontWeight="bold", color="var(--ink)")
+        .encode(x=x, y=y, text="label:N")
+        for side, align, dx in (("!datum.right_half", "left", 5), ("datum.right_half", "right", -5))
+    ]
+    return _spec(alt.layer(front, across, upright, marks, *sides), 220, description)
 
 
 def energy_chart(bars: Sequence[EnergyBar], unit: str, description: str) -> dict[str, Any]:
