@@ -142,13 +142,12 @@ def latency_energy_chart(
     rule = {"color": "var(--ink-2)", "strokeWidth": 1}
     across = base.mark_rule(**rule).encode(x="latency_low:Q", x2="latency_high:Q", y=y)
     upright = base.mark_rule(**rule).encode(y="energy_low:Q", y2="energy_high:Q", x=x)
-    sides = [
-        base.transform_filter(side)
-        .mark_text(align=align, dx=dx, dy=-11, fontWeight="bold", color="var(--ink)")
-        .encode(x=x, y=y, text="label:N")
-        for side, align, dx in (("!datum.right_half", "left", 5), ("datum.right_half", "right", -5))
-    ]
-    return _spec(alt.layer(front, across, upright, marks, *sides), 220, description)
+    # Towards the middle of the chart, where there is room for several letters.
+    align, dx = alt.expr("datum.right_half ? 'right' : 'left'"), alt.expr("datum.right_half ? -5 : 5")
+    letters = base.mark_text(align=align, dx=dx, dy=-11, fontWeight="bold", color="var(--ink)").encode(
+        x=x, y=y, text="label:N"
+    )
+    return _spec(alt.layer(front, across, upright, marks, letters), 220, description)
 
 
 def energy_chart(bars: Sequence[EnergyBar], unit: str, description: str) -> dict[str, Any]:
