@@ -127,11 +127,11 @@ def main() -> None:
 @contextlib.contextmanager
 def _prepared(plan_path: Path, settings: list[str] | None) -> Iterator[tuple[Plan, Workbench]]:
     """A plan that is valid in itself and against what it names, with the workbench that holds its parts."""
+    _quiet_libraries()
     from harness.plan import PlanError, load_plan
     from harness.preflight import preflight
     from harness.workbench import Workbench, data_root
 
-    _quiet_libraries()
     with contextlib.ExitStack() as closing:
         try:
             plan = load_plan(plan_path, settings or (), data_root())
@@ -146,7 +146,7 @@ def _prepared(plan_path: Path, settings: list[str] | None) -> Iterator[tuple[Pla
 
 
 def _quiet_libraries() -> None:
-    """Progress bars and advice of the libraries would tear our own display apart."""
+    """Their progress bars and advice would tear our display apart. Read when they are imported, so it comes first."""
     import os
 
     os.environ.setdefault("TQDM_DISABLE", "1")
