@@ -103,6 +103,12 @@ def test_the_report_leaves_the_console_empty(opened: Visit) -> None:
     assert opened.console == []
 
 
+def test_single_repeats_and_log_likelihoods_leave_the_console_empty(tmp_path: Path) -> None:
+    seen = visit(html_text(example_run(n_repeats=1)), tmp_path)
+    assert seen.console == []
+    assert 'class="marks"' in seen.dom
+
+
 def test_every_chart_is_drawn(opened: Visit) -> None:
     places = re.findall(r'<div class="chart[^"]*"[^>]*id="(chart-[^"]+)"', opened.dom)
     assert len(places) == 14, "6 latency-energy panels, 6 of energy, 2 of power"

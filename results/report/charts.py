@@ -116,7 +116,11 @@ def latency_energy_chart(
     middle = (max(p.latency for p in points) + min(p.latency for p in points)) / 2
     labels = point_labels(points)
     rows = [
-        asdict(p) | {"label": label, "right_half": p.latency > middle} for p, label in zip(points, labels, strict=True)
+        asdict(p)
+        | _ends("latency_", p.latency, p.latency_low, p.latency_high)
+        | _ends("energy_", p.energy, p.energy_low, p.energy_high)
+        | {"label": label, "right_half": p.latency > middle}
+        for p, label in zip(points, labels, strict=True)
     ]
     # What is drawn last lies on top: a point on the front must not vanish under its neighbours.
     base = alt.Chart(alt.InlineData(values=sorted(rows, key=lambda row: bool(row["on_front"]))))
@@ -155,7 +159,12 @@ def energy_chart(bars: Sequence[EnergyBar], unit: str, description: str) -> dict
     import altair as alt
 
     phases = list(dict.fromkeys(b.phase for b in bars))
-    rows = [asdict(b) | {"energy": b.energy or 0.0, "text_at": max(b.energy or 0.0, b.high or 0.0)} for b in bars]
+    rows = [
+        asdict(b)
+        | {"energy": b.energy or 0.0, "text_at": max(b.energy or 0.0, b.high or 0.0)}
+        | _ends("", b.energy or 0.0, b.low, b.high)
+        for b in bars
+    ]
     base = alt.Chart(alt.InlineData(values=rows))
     y = alt.Y("arm:N", title=None, sort=None).axis(ticks=False, domain=False, labelPadding=8)
     offset = alt.YOffset("phase:N", sort=phases)
@@ -247,6 +256,11 @@ def thinned(times_s: Array, watts: Array) -> tuple[Array, Array]:
     ]
     indices = np.array(sorted(set().union(*kept)), dtype=np.intp)
     return times_s[indices], watts[indices]
+
+
+def _ends(prefix: str, mean: float, low: float | None, high: float | None) -> dict[str, float]:
+    """Ends for drawing. No interval is a line of no length: a column of nulls has no extent and makes Vega warn."""
+    return {f"{prefix}low": mean if low is None else low, f"{prefix}high": mean if high is None else high}
 
 
 def _spec(chart: Any, height_px: int, description: str) -> dict[str, Any]:
