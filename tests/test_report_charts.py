@@ -11,6 +11,7 @@ from results.report.charts import (
     MAX_POINTS,
     EnergyBar,
     ParetoPoint,
+    drawn_range,
     energy_chart,
     latency_energy_chart,
     pareto_front,
@@ -40,6 +41,12 @@ def test_points_that_would_overprint_share_one_label() -> None:
     points = [point("A", 0, 0), point("B", 10, 10), point("C", 0.5, 0.5), point("D", 0.5, 5), point("E", 10, 9.9)]
     assert point_labels(points) == ["A, C", "B, E", "", "D", ""]
     assert point_labels([point("A", 3, 0)]) == ["A"]
+
+
+def test_an_axis_of_equal_values_still_has_a_width() -> None:
+    assert drawn_range([1.0, 2.0]) == pytest.approx([0.9, 2.1])
+    assert drawn_range([1.5, 1.5]) == pytest.approx([1.35, 1.65])
+    assert drawn_range([0.0]) == [-1.0, 1.0]
 
 
 def test_thinning_keeps_the_ends_and_a_single_peak() -> None:

@@ -107,6 +107,13 @@ def point_labels(points: Sequence[ParetoPoint]) -> list[str]:
     ]
 
 
+def drawn_range(values: Sequence[float]) -> list[float]:
+    """Axis from a little below the values to a little above; equal values get an axis that can still be labelled."""
+    low, high = min(values), max(values)
+    margin = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
+    return [low - margin, high + margin]
+
+
 def latency_energy_chart(
     points: Sequence[ParetoPoint], latency_unit: str, energy_unit: str, description: str
 ) -> dict[str, Any]:
@@ -124,9 +131,14 @@ def latency_energy_chart(
     ]
     # What is drawn last lies on top: a point on the front must not vanish under its neighbours.
     base = alt.Chart(alt.InlineData(values=sorted(rows, key=lambda row: bool(row["on_front"]))))
-    no_zero = alt.Scale(zero=False, padding=18)
-    x = alt.X("latency:Q", title=f"E2E latency per request ({latency_unit})", scale=no_zero).axis(tickCount=5)
-    y = alt.Y("energy:Q", title=f"energy per token ({energy_unit})", scale=no_zero).axis(tickCount=5)
+    x_scale, y_scale = (
+        alt.Scale(
+            domain=drawn_range([v for row in rows for v in (row[f"{axis}_low"], row[f"{axis}_high"])]), nice=False
+        )
+        for axis in ("latency", "energy")
+    )
+    x = alt.X("latency:Q", title=f"E2E latency per request ({latency_unit})", scale=x_scale).axis(tickCount=5)
+    y = alt.Y("energy:Q", title=f"energy per token ({energy_unit})", scale=y_scale).axis(tickCount=5)
     tooltip = [
         alt.Tooltip("name:N", title="arm"),
         alt.Tooltip("latency:Q", title=f"E2E ({latency_unit})", format=".4~g"),

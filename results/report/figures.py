@@ -95,6 +95,10 @@ def _pairs(rows: Sequence[Row]) -> Iterator[tuple[dict[str, Row], dict[str, Row]
 
 def _latency_energy(panel: str, e2e: dict[str, Row], energy: dict[str, Row], arms: dict[str, Arm]) -> Figure:
     both = [cell for cell in e2e if cell in energy]
+    absent = sorted({arms[c].letter for c in (e2e.keys() ^ energy.keys())})
+    left_out = f" Not drawn, one of the two figures is missing: {', '.join(absent)}." if absent else ""
+    if len(both) == 1:
+        return Figure(panel, f"Only {arms[both[0]].letter} has both figures: nothing to trade.{left_out}", None)
     time_scale, time_unit = si_scale(max(e2e[c]["mean"] for c in both), "s")
     energy_scale, energy_unit = si_scale(max(energy[c]["mean"] for c in both), energy[both[0]]["unit"])
     front = pareto_front([(e2e[c]["mean"], energy[c]["mean"]) for c in both])
@@ -113,8 +117,6 @@ def _latency_energy(panel: str, e2e: dict[str, Row], energy: dict[str, Row], arm
     values = "; ".join(
         f"{p.letter} {format_number(p.latency)} {time_unit}, {format_number(p.energy)} {energy_unit}" for p in points
     )
-    absent = sorted({arms[c].letter for c in (e2e.keys() ^ energy.keys())})
-    left_out = f" Not drawn, one of the two figures is missing: {', '.join(absent)}." if absent else ""
     description = f"{panel}, {how}. {values}. On the Pareto front: {on_front_names}."
     caption = f"{how[0].upper()}{how[1:]}. On the front: {on_front_names}.{left_out}"
     return Figure(panel, caption, latency_energy_chart(points, time_unit, energy_unit, description), description)

@@ -162,7 +162,7 @@ def _method_sentences(run: RunData, frame: pd.DataFrame) -> list[tuple[str, str,
             for method, meter in ways
         ]
         time_text = f"Time is {' and '.join(times)}. " if times else "No trial gave a time. "
-        energy_text = f"Energy is {' and '.join(energy)}." if energy else "Energy is missing; the tables say why."
+        energy_text = f"Energy is {'; '.join(energy)}." if energy else "Energy is missing; the tables say why."
         measured = times == ["measured"] and not {m for m, _ in ways} & {"modelled", "replayed"} and bool(ways)
         found.append((str(device), time_text + energy_text, measured))
     return found
