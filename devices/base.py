@@ -57,9 +57,10 @@ class Meter(Protocol):
     """
 
     name: str
-    method: Method
     channels: tuple[Channel, ...]
 
+    @property
+    def method(self) -> Method: ...
     def open(self) -> None: ...
     def start(self) -> None: ...
     def mark(self) -> None:
@@ -74,8 +75,9 @@ class Device(Protocol):
     """A machine with its meters."""
 
     name: str
-    meters: Sequence[Meter]
 
+    @property
+    def meters(self) -> Sequence[Meter]: ...
     def open(self) -> None:
         """Raises `DeviceError` when the device cannot measure now."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from harness.runner import RunOutcome
     from harness.workbench import Workbench
 
+PIPE_WIDTH = 160
 EXIT_BAD_PLAN, EXIT_DEVICE_NOT_READY, EXIT_SOME_FAILED, EXIT_INTERRUPTED = 2, 4, 5, 130
 
 app = typer.Typer(
@@ -42,6 +44,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")
 def start(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False) -> None:
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    if not verbose:
+        # It warns of every vendor's library that is absent, which `devices` says in its own words.
+        logging.getLogger("zeus").setLevel(logging.ERROR)
 
 
 @app.command()
@@ -62,9 +67,9 @@ def run(
                 return
             directory = out or Path("runs") / plan.name
             outcome = _run(plan, workbench, directory, resume, console)
+        _show_run(directory, console, as_json)
     except KeyboardInterrupt:
         _fail("interrupted; finished trials are kept, go on with --resume", EXIT_INTERRUPTED)
-    _show_run(directory, console, as_json)
     if outcome.n_failed:
         _fail(
             f"{outcome.n_failed} of {outcome.n_ok + outcome.n_failed} trials failed; their reasons are in report.html"
@@ -147,8 +152,6 @@ def _prepared(plan_path: Path, settings: list[str] | None) -> Iterator[tuple[Pla
 
 def _quiet_libraries() -> None:
     """Their progress bars and advice would tear our display apart. Read when they are imported, so it comes first."""
-    import os
-
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -231,7 +234,9 @@ def _print_dry_run(plan: Plan, workbench: Workbench, console: Console, as_json: 
 def _console(stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr)
+    found = Console(stderr=stderr)
+    # A file or a pipe has no width of its own: wide enough that no table folds its words.
+    return found if found.is_terminal or "COLUMNS" in os.environ else Console(stderr=stderr, width=PIPE_WIDTH)
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:

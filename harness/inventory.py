@@ -30,7 +30,7 @@ def catalog_rows(what: str) -> list[Row]:
     if what == "meters":
         return [{"name": n, "method": m.method, "what": m.what} for n, m in METERS.items()]
     entries = TECHNIQUES if what == "techniques" else WORKLOADS
-    return [{"name": n, "what": e.what} for n, e in entries.items()]  # type: ignore[attr-defined]
+    return [{"name": n, "what": e.what} for n, e in entries.items()]
 
 
 def device_rows() -> list[Row]:

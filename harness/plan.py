@@ -6,22 +6,23 @@ found and the remedy.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import json
 import operator
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model, model_validator
 
+from devices.host import AUTO_ORDER
 from engines.placements import PLACEMENTS
 from harness import sweep
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
+from harness.problems import nearest, not_finite, told
 from results.records import Cell, Record
 
 PLAN_SCHEMA = 1
@@ -45,12 +46,17 @@ def _tagged(name: str, parameters: type[Record], **more: Any) -> type[BaseModel]
 
 
 def _union(members: Iterable[type[BaseModel]]) -> Any:
-    return Annotated[functools.reduce(operator.or_, members), Field(discriminator="name")]  # type: ignore[arg-type]
+    return Annotated[functools.reduce(operator.or_, members), Field(discriminator="name")]
 
 
-_label: Any = (str | None, None)
-TechniqueSpec = _union(_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())
-WorkloadSpec = _union(_tagged(name, entry.parameters, label=_label) for name, entry in WORKLOADS.items())
+if TYPE_CHECKING:
+    TechniqueSpec = Any
+    WorkloadSpec = Any
+else:
+    TechniqueSpec = _union(_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())
+    WorkloadSpec = _union(
+        _tagged(name, entry.parameters, label=(str | None, None)) for name, entry in WORKLOADS.items()
+    )
 
 
 class ModelSpec(Record):
@@ -73,7 +79,8 @@ class EngineSpec(Record):
 class DeviceSpec(Record):
     """Where it runs and what measures it."""
 
-    name: str = Field(pattern=r"^(host|model:[A-Za-z0-9._-]+)$")
+    name: str
+    """`host`, or `model:SHEET`."""
     meters: tuple[str, ...] = Field(("auto",), min_length=1)
     watts_sheet: str = "generic"
     """Sheet of the modelled meter: a bundled name or a TOML file."""
@@ -91,6 +98,12 @@ class StopSpec(Record):
     """Half the interval over the mean."""
     min_repeats: int = Field(3, ge=2)
     max_repeats: int = Field(20, ge=2)
+
+    @model_validator(mode="after")
+    def _can_stop(self) -> StopSpec:
+        if self.min_repeats > self.max_repeats:
+            raise ValueError(f"min_repeats {self.min_repeats} is above max_repeats {self.max_repeats}; raise it")
+        return self
 
 
 class Protocol(Record):
@@ -172,6 +185,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise PlanError([f"{path}: no such file; give the path of a plan, such as plans/demo.toml"]) from error
+    except IsADirectoryError as error:
+        raise PlanError([f"{path}: is a folder; give the path of a plan file in it"]) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError([f"{path}: cannot be read as text ({error})"]) from error
     except tomllib.TOMLDecodeError as error:
@@ -184,11 +199,14 @@ def load_plan(path: Path, settings: Sequence[str] = (), data_root: Path | None =
     data_root: the folder of data sets; it decides what is asked, so it is part of every cell's identity.
     """
     raw = read_toml(path)
+    problems = []
     for assignment in settings:
         try:
             sweep.set_value(raw, assignment)
         except sweep.PathError as error:
-            raise PlanError([str(error)]) from error
+            problems.append(f"--set {assignment}: {error}")
+    if problems:
+        raise PlanError(problems)
     return build_plan(raw, data_root)
 
 
@@ -215,16 +233,16 @@ def build_plan(raw: dict[str, Any], data_root: Path | None = None) -> Plan:
         parsed[section] = []
         for entry in found:
             try:
-                spec = TypeAdapter(adapters[section]).validate_python(entry.raw)
+                spec = _validated(adapters[section], entry.raw)
                 parsed[section].append(Parsed(entry.path, entry.suffix, spec))
             except ValidationError as error:
-                problems += [_told(entry.path, e, adapters[section]) for e in error.errors()]
+                problems += told(entry.path, error, adapters[section])
     protocol = Protocol()
     try:
-        protocol = Protocol.model_validate(raw.get("protocol", {}))
+        protocol = _validated(Protocol, raw.get("protocol", {}))
     except ValidationError as error:
-        problems += [_told("protocol", e, Protocol) for e in error.errors()]
-    problems += _reference_problems(parsed)
+        problems += told("protocol", error, Protocol)
+    problems += [*not_finite(raw, ""), *_reference_problems(parsed)]
     if problems:
         raise PlanError(list(dict.fromkeys(problems)))
     cells, skipped = _matrix(parsed, data_root)
@@ -233,13 +251,18 @@ def build_plan(raw: dict[str, Any], data_root: Path | None = None) -> Plan:
     return Plan(raw["name"], raw, protocol, tuple(cells), tuple(skipped))
 
 
+def _validated(schema: Any, raw: Any) -> Any:
+    """Strictly: TOML has types, so "3" and true are no numbers. By way of JSON, where a list may become a tuple."""
+    return TypeAdapter(schema).validate_json(json.dumps(raw, default=str), strict=True)
+
+
 def _frame_problems(raw: dict[str, Any]) -> list[str]:
     """Problems of the top level: missing sections, unknown keys, wrong kinds."""
     problems = []
     known = {f.alias or name: f for name, f in PlanFile.model_fields.items()}
     for key in raw:
         if key not in known:
-            problems.append(f"{key}: unknown key; {_nearest(key, known)}")
+            problems.append(f"{key}: unknown key; {nearest(key, known)}")
     for key, field in known.items():
         if field.is_required() and key not in raw:
             form = f"[[{key}]]" if key in sweep.LISTS else f"[{key}]" if key == "model" else f'{key} = "..."'
@@ -253,6 +276,8 @@ def _frame_problems(raw: dict[str, Any]) -> list[str]:
             problems.append(f"{key}: must be a table [{key}], found {raw[key]!r}")
     if "name" in raw and not (isinstance(raw["name"], str) and raw["name"]):
         problems.append(f"name: must be a text that is not empty, found {raw['name']!r}")
+    elif raw.get("name", "").startswith(".") or set(raw.get("name", "")) & {"/", "\\"}:
+        problems.append(f"name: names the run's folder, so no slash and no leading dot; found {raw['name']!r}")
     if raw.get("schema", PLAN_SCHEMA) != PLAN_SCHEMA:
         problems.append(
             f"schema: this joulebench reads schema {PLAN_SCHEMA}, found {raw['schema']!r}; update one of them"
@@ -260,89 +285,15 @@ def _frame_problems(raw: dict[str, Any]) -> list[str]:
     return problems
 
 
-# --- problems in words -----------------------------------------------------------------------------------------------
-
-
-def _told(path: str, error: Any, schema: Any) -> str:
-    """One pydantic error as a line: path, problem, value found, remedy."""
-    location = [p for p in error["loc"] if p not in TECHNIQUES and p not in WORKLOADS]
-    where = path + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
-    if error["type"] == "extra_forbidden":
-        parent = _model_at(schema, error["loc"][:-1])
-        return f"{where}: unknown key, found {error['input']!r}; {_nearest(str(error['loc'][-1]), _keys(parent))}"
-    if error["type"] == "union_tag_invalid":
-        tags = [t.strip("' ") for t in error["ctx"]["expected_tags"].split(",")]
-        return f"{where}.name: unknown name {error['ctx']['tag']!r}; {_nearest(error['ctx']['tag'], tags)}"
-    if error["type"] == "union_tag_not_found":
-        return f"{where}: needs a name, found {error['input']!r}; write {{ name = ... }}"
-    if error["type"] == "missing":
-        return f"{where}: missing; add {error['loc'][-1]} = ..."
-    if error["type"] in ("value_error", "assertion_error"):
-        return f"{where}: {error['msg'].partition(', ')[2]} (found {error['input']!r})"
-    problem = error["msg"][0].lower() + error["msg"][1:]
-    return f"{where}: {problem.replace('input should', 'must')}, found {error['input']!r}"
-
-
-def _model_at(schema: Any, location: Sequence[Any]) -> type[BaseModel] | None:
-    """The record that a pydantic location names, through unions (their tag is part of the location)."""
-    for part in location:
-        members = _members(schema)
-        if isinstance(part, int):
-            continue
-        tagged = [m for m in members if m.__name__ == part]
-        if tagged:
-            schema = tagged[0]
-        else:
-            schema = next((m.model_fields[part].annotation for m in members if part in m.model_fields), None)
-    found = _members(schema)
-    return found[0] if len(found) == 1 else None
-
-
-def _members(schema: Any) -> list[type[BaseModel]]:
-    if isinstance(schema, type) and issubclass(schema, BaseModel):
-        return [schema]
-    return [m for argument in get_args(schema) for m in _members(argument)]
-
-
-def _keys(model: type[BaseModel] | None) -> list[str]:
-    return sorted(model.model_fields) if model else []
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-
-
 def _reference_problems(parsed: dict[str, list[Parsed]]) -> list[str]:
     """Names that mean something elsewhere: placements, meters, devices, sheets; and names given twice."""
-    from devices.models.device import available_sheets
-    from engines.schedule import NAMED_SHAPES
-
-    problems = []
-    for path, _, engine in parsed["engine"]:
-        if engine.placement not in PLACEMENTS:
-            problems.append(
-                f"{path}.placement: unknown placement {engine.placement!r}; {_nearest(engine.placement, PLACEMENTS)}"
-            )
+    problems = [
+        f"{path}.placement: unknown placement {engine.placement!r}; {nearest(engine.placement, PLACEMENTS)}"
+        for path, _, engine in parsed["engine"]
+        if engine.placement not in PLACEMENTS
+    ]
     for path, _, device in parsed["device"]:
-        for meter in device.meters:
-            if meter not in ("auto", *METERS):
-                problems.append(f"{path}.meters: unknown meter {meter!r}; {_nearest(meter, ['auto', *METERS])}")
-        if "replay" in device.meters and device.replay_csv is None:
-            problems.append(f'{path}.replay_csv: missing; the replay meter needs replay_csv = "power.csv"')
-        if device.replay_csv is not None and "replay" not in device.meters:
-            problems.append(f'{path}.replay_csv: has no effect; add "replay" to meters')
-        sheet = device.name.removeprefix("model:")
-        if device.name != "host":
-            if sheet not in available_sheets():
-                problems.append(f"{path}.name: no sheet {sheet!r}; {_nearest(sheet, available_sheets())}")
-            if device.meters != ("auto",):
-                problems.append(f"{path}.meters: a modelled device has its own meter; remove the line")
-        elif device.priced_as is not None:
-            problems.append(f"{path}.priced_as: only for modelled devices; remove the line")
-        if device.priced_as is not None and device.priced_as not in NAMED_SHAPES:
-            problems.append(f"{path}.priced_as: unknown shape; {_nearest(device.priced_as, NAMED_SHAPES)}")
+        problems += _host_problems(path, device) if device.name == "host" else _modelled_problems(path, device)
     for section in ("engine", "device"):
         names = [labelled(p.spec.name, p.suffix) for p in parsed[section]]
         problems += [
@@ -351,6 +302,46 @@ def _reference_problems(parsed: dict[str, list[Parsed]]) -> list[str]:
             if names.count(name) > 1
         ]
     return problems
+
+
+def _host_problems(path: str, device: DeviceSpec) -> Iterator[str]:
+    known = ["auto", *METERS]
+    for meter in dict.fromkeys(device.meters):
+        if meter not in known:
+            yield f"{path}.meters: unknown meter {meter!r}; {nearest(meter, known)}"
+        # Joules are summed by the meter's name, so one that runs twice would count twice.
+        if device.meters.count(meter) > 1:
+            yield f"{path}.meters: {meter!r} stands {device.meters.count(meter)} times; name it once"
+    doubled = [m for m in AUTO_ORDER if m in device.meters]
+    if "auto" in device.meters and doubled:
+        yield f'{path}.meters: "auto" may choose {doubled[0]!r} a second time; name the meters, or "auto" without it'
+    if "replay" in device.meters and device.replay_csv is None:
+        yield f'{path}.replay_csv: missing; the replay meter needs replay_csv = "power.csv"'
+    if device.replay_csv is not None and "replay" not in device.meters:
+        yield f'{path}.replay_csv: has no effect; add "replay" to meters'
+    if device.watts_sheet != DeviceSpec.model_fields["watts_sheet"].default and not {"auto", "modelled"} & {
+        *device.meters
+    }:
+        yield f'{path}.watts_sheet: has no effect; add "modelled" to meters'
+    if device.priced_as is not None:
+        yield f"{path}.priced_as: only for modelled devices; remove the line"
+
+
+def _modelled_problems(path: str, device: DeviceSpec) -> Iterator[str]:
+    from devices.models.device import available_sheets
+    from engines.schedule import NAMED_SHAPES
+
+    sheet = device.name.removeprefix("model:")
+    if not device.name.startswith("model:"):
+        known = ["host", *(f"model:{s}" for s in available_sheets())]
+        yield f"{path}.name: unknown device {device.name!r}; {nearest(device.name, known)}"
+    elif sheet not in available_sheets():
+        yield f"{path}.name: no sheet {sheet!r}; {nearest(sheet, available_sheets())}"
+    for key in ("meters", "watts_sheet", "replay_csv"):
+        if getattr(device, key) != DeviceSpec.model_fields[key].default:
+            yield f"{path}.{key}: a modelled device has its own meter; remove the line"
+    if device.priced_as is not None and device.priced_as not in NAMED_SHAPES:
+        yield f"{path}.priced_as: unknown shape {device.priced_as!r}; {nearest(device.priced_as, NAMED_SHAPES)}"
 
 
 # --- matrix ----------------------------------------------------------------------------------------------------------
@@ -393,12 +384,13 @@ def _cell_plan(
     specs = [p.spec.model_dump(mode="json") for p in (model, engine, workload, device)]
     content = json.dumps([workload_label, str(data_root), *specs], sort_keys=True)
     engine_label = labelled(engine.spec.name, engine.suffix)
+    device_label = labelled(device.spec.name, device.suffix)
     model_label = labelled(model.spec.source, model.suffix)
     if device.spec.priced_as:
         model_label += f" priced as {device.spec.priced_as}"
     cell = Cell(
         cell_id=hashlib.sha256(content.encode()).hexdigest()[:12],
-        label=f"{engine_label} · {workload_label} · {labelled(device.spec.name, device.suffix)}",
+        label=" · ".join(filter(None, (engine_label, model.suffix, workload_label, device_label))),
         engine=engine_label,
         technique=engine.spec.technique.name,
         technique_parameters=engine.spec.technique.model_dump(mode="json", exclude={"name"}),
@@ -406,7 +398,7 @@ def _cell_plan(
         model=model_label,
         workload=workload_label,
         workload_parameters=workload.spec.model_dump(mode="json", exclude={"name", "label"}),
-        device=labelled(device.spec.name, device.suffix),
+        device=device_label,
         engine_parameters={"prefill_chunk": engine.spec.prefill_chunk, "dtype": model.spec.dtype},
     )
     return CellPlan(cell, model.spec, engine.spec, workload.spec, device.spec)

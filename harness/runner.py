@@ -6,7 +6,7 @@ import random
 import traceback
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from harness.plan import CellPlan, Plan
 from harness.session import Arm, Traces, run_trial
 from harness.stopping import StoppingRule, stopping_rule
 from harness.workbench import Workbench
-from results.records import Failure, RunInfo, Trial
+from results.records import Environment, Failure, RunInfo, Trial
 from results.store import Store, StoreError
 from workloads.base import WorkloadError
 
@@ -38,21 +38,24 @@ class RunOutcome(NamedTuple):
     n_failed: int
 
 
+SAME_ON_RESUME = ("machine", "cpu_model", "n_cores", "n_threads", "python", "joulebench", "packages")
+"""What must not change within a run. The kernel's version and the memory's size may, as after a crash and a reboot."""
+
+
 class DeviceNotReadyError(Exception):
     """A device of the plan cannot be opened: nothing was run on it."""
 
 
 def open_run(plan: Plan, directory: Path, resume: bool, workbench: Workbench) -> Store:
     """A new run folder, or with `resume` the one that is there. Raises `StoreError`, `DeviceNotReadyError`."""
+    environments = _environments(plan, workbench)
     if resume and Store.holds_run(directory):
         store = Store.open(directory)
-        found = store.info().plan_hash
-        if found != plan.plan_hash:
+        try:
+            _check_same(store.info(), plan, environments, directory)
+        except StoreError:
             store.close()
-            raise StoreError(
-                f"{directory} holds a run of another plan (hash {found}, this plan {plan.plan_hash});"
-                " name another folder with --out, or resume with the plan, settings and data folder of then"
-            )
+            raise
         return store
     info = RunInfo(
         run_id=f"{plan.name}-{uuid.uuid4().hex[:8]}",
@@ -60,17 +63,37 @@ def open_run(plan: Plan, directory: Path, resume: bool, workbench: Workbench) ->
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         plan=plan.raw,
         plan_hash=plan.plan_hash,
-        environments={device: arm_device.environment() for device, arm_device in _open_devices(plan, workbench)},
+        environments=environments,
     )
     return Store.create(directory, info, [c.cell for c in plan.cells])
 
 
-def _open_devices(plan: Plan, workbench: Workbench) -> Iterator[tuple[str, object]]:
+def _environments(plan: Plan, workbench: Workbench) -> dict[str, Environment]:
+    """Opens every device, so that one that is not ready is told before anything is written."""
+    found = {}
     for cell_plan in {c.cell.device: c for c in plan.cells}.values():
         try:
-            yield cell_plan.cell.device, workbench.device(cell_plan)
+            found[cell_plan.cell.device] = workbench.device(cell_plan).environment()
         except DeviceError as error:
             raise DeviceNotReadyError(str(error)) from error
+    return found
+
+
+def _check_same(then: RunInfo, plan: Plan, now: Mapping[str, Environment], directory: Path) -> None:
+    """Repeats of one cell come from one plan, one machine and one software. Raises `StoreError`."""
+    if then.plan_hash != plan.plan_hash:
+        raise StoreError(
+            f"{directory} holds a run of another plan (hash {then.plan_hash}, this plan {plan.plan_hash});"
+            " name another folder with --out, or resume with the plan, settings and data folder of then"
+        )
+    for device, environment in now.items():
+        before, after = then.environments[device].model_dump(), environment.model_dump()
+        changed = [f"{key} {before[key]} -> {after[key]}" for key in SAME_ON_RESUME if before[key] != after[key]]
+        if changed:
+            raise StoreError(
+                f"{directory} was begun on another machine or software ({'; '.join(changed)}); go on there, or start"
+                " anew with another --out"
+            )
 
 
 class Runner:
@@ -88,7 +111,7 @@ class Runner:
     def run(self) -> RunOutcome:
         """Runs what is missing. KeyboardInterrupt passes through: finished trials are in the store by then."""
         done = sum(len(t) for t in self._trials.values())
-        self._progress.begin(sum(rule_of(self._plan, c).max_repeats for c in self._plan.cells), done)
+        self._progress.begin(sum(self._n_expected(c) for c in self._plan.cells), done)
         for cell_plan, repeat in trial_order(self._plan):
             have = self._trials[cell_plan.cell.cell_id]
             rule = rule_of(self._plan, cell_plan)
@@ -100,6 +123,12 @@ class Runner:
         trials = [t for own in self._trials.values() for t in own]
         return RunOutcome(sum(t.status == "ok" for t in trials), sum(t.status == "failed" for t in trials))
 
+    def _n_expected(self, cell_plan: CellPlan) -> int:
+        """Trials of a cell at most, seeing those that are there."""
+        have = self._trials[cell_plan.cell.cell_id]
+        rule = rule_of(self._plan, cell_plan)
+        return len(have) if rule.enough(have) else rule.max_repeats
+
     def _run_one(self, cell_plan: CellPlan, repeat: int) -> None:
         cell = cell_plan.cell
         trial, traces = self._attempt(cell_plan, repeat)
@@ -108,7 +137,7 @@ class Runner:
         self._progress.trial_finished(cell.label, trial)
         cooldown_s = self._plan.protocol.cooldown_s
         if cooldown_s and trial.status == "ok":
-            clock = self._arm(cell_plan).clock
+            clock = self._workbench.arm(cell_plan).clock
             clock.sleep_until_s(clock.now_s() + cooldown_s)
 
     def _attempt(self, cell_plan: CellPlan, repeat: int) -> tuple[Trial, Traces]:

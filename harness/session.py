@@ -7,8 +7,8 @@ loading lie outside it.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -22,6 +22,7 @@ from results.records import (
     Conditions,
     EnergyReading,
     IdleBaseline,
+    Method,
     Phase,
     PowerTrace,
     Request,
@@ -32,6 +33,7 @@ from results.store import IDLE_AFTER, IDLE_BEFORE, WINDOW
 from workloads.base import Workload
 
 Traces = dict[str, Sequence[PowerTrace]]
+GAUGES: tuple[Method, ...] = ("battery gauge", "relative gauge")
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         conditions=tuple(conditions),
         foreign_cpu_share=window.foreign_cpu_share,
         notes=tuple(arm.workload.notes),
-        marks=_marks(conditions),
+        marks=_marks(conditions, arm.device.meters),
     )
     return trial, traces
 
@@ -140,36 +142,44 @@ def _measure(arm: Arm) -> _Window:
         for meter in meters:
             meter.mark()
 
-    with ExitStack() as running:
-        for meter in meters:
-            meter.start()
-            running.callback(_stop_quietly, meter)
+    with _running(meters) as window.traces:
         cpu_before = arm.device.cpu_seconds()
         window.start_s = arm.clock.now_s()
         for request in arm.requests:
             window.completions.append(arm.engine.run(request, on_phase))
         window.end_s = arm.clock.now_s()
         cpu_after = arm.device.cpu_seconds()
-        running.pop_all()
-        window.traces = [trace for meter in meters for trace in meter.stop()]
     window.foreign_cpu_share = _foreign_share(cpu_before, cpu_after)
     return window
 
 
-def _stop_quietly(meter: Meter) -> None:
-    """Stops a meter while another error is on its way up, which is the one to tell."""
-    with suppress(DeviceError):
-        meter.stop()
+@contextmanager
+def _running(meters: Sequence[Meter]) -> Iterator[list[PowerTrace]]:
+    """Meters run inside; the list holds their traces afterwards. None is left running, whatever fails."""
+    traces: list[PowerTrace] = []
+    # A meter that failed to start is stopped too: it may have acquired something before it failed.
+    to_stop: list[Meter] = []
+    try:
+        for meter in meters:
+            to_stop.append(meter)
+            meter.start()
+        yield traces
+        while to_stop:
+            traces.extend(to_stop.pop(0).stop())
+    finally:
+        for meter in to_stop:
+            # Another error is on its way up, and is the one to tell.
+            with suppress(DeviceError):
+                meter.stop()
 
 
 def _idle(arm: Arm, idle_s: float) -> list[PowerTrace]:
     """Traces of the machine doing nothing for us."""
     if idle_s <= 0:
         return []
-    for meter in arm.device.meters:
-        meter.start()
-    arm.clock.sleep_until_s(arm.clock.now_s() + idle_s)
-    return [trace for meter in arm.device.meters for trace in meter.stop()]
+    with _running(arm.device.meters) as traces:
+        arm.clock.sleep_until_s(arm.clock.now_s() + idle_s)
+    return traces
 
 
 def _foreign_share(before: CpuSeconds | None, after: CpuSeconds | None) -> float | None:
@@ -180,11 +190,12 @@ def _foreign_share(before: CpuSeconds | None, after: CpuSeconds | None) -> float
     return min(1.0, max(0.0, foreign_s / (after.available_s - before.available_s)))
 
 
-def _marks(conditions: Sequence[Conditions]) -> tuple[str, ...]:
+def _marks(conditions: Sequence[Conditions], meters: Sequence[Meter]) -> tuple[str, ...]:
     marks = []
     if any(c.throttled for c in conditions):
         marks.append("throttled")
-    if any(c.charging for c in conditions):
+    # A charging battery hides what its gauge should see; a counter or a power sensor does not look there.
+    if any(m.method in GAUGES for m in meters) and any(c.charging for c in conditions):
         marks.append("charging")
     return tuple(marks)
 

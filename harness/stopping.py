@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol as TypingProtocol
 
 from harness.plan import Protocol, StopSpec
+from results.cells import usable
 from results.records import Trial
 from results.statistics import relative_width, summarise
 
@@ -39,7 +40,8 @@ class IntervalWidth:
     def enough(self, trials: Sequence[Trial]) -> bool:
         if len(trials) >= self.max_repeats:
             return True
-        values = [v for t in trials if t.status == "ok" and not t.marks and (v := trial_value(t, self._spec.metric))]
+        found = [trial_value(t, self._spec.metric) for t in usable(trials)]
+        values = [v for v in found if v is not None]
         if len(values) < self._spec.min_repeats:
             return False
         width = relative_width(summarise(values))

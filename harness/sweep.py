@@ -39,7 +39,7 @@ def set_value(raw: Raw, assignment: str) -> None:
     """Applies `a.b=c` in place; c is a TOML value, or else a string. Raises `PathError`."""
     path, equals, text = assignment.partition("=")
     if not equals:
-        raise PathError(f"--set {assignment}: no '='; write --set protocol.repeats=5")
+        raise PathError("no '='; write --set protocol.repeats=5")
     for table, keys in _targets(raw, path.strip()):
         _assign(table, keys, parse_value(text.strip()))
 
@@ -64,6 +64,8 @@ def expand(raw: Raw) -> tuple[dict[str, list[Entry]], list[str]]:
             problems.append(f"sweep.{path}: only model, engine, workload and device can be swept; found {section!r}")
         elif not isinstance(values, list) or not values:
             problems.append(f"sweep.{path}: must be a list of values to take, found {values!r}")
+        elif twice := [v for i, v in enumerate(values) if v in values[:i]]:
+            problems.append(f"sweep.{path}: holds {twice[0]!r} twice; every value makes cells of its own, name it once")
         else:
             try:
                 entries[section] = _expand_one(entries[section], section, path, values)
@@ -116,7 +118,7 @@ def _targets(raw: Raw, path: str) -> list[tuple[Raw, list[str]]]:
         return [(raw, [section, *keys])]
     chosen, keys = _choose(_entries(raw, section), section, keys)
     if not keys:
-        raise PathError(f"--set {path}: names no key; write {path}.KEY=VALUE")
+        raise PathError(f"names no key; write {path}.KEY=VALUE")
     return [(entry.raw, keys) for entry in chosen]
 
 
@@ -145,6 +147,8 @@ def _assign(table: Raw, keys: list[str], value: Any) -> None:
 def _short(value: Any) -> str:
     if isinstance(value, list):
         return "/".join(map(_short, value))
+    if isinstance(value, dict):
+        return " ".join(_short(v) if k == "name" else f"{k}={_short(v)}" for k, v in value.items())
     return str(value)
 
 

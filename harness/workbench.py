@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from devices.base import Clock, Device, Meter
+from devices.base import Clock, Device, DeviceError, Meter
 from devices.clock import MonotonicClock
 from devices.conditions import host_environment
 from devices.host import Host
@@ -68,7 +68,11 @@ class Workbench:
         """Opened. Raises `DeviceError`."""
         if plan.cell.device not in self._devices:
             device = build_device(plan.device, self._protocol.sample_interval_s, self._host_clock)
-            device.open()
+            try:
+                device.open()
+            except DeviceError:
+                device.close()  # the meters before the one that does not open
+                raise
             self._devices[plan.cell.device] = device
         return self._devices[plan.cell.device]
 

@@ -1,0 +1,86 @@
+"""Problems of a plan in words: one line each, with the path in the file, the value found and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from harness.catalog import TECHNIQUES, WORKLOADS
+
+
+def told(path: str, error: ValidationError, schema: Any) -> list[str]:
+    """A line for each problem of one element. schema: what it was validated against, a record or a union of them."""
+    return [_line(path, one, schema) for one in error.errors(include_url=False)]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The remedy for an unknown name."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+
+
+def not_finite(value: Any, path: str) -> Iterator[str]:
+    """Numbers that TOML knows but no measurement can take."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{path}: must be a finite number, found {value}"
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from not_finite(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from not_finite(item, f"{path}[{i}]")
+
+
+def _line(path: str, error: Any, schema: Any) -> str:
+    location = [p for p in error["loc"] if p not in TECHNIQUES and p not in WORKLOADS]
+    where = path + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
+    found = f"found {error['input']!r}"
+    match error["type"]:
+        case "extra_forbidden":
+            known = _keys(_model_at(schema, error["loc"][:-1]))
+            return f"{where}: unknown key, {found}; {nearest(str(error['loc'][-1]), known)}"
+        case "union_tag_invalid":
+            tags = [t.strip("' ") for t in error["ctx"]["expected_tags"].split(",")]
+            return f"{where}.name: unknown name {error['ctx']['tag']!r}; {nearest(error['ctx']['tag'], tags)}"
+        case "union_tag_not_found":
+            return f'{where}: has no name, {found}; add name = "..."'
+        case "model_attributes_type" | "model_type" | "dict_type":
+            return f'{where}: must be a table, {found}; write {{ name = "..." }} with its parameters'
+        case "missing":
+            return f"{where}: missing; add {error['loc'][-1]} = ..."
+        case "value_error":
+            return f"{where}: {error['msg'].partition(', ')[2]} ({found})"
+        case "tuple_type":
+            return f"{where}: must be a list, {found}; write [ ... ]"
+    problem = error["msg"][0].lower() + error["msg"][1:]
+    return f"{where}: {problem.replace('input should', 'must')}, {found}"
+
+
+def _model_at(schema: Any, location: Sequence[Any]) -> type[BaseModel] | None:
+    """The record that a pydantic location names, through unions (their tag is part of the location)."""
+    for part in location:
+        members = _members(schema)
+        if isinstance(part, int):
+            continue
+        tagged = [m for m in members if m.__name__ == part]
+        if tagged:
+            schema = tagged[0]
+        else:
+            schema = next((m.model_fields[part].annotation for m in members if part in m.model_fields), None)
+    found = _members(schema)
+    return found[0] if len(found) == 1 else None
+
+
+def _members(schema: Any) -> list[type[BaseModel]]:
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        return [schema]
+    return [m for argument in get_args(schema) for m in _members(argument)]
+
+
+def _keys(model: type[BaseModel] | None) -> list[str]:
+    return sorted(model.model_fields) if model else []
