@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from results.cells import disturbances
 from results.units import format_number
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ COLUMNS = (
     ("drop %", "dropped_percent", 1.0),
     ("pad %", "padded_percent", 1.0),
 )
-CONTENDED = 0.1
-"""Share of the machine's CPU time that others took in a window, above which the summary warns."""
 REPEATED = 1e-9
 """Relative width below which an interval only says that the same number was computed again."""
 
@@ -40,9 +39,7 @@ def print_summary(run: RunData, table: pd.DataFrame, console: Console) -> None:
         _print_table(own, reasons, console)
     for i, reason in enumerate(reasons, start=1):
         console.print(f"[{i}] {reason}", markup=False, highlight=False)
-    of_cell = {cell.cell_id: cell.workload for cell in run.cells}
-    said = dict.fromkeys(f"{of_cell[t.cell_id]}: {note}" for t in run.trials for note in t.notes)
-    for note in [*said, *_notes(rows), *_contention(run)]:
+    for note in [*_notes(rows), *disturbances(run)]:
         console.print(note, markup=False, highlight=False)
     failed = sum(t.status == "failed" for t in run.trials)
     console.print(f"{len(run.trials) - failed} trials ok, {failed} failed", highlight=False)
@@ -131,18 +128,6 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
     if any(isinstance(r["model_note"], str) and "random" in r["model_note"] for r in rows):
         notes.append("Random weights: the accuracy says nothing about a trained model.")
     return notes
-
-
-def _contention(run: RunData) -> list[str]:
-    """A busy neighbour can slow an engine many times over; the reader must know that there was one."""
-    shares = [t.foreign_cpu_share for t in run.trials if t.foreign_cpu_share is not None]
-    disturbed = sum(s > CONTENDED for s in shares)
-    if not disturbed:
-        return []
-    return [
-        f"{disturbed} of {len(shares)} trials shared the CPU: other processes took up to {max(shares):.0%} of it;"
-        " their times and joules are disturbed."
-    ]
 
 
 def _known(value: Any) -> bool:

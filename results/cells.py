@@ -77,3 +77,21 @@ def distinct(reasons: Iterable[str | None]) -> list[str]:
 
 def _first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else "no message"
+
+
+CONTENDED = 0.1
+"""Share of the machine's CPU time that others took in a window, above which a reader is warned."""
+
+
+def disturbances(run: RunData) -> list[str]:
+    """What workloads say of their items, and whether a busy neighbour was there: it can slow an engine many times."""
+    workload_of = {cell.cell_id: cell.workload for cell in run.cells}
+    said = dict.fromkeys(f"{workload_of[t.cell_id]}: {note}." for t in run.trials for note in t.notes)
+    shares = [t.foreign_cpu_share for t in run.trials if t.foreign_cpu_share is not None]
+    disturbed = sum(share > CONTENDED for share in shares)
+    if disturbed:
+        said[
+            f"{disturbed} of {len(shares)} trials shared the CPU: other processes took up to {max(shares):.0%} of it;"
+            " their times and joules are disturbed."
+        ] = None
+    return list(said)

@@ -131,7 +131,7 @@ def test_write_html_replaces_a_page_whole(tmp_path: Path) -> None:
 def test_modelled_and_measured_never_share_a_panel() -> None:
     counted, modelled = ("counter", "nvml"), ("modelled", "cpu-sheet")
     energies = {"c1": counted, "c2": modelled, "c3": counted, "c4": modelled}
-    cells = [cell(c, technique=c) for c in energies]
+    cells = [cell(c, engine=c) for c in energies]
     trials = [
         trial(c, i, energy=tuple(reading(p, 6.0, method=m, meter=meter) for p in ("prefill", "decode", "all")))
         for c, (m, meter) in energies.items()
@@ -155,7 +155,7 @@ def _inline_rows(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def figure(letter: str, mean: float | None, low: float | None = None, high: float | None = None) -> Figure:
-    return Figure(Arm(letter, f"{letter} arm", "reference", "arm", "host", "tiny", ""), mean, low, high, "s")
+    return Figure(Arm(letter, f"{letter} arm", "reference", "arm", "host", "tiny", "", "arm"), mean, low, high, "s")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,12 @@ def test_a_winner_is_named_only_where_no_interval_overlaps(
     assert answer is None or words_said.startswith(answer)
 
 
+def test_modelled_figures_are_ranked_though_they_have_no_interval() -> None:
+    said, decided = ranked([figure("A", 2), figure("B", 1)], rising=False, modelled=True)
+    assert said == "B arm, 1.00 s; modelled once, so without an interval"
+    assert not decided
+
+
 def test_an_arm_without_a_figure_is_said_beside_the_winner() -> None:
     said, decided = ranked([figure("A", 1, 0.9, 1.1), figure("B", 2, 1.9, 2.1), figure("C", None)], rising=False)
     assert decided
@@ -191,7 +197,7 @@ def test_an_arm_without_a_figure_is_said_beside_the_winner() -> None:
 
 def scored_run(**changes: Any) -> RunData:
     """Two arms of trained weights, accuracy 0.9 and 0.1 with tight errors, on the given devices."""
-    cells = [cell(c, technique=c, **changes) for c in ("c1", "c2")]
+    cells = [cell(c, engine=c, **changes) for c in ("c1", "c2")]
     values = {"c1": 0.9, "c2": 0.1}
     return run(
         cells,
@@ -211,7 +217,7 @@ def test_the_most_accurate_arm_of_trained_weights_is_named() -> None:
 
 
 def test_a_score_where_less_is_better_is_ranked_downwards() -> None:
-    cells = [cell(c, technique=c) for c in ("c1", "c2")]
+    cells = [cell(c, engine=c) for c in ("c1", "c2")]
     values = {"c1": 9.0, "c2": 3.0}
     data = run(
         cells,

@@ -12,7 +12,10 @@ from results.records import Cell
 
 @dataclass(frozen=True)
 class Arm:
-    """letter: A, B, ... in the order of the run's cells; name: the letter with the technique's name alone."""
+    """letter: A, B, ... in the order of the run's cells; name: the letter with the name that the plan gave.
+
+    how: technique and placement in short, for below the name.
+    """
 
     letter: str
     name: str
@@ -21,6 +24,7 @@ class Arm:
     placement: str
     model: str
     engine_parameters: str
+    how: str
 
 
 def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
@@ -40,12 +44,13 @@ def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
         letter = letters.setdefault(key, letter_of(len(letters)))
         found[cell.cell_id] = Arm(
             letter,
-            f"{letter} {cell.technique}",
+            f"{letter} {cell.engine}",
             cell.engine,
             technique_name(cell),
             cell.placement,
             model_name(cell),
             parameters,
+            cell.technique if cell.placement == "host" else f"{cell.technique}, {cell.placement}",
         )
     return found
 

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from results import tables
-from results.cells import data_sources, usable
+from results.cells import data_sources, disturbances, usable
 from results.records import Cell, Environment, Failure, Method, RunData, Trial
 from results.report import figures
 from results.report.arms import Arm, arms_of
@@ -193,7 +193,7 @@ def _warnings(run: RunData) -> list[str]:
     samples = [w for w, source in data_sources(run).items() if source == "sample"]
     if samples:
         found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
-    return found
+    return found + disturbances(run)
 
 
 def _verdict_rows(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[dict[str, Any]]:

@@ -69,8 +69,8 @@ def verdicts(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[Ve
     return found
 
 
-def ranked(figures: Sequence[Figure], rising: bool) -> tuple[str, bool]:
-    """(answer in words, decided). rising: more is better."""
+def ranked(figures: Sequence[Figure], rising: bool, modelled: bool = False) -> tuple[str, bool]:
+    """(answer in words, decided). rising: more is better. modelled: figures that repeats could not change."""
     known = [f for f in figures if f.mean is not None]
     missing = [f.arm.letter for f in figures if f.mean is None]
     tail = f"; no figure for {', '.join(missing)}" if missing else ""
@@ -80,6 +80,8 @@ def ranked(figures: Sequence[Figure], rising: bool) -> tuple[str, bool]:
     if len(known) == 1:
         return f"only {best.arm.letter} has a figure: {_shown(best)}{tail}", False
     unsure = [f for f in known if f.low is None or f.high is None]
+    if modelled and len(unsure) == len(known):
+        return f"{best.arm.name}, {_shown(best)}; modelled once, so without an interval{tail}", False
     if unsure:
         return f"no interval for {', '.join(f.arm.letter for f in unsure)}: more repeats are needed{tail}", False
     rivals = [f for f in known if f is not best and _overlap(best, f)]
@@ -92,7 +94,7 @@ def ranked(figures: Sequence[Figure], rising: bool) -> tuple[str, bool]:
 def _verdict(
     workload: str, device: str, question: str, method: str, figures: Sequence[Figure], rising: bool
 ) -> Verdict:
-    answer, decided = ranked(figures, rising)
+    answer, decided = ranked(figures, rising, modelled=method.startswith("modelled"))
     return Verdict(workload, device, question, method, answer, decided)
 
 
