@@ -87,7 +87,7 @@ def _mark(row: Row, reasons: list[str]) -> str:
 
 def _figure(row: Row, column: str, scale: float) -> str:
     """The mean, with half its 95 % interval where there is one."""
-    value, low, high = row[column], row.get(f"{column}_low"), row.get(f"{column}_high")
+    value, low, high = row[column], row[f"{column}_low"], row[f"{column}_high"]
     if not _known(value):
         return ""
     if not (_known(low) and _known(high)) or high - low <= REPEATED * abs(value):
