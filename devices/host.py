@@ -28,14 +28,25 @@ class Host:
         self._clock = clock
 
     def open(self) -> None:
-        """Opens the meters. A meter named in the plan must open; `auto` goes on to the next."""
-        for wanted in self._meter_names:
-            if wanted == "auto":
-                self.meters.append(self._first_that_opens())
-            else:
-                meter = self._constructors[wanted]()
-                meter.open()
-                self.meters.append(meter)
+        """Opens the meters. A meter named in the plan must open; `auto` goes on to the next.
+
+        A meter that is open already is not opened twice (`auto` beside the name of the first): its joules would be
+        counted twice.
+        """
+        try:
+            for wanted in self._meter_names:
+                if wanted == "auto":
+                    meter = self._first_that_opens()
+                else:
+                    meter = self._constructors[wanted]()
+                    meter.open()
+                if meter.name in {m.name for m in self.meters}:
+                    meter.close()
+                else:
+                    self.meters.append(meter)
+        except DeviceError:
+            self.close()
+            raise
 
     def _first_that_opens(self) -> Meter:
         refusals = []

@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.base import Clock
+from devices.base import Clock, DeviceError
+from results.energy import GAP_FACTOR
 
-GAP_FACTOR = 5.0
 STOP_TIMEOUT_S = 10.0
 
 
@@ -49,12 +49,16 @@ class Sampler:
                 self._rows.append(row)
 
     def stop(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(times [n], values [n, channels]), with a last reading taken now."""
+        """(times [n], values [n, channels]), with a last reading taken now. Raises what `read` raised."""
         self._stop.set()
         try:
             if self._loop is not None:
                 self._loop.result(timeout=STOP_TIMEOUT_S)
             self.mark()
+        except TimeoutError as error:
+            raise DeviceError(
+                f"a reading has not come back for {STOP_TIMEOUT_S:g} s; is the device's driver hung?"
+            ) from error
         finally:
             self._pool.shutdown(wait=False)
         return np.asarray(self._times_s), np.asarray(self._rows, dtype=np.float64).reshape(len(self._rows), -1)

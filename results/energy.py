@@ -6,12 +6,22 @@ A trace becomes the cumulative energy C(t) of its component; the energy of a win
     held     each reading stands until the next (battery gauges)
     counter  differences, unwrapped, linear between readings
 
-Standard uncertainty (one sigma, terms added in quadrature; times are uniform within their bound, hence sqrt(12)):
+A counter that renews its value every `update_period_s` shows an old one: on average by half of the time w in which it
+was renewed unseen, w = min(update period, distance to the reading before). What flowed since is added, P w / 2, with P
+the power up to that reading. A reading that repeats the value before it says nothing new and is left out; the ends of
+the trace are reached with the power of the first and the last full step. Without this, a window that starts idle and
+ends busy would always read low, by half an update.
 
-    power, held   a change dP may have happened anywhere in w = max(reading distance, update period): dP w / sqrt(12)
-    counter       an edge sees a value up to one update period old: P update / sqrt(12); the value's step: q / sqrt(12);
-                  an edge at fraction f between two readings, neighbour powers apart by dP: dP dt f (1 - f) / sqrt(3)
+Standard uncertainty (one sigma; dP is a change of power, w the time in which it may have happened):
+
+    power, held   dP sqrt(dt^2 + 4 u^2) / sqrt(12) a change (held: 4 dt^2): anywhere between two readings dt apart,
+                  and shown up to one update period u late
+    counter       P w / sqrt(12) an edge: the age of its value; the value's step: q / sqrt(12);
+                  dP dt f (1 - f): an edge at fraction f of the distance dt between two readings
     all           the meter's gain error times E
+
+Terms are added in quadrature, but those of changes at the edges linearly: the power changes at every phase edge, in the
+same direction, and so does the error.
 
 A window that the meter cannot resolve has no energy but a reason: a gap in it, no reading at its edges, or less than
 `MIN_UPDATES` updates. Missing is never 0.
@@ -21,7 +31,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +42,8 @@ from results.records import EnergyReading, IdleBaseline, Method, Phase, PowerTra
 MIN_UPDATES = 10
 GAP_FACTOR = 5.0
 """Readings further apart than this many intervals are a gap."""
+WRAP_POWER_FACTOR = 100.0
+"""A step back is no wrap if it would mean more power than this many times the highest of the other steps."""
 EDGE_TOLERANCE_S = 1e-6
 MARK_TOLERANCE_S = 1e-3
 """A reading this close to an edge was taken for it: a mark follows its phase edge by microseconds."""
@@ -50,6 +63,16 @@ class _Cumulative:
     times_s: Array
     energy_j: Array
     segment_w: Array
+    renewed_within_s: Array
+    """Counters: for each reading the time w within which its value was renewed; else 0."""
+
+
+class _Part(NamedTuple):
+    """Energy of one component, the variance of its readings, and its gain error (apart: idle power shares it)."""
+
+    energy_j: float
+    variance_j2: float
+    gain_j: float
 
 
 def energy_between(
@@ -80,17 +103,20 @@ def energy_between(
         return EnergyReading(
             phase=phase, meter=meter, component=component, method=method, duration_s=duration_s, reason=str(reason)
         )
-    energy_j = math.fsum(e for e, _ in parts)
-    uncertainty_j = math.sqrt(math.fsum(u * u for _, u in parts))
-    net_j, net_uncertainty_j = _net(energy_j, uncertainty_j, duration_s, idle)
+    total = _Part(
+        math.fsum(p.energy_j for p in parts),
+        math.fsum(p.variance_j2 for p in parts),
+        math.sqrt(math.fsum(p.gain_j**2 for p in parts)),
+    )
+    net_j, net_uncertainty_j = _net(total, duration_s, idle)
     return EnergyReading(
         phase=phase,
         meter=meter,
         component=component,
         method=method,
         duration_s=duration_s,
-        energy_j=energy_j,
-        uncertainty_j=uncertainty_j,
+        energy_j=total.energy_j,
+        uncertainty_j=math.sqrt(total.variance_j2 + total.gain_j**2),
         net_energy_j=net_j,
         net_uncertainty_j=net_uncertainty_j,
         reason=idle.reason if idle is not None and net_j is None else None,
@@ -100,12 +126,15 @@ def energy_between(
 def idle_baseline(
     meter: str, before: Sequence[PowerTrace], after: Sequence[PowerTrace], component: str = "total"
 ) -> IdleBaseline:
-    """Idle power from the whole of the traces taken before and after a window (either may be empty)."""
+    """Idle power from the whole of the traces taken before and after a window (either may be empty).
+
+    Its uncertainty leaves out the meter's gain error, which the window has as well: `_net` counts it once.
+    """
     watts: list[float | None] = []
     uncertainties: list[float] = []
     reasons: list[str] = []
     for when, traces in (("before", before), ("after", after)):
-        own = [t for t in traces if t.meter == meter and len(t.times_s) >= 2]
+        own = [replace(t, relative_accuracy=0.0) for t in traces if t.meter == meter and len(t.times_s) >= 2]
         if not own:
             watts.append(None)
             reasons.append(f"no idle trace {when} the window")
@@ -136,29 +165,35 @@ def power_curve(trace: PowerTrace) -> tuple[Array, Array]:
     return curve.times_s[1:], curve.segment_w
 
 
-def _net(
-    energy_j: float, uncertainty_j: float, duration_s: float, idle: IdleBaseline | None
-) -> tuple[float | None, float | None]:
-    """E_net = E - P_idle t; the idle's own uncertainty and half its drift (uniform) join the uncertainty."""
+def _net(total: _Part, duration_s: float, idle: IdleBaseline | None) -> tuple[float | None, float | None]:
+    """E_net = E - P_idle t, and its uncertainty.
+
+    The idle power's own uncertainty and its drift (uniform between before and after) join; the gain error is common to
+    both terms and scales their difference.
+    """
     if idle is None or idle.power_w is None:
         return None, None
+    net_j = total.energy_j - idle.power_w * duration_s
     terms = [
-        uncertainty_j,
         (idle.uncertainty_w or 0.0) * duration_s,
         (idle.drift_w or 0.0) * duration_s / math.sqrt(12),
+        total.gain_j * net_j / total.energy_j if total.energy_j else 0.0,
     ]
-    return energy_j - idle.power_w * duration_s, math.sqrt(math.fsum(t * t for t in terms))
+    return net_j, math.sqrt(total.variance_j2 + math.fsum(t * t for t in terms))
 
 
-def _integrate(trace: PowerTrace, intervals: Sequence[Interval]) -> tuple[float, float]:
-    """(energy, standard uncertainty) of the intervals together. Raises UnresolvedError."""
+def _integrate(trace: PowerTrace, intervals: Sequence[Interval]) -> _Part:
+    """One component over the intervals together. Raises UnresolvedError."""
     curve = _cumulative(trace)
     edges = np.asarray(intervals, dtype=np.float64)
-    _check_resolved(trace, curve, edges)
+    _check_resolved(trace, edges)
     edge_energy_j = _energy_at(trace, curve, edges.reshape(-1)).reshape(-1, 2)
     energy_j = float((edge_energy_j[:, 1] - edge_energy_j[:, 0]).sum())
-    variance = _counter_variance(trace, curve, edges) if trace.kind == "counter" else _power_variance(trace, edges)
-    return energy_j, math.sqrt(variance + (trace.relative_accuracy * energy_j) ** 2)
+    variance_j2 = _counter_variance(trace, curve, edges) if trace.kind == "counter" else _power_variance(trace, edges)
+    return _Part(energy_j, variance_j2, trace.relative_accuracy * abs(energy_j))
+
+
+# --- cumulative energy -----------------------------------------------------------------------------------------------
 
 
 def _cumulative(trace: PowerTrace) -> _Cumulative:
@@ -166,47 +201,96 @@ def _cumulative(trace: PowerTrace) -> _Cumulative:
     name = f"{trace.meter} {trace.component}"
     if len(t) < 2:
         raise UnresolvedError(f"{name}: {len(t)} reading{'s' if len(t) != 1 else ''}, at least 2 are needed")
-    if not (np.all(np.isfinite(t)) and np.all(np.isfinite(v))):
-        raise UnresolvedError(f"{name}: {int((~np.isfinite(v)).sum())} readings are not finite numbers")
+    finite = np.isfinite(t) & np.isfinite(v)
+    if not finite.all():
+        raise UnresolvedError(f"{name}: {int((~finite).sum())} of {len(t)} readings are not finite numbers")
     dt = np.diff(t)
     if np.any(dt <= 0):
         raise UnresolvedError(f"{name}: time stamps do not increase (by {float(dt.min()):.6g} s at worst)")
     if trace.kind == "counter":
-        step_j = _unwrapped_steps(trace, name)
-    elif trace.kind == "held":
-        step_j = v[:-1] * dt
-    else:
-        step_j = (v[:-1] + v[1:]) / 2 * dt
-    return _Cumulative(t, np.concatenate([[0.0], np.cumsum(step_j)]), step_j / dt)
+        return _counter_curve(t, _unwrapped(trace, name), trace.update_period_s)
+    step_j = v[:-1] * dt if trace.kind == "held" else (v[:-1] + v[1:]) / 2 * dt
+    return _Cumulative(t, np.concatenate([[0.0], np.cumsum(step_j)]), step_j / dt, np.zeros(len(t)))
 
 
-def _unwrapped_steps(trace: PowerTrace, name: str) -> Array:
-    step_j = np.diff(trace.values)
+def _unwrapped(trace: PowerTrace, name: str) -> Array:
+    """Energy since the first reading. Raises UnresolvedError where the counter steps back other than by wrapping."""
+    step_j, dt = np.diff(trace.values), np.diff(trace.times_s)
     backwards = step_j < 0
-    if not backwards.any():
-        return step_j
-    if trace.wrap_at_j is None:
-        i = int(np.argmax(backwards))
-        raise UnresolvedError(
-            f"{name}: counter stepped back from {trace.values[i]:.6g} J to {trace.values[i + 1]:.6g} J"
-            " and does not wrap there; it was reset or the device was lost"
-        )
-    return np.where(backwards, step_j + trace.wrap_at_j, step_j)
+    if backwards.any():
+        wrapped_j = step_j + (trace.wrap_at_j or 0.0)
+        highest_w = float((step_j / dt)[~backwards].max(initial=0.0))
+        lost = backwards & (wrapped_j < 0)
+        if highest_w > 0:
+            lost |= backwards & (wrapped_j / dt > WRAP_POWER_FACTOR * highest_w)
+        if lost.any():
+            i = int(np.argmax(lost))
+            raise UnresolvedError(
+                f"{name}: counter stepped back from {trace.values[i]:.6g} J to {trace.values[i + 1]:.6g} J"
+                " and does not wrap there; it was reset or the device was lost"
+            )
+        step_j = np.where(backwards, wrapped_j, step_j)
+    return np.concatenate([[0.0], np.cumsum(step_j)])
+
+
+def _counter_curve(t: Array, shown_j: Array, update_s: float) -> _Cumulative:
+    """Cumulative energy from the values that a counter showed: see the module's docstring."""
+    if update_s == 0:
+        return _Cumulative(t, shown_j, np.diff(shown_j) / np.diff(t), np.zeros(len(t)))
+    renewed = np.concatenate([[True], np.diff(shown_j) > 0])
+    since_renewed_s = t - t[np.maximum.accumulate(np.where(renewed, np.arange(len(t)), 0))]
+    # A value that stands for more than two updates is no repeat: nothing flows.
+    kept = np.flatnonzero(renewed | (since_renewed_s > 2 * update_s))
+    within_s = np.minimum(update_s, np.diff(t, prepend=-np.inf))[kept]
+    # At the ends the power of this time is not known either: the error is one-sided, its rms 2 w / sqrt(12).
+    within_s[0] = 2 * update_s
+    at_s, seen_j = t[kept], shown_j[kept]
+    if len(kept) >= 3:
+        energy_j = _with_age(at_s, seen_j, within_s, update_s)
+        if at_s[-1] < t[-1]:
+            left_s = t[-1] - at_s[-1]
+            last_w = (energy_j[-1] - energy_j[-2]) / (at_s[-1] - at_s[-2])
+            at_s, energy_j = np.append(at_s, t[-1]), np.append(energy_j, energy_j[-1] + last_w * left_s)
+            within_s = np.append(within_s, 2 * max(within_s[-1], left_s))
+    else:
+        # Fewer than two renewals: nothing is known of their pace.
+        at_s, energy_j, within_s = t, shown_j, np.full(len(t), update_s)
+    return _Cumulative(at_s, energy_j, np.diff(energy_j) / np.diff(at_s), within_s)
+
+
+def _with_age(at_s: Array, seen_j: Array, within_s: Array, update_s: float) -> Array:
+    """Energy at the times of the renewals: what the counter showed, and what flowed since."""
+    before_w = np.diff(seen_j) / np.diff(at_s)
+    first_s = at_s[1] - at_s[0]
+    early = first_s < 2 * update_s
+    if early:
+        # The first step holds up to a whole update, whenever the first reading was: no power follows from it.
+        before_w[0] = before_w[1]
+    energy_j = seen_j.copy()
+    energy_j[1:] += before_w * within_s[1:] / 2
+    # Never beyond what the next renewal shows.
+    energy_j[1:-1] = np.minimum(energy_j[1:-1], seen_j[2:])
+    missing_j = energy_j[1] - seen_j[0] - before_w[0] * first_s if early else before_w[0] * update_s / 2
+    energy_j[0] += min(max(missing_j, 0.0), before_w[0] * update_s)
+    return energy_j
 
 
 def _energy_at(trace: PowerTrace, curve: _Cumulative, at_s: Array) -> Array:
     """C(t) at any time within the trace."""
     t = curve.times_s
     i = np.clip(np.searchsorted(t, at_s, side="right") - 1, 0, len(t) - 2)
-    dt = np.clip(at_s - t[i], 0.0, t[i + 1] - t[i])
+    dt = at_s - t[i]
     if trace.kind == "power":
         slope = (trace.values[i + 1] - trace.values[i]) / (t[i + 1] - t[i])
         return curve.energy_j[i] + trace.values[i] * dt + slope * dt * dt / 2
     return curve.energy_j[i] + curve.segment_w[i] * dt
 
 
-def _check_resolved(trace: PowerTrace, curve: _Cumulative, edges: Array) -> None:
-    t = curve.times_s
+# --- whether the trace determines the energy -------------------------------------------------------------------------
+
+
+def _check_resolved(trace: PowerTrace, edges: Array) -> None:
+    t = trace.times_s
     name = f"{trace.meter} {trace.component}"
     lengths_s = edges[:, 1] - edges[:, 0]
     if np.any(lengths_s < 0):
@@ -228,6 +312,11 @@ def _check_resolved(trace: PowerTrace, curve: _Cumulative, edges: Array) -> None
             f" {period_s * 1e3:.3g} ms; {MIN_UPDATES} are needed (longer prompts, more requests or a faster meter)"
         )
     if trace.kind == "counter":
+        if period_s > 0 and np.ptp(trace.values) == 0:
+            raise UnresolvedError(
+                f"{name}: the counter stood still at {trace.values[0]:.6g} J for {t[-1] - t[0]:.3g} s; nothing that is"
+                " switched on uses 0 J"
+            )
         inside = np.searchsorted(t, edges[:, 1] + MARK_TOLERANCE_S) - np.searchsorted(t, edges[:, 0] - MARK_TOLERANCE_S)
         if float(inside.mean()) < 2:
             raise UnresolvedError(
@@ -242,7 +331,7 @@ def _check_gaps(trace: PowerTrace, t: Array, edges: Array, name: str) -> None:
     wide = np.flatnonzero(np.diff(t) > bound_s) if bound_s > 0 else np.array([], dtype=np.intp)
     for gap_start, gap_end in [*((float(t[i]), float(t[i + 1])) for i in wide), *trace.gaps_s]:
         if trace.kind == "counter":
-            lost = (edges > gap_start + EDGE_TOLERANCE_S) & (edges < gap_end - EDGE_TOLERANCE_S)
+            lost = (edges > gap_start + MARK_TOLERANCE_S) & (edges < gap_end - MARK_TOLERANCE_S)
         else:
             lost = (edges[:, :1] < gap_end - EDGE_TOLERANCE_S) & (edges[:, 1:] > gap_start + EDGE_TOLERANCE_S)
         if lost.any():
@@ -252,26 +341,35 @@ def _check_gaps(trace: PowerTrace, t: Array, edges: Array, name: str) -> None:
             )
 
 
+# --- uncertainty -----------------------------------------------------------------------------------------------------
+
+
 def _power_variance(trace: PowerTrace, edges: Array) -> float:
-    """Sum over the changes in reach of the intervals of (dP w)^2 / 12, and the step of the reading over the whole."""
-    t, v = trace.times_s, trace.values
-    width_s = np.maximum(np.diff(t), trace.update_period_s)
-    contribution = (np.diff(v) * width_s) ** 2 / 12
-    before = np.concatenate([[0.0], np.cumsum(contribution)])
-    first = np.clip(np.searchsorted(t, edges[:, 0] - trace.update_period_s, side="right") - 1, 0, len(t) - 1)
-    last = np.clip(np.searchsorted(t, edges[:, 1], side="left"), 0, len(t) - 1)
+    """Of the changes that the intervals may have felt, and of the reading's step over the whole.
+
+    A change shows at most one update period after it happened, so those that show until then after an edge count.
+    """
+    t, v, update_s = trace.times_s, trace.values, trace.update_period_s
+    between = 4.0 if trace.kind == "held" else 1.0
+    change_j = np.abs(np.diff(v)) * np.sqrt((between * np.diff(t) ** 2 + 4 * update_s**2) / 12)
+    sum_j = np.concatenate([[0.0], np.cumsum(change_j)])
+    sum_j2 = np.concatenate([[0.0], np.cumsum(change_j**2)])
+    first = np.clip(np.searchsorted(t, edges, side="right") - 1, 0, len(t) - 1)
+    last = np.clip(np.searchsorted(t, edges + update_s, side="left"), 0, len(t) - 1)
+    at_edges_j, at_edges_j2 = (sum_j[last] - sum_j[first]).sum(), (sum_j2[last] - sum_j2[first]).sum()
+    inside_j2 = max(0.0, float((sum_j2[last[:, 1]] - sum_j2[first[:, 0]]).sum() - at_edges_j2))
     total_s = float((edges[:, 1] - edges[:, 0]).sum())
-    return float((before[last] - before[first]).sum()) + (trace.resolution * total_s) ** 2 / 12
+    return inside_j2 + float(at_edges_j) ** 2 + (trace.resolution * total_s) ** 2 / 12
 
 
 def _counter_variance(trace: PowerTrace, curve: _Cumulative, edges: Array) -> float:
-    t, watts = curve.times_s, curve.segment_w
+    t, watts, within_s = curve.times_s, curve.segment_w, curve.renewed_within_s
     at_s = edges.reshape(-1)
     i = np.clip(np.searchsorted(t, at_s, side="right") - 1, 0, len(watts) - 1)
-    stale = (watts[i] * trace.update_period_s) ** 2 / 12
-    step = trace.resolution**2 / 12
     dt = t[i + 1] - t[i]
     f = np.clip((at_s - t[i]) / dt, 0.0, 1.0)
-    change_w = watts[np.minimum(i + 1, len(watts) - 1)] - watts[np.maximum(i - 1, 0)]
-    between = (change_w * dt * f * (1 - f)) ** 2 / 3
-    return float((stale + step + between).sum())
+    before_w, after_w = watts[np.maximum(i - 1, 0)], watts[np.minimum(i + 1, len(watts) - 1)]
+    age_j2 = (((1 - f) * before_w * within_s[i]) ** 2 + (f * watts[i] * within_s[i + 1]) ** 2) / 12
+    step_j2 = trace.resolution**2 / 12
+    interpolated_j = np.abs(after_w - before_w) * dt * f * (1 - f)
+    return float((age_j2 + step_j2).sum() + interpolated_j.sum() ** 2)

@@ -25,9 +25,12 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode", "all")
 
 
 class Record(BaseModel):
-    """Base of all records: frozen, and an unknown field is an error."""
+    """Base of all records: frozen, and an unknown field is an error.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    JSON keeps NaN and infinities (a log-likelihood may be -inf): as null they would not come back.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 # --- what is asked ---------------------------------------------------------------------------------------------------
@@ -211,6 +214,7 @@ class IdleBaseline(Record):
     before_w: float | None = None
     after_w: float | None = None
     uncertainty_w: float | None = None
+    """Without the meter's gain error, which the window shares."""
     reason: str | None = None
 
     @property

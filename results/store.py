@@ -3,8 +3,9 @@
     RUN/run.sqlite             meta, run, cell, trial
     RUN/traces/TRIAL.parquet   raw readings of every meter in the trial's window and its idle baselines
 
-A trial is committed whole or not at all: its trace file is written under a temporary name, flushed to disk and renamed,
-then one transaction adds the row. A crash between the two leaves a file without a row, which the next `open` removes.
+A trial is committed whole or not at all: in one transaction its row is inserted, its trace file is written under a
+temporary name, flushed to disk and renamed, and the row is committed. A crash before the commit leaves a file without a
+row, which the next `open` removes.
 At most one finished trial exists for a (cell, repeat): the database holds it by a unique index.
 """
 
@@ -70,8 +71,9 @@ class Store:
 
     @classmethod
     def create(cls, directory: Path, info: RunInfo, cells: Sequence[Cell]) -> Store:
-        """A new run folder. Nothing is left behind when it fails."""
-        strangers = sorted({p.name for p in directory.iterdir()} - _OWN_NAMES) if directory.is_dir() else []
+        """A new run folder. Nothing of it is left behind when it fails."""
+        found = {p.name for p in directory.iterdir()} if directory.is_dir() else set()
+        strangers = sorted(found - _OWN_NAMES)
         if strangers:
             raise StoreError(
                 f"{directory} holds other files ({', '.join(strangers[:3])}); name an empty or new folder with --out"
@@ -80,21 +82,23 @@ class Store:
         made = not directory.exists()
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            store = cls._connect(directory)
-            if store._started():
-                store.close()
-                raise StoreError(
-                    f"{directory} already holds a run; go on with --resume or name another folder with --out"
-                )
-            with store._transaction() as db:
-                db.execute("INSERT INTO run VALUES (?, ?)", (info.run_id, info.model_dump_json()))
-                db.executemany(
-                    "INSERT INTO cell VALUES (?, ?, ?)",
-                    [(cell.cell_id, i, cell.model_dump_json()) for i, cell in enumerate(cells)],
-                )
+            with contextlib.ExitStack() as undo:
+                store = cls._connect(directory)
+                undo.callback(store.close)
+                if store._started():
+                    raise StoreError(
+                        f"{directory} already holds a run; go on with --resume or name another folder with --out"
+                    )
+                with store._transaction() as db:
+                    db.execute("INSERT INTO run VALUES (?, ?)", (info.run_id, info.model_dump_json()))
+                    db.executemany(
+                        "INSERT INTO cell VALUES (?, ?, ?)",
+                        [(cell.cell_id, i, cell.model_dump_json()) for i, cell in enumerate(cells)],
+                    )
+                undo.pop_all()
         except (OSError, sqlite3.Error) as error:
-            if made:
-                shutil.rmtree(directory, ignore_errors=True)
+            # Not on a StoreError: then the folder is another process's, or holds another run.
+            _remove_new(directory, found, made)
             raise StoreError(f"cannot create the run folder {directory}: {error}") from error
         return store
 
@@ -119,7 +123,12 @@ class Store:
             raise StoreError(
                 f"{directory} holds no run ({DATABASE} is absent); give the folder that `joulebench run` wrote"
             )
-        store = cls._connect(directory)
+        try:
+            store = cls._connect(directory)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(
+                f"{directory / DATABASE} cannot be used ({error}); is it damaged, or read-only?"
+            ) from error
         store._remove_orphans()
         return store
 
@@ -145,23 +154,20 @@ class Store:
             raise StoreError(
                 f"{directory} is in use by another joulebench process; wait for it or name another --out"
             ) from error
-        connection = sqlite3.connect(directory / DATABASE, isolation_level=None)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(lock.release)
+            connection = sqlite3.connect(directory / DATABASE, isolation_level=None)
+            undo.callback(connection.close)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
             store = cls(directory, connection, lock)
             store._migrate()
-        except (sqlite3.Error, StoreError):
-            connection.close()
-            lock.release()
-            raise
+            undo.pop_all()
         return store
 
     def _migrate(self) -> None:
-        db = self._connection
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction() as db:
             fresh = db.execute("SELECT name FROM sqlite_master WHERE name = 'meta'").fetchone() is None
             if fresh:
                 _execute_all(db, _SCHEMA_1)
@@ -175,10 +181,6 @@ class Store:
             for step in range(version, SCHEMA_VERSION):
                 _execute_all(db, _MIGRATIONS[step])
             db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION),))
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
 
     def close(self) -> None:
         self._connection.close()
@@ -195,19 +197,27 @@ class Store:
 
     def add_trial(self, trial: Trial, traces: dict[str, Sequence[PowerTrace]]) -> None:
         """Commits one trial with its traces (by part: `WINDOW`, `IDLE_BEFORE`, `IDLE_AFTER`). Raises `StoreError`."""
+        check_free_space(self.directory)
         path = self._trace_path(trial.trial_id)
+        row_is_in = False
         try:
-            check_free_space(self.directory)
-            if any(traces.values()):
-                _write_traces(path, traces)
             with self._transaction() as db:
                 db.execute(
                     "INSERT INTO trial (trial_id, cell_id, repeat, status, record, finished_order)"
                     " VALUES (?, ?, ?, ?, ?, (SELECT coalesce(max(finished_order), 0) + 1 FROM trial))",
                     (trial.trial_id, trial.cell_id, trial.repeat, trial.status, trial.model_dump_json()),
                 )
+                row_is_in = True
+                if any(traces.values()):
+                    _write_traces(path, traces)
+        except sqlite3.IntegrityError as error:
+            raise StoreError(
+                f"trial {trial.trial_id} (cell {trial.cell_id}, repeat {trial.repeat}) does not fit what"
+                f" {self.directory} holds ({error}); a finished trial is never replaced"
+            ) from error
         except (OSError, sqlite3.Error) as error:
-            path.unlink(missing_ok=True)
+            if row_is_in:
+                path.unlink(missing_ok=True)
             raise StoreError(
                 f"trial {trial.trial_id} could not be written to {self.directory} ({error});"
                 " finished trials are kept: make room and go on with --resume"
@@ -218,10 +228,12 @@ class Store:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield self._connection
+            self._connection.execute("COMMIT")
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            # A full disk makes SQLite roll back by itself.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
 
     def _remove_orphans(self) -> None:
         known = {row[0] for row in self._connection.execute("SELECT trial_id FROM trial")}
@@ -275,6 +287,18 @@ def check_free_space(directory: Path) -> None:
         )
 
 
+def _remove_new(directory: Path, found: set[str], made: bool) -> None:
+    """Undoes a folder that could not be created: all of it, or what was not there before."""
+    if made:
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    for name in _OWN_NAMES - found:
+        if name == "traces":
+            shutil.rmtree(directory / name, ignore_errors=True)
+        else:
+            (directory / name).unlink(missing_ok=True)
+
+
 def _execute_all(db: sqlite3.Connection, script: str) -> None:
     """Like executescript, but inside the open transaction (executescript commits first)."""
     for statement in script.split(";"):
@@ -302,11 +326,15 @@ def _write_traces(path: Path, traces: dict[str, Sequence[PowerTrace]]) -> None:
         }
     ).replace_schema_metadata({"joulebench": json.dumps(described)})
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        pq.write_table(table, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            pq.write_table(table, file, write_page_checksum=True)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -323,7 +351,7 @@ def _read_traces(path: Path, part: str) -> tuple[PowerTrace, ...]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(path, page_checksum_verification=True)
         described = json.loads((table.schema.metadata or {})[b"joulebench"])
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
         raise StoreError(

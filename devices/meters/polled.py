@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 
 from devices.base import Channel, Clock, DeviceError
 from devices.sampler import Sampler, find_gaps
 from results.records import Method, PowerTrace
 
+SETTLE_UPDATES = 5
+"""Updates of a fresh counter between its first two readings: enough to know the power before the window."""
+
 
 class PolledMeter(ABC):
-    """A meter whose `read` gives one value per channel. Subclasses set `name`, `method`, and `channels` in `open`."""
+    """A meter whose `read` gives one value per channel. Subclasses set `name`, `method`, and `channels` in `open`.
+
+    A counter with an update period is also read around the window: `results.energy` knows the age of a value from the
+    power before it. A slow one must have been seen to tick on both sides; a fresh one needs two readings before.
+    """
 
     name: str
     method: Method
@@ -34,13 +42,32 @@ class PolledMeter(ABC):
     def close(self) -> None:
         if self._sampler is not None:
             sampler, self._sampler = self._sampler, None
-            sampler.stop()
+            # A lost device was told by `stop`, or is not asked for any more; the other meters still want closing.
+            with suppress(DeviceError):
+                sampler.stop()
 
     def start(self) -> None:
         if self._sampler is not None:
             raise DeviceError(f"meter {self.name} is already running; stop it before another window starts")
-        self._sampler = Sampler(self.read, self._interval_s, self._clock)
-        self._sampler.start()
+        sampler = Sampler(self.read, self._interval_s, self._clock)
+        sampler.start()
+        self._sampler = sampler
+        if self.fresh_on_read:
+            self._wait(SETTLE_UPDATES * self._update_period_s)
+            self.mark()
+        else:
+            self._wait_for_tick()
+
+    @property
+    def _update_period_s(self) -> float:
+        return max((c.update_period_s for c in self.channels), default=0.0)
+
+    def _wait_for_tick(self) -> None:
+        if self._update_period_s > 0:
+            self._wait(self._update_period_s + self._interval_s)
+
+    def _wait(self, duration_s: float) -> None:
+        self._clock.sleep_until_s(self._clock.now_s() + duration_s)
 
     def mark(self) -> None:
         if self.fresh_on_read and self._sampler is not None:
@@ -49,6 +76,8 @@ class PolledMeter(ABC):
     def stop(self) -> Sequence[PowerTrace]:
         if self._sampler is None:
             raise DeviceError(f"meter {self.name} is not running; start it first")
+        if not self.fresh_on_read:
+            self._wait_for_tick()
         sampler, self._sampler = self._sampler, None
         times_s, values = sampler.stop()
         gaps_s = find_gaps(times_s, self._interval_s)

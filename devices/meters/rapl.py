@@ -2,11 +2,14 @@
 
 Zones are known by their `name`, not their number. `core` and `uncore` lie inside their package; `psys` is the whole
 platform and contains the package: they are traced, and left out of totals. The counter renews about every millisecond
-and wraps at `max_energy_range_uj`.
+and wraps at `max_energy_range_uj`. A counter that stands still (virtual machines, the memory of some client CPUs) would
+read 0 J: it is not opened.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +21,10 @@ UPDATE_PERIOD_S = 1e-3
 ENERGY_UNIT_J = 2.0**-14
 """61 uJ: the usual RAPL energy status unit. Only the counter's step in the uncertainty depends on it."""
 J_PER_UJ = 1e-6
+STANDSTILL_S = 0.05
+"""A package or memory that is switched on has counted something in this time."""
+
+log = logging.getLogger(__name__)
 
 
 class RaplMeter(PolledMeter):
@@ -36,12 +43,28 @@ class RaplMeter(PolledMeter):
         zones = sorted(p for p in self._powercap.glob("intel-rapl:*") if (p / "energy_uj").exists())
         if not zones:
             raise MeterUnavailableError(f"RAPL: no intel-rapl zone under {self._powercap}; this machine offers none")
-        channels = []
-        for zone in zones:
-            channels.append(_channel(zone))
-            self._counters.append(zone / "energy_uj")
-        self.channels = tuple(channels)
-        self.read()
+        self.channels = tuple(_channel(zone) for zone in zones)
+        self._counters = [zone / "energy_uj" for zone in zones]
+        try:
+            before = self.read()
+            self._wait(STANDSTILL_S)
+            after = self.read()
+        except MeterUnavailableError:
+            raise
+        except DeviceError as error:
+            raise MeterUnavailableError(str(error)) from error
+        # Parts such as an idle graphics unit may rest: only what enters the total must move.
+        moves = [a != b or not c.additive for a, b, c in zip(before, after, self.channels, strict=True)]
+        still = [c.component for c, m in zip(self.channels, moves, strict=True) if not m]
+        if not any(c.additive and m for c, m in zip(self.channels, moves, strict=True)):
+            raise MeterUnavailableError(
+                f"RAPL: the counters under {self._powercap} stand still ({', '.join(still) or 'no package zone'});"
+                " this machine does not count (virtual machines often do not)"
+            )
+        if still:
+            log.warning("RAPL: %s stands still and is left out", ", ".join(still))
+        self.channels = tuple(itertools.compress(self.channels, moves))
+        self._counters = list(itertools.compress(self._counters, moves))
 
     def read(self) -> Sequence[float]:
         try:

@@ -38,6 +38,10 @@ class ReplayMeter:
             table = pd.read_csv(self._path)
         except (OSError, ValueError) as error:
             raise MeterUnavailableError(f"replay: {self._path} cannot be read ({error})") from error
+        if not isinstance(table.index, pd.RangeIndex):
+            raise MeterUnavailableError(
+                f"replay: {self._path} has rows with more fields than the header; name them all"
+            )
         components = [str(c) for c in table.columns if str(c).endswith("_w")]
         if "time_s" not in table.columns or not components:
             raise MeterUnavailableError(
@@ -60,6 +64,8 @@ class ReplayMeter:
         )
 
     def start(self) -> None:
+        if self._start_s is not None:
+            raise DeviceError("meter replay is already running; stop it before another window starts")
         self._start_s = self._clock.now_s()
 
     def mark(self) -> None:

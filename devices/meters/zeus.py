@@ -6,7 +6,7 @@ mean "no meter", never 0 J. Its GPU counters tick about every 100 ms, like NVML'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
@@ -16,8 +16,12 @@ J_PER_MJ = 1e-3
 GPU_TICK_S = 0.1
 SOC_TICK_S = 0.05
 RAPL_TICK_S = 1e-3
-_INSIDE_ANOTHER = ("gpu_sram",)
-"""Apple's figures that another contains."""
+_SOC_PARTS = {"cpu_total_mj": "cpu", "cpu_energy_mj": "cpu", "gpu_energy_mj": "gpu"}
+"""Zeus' names of what we call by one name; other fields only lose their unit."""
+_SOC_WHOLE = "total_energy_mj"
+"""Jetson: the whole board, its parts included."""
+_APPLE_ADDITIVE = ("cpu_total_mj", "dram_mj", "gpu_mj", "ane_mj")
+"""The parts of Apple's chip; the other figures (clusters, their managers, gpu_sram) lie inside one of them."""
 
 
 class ZeusMeter(PolledMeter):
@@ -56,11 +60,8 @@ class ZeusMeter(PolledMeter):
         def counter(field: str) -> Callable[[], float | None]:
             return lambda: asdict(soc.get_total_energy_consumption())[field]
 
-        for field, value in asdict(soc.get_total_energy_consumption()).items():
-            if field.endswith("_mj") and isinstance(value, int | float):
-                component = field.removesuffix("_total_mj").removesuffix("_mj")
-                additive = component not in _INSIDE_ANOTHER
-                self._add(Channel(component, "counter", SOC_TICK_S, J_PER_MJ, additive=additive), counter(field))
+        for field, channel in soc_channels(asdict(soc.get_total_energy_consumption())).items():
+            self._add(channel, counter(field))
 
     def _open_gpus(self) -> None:
         from zeus.device import get_gpus
@@ -81,8 +82,13 @@ class ZeusMeter(PolledMeter):
         def counter(index: int, field: str) -> Callable[[], float | None]:
             return lambda: getattr(cpus.get_total_energy_consumption(index), field)
 
-        for i in range(len(cpus.cpus)):
-            self._add(Channel(f"cpu{i}", "counter", RAPL_TICK_S, J_PER_MJ), counter(i, "cpu_mj"))
+        for i, cpu in enumerate(cpus.cpus):
+            # Zeus lists every top zone as a CPU, also the platform's (psys), which contains the packages.
+            zone = cpu.rapl_file.name if hasattr(cpu, "rapl_file") else "package"
+            channel = Channel(
+                f"cpu{i}", "counter", RAPL_TICK_S, J_PER_MJ, additive=zone.startswith("package"), note=zone
+            )
+            self._add(channel, counter(i, "cpu_mj"))
             self._add(Channel(f"dram{i}", "counter", RAPL_TICK_S, J_PER_MJ), counter(i, "dram_mj"))
 
     def read(self) -> Sequence[float]:
@@ -96,3 +102,19 @@ class ZeusMeter(PolledMeter):
         if lost:
             raise DeviceError(f"Zeus: {', '.join(lost)} stopped answering; None is not 0 J")
         return [v * J_PER_MJ for v in values_mj if v is not None]
+
+
+def soc_channels(energy_mj: Mapping[str, object]) -> dict[str, Channel]:
+    """Field -> channel of a system on chip's single figures (lists are per core, None is absent)."""
+    fields = [f for f, value in energy_mj.items() if f.endswith("_mj") and isinstance(value, int | float)]
+    additive = (_SOC_WHOLE,) if _SOC_WHOLE in fields else (*_APPLE_ADDITIVE, *_SOC_PARTS)
+    return {
+        field: Channel(
+            _SOC_PARTS.get(field, field.removesuffix("_mj")),
+            "counter",
+            SOC_TICK_S,
+            J_PER_MJ,
+            additive=field in additive,
+        )
+        for field in fields
+    }
