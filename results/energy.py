@@ -21,7 +21,8 @@ Standard uncertainty (one sigma; dP is a change of power, w the time in which it
     all           the meter's gain error times E
 
 Terms are added in quadrature, but those of changes at the edges linearly: the power changes at every phase edge, in the
-same direction, and so does the error.
+same direction, and so does the error. Elsewhere changes are taken to fall anywhere between readings, each for itself: a
+load that alternates in step with the sampler, or faster than it, errs more than stated here.
 
 A window that the meter cannot resolve has no energy but a reason: a gap in it, no reading at its edges, or less than
 `MIN_UPDATES` updates. Missing is never 0.
@@ -283,7 +284,14 @@ def _energy_at(trace: PowerTrace, curve: _Cumulative, at_s: Array) -> Array:
     if trace.kind == "power":
         slope = (trace.values[i + 1] - trace.values[i]) / (t[i + 1] - t[i])
         return curve.energy_j[i] + trace.values[i] * dt + slope * dt * dt / 2
-    return curve.energy_j[i] + curve.segment_w[i] * dt
+    before_j = curve.energy_j[i] + curve.segment_w[i] * dt
+    if trace.kind == "held":
+        return before_j
+    # A mark follows its edge, where the power changed: what flowed between the two had the power after it.
+    lag_s = t[i + 1] - at_s
+    is_marked = (lag_s < MARK_TOLERANCE_S) & (i + 1 < len(t) - 1)
+    after_w = curve.segment_w[np.minimum(i + 1, len(t) - 2)]
+    return np.where(is_marked, np.maximum(curve.energy_j[i + 1] - after_w * lag_s, curve.energy_j[i]), before_j)
 
 
 # --- whether the trace determines the energy -------------------------------------------------------------------------
@@ -368,8 +376,8 @@ def _counter_variance(trace: PowerTrace, curve: _Cumulative, edges: Array) -> fl
     i = np.clip(np.searchsorted(t, at_s, side="right") - 1, 0, len(watts) - 1)
     dt = t[i + 1] - t[i]
     f = np.clip((at_s - t[i]) / dt, 0.0, 1.0)
-    before_w, after_w = watts[np.maximum(i - 1, 0)], watts[np.minimum(i + 1, len(watts) - 1)]
-    age_j2 = (((1 - f) * before_w * within_s[i]) ** 2 + (f * watts[i] * within_s[i + 1]) ** 2) / 12
+    near_w = np.stack([watts[np.maximum(i - 1, 0)], watts[i], watts[np.minimum(i + 1, len(watts) - 1)]])
+    age_j2 = (((1 - f) * near_w[0] * within_s[i]) ** 2 + (f * watts[i] * within_s[i + 1]) ** 2) / 12
     step_j2 = trace.resolution**2 / 12
-    interpolated_j = np.abs(after_w - before_w) * dt * f * (1 - f)
+    interpolated_j = np.ptp(near_w, axis=0) * dt * f * (1 - f)
     return float((age_j2 + step_j2).sum() + interpolated_j.sum() ** 2)
