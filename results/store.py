@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
 from results.records import Cell, PowerTrace, RunData, RunInfo, Trial
 
@@ -217,7 +218,9 @@ class Store:
             ) from error
         except (OSError, sqlite3.Error) as error:
             if row_is_in:
-                path.unlink(missing_ok=True)
+                # What cannot be removed now is an orphan that the next `open` removes.
+                with contextlib.suppress(OSError):
+                    path.unlink()
             raise StoreError(
                 f"trial {trial.trial_id} could not be written to {self.directory} ({error});"
                 " finished trials are kept: make room and go on with --resume"
@@ -332,7 +335,7 @@ def _write_traces(path: Path, traces: dict[str, Sequence[PowerTrace]]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
@@ -353,15 +356,21 @@ def _read_traces(path: Path, part: str) -> tuple[PowerTrace, ...]:
     try:
         table = pq.read_table(path, page_checksum_verification=True)
         described = json.loads((table.schema.metadata or {})[b"joulebench"])
-    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        index, times_s, values = (table[name].to_numpy() for name in ("trace", "time_s", "value"))
+        return tuple(
+            _described_trace(one, times_s[index == i], values[index == i])
+            for i, one in enumerate(described)
+            if one["part"] == part
+        )
+    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
         raise StoreError(
             f"trace file {path} is damaged ({error}); its trial's figures stand, its trace is lost"
         ) from error
-    index = table["trace"].to_numpy()
-    times_s, values = table["time_s"].to_numpy(), table["value"].to_numpy()
-    own = []
-    for i, description in enumerate(described):
-        if description.pop("part") == part:
-            description["gaps_s"] = tuple((a, b) for a, b in description["gaps_s"])
-            own.append(PowerTrace(times_s=times_s[index == i], values=values[index == i], **description))
-    return tuple(own)
+
+
+def _described_trace(
+    described: dict[str, Any], times_s: NDArray[np.float64], values: NDArray[np.float64]
+) -> PowerTrace:
+    fields = {k: v for k, v in described.items() if k not in ("part", "gaps_s")}
+    gaps_s = tuple((start_s, end_s) for start_s, end_s in described["gaps_s"])
+    return PowerTrace(times_s=times_s, values=values, gaps_s=gaps_s, **fields)

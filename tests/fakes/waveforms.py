@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from results.records import PowerTrace
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,11 @@ class StepPower:
 
     def since_start_j(self, at_s: Array) -> Array:
         so_far_j = np.concatenate([[0.0], np.cumsum(np.diff(self.edges_s) * self.watts)])
-        return np.interp(at_s, self.edges_s, so_far_j)
+        return np.asarray(np.interp(at_s, self.edges_s, so_far_j))
 
 
 def counter_trace(
-    power: StepPower, times_s: Array, update_s: float = 0.0, phase_s: float = 0.0, step_j: float = 0.0, **fields: object
+    power: StepPower, times_s: Array, update_s: float = 0.0, phase_s: float = 0.0, step_j: float = 0.0, **fields: Any
 ) -> PowerTrace:
     """Reads of a counter that renews its value at phase_s + k update_s, in steps of step_j."""
     shown_s = np.floor((times_s - phase_s) / update_s) * update_s + phase_s if update_s else times_s
@@ -46,10 +47,10 @@ def counter_trace(
 
 
 def trace(
-    kind: str, times_s: Sequence[float] | Array, values: Sequence[float] | Array, interval_s: float, **fields: object
+    kind: str, times_s: Sequence[float] | Array, values: Sequence[float] | Array, interval_s: float, **fields: Any
 ) -> PowerTrace:
     methods = {"power": "integrated power", "held": "battery gauge", "counter": "counter"}
-    everything: dict[str, object] = {
+    everything: dict[str, Any] = {
         "meter": "m",
         "component": "c",
         "kind": kind,
@@ -58,4 +59,4 @@ def trace(
         "values": np.asarray(values, dtype=np.float64),
         "sample_interval_s": interval_s,
     }
-    return PowerTrace(**(everything | fields))  # type: ignore[arg-type]
+    return PowerTrace(**(everything | fields))

@@ -1,0 +1,120 @@
+"""Intervals and percentiles against scipy, closed forms and repeated draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from results.records import Summary
+from results.statistics import BOOTSTRAP_FROM, mean_interval, percentile, relative_width, summarise
+
+values_lists = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=BOOTSTRAP_FROM - 1)
+
+
+@given(values=values_lists)
+def test_interval_of_few_values_is_scipys_student_interval(values: list[float]) -> None:
+    x = np.array(values)
+    assume(np.ptp(x) > 0)  # scipy divides by the spread
+    expected = stats.ttest_1samp(x, 0.0).confidence_interval(0.95)
+    assert mean_interval(x) == pytest.approx((expected.low, expected.high), rel=1e-9, abs=1e-9)
+
+
+def test_interval_of_three_values_by_hand() -> None:
+    # mean 4, s = 2, t(0.975, 2) = 4.302653: 4 +- 4.302653 * 2 / sqrt(3).
+    summary = summarise([2.0, 4.0, 6.0])
+    assert (summary.mean, summary.median) == (4.0, 4.0)
+    assert (summary.ci_low, summary.ci_high) == pytest.approx((-0.968275, 8.968275), abs=1e-5)
+
+
+def test_student_interval_holds_the_mean_in_95_of_100_samples() -> None:
+    rng = np.random.default_rng(3)
+    covered = [low <= 10 <= high for low, high in (mean_interval(rng.normal(10, 3, 5)) for _ in range(1000))]
+    # 0.95 +- three binomial standard deviations.
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.021)
+
+
+@pytest.mark.parametrize("draw", ["normal", "lognormal"])
+def test_bootstrap_interval_of_many_values_holds_the_mean(draw: str) -> None:
+    rng = np.random.default_rng(5)
+    true_mean = 0.0 if draw == "normal" else float(np.exp(0.5 * 0.4**2))
+    samples = [rng.normal(0, 2, 40) if draw == "normal" else rng.lognormal(0, 0.4, 40) for _ in range(100)]
+    intervals = [mean_interval(x, seed=i) for i, x in enumerate(samples)]
+    # BCa covers a little less than it promises at n = 40; 0.88 is two binomial standard deviations below 0.93.
+    assert np.mean([low <= true_mean <= high for low, high in intervals]) >= 0.88
+
+
+def test_bootstrap_is_as_wide_as_students_interval_for_normal_values() -> None:
+    x = np.random.default_rng(2).normal(50, 5, 60)
+    low, high = mean_interval(x)
+    half = stats.t.ppf(0.975, 59) * x.std(ddof=1) / np.sqrt(60)
+    assert (high - low) / 2 == pytest.approx(half, rel=0.15)
+
+
+def test_bootstrap_is_the_same_for_the_same_seed() -> None:
+    x = np.random.default_rng(1).lognormal(size=30)
+    assert mean_interval(x, seed=4) == mean_interval(x, seed=4)
+    assert mean_interval(x, seed=4) != mean_interval(x, seed=5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(common=st.floats(-1e3, 1e3), other=st.floats(-1e3, 1e3), n=st.integers(BOOTSTRAP_FROM, 40))
+def test_interval_is_finite_and_holds_the_mean_for_nearly_equal_values(common: float, other: float, n: int) -> None:
+    x = np.array([common] * (n - 1) + [other])
+    low, high = mean_interval(x)
+    slack = 1e-9 * (1 + abs(common) + abs(other))
+    assert low - slack <= x.mean() <= high + slack
+
+
+def test_equal_values_have_an_interval_of_no_width() -> None:
+    for n in (5, 25):
+        summary = summarise([3.5] * n)
+        assert (summary.ci_low, summary.ci_high) == (3.5, 3.5)
+
+
+def test_one_value_has_no_interval_but_a_reason() -> None:
+    summary = summarise([3.0])
+    assert (summary.n, summary.mean, summary.median) == (1, 3.0, 3.0)
+    assert (summary.ci_low, summary.ci_high, summary.p50) == (None, None, None)
+    assert summary.reason == "n = 1: no interval from one value"
+
+
+def test_no_value_has_nothing_but_a_reason() -> None:
+    summary = summarise([], n_failed=4)
+    assert summary == Summary(n=0, n_failed=4, reason="no successful trial")
+
+
+def test_failed_trials_are_carried_not_averaged() -> None:
+    summary = summarise([1.0, 2.0, 3.0], n_failed=2)
+    assert (summary.n, summary.n_failed, summary.mean) == (3, 2, 2.0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_value_that_is_not_a_number_is_refused_not_averaged(bad: float) -> None:
+    with pytest.raises(ValueError, match="1 of 3 values are not finite"):
+        summarise([1.0, bad, 2.0])
+
+
+@pytest.mark.parametrize(("q", "enough"), [(0.5, 2), (0.90, 10), (0.95, 20), (0.99, 100)])
+def test_percentile_needs_values_beyond_it(q: float, enough: int) -> None:
+    assert percentile([float(v) for v in range(enough - 1)], q) is None
+    # Linear interpolation between order statistics: q (n - 1) for 0, 1, ..., n - 1.
+    assert percentile([float(v) for v in range(enough)], q) == pytest.approx(q * (enough - 1))
+
+
+def test_summary_gives_the_percentiles_its_size_allows() -> None:
+    twenty = summarise([float(v) for v in range(20)])
+    assert (twenty.p50, twenty.p90, twenty.p95) == pytest.approx((9.5, 17.1, 18.05))
+    assert twenty.p99 is None
+    assert (summarise([1.0] * 9).p90, summarise([1.0] * 10).p90) == (None, 1.0)
+
+
+def test_relative_width_is_half_the_interval_over_the_mean() -> None:
+    assert relative_width(Summary(n=5, mean=-20.0, ci_low=-21.0, ci_high=-19.0)) == pytest.approx(0.05)
+
+
+def test_relative_width_is_unknown_without_interval_or_around_zero() -> None:
+    assert relative_width(summarise([4.0])) is None
+    assert relative_width(Summary(n=5, mean=0.0, ci_low=-1.0, ci_high=1.0)) is None

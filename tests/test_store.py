@@ -1,0 +1,481 @@
+"""The run folder: what is committed comes back exactly, and nothing that goes wrong costs a finished trial."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from results.records import Completion, EnergyReading, Failure, PowerTrace, RunInfo, Score, Trial
+from results.store import IDLE_AFTER, IDLE_BEFORE, WINDOW, Store, StoreError, check_free_space
+from tests.fakes.waveforms import trace
+from tests.run_builders import ENVIRONMENT, cell, completion, failed, reading, trial
+
+ROOT = Path(__file__).parents[1]
+INFO = RunInfo(
+    run_id="r1",
+    name="example",
+    created_at="2026-11-21T09:00:00Z",
+    plan={"name": "example", "nested": {"limit": None, "list": [1, 2.5, "x"]}},
+    plan_hash="5f2c9b",
+    environments={"host": ENVIRONMENT},
+)
+CELLS = [cell("c2"), cell("c1")]
+POWER = trace("power", [0.0, 0.5, 1.0], [5.0, 6.0, 7.0], 0.5, gaps_s=((0.1, 0.2), (0.3, 0.4)), note="n")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def store(directory: Path) -> Iterator[Store]:
+    with Store.create(directory, INFO, CELLS) as opened:
+        yield opened
+
+
+def assert_same_trace(got: PowerTrace, expected: PowerTrace) -> None:
+    def described(one: PowerTrace) -> dict[str, Any]:
+        return {k: v for k, v in asdict(one).items() if k not in ("times_s", "values")}
+
+    assert described(got) == described(expected)
+    np.testing.assert_array_equal(got.times_s, expected.times_s)
+    np.testing.assert_array_equal(got.values, expected.values)
+
+
+def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    preamble = "import os, sys\nfrom pathlib import Path\nfrom results.store import *\nfrom tests.test_store import *\n"
+    return subprocess.run(
+        [sys.executable, "-c", preamble + textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+# --- what is written comes back --------------------------------------------------------------------------------------
+
+
+def test_run_comes_back_as_it_was_written(directory: Path, store: Store) -> None:
+    one = trial(
+        "c1",
+        energy=(reading(), EnergyReading(phase="decode", meter="m", component="c", method="missing", duration_s=1.0)),
+        scores=(Score(metric="acc", value=0.1 + 0.2, stderr=None, n=3),),
+        marks=("throttled", 'quote " and ünïcode'),
+    )
+    two = failed("c2")
+    store.add_trial(one, {WINDOW: [POWER]})
+    store.add_trial(two, {})
+    store.close()
+    with Store.view(directory) as again:
+        data = again.data()
+    assert data.info == INFO
+    assert data.cells == tuple(CELLS)
+    assert data.trials == (one, two)
+    assert_same_trace(data.load_traces(one.trial_id)[0], POWER)
+    assert data.load_traces(two.trial_id) == ()
+
+
+def test_infinite_and_undefined_figures_come_back_as_such(store: Store) -> None:
+    impossible = completion("a", token_times_s=()).model_copy(update={"loglikelihood": float("-inf")})
+    undefined = Score(metric="mcc", value=float("nan"))
+    store.add_trial(trial("c1", completions=(impossible,), scores=(undefined,)), {})
+    (got,) = store.trials()
+    assert got.completions[0].loglikelihood == float("-inf")
+    assert np.isnan(got.scores[0].value)
+
+
+numbers = st.floats(allow_nan=False)
+readings = st.lists(st.tuples(st.floats(), st.floats()), max_size=20)
+described = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["power", "counter", "held"]),
+        "meter": st.text(max_size=8),
+        "component": st.text(max_size=8),
+        "sample_interval_s": numbers,
+        "update_period_s": numbers,
+        "resolution": numbers,
+        "relative_accuracy": numbers,
+        "wrap_at_j": st.none() | numbers,
+        "additive": st.booleans(),
+        "note": st.none() | st.text(max_size=8),
+        "gaps_s": st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple),
+    }
+)
+
+
+@st.composite
+def power_traces(draw: st.DrawFn) -> PowerTrace:
+    fields: dict[str, Any] = draw(described)
+    rows = np.array(draw(readings), dtype=np.float64).reshape(-1, 2)
+    return trace(fields.pop("kind"), rows[:, 0], rows[:, 1], fields.pop("sample_interval_s"), **fields)
+
+
+@settings(max_examples=50, deadline=None)
+@given(before=st.lists(power_traces(), max_size=2), window=st.lists(power_traces(), max_size=3))
+def test_traces_round_trip_bit_by_bit_and_by_part(before: list[PowerTrace], window: list[PowerTrace]) -> None:
+    with tempfile.TemporaryDirectory() as folder, Store.create(Path(folder) / "run", INFO, CELLS) as store:
+        store.add_trial(trial("c1"), {IDLE_BEFORE: before, WINDOW: window, IDLE_AFTER: []})
+        for part, expected in ((IDLE_BEFORE, before), (WINDOW, window), (IDLE_AFTER, [])):
+            got = store.traces("c1-t0", part)
+            assert len(got) == len(expected)
+            for one, other in zip(got, expected, strict=True):
+                assert_same_trace(one, other)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    figures=st.lists(st.floats(allow_nan=False), min_size=4, max_size=4),
+    texts=st.lists(st.text(), min_size=2, max_size=2),
+    ids=st.lists(st.integers(0, 2**40), max_size=4),
+)
+def test_trials_round_trip_exactly(figures: list[float], texts: list[str], ids: list[int]) -> None:
+    one = Trial(
+        trial_id="t",
+        cell_id="c1",
+        repeat=0,
+        status="failed",
+        started_at=texts[0],
+        window_start_s=figures[0],
+        completions=(
+            Completion(
+                request_id="r",
+                sample_id=texts[1],
+                n_prompt_tokens=3,
+                start_s=figures[1],
+                prefill_end_s=figures[2],
+                end_s=figures[3],
+                token_ids=tuple(ids),
+                token_times_s=tuple(figures),
+            ),
+        ),
+        failure=Failure(kind="stable", error=texts[0], traceback=texts[1]),
+    )
+    with tempfile.TemporaryDirectory() as folder, Store.create(Path(folder) / "run", INFO, CELLS) as store:
+        store.add_trial(one, {})
+        assert store.trials() == (one,)
+
+
+def test_trials_come_in_the_order_in_which_they_finished(store: Store) -> None:
+    for cell_id, repeat in (("c2", 0), ("c1", 0), ("c2", 1), ("c1", 1)):
+        store.add_trial(trial(cell_id, repeat), {})
+    assert [t.trial_id for t in store.trials()] == ["c2-t0", "c1-t0", "c2-t1", "c1-t1"]
+    assert store.finished() == {("c1", 0), ("c1", 1), ("c2", 0), ("c2", 1)}
+
+
+# --- a finished trial is never lost ----------------------------------------------------------------------------------
+
+
+def test_same_cell_and_repeat_twice_is_refused_and_the_first_kept(directory: Path, store: Store) -> None:
+    store.add_trial(trial("c1"), {WINDOW: [POWER]})
+    second = trial("c1", trial_id="another")
+    with pytest.raises(StoreError, match=r"trial another \(cell c1, repeat 0\) .* never replaced"):
+        store.add_trial(second, {WINDOW: [POWER]})
+    assert [t.trial_id for t in store.trials()] == ["c1-t0"]
+    assert [p.name for p in (directory / "traces").iterdir()] == ["c1-t0.parquet"]
+
+
+def test_same_trial_twice_leaves_the_first_ones_trace_alone(store: Store) -> None:
+    store.add_trial(trial("c1"), {WINDOW: [POWER]})
+    with pytest.raises(StoreError):
+        store.add_trial(trial("c1"), {WINDOW: [replace(POWER, note="overwritten")]})
+    assert_same_trace(store.traces("c1-t0")[0], POWER)
+
+
+def test_trial_whose_row_is_refused_leaves_no_trace_file(directory: Path, store: Store) -> None:
+    with pytest.raises(StoreError, match="FOREIGN KEY"):
+        store.add_trial(trial("no such cell"), {WINDOW: [POWER]})
+    assert list((directory / "traces").iterdir()) == []
+    assert store.trials() == ()
+
+
+def test_trace_that_cannot_be_written_leaves_no_row(directory: Path, store: Store) -> None:
+    store.add_trial(trial("c1", 0), {WINDOW: [POWER]})
+    # A folder where the file shall go: the rename fails, as it would on a broken disk.
+    (directory / "traces" / "c1-t1.parquet").mkdir()
+    with pytest.raises(StoreError, match="finished trials are kept"):
+        store.add_trial(trial("c1", 1), {WINDOW: [POWER]})
+    assert [t.repeat for t in store.trials()] == [0]
+    assert not (directory / "traces" / "c1-t1.tmp").exists()
+    (directory / "traces" / "c1-t1.parquet").rmdir()
+    store.add_trial(trial("c1", 1), {WINDOW: [POWER]})
+    assert len(store.trials()) == 2
+
+
+def test_what_a_killed_process_left_half_written_is_removed_and_the_finished_kept(directory: Path) -> None:
+    with Store.create(directory, INFO, CELLS) as store:
+        store.add_trial(trial("c1"), {WINDOW: [POWER]})
+    traces = directory / "traces"
+    (traces / "half.tmp").write_bytes(b"PAR1 half")
+    (traces / "orphan.parquet").write_bytes((traces / "c1-t0.parquet").read_bytes())
+    with Store.open(directory) as store:
+        assert sorted(p.name for p in traces.iterdir()) == ["c1-t0.parquet"]
+        assert_same_trace(store.traces("c1-t0")[0], POWER)
+
+
+def test_process_killed_between_trace_and_row_costs_that_trial_only(directory: Path) -> None:
+    died = in_new_process(
+        """
+        import results.store
+        def die(path, traces):
+            written(path, traces)
+            os._exit(9)
+        with Store.create(Path(sys.argv[1]), INFO, CELLS) as store:
+            store.add_trial(trial("c1", 0), {WINDOW: [POWER]})
+            written, results.store._write_traces = results.store._write_traces, die
+            store.add_trial(trial("c1", 1), {WINDOW: [POWER]})
+        """,
+        str(directory),
+    )
+    assert died.returncode == 9, died.stderr
+    assert (directory / "traces" / "c1-t1.parquet").exists()
+    with Store.open(directory) as store:
+        assert [t.repeat for t in store.trials()] == [0]
+        assert [p.name for p in (directory / "traces").iterdir()] == ["c1-t0.parquet"]
+        store.add_trial(trial("c1", 1), {WINDOW: [POWER]})
+
+
+FULL_DISK = """
+    import resource, signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write over the limit fails with EFBIG
+    store = Store.create(Path(sys.argv[1]), INFO, CELLS)
+    store.add_trial(trial("c1", 0), {WINDOW: [POWER]})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+    noise = np.random.default_rng(0).random(100_000)
+    big = replace(POWER, times_s=noise, values=noise)
+    try:
+        store.add_trial(trial("c1", 1, scores=[Score(metric="x" * 300_000, value=0)]), {WINDOW: [big]})
+    except StoreError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    store.add_trial(trial("c1", 2), {WINDOW: [POWER]})
+    store.close()
+"""
+
+
+@pytest.mark.parametrize(("limit", "what_fills_up"), [(900_000, "trace"), (150_000, "database")])
+def test_full_disk_keeps_earlier_trials_and_the_store_goes_on(directory: Path, limit: int, what_fills_up: str) -> None:
+    ended = in_new_process(FULL_DISK, str(directory), str(limit))
+    assert ended.returncode == 0, ended.stderr
+    assert "trial c1-t1 could not be written" in ended.stdout
+    assert "finished trials are kept: make room and go on with --resume" in ended.stdout
+    with Store.open(directory) as store:
+        assert [t.repeat for t in store.trials()] == [0, 2]
+        assert sorted(p.name for p in (directory / "traces").iterdir()) == ["c1-t0.parquet", "c1-t2.parquet"]
+        assert_same_trace(store.traces("c1-t0")[0], POWER)
+
+
+def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    volume = tmp_path / "small"
+    volume.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(volume)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("a small file system cannot be mounted here (needs root)")
+    try:
+        with pytest.raises(StoreError, match=r"only 1 MB are free .* 67 MB are needed; make room"):
+            Store.create(volume / "run", INFO, CELLS)
+        assert list(volume.iterdir()) == []
+        with pytest.raises(StoreError, match="MB are needed"):
+            check_free_space(volume / "not" / "yet" / "there")
+    finally:
+        subprocess.run(["umount", str(volume)], check=True)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "text"])
+def test_damaged_trace_is_named_and_its_trial_stays_readable(directory: Path, damage: str) -> None:
+    noise = np.random.default_rng(0).random(1000)
+    with Store.create(directory, INFO, CELLS) as store:
+        store.add_trial(trial("c1", 0), {WINDOW: [replace(POWER, times_s=noise, values=noise)]})
+        store.add_trial(trial("c1", 1), {WINDOW: [POWER]})
+    path = directory / "traces" / "c1-t0.parquet"
+    content = path.read_bytes()
+    middle = len(content) // 2
+    # One flipped bit of one reading: only a checksum can tell.
+    flipped = content[:middle] + bytes([content[middle] ^ 0x10]) + content[middle + 1 :]
+    damaged = {"truncated": content[:middle], "flipped": flipped, "empty": b"", "text": b"x"}
+    path.write_bytes(damaged[damage])
+    with Store.open(directory) as store:
+        with pytest.raises(StoreError, match=r"c1-t0\.parquet is damaged .* figures stand"):
+            store.traces("c1-t0")
+        assert len(store.trials()) == 2
+        assert_same_trace(store.traces("c1-t1")[0], POWER)
+
+
+def test_trace_file_of_somebody_else_is_damaged_too(directory: Path, store: Store) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    store.add_trial(trial("c1"), {WINDOW: [POWER]})
+    path = directory / "traces" / "c1-t0.parquet"
+    for metadata in ({}, {"joulebench": "not json"}, {"joulebench": json.dumps([{"part": WINDOW}])}):
+        pq.write_table(pa.table({"a": [1]}).replace_schema_metadata(metadata), path)
+        with pytest.raises(StoreError, match="is damaged"):
+            store.traces("c1-t0")
+
+
+def test_damaged_database_is_an_error_that_names_it(directory: Path) -> None:
+    Store.create(directory, INFO, CELLS).close()
+    (directory / "run.sqlite").write_bytes(b"this is no database" * 100)
+    with pytest.raises(StoreError, match=r"run\.sqlite cannot be used .*damaged"):
+        Store.open(directory)
+    with pytest.raises(StoreError, match="cannot create the run folder"):
+        Store.create(directory, INFO, CELLS)
+
+
+# --- schema ----------------------------------------------------------------------------------------------------------
+
+
+def write_schema_1(directory: Path, trials: list[Trial]) -> None:
+    """A run folder as the first version wrote it, spelled out: the store's own text may change."""
+    (directory / "traces").mkdir(parents=True)
+    db = sqlite3.connect(directory / "run.sqlite")
+    db.executescript(
+        """
+        CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+        CREATE TABLE run (run_id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT;
+        CREATE TABLE cell (cell_id TEXT PRIMARY KEY, position INTEGER NOT NULL UNIQUE, record TEXT NOT NULL) STRICT;
+        CREATE TABLE trial (trial_id TEXT PRIMARY KEY, cell_id TEXT NOT NULL REFERENCES cell (cell_id),
+            repeat INTEGER NOT NULL, status TEXT NOT NULL CHECK (status IN ('ok', 'failed')),
+            record TEXT NOT NULL) STRICT;
+        CREATE UNIQUE INDEX trial_once ON trial (cell_id, repeat);
+        INSERT INTO meta VALUES ('schema_version', '1');
+        """
+    )
+    db.execute("INSERT INTO run VALUES (?, ?)", (INFO.run_id, INFO.model_dump_json()))
+    for i, one in enumerate(CELLS):
+        db.execute("INSERT INTO cell VALUES (?, ?, ?)", (one.cell_id, i, one.model_dump_json()))
+    for t in trials:
+        row = (t.trial_id, t.cell_id, t.repeat, t.status, t.model_dump_json())
+        db.execute("INSERT INTO trial VALUES (?, ?, ?, ?, ?)", row)
+    db.commit()
+    db.close()
+
+
+def schema_version(directory: Path) -> str:
+    with sqlite3.connect(directory / "run.sqlite") as db:
+        return str(db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0])
+
+
+@pytest.mark.parametrize("opened", [Store.open, Store.view])
+def test_run_of_schema_1_is_brought_up_to_date_with_its_trials_in_order(directory: Path, opened: Any) -> None:
+    old = [trial("c2", 0), trial("c1", 0), failed("c2", 1)]
+    write_schema_1(directory, old)
+    with opened(directory) as store:
+        assert store.trials() == tuple(old)
+        assert store.info() == INFO
+    assert schema_version(directory) == "2"
+    with Store.open(directory) as store:
+        store.add_trial(trial("c1", 1), {})
+        assert [t.trial_id for t in store.trials()] == ["c2-t0", "c1-t0", "c2-t1", "c1-t1"]
+
+
+def test_run_of_a_newer_joulebench_is_refused_and_left_as_it_is(directory: Path) -> None:
+    Store.create(directory, INFO, CELLS).close()
+    with sqlite3.connect(directory / "run.sqlite") as db:
+        db.execute("UPDATE meta SET value = '7' WHERE key = 'schema_version'")
+    for opened in (Store.open, Store.view):
+        with pytest.raises(StoreError, match=r"newer joulebench \(schema 7, this one reads 2\); update joulebench"):
+            opened(directory)
+    assert schema_version(directory) == "7"
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def test_second_process_is_refused_while_the_first_runs_but_may_look(directory: Path, store: Store) -> None:
+    store.add_trial(trial("c1"), {WINDOW: [POWER]})
+    other = in_new_process(
+        """
+        for opened in (Store.open, lambda d: Store.create(d, INFO, CELLS)):
+            try:
+                opened(Path(sys.argv[1]))
+            except StoreError as error:
+                print(error)
+        with Store.view(Path(sys.argv[1])) as seen:
+            print(len(seen.trials()), len(seen.traces("c1-t0")))
+        """,
+        str(directory),
+    )
+    assert other.returncode == 0, other.stderr
+    refused_open, refused_create, seen = other.stdout.splitlines()
+    assert "is in use by another joulebench process" in refused_open
+    assert "is in use by another joulebench process" in refused_create
+    assert seen == "1 1"
+    store.add_trial(trial("c1", 1), {})
+    assert len(store.trials()) == 2
+
+
+def test_looking_does_not_stop_the_run_from_going_on(directory: Path, store: Store) -> None:
+    store.add_trial(trial("c1", 0), {})
+    with Store.view(directory) as seen:
+        assert len(seen.trials()) == 1
+        store.add_trial(trial("c1", 1), {})
+        assert len(seen.trials()) == 2
+
+
+def test_folder_with_other_files_is_refused_and_untouched(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "thesis.tex").write_text("years of work")
+    with pytest.raises(StoreError, match=r"holds other files \(thesis\.tex\)"):
+        Store.create(directory, INFO, CELLS)
+    assert [p.name for p in directory.iterdir()] == ["thesis.tex"]
+
+
+def test_folder_that_holds_a_run_is_not_started_again(directory: Path) -> None:
+    with Store.create(directory, INFO, CELLS) as store:
+        store.add_trial(trial("c1"), {})
+    with pytest.raises(StoreError, match="already holds a run; go on with --resume"):
+        Store.create(directory, INFO, CELLS)
+    with Store.open(directory) as store:
+        assert len(store.trials()) == 1
+
+
+def test_run_that_cannot_be_created_leaves_nothing_and_no_lock(directory: Path) -> None:
+    twice = [cell("c1"), cell("c1")]
+    with pytest.raises(StoreError, match="cannot create the run folder"):
+        Store.create(directory, INFO, twice)
+    assert not directory.exists()
+    directory.mkdir()
+    with pytest.raises(StoreError, match="cannot create the run folder"):
+        Store.create(directory, INFO, twice)
+    assert list(directory.iterdir()) == []
+    Store.create(directory, INFO, CELLS).close()
+
+
+def test_folder_of_a_process_killed_while_creating_it_is_usable(directory: Path) -> None:
+    directory.mkdir()
+    died = in_new_process("store = Store._connect(Path(sys.argv[1]))\nos._exit(9)", str(directory))
+    assert died.returncode == 9, died.stderr
+    assert (directory / "run.sqlite").exists()
+    assert not Store.holds_run(directory)
+    with pytest.raises(StoreError, match="holds no run"):
+        Store.view(directory)
+    with Store.create(directory, INFO, CELLS) as store:
+        assert store.info() == INFO
+
+
+def test_folder_without_a_run_says_what_to_give(tmp_path: Path) -> None:
+    for opened in (Store.open, Store.view):
+        with pytest.raises(StoreError, match=r"holds no run.*give the folder that `joulebench run` wrote"):
+            opened(tmp_path)
+    assert list(tmp_path.iterdir()) == []
