@@ -1,4 +1,7 @@
-"""How long a run may take, before it runs. An estimate: token counts are exact, speeds are guessed from a probe."""
+"""How long a run may take, before it runs. An estimate: speeds are guessed from a probe.
+
+Prefill tokens are exact; decode tokens are the most that may be generated, as a stop may come sooner.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from engines.model_config import ModelConfig
 from harness.plan import CellPlan, Plan
 from harness.runner import rule_of
 from harness.workbench import Workbench
+from results.records import Request
 
 PROBE_SIZE = 1024
 EFFICIENCY = 0.3
@@ -28,7 +32,7 @@ class CellEstimate(NamedTuple):
 
 
 def estimate(plan: Plan, workbench: Workbench) -> list[CellEstimate]:
-    """For each cell: exact counts, and seconds from a matrix-product probe of this machine."""
+    """For each cell: counts of tokens, and seconds from a matrix-product probe of this machine."""
     flop_per_s = _probe_flop_per_s()
     return [_estimate_cell(plan, c, workbench.facts(c.model.source), workbench, flop_per_s) for c in plan.cells]
 
@@ -37,9 +41,9 @@ def _estimate_cell(
     plan: Plan, cell_plan: CellPlan, facts: CheckpointFacts, workbench: Workbench, flop_per_s: float
 ) -> CellEstimate:
     requests = workbench.workload(cell_plan).requests(facts.tokenizer, facts.config.max_length)
-    prefill = sum(len(r.prompt_ids) + len(r.continuation_ids) for r in requests)
+    prefill = sum(map(prefill_tokens, requests))
     decode = sum(max(0, r.max_new_tokens - 1) for r in requests)
-    chunks = sum(-(-len(r.prompt_ids) // cell_plan.engine.prefill_chunk) for r in requests)
+    chunks = sum(-(-prefill_tokens(r) // cell_plan.engine.prefill_chunk) for r in requests)
     arithmetic_s = 2.0 * active_parameters(facts.config) * (prefill + decode) / (EFFICIENCY * flop_per_s)
     calls_s = LAYER_CALL_S * facts.config.n_layers * (chunks + decode)
     n_trials = rule_of(plan, cell_plan).max_repeats
@@ -48,6 +52,11 @@ def _estimate_cell(
     waiting_s = 0.0 if cell_plan.is_modelled else 2 * protocol.idle_s + protocol.cooldown_s
     seconds = n_trials * (waiting_s + (arithmetic_s + calls_s) * (1 + warmup_share))
     return CellEstimate(cell_plan, n_trials, len(requests), prefill, decode, seconds)
+
+
+def prefill_tokens(request: Request) -> int:
+    """A log-likelihood's last token is predicted and never pushed."""
+    return len(request.prompt_ids) + max(0, len(request.continuation_ids) - 1)
 
 
 def active_parameters(config: ModelConfig) -> int:

@@ -239,7 +239,8 @@ def build_plan(raw: dict[str, Any], data_root: Path | None = None) -> Plan:
                 problems += told(entry.path, error, adapters[section])
     protocol = Protocol()
     try:
-        protocol = _validated(Protocol, raw.get("protocol", {}))
+        given = raw.get("protocol", {})
+        protocol = _validated(Protocol, given if isinstance(given, dict) else {})
     except ValidationError as error:
         problems += told("protocol", error, Protocol)
     problems += [*not_finite(raw, ""), *_reference_problems(parsed)]

@@ -49,7 +49,9 @@ class DeviceNotReadyError(Exception):
 def open_run(plan: Plan, directory: Path, resume: bool, workbench: Workbench) -> Store:
     """A new run folder, or with `resume` the one that is there. Raises `StoreError`, `DeviceNotReadyError`."""
     environments = _environments(plan, workbench)
-    if resume and Store.holds_run(directory):
+    if Store.holds_run(directory):
+        if not resume:
+            raise StoreError(f"{directory} already holds a run; go on with --resume or name another folder with --out")
         store = Store.open(directory)
         try:
             _check_same(store.info(), plan, environments, directory)

@@ -1,0 +1,67 @@
+"""Builders of small plans, as the TOML parser would give them, and a writer of TOML."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MODEL = "bundled:tiny-qwen3-moe"
+Raw = dict[str, Any]
+
+DROPLESS: Raw = {"name": "dropless", "technique": {"name": "dropless"}}
+TIERS: Raw = {"name": "tiers", "technique": {"name": "capacity_tiers", "multiples": [4, 2, 1]}}
+NPUMOE: Raw = {"name": "npumoe", "technique": {"name": "capacity_tiers"}, "placement": "npumoe"}
+BOOLQ: Raw = {"name": "boolq", "limit": 2, "num_fewshot": 0}
+SHAREGPT: Raw = {"name": "sharegpt", "limit": 1, "max_turns": 1, "max_new_tokens": 8}
+HOST: Raw = {"name": "host", "meters": ["modelled"]}
+M2_ULTRA: Raw = {"name": "model:m2-ultra"}
+FAST: Raw = {"warmup": 0, "repeats": 1, "idle_s": 0, "sample_interval_s": 0.01}
+
+
+def raw_plan(**changes: Any) -> Raw:
+    """One arm, one workload, the host; each section may be replaced."""
+    plan: Raw = {
+        "schema": 1,
+        "name": "small",
+        "model": {"source": MODEL},
+        "engine": [DROPLESS],
+        "workload": [BOOLQ],
+        "device": [HOST],
+        "protocol": FAST,
+    }
+    return json.loads(json.dumps(plan | changes))  # type: ignore[no-any-return]
+
+
+def two_device_plan() -> Raw:
+    """Dropless and tiers on the host, tiers placed on the modelled device; idle baselines; two repeats."""
+    return raw_plan(
+        name="two devices",
+        engine=[DROPLESS, TIERS, NPUMOE],
+        workload=[BOOLQ, SHAREGPT],
+        device=[HOST, M2_ULTRA],
+        protocol=FAST | {"warmup": 1, "repeats": 2, "idle_s": 0.05},
+    )
+
+
+def toml_text(raw: Raw) -> str:
+    """A plan as TOML, every section inline."""
+    return "".join(f"{_key(key)} = {_toml(value)}\n" for key, value in raw.items())
+
+
+def write_plan(path: Path, raw: Raw) -> Path:
+    path.write_text(toml_text(raw), encoding="utf-8")
+    return path
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    # A JSON string, number or boolean is one of TOML too.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _key(key: str) -> str:
+    return json.dumps(key, ensure_ascii=False)

@@ -1,0 +1,375 @@
+"""The command line as a user meets it: real processes, exit codes, one line a problem, nothing written in vain."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import app
+from results.store import FREE_BYTES_NEEDED, Store
+from tests.command import EXECUTABLE, environment, joulebench, start
+from tests.conftest import FinishedRun
+from tests.fakes.random_models import copy_bundled
+from tests.plans import BOOLQ, FAST, MODEL, raw_plan, write_plan
+
+HELP_S = 0.6
+"""Twice what is promised, for a loaded machine."""
+
+
+def assert_refused(code: int, stderr: str, expected: list[str], expected_code: int = 2) -> None:
+    """One line for each expected problem, and nothing else."""
+    assert "Traceback" not in stderr
+    lines = stderr.splitlines()
+    assert code == expected_code, stderr
+    assert len(lines) == len(expected), stderr
+    for line, part in zip(lines, expected, strict=True):
+        assert line.startswith("error: ")
+        assert part in line
+
+
+# --- start-up --------------------------------------------------------------------------------------------------------
+
+
+def test_help_is_quick() -> None:
+    took_s = []
+    for _ in range(5):
+        started_s = time.perf_counter()
+        subprocess.run([EXECUTABLE, "--help"], check=True, capture_output=True)
+        took_s.append(time.perf_counter() - started_s)
+    assert min(took_s) < HELP_S
+
+
+def test_the_command_line_imports_nothing_heavy() -> None:
+    code = "import sys, harness.cli; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    heavy = {"torch", "numpy", "pandas", "pydantic", "lm_eval", "zeus", "transformers", "rich.table", "pyarrow"}
+    assert heavy & set(loaded) == set()
+
+
+# --- rejections ------------------------------------------------------------------------------------------------------
+
+
+def test_a_bad_plan_is_refused_with_a_line_a_problem(tmp_path: Path) -> None:
+    plan = write_plan(
+        tmp_path / "plan.toml",
+        raw_plan(
+            engine=[{"name": "a", "technique": {"name": "droples"}}],
+            workload=[BOOLQ | {"limt": 1}],
+            protocol=FAST | {"repeats": -1},
+        ),
+    )
+    done = joulebench("run", str(plan), "--out", str(tmp_path / "run"))
+    assert_refused(
+        done.code,
+        done.stderr,
+        [
+            "engine[0].technique.name: unknown name 'droples'; did you mean dropless?",
+            "workload[0].limt: unknown key, found 1; did you mean limit?",
+            "protocol.repeats: must be greater than or equal to 1, found -1",
+        ],
+    )
+    assert done.stdout == ""
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.toml"]
+
+
+def test_what_is_not_toml_is_refused(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text("[model\n", encoding="utf-8")
+    done = joulebench("run", str(plan), "--out", str(tmp_path / "run"))
+    assert_refused(done.code, done.stderr, [f"{plan}: not TOML"])
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.toml"]
+
+
+def test_checkpoints_that_cannot_be_trusted_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    pickled = copy_bundled(tmp_path / "pickled")
+    (pickled / "model.safetensors").unlink()
+    (pickled / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    mismatched = copy_bundled(tmp_path / "mismatched")
+    tokenizer = json.loads((mismatched / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary |= {f"more{i}": len(vocabulary) + i for i in range(3000)}
+    (mismatched / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    folders = [str(tmp_path / "absent"), str(pickled), str(mismatched)]
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(sweep={"model.source": folders}))
+    before = sorted(tmp_path.rglob("*"))
+    done = joulebench("run", str(plan), "--out", str(tmp_path / "run"))
+    assert_refused(
+        done.code,
+        done.stderr,
+        [
+            f"model.source: {folders[0]}: no folder",
+            f"model.source: {folders[1]}: only pytorch_model.bin; pickle checkpoints are never loaded",
+            f"{folders[2]}/tokenizer.json: tokenizer does not match the model",
+        ],
+    )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_folder_of_another_plan_is_refused(finished_run: FinishedRun) -> None:
+    arguments = ("run", str(finished_run.plan), "--out", str(finished_run.directory))
+    before = _contents(finished_run.directory)
+    again = joulebench(*arguments)
+    assert_refused(again.code, again.stderr, ["already holds a run; go on with --resume or name another folder"])
+    other = joulebench(*arguments, "--resume", "--set", "protocol.repeats=9")
+    assert_refused(other.code, other.stderr, ["holds a run of another plan"])
+    assert _contents(finished_run.directory) == before
+
+
+def _contents(run: Path) -> dict[Path, int]:
+    """When each file was written; SQLite's own side files come and go as it is read."""
+    return {p: p.stat().st_mtime_ns for p in run.rglob("*.*") if p.suffix not in (".sqlite-wal", ".sqlite-shm")}
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path / "plan.toml", raw_plan())
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("precious", encoding="utf-8")
+    done = joulebench("run", str(plan), "--out", str(out))
+    assert_refused(done.code, done.stderr, ["holds other files (thesis.tex); name an empty or new folder"])
+    assert [p.name for p in out.iterdir()] == ["thesis.tex"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with less room than a run needs."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    size = f"size={FREE_BYTES_NEEDED // 2}"
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", size, "none", folder], check=False).returncode:
+        pytest.skip("cannot mount a small tmpfs here (needs root on Linux)")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_is_refused(tmp_path: Path, small_disk: Path) -> None:
+    plan = write_plan(tmp_path / "plan.toml", raw_plan())
+    done = joulebench("run", str(plan), "--out", str(small_disk / "run"))
+    assert_refused(done.code, done.stderr, ["MB are free on the disk of"])
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.skipif(Path("/sys/class/powercap/intel-rapl:0").exists(), reason="this machine has RAPL")
+def test_a_meter_that_is_not_there_is_device_not_ready(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(device=[{"name": "host", "meters": ["rapl"]}]))
+    done = joulebench("run", str(plan), "--out", str(tmp_path / "run"))
+    assert_refused(done.code, done.stderr, ["RAPL: no intel-rapl zone"], expected_code=4)
+    assert not (tmp_path / "run").exists()
+
+
+# --- failing and interrupted runs ------------------------------------------------------------------------------------
+
+
+def test_failed_trials_are_told_by_the_exit_code_and_stand_in_the_tables(tmp_path: Path) -> None:
+    # An embedding that claims to be the head's and is not: only loading the weights tells.
+    damaged = copy_bundled(tmp_path / "damaged")
+    _give_a_head_of_its_own(damaged)
+    write_plan(tmp_path / "plan.toml", raw_plan(sweep={"model.source": [MODEL, str(damaged)]}))
+    done = joulebench("run", "plan.toml", cwd=tmp_path)
+    assert_refused(done.code, done.stderr, ["1 of 2 trials failed"], expected_code=5)
+    run = tmp_path / "runs" / "small"  # the plan's name, where no --out is given
+    trials = pd.read_csv(run / "trials.csv")
+    assert set(trials["status"]) == {"ok", "failed"}
+    (failed,) = trials[trials["status"] == "failed"].to_dict("records")
+    assert "lm_head" in failed["failure"]
+    assert failed["model"].startswith(f"{damaged}[source=")
+    assert (run / "report.html").is_file()
+
+
+def _give_a_head_of_its_own(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_ctrl_c_keeps_finished_trials_and_resume_completes(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST | {"repeats": 12, "idle_s": 0.02}))
+    arguments = ("run", str(plan), "--out", str(tmp_path / "run"))
+    log = tmp_path / "log"
+    with log.open("w", encoding="utf-8") as output:
+        process = start(*arguments, output=output)
+        _wait_for_trials(process, tmp_path / "run", 3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    text = log.read_text(encoding="utf-8")
+    assert "Traceback" not in text
+    assert text.splitlines()[-1] == "error: interrupted; finished trials are kept, go on with --resume"
+    with Store.view(tmp_path / "run") as store:
+        kept = store.trials()
+    assert 3 <= len(kept) < 12
+    done = joulebench(*arguments, "--resume")
+    assert done.code == 0, done.stderr
+    assert f"resuming: {len(kept)} of 12 trials are there" in done.stdout
+    with Store.view(tmp_path / "run") as store:
+        trials = store.trials()
+    assert trials[: len(kept)] == kept
+    assert [t.repeat for t in trials] == list(range(12))
+
+
+def _wait_for_trials(process: subprocess.Popen[str], run: Path, n: int) -> None:
+    while len(list((run / "traces").glob("*.parquet"))) < n:
+        assert process.poll() is None, "it ended before the signal"
+        time.sleep(0.005)
+
+
+# --- a finished run --------------------------------------------------------------------------------------------------
+
+TABLES = ("latency", "energy", "accuracy", "trials", "summary")
+
+
+def read(run: FinishedRun, name: str) -> pd.DataFrame:
+    return pd.read_csv(run.directory / f"{name}.csv")
+
+
+def test_a_run_writes_its_tables_and_its_report(finished_run: FinishedRun) -> None:
+    written = {p.name for p in finished_run.directory.iterdir() if p.suffix in (".csv", ".html")}
+    assert written == {*(f"{name}.csv" for name in TABLES), "report.html"}
+    listed = finished_run.process.stdout.splitlines()[-6:]
+    assert [Path(line) for line in listed] == [
+        finished_run.directory / name for name in (*(f"{t}.csv" for t in TABLES), "report.html")
+    ]
+    assert finished_run.process.stderr == ""
+
+
+def test_progress_is_a_line_a_trial_where_there_is_no_terminal(finished_run: FinishedRun) -> None:
+    lines = [line for line in finished_run.process.stdout.splitlines() if line.startswith("[") and "/10]" in line]
+    assert [line.split("]")[0] for line in lines] == [f"[{i}/10" for i in range(1, 11)]
+
+
+def test_tidy_tables_have_the_columns_that_are_documented(finished_run: FinishedRun) -> None:
+    documented = [
+        "run_id", "cell", "device", "engine", "technique", "model", "workload", "phase", "metric", "unit", "method",
+        "meter", "n", "n_failed", "mean", "median", "p90", "p99", "ci_low", "ci_high", "reason",
+    ]  # fmt: skip
+    for name in ("latency", "energy", "accuracy"):
+        assert list(read(finished_run, name).columns) == documented
+
+
+def test_no_row_mixes_methods_and_modelled_is_said(finished_run: FinishedRun) -> None:
+    single = {"counter", "integrated power", "modelled", "measured", "missing"}
+    for name in ("latency", "energy", "accuracy"):
+        table = read(finished_run, name)
+        assert set(table["method"]) <= single
+        assert table.groupby(["cell", "metric", "phase", "meter", "method"], dropna=False).size().max() == 1
+        missing = table["method"] == "missing"
+        assert table.loc[missing, "mean"].isna().all()
+        assert table.loc[missing, "reason"].notna().all()
+        assert table.loc[~missing, "mean"].notna().all()
+    latency, energy = read(finished_run, "latency"), read(finished_run, "energy")
+    on_model = latency["device"] == "model:m2-ultra"
+    assert set(latency.loc[on_model, "method"]) <= {"modelled", "missing"}
+    assert set(latency.loc[~on_model, "method"]) <= {"measured", "missing"}
+    assert set(energy["method"]) <= {"modelled", "missing"}  # both meters of this plan are models
+    trials = read(finished_run, "trials")
+    assert set(trials.loc[trials["device"] == "model:m2-ultra", "time_method"]) == {"modelled"}
+    assert set(trials.loc[trials["device"] == "host", "time_method"]) == {"measured"}
+
+
+def test_a_modelled_cell_has_one_trial_and_no_interval(finished_run: FinishedRun) -> None:
+    summary = read(finished_run, "summary").set_index("device")
+    assert set(summary.loc["model:m2-ultra", "n"]) == {1}
+    assert set(summary.loc["host", "n"]) == {2}
+    assert summary.loc["model:m2-ultra", "e2e_ms_low"].isna().all()
+    assert summary.loc["host", "e2e_ms_low"].notna().all()
+
+
+def test_sample_ids_join_the_same_sample_over_arms(finished_run: FinishedRun) -> None:
+    trials = read(finished_run, "trials")
+    for _, own in trials.groupby("workload"):
+        of_arm = [set(arm["sample_id"]) for _, arm in own.groupby(["engine", "device"])]
+        assert len(of_arm) == 3
+        assert all(ids == of_arm[0] for ids in of_arm)
+        # The same sample is the same prompt in every arm.
+        assert (own.groupby("request_id")["prompt_tokens"].nunique() == 1).all()
+    scored = trials[trials["workload"].str.startswith("boolq")]
+    assert scored["score_acc"].notna().all()
+    assert trials.loc[trials["workload"].str.startswith("sharegpt"), "score_acc"].isna().all()
+
+
+def test_report_writes_the_same_files_again(finished_run: FinishedRun) -> None:
+    before = {name: (finished_run.directory / f"{name}.csv").read_bytes() for name in TABLES}
+    done = joulebench("report", str(finished_run.directory), "--json")
+    assert done.code == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["files"]) == 6
+    assert len(told["summary"]) == 6
+    assert {name: (finished_run.directory / f"{name}.csv").read_bytes() for name in TABLES} == before
+
+
+# --- the other commands ----------------------------------------------------------------------------------------------
+
+
+def test_dry_run_counts_exactly_and_writes_nothing(tmp_path: Path, finished_run: FinishedRun) -> None:
+    done = joulebench("run", str(finished_run.plan), "--dry-run", "--json", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+    rows = {(r["engine"], r["workload"]): r for r in json.loads(done.stdout)}
+    with Store.view(finished_run.directory) as store:
+        data = store.data()
+    cells = {c.cell_id: c for c in data.cells}
+    assert len(rows) == len(cells) == 6
+    for trial in data.trials:
+        row = rows[cells[trial.cell_id].engine, cells[trial.cell_id].workload]
+        assert row["requests"] == len(trial.completions)
+        assert row["prefill_tokens"] == trial.prefill_tokens
+        assert row["trials"] == (1 if trial.time_method == "modelled" else 2)
+        assert trial.decode_tokens <= row["decode_tokens"]
+
+
+def test_a_good_plan_is_told_so(finished_run: FinishedRun) -> None:
+    check = joulebench("plan", "check", str(finished_run.plan))
+    assert (check.code, check.stdout, check.stderr) == (0, f"{finished_run.plan}: ok, 6 cells\n", "")
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("techniques", {"oracle", "dropless", "capacity_tiers"}),
+        ("workloads", {"hellaswag", "boolq", "ruler_niah_single_2", "ruler_niah_multikey_1", "sharegpt"}),
+        ("devices", {"host", "model:m2-ultra"}),
+        ("meters", {"nvml", "rapl", "zeus", "modelled", "replay"}),
+    ],
+)
+def test_list_names_what_a_plan_can_name(what: str, names: set[str]) -> None:
+    from harness.inventory import catalog_rows
+
+    assert {row["name"] for row in catalog_rows(what)} >= names
+
+
+def test_an_unknown_list_is_refused() -> None:
+    done = CliRunner().invoke(app, ["list", "nope"])
+    assert_refused(done.exit_code, done.stderr, ["list nope: no such list; take one of engines, techniques"])
+
+
+def test_report_of_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    done = joulebench("report", str(tmp_path))
+    assert_refused(done.code, done.stderr, ["holds no run"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_devices_says_of_every_meter_whether_it_is_ready() -> None:
+    done = joulebench("devices", "--json")
+    rows = {(r["device"], r["meter"]): r for r in json.loads(done.stdout)}
+    assert rows["host", "modelled"]["ready"] is True
+    assert {m for d, m in rows if d == "host"} == {"nvml", "rapl", "zeus", "modelled"}
+    assert all(r["remark"] for r in rows.values() if not r["ready"])
+    assert done.stderr == ""
+
+
+def test_the_environment_of_these_tests_has_no_data_folder() -> None:
+    assert "JOULEBENCH_DATA" not in environment()
+    assert environment()["PATH"] == os.environ["PATH"]

@@ -1,0 +1,405 @@
+"""A plan is checked as a whole, and what is wrong is said with its place, its value and a remedy."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from harness.catalog import TECHNIQUES, WORKLOADS
+from harness.cli import app
+from harness.plan import (
+    DeviceSpec,
+    EngineSpec,
+    ModelSpec,
+    Plan,
+    PlanError,
+    PlanFile,
+    Protocol,
+    StopSpec,
+    build_plan,
+    load_plan,
+)
+from tests.plans import BOOLQ, DROPLESS, FAST, HOST, M2_ULTRA, MODEL, NPUMOE, SHAREGPT, TIERS, raw_plan, write_plan
+
+ROOT = Path(__file__).parents[1]
+DEMO = ROOT / "plans" / "demo.toml"
+
+
+def problems(raw: Any) -> list[str]:
+    with pytest.raises(PlanError) as caught:
+        build_plan(raw)
+    return list(caught.value.problems)
+
+
+# --- what is wrong, in words -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # unknown keys, at every depth
+        ({"modle": 3}, ["modle: unknown key", "model"]),
+        ({"model": {"source": MODEL, "dtyp": "float32"}}, ["model.dtyp: unknown key", "'float32'", "dtype"]),
+        ({"engine": [DROPLESS | {"prefil_chunk": 64}]}, ["engine[0].prefil_chunk", "64", "mean prefill_chunk"]),
+        (
+            {"engine": [DROPLESS, {"name": "b", "technique": {"name": "capacity_tiers", "multiple": [1]}}]},
+            ["engine[1].technique.multiple: unknown key", "[1]", "mean multiples"],
+        ),
+        ({"workload": [BOOLQ | {"limt": 2}]}, ["workload[0].limt: unknown key", "2", "mean limit"]),
+        ({"device": [HOST | {"meter": "rapl"}]}, ["device[0].meter: unknown key", "'rapl'", "mean meters"]),
+        ({"protocol": {"repeat": 3}}, ["protocol.repeat: unknown key", "3", "mean repeats"]),
+        ({"protocol": {"stop": {"min_repeat": 3}}}, ["protocol.stop.min_repeat", "3", "mean min_repeats"]),
+        ({"protocol": {"zzz": 3}}, ["protocol.zzz: unknown key", "known: cooldown_s, idle_s"]),
+        # unknown names
+        (
+            {"engine": [{"name": "a", "technique": {"name": "capacity_tier"}}]},
+            ["engine[0].technique.name", "'capacity_tier'", "mean capacity_tiers"],
+        ),
+        ({"workload": [{"name": "bolq"}]}, ["workload[0].name", "'bolq'", "mean boolq"]),
+        ({"engine": [NPUMOE | {"placement": "npumo"}]}, ["engine[0].placement", "'npumo'", "mean npumoe"]),
+        ({"device": [{"name": "host", "meters": ["rpal"]}]}, ["device[0].meters", "'rpal'", "mean rapl"]),
+        ({"device": [{"name": "hots"}]}, ["device[0].name", "'hots'", "mean host"]),
+        ({"device": [{"name": "model:m2-ulra"}]}, ["device[0].name", "'m2-ulra'", "mean m2-ultra"]),
+        ({"device": [M2_ULTRA | {"priced_as": "phi"}]}, ["device[0].priced_as", "'phi'", "phi-3.5-moe"]),
+        # wrong values
+        ({"protocol": {"repeats": -1}}, ["protocol.repeats", "-1", "greater than or equal to 1"]),
+        ({"protocol": {"idle_s": float("inf")}}, ["protocol.idle_s", "inf", "finite"]),
+        ({"protocol": {"cooldown_s": float("nan")}}, ["protocol.cooldown_s", "nan", "finite"]),
+        ({"protocol": {"order": "random"}}, ["protocol.order", "'random'", "'interleaved', 'sequential' or"]),
+        ({"protocol": {"stop": {"min_repeats": 9, "max_repeats": 3}}}, ["protocol.stop", "9", "max_repeats 3"]),
+        ({"model": {"source": MODEL, "dtype": "int4"}}, ["model.dtype", "'int4'", "'float32', 'bfloat16' or"]),
+        (
+            {"engine": [{"name": "a", "technique": {"name": "capacity_tiers", "multiples": [1, 2]}}]},
+            ["engine[0].technique.multiples", "(1.0, 2.0)", "descend, such as (4, 2, 1)"],
+        ),
+        ({"schema": 9}, ["schema", "9", "reads schema 1"]),
+        ({"name": "../x"}, ["name", "'../x'", "slash"]),
+        ({"name": ""}, ["name", "''", "not empty"]),
+        # wrong types: TOML has types, so nothing is converted
+        ({"protocol": {"repeats": "3"}}, ["protocol.repeats", "'3'", "integer"]),
+        ({"protocol": {"warmup": True}}, ["protocol.warmup", "True", "integer"]),
+        ({"protocol": {"repeats": 2.0}}, ["protocol.repeats", "2.0", "integer"]),
+        ({"engine": [{"name": "a", "technique": "dropless"}]}, ["engine[0].technique", "'dropless'", "{ name ="]),
+        ({"engine": [{"name": 5, "technique": {"name": "dropless"}}]}, ["engine[0].name", "5", "string"]),
+        ({"device": [{"name": "host", "meters": "auto"}]}, ["device[0].meters", "'auto'", "list"]),
+        ({"name": 7}, ["name", "7", "text"]),
+        ({"protocol": 5}, ["protocol", "5", "table [protocol]"]),
+        ({"model": "x"}, ["model", "'x'", "table [model]"]),
+        ({"engine": DROPLESS}, ["engine", "[[engine]] tables"]),
+        ({"sweep": 3}, ["sweep", "3", "table of paths"]),
+        # nothing where something must be
+        ({"engine": []}, ["engine", "[[engine]] tables", "[]"]),
+        ({"device": [{"name": "host", "meters": []}]}, ["device[0].meters", "[]", "at least 1"]),
+        ({"engine": [{"name": "a"}]}, ["engine[0].technique: missing", "add technique"]),
+        ({"engine": [{"name": "a", "technique": {}}]}, ["engine[0].technique", "{}", "add name"]),
+        ({"workload": [{"limit": 2}]}, ["workload[0]", "{'limit': 2}", "add name"]),
+        ({"model": {}}, ["model.source: missing", "add source"]),
+        # names given twice
+        ({"engine": [DROPLESS, DROPLESS]}, ["engine", "'dropless' stands 2 times", "each its own"]),
+        ({"device": [HOST, HOST]}, ["device", "'host' stands 2 times"]),
+        # settings that would do nothing, or count twice
+        ({"device": [{"name": "host", "meters": ["modelled", "modelled"]}]}, ["device[0].meters", "2 times", "once"]),
+        ({"device": [{"name": "host", "meters": ["auto", "modelled"]}]}, ["device[0].meters", "a second time"]),
+        ({"device": [{"name": "host", "meters": ["replay"]}]}, ["device[0].replay_csv: missing", "power.csv"]),
+        ({"device": [{"name": "host", "replay_csv": "p.csv"}]}, ["device[0].replay_csv: has no effect", '"replay"']),
+        (
+            {"device": [{"name": "host", "meters": ["rapl"], "watts_sheet": "x.toml"}]},
+            ["device[0].watts_sheet: has no effect", '"modelled"'],
+        ),
+        ({"device": [HOST | {"priced_as": "phi-3.5-moe"}]}, ["device[0].priced_as", "remove"]),
+        ({"device": [M2_ULTRA | {"meters": ["rapl"]}]}, ["device[0].meters", "its own meter", "remove"]),
+    ],
+)
+def test_a_problem_is_one_line_with_place_value_and_remedy(changes: dict[str, Any], expected: list[str]) -> None:
+    found = problems(raw_plan(**changes))
+    # nan has two: it is not finite, and not above 0 either.
+    assert len(found) == (2 if "nan" in expected else 1)
+    line = next(p for p in found if expected[-1] in p)
+    assert "\n" not in line
+    assert line.startswith(expected[0].split(":")[0])
+    for part in expected:
+        assert part in line
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems(
+        {
+            "modle": 1,
+            "engine": [{"name": "a", "technique": {"name": "nope"}}, DROPLESS | {"x": 1}],
+            "workload": [{"name": "nope"}],
+            "device": [{"name": "host", "meters": ["nope"]}, {"name": "model:nope"}],
+            "protocol": {"repeats": 0, "retries": -1},
+            "sweep": {"protocol.repeats": [1], "workload.limit": []},
+        }
+    )  # fmt: skip
+    places = [line.split(":")[0] for line in found]
+    assert sorted(places) == sorted(
+        [
+            "modle", "name", "model", "engine[0].technique.name", "engine[1].x", "workload[0].name", "device[0].meters",
+            "device[1].name", "protocol.repeats", "protocol.retries", "sweep.protocol.repeats", "sweep.workload.limit",
+        ]
+    )  # fmt: skip
+
+
+def test_an_empty_plan_is_told_what_to_add() -> None:
+    assert [p.split(":")[0] for p in problems({})] == ["name", "model", "engine", "workload", "device"]
+
+
+def test_a_plan_whose_combinations_make_no_sense_has_no_cell() -> None:
+    (line,) = problems(raw_plan(engine=[NPUMOE]))
+    assert "no cell to run" in line
+    assert "placements are for modelled devices" in line
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+SECTIONS = st.sampled_from(["schema", "name", "model", "engine", "workload", "device", "protocol", "sweep"])
+
+
+@given(st.dictionaries(SECTIONS, JSON, min_size=1, max_size=3))
+@settings(max_examples=150, deadline=None)
+def test_any_content_is_a_plan_or_problems_but_never_a_crash(changes: dict[str, Any]) -> None:
+    raw = raw_plan() | changes
+    found: tuple[str, ...] = ()
+    try:
+        cells = build_plan(raw).cells
+    except PlanError as error:
+        cells, found = (), error.problems
+    assert bool(cells) != bool(found)
+    assert all(line.strip() for line in found)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"name = \n", "not TOML"),
+        (b"\xff\xfe", "cannot be read as text"),
+        (None, "no such file"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_named(tmp_path: Path, content: bytes | None, expected: str) -> None:
+    path = tmp_path / "plan.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(PlanError) as caught:
+        load_plan(path)
+    (line,) = caught.value.problems
+    assert line.startswith(f"{path}: {expected}")
+
+
+def test_a_folder_is_not_a_plan(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="is a folder; give the path of a plan file"):
+        load_plan(tmp_path)
+
+
+# --- --set -----------------------------------------------------------------------------------------------------------
+
+
+def loaded(tmp_path: Path, *assignments: str, **changes: Any) -> Plan:
+    return load_plan(write_plan(tmp_path / "plan.toml", raw_plan(**changes)), assignments)
+
+
+def test_set_reads_values_with_their_toml_types(tmp_path: Path) -> None:
+    plan = loaded(
+        tmp_path,
+        "protocol.repeats=7",
+        "protocol.idle_s=0.25",
+        "protocol.order=shuffled",
+        'name="quoted name"',
+        "workload.boolq.limit=5",
+        "engine.prefill_chunk = 64",
+        'device.host.meters=["modelled"]',
+        'protocol.stop={ metric = "ttft_s", max_repeats = 4 }',
+    )
+    assert (plan.protocol.repeats, plan.protocol.idle_s, plan.protocol.order) == (7, 0.25, "shuffled")
+    assert plan.protocol.stop == StopSpec(metric="ttft_s", max_repeats=4)
+    assert plan.name == "quoted name"
+    (cell_plan,) = plan.cells
+    assert cell_plan.workload.limit == 5
+    assert cell_plan.engine.prefill_chunk == 64
+    assert cell_plan.device.meters == ("modelled",)
+
+
+def test_set_keeps_an_equals_sign_of_the_value(tmp_path: Path) -> None:
+    assert loaded(tmp_path, 'name="a=b"').name == "a=b"
+
+
+def test_set_of_a_list_reaches_every_element_or_the_named_one(tmp_path: Path) -> None:
+    all_of_them = loaded(tmp_path, "engine.prefill_chunk=64", engine=[DROPLESS, TIERS])
+    assert [c.engine.prefill_chunk for c in all_of_them.cells] == [64, 64]
+    one = loaded(tmp_path, "engine.tiers.prefill_chunk=64", engine=[DROPLESS, TIERS])
+    assert [c.engine.prefill_chunk for c in one.cells] == [512, 64]
+    second = loaded(tmp_path, "engine.1.prefill_chunk=64", engine=[DROPLESS, TIERS])
+    assert [c.engine.prefill_chunk for c in second.cells] == [512, 64]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("protocol.repeats", ["no '='", "protocol.repeats=5"]),
+        ("foo.bar=1", ["foo: unknown key"]),
+        ("protocol.repeat=1", ["protocol.repeat: unknown key", "mean repeats"]),
+        ("protocol.repeats.x=1", ["repeats is a value"]),
+        ("engine.nope.prefill_chunk=1", ["'nope'", "dropless"]),
+        ("engine=1", ["names no key"]),
+        ("protocol.repeats=many", ["protocol.repeats", "'many'", "integer"]),
+    ],
+)
+def test_a_wrong_set_is_told(tmp_path: Path, assignment: str, expected: list[str]) -> None:
+    with pytest.raises(PlanError) as caught:
+        loaded(tmp_path, assignment)
+    (line,) = caught.value.problems
+    for part in expected:
+        assert part in line
+
+
+# --- the matrix ------------------------------------------------------------------------------------------------------
+
+
+def test_the_matrix_is_the_product_without_what_makes_no_sense() -> None:
+    plan = build_plan(raw_plan(engine=[DROPLESS, TIERS, NPUMOE], workload=[BOOLQ, SHAREGPT], device=[HOST, M2_ULTRA]))
+    assert [(c.cell.engine, c.cell.workload, c.cell.device) for c in plan.cells] == [
+        ("dropless", "boolq", "host"),
+        ("tiers", "boolq", "host"),
+        ("dropless", "sharegpt", "host"),
+        ("tiers", "sharegpt", "host"),
+        ("npumoe", "boolq", "model:m2-ultra"),
+        ("npumoe", "sharegpt", "model:m2-ultra"),
+    ]
+    assert len(plan.skipped) == 2
+    assert "npumoe" in plan.skipped[0]
+    assert "dropless, tiers" in plan.skipped[1]
+
+
+def test_the_same_plan_has_the_same_ids_and_hash() -> None:
+    first, second = build_plan(raw_plan(engine=[DROPLESS, TIERS])), build_plan(raw_plan(engine=[DROPLESS, TIERS]))
+    assert [c.cell.cell_id for c in first.cells] == [c.cell.cell_id for c in second.cells]
+    assert first.plan_hash == second.plan_hash
+
+
+def test_an_id_does_not_depend_on_the_other_cells() -> None:
+    alone = build_plan(raw_plan()).cells[0].cell.cell_id
+    assert build_plan(raw_plan(engine=[TIERS, DROPLESS])).cells[1].cell.cell_id == alone
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"source": MODEL, "dtype": "bfloat16"}},
+        {"engine": [DROPLESS | {"prefill_chunk": 64}]},
+        {"engine": [{"name": "dropless", "technique": {"name": "capacity_tiers"}}]},
+        {"workload": [BOOLQ | {"limit": 3}]},
+        {"device": [HOST | {"watts_sheet": "other"}]},
+    ],
+)
+def test_another_value_is_another_cell_and_another_hash(changes: dict[str, Any]) -> None:
+    before, after = build_plan(raw_plan()), build_plan(raw_plan(**changes))
+    assert before.cells[0].cell.cell_id != after.cells[0].cell.cell_id
+    assert before.plan_hash != after.plan_hash
+
+
+def test_the_protocol_and_the_data_folder_change_the_hash(tmp_path: Path) -> None:
+    plan = build_plan(raw_plan())
+    assert build_plan(raw_plan(protocol=FAST | {"repeats": 2})).plan_hash != plan.plan_hash
+    assert build_plan(raw_plan(), tmp_path).plan_hash != plan.plan_hash
+    assert build_plan(raw_plan(), tmp_path).cells[0].cell.cell_id != plan.cells[0].cell.cell_id
+
+
+def test_defaults_written_out_are_the_same_cell() -> None:
+    written = build_plan(raw_plan(engine=[DROPLESS | {"prefill_chunk": 512, "placement": "host"}]))
+    assert written.plan_hash == build_plan(raw_plan()).plan_hash
+
+
+def test_workloads_of_one_name_are_told_apart() -> None:
+    plan = build_plan(raw_plan(workload=[BOOLQ, BOOLQ | {"limit": 3}, SHAREGPT, BOOLQ | {"label": "mine"}]))
+    assert [c.cell.workload for c in plan.cells] == ["boolq#1", "boolq#2", "sharegpt", "mine"]
+    assert len({c.cell.cell_id for c in plan.cells}) == 4
+
+
+# --- the schema ------------------------------------------------------------------------------------------------------
+
+
+def schema() -> dict[str, Any]:
+    """As the command prints it."""
+    printed: dict[str, Any] = json.loads(CliRunner().invoke(app, ["plan", "schema"]).stdout)
+    return printed
+
+
+def test_the_schema_is_a_json_schema_that_the_demo_meets() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.validate(tomllib.loads(DEMO.read_text(encoding="utf-8")), schema())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"modle": 3},
+        {"engine": [DROPLESS | {"prefil_chunk": 64}]},
+        {"engine": [{"name": "a", "technique": {"name": "capacity_tiers", "multiple": [1]}}]},
+        {"workload": [{"name": "nope"}]},
+        {"protocol": {"repeats": "3"}},
+        {"engine": []},
+    ],
+)
+def test_schema_and_loader_refuse_the_same(changes: dict[str, Any]) -> None:
+    raw = raw_plan(**changes)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(raw, schema())
+    problems(raw)
+
+
+def test_demo_and_readme_plans_are_valid() -> None:
+    assert load_plan(DEMO).cells
+    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert build_plan(tomllib.loads(example)).cells
+
+
+# --- no dead options -------------------------------------------------------------------------------------------------
+
+SECTIONS_OF_A_PLAN: list[tuple[type[BaseModel], tuple[str, ...]]] = [
+    (PlanFile, ("harness",)),
+    (ModelSpec, ("harness",)),
+    (EngineSpec, ("harness",)),
+    (DeviceSpec, ("harness",)),
+    (Protocol, ("harness",)),
+    (StopSpec, ("harness",)),
+    *((entry.parameters, ("engines",)) for entry in TECHNIQUES.values()),
+    *((entry.parameters, ("workloads",)) for entry in WORKLOADS.values()),
+]
+
+
+def names_read(packages: tuple[str, ...]) -> set[str]:
+    """Attributes that are loaded anywhere in the packages, and keys looked up in dicts by a literal."""
+    read: set[str] = set()
+    for path in (p for package in packages for p in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                read.add(node.attr)
+            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                read.add(str(node.slice.value))
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get" and node.args:
+                read.add(str(getattr(node.args[0], "value", "")))
+    return read
+
+
+@pytest.mark.parametrize(("record", "packages"), SECTIONS_OF_A_PLAN, ids=lambda value: getattr(value, "__name__", ""))
+def test_every_field_of_a_plan_is_read(record: type[BaseModel], packages: tuple[str, ...]) -> None:
+    fields = {field.alias or name for name, field in record.model_fields.items()}
+    assert fields - names_read(packages) == set()

@@ -1,0 +1,271 @@
+"""Order, repeats, retries and what becomes of failures, over a fake machine and a real store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
+from engines.errors import EngineError
+from harness.plan import CellPlan, Plan, build_plan
+from harness.runner import DeviceNotReadyError, Runner, RunOutcome, open_run, trial_order
+from results.records import Environment, Trial
+from results.store import Store, StoreError
+from tests.fakes.machine import IDLE_W, FakeBench, FakeDevice
+from tests.plans import DROPLESS, FAST, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
+
+
+class Heard:
+    """A `Progress` that remembers."""
+
+    def __init__(self) -> None:
+        self.expected: tuple[int, int] = (0, 0)
+        self.finished: list[Trial] = []
+        self.left_out: list[int] = []
+
+    def begin(self, n_trials: int, n_done: int) -> None:
+        self.expected = (n_trials, n_done)
+
+    def preparing(self, cell: str) -> None:
+        """Not looked at."""
+
+    def trial_started(self, cell: str, repeat: int) -> None:
+        """Not looked at."""
+
+    def trial_finished(self, cell: str, trial: Trial) -> None:
+        self.finished.append(trial)
+
+    def cell_finished(self, cell: str, n_trials_left_out: int) -> None:
+        self.left_out.append(n_trials_left_out)
+
+
+def planned(protocol: dict[str, Any] | None = None, **changes: Any) -> Plan:
+    return build_plan(raw_plan(engine=[DROPLESS, TIERS], protocol=FAST | (protocol or {}), **changes))
+
+
+def run(plan: Plan, bench: FakeBench, folder: Path, resume: bool = False) -> tuple[RunOutcome, Heard, list[Trial]]:
+    heard = Heard()
+    with open_run(plan, folder, resume, bench) as store:
+        outcome = Runner(plan, store, bench, heard).run()
+        return outcome, heard, list(store.trials())
+
+
+def order(plan: Plan) -> list[tuple[str, int]]:
+    return [(c.cell.engine, repeat) for c, repeat in trial_order(plan)]
+
+
+# --- order -----------------------------------------------------------------------------------------------------------
+
+
+def test_interleaved_takes_every_cell_once_and_then_again(tmp_path: Path) -> None:
+    plan = planned({"repeats": 3})
+    expected = [(engine, repeat) for repeat in range(3) for engine in ("dropless", "tiers")]
+    assert order(plan) == expected
+    bench = FakeBench()
+    _, _, trials = run(plan, bench, tmp_path / "run")
+    assert bench.order == [engine for engine, _ in expected]
+    assert [t.repeat for t in trials] == [repeat for _, repeat in expected]
+
+
+def test_sequential_finishes_one_cell_before_the_next() -> None:
+    plan = planned({"repeats": 3, "order": "sequential"})
+    assert order(plan) == [(engine, repeat) for engine in ("dropless", "tiers") for repeat in range(3)]
+
+
+def test_shuffled_permutes_every_round_by_the_seed() -> None:
+    engines = [DROPLESS | {"name": f"e{i}"} for i in range(5)]
+    plan = build_plan(raw_plan(engine=engines, protocol=FAST | {"repeats": 6, "order": "shuffled", "seed": 1}))
+    found = order(plan)
+    assert [repeat for _, repeat in found] == [r for r in range(6) for _ in range(5)]
+    rounds = [[e for e, r in found if r == repeat] for repeat in range(6)]
+    assert all(sorted(own) == [f"e{i}" for i in range(5)] for own in rounds)
+    assert len({tuple(own) for own in rounds}) > 1
+    assert order(plan) == found
+    other = build_plan(raw_plan(engine=engines, protocol=FAST | {"repeats": 6, "order": "shuffled", "seed": 2}))
+    assert order(other) != found
+
+
+@pytest.mark.parametrize("protocol", [{"repeats": 4}, {"stop": {"min_repeats": 2, "max_repeats": 9}}])
+@pytest.mark.parametrize("kind", ["interleaved", "sequential", "shuffled"])
+def test_a_modelled_device_runs_one_trial_a_cell(kind: str, protocol: dict[str, Any]) -> None:
+    plan = build_plan(
+        raw_plan(engine=[DROPLESS, NPUMOE], device=[HOST, M2_ULTRA], protocol=FAST | {"order": kind} | protocol)
+    )
+    most = plan.protocol.stop.max_repeats if plan.protocol.stop else plan.protocol.repeats
+    assert Counter(engine for engine, _ in order(plan)) == {"dropless": most, "npumoe": 1}
+
+
+# --- repeats ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_stops_when_its_interval_is_narrow_enough(tmp_path: Path) -> None:
+    # The fake machine takes the same time for ever: the least number of repeats is enough.
+    plan = planned({"stop": {"min_repeats": 3, "max_repeats": 10}})
+    outcome, heard, trials = run(plan, FakeBench(), tmp_path / "run")
+    assert outcome == RunOutcome(n_ok=6, n_failed=0)
+    assert heard.expected == (20, 0)
+    assert heard.left_out == [7, 7]
+    assert Counter(t.cell_id for t in trials) == {c.cell.cell_id: 3 for c in plan.cells}
+
+
+def test_a_cell_that_never_narrows_stops_at_the_most(tmp_path: Path) -> None:
+    bench = FakeBench()
+    bench.engine.drift_s = 1.0
+    plan = planned({"stop": {"min_repeats": 2, "max_repeats": 4, "relative_width": 0.01}})
+    outcome, heard, _ = run(plan, bench, tmp_path / "run")
+    assert outcome.n_ok == 8
+    assert heard.left_out == []
+
+
+def test_what_is_enough_when_resuming_is_not_waited_for(tmp_path: Path) -> None:
+    plan = planned({"stop": {"min_repeats": 3, "max_repeats": 10}})
+    run(plan, FakeBench(), tmp_path / "run")
+    outcome, heard, _ = run(plan, FakeBench(), tmp_path / "run", resume=True)
+    assert heard.expected == (6, 6)
+    assert heard.finished == []
+    assert outcome.n_ok == 6
+
+
+def test_cooldown_passes_on_the_clock_between_trials(tmp_path: Path) -> None:
+    bench = FakeBench()
+    _, _, trials = run(planned({"cooldown_s": 7.0}), bench, tmp_path / "run")
+    first, second = trials
+    assert first.window_end_s is not None
+    assert second.window_start_s == first.window_end_s + 7.0
+    assert bench.machine.energy_j > 7 * IDLE_W
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_transient_failure_that_passes_is_retried_and_counted(tmp_path: Path) -> None:
+    bench = FakeBench()
+    bench.engine.errors = [TransientDeviceError("link"), TransientDeviceError("link")]
+    outcome, _, trials = run(planned({"retries": 2}), bench, tmp_path / "run")
+    assert outcome == RunOutcome(n_ok=2, n_failed=0)
+    assert [t.attempts for t in trials] == [3, 1]
+
+
+def test_a_transient_failure_that_stays_stands_as_failed(tmp_path: Path) -> None:
+    bench = FakeBench()
+    bench.engine.errors = [TransientDeviceError("link dropped")] * 3
+    outcome, _, trials = run(planned({"retries": 2}), bench, tmp_path / "run")
+    assert outcome == RunOutcome(n_ok=1, n_failed=1)
+    failed, ok = trials
+    assert failed.failure is not None
+    assert (failed.failure.kind, failed.failure.error) == ("transient", "link dropped")
+    assert failed.attempts == 3
+    assert (ok.status, ok.attempts) == ("ok", 1)
+
+
+def test_without_retries_a_transient_failure_stands_at_once(tmp_path: Path) -> None:
+    bench = FakeBench()
+    bench.engine.errors = [TransientDeviceError("link")]
+    _, _, trials = run(planned({"retries": 0}), bench, tmp_path / "run")
+    assert [(t.status, t.attempts) for t in trials] == [("failed", 1), ("ok", 1)]
+
+
+@pytest.mark.parametrize("error", [EngineError("too long"), DeviceError("gone"), MeterUnavailableError("no meter")])
+def test_a_stable_failure_is_not_retried(tmp_path: Path, error: Exception) -> None:
+    bench = FakeBench()
+    bench.engine.errors = [error]
+    _, _, trials = run(planned({"retries": 5}), bench, tmp_path / "run")
+    assert [(t.status, t.attempts) for t in trials] == [("failed", 1), ("ok", 1)]
+    assert trials[0].failure is not None
+    assert (trials[0].failure.kind, trials[0].failure.error) == ("stable", str(error))
+
+
+def test_an_unexpected_exception_becomes_a_failed_trial_with_its_traceback(tmp_path: Path) -> None:
+    bench = FakeBench()
+    bench.fake_workload.score_error = ZeroDivisionError("in the metric")
+    outcome, _, trials = run(planned({"repeats": 2}), bench, tmp_path / "run")
+    assert outcome == RunOutcome(n_ok=0, n_failed=4)
+    for trial in trials:
+        assert trial.failure is not None
+        assert trial.failure.error == "ZeroDivisionError: in the metric"
+        assert "in score" in trial.failure.traceback
+        assert trial.completions == ()
+    assert not bench.meter.running
+
+
+def test_a_failed_trial_of_a_modelled_device_says_modelled(tmp_path: Path) -> None:
+    bench = FakeBench()
+    bench.engine.errors = [EngineError("no")]
+    plan = build_plan(raw_plan(engine=[NPUMOE], device=[M2_ULTRA]))
+    _, _, trials = run(plan, bench, tmp_path / "run")
+    assert [t.time_method for t in trials] == ["modelled"]
+
+
+def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
+    plan = planned({"repeats": 2})
+    bench = FakeBench()
+    bench.engine.errors = [None] * 4 + [KeyboardInterrupt()]  # two trials of two requests, then Ctrl-C
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, bench, tmp_path / "run")
+    with Store.view(tmp_path / "run") as store:
+        before = store.trials()
+    assert len(before) == 2
+    outcome, heard, after = run(plan, FakeBench(), tmp_path / "run", resume=True)
+    assert heard.expected == (4, 2)
+    assert outcome.n_ok == 4
+    assert tuple(after[:2]) == before
+    assert sorted((t.cell_id, t.repeat) for t in after) == sorted(
+        (c.cell.cell_id, r) for c in plan.cells for r in (0, 1)
+    )
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+class Unready(FakeBench):
+    def device(self, plan: CellPlan) -> FakeDevice:
+        raise MeterUnavailableError("no counter here")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_device_that_is_not_ready_leaves_no_folder(tmp_path: Path, resume: bool) -> None:
+    with pytest.raises(DeviceNotReadyError, match="no counter here"):
+        run(planned(), Unready(), tmp_path / "run", resume)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_is_not_ready_at_a_resume_adds_no_failed_trials(tmp_path: Path) -> None:
+    plan = planned()
+    bench = FakeBench()
+    bench.engine.errors = [None, None, KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, bench, tmp_path / "run")
+    with pytest.raises(DeviceNotReadyError):
+        run(plan, Unready(), tmp_path / "run", resume=True)
+    with Store.view(tmp_path / "run") as store:
+        assert [t.status for t in store.trials()] == ["ok"]
+
+
+class Elsewhere(FakeDevice):
+    def environment(self) -> Environment:
+        return super().environment().model_copy(update={"cpu_model": "another", "os": "a newer kernel"})
+
+
+def test_a_run_is_not_continued_on_another_machine(tmp_path: Path) -> None:
+    run(planned(), FakeBench(), tmp_path / "run")
+    bench = FakeBench()
+    bench.fake_device = Elsewhere(bench.machine, bench.fake_device.meters)
+    with pytest.raises(StoreError, match=r"another machine or software \(cpu_model fake -> another\)"):
+        run(planned(), bench, tmp_path / "run", resume=True)
+    run(planned(), FakeBench(), tmp_path / "run", resume=True)  # the lock was given back
+
+
+def test_a_run_of_another_plan_is_not_continued(tmp_path: Path) -> None:
+    run(planned(), FakeBench(), tmp_path / "run")
+    other = planned({"repeats": 2})
+    with pytest.raises(StoreError, match=f"run of another plan .*this plan {other.plan_hash}"):
+        run(other, FakeBench(), tmp_path / "run", resume=True)
+
+
+def test_resume_without_a_run_begins_one(tmp_path: Path) -> None:
+    outcome, heard, _ = run(planned(), FakeBench(), tmp_path / "run", resume=True)
+    assert heard.expected == (2, 0)
+    assert outcome.n_ok == 2

@@ -1,0 +1,239 @@
+"""One trial: one window, the same requests for latency, energy and accuracy, and meters that are never left running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from devices.base import DeviceError, TransientDeviceError
+from devices.meters.replay import ReplayMeter
+from engines.errors import EngineError
+from harness.plan import Protocol
+from harness.session import Arm, derive_energy, run_trial
+from results.records import EnergyReading, Trial
+from results.store import IDLE_AFTER, IDLE_BEFORE, WINDOW, Store
+from tests.conftest import FinishedRun
+from tests.fakes.machine import (
+    DECODE_W,
+    IDLE_W,
+    PREFILL_S,
+    PREFILL_W,
+    TOKEN_S,
+    FakeBench,
+    FakeDevice,
+    FakeEngine,
+    FakeMachine,
+    FakeWorkload,
+    fake_requests,
+)
+
+BARE = Protocol(warmup=0, repeats=1, idle_s=0)
+N_DECODED = (5 - 1) + (3 - 1)
+"""Tokens after the first, over both requests."""
+WINDOW_S = 2 * PREFILL_S + N_DECODED * TOKEN_S
+
+
+def energy(trial: Trial, phase: str, component: str = "total") -> EnergyReading:
+    (found,) = [r for r in trial.energy if (r.phase, r.component) == (phase, component)]
+    return found
+
+
+# --- the window ------------------------------------------------------------------------------------------------------
+
+
+def test_latency_energy_and_scores_are_of_the_same_requests() -> None:
+    bench = FakeBench()
+    trial, _ = run_trial(bench.arm_of("c"), BARE, repeat=0)
+    asked = [r.request_id for r in fake_requests()]
+    assert [c.request_id for c in trial.completions] == asked
+    assert [r for r, _ in bench.engine.answered] == asked
+    assert [s.sample_id for s in trial.scores] == [r.sample_id for r in fake_requests()]
+    assert [s.value for s in trial.scores] == [1.0, 1.0]
+    assert trial.data_source == "sample"
+    assert trial.notes == ("two items",)
+    assert (trial.prefill_tokens, trial.decode_tokens) == (5, N_DECODED)
+
+
+def test_the_energy_of_each_phase_has_its_closed_form() -> None:
+    trial, _ = run_trial(FakeBench().arm_of("c"), BARE, repeat=0)
+    prefill_j, decode_j = 2 * PREFILL_S * PREFILL_W, N_DECODED * TOKEN_S * DECODE_W
+    assert energy(trial, "prefill").energy_j == pytest.approx(prefill_j, rel=1e-12)
+    assert energy(trial, "decode").energy_j == pytest.approx(decode_j, rel=1e-12)
+    assert energy(trial, "all").energy_j == pytest.approx(prefill_j + decode_j, rel=1e-12)
+    assert energy(trial, "all").duration_s == WINDOW_S
+    assert trial.window_end_s is not None
+    assert trial.window_start_s is not None
+    assert trial.window_end_s - trial.window_start_s == WINDOW_S
+
+
+def test_warm_up_is_outside_of_the_window() -> None:
+    bench = FakeBench()
+    trial, traces = run_trial(bench.arm_of("c"), BARE.model_copy(update={"warmup": 2}), repeat=0)
+    assert bench.engine.answered == [("a#0", False), ("b#0", False), ("a#0", True), ("b#0", True)]
+    assert trial.counters is not None
+    assert trial.counters.routed_pairs == 20  # ten a call, of two calls
+    (trace,) = traces[WINDOW]
+    assert trace.times_s[0] == trial.window_start_s
+    assert trace.times_s[-1] == trial.window_end_s
+    assert trace.values[-1] - trace.values[0] == energy(trial, "all").energy_j
+
+
+def test_warm_up_asks_no_more_than_there_is() -> None:
+    bench = FakeBench()
+    run_trial(bench.arm_of("c"), BARE.model_copy(update={"warmup": 9}), repeat=0)
+    assert len(bench.engine.answered) == 4
+
+
+def test_counters_of_a_trial_that_failed_do_not_enter_the_next() -> None:
+    bench = FakeBench()
+    bench.engine.errors = [None, EngineError("no")]
+    with pytest.raises(EngineError):
+        run_trial(bench.arm_of("c"), BARE, repeat=0)
+    trial, _ = run_trial(bench.arm_of("c"), BARE, repeat=0)
+    assert trial.counters is not None
+    assert trial.counters.routed_pairs == 20
+
+
+def test_an_unscored_workload_has_no_scores() -> None:
+    trial, _ = run_trial(FakeBench(scored=False).arm_of("c"), BARE, repeat=0)
+    assert trial.scores == ()
+
+
+def test_the_engine_must_run_on_the_device_that_is_measured() -> None:
+    bench = FakeBench()
+    bench.engine.device = "model:m2-ultra"
+    with pytest.raises(DeviceError, match="meters of host cannot measure an engine on model:m2-ultra"):
+        run_trial(bench.arm_of("c"), BARE, repeat=0)
+    assert bench.engine.answered == []
+
+
+# --- idle and net ----------------------------------------------------------------------------------------------------
+
+
+def test_net_energy_is_above_the_idle_before_and_after() -> None:
+    trial, traces = run_trial(FakeBench().arm_of("c"), BARE.model_copy(update={"idle_s": 2.0}), repeat=0)
+    (idle,) = trial.idle
+    assert (idle.before_w, idle.after_w) == (pytest.approx(IDLE_W), pytest.approx(IDLE_W))
+    expected_j = 2 * PREFILL_S * (PREFILL_W - IDLE_W) + N_DECODED * TOKEN_S * (DECODE_W - IDLE_W)
+    assert energy(trial, "all").net_energy_j == pytest.approx(expected_j, rel=1e-12)
+    assert traces[IDLE_BEFORE][0].times_s[-1] <= trial.window_start_s
+    assert traces[IDLE_AFTER][0].times_s[0] >= trial.window_end_s
+    for part in (IDLE_BEFORE, IDLE_AFTER):
+        assert traces[part][0].times_s[-1] - traces[part][0].times_s[0] == 2.0
+
+
+def test_without_an_idle_baseline_there_is_no_net_energy() -> None:
+    trial, traces = run_trial(FakeBench().arm_of("c"), BARE, repeat=0)
+    assert trial.idle == ()
+    assert traces[IDLE_BEFORE] == traces[IDLE_AFTER] == []
+    assert all(r.net_energy_j is None for r in trial.energy)
+
+
+# --- meters ----------------------------------------------------------------------------------------------------------
+
+
+def test_meters_are_stopped_when_the_engine_raises() -> None:
+    bench = FakeBench(meters=2)
+    bench.engine.errors = [None, EngineError("request too long")]
+    with pytest.raises(EngineError, match="request too long"):
+        run_trial(bench.arm_of("c"), BARE, repeat=0)
+    assert [m.running for m in bench.fake_device.meters] == [False, False]
+    run_trial(bench.arm_of("c"), BARE, repeat=0)
+
+
+def test_meters_are_stopped_when_somebody_interrupts() -> None:
+    bench = FakeBench()
+    bench.engine.errors = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(bench.arm_of("c"), BARE, repeat=0)
+    assert not bench.meter.running
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 1.0])
+def test_a_meter_that_does_not_start_leaves_none_running(idle_s: float) -> None:
+    bench = FakeBench(meters=3)
+    bench.fake_device.meters[1].start_error = TransientDeviceError("busy")
+    with pytest.raises(TransientDeviceError, match="busy"):
+        run_trial(bench.arm_of("c"), BARE.model_copy(update={"idle_s": idle_s}), repeat=0)
+    assert not any(m.running for m in bench.fake_device.meters)
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 1.0])
+def test_a_meter_that_fails_at_its_stop_leaves_none_running(idle_s: float) -> None:
+    bench = FakeBench(meters=3)
+    bench.fake_device.meters[0].stop_error = TransientDeviceError("link dropped")
+    with pytest.raises(TransientDeviceError, match="link dropped"):
+        run_trial(bench.arm_of("c"), BARE.model_copy(update={"idle_s": idle_s}), repeat=0)
+    assert not any(m.running for m in bench.fake_device.meters)
+
+
+def test_several_meters_are_read_apart() -> None:
+    trial, _ = run_trial(FakeBench(meters=2).arm_of("c"), BARE, repeat=0)
+    totals = {r.meter: r.energy_j for r in trial.energy if r.phase == "all" and r.component == "total"}
+    expected_j = 2 * PREFILL_S * PREFILL_W + N_DECODED * TOKEN_S * DECODE_W
+    assert totals == {"fake0": pytest.approx(expected_j), "fake1": pytest.approx(expected_j)}
+
+
+def test_a_device_without_meters_has_latency_and_no_energy() -> None:
+    trial, _ = run_trial(FakeBench(meters=0).arm_of("c"), BARE, repeat=0)
+    assert trial.energy == ()
+    assert [c.e2e_s for c in trial.completions] == [PREFILL_S + 4 * TOKEN_S, PREFILL_S + 2 * TOKEN_S]
+
+
+def test_a_replayed_constant_power_gives_power_times_duration(tmp_path: Path) -> None:
+    recording = tmp_path / "power.csv"
+    recording.write_text("time_s,gpu_w\n" + "".join(f"{i / 8},10\n" for i in range(80)), encoding="utf-8")
+    machine = FakeMachine()
+    meter = ReplayMeter(recording, machine)
+    meter.open()
+    device = FakeDevice(machine, [meter])  # type: ignore[list-item]
+    engine = FakeEngine(machine, FakeDevice(machine, []))
+    trial, _ = run_trial(Arm("c", engine, FakeWorkload(), device, machine, fake_requests()), BARE, repeat=0)  # type: ignore[arg-type]
+    reading = energy(trial, "all")
+    assert reading.energy_j == pytest.approx(10 * WINDOW_S, rel=1e-9)
+    assert reading.method == "replayed"
+    assert {r.method for r in trial.energy} == {"replayed"}
+
+
+# --- what taints a trial ---------------------------------------------------------------------------------------------
+
+
+def test_a_throttled_trial_is_marked() -> None:
+    bench = FakeBench()
+    bench.fake_device.throttled = True
+    assert run_trial(bench.arm_of("c"), BARE, repeat=0)[0].marks == ("throttled",)
+
+
+def test_charging_taints_a_battery_gauge_and_no_other_meter() -> None:
+    bench = FakeBench()
+    bench.fake_device.charging = True
+    assert run_trial(bench.arm_of("c"), BARE, repeat=0)[0].marks == ()
+    bench.meter.method = "battery gauge"
+    assert run_trial(bench.arm_of("c"), BARE, repeat=0)[0].marks == ("charging",)
+
+
+def test_cpu_time_of_others_is_a_share_of_the_machines() -> None:
+    bench = FakeBench()
+    bench.fake_device.foreign_cores = 0.5
+    trial, _ = run_trial(bench.arm_of("c"), BARE, repeat=0)
+    assert trial.foreign_cpu_share == pytest.approx(0.25)  # half a core of two
+
+
+# --- derivation again ------------------------------------------------------------------------------------------------
+
+
+def test_every_joule_of_a_stored_run_can_be_derived_again(finished_run: FinishedRun) -> None:
+    with Store.view(finished_run.directory) as store:
+        trials = store.trials()
+        assert len(trials) == 10
+        for trial in trials:
+            traces = {part: store.traces(trial.trial_id, part) for part in (IDLE_BEFORE, WINDOW, IDLE_AFTER)}
+            assert all(traces.values())
+            assert trial.window_start_s is not None
+            assert trial.window_end_s is not None
+            window = (trial.window_start_s, trial.window_end_s)
+            readings, baselines = derive_energy(trial.completions, traces, window)
+            assert tuple(readings) == trial.energy
+            assert tuple(baselines) == trial.idle
+            assert energy(trial, "all").energy_j is not None

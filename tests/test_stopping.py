@@ -1,0 +1,91 @@
+"""A cell is repeated until its interval is narrow enough, or as often as the plan allows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy import stats
+
+from harness.plan import Protocol, StopSpec
+from harness.stopping import FixedRepeats, IntervalWidth, stopping_rule, trial_value
+from results.records import Trial
+from tests import run_builders as build
+
+
+def timed(*e2e_s: float) -> list[Trial]:
+    """Trials of one request each, that take this long."""
+    return [
+        build.trial(repeat=i, completions=[build.completion(token_times_s=(t / 2, t))]) for i, t in enumerate(e2e_s)
+    ]
+
+
+def relative_width(values: list[float]) -> float:
+    """Half the Student 95 % interval over the mean, from its definition."""
+    n, mean = len(values), sum(values) / len(values)
+    s = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
+    return float(stats.t.ppf(0.975, n - 1)) * s / math.sqrt(n) / mean
+
+
+VALUES = [9.9, 10.0, 10.1]
+
+
+def test_it_stops_as_soon_as_the_interval_is_narrow_enough() -> None:
+    width = relative_width(VALUES)
+    assert IntervalWidth(StopSpec(relative_width=width * 1.001)).enough(timed(*VALUES))
+    assert not IntervalWidth(StopSpec(relative_width=width * 0.999)).enough(timed(*VALUES))
+
+
+def test_two_equal_values_are_not_enough_when_three_are_asked() -> None:
+    assert not IntervalWidth(StopSpec(min_repeats=3)).enough(timed(10.0, 10.0))
+    assert IntervalWidth(StopSpec(min_repeats=2)).enough(timed(10.0, 10.0))
+
+
+def test_it_stops_at_the_most_repeats_however_wide() -> None:
+    rule = IntervalWidth(StopSpec(min_repeats=2, max_repeats=3))
+    assert not rule.enough(timed(1.0, 100.0))
+    assert rule.enough(timed(1.0, 100.0, 1000.0))
+
+
+def test_failed_and_marked_trials_narrow_nothing_but_count_as_repeats() -> None:
+    tainted = [build.failed(repeat=3), build.trial(repeat=4, marks=("throttled",))]
+    rule = IntervalWidth(StopSpec(relative_width=0.5, min_repeats=3, max_repeats=5))
+    assert not rule.enough([*timed(10.0, 10.0), *tainted])
+    assert rule.enough([*timed(10.0, 10.0, 500.0), *tainted])
+
+
+def test_a_value_of_zero_is_a_value() -> None:
+    values = [8.0, 8.0, 8.0, 0.0]
+    trials = [build.trial(repeat=i, energy=[build.reading(energy_j=v)]) for i, v in enumerate(values)]
+    assert [trial_value(t, "energy_j") for t in trials] == values
+    # Without the zero, three equal values would be as narrow as can be.
+    assert relative_width(values) > 0.99
+    assert not IntervalWidth(StopSpec(metric="energy_j", relative_width=0.99, min_repeats=3)).enough(trials)
+
+
+def test_a_metric_that_is_never_there_goes_on_to_the_most_repeats() -> None:
+    scored = [build.trial(repeat=i, completions=[build.completion(token_times_s=())]) for i in range(4)]
+    assert not IntervalWidth(StopSpec(metric="ttft_s", min_repeats=2, max_repeats=5)).enough(scored)
+    assert IntervalWidth(StopSpec(metric="ttft_s", min_repeats=2, max_repeats=4)).enough(scored)
+
+
+def test_a_trials_value_is_the_mean_over_its_requests() -> None:
+    slow, quick = build.completion(token_times_s=(2.0, 4.0, 6.0)), build.completion(token_times_s=(1.0, 2.0))
+    trial = build.trial(completions=[slow, quick], energy=[build.reading("prefill", 1.0), build.reading("all", 7.0)])
+    assert trial_value(trial, "e2e_s") == 4.0
+    assert trial_value(trial, "ttft_s") == 1.5
+    assert trial_value(trial, "tpot_s") == 1.5
+    assert trial_value(trial, "energy_j") == 7.0
+
+
+@pytest.mark.parametrize(("n", "enough"), [(2, False), (3, True), (4, True)])
+def test_fixed_repeats_count_every_trial(n: int, enough: bool) -> None:
+    rule = stopping_rule(Protocol(repeats=3))
+    assert isinstance(rule, FixedRepeats)
+    assert rule.enough([build.failed(repeat=0), *timed(*[1.0] * (n - 1))]) is enough
+
+
+def test_a_stop_section_replaces_repeats() -> None:
+    rule = stopping_rule(Protocol(repeats=2, stop=StopSpec(max_repeats=9)))
+    assert isinstance(rule, IntervalWidth)
+    assert rule.max_repeats == 9

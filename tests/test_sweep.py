@@ -1,0 +1,116 @@
+"""A sweep makes one element per value, and only of what its path names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.plan import Plan, PlanError, build_plan
+from tests.plans import BOOLQ, DROPLESS, HOST, MODEL, SHAREGPT, TIERS, raw_plan
+
+
+def swept(sweep: dict[str, Any], **changes: Any) -> Plan:
+    return build_plan(raw_plan(sweep=sweep, **changes))
+
+
+def test_an_engine_parameter_is_swept_over_every_engine() -> None:
+    plan = swept({"engine.prefill_chunk": [64, 128]}, engine=[DROPLESS, TIERS])
+    assert [(c.cell.engine, c.engine.prefill_chunk) for c in plan.cells] == [
+        ("dropless[prefill_chunk=64]", 64),
+        ("dropless[prefill_chunk=128]", 128),
+        ("tiers[prefill_chunk=64]", 64),
+        ("tiers[prefill_chunk=128]", 128),
+    ]
+
+
+def test_one_engine_is_swept_by_its_name() -> None:
+    plan = swept({"engine.tiers.prefill_chunk": [64, 128]}, engine=[DROPLESS, TIERS])
+    assert [(c.cell.engine, c.engine.prefill_chunk) for c in plan.cells] == [
+        ("dropless", 512),
+        ("tiers[prefill_chunk=64]", 64),
+        ("tiers[prefill_chunk=128]", 128),
+    ]
+
+
+def test_a_parameter_of_a_technique_is_swept() -> None:
+    plan = swept({"engine.tiers.technique.multiples": [[4, 2], [8, 1]]}, engine=[TIERS])
+    assert [c.cell.engine for c in plan.cells] == ["tiers[multiples=4/2]", "tiers[multiples=8/1]"]
+    assert [c.cell.technique_parameters["multiples"] for c in plan.cells] == [[4.0, 2.0], [8.0, 1.0]]
+
+
+def test_the_technique_itself_is_swept() -> None:
+    values = [{"name": "dropless"}, {"name": "capacity_tiers", "align": 8}]
+    plan = swept({"engine.technique": values}, engine=[{"name": "arm"}])
+    assert [c.cell.engine for c in plan.cells] == ["arm[technique=dropless]", "arm[technique=capacity_tiers align=8]"]
+    assert [c.cell.technique for c in plan.cells] == ["dropless", "capacity_tiers"]
+
+
+def test_a_workload_parameter_is_swept() -> None:
+    ruler = {"name": "ruler_niah_single_2", "limit": 1}
+    plan = swept({"workload.length": [512, 1024]}, workload=[ruler])
+    assert [(c.cell.workload, c.workload.length) for c in plan.cells] == [
+        ("ruler_niah_single_2[length=512]", 512),
+        ("ruler_niah_single_2[length=1024]", 1024),
+    ]
+
+
+def test_the_models_type_is_swept_and_told_in_the_label() -> None:
+    plan = swept({"model.dtype": ["float32", "bfloat16"]})
+    assert [c.cell.model for c in plan.cells] == [f"{MODEL}[dtype=float32]", f"{MODEL}[dtype=bfloat16]"]
+    assert [c.cell.engine_parameters["dtype"] for c in plan.cells] == ["float32", "bfloat16"]
+    assert len({c.cell.label for c in plan.cells}) == 2
+
+
+def test_two_sweeps_multiply() -> None:
+    plan = swept({"engine.prefill_chunk": [64, 128], "workload.limit": [1, 2, 3]})
+    assert len(plan.cells) == 6
+    assert len({c.cell.cell_id for c in plan.cells}) == 6
+    assert len({c.cell.label for c in plan.cells}) == 6
+
+
+def test_two_sweeps_of_one_element_multiply_and_both_name_it() -> None:
+    plan = swept({"engine.prefill_chunk": [64, 128], "engine.technique.align": [8, 16]}, engine=[TIERS])
+    assert [c.cell.engine for c in plan.cells] == [
+        f"tiers[prefill_chunk={chunk},align={align}]" for chunk in (64, 128) for align in (8, 16)
+    ]
+
+
+def test_a_sweep_may_be_written_as_nested_tables() -> None:
+    nested = swept({"engine": {"tiers": {"prefill_chunk": [64, 128]}}}, engine=[DROPLESS, TIERS])
+    dotted = swept({"engine.tiers.prefill_chunk": [64, 128]}, engine=[DROPLESS, TIERS])
+    assert [c.cell for c in nested.cells] == [c.cell for c in dotted.cells]
+
+
+def test_a_swept_cell_keeps_its_id_when_other_values_join() -> None:
+    two = swept({"engine.prefill_chunk": [64, 128]})
+    three = swept({"engine.prefill_chunk": [32, 64, 128]})
+    assert {c.cell.cell_id for c in two.cells} < {c.cell.cell_id for c in three.cells}
+
+
+def test_a_sweep_does_not_change_the_plan_as_it_was_written() -> None:
+    raw = raw_plan(sweep={"engine.technique.align": [8, 16]}, engine=[TIERS])
+    before = str(raw)
+    build_plan(raw)
+    assert str(raw) == before
+
+
+@pytest.mark.parametrize(
+    ("sweep", "expected"),
+    [
+        ({"protocol.repeats": [1, 2]}, ["sweep.protocol.repeats", "'protocol'", "only model, engine"]),
+        ({"engine.prefill_chunk": 64}, ["sweep.engine.prefill_chunk", "64", "list"]),
+        ({"engine.prefill_chunk": []}, ["sweep.engine.prefill_chunk", "[]", "list"]),
+        ({"engine.prefill_chunk": [64, 64]}, ["sweep.engine.prefill_chunk", "64 twice", "once"]),
+        ({"engine": [64]}, ["sweep.engine", "names no key", "engine.KEY"]),
+        ({"engine.nope.prefill_chunk": [64]}, ["sweep.engine.nope.prefill_chunk", "'nope'", "dropless, tiers"]),
+        ({"engine.prefil_chunk": [64]}, ["prefil_chunk: unknown key", "64", "mean prefill_chunk"]),
+        ({"workload.boolq.limit": ["many"]}, ["workload[0].limit", "'many'", "integer"]),
+        ({"device.host.sheet.x": ["a"]}, ["device[0].sheet: unknown key"]),
+    ],
+)
+def test_a_wrong_sweep_is_told(sweep: dict[str, Any], expected: list[str]) -> None:
+    with pytest.raises(PlanError) as caught:
+        swept(sweep, engine=[DROPLESS, TIERS], workload=[BOOLQ, SHAREGPT], device=[HOST])
+    for part in expected:
+        assert part in caught.value.problems[0]
