@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from results.records import Conditions, Environment, Method, PowerTrace, TraceKind
+
+
+ComputeUnit = Literal["cpu", "gpu", "npu"]
 
 
 class DeviceError(Exception):
@@ -40,6 +43,8 @@ class Channel:
     wrap_at_j: float | None = None
     additive: bool = True
     note: str | None = None
+    computes: ComputeUnit = "cpu"
+    """What draws this energy: `auto` takes no meter that does not see the unit on which the engine computes."""
 
 
 class CpuSeconds(NamedTuple):

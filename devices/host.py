@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from devices.base import Clock, CpuSeconds, DeviceError, Meter, MeterUnavailableError
+from devices.base import Clock, ComputeUnit, CpuSeconds, DeviceError, Meter, MeterUnavailableError
 from devices.conditions import host_conditions, host_cpu_seconds, host_environment
 from results.records import Conditions, Environment
 
@@ -19,13 +19,20 @@ class Host:
     """Linux or macOS. `meters` holds those that opened."""
 
     def __init__(
-        self, name: str, meter_names: Sequence[str], constructors: Mapping[str, Callable[[], Meter]], clock: Clock
+        self,
+        name: str,
+        meter_names: Sequence[str],
+        constructors: Mapping[str, Callable[[], Meter]],
+        clock: Clock,
+        computes: ComputeUnit = "cpu",
     ) -> None:
+        """computes: the unit on which this host's engine runs. The energy of an idle GPU says nothing about a CPU."""
         self.name = name
         self.meters: list[Meter] = []
         self._meter_names = meter_names
         self._constructors = constructors
         self._clock = clock
+        self._computes = computes
 
     def open(self) -> None:
         """Opens the meters. A meter named in the plan must open; `auto` goes on to the next.
@@ -58,7 +65,12 @@ class Host:
                 log.info("meter %s: %s", name, error)
                 refusals.append(f"{name}: {error}")
                 continue
-            return meter
+            if any(channel.computes == self._computes for channel in meter.channels):
+                return meter
+            meter.close()
+            seen = ", ".join(channel.component for channel in meter.channels)
+            refusals.append(f"{name}: it sees {seen}, and the engine computes on the {self._computes}")
+            log.info("meter %s", refusals[-1])
         raise DeviceError("no meter opens on this host: " + "; ".join(refusals))
 
     def environment(self) -> Environment:

@@ -52,6 +52,7 @@ class NvmlMeter(PolledMeter):
             Channel(
                 component=f"gpu{i}",
                 kind=kind,
+                computes="gpu",
                 update_period_s=TICK_S,
                 resolution=step,
                 relative_accuracy=RELATIVE_ACCURACY,

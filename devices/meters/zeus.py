@@ -72,7 +72,7 @@ class ZeusMeter(PolledMeter):
             return lambda: gpus.get_total_energy_consumption(index)
 
         for i in range(len(gpus)):
-            self._add(Channel(f"gpu{i}", "counter", GPU_TICK_S, J_PER_MJ), counter(i))
+            self._add(Channel(f"gpu{i}", "counter", GPU_TICK_S, J_PER_MJ, computes="gpu"), counter(i))
 
     def _open_cpus(self) -> None:
         from zeus.device import get_cpus
@@ -115,6 +115,7 @@ def soc_channels(energy_mj: Mapping[str, object]) -> dict[str, Channel]:
             SOC_TICK_S,
             J_PER_MJ,
             additive=field in additive,
+            computes="npu" if field.startswith("ane") else "gpu" if field.startswith("gpu") else "cpu",
         )
         for field in fields
     }
