@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple, Protocol
 
 from results.records import Conditions, Environment, Method, PowerTrace, TraceKind
 
-
 ComputeUnit = Literal["cpu", "gpu", "npu"]
 
 
