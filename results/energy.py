@@ -159,11 +159,21 @@ def idle_baseline(
 
 
 def power_curve(trace: PowerTrace) -> tuple[Array, Array]:
-    """(times, watts) of a trace for plotting; a counter's power is the difference quotient at segment ends."""
+    """(times, watts) of a trace for plotting; a counter's power is the difference quotient at segment ends.
+
+    Readings that a mark put close to another (below a quarter of the sampling interval) are joined: over microseconds
+    the quotient is the counter's step and the stamp's jitter, not power.
+    """
     if trace.kind != "counter":
         return trace.times_s, trace.values
     curve = _cumulative(trace)
-    return curve.times_s[1:], curve.segment_w
+    least_s = trace.sample_interval_s / 4
+    kept = [0]
+    for i, at_s in enumerate(curve.times_s.tolist()):
+        if at_s - curve.times_s[kept[-1]] >= least_s and i:
+            kept.append(i)
+    times_s, energy_j = curve.times_s[kept], curve.energy_j[kept]
+    return times_s[1:], np.diff(energy_j) / np.diff(times_s)
 
 
 def _net(total: _Part, duration_s: float, idle: IdleBaseline | None) -> tuple[float | None, float | None]:

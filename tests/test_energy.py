@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.energy import Interval, energy_between, idle_baseline
+from results.energy import Interval, energy_between, idle_baseline, power_curve
 from results.records import EnergyReading, IdleBaseline, PowerTrace
 from tests.fakes.waveforms import Array, StepPower, counter_trace, trace
 
@@ -462,3 +462,13 @@ def test_resolution_and_gain_join_the_uncertainty() -> None:
     # Two edges of a step of 0.5 J, and 1 % of about 80 J; what the staircase itself adds is not negative.
     assert reading.uncertainty_j is not None
     assert math.sqrt(2 * 0.5**2 / 12 + 0.8**2) * 0.99 <= reading.uncertainty_j <= 1.5
+
+
+def test_a_mark_close_to_a_reading_makes_no_spike_of_power() -> None:
+    """10 W, read every 20 ms; one mark 2 us after a reading is stamped 1 us late, which alone would read 20 W."""
+    times_s = np.array([0.0, 0.02, 0.020002, 0.04, 0.06])
+    values_j = np.array([0.0, 0.2, 0.20004, 0.4, 0.6])
+    trace = PowerTrace("rapl", "package-0", "counter", "counter", times_s, values_j, sample_interval_s=0.02)
+    at_s, watts = power_curve(trace)
+    assert at_s.tolist() == [0.02, 0.04, 0.06]
+    np.testing.assert_allclose(watts, 10.0)
