@@ -1,0 +1,140 @@
+/* A machine's NVML as far as energy is concerned, for tests on machines without an NVIDIA GPU.
+ *
+ * State is read anew at every call from the text file that FAKE_NVML names, so that a test can lose a GPU while a meter
+ * runs. One "key value" a line; what is absent has its default:
+ *
+ *   init 0             result of nvmlInit (9: the driver is not loaded)
+ *   gpus 1             how many there are
+ *   watts 100          constant power of GPU 0; GPU i has (i + 1) times as much
+ *   tick_ms 20         the energy counter is renewed this often
+ *   energy 0           result of reading the counter (3: not supported, 15: the GPU is lost)
+ *   power 0            result of reading the power
+ *
+ * Result codes are NVML's (nvml.h). Before nvmlInit and after nvmlShutdown every call answers 1, uninitialised.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, ARCHITECTURE_HOPPER = 9 };
+enum { MOST_GPUS = 8 };
+
+typedef struct gpu { unsigned index; } gpu;
+
+static gpu gpus[MOST_GPUS];
+static int live_sessions;
+
+static double state(const char *wanted, double fallback)
+{
+    const char *path = getenv("FAKE_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char key[32];
+    double value, found = fallback;
+    if (!file)
+        return fallback;
+    while (fscanf(file, "%31s %lf", key, &value) == 2)
+        if (strcmp(key, wanted) == 0)
+            found = value;
+    fclose(file);
+    return found;
+}
+
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + now.tv_nsec * 1e-9;
+}
+
+static double watts(const gpu *device)
+{
+    return state("watts", 100) * (device->index + 1);
+}
+
+int nvmlInitWithFlags(unsigned flags)
+{
+    int result = (int)state("init", SUCCESS);
+    (void)flags;
+    if (result == SUCCESS)
+        live_sessions++;
+    return result;
+}
+
+int nvmlShutdown(void)
+{
+    if (live_sessions == 0)
+        return UNINITIALIZED;
+    live_sessions--;
+    return SUCCESS;
+}
+
+const char *nvmlErrorString(int result)
+{
+    switch (result) {
+    case UNINITIALIZED: return "Uninitialized";
+    case NOT_SUPPORTED: return "Not Supported";
+    case 9: return "Driver Not Loaded";
+    case 15: return "GPU is lost";
+    default: return "Unknown Error";
+    }
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count)
+{
+    if (live_sessions == 0)
+        return UNINITIALIZED;
+    *count = (unsigned)state("gpus", 1);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, gpu **device)
+{
+    if (live_sessions == 0)
+        return UNINITIALIZED;
+    if (index >= MOST_GPUS || index >= (unsigned)state("gpus", 1))
+        return INVALID_ARGUMENT;
+    gpus[index].index = index;
+    *device = &gpus[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(gpu *device, unsigned long long *energy_mj)
+{
+    int result = live_sessions == 0 ? UNINITIALIZED : (int)state("energy", SUCCESS);
+    double tick_s = state("tick_ms", 20) * 1e-3;
+    if (result == SUCCESS)
+        *energy_mj = (unsigned long long)(watts(device) * 1e3 * tick_s * (double)(long long)(now_s() / tick_s));
+    return result;
+}
+
+int nvmlDeviceGetPowerUsage(gpu *device, unsigned *power_mw)
+{
+    int result = live_sessions == 0 ? UNINITIALIZED : (int)state("power", SUCCESS);
+    if (result == SUCCESS)
+        *power_mw = (unsigned)(watts(device) * 1e3);
+    return result;
+}
+
+/* What Zeus asks besides. */
+
+int nvmlDeviceGetArchitecture(gpu *device, unsigned *architecture)
+{
+    (void)device;
+    *architecture = ARCHITECTURE_HOPPER;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetName(gpu *device, char *name, unsigned length)
+{
+    (void)device;
+    snprintf(name, length, "Fake GPU");
+    return SUCCESS;
+}
+
+int nvmlDeviceGetC2cModeInfoV(gpu *device, void *mode)
+{
+    (void)device;
+    (void)mode;
+    return NOT_SUPPORTED;
+}

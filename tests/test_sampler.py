@@ -1,0 +1,155 @@
+"""The sampler on a real thread and the real clock; bounds are wide, a test machine may be busy."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import devices.sampler
+from devices.base import DeviceError
+from devices.clock import MonotonicClock
+from devices.sampler import Sampler, find_gaps
+
+CLOCK = MonotonicClock()
+
+
+def count_reads() -> tuple[Sampler, list[float]]:
+    """A sampler of a counter of its own reads, and their times."""
+    reads: list[float] = []
+
+    def read() -> Sequence[float]:
+        reads.append(time.monotonic())
+        return [float(len(reads)), -1.0]
+
+    return Sampler(read, 0.01, CLOCK), reads
+
+
+def test_a_reading_is_there_before_start_returns() -> None:
+    sampler, reads = count_reads()
+    sampler.start()
+    returned_s = CLOCK.now_s()
+    times_s, values = sampler.stop()
+    assert len(reads) >= 1
+    assert times_s[0] <= returned_s
+    assert values.shape == (len(times_s), 2)
+    assert values[:, 0].tolist() == list(range(1, len(times_s) + 1))
+
+
+def test_last_reading_is_taken_by_stop() -> None:
+    sampler = Sampler(lambda: [0.0], 10.0, CLOCK)
+    sampler.start()
+    time.sleep(0.05)
+    asked_s = CLOCK.now_s()
+    times_s, _ = sampler.stop()
+    assert len(times_s) == 2
+    assert asked_s <= times_s[1] <= CLOCK.now_s()
+
+
+def test_readings_lie_on_a_grid_although_each_takes_its_time() -> None:
+    def slow_read() -> Sequence[float]:
+        time.sleep(0.003)
+        return [0.0]
+
+    sampler = Sampler(slow_read, 0.01, CLOCK)
+    sampler.start()
+    time.sleep(0.6)
+    times_s, _ = sampler.stop()
+    # An interval that starts after each reading would drift by 3 ms a reading and give 46 of them, all over the grid.
+    off_grid_s = (times_s[1:-1] - times_s[0] + 0.005) % 0.01 - 0.005
+    assert np.median(np.abs(off_grid_s)) < 0.002
+    assert 25 <= len(times_s) <= 63
+
+
+def test_reading_that_blocks_leaves_a_gap_and_no_burst_after_it() -> None:
+    calls = itertools.count()
+
+    def stuck_once() -> Sequence[float]:
+        if next(calls) == 10:
+            time.sleep(0.2)
+        return [0.0]
+
+    sampler = Sampler(stuck_once, 0.01, CLOCK)
+    sampler.start()
+    time.sleep(0.5)
+    times_s, _ = sampler.stop()
+    gaps_s = find_gaps(times_s, 0.01)
+    # A reading is stamped in the middle of its call: the stuck one splits its 0.2 s into two gaps of half of it.
+    assert sum(end - start for start, end in gaps_s) >= 0.18
+    assert np.diff(times_s).min() > 0
+    deadlines_missed = 20
+    assert len(times_s) <= 53 - deadlines_missed + 2
+
+
+def test_marks_between_readings_keep_order() -> None:
+    sampler, _ = count_reads()
+    sampler.start()
+    marked_s = []
+    for _ in range(50):
+        before_s = CLOCK.now_s()
+        sampler.mark()
+        marked_s.append((before_s, CLOCK.now_s()))
+        time.sleep(0.0007)
+    times_s, values = sampler.stop()
+    assert np.all(np.diff(times_s) > 0)
+    assert np.all(np.diff(values[:, 0]) > 0)
+    for before_s, after_s in marked_s:
+        assert ((times_s >= before_s) & (times_s <= after_s)).any()
+
+
+def test_error_of_a_reading_surfaces_at_stop() -> None:
+    calls = itertools.count()
+
+    def lost() -> Sequence[float]:
+        if next(calls) == 3:
+            raise DeviceError("the GPU fell off the bus")
+        return [0.0]
+
+    sampler = Sampler(lost, 0.005, CLOCK)
+    sampler.start()
+    time.sleep(0.1)
+    with pytest.raises(DeviceError, match="fell off the bus"):
+        sampler.stop()
+
+
+def test_error_of_the_first_reading_surfaces_at_start() -> None:
+    def broken() -> Sequence[float]:
+        raise DeviceError("no such counter")
+
+    with pytest.raises(DeviceError, match="no such counter"):
+        Sampler(broken, 0.01, CLOCK).start()
+
+
+def test_reading_that_never_comes_back_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.sampler, "STOP_TIMEOUT_S", 0.1)
+    calls, release = itertools.count(), threading.Event()
+
+    def hung() -> Sequence[float]:
+        if next(calls) == 1:
+            release.wait(30)
+        return [0.0]
+
+    sampler = Sampler(hung, 0.005, CLOCK)
+    sampler.start()
+    time.sleep(0.05)
+    with pytest.raises(DeviceError, match=r"has not come back for 0\.1 s"):
+        sampler.stop()
+    release.set()
+
+
+def test_gaps_are_stretches_of_more_than_five_intervals() -> None:
+    times_s = np.array([0.0, 0.1, 0.6, 1.2, 1.3, 3.0])
+    assert find_gaps(times_s, 0.1) == ((0.6, 1.2), (1.3, 3.0))
+    assert find_gaps(times_s[:1], 0.1) == ()
+
+
+def test_clock_sleeps_until_a_time_and_not_for_one_that_has_passed() -> None:
+    started_s = CLOCK.now_s()
+    CLOCK.sleep_until_s(started_s - 5)
+    assert CLOCK.now_s() - started_s < 1
+    CLOCK.sleep_until_s(started_s + 0.05)
+    assert CLOCK.now_s() >= started_s + 0.05
