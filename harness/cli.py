@@ -225,9 +225,7 @@ def _print_dry_run(plan: Plan, workbench: Workbench, console: Console, as_json: 
         total_s = sum(e.seconds for e in found)
         for note in plan.skipped:
             console.print(f"left out: {note}", markup=False, highlight=False)
-        console.print(
-            f"about {total_s / 60:.1f} minutes (decode tokens are the most there may be; speeds are guessed from a probe)"
-        )
+        console.print(f"about {total_s / 60:.1f} minutes (decode tokens at most; speeds are guessed from a probe)")
 
 
 # --- printing --------------------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from results.records import Cell, PowerTrace, RunData, RunInfo, Trial
 
 SCHEMA_VERSION: Final = 2
 DATABASE: Final = "run.sqlite"
-_OWN_NAMES: Final = {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", "run.lock", "traces"}
+_OWN_NAMES: Final = {DATABASE, *(f"{DATABASE}-{s}" for s in ("journal", "wal", "shm")), "run.lock", "traces"}
+"""The journal exists only for the moment before the database is in WAL mode; a kill may leave it."""
 FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
 """A run does not start, and a trial is not written, with less room than this on the disk."""
 
@@ -243,6 +244,9 @@ class Store:
         for path in (self.directory / "traces").iterdir():
             if path.suffix == ".tmp" or (path.suffix == ".parquet" and path.stem not in known):
                 path.unlink(missing_ok=True)
+        # Tables and reports appear under hidden names before they are renamed.
+        for path in (*self.directory.glob(".*.csv.*"), *self.directory.glob(".*.html.*")):
+            path.unlink(missing_ok=True)
 
     # --- reading ---
 
