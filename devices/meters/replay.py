@@ -7,6 +7,7 @@ not of this run.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,13 +36,16 @@ class ReplayMeter:
         import pandas as pd
 
         try:
-            table = pd.read_csv(self._path)
+            with warnings.catch_warnings():
+                # Fields without a name would be dropped with a warning, or shift the columns.
+                warnings.simplefilter("error", pd.errors.ParserWarning)
+                table = pd.read_csv(self._path, index_col=False)
+        except pd.errors.ParserWarning as error:
+            raise MeterUnavailableError(
+                f"replay: {self._path} has rows with more fields than its header; name them all"
+            ) from error
         except (OSError, ValueError) as error:
             raise MeterUnavailableError(f"replay: {self._path} cannot be read ({error})") from error
-        if not isinstance(table.index, pd.RangeIndex):
-            raise MeterUnavailableError(
-                f"replay: {self._path} has rows with more fields than the header; name them all"
-            )
         components = [str(c) for c in table.columns if str(c).endswith("_w")]
         if "time_s" not in table.columns or not components:
             raise MeterUnavailableError(

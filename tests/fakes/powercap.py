@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ class Powercap:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._zones: list[tuple[Path, float, float, int]] = []
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._count, daemon=True)
         root.mkdir(parents=True, exist_ok=True)
@@ -32,6 +34,11 @@ class Powercap:
         self._renew(0.0)
         return folder
 
+    def unplug(self, zone: str) -> None:
+        """The zone's folder goes, as when a CPU or memory is taken off line."""
+        with self._lock:
+            shutil.rmtree(self.root / zone)
+
     def __enter__(self) -> Powercap:
         self._thread.start()
         return self
@@ -46,11 +53,10 @@ class Powercap:
             self._renew(time.monotonic() - started_s)
 
     def _renew(self, passed_s: float) -> None:
-        """sysfs never shows half a number: write beside, then rename. A zone that was unplugged stays away."""
-        for path, watts, start_uj, wrap_uj in self._zones:
-            if not path.parent.is_dir():
-                continue
-            beside = path.with_suffix(".new")
-            beside.write_text(f"{int(start_uj + watts * passed_s * 1e6) % wrap_uj}\n")
-            if path.is_file() or passed_s == 0.0:
-                beside.replace(path)
+        """sysfs never shows half a number: write beside, then rename."""
+        with self._lock:
+            for path, watts, start_uj, wrap_uj in self._zones:
+                if path.parent.is_dir():
+                    beside = path.with_suffix(".new")
+                    beside.write_text(f"{int(start_uj + watts * passed_s * 1e6) % wrap_uj}\n")
+                    beside.replace(path)

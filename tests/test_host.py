@@ -1,0 +1,179 @@
+"""The host: which meters it takes, and what it says of its own state."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from devices.base import DeviceError, Meter, MeterUnavailableError
+from devices.clock import MonotonicClock
+from devices.conditions import host_conditions, host_cpu_seconds, host_environment
+from devices.host import Host
+from devices.meters.modelled import ModelledMeter, load_watts_sheet
+from devices.meters.rapl import RaplMeter
+from devices.meters.replay import ReplayMeter
+from tests.fakes.powercap import Powercap
+
+CLOCK = MonotonicClock()
+
+
+class AbsentMeter(ModelledMeter):
+    """A meter of hardware that is not here."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(0.01, CLOCK, load_watts_sheet("generic"))
+        self.name = name
+
+    def open(self) -> None:
+        raise MeterUnavailableError(f"no {self.name} here")
+
+
+class OpenedMeter(ModelledMeter):
+    """Remembers whether it was closed."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        super().__init__(0.01, CLOCK, load_watts_sheet("generic"))
+
+    def close(self) -> None:
+        super().close()
+        self.closed = True
+
+
+def host(powercap: Path, *names: str, **changes: Callable[[], Meter]) -> Host:
+    constructors: dict[str, Callable[[], Meter]] = {
+        "nvml": lambda: AbsentMeter("nvml"),
+        "rapl": lambda: RaplMeter(0.01, CLOCK, powercap),
+        "zeus": lambda: AbsentMeter("zeus"),
+        "modelled": OpenedMeter,
+        "replay": lambda: ReplayMeter(powercap / "absent.csv", CLOCK),
+    }
+    return Host("host", names, constructors | changes, CLOCK)
+
+
+def test_auto_falls_through_to_the_modelled_meter_when_nothing_counts(tmp_path: Path) -> None:
+    machine = host(tmp_path, "auto")
+    machine.open()
+    assert [(m.name, m.method) for m in machine.meters] == [("modelled", "modelled")]
+
+
+def test_auto_takes_rapl_where_the_powercap_tree_is(tmp_path: Path) -> None:
+    tree = Powercap(tmp_path / "powercap")
+    tree.add("intel-rapl:0", "package-0", 30.0)
+    with tree:
+        machine = host(tree.root, "auto")
+        machine.open()
+        assert [(m.name, m.method) for m in machine.meters] == [("rapl", "counter")]
+        machine.close()
+
+
+def test_auto_goes_on_when_a_counter_is_there_but_unreadable(tmp_path: Path) -> None:
+    zone = Powercap(tmp_path / "powercap").add("intel-rapl:0", "package-0", 30.0)
+    (zone / "energy_uj").unlink()
+    (zone / "energy_uj").mkdir()
+    machine = host(tmp_path / "powercap", "auto")
+    machine.open()
+    assert [m.name for m in machine.meters] == ["modelled"]
+
+
+def test_named_meter_must_open(tmp_path: Path) -> None:
+    with pytest.raises(MeterUnavailableError, match="no intel-rapl zone"):
+        host(tmp_path, "rapl").open()
+
+
+def test_failure_of_one_named_meter_closes_those_already_open(tmp_path: Path) -> None:
+    first = OpenedMeter()
+    machine = host(tmp_path, "modelled", "replay", modelled=lambda: first)
+    with pytest.raises(MeterUnavailableError, match="absent"):
+        machine.open()
+    assert first.closed
+    assert machine.meters == []
+
+
+def test_meter_named_twice_is_read_once(tmp_path: Path) -> None:
+    # Two traces of one meter would be added up to twice the joules.
+    for names in (("modelled", "auto"), ("auto", "modelled"), ("modelled", "modelled")):
+        machine = host(tmp_path, *names)
+        machine.open()
+        assert [m.name for m in machine.meters] == ["modelled"]
+        machine.close()
+
+
+def test_host_without_any_meter_says_why_for_each(tmp_path: Path) -> None:
+    machine = host(tmp_path, "auto", modelled=lambda: AbsentMeter("modelled"))
+    with pytest.raises(DeviceError) as caught:
+        machine.open()
+    for why in ("nvml: no nvml here", "rapl: RAPL: no intel-rapl zone", "zeus: no zeus here", "modelled: no modelled"):
+        assert why in str(caught.value)
+
+
+def test_closed_host_opens_again(tmp_path: Path) -> None:
+    machine = host(tmp_path, "modelled")
+    for _ in range(2):
+        machine.open()
+        assert len(machine.meters) == 1
+        machine.close()
+        assert machine.meters == []
+
+
+def test_environment_names_the_machine_and_the_packages_that_change_figures() -> None:
+    environment = host_environment()
+    for package in ("torch", "numpy", "pandas"):
+        assert environment.packages[package] == importlib.metadata.version(package)
+    assert environment.joulebench == importlib.metadata.version("joulebench")
+    assert environment.os.startswith(os.uname().sysname)
+    assert environment.machine == os.uname().machine
+    assert environment.n_threads == os.cpu_count()
+    assert 1 <= environment.n_cores <= environment.n_threads
+    assert environment.memory_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert environment.cpu_model
+
+
+def test_conditions_hold_what_can_be_read_and_none_for_the_rest() -> None:
+    conditions = host_conditions(12.5)
+    assert conditions.at_s == 12.5
+    assert conditions.load_average_1m is not None
+    assert conditions.throttled is None
+    for figure in (conditions.cpu_frequency_mhz, conditions.temperature_c):
+        assert figure is None or figure > 0
+
+
+BUSY = "import time\nend = time.monotonic() + 3\nwhile time.monotonic() < end: pass"
+
+
+def test_work_of_another_process_is_foreign() -> None:
+    other = subprocess.Popen([sys.executable, "-c", BUSY])
+    try:
+        time.sleep(0.3)
+        before = host_cpu_seconds()
+        time.sleep(1.0)
+        after = host_cpu_seconds()
+    finally:
+        other.kill()
+        other.wait()
+    foreign_s = (after.busy_s - before.busy_s) - (after.ours_s - before.ours_s)
+    available_s = after.available_s - before.available_s
+    # It gets a whole core, or its share of one where the machine is busy otherwise, and then others are foreign too.
+    assert 0.4 <= foreign_s <= available_s * 1.02
+    assert available_s == pytest.approx(os.cpu_count() or 1, rel=0.3)
+
+
+def test_own_work_and_that_of_finished_children_is_ours() -> None:
+    before = host_cpu_seconds()
+    until_s = time.process_time() + 0.3
+    while time.process_time() < until_s:
+        pass
+    mine = host_cpu_seconds()
+    subprocess.run([sys.executable, "-c", "sum(range(6_000_000))"], check=True)
+    with_child = host_cpu_seconds()
+    assert mine.ours_s - before.ours_s == pytest.approx(0.3, abs=0.1)
+    assert with_child.ours_s - mine.ours_s >= 0.05
+    assert with_child.busy_s - before.busy_s >= 0.3
