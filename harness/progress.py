@@ -85,7 +85,9 @@ class LiveProgress:
         self._finished += 1
         self._advance(1)
         if trial.failure is not None:
-            self._console.print(f"failed: {cell} · trial {trial.repeat + 1}: {trial.failure.error}", markup=False)
+            self._console.print(
+                f"failed: {cell} · trial {trial.repeat + 1}: {trial.failure.error}", markup=False, highlight=False
+            )
 
     def cell_finished(self, cell: str, n_trials_left_out: int) -> None:
         self._advance(n_trials_left_out)

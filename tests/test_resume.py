@@ -157,7 +157,8 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     killed: Counter[str] = Counter()
     n_runs = 0
     while phases:
-        run, log, seen = tmp_path / f"run{n_runs}", tmp_path / f"log{n_runs}", {}
+        run, log = tmp_path / f"run{n_runs}", tmp_path / f"log{n_runs}"
+        seen: Records = {}
         n_runs += 1
         code = None
         while code is None:

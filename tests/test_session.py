@@ -114,7 +114,7 @@ def test_the_engine_must_run_on_the_device_that_is_measured() -> None:
 def test_net_energy_is_above_the_idle_before_and_after() -> None:
     trial, traces = run_trial(FakeBench().arm_of("c"), BARE.model_copy(update={"idle_s": 2.0}), repeat=0)
     (idle,) = trial.idle
-    assert (idle.before_w, idle.after_w) == (pytest.approx(IDLE_W), pytest.approx(IDLE_W))
+    assert [idle.before_w, idle.after_w] == pytest.approx([IDLE_W, IDLE_W])
     expected_j = 2 * PREFILL_S * (PREFILL_W - IDLE_W) + N_DECODED * TOKEN_S * (DECODE_W - IDLE_W)
     assert energy(trial, "all").net_energy_j == pytest.approx(expected_j, rel=1e-12)
     assert traces[IDLE_BEFORE][0].times_s[-1] <= trial.window_start_s
@@ -189,7 +189,7 @@ def test_a_replayed_constant_power_gives_power_times_duration(tmp_path: Path) ->
     meter.open()
     device = FakeDevice(machine, [meter])  # type: ignore[list-item]
     engine = FakeEngine(machine, FakeDevice(machine, []))
-    trial, _ = run_trial(Arm("c", engine, FakeWorkload(), device, machine, fake_requests()), BARE, repeat=0)  # type: ignore[arg-type]
+    trial, _ = run_trial(Arm("c", engine, FakeWorkload(), device, machine, fake_requests()), BARE, repeat=0)
     reading = energy(trial, "all")
     assert reading.energy_j == pytest.approx(10 * WINDOW_S, rel=1e-9)
     assert reading.method == "replayed"

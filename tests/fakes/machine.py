@@ -6,6 +6,7 @@ Its power is piecewise constant, so every joule has a closed form.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class FakeMeter:
     def __init__(self, machine: FakeMachine, name: str = "fake", method: Method = "counter") -> None:
         self.name = name
         self.method: Method = method
-        self.channels = (Channel(component="machine", kind="counter"),)
+        self.channels: tuple[Channel, ...] = (Channel(component="machine", kind="counter"),)
         self.running = False
         self.start_error: Exception | None = None
         self.stop_error: Exception | None = None
@@ -130,9 +131,9 @@ class FakeDevice:
 class FakeEngine:
     """Prefill at one power, decode at another. `errors`: raised by the next calls, in order (None: no error)."""
 
-    time_method = "measured"
-    tokenizer = None
+    tokenizer: Any = None
     max_length = 512
+    time_method: Literal["measured", "modelled"] = "measured"
     needs_calibration = False
 
     def __init__(self, machine: FakeMachine, device: FakeDevice, name: str = "host") -> None:

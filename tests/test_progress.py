@@ -1,0 +1,49 @@
+"""A run is followed on a terminal, and can be read back from a log."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from harness.progress import LiveProgress, PlainProgress, outcome
+from tests import run_builders as build
+
+
+def test_a_log_has_a_line_a_trial_and_says_what_was_resumed() -> None:
+    text = io.StringIO()
+    progress = PlainProgress(Console(file=text, width=40))
+    with progress:
+        progress.begin(n_trials=5, n_done=2)
+        progress.trial_finished("arm · boolq · host", build.trial(energy=[build.reading()]))
+        progress.cell_finished("arm · boolq · host", n_trials_left_out=1)
+        progress.trial_finished("arm · boolq · host", build.failed(error="[red]gone[/red]"))
+    assert text.getvalue().splitlines() == [
+        "resuming: 2 of 5 trials are there",
+        "[3/5] arm · boolq · host · trial 1 · 1.5 s · 1 requests · 6 J counter",
+        "arm · boolq · host: interval is narrow enough, 1 trials not needed",
+        "[4/4] arm · boolq · host · trial 1 · FAILED (stable): [red]gone[/red]",
+    ]
+
+
+def test_a_terminal_keeps_only_what_failed() -> None:
+    text = io.StringIO()
+    progress = LiveProgress(Console(file=text, force_terminal=True, width=100))
+    with progress:
+        progress.begin(n_trials=3, n_done=1)
+        progress.preparing("arm")
+        progress.trial_started("arm", 0)
+        progress.trial_finished("arm", build.trial())
+        progress.trial_finished("arm", build.failed(error="out of [memory]"))
+    lines = [line for line in text.getvalue().splitlines() if "failed:" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("failed: arm · trial 1: out of [memory]")
+    assert "3/3" in text.getvalue()
+
+
+def test_an_outcome_says_method_and_what_is_missing() -> None:
+    assert outcome(build.trial()) == "1.5 s · 1 requests · no meter"
+    unresolved = build.reading(energy_j=None, reason="unresolved, the window is 3 ms")
+    assert outcome(build.trial(energy=[unresolved])).endswith("no energy: unresolved, the window is 3 ms")
+    modelled = build.trial(time_method="modelled", energy=[build.reading(method="modelled")])
+    assert outcome(modelled) == "1.5 s modelled · 1 requests · 6 J modelled"

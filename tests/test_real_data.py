@@ -1,0 +1,50 @@
+"""The demo plan on real data sets, where there are any: same plan, and the tables say where the items came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.command import joulebench
+from tests.data_folder import data_folder
+
+DEMO = Path(__file__).parents[1] / "plans" / "demo.toml"
+
+
+@pytest.mark.slow
+def test_the_demo_runs_on_real_hellaswag_boolq_and_sharegpt(tmp_path: Path) -> None:
+    data = data_folder()
+    settings = ("workload.limit=2", "workload.sharegpt.max_new_tokens=4", "protocol.repeats=1", "protocol.idle_s=0")
+    arguments = [a for setting in settings for a in ("--set", setting)]
+    done = joulebench("run", str(DEMO), "--out", str(tmp_path / "run"), *arguments, data=data)
+    assert done.code == 0, done.stderr
+    trials = pd.read_csv(tmp_path / "run" / "trials.csv")
+    assert set(trials["status"]) == {"ok"}
+    sources = pd.read_csv(tmp_path / "run" / "summary.csv").groupby("workload")["data_source"].unique()
+    for name in ("hellaswag", "boolq", "sharegpt"):
+        (source,) = sources[name]
+        assert Path(source).is_relative_to(data)
+    for name in ("ruler_niah_single_2", "ruler_niah_multikey_1"):
+        assert list(sources[name]) == ["generated"]
+    # Two items each: four answers of HellaSwag, two of BoolQ, for every arm and repeat.
+    per_arm = trials.groupby(["workload", "engine", "device"])["request_id"].nunique().groupby("workload").unique()
+    assert list(per_arm["hellaswag"]) == [8]
+    assert list(per_arm["boolq"]) == [4]
+    accuracy = pd.read_csv(tmp_path / "run" / "accuracy.csv")
+    assert set(accuracy.loc[accuracy["workload"] == "boolq", "metric"]) >= {"acc"}
+    assert set(accuracy.loc[accuracy["workload"] == "hellaswag", "metric"]) >= {"acc", "acc_norm"}
+    assert not trials["workload"].str.contains("sample").any()
+
+
+def test_a_data_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    done = joulebench("plan", "check", str(DEMO), data=tmp_path / "nowhere")
+    assert done.code == 2
+    assert "Traceback" not in done.stderr
+    assert {line.split(":")[1].strip() for line in done.problems} == {
+        "workload hellaswag",
+        "workload boolq",
+        "workload sharegpt",
+    }
+    assert all(str(tmp_path / "nowhere") in line for line in done.problems)
