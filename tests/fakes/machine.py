@@ -59,10 +59,10 @@ class FakeMeter:
     def start(self) -> None:
         if self.running:
             raise DeviceError(f"meter {self.name} is already running")
-        if self.start_error is not None:
-            raise self.start_error
-        self.running = True
         self._readings = {}
+        self.running = True
+        if self.start_error is not None:
+            raise self.start_error  # half started, as a meter is whose first reading fails
         self.mark()
 
     def mark(self) -> None:
