@@ -78,7 +78,7 @@ def data_source(kind: SourceKind | None, data_root: Path | None) -> DataSource:
     if kind != "folder":
         return DataSource(kind)
     if data_root is None:
-        raise WorkloadError('data = "folder", but no data folder was given; name one, or set data = "sample"')
+        raise WorkloadError('data = "folder", but no data folder was given; set JOULEBENCH_DATA, or data = "sample"')
     if not data_root.is_dir():
         raise WorkloadError(f"data folder {data_root} does not exist; create it, or leave it out for the sample")
     return DataSource("folder", data_root)

@@ -197,7 +197,9 @@ def _haystack(name: str, data_root: Path | None) -> tuple[Haystack, str]:
     if name == "generated":
         return generated_text, "generated"
     if name == "file" and data_root is None:
-        raise WorkloadError('haystack = "file", but no data folder was given; name a text file, or use "generated"')
+        raise WorkloadError(
+            'haystack = "file", but no data folder was given; set JOULEBENCH_DATA, name a text file, or use "generated"'
+        )
     path = (data_root or Path()) / (PUBLIC_DOMAIN_HAYSTACK if name == "file" else name)
     return file_text(path), str(path)
 
