@@ -201,27 +201,25 @@ class Store:
         """Commits one trial with its traces (by part: `WINDOW`, `IDLE_BEFORE`, `IDLE_AFTER`). Raises `StoreError`."""
         check_free_space(self.directory)
         path = self._trace_path(trial.trial_id)
-        row_is_in = False
         try:
-            with self._transaction() as db:
-                db.execute(
-                    "INSERT INTO trial (trial_id, cell_id, repeat, status, record, finished_order)"
-                    " VALUES (?, ?, ?, ?, ?, (SELECT coalesce(max(finished_order), 0) + 1 FROM trial))",
-                    (trial.trial_id, trial.cell_id, trial.repeat, trial.status, trial.model_dump_json()),
-                )
-                row_is_in = True
-                if any(traces.values()):
-                    _write_traces(path, traces)
+            with contextlib.ExitStack() as undo:
+                with self._transaction() as db:
+                    db.execute(
+                        "INSERT INTO trial (trial_id, cell_id, repeat, status, record, finished_order)"
+                        " VALUES (?, ?, ?, ?, ?, (SELECT coalesce(max(finished_order), 0) + 1 FROM trial))",
+                        (trial.trial_id, trial.cell_id, trial.repeat, trial.status, trial.model_dump_json()),
+                    )
+                    if any(traces.values()):
+                        # Only from here on: before, a file of this name would be that of a finished trial.
+                        undo.callback(path.unlink, missing_ok=True)
+                        _write_traces(path, traces)
+                undo.pop_all()
         except sqlite3.IntegrityError as error:
             raise StoreError(
                 f"trial {trial.trial_id} (cell {trial.cell_id}, repeat {trial.repeat}) does not fit what"
                 f" {self.directory} holds ({error}); a finished trial is never replaced"
             ) from error
         except (OSError, sqlite3.Error) as error:
-            if row_is_in:
-                # What cannot be removed now is an orphan that the next `open` removes.
-                with contextlib.suppress(OSError):
-                    path.unlink()
             raise StoreError(
                 f"trial {trial.trial_id} could not be written to {self.directory} ({error});"
                 " finished trials are kept: make room and go on with --resume"

@@ -236,6 +236,14 @@ def test_counter_that_stands_still_is_a_dead_one_not_zero_joules() -> None:
     assert "stood still at 5 J" in reason(dead, (1.0, 9.0))
 
 
+def test_counter_that_rests_between_two_loads_has_used_nothing_then() -> None:
+    power = steps((0, 100.0), (2, 0.0), (8, 100.0))
+    resting = counter_trace(power, GRID_S, update_s=0.1, phase_s=0.03)
+    # Drawn as a line from the last tick to the next, 10 J would be spread over 6 s.
+    assert energy(resting, (3.0, 7.0)).energy_j == pytest.approx(0, abs=1e-9)
+    assert energy(resting, (1.0, 9.0)).energy_j == pytest.approx(200, abs=2)
+
+
 def test_window_that_ends_before_it_starts_is_refused() -> None:
     assert "ends before it starts" in reason(trace("power", GRID_S, np.ones(len(GRID_S)), 0.01), (5.0, 4.0))
 
@@ -412,10 +420,13 @@ def test_counters_truth_lies_within_two_sigma_when_ticks_have_any_phase(
 
 
 @pytest.mark.parametrize("shape", [telegraph, square, burst])
-def test_counter_whose_trace_ends_with_the_window_is_less_certain_but_still_right(shape: Shape) -> None:
+@pytest.mark.parametrize("update_s", [0.1, 0.001])
+def test_counter_whose_trace_ends_with_the_window_is_less_certain_but_still_right(
+    shape: Shape, update_s: float
+) -> None:
     def take(power: StepPower, end_s: float, rng: np.random.Generator) -> PowerTrace:
         times_s = np.append(np.arange(-1e-4, end_s, 0.02), end_s + 1e-4)
-        return counter_trace(power, times_s, 0.1, rng.uniform(0, 0.1), step_j=1e-3)
+        return counter_trace(power, times_s, update_s, rng.uniform(0, update_s), step_j=1e-3)
 
     assert coverage(shape, take)[0] >= 0.95
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import results.store
 from results.records import Completion, EnergyReading, Failure, PowerTrace, RunInfo, Score, Trial
 from results.store import IDLE_AFTER, IDLE_BEFORE, WINDOW, Store, StoreError, check_free_space
 from tests.fakes.waveforms import trace
@@ -280,22 +282,41 @@ def test_full_disk_keeps_earlier_trials_and_the_store_goes_on(directory: Path, l
         assert_same_trace(store.traces("c1-t0")[0], POWER)
 
 
-def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
+@pytest.fixture
+def small_volume(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
     volume = tmp_path / "small"
     volume.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(volume)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(volume)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("a small file system cannot be mounted here (needs root)")
-    try:
-        with pytest.raises(StoreError, match=r"only 1 MB are free .* 67 MB are needed; make room"):
-            Store.create(volume / "run", INFO, CELLS)
-        assert list(volume.iterdir()) == []
-        with pytest.raises(StoreError, match="MB are needed"):
-            check_free_space(volume / "not" / "yet" / "there")
-    finally:
-        subprocess.run(["umount", str(volume)], check=True)
+    yield volume
+    subprocess.run(["umount", str(volume)], check=True)
+
+
+def test_too_little_room_is_told_before_anything_is_written(small_volume: Path) -> None:
+    with pytest.raises(StoreError, match=r"only 1 MB are free .* 67 MB are needed; make room"):
+        Store.create(small_volume / "run", INFO, CELLS)
+    assert list(small_volume.iterdir()) == []
+    with pytest.raises(StoreError, match="MB are needed"):
+        check_free_space(small_volume / "not" / "yet" / "there")
+
+
+@pytest.mark.parametrize("n_readings", [0, 100_000])
+def test_volume_that_fills_up_keeps_earlier_trials(
+    small_volume: Path, monkeypatch: pytest.MonkeyPatch, n_readings: int
+) -> None:
+    monkeypatch.setattr(results.store, "FREE_BYTES_NEEDED", 0)  # as when another program takes the room meanwhile
+    noise = np.random.default_rng(0).random(n_readings)
+    with Store.create(small_volume / "run", INFO, CELLS) as store:
+        store.add_trial(trial("c1", 0), {WINDOW: [POWER]})
+        big = trial("c1", 1, marks=("x" * 1_000_000,) if n_readings == 0 else ())
+        with pytest.raises(StoreError, match=r"could not be written .*(full|No space left).* finished trials are kept"):
+            store.add_trial(big, {WINDOW: [replace(POWER, times_s=noise, values=noise)]})
+        store.add_trial(trial("c1", 2), {WINDOW: [POWER]})
+    with Store.open(small_volume / "run") as store:
+        assert [t.repeat for t in store.trials()] == [0, 2]
+        assert_same_trace(store.traces("c1-t0")[0], POWER)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -335,11 +356,15 @@ def test_trace_file_of_somebody_else_is_damaged_too(directory: Path, store: Stor
 
 def test_damaged_database_is_an_error_that_names_it(directory: Path) -> None:
     Store.create(directory, INFO, CELLS).close()
+    intact = (directory / "run.sqlite").read_bytes()
     (directory / "run.sqlite").write_bytes(b"this is no database" * 100)
-    with pytest.raises(StoreError, match=r"run\.sqlite cannot be used .*damaged"):
+    with pytest.raises(StoreError, match=r"run\.sqlite cannot be used .*damaged") as caught:
         Store.open(directory)
     with pytest.raises(StoreError, match="cannot create the run folder"):
         Store.create(directory, INFO, CELLS)
+    (directory / "run.sqlite").write_bytes(intact)
+    Store.open(directory).close()
+    del caught  # until here it kept alive what the failed `open` held: a lock that was not let go would show
 
 
 # --- schema ----------------------------------------------------------------------------------------------------------
@@ -444,10 +469,11 @@ def test_folder_with_other_files_is_refused_and_untouched(directory: Path) -> No
 def test_folder_that_holds_a_run_is_not_started_again(directory: Path) -> None:
     with Store.create(directory, INFO, CELLS) as store:
         store.add_trial(trial("c1"), {})
-    with pytest.raises(StoreError, match="already holds a run; go on with --resume"):
+    with pytest.raises(StoreError, match="already holds a run; go on with --resume") as caught:
         Store.create(directory, INFO, CELLS)
     with Store.open(directory) as store:
         assert len(store.trials()) == 1
+    del caught  # until here it kept alive what the refused `create` held
 
 
 def test_run_that_cannot_be_created_leaves_nothing_and_no_lock(directory: Path) -> None:
@@ -456,10 +482,11 @@ def test_run_that_cannot_be_created_leaves_nothing_and_no_lock(directory: Path) 
         Store.create(directory, INFO, twice)
     assert not directory.exists()
     directory.mkdir()
-    with pytest.raises(StoreError, match="cannot create the run folder"):
+    with pytest.raises(StoreError, match="cannot create the run folder") as caught:
         Store.create(directory, INFO, twice)
     assert list(directory.iterdir()) == []
     Store.create(directory, INFO, CELLS).close()
+    del caught  # until here it kept alive what the failed `create` held
 
 
 def test_folder_of_a_process_killed_while_creating_it_is_usable(directory: Path) -> None:
