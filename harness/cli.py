@@ -139,10 +139,11 @@ def _prepared(plan_path: Path, settings: list[str] | None) -> Iterator[tuple[Pla
 
     with contextlib.ExitStack() as closing:
         try:
-            plan = load_plan(plan_path, settings or (), data_root())
-            workbench = Workbench(plan.protocol)
-            closing.callback(workbench.close)
-            plan = preflight(plan, workbench)
+            with _console(stderr=True).status("checking the plan and what it names"):
+                plan = load_plan(plan_path, settings or (), data_root())
+                workbench = Workbench(plan.protocol)
+                closing.callback(workbench.close)
+                plan = preflight(plan, workbench)
         except PlanError as error:
             for problem in error.problems:
                 typer.echo(f"error: {problem}", err=True)
