@@ -8,6 +8,7 @@ that it would only repeat the largest value under a grander name.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -63,15 +64,20 @@ def mean_interval(x: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
         return float(x[0]), float(x[0])
     from scipy import stats
 
-    result = stats.bootstrap(
-        (x,),
-        np.mean,
-        confidence_level=CONFIDENCE,
-        n_resamples=BOOTSTRAP_RESAMPLES,
-        method="BCa",
-        rng=np.random.default_rng(seed),
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        interval = stats.bootstrap(
+            (x,),
+            np.mean,
+            confidence_level=CONFIDENCE,
+            n_resamples=BOOTSTRAP_RESAMPLES,
+            method="BCa",
+            rng=np.random.default_rng(seed),
+        ).confidence_interval
+    if not np.isfinite([interval.low, interval.high]).all():
+        # Values that differ by rounding only leave BCa nothing to correct by.
+        return student_interval(x)
+    return float(interval.low), float(interval.high)
 
 
 def student_interval(x: NDArray[np.float64]) -> tuple[float, float]:

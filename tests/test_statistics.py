@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -59,7 +59,10 @@ def test_bootstrap_is_the_same_for_the_same_seed() -> None:
     assert mean_interval(x, seed=4) != mean_interval(x, seed=5)
 
 
+@pytest.mark.filterwarnings("error")
 @settings(max_examples=30, deadline=None)
+@example(common=1.0, other=1.0 + 2**-52, n=20)
+@example(common=0.0, other=1e-200, n=20)
 @given(common=st.floats(-1e3, 1e3), other=st.floats(-1e3, 1e3), n=st.integers(BOOTSTRAP_FROM, 40))
 def test_interval_is_finite_and_holds_the_mean_for_nearly_equal_values(common: float, other: float, n: int) -> None:
     x = np.array([common] * (n - 1) + [other])
