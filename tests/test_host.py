@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from devices.base import DeviceError, Meter, MeterUnavailableError
+from devices.base import Channel, DeviceError, Meter, MeterUnavailableError
 from devices.clock import MonotonicClock
 from devices.conditions import host_conditions, host_cpu_seconds, host_environment
-from devices.host import Host
+from devices.host import AUTO_ORDER, Host
 from devices.meters.modelled import ModelledMeter, load_watts_sheet
 from devices.meters.rapl import RaplMeter
 from devices.meters.replay import ReplayMeter
@@ -82,6 +82,34 @@ def test_auto_goes_on_when_a_counter_is_there_but_unreadable(tmp_path: Path) -> 
     machine = host(tmp_path / "powercap", "auto")
     machine.open()
     assert [m.name for m in machine.meters] == ["modelled"]
+
+
+class GpuMeter(OpenedMeter):
+    """Opens, and sees the GPU only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "nvml"
+
+    def open(self) -> None:
+        self.channels = (Channel("gpu0", "counter", computes="gpu"),)
+
+
+def test_auto_passes_over_a_meter_that_does_not_see_the_engines_unit(tmp_path: Path) -> None:
+    gpu = GpuMeter()
+    machine = host(tmp_path, "auto", nvml=lambda: gpu)
+    machine.open()
+    assert [m.name for m in machine.meters] == ["modelled"]
+    assert gpu.closed
+
+
+def test_auto_takes_no_cpu_meter_for_an_engine_on_the_gpu(tmp_path: Path) -> None:
+    on_gpu = Host("host", ["auto"], {"nvml": GpuMeter} | dict.fromkeys(AUTO_ORDER[1:], OpenedMeter), CLOCK, "gpu")
+    on_gpu.open()
+    assert [m.name for m in on_gpu.meters] == ["nvml"]
+    without = Host("host", ["auto"], dict.fromkeys(AUTO_ORDER, OpenedMeter), CLOCK, "gpu")
+    with pytest.raises(DeviceError, match="it sees cpu, and the engine computes on the gpu"):
+        without.open()
 
 
 def test_named_meter_must_open(tmp_path: Path) -> None:
