@@ -1,8 +1,4 @@
-"""Weights from a Hugging Face folder, a hub id, or the bundled model: safetensors only, every tensor accounted for.
-
-Legend: H hidden, Q = heads * head_dim, M = kv heads * head_dim, D head_dim, W dense width, I expert width, J = 2I,
-E experts, L vocabulary rows.
-"""
+"""Weights from a Hugging Face folder, a hub id, or the bundled model: safetensors only, every tensor accounted for."""
 
 from __future__ import annotations
 
@@ -16,65 +12,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engines.errors import EngineError
-from engines.experts import ExpertWeights
 from engines.model_config import ModelConfig, read_json, read_model_config
 from engines.tokenizer import Tokenizer
+from engines.weights import ModelWeights, Shape, load_weights
+from engines.weights import tensor_shapes as tensor_shapes
 
 logger = logging.getLogger(__name__)
 
 BUNDLED_PREFIX = "bundled:"
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+MXFP4_SUFFIXES = ("_blocks", "_scales")
 TOKENIZER_FILES = ["*.json", "*.jinja"]
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class AttentionWeights:
-    """Projections as [out, in]; biases where the architecture has them; norms over one head's features."""
-
-    q_QH: Tensor
-    k_MH: Tensor
-    v_MH: Tensor
-    out_HQ: Tensor
-    q_bias_Q: Tensor | None
-    k_bias_M: Tensor | None
-    v_bias_M: Tensor | None
-    q_norm_D: Tensor | None
-    k_norm_D: Tensor | None
-
-
-@dataclass(frozen=True)
-class DenseWeights:
-    """SwiGLU of a dense layer. gate_up: rows 0..W-1 gate, W..2W-1 up."""
-
-    gate_up: Tensor
-    down_HW: Tensor
-
-
-@dataclass(frozen=True)
-class SparseWeights:
-    router_EH: Tensor
-    experts: ExpertWeights
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    attention_norm_H: Tensor
-    attention: AttentionWeights
-    mlp_norm_H: Tensor
-    mlp: DenseWeights | SparseWeights
-
-
-@dataclass(frozen=True)
-class ModelWeights:
-    """head_LH is the embedding itself where the model ties them."""
-
-    embedding_LH: Tensor
-    layers: tuple[LayerWeights, ...]
-    norm_H: Tensor
-    head_LH: Tensor
 
 
 @dataclass(frozen=True)
@@ -121,49 +70,10 @@ def load_checkpoint(source: str, dtype: torch.dtype) -> Checkpoint:
     located = _locate_tensors(facts.folder)
     _check_tensors(facts.config, located)
     read = _tensor_reader(located)
-    if facts.config.tie_embeddings and "lm_head.weight" in located:
-        _check_tied_head(read)
-    weights = _read_weights(facts.config, read, dtype)
+    if _stored_tied_head(facts.config) in located:
+        _check_tied_head(facts.config, read)
+    weights = load_weights(facts.config, lambda name, _: read(name), dtype)
     return Checkpoint(facts.source, facts.folder, facts.revision, facts.config, facts.tokenizer, weights)
-
-
-def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every tensor that a checkpoint of this architecture holds, by its Hugging Face name."""
-    hidden = config.hidden
-    q_width, kv_width = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    shapes: dict[str, Shape] = {
-        "model.embed_tokens.weight": (config.vocabulary_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config.tie_embeddings:
-        shapes["lm_head.weight"] = (config.vocabulary_size, hidden)
-    for layer in range(config.n_layers):
-        prefix = f"model.layers.{layer}."
-        shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
-            shapes[f"{prefix}self_attn.{name}_proj.weight"] = (width, hidden)
-            if config.qkv_bias:
-                shapes[f"{prefix}self_attn.{name}_proj.bias"] = (width,)
-        shapes[prefix + "self_attn.o_proj.weight"] = (hidden, q_width)
-        if config.qk_norm:
-            shapes[prefix + "self_attn.q_norm.weight"] = (config.head_dim,)
-            shapes[prefix + "self_attn.k_norm.weight"] = (config.head_dim,)
-        if config.moe is not None and config.is_sparse(layer):
-            shapes[prefix + "mlp.gate.weight"] = (config.moe.n_experts, hidden)
-            for expert in range(config.moe.n_experts):
-                shapes |= _swiglu_shapes(f"{prefix}mlp.experts.{expert}.", hidden, config.moe.expert_width)
-        else:
-            shapes |= _swiglu_shapes(prefix + "mlp.", hidden, config.dense_width)
-    return shapes
-
-
-def _swiglu_shapes(prefix: str, hidden: int, width: int) -> dict[str, Shape]:
-    return {
-        prefix + "gate_proj.weight": (width, hidden),
-        prefix + "up_proj.weight": (width, hidden),
-        prefix + "down_proj.weight": (hidden, width),
-    }
 
 
 # --- where the files are ---------------------------------------------------------------------------------------------
@@ -255,16 +165,12 @@ def _read_header(path: Path) -> dict[str, Shape]:
 
 def _check_tensors(config: ModelConfig, located: dict[str, _Located]) -> None:
     wanted = tensor_shapes(config)
-    optional = {"lm_head.weight"} if config.tie_embeddings else set()
     missing = sorted(wanted.keys() - located.keys())
     if missing:
         raise EngineError(
             f"tensor {missing[0]!r} missing ({len(missing)} in all); config.json and weights do not belong together"
         )
-    # Llama exports of old hold the rotary frequencies, which follow from the config.
-    left_over = sorted(
-        name for name in located.keys() - wanted.keys() - optional if not name.endswith(".rotary_emb.inv_freq")
-    )
+    left_over = sorted(name for name in located.keys() - wanted.keys() if not _is_unused(name, config))
     if left_over:
         raise EngineError(
             f"tensor {left_over[0]!r} left over ({len(left_over)} in all): {config.architecture} does not use it; "
@@ -275,6 +181,20 @@ def _check_tensors(config: ModelConfig, located: dict[str, _Located]) -> None:
             raise EngineError(f"tensor {name!r} has shape {located[name].shape}, config.json asks for {shape}")
 
 
+def _is_unused(name: str, config: ModelConfig) -> bool:
+    """Tensors that published checkpoints hold and that computing does not need. Everything else must have a use.
+
+    Llama exports of old hold the rotary frequencies, which follow from the config.
+    """
+    names = config.names
+    beyond = tuple(f"{names.root}model.layers.{layer}." for layer in config.ignored_layers)
+    return (
+        name == _stored_tied_head(config)
+        or name.endswith(".rotary_emb.inv_freq")
+        or name.startswith((*beyond, *names.ignored_prefixes))
+    )
+
+
 def _tensor_reader(located: dict[str, _Located]) -> Callable[[str], Tensor]:
     def read(name: str) -> Tensor:
         path = located[name].path
@@ -283,6 +203,8 @@ def _tensor_reader(located: dict[str, _Located]) -> Callable[[str], Tensor]:
                 tensor: Tensor = tensors.get_tensor(name)
         except SafetensorError as error:
             raise EngineError(f"{path}: tensor {name!r} unreadable ({error}); fetch the file again") from error
+        if tensor.dtype == torch.uint8 and name.endswith(MXFP4_SUFFIXES):
+            return tensor
         if not tensor.is_floating_point():
             raise EngineError(f"{path}: tensor {name!r} holds {tensor.dtype}; quantised weights are not supported")
         if not torch.isfinite(tensor).all():
@@ -292,62 +214,16 @@ def _tensor_reader(located: dict[str, _Located]) -> Callable[[str], Tensor]:
     return read
 
 
-def _read_weights(config: ModelConfig, read: Callable[[str], Tensor], dtype: torch.dtype) -> ModelWeights:
-    embedding_LH = read("model.embed_tokens.weight").to(dtype)
-    return ModelWeights(
-        embedding_LH=embedding_LH,
-        layers=tuple(_read_layer(config, layer, read, dtype) for layer in range(config.n_layers)),
-        norm_H=read("model.norm.weight").float(),
-        head_LH=embedding_LH if config.tie_embeddings else read("lm_head.weight").to(dtype),
-    )
+def _stored_tied_head(config: ModelConfig) -> str | None:
+    """The name under which some exports store the head beside the embedding that it is tied to."""
+    return config.names.root + "lm_head.weight" if config.tie_embeddings else None
 
 
-def _check_tied_head(read: Callable[[str], Tensor]) -> None:
-    """Some exports store the head beside the embedding that it is tied to; then there must be no choice to make."""
-    if not torch.equal(read("lm_head.weight"), read("model.embed_tokens.weight")):
+def _check_tied_head(config: ModelConfig, read: Callable[[str], Tensor]) -> None:
+    """Where both are stored there must be no choice to make."""
+    root = config.names.root
+    if not torch.equal(read(root + "lm_head.weight"), read(root + "model.embed_tokens.weight")):
         raise EngineError(
-            "tensor 'lm_head.weight' differs from the embedding although config.json says tie_word_embeddings; "
+            f"tensor '{root}lm_head.weight' differs from the embedding although config.json says tie_word_embeddings; "
             "config.json and weights do not belong together"
         )
-
-
-def _read_layer(config: ModelConfig, layer: int, read: Callable[[str], Tensor], dtype: torch.dtype) -> LayerWeights:
-    prefix = f"model.layers.{layer}."
-    attention = prefix + "self_attn."
-
-    def vector(name: str, present: bool) -> Tensor | None:
-        return read(attention + name).float() if present else None
-
-    return LayerWeights(
-        attention_norm_H=read(prefix + "input_layernorm.weight").float(),
-        attention=AttentionWeights(
-            q_QH=read(attention + "q_proj.weight").to(dtype),
-            k_MH=read(attention + "k_proj.weight").to(dtype),
-            v_MH=read(attention + "v_proj.weight").to(dtype),
-            out_HQ=read(attention + "o_proj.weight").to(dtype),
-            q_bias_Q=vector("q_proj.bias", config.qkv_bias),
-            k_bias_M=vector("k_proj.bias", config.qkv_bias),
-            v_bias_M=vector("v_proj.bias", config.qkv_bias),
-            q_norm_D=vector("q_norm.weight", config.qk_norm),
-            k_norm_D=vector("k_norm.weight", config.qk_norm),
-        ),
-        mlp_norm_H=read(prefix + "post_attention_layernorm.weight").float(),
-        mlp=_read_mlp(config, layer, prefix + "mlp.", read, dtype),
-    )
-
-
-def _read_mlp(
-    config: ModelConfig, layer: int, prefix: str, read: Callable[[str], Tensor], dtype: torch.dtype
-) -> DenseWeights | SparseWeights:
-    moe, hidden = config.moe, config.hidden
-    if moe is None or not config.is_sparse(layer):
-        gate_up = torch.cat([read(prefix + "gate_proj.weight"), read(prefix + "up_proj.weight")])
-        return DenseWeights(gate_up.to(dtype), read(prefix + "down_proj.weight").to(dtype))
-    # Filled in place: a stack made from a list would hold all experts of the layer twice.
-    gate_up_EJH = torch.empty(moe.n_experts, 2 * moe.expert_width, hidden, dtype=dtype)
-    down_EHI = torch.empty(moe.n_experts, hidden, moe.expert_width, dtype=dtype)
-    for expert in range(moe.n_experts):
-        gate_up_EJH[expert, : moe.expert_width] = read(f"{prefix}experts.{expert}.gate_proj.weight")
-        gate_up_EJH[expert, moe.expert_width :] = read(f"{prefix}experts.{expert}.up_proj.weight")
-        down_EHI[expert] = read(f"{prefix}experts.{expert}.down_proj.weight")
-    return SparseWeights(read(prefix + "gate.weight").float(), ExpertWeights(gate_up_EJH, down_EHI))

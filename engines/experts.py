@@ -11,15 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engines.architecture import SWIGLU, GatedUnit
 from engines.dispatch import DispatchPlan
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Stacked SwiGLU experts. gate_up_EJH: rows 0..I-1 gate, I..2I-1 up; down_EHI."""
+    """Stacked gated experts. gate_up_EJH: rows 0..I-1 gate, I..2I-1 up; down_EHI.
+
+    unit: how gate and up are joined. weights_input: the router's weight multiplies what goes into an expert and not
+    what comes out of it.
+    """
 
     gate_up_EJH: Tensor
     down_EHI: Tensor
+    gate_up_bias_EJ: Tensor | None = None
+    down_bias_EH: Tensor | None = None
+    unit: GatedUnit = SWIGLU
+    weights_input: bool = False
 
     @property
     def n_experts(self) -> int:
@@ -27,8 +36,8 @@ class ExpertWeights:
 
     @property
     def n_bytes_per_expert(self) -> int:
-        stacks = (self.gate_up_EJH, self.down_EHI)
-        return sum(stack[0].numel() * stack.element_size() for stack in stacks)
+        stacks = (self.gate_up_EJH, self.down_EHI, self.gate_up_bias_EJ, self.down_bias_EH)
+        return sum(stack[0].numel() * stack.element_size() for stack in stacks if stack is not None)
 
 
 def widened_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -40,10 +49,26 @@ def widened_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     return F.linear(x, weight.to(x.dtype), bias)
 
 
-def swiglu(x: Tensor, gate_up_JH: Tensor, down_HI: Tensor) -> Tensor:
-    """down(silu(gate(x)) * up(x)) over any number of rows."""
-    gate, up = widened_linear(x, gate_up_JH).chunk(2, dim=-1)
-    return widened_linear(F.silu(gate) * up, down_HI)
+def gated_ffn(
+    x: Tensor,
+    gate_up_JH: Tensor,
+    down_HI: Tensor,
+    unit: GatedUnit = SWIGLU,
+    gate_up_bias_J: Tensor | None = None,
+    down_bias_H: Tensor | None = None,
+) -> Tensor:
+    """down(unit(gate(x), up(x))) over any number of rows."""
+    gate, up = widened_linear(x, gate_up_JH, gate_up_bias_J).chunk(2, dim=-1)
+    return widened_linear(join(gate, up, unit), down_HI, down_bias_H)
+
+
+def join(gate: Tensor, up: Tensor, unit: GatedUnit) -> Tensor:
+    """SwiGLU and its relatives: see `GatedUnit`."""
+    if unit.limit is not None:
+        gate, up = gate.clamp(max=unit.limit), up.clamp(-unit.limit, unit.limit)
+    if unit.alpha is not None:
+        return gate * torch.sigmoid(unit.alpha * gate) * (up + 1)
+    return (F.silu(gate) if unit.activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
 def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Tensor:
@@ -56,18 +81,33 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
     if not plan.calls:
         return out_TH
     rows_RH = gather_rows(plan, hidden_TH)
+    if experts.weights_input:
+        rows_RH = rows_RH * plan.weight_R[:, None]
     result_RH = torch.empty_like(rows_RH)
     for call in plan.calls:
         row = call.first_row
         for expert, n_rows in zip(call.experts, call.rows_per_expert, strict=True):
             slice_RH = rows_RH[row : row + n_rows]
-            result_RH[row : row + n_rows] = swiglu(slice_RH, experts.gate_up_EJH[expert], experts.down_EHI[expert])
+            result_RH[row : row + n_rows] = _expert(slice_RH, experts, expert)
             row += n_rows
-    result_RH *= plan.weight_R[:, None]
+    if not experts.weights_input:
+        result_RH *= plan.weight_R[:, None]
     if not _has_padding(plan):
         return out_TH.index_add_(0, plan.token_R, result_RH)
     valid_R = plan.token_R >= 0
     return out_TH.index_add_(0, plan.token_R[valid_R], result_RH[valid_R])
+
+
+def _expert(x_RH: Tensor, experts: ExpertWeights, expert: int) -> Tensor:
+    gate_up_bias_EJ, down_bias_EH = experts.gate_up_bias_EJ, experts.down_bias_EH
+    return gated_ffn(
+        x_RH,
+        experts.gate_up_EJH[expert],
+        experts.down_EHI[expert],
+        experts.unit,
+        None if gate_up_bias_EJ is None else gate_up_bias_EJ[expert],
+        None if down_bias_EH is None else down_bias_EH[expert],
+    )
 
 
 def gather_rows(plan: DispatchPlan, hidden_TH: Tensor) -> Tensor:

@@ -1,76 +1,37 @@
-"""The architecture of a model as data, read from a Hugging Face `config.json`.
+"""A Hugging Face `config.json` read into the architecture as data.
 
-Three families are one transformer with switches: Llama (rope scaling), Qwen2 (bias on q, k, v) and Qwen3-MoE (q/k norm
-per head, sparse layers). Anything a config asks for that the transformer does not compute is an error, not a silent
-difference: a benchmark of almost the right model is worth nothing.
+Anything a config asks for that the transformer does not compute is an error, not a silent difference: a benchmark of
+almost the right model is worth nothing.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engines.architecture import (
+    AttentionConfig,
+    GatedUnit,
+    LatentConfig,
+    MoeConfig,
+    NormConfig,
+    RouterConfig,
+    SharedExpertConfig,
+    Span,
+    Temperature,
+)
+from engines.architecture import ModelConfig as ModelConfig
+from engines.config_values import optional_number, optional_whole, positive_number, positive_whole, whole
 from engines.errors import EngineError
+from engines.families import FAMILIES, Family, RouterFamily
+from engines.rope import read_rope, yarn_amplitude
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Llama 3.1's rope scaling: long wavelengths are stretched by `factor`, short ones kept, a ramp in between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_length: int
-
-
-@dataclass(frozen=True)
-class MoeConfig:
-    """The sparse layers. expert_width is the inner width of one expert, in features."""
-
-    n_experts: int
-    top_k: int
-    expert_width: int
-    norm_topk_prob: bool
-    sparse_layers: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Sizes in features, tokens and layers; `weight_dtype` is what the files hold."""
-
-    architecture: str
-    hidden: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    dense_width: int
-    vocabulary_size: int
-    """Rows of the embedding, which may be more than the tokenizer's ids."""
-    max_length: int
-    rms_eps: float
-    rope_theta: float
-    rope_scaling: Llama3Scaling | None
-    qkv_bias: bool
-    qk_norm: bool
-    tie_embeddings: bool
-    moe: MoeConfig | None
-    weight_dtype: torch.dtype
-    eos_token_ids: tuple[int, ...]
-    """From generation_config.json, else config.json; empty where neither says."""
-    note: str | None
-    """What a reader must know before believing an accuracy (`joulebench_note`), such as "random weights"."""
-
-    def is_sparse(self, layer: int) -> bool:
-        return self.moe is not None and layer in self.moe.sparse_layers
+ACTIVATION_NAMES = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -84,18 +45,27 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 def parse_model_config(raw: Mapping[str, Any], eos_token_id: int | list[int] | None) -> ModelConfig:
     architecture = _architecture(raw)
-    _reject_unsupported(raw)
-    hidden, n_heads = _positive(raw, "hidden_size"), _positive(raw, "num_attention_heads")
-    n_kv_heads = _positive(raw, "num_key_value_heads", n_heads)
-    head_dim = _positive(raw, "head_dim", hidden // n_heads)
+    family = FAMILIES[architecture]
+    if "text_config" in raw:
+        raw = {**raw, **raw["text_config"]}
+        eos_token_id = raw.get("eos_token_id") if eos_token_id is None else eos_token_id
+    _reject_unsupported(raw, family)
+    hidden, n_heads = positive_whole(raw, "hidden_size"), positive_whole(raw, "num_attention_heads")
+    n_kv_heads = positive_whole(raw, "num_key_value_heads", n_heads)
     if n_heads % n_kv_heads:
         raise EngineError(
             f"config.json: num_attention_heads {n_heads} is not a multiple of num_key_value_heads {n_kv_heads}"
         )
-    if head_dim % 2:
-        raise EngineError(f"config.json: head_dim {head_dim} is odd; rotary embedding turns features in pairs")
-    n_layers = _positive(raw, "num_hidden_layers")
-    theta, scaling = _rope(raw)
+    n_layers, max_length = positive_whole(raw, "num_hidden_layers"), positive_whole(raw, "max_position_embeddings")
+    latent = _latent(raw) if family.is_latent else None
+    head_dim = (
+        positive_whole(raw, "head_dim", hidden // n_heads) if latent is None else latent.nope_dim + latent.rope_dim
+    )
+    pairs = family.rope_pairs if raw.get("rope_interleave", True) else "halves"
+    turned_dim = head_dim if latent is None else latent.rope_dim
+    moe = _moe(raw, family.router, n_layers, family) if family.router is not None else None
+    has_dense = moe is None or len(moe.sparse_layers) < n_layers
+    dense_key = "intermediate_size_mlp" if "intermediate_size_mlp" in raw else "intermediate_size"
     return ModelConfig(
         architecture=architecture,
         hidden=hidden,
@@ -103,16 +73,20 @@ def parse_model_config(raw: Mapping[str, Any], eos_token_id: int | list[int] | N
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        dense_width=_positive(raw, "intermediate_size"),
-        vocabulary_size=_positive(raw, "vocab_size"),
-        max_length=_positive(raw, "max_position_embeddings"),
-        rms_eps=_number(raw, "rms_norm_eps"),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        qkv_bias=architecture == "Qwen2ForCausalLM",
-        qk_norm=architecture == "Qwen3MoeForCausalLM",
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        moe=_moe(raw, n_layers) if architecture == "Qwen3MoeForCausalLM" else None,
+        dense_width=positive_whole(raw, dense_key) if has_dense else 0,
+        vocabulary_size=positive_whole(raw, "vocab_size"),
+        max_length=max_length,
+        norm=NormConfig(family.norm, positive_number(raw, "rms_norm_eps"), family.norm_from_one),
+        rope=read_rope(raw, turned_dim, pairs, family.default_theta, family.rotary_share),
+        attention=_attention(raw, family, head_dim, n_layers, max_length, latent),
+        unit=GatedUnit(family.activation),
+        embedding_scale=hidden**0.5 if family.scales_embedding else 1.0,
+        logit_softcap=optional_number(raw, "final_logit_softcapping"),
+        head_bias=bool(raw.get("lm_head_bias", False)),
+        tie_embeddings=bool(raw.get("tie_word_embeddings", family.ties_by_default)),
+        moe=moe,
+        names=family.names,
+        ignored_layers=tuple(range(n_layers, n_layers + whole(raw, "num_nextn_predict_layers", 0))),
         weight_dtype=_dtype(raw),
         eos_token_ids=_eos(eos_token_id),
         note=raw.get("joulebench_note"),
@@ -133,64 +107,213 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _architecture(raw: Mapping[str, Any]) -> str:
     found = raw.get("architectures")
-    if not isinstance(found, list) or len(found) != 1 or found[0] not in ARCHITECTURES:
-        raise EngineError(
-            f"config.json: architectures {found!r} not known; this engine runs {', '.join(ARCHITECTURES)}"
-        )
+    if not isinstance(found, list) or len(found) != 1 or found[0] not in FAMILIES:
+        raise EngineError(f"config.json: architectures {found!r} not known; this engine runs {', '.join(FAMILIES)}")
     return str(found[0])
 
 
-def _reject_unsupported(raw: Mapping[str, Any]) -> None:
-    """Each switch here changes the mathematics, and the transformer does not have it."""
+def _reject_unsupported(raw: Mapping[str, Any], family: Family) -> None:
+    """Each switch here changes the mathematics, and the transformer does not have it for this family."""
+    activation = ACTIVATION_NAMES[family.activation]
     wanted: dict[str, tuple[object, ...]] = {
-        "hidden_act": ("silu",),
-        "attention_bias": (False, None),
+        "hidden_act": (activation,),
+        "hidden_activation": (activation, None),
         "mlp_bias": (False, None),
         "use_sliding_window": (False, None),
-        "quantization_config": (None,),
+        "use_bidirectional_attention": (False, None),
     }
+    if family.is_latent or family.qkv_bias is False:
+        wanted["attention_bias"] = (False, None)
+    if family.router is not None and family.router.scoring in ("softmax", "sigmoid"):
+        wanted["scoring_func"] = (family.router.scoring, None)
+        wanted["topk_method"] = (
+            ("noaux_tc", None) if family.router.has_correction else ("greedy", "group_limited_greedy", None)
+        )
+    if family.router is not None and family.router.normalise is False:
+        wanted["norm_topk_prob"] = (False, None)
     for key, accepted in wanted.items():
         if key in raw and raw[key] not in accepted:
             raise EngineError(f"config.json: {key} {raw[key]!r} not supported; this engine computes {accepted[0]!r}")
-    other = sorted(set(raw.get("layer_types") or ()) - {"full_attention"})
-    if other:
-        raise EngineError(f"config.json: layer_types {other} not supported; this engine computes full attention")
+    if raw.get("quantization_config") is not None and not _is_mxfp4(raw, family):
+        raise EngineError(
+            f"config.json: quantization_config {raw['quantization_config']!r} not supported; this engine reads fp32, "
+            "fp16 and bf16 weights, and mxfp4 experts where they are stacked in one tensor; use such a checkpoint"
+        )
 
 
-def _rope(raw: Mapping[str, Any]) -> tuple[float, Llama3Scaling | None]:
-    """Theta and scaling, from `rope_parameters` (since transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    partial = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise EngineError(f"config.json: partial_rotary_factor {partial} not supported; this engine turns whole heads")
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        raise EngineError(f"config.json: rope type {kind!r} not supported; this engine has 'default' and 'llama3'")
-    return theta, Llama3Scaling(
-        factor=_number(rope, "factor"),
-        low_freq_factor=_number(rope, "low_freq_factor"),
-        high_freq_factor=_number(rope, "high_freq_factor"),
-        original_max_length=_positive(rope, "original_max_position_embeddings"),
+def _is_mxfp4(raw: Mapping[str, Any], family: Family) -> bool:
+    quantization = raw.get("quantization_config") or {}
+    return family.names.stacked_experts is not None and quantization.get("quant_method") == "mxfp4"
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+def _attention(
+    raw: Mapping[str, Any],
+    family: Family,
+    head_dim: int,
+    n_layers: int,
+    max_length: int,
+    latent: LatentConfig | None,
+) -> AttentionConfig:
+    says_bias = bool(raw.get("attention_bias", family.sinks))
+    scale = positive_number(raw, "query_pre_attn_scalar", head_dim) ** -0.5
+    if latent is not None:
+        scale *= _latent_temperature(raw)
+    rope_layers = _rope_layers(raw, n_layers)
+    temperature = None
+    if raw.get("attn_temperature_tuning"):
+        temperature = Temperature(positive_number(raw, "floor_scale"), positive_number(raw, "attn_scale"))
+    return AttentionConfig(
+        scale=scale,
+        qkv_bias=says_bias if family.qkv_bias is None else family.qkv_bias,
+        out_bias=says_bias if family.out_bias is None else family.out_bias,
+        qk_norm=family.qk_norm if raw.get("use_qk_norm", family.qk_norm_by_default) else None,
+        sinks=family.sinks,
+        softcap=optional_number(raw, "attn_logit_softcapping"),
+        clip=optional_number(raw, "clip_qkv"),
+        spans=_spans(raw, family, rope_layers, max_length),
+        rope_layers=rope_layers,
+        temperature=temperature,
+        latent=latent,
     )
 
 
-def _moe(raw: Mapping[str, Any], n_layers: int) -> MoeConfig:
-    # transformers 5 writes num_local_experts, earlier versions num_experts.
-    n_experts = _positive(raw, "num_local_experts" if "num_local_experts" in raw else "num_experts")
-    top_k = _positive(raw, "num_experts_per_tok")
+def _latent(raw: Mapping[str, Any]) -> LatentConfig:
+    return LatentConfig(
+        q_rank=optional_whole(raw, "q_lora_rank"),
+        kv_rank=positive_whole(raw, "kv_lora_rank"),
+        nope_dim=positive_whole(raw, "qk_nope_head_dim"),
+        rope_dim=positive_whole(raw, "qk_rope_head_dim"),
+        value_dim=positive_whole(raw, "v_head_dim"),
+    )
+
+
+def _latent_temperature(raw: Mapping[str, Any]) -> float:
+    """DeepSeek sharpens scores by YaRN's amplitude squared instead of scaling cosine and sine."""
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) == "default" or not rope.get("mscale_all_dim"):
+        return 1.0
+    return yarn_amplitude(positive_number(rope, "factor"), positive_number(rope, "mscale_all_dim")) ** 2
+
+
+def _rope_layers(raw: Mapping[str, Any], n_layers: int) -> tuple[bool, ...]:
+    """`no_rope_layers` of Llama 4 says 1 where a layer does turn; an empty list means every fourth does not."""
+    if "no_rope_layers" not in raw and "no_rope_layer_interval" not in raw:
+        return (True,) * n_layers
+    interval = positive_whole(raw, "no_rope_layer_interval", 4)
+    listed = raw.get("no_rope_layers") or [(layer + 1) % interval != 0 for layer in range(n_layers)]
+    return tuple(bool(turns) for turns in _per_layer(listed, "no_rope_layers", n_layers))
+
+
+def _spans(
+    raw: Mapping[str, Any], family: Family, rope_layers: tuple[bool, ...], max_length: int
+) -> tuple[Span | None, ...]:
+    n_layers = len(rope_layers)
+    kinds = _per_layer(raw["layer_types"], "layer_types", n_layers) if raw.get("layer_types") else None
+    sizes: dict[str, Span | None] = {"full_attention": None}
+    if family.window_layers is not None and (window := optional_whole(raw, "sliding_window")) is not None:
+        sizes["sliding_attention"] = _limiting(Span("sliding", window), max_length)
+        if kinds is None:
+            every = 1 if family.window_layers == "all" else 2
+            kinds = ["full_attention" if layer % every else "sliding_attention" for layer in range(n_layers)]
+    if (chunk := optional_whole(raw, "attention_chunk_size")) is not None:
+        sizes["chunked_attention"] = _limiting(Span("chunked", chunk), max_length)
+        if kinds is None:
+            kinds = ["chunked_attention" if turns else "full_attention" for turns in rope_layers]
+    other = sorted({kind for kind in kinds or () if kind not in sizes})
+    if other:
+        raise EngineError(f"config.json: layer_types {other} not supported here; this engine computes {list(sizes)}")
+    return tuple(sizes[kind] for kind in kinds) if kinds is not None else (None,) * n_layers
+
+
+def _limiting(span: Span, max_length: int) -> Span | None:
+    """A span that no sequence can exceed is none."""
+    return span if span.n_tokens < max_length else None
+
+
+def _per_layer(listed: Any, key: str, n_layers: int) -> list[Any]:
+    if not isinstance(listed, list) or len(listed) < n_layers:
+        raise EngineError(f"config.json: {key} must name {n_layers} layers, found {listed!r}")
+    return listed[:n_layers]
+
+
+# --- experts ---------------------------------------------------------------------------------------------------------
+
+
+def _moe(raw: Mapping[str, Any], router: RouterFamily, n_layers: int, family: Family) -> MoeConfig:
+    # transformers 5 writes some families with num_local_experts that earlier versions wrote with num_experts.
+    key = next((key for key in router.n_experts_keys if key in raw), router.n_experts_keys[-1])
+    n_experts, top_k = positive_whole(raw, key), positive_whole(raw, "num_experts_per_tok")
     if top_k > n_experts:
         raise EngineError(f"config.json: num_experts_per_tok {top_k} exceeds the {n_experts} experts")
-    step = _positive(raw, "decoder_sparse_step", 1)
-    dense = set(raw.get("mlp_only_layers") or ())
+    if router.scoring == "sparsemixer" and top_k != 2:
+        raise EngineError(f"config.json: num_experts_per_tok {top_k} not supported; sparsemixer chooses 2")
+    expert_width = positive_whole(raw, router.width_key)
     return MoeConfig(
         n_experts=n_experts,
+        expert_width=expert_width,
+        router=_router(raw, router, n_experts, top_k),
+        shared=_shared_experts(raw, router, expert_width),
+        unit=GatedUnit(
+            family.activation,
+            alpha=optional_number({"swiglu_alpha": family.swiglu_alpha, **raw}, "swiglu_alpha"),
+            limit=optional_number({"swiglu_limit": family.swiglu_limit, **raw}, "swiglu_limit"),
+        ),
+        expert_bias=router.expert_bias,
+        weights_input=router.weights_input,
+        mxfp4=_is_mxfp4(raw, family),
+        sparse_layers=_sparse_layers(raw, n_layers),
+    )
+
+
+def _router(raw: Mapping[str, Any], router: RouterFamily, n_experts: int, top_k: int) -> RouterConfig:
+    by_group = raw.get("topk_method") != "greedy"
+    n_groups = positive_whole(raw, "n_group", 1) if by_group else 1
+    top_groups = positive_whole(raw, "topk_group", 1) if by_group else 1
+    if n_experts % n_groups or top_groups > n_groups or top_k > n_experts // n_groups * top_groups:
+        raise EngineError(
+            f"config.json: {top_k} of {n_experts} experts cannot be chosen from topk_group {top_groups} of n_group "
+            f"{n_groups} equal groups"
+        )
+    return RouterConfig(
+        scoring=router.scoring,
         top_k=top_k,
-        expert_width=_positive(raw, "moe_intermediate_size"),
-        norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
-        sparse_layers=tuple(n for n in range(n_layers) if n not in dense and (n + 1) % step == 0),
+        normalise=bool(raw.get("norm_topk_prob", False)) if router.normalise == "config" else router.normalise,
+        scale=positive_number(raw, "routed_scaling_factor", 1.0),
+        n_groups=n_groups,
+        top_groups=top_groups,
+        group_score=router.group_score,
+        has_bias=router.has_bias,
+        has_correction=router.has_correction,
+        jitter=positive_number(raw, "router_jitter_noise", 0.01) if router.scoring == "sparsemixer" else 0.0,
+    )
+
+
+def _shared_experts(raw: Mapping[str, Any], router: RouterFamily, expert_width: int) -> SharedExpertConfig | None:
+    if router.shared == "gated":
+        return SharedExpertConfig(positive_whole(raw, "shared_expert_intermediate_size"), gated=True)
+    if router.shared == "one plain":
+        return SharedExpertConfig(expert_width, gated=False)
+    n_shared = optional_whole(raw, "n_shared_experts") if router.shared == "plain" else None
+    return SharedExpertConfig(expert_width * n_shared, gated=False) if n_shared is not None else None
+
+
+def _sparse_layers(raw: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
+    """Families count dense layers in their own ways: a list of kinds, a list of layers, the first few, or a step."""
+    if raw.get("mlp_layer_types"):
+        kinds = _per_layer(raw["mlp_layer_types"], "mlp_layer_types", n_layers)
+        return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
+    if raw.get("moe_layers"):
+        return tuple(sorted(raw["moe_layers"]))
+    first_sparse, frequency = whole(raw, "first_k_dense_replace", 0), positive_whole(raw, "moe_layer_freq", 1)
+    step = positive_whole(raw, "decoder_sparse_step", positive_whole(raw, "interleave_moe_layer_step", 1))
+    dense = set(raw.get("mlp_only_layers") or ())
+    return tuple(
+        layer
+        for layer in range(first_sparse, n_layers)
+        if layer not in dense and layer % frequency == 0 and (layer + 1) % step == 0
     )
 
 
@@ -205,19 +328,3 @@ def _eos(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _number(raw: Mapping[str, Any], key: str) -> float:
-    value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise EngineError(f"config.json: {key} must be a number above 0, found {value!r}")
-    return float(value)
-
-
-def _positive(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = raw.get(key)
-    if value is None and default is not None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise EngineError(f"config.json: {key} must be a whole number above 0, found {value!r}")
-    return value

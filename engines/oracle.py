@@ -1,8 +1,9 @@
 """The mixture of experts by its definition, to check by eye; and as a technique, so that a whole run can use it.
 
-y_t = sum_k w_{t,k} down_e(silu(gate_e(x_t)) * up_e(x_t)) with e = id_{t,k}
+y_t = sum_k w_{t,k} down_e(silu(gate_e(x_t)) * up_e(x_t)) with e = id_{t,k}; families differ in biases, in the gated
+unit, and in whether w multiplies what goes into the expert or what comes out.
 
-Legend: T tokens, H hidden, I expert width, K experts per token.
+Legend: T tokens, H hidden, I expert width, J = 2I gate and up together, K experts per token.
 """
 
 from __future__ import annotations
@@ -22,14 +23,31 @@ from results.records import Record
 def mix_experts(hidden_TH: Tensor, routing: Routing, experts: ExpertWeights) -> Tensor:
     """One token and one chosen expert at a time; nothing of the dispatch plan or its executor is used."""
     out_TH = torch.zeros_like(hidden_TH)
-    for token, x_H in enumerate(hidden_TH):
+    for token, token_H in enumerate(hidden_TH):
         for choice, expert in enumerate(routing.expert_ids_TK[token].tolist()):
-            gate_IH, up_IH = experts.gate_up_EJH[expert].to(x_H.dtype).chunk(2)
-            down_HI = experts.down_EHI[expert].to(x_H.dtype)
-            gate_I, up_I = gate_IH @ x_H, up_IH @ x_H
-            inner_I = gate_I * torch.sigmoid(gate_I) * up_I
-            out_TH[token] += routing.weights_TK[token, choice] * (down_HI @ inner_I)
+            weight = routing.weights_TK[token, choice]
+            x_H = weight * token_H if experts.weights_input else token_H
+            y_H = _one_expert(x_H, experts, expert)
+            out_TH[token] += y_H if experts.weights_input else weight * y_H
     return out_TH
+
+
+def _one_expert(x_H: Tensor, experts: ExpertWeights, expert: int) -> Tensor:
+    inner_J = experts.gate_up_EJH[expert].to(x_H.dtype) @ x_H
+    if experts.gate_up_bias_EJ is not None:
+        inner_J = inner_J + experts.gate_up_bias_EJ[expert]
+    gate_I, up_I = inner_J.chunk(2)
+    unit = experts.unit
+    if unit.limit is not None:
+        gate_I, up_I = torch.clip(gate_I, None, unit.limit), torch.clip(up_I, -unit.limit, unit.limit)
+    if unit.alpha is not None:
+        inner_I = (up_I + 1) * (gate_I / (1 + torch.exp(-unit.alpha * gate_I)))
+    elif unit.activation == "silu":
+        inner_I = up_I * (gate_I / (1 + torch.exp(-gate_I)))
+    else:
+        inner_I = up_I * 0.5 * gate_I * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate_I + 0.044715 * gate_I**3)))
+    out_H = experts.down_EHI[expert].to(x_H.dtype) @ inner_I
+    return out_H if experts.down_bias_EH is None else out_H + experts.down_bias_EH[expert]
 
 
 class OracleParameters(Record):

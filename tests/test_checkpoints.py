@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engines.checkpoints import SparseWeights, inspect_checkpoint, load_checkpoint, tensor_shapes
+from engines.attention import AttentionWeights
+from engines.checkpoints import inspect_checkpoint, load_checkpoint, tensor_shapes
 from engines.errors import EngineError
+from engines.weights import SparseWeights
 from tests.fakes.random_models import BUNDLED, KINDS, copy_bundled, write_random_model
 
 GATE = "model.layers.2.mlp.experts.5.gate_proj.weight"
@@ -48,12 +50,11 @@ def test_experts_are_stacked_gate_above_up() -> None:
 
 def test_matrices_take_the_asked_dtype_and_vectors_stay_wide() -> None:
     weights = load_checkpoint("bundled:tiny-qwen3-moe", torch.bfloat16).weights
-    mlp = weights.layers[0].mlp
+    mlp, attention = weights.layers[0].mlp, weights.layers[0].attention
     assert isinstance(mlp, SparseWeights)
-    assert {weights.embedding_LH.dtype, mlp.experts.down_EHI.dtype, weights.layers[0].attention.q_QH.dtype} == {
-        torch.bfloat16
-    }
-    assert {weights.norm_H.dtype, mlp.router_EH.dtype} == {torch.float32}
+    assert isinstance(attention, AttentionWeights)
+    assert {weights.embedding_LH.dtype, mlp.experts.down_EHI.dtype, attention.q_QH.dtype} == {torch.bfloat16}
+    assert {weights.norm.weight.dtype, mlp.router.weight_EH.dtype} == {torch.float32}
 
 
 def test_tied_head_is_the_embedding_itself_and_an_untied_one_is_not(tmp_path: Path) -> None:

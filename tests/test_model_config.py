@@ -7,7 +7,8 @@ import torch
 
 from engines.errors import EngineError
 from engines.make_tiny import CONFIG
-from engines.model_config import Llama3Scaling, parse_model_config
+from engines.model_config import parse_model_config
+from engines.rope import Llama3Scaling, RopeConfig
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -35,10 +36,10 @@ LLAMA: dict[str, Any] = {
 def test_config_of_before_transformers_5_is_read() -> None:
     config = parse_model_config(LLAMA, [128001, 128008])
     assert (config.hidden, config.n_heads, config.n_kv_heads, config.head_dim) == (2048, 32, 8, 64)
-    assert config.rope_theta == 500000.0
-    assert config.rope_scaling == Llama3Scaling(32.0, 1.0, 4.0, 8192)
+    assert config.rope == RopeConfig(500000.0, 64, "halves", Llama3Scaling(32.0, 1.0, 4.0, 8192))
     assert config.eos_token_ids == (128001, 128008)
-    assert (config.weight_dtype, config.moe, config.qkv_bias, config.qk_norm) == (torch.bfloat16, None, False, False)
+    assert (config.weight_dtype, config.moe) == (torch.bfloat16, None)
+    assert (config.attention.qkv_bias, config.attention.qk_norm) == (False, None)
 
 
 def test_sparse_layers_follow_the_step_and_the_exceptions() -> None:
@@ -56,21 +57,22 @@ def test_note_is_read_for_the_tables() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM.* not known"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.* not known"),
         ({"architectures": None}, "architectures None not known"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' not supported"),
         ({"attention_bias": True}, "attention_bias True not supported"),
         ({"mlp_bias": True}, "mlp_bias True not supported"),
         ({"use_sliding_window": True}, "use_sliding_window True not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config .* not supported"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, r"layer_types \['sliding_attention'\]"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn' not supported"),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 8}, r"layer_types \['sliding_attention'\]"),
+        ({"layer_types": ["full_attention"]}, "layer_types must name 16 layers, found"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic' not supported"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor must be a number"),
-        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5"),
+        ({"partial_rotary_factor": 1.5}, r"partial_rotary_factor 1\.5 turn 96 features"),
         ({"hidden_size": None}, "hidden_size must be a whole number above 0, found None"),
         ({"num_hidden_layers": 0}, "num_hidden_layers .* found 0"),
         ({"num_key_value_heads": 5}, "not a multiple of num_key_value_heads 5"),
-        ({"head_dim": 33}, "head_dim 33 is odd"),
+        ({"head_dim": 33}, "head_dim 33 and partial_rotary_factor None turn 33 features"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn'"),
     ],
 )

@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engines.router import route
+from engines.architecture import RouterConfig
+from engines.dispatch import Routing
+from engines.router import RouterWeights, route
+
+
+def softmax_route(hidden_TH: torch.Tensor, router_EH: torch.Tensor, top_k: int, normalise: bool) -> Routing:
+    return route(hidden_TH, RouterWeights(router_EH), RouterConfig("softmax", top_k, normalise))
 
 
 def test_equal_scores_choose_the_lower_expert_index() -> None:
@@ -11,13 +17,13 @@ def test_equal_scores_choose_the_lower_expert_index() -> None:
     router_EH = torch.zeros(12, 4)
     router_EH[[3, 5, 9]] = 2.0
     router_EH[[0, 1]] = 1.0
-    routing = route(torch.ones(6, 4), router_EH, top_k=4, normalise=True)
+    routing = softmax_route(torch.ones(6, 4), router_EH, top_k=4, normalise=True)
     assert routing.expert_ids_TK.tolist() == [[3, 5, 9, 0]] * 6
 
 
 def test_all_scores_equal_choose_the_first_experts() -> None:
     # Wide enough that an unstable sort would show.
-    routing = route(torch.ones(3, 8), torch.zeros(512, 8), top_k=8, normalise=False)
+    routing = softmax_route(torch.ones(3, 8), torch.zeros(512, 8), top_k=8, normalise=False)
     assert routing.expert_ids_TK.tolist() == [list(range(8))] * 3
     torch.testing.assert_close(routing.weights_TK, torch.full((3, 8), 1 / 512))
 
@@ -35,7 +41,7 @@ def test_choice_and_weights_agree_with_transformers(normalise: bool) -> None:
     with torch.no_grad():
         theirs.weight.copy_(router)
         _, weights, ids = theirs(hidden)
-    ours = route(hidden, router, top_k=4, normalise=normalise)
+    ours = softmax_route(hidden, router, top_k=4, normalise=normalise)
     assert torch.equal(ours.expert_ids_TK, ids)
     torch.testing.assert_close(ours.weights_TK, weights)
 
@@ -43,6 +49,6 @@ def test_choice_and_weights_agree_with_transformers(normalise: bool) -> None:
 def test_scores_are_fp32_even_for_narrow_weights() -> None:
     # 1.0 and 1.001 are one number in bf16: rounded scores would choose expert 0.
     router_EH = torch.tensor([[1.0], [1.001]])
-    routing = route(torch.ones(1, 1), router_EH, top_k=1, normalise=False)
+    routing = softmax_route(torch.ones(1, 1), router_EH, top_k=1, normalise=False)
     assert routing.expert_ids_TK.item() == 1
     assert routing.weights_TK.dtype == torch.float32

@@ -1,0 +1,226 @@
+"""Rotary position embedding: how far each pair of features is turned at each position, and the turning.
+
+Legend: P pairs of features, T tokens, N heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from engines.config_values import numbers, optional_number, positive_number, positive_whole
+from engines.errors import EngineError
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Positions are divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Llama 3.1's rope scaling: long wavelengths are stretched by `factor`, short ones kept, a ramp in between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_length: int
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023, §3): pairs that turn more than `beta_fast` times over the original length are kept, those
+    that turn less than `beta_slow` times are stretched by `factor`, a ramp over the pairs' index in between.
+
+    truncate: the ramp starts and ends at whole indices. amplitude multiplies cosine and sine.
+    """
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_max_length: int
+    truncate: bool
+    amplitude: float
+
+
+@dataclass(frozen=True)
+class LongScaling:
+    """LongRoPE as the Phi family has it: each pair's wavelength is stretched by a factor of its own, one set of factors
+    for sequences up to the original length and one for longer ones."""
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    short_amplitude: float
+    long_amplitude: float
+    original_max_length: int
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """dim: how many features of a head are turned, the first ones. pairs: i with i + dim/2, or with its neighbour."""
+
+    theta: float
+    dim: int
+    pairs: Literal["halves", "neighbours"]
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | LongScaling | None
+
+
+def read_rope(
+    raw: Mapping[str, Any], head_dim: int, pairs: Literal["halves", "neighbours"], default_theta: float, part: float
+) -> RopeConfig:
+    """From `rope_parameters` (since transformers 5) or `rope_theta` and `rope_scaling` (before).
+
+    part: share of a head that is turned where the config does not say.
+    """
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    theta = positive_number(rope, "rope_theta", positive_number(raw, "rope_theta", default_theta))
+    share = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    dim = int(head_dim * (part if share is None else share))
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise EngineError(
+            f"config.json: head_dim {head_dim} and partial_rotary_factor {share} turn {dim} features of a head; rotary "
+            f"embedding turns an even number of them, 2 to {head_dim}"
+        )
+    return RopeConfig(theta, dim, pairs, _scaling(rope, raw, dim // 2))
+
+
+def _scaling(
+    rope: Mapping[str, Any], raw: Mapping[str, Any], n_pairs: int
+) -> LinearScaling | Llama3Scaling | YarnScaling | LongScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(positive_number(rope, "factor"))
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=positive_number(rope, "factor"),
+            low_freq_factor=positive_number(rope, "low_freq_factor"),
+            high_freq_factor=positive_number(rope, "high_freq_factor"),
+            original_max_length=positive_whole(rope, "original_max_position_embeddings"),
+        )
+    if kind == "yarn":
+        return _yarn(rope)
+    if kind in ("longrope", "su"):
+        return _long(rope, raw, n_pairs)
+    raise EngineError(
+        f"config.json: rope type {kind!r} not supported; this engine has default, linear, llama3, yarn and longrope"
+    )
+
+
+def _yarn(rope: Mapping[str, Any]) -> YarnScaling:
+    factor = positive_number(rope, "factor")
+    amplitude = optional_number(rope, "attention_factor")
+    if amplitude is None:
+        above, below = rope.get("mscale"), rope.get("mscale_all_dim")
+        amplitude = yarn_amplitude(factor)
+        if above and below:
+            amplitude = yarn_amplitude(factor, above) / yarn_amplitude(factor, below)
+    return YarnScaling(
+        factor=factor,
+        beta_fast=positive_number(rope, "beta_fast", 32.0),
+        beta_slow=positive_number(rope, "beta_slow", 1.0),
+        original_max_length=positive_whole(rope, "original_max_position_embeddings"),
+        truncate=bool(rope.get("truncate", True)),
+        amplitude=amplitude,
+    )
+
+
+def yarn_amplitude(factor: float, strength: float = 1.0) -> float:
+    """YaRN Eq. 22: 0.1 ln(factor) + 1, and DeepSeek's `mscale` as a strength on the logarithm."""
+    return 1.0 if factor <= 1 else 0.1 * strength * math.log(factor) + 1.0
+
+
+def _long(rope: Mapping[str, Any], raw: Mapping[str, Any], n_pairs: int) -> LongScaling:
+    outside = raw.get("original_max_position_embeddings")
+    original = positive_whole(rope, "original_max_position_embeddings", outside)
+    amplitude = optional_number(rope, "attention_factor")
+    if amplitude is None:
+        stretch = positive_number(rope, "factor", positive_whole(raw, "max_position_embeddings") / original)
+        amplitude = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+    return LongScaling(
+        short_factors=numbers(rope, "short_factor", n_pairs),
+        long_factors=numbers(rope, "long_factor", n_pairs),
+        short_amplitude=positive_number(rope, "short_mscale", amplitude),
+        long_amplitude=positive_number(rope, "long_mscale", amplitude),
+        original_max_length=original,
+    )
+
+
+@lru_cache(maxsize=16)
+def rope_frequencies(config: RopeConfig, n_positions: int) -> tuple[Tensor, float]:
+    """Angle per position of each feature pair, in radian: theta^(-2i/dim), scaled where the config says so; and the
+    amplitude that multiplies cosine and sine.
+
+    n_positions: the most that the sequence may reach. It decides between LongRoPE's two sets once for a whole sequence,
+    so that the result does not depend on where prompts are cut; implementations that decide by the tokens seen so far
+    agree wherever a sequence does not grow across the original length.
+    """
+    exponent_P = torch.arange(0, config.dim, 2, dtype=torch.int64).float() / config.dim
+    frequency_P = 1.0 / (config.theta**exponent_P)
+    scaling = config.scaling
+    if isinstance(scaling, LinearScaling):
+        return frequency_P / scaling.factor, 1.0
+    if isinstance(scaling, Llama3Scaling):
+        return _llama3_scaled(frequency_P, scaling), 1.0
+    if isinstance(scaling, YarnScaling):
+        return _yarn_scaled(frequency_P, scaling, config), scaling.amplitude
+    if isinstance(scaling, LongScaling):
+        is_long = n_positions > scaling.original_max_length
+        factors_P = torch.tensor(scaling.long_factors if is_long else scaling.short_factors)
+        return frequency_P / factors_P, scaling.long_amplitude if is_long else scaling.short_amplitude
+    return frequency_P, 1.0
+
+
+def _llama3_scaled(frequency_P: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Llama 3.1: divide by `factor` the frequencies that turn less than `low_freq_factor` times over the original
+    length, keep those that turn more than `high_freq_factor` times, and interpolate linearly between."""
+    turns_P = scaling.original_max_length * frequency_P / (2 * math.pi)
+    ramp_P = (turns_P - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept_P = ramp_P.clamp(0.0, 1.0)
+    return kept_P * frequency_P + (1.0 - kept_P) * frequency_P / scaling.factor
+
+
+def _yarn_scaled(frequency_P: Tensor, scaling: YarnScaling, config: RopeConfig) -> Tensor:
+    def pair_that_turns(n_turns: float) -> float:
+        """Index of the pair that turns n times over the original length: theta^(-2i/dim) * length = 2 pi n."""
+        return (
+            config.dim * math.log(scaling.original_max_length / (2 * math.pi * n_turns)) / (2 * math.log(config.theta))
+        )
+
+    first, last = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, config.dim - 1)
+    # Equal ends would divide by zero; the published code widens them by this much.
+    width = last - first if last != first else 0.001
+    stretched_P = ((torch.arange(frequency_P.shape[0], dtype=torch.float32) - first) / width).clamp(0.0, 1.0)
+    return (1.0 - stretched_P) * frequency_P + stretched_P * frequency_P / scaling.factor
+
+
+def rotation(frequency_P: Tensor, amplitude: float, position: int, n_tokens: int) -> tuple[Tensor, Tensor]:
+    """cos_TP and sin_TP of n_tokens from `position` on."""
+    positions_T = torch.arange(position, position + n_tokens, dtype=torch.float32)
+    angle_TP = torch.outer(positions_T, frequency_P)
+    return angle_TP.cos() * amplitude, angle_TP.sin() * amplitude
+
+
+def turn(x_NTD: Tensor, cos_TP: Tensor, sin_TP: Tensor, pairs: Literal["halves", "neighbours"]) -> Tensor:
+    """Turns the first 2P features of each head and leaves the rest.
+
+    Neighbours come out un-interleaved, first members before second ones: queries and keys are permuted alike, so that
+    their products are the same.
+    """
+    n_turned = 2 * cos_TP.shape[-1]
+    turned_NTD = x_NTD[..., :n_turned]
+    first, second = turned_NTD.chunk(2, dim=-1) if pairs == "halves" else (turned_NTD[..., 0::2], turned_NTD[..., 1::2])
+    parts = [first * cos_TP - second * sin_TP, second * cos_TP + first * sin_TP]
+    return torch.cat([*parts, x_NTD[..., n_turned:]], dim=-1)

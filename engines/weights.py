@@ -1,0 +1,271 @@
+"""Weights as the transformer wants them, put together from a checkpoint's tensors by name.
+
+One description serves two readers: `load_weights` takes the tensors from files, `tensor_shapes` takes them from nowhere
+and notes what was asked for. So the names and shapes that are checked are those that are read.
+
+Legend: H hidden, Q = heads * features of a query, M = kv heads * head_dim, D head_dim, W dense width, I expert width,
+J = 2I, E experts, L vocabulary rows, R rank of a latent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engines.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
+from engines.attention import AttentionWeights, LatentWeights
+from engines.experts import ExpertWeights
+from engines.mxfp4 import BLOCK, unpack_mxfp4
+from engines.norms import NormWeights
+from engines.router import RouterWeights
+
+Shape = tuple[int, ...]
+LATENT_NORM_EPS = 1e-6
+"""The norms inside latent attention have this epsilon in all published models, whatever config.json says."""
+
+
+@dataclass(frozen=True)
+class DenseWeights:
+    """The gated unit of a dense layer or a shared expert. gate_up: rows 0..W-1 gate, W..2W-1 up."""
+
+    gate_up: Tensor
+    down_HW: Tensor
+
+
+@dataclass(frozen=True)
+class SparseWeights:
+    router: RouterWeights
+    experts: ExpertWeights
+    shared: DenseWeights | None
+    shared_gate_1H: Tensor | None
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The norms before each block, and after it (before the residual) where the family has them."""
+
+    attention_norm: NormWeights
+    attention: AttentionWeights | LatentWeights
+    after_attention_norm: NormWeights | None
+    mlp_norm: NormWeights
+    mlp: DenseWeights | SparseWeights
+    after_mlp_norm: NormWeights | None
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """head_LH is the embedding itself where the model ties them."""
+
+    embedding_LH: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: NormWeights
+    head_LH: Tensor
+    head_bias_L: Tensor | None
+
+
+def load_weights(
+    config: ModelConfig, read: Callable[[str, Shape], Tensor], dtype: torch.dtype, device: str = "cpu"
+) -> ModelWeights:
+    """read(name, shape) gives a tensor that has the shape. dtype: of matrices; vectors and routers are always fp32."""
+    return _Builder(config, read, dtype, device).model()
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Every tensor that a checkpoint of this architecture holds, by its Hugging Face name."""
+    shapes: dict[str, Shape] = {}
+
+    def note(name: str, shape: Shape) -> Tensor:
+        shapes[name] = shape
+        return torch.empty(shape, device="meta")
+
+    load_weights(config, note, torch.float32, device="meta")
+    return shapes
+
+
+class _Builder:
+    def __init__(
+        self, config: ModelConfig, read: Callable[[str, Shape], Tensor], dtype: torch.dtype, device: str
+    ) -> None:
+        self._config = config
+        self._names: TensorNames = config.names
+        self._read = read
+        self._dtype = dtype
+        self._device = device
+
+    def model(self) -> ModelWeights:
+        config, root = self._config, self._names.root
+        rows = config.vocabulary_size
+        embedding_LH = self._matrix(root + "model.embed_tokens.weight", rows, config.hidden)
+        norm = self._norm(root + "model.norm")
+        head_LH = embedding_LH
+        if not config.tie_embeddings:
+            head_LH = self._matrix(root + "lm_head.weight", rows, config.hidden)
+        return ModelWeights(
+            embedding_LH=embedding_LH,
+            norm=norm,
+            head_LH=head_LH,
+            head_bias_L=self._vector(root + "lm_head.bias", rows) if config.head_bias else None,
+            layers=tuple(self._layer(f"{root}model.layers.{n}.", n) for n in range(config.n_layers)),
+        )
+
+    # --- single tensors ----------------------------------------------------------------------------------------------
+
+    def _matrix(self, name: str, *shape: int) -> Tensor:
+        return self._read(name, shape).to(self._dtype)
+
+    def _vector(self, name: str, *shape: int) -> Tensor:
+        return self._read(name, shape).float()
+
+    def _norm(self, name: str) -> NormWeights:
+        """A norm over the hidden state, of the model's kind."""
+        norm, hidden = self._config.norm, self._config.hidden
+        weight = self._vector(name + ".weight", hidden)
+        bias = self._vector(name + ".bias", hidden) if norm.kind == "layer" else None
+        return NormWeights(1.0 + weight if norm.from_one else weight, bias, norm.eps)
+
+    def _rms(self, name: str, width: int, eps: float) -> NormWeights:
+        return NormWeights(self._vector(name + ".weight", width), None, eps)
+
+    # --- a layer -----------------------------------------------------------------------------------------------------
+
+    def _layer(self, prefix: str, layer: int) -> LayerWeights:
+        names, latent = self._names, self._config.attention.latent
+        after_attention, after_mlp = names.after_attention_norm, names.after_mlp_norm
+        mlp = f"{prefix}{names.mlp}."
+        return LayerWeights(
+            attention_norm=self._norm(prefix + "input_layernorm"),
+            mlp_norm=self._norm(prefix + names.mlp_norm),
+            after_attention_norm=self._norm(prefix + after_attention) if after_attention is not None else None,
+            after_mlp_norm=self._norm(prefix + after_mlp) if after_mlp is not None else None,
+            attention=self._attention(prefix + "self_attn.")
+            if latent is None
+            else self._latent_attention(prefix + "self_attn.", latent),
+            mlp=self._sparse(mlp, self._config.moe)
+            if self._config.moe is not None and self._config.is_sparse(layer)
+            else self._dense(mlp, self._config.dense_width, names.fused_dense),
+        )
+
+    def _attention(self, prefix: str) -> AttentionWeights:
+        config, attention = self._config, self._config.attention
+        q_width, kv_width = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        if self._names.fused_qkv:
+            fused = self._matrix(prefix + "qkv_proj.weight", q_width + 2 * kv_width, config.hidden)
+            q_QH, k_MH, v_MH = torch.split(fused, [q_width, kv_width, kv_width])
+        else:
+            q_QH = self._matrix(prefix + "q_proj.weight", q_width, config.hidden)
+            k_MH = self._matrix(prefix + "k_proj.weight", kv_width, config.hidden)
+            v_MH = self._matrix(prefix + "v_proj.weight", kv_width, config.hidden)
+
+        def bias(name: str, width: int, present: bool) -> Tensor | None:
+            return self._vector(f"{prefix}{name}.bias", width) if present else None
+
+        def norm(name: str, width: int) -> NormWeights | None:
+            if attention.qk_norm not in ("head", "all heads"):
+                return None
+            return self._rms(prefix + name, config.head_dim if attention.qk_norm == "head" else width, config.norm.eps)
+
+        return AttentionWeights(
+            q_QH=q_QH,
+            k_MH=k_MH,
+            v_MH=v_MH,
+            out_HQ=self._matrix(prefix + "o_proj.weight", config.hidden, q_width),
+            q_bias_Q=bias("q_proj", q_width, attention.qkv_bias),
+            k_bias_M=bias("k_proj", kv_width, attention.qkv_bias),
+            v_bias_M=bias("v_proj", kv_width, attention.qkv_bias),
+            out_bias_H=bias("o_proj", config.hidden, attention.out_bias),
+            q_norm=norm("q_norm", q_width),
+            k_norm=norm("k_norm", kv_width),
+            sinks_N=self._vector(prefix + "sinks", config.n_heads) if attention.sinks else None,
+        )
+
+    def _latent_attention(self, prefix: str, latent: LatentConfig) -> LatentWeights:
+        hidden, n_heads, rank = self._config.hidden, self._config.n_heads, latent.kv_rank
+        q_width = n_heads * (latent.nope_dim + latent.rope_dim)
+        q_down_RH, q_norm = None, None
+        if latent.q_rank is None:
+            q_QR = self._matrix(prefix + "q_proj.weight", q_width, hidden)
+        else:
+            q_down_RH = self._matrix(prefix + "q_a_proj.weight", latent.q_rank, hidden)
+            q_norm = self._rms(prefix + "q_a_layernorm", latent.q_rank, LATENT_NORM_EPS)
+            q_QR = self._matrix(prefix + "q_b_proj.weight", q_width, latent.q_rank)
+        kv_up = self._matrix(prefix + "kv_b_proj.weight", n_heads * (latent.nope_dim + latent.value_dim), rank)
+        by_head = kv_up.view(n_heads, -1, rank)
+        key_up_NDR, value_up_NVR = torch.split(by_head, [latent.nope_dim, latent.value_dim], dim=1)
+        return LatentWeights(
+            q_down_RH=q_down_RH,
+            q_norm=q_norm,
+            q_QR=q_QR,
+            kv_down_RH=self._matrix(prefix + "kv_a_proj_with_mqa.weight", rank + latent.rope_dim, hidden),
+            kv_norm=self._rms(prefix + "kv_a_layernorm", rank, LATENT_NORM_EPS),
+            key_up_NDR=key_up_NDR,
+            value_up_NVR=value_up_NVR,
+            out_HQ=self._matrix(prefix + "o_proj.weight", hidden, n_heads * latent.value_dim),
+        )
+
+    def _dense(self, prefix: str, width: int, fused: bool) -> DenseWeights:
+        hidden = self._config.hidden
+        if fused:
+            gate_up = self._matrix(prefix + "gate_up_proj.weight", 2 * width, hidden)
+        else:
+            halves = [self._read(f"{prefix}{name}_proj.weight", (width, hidden)) for name in ("gate", "up")]
+            gate_up = torch.cat(halves).to(self._dtype)
+        return DenseWeights(gate_up, self._matrix(prefix + "down_proj.weight", hidden, width))
+
+    # --- experts -----------------------------------------------------------------------------------------------------
+
+    def _sparse(self, prefix: str, moe: MoeConfig) -> SparseWeights:
+        names, hidden = self._names, self._config.hidden
+        router, correction = prefix + names.router, prefix + names.router + ".e_score_correction_bias"
+        shared = moe.shared
+        return SparseWeights(
+            router=RouterWeights(
+                self._vector(router + ".weight", moe.n_experts, hidden),
+                self._vector(router + ".bias", moe.n_experts) if moe.router.has_bias else None,
+                self._vector(correction, moe.n_experts) if moe.router.has_correction else None,
+            ),
+            experts=self._experts(prefix + "experts.", moe),
+            shared=self._dense(f"{prefix}{names.shared}.", shared.width, False) if shared is not None else None,
+            shared_gate_1H=self._matrix(f"{prefix}{names.shared}_gate.weight", 1, hidden)
+            if shared is not None and shared.gated
+            else None,
+        )
+
+    def _experts(self, prefix: str, moe: MoeConfig) -> ExpertWeights:
+        hidden, width, n_experts = self._config.hidden, moe.expert_width, moe.n_experts
+        # Filled in place: a stack made from a list would hold all experts of the layer twice.
+        gate_up_EJH = torch.empty(n_experts, 2 * width, hidden, dtype=self._dtype, device=self._device)
+        down_EHI = torch.empty(n_experts, hidden, width, dtype=self._dtype, device=self._device)
+        gate_up_bias_EJ = down_bias_EH = None
+        if self._names.stacked_experts is None:
+            self._fill_single_experts(prefix, moe, gate_up_EJH, down_EHI)
+        else:
+            gate_up_EJH.copy_(self._gate_above_up(self._stacked(prefix + "gate_up_proj", moe, hidden, 2 * width)))
+            down_EHI.copy_(self._stacked(prefix + "down_proj", moe, width, hidden))
+        if moe.expert_bias:
+            gate_up_bias_EJ = self._gate_above_up(self._vector(prefix + "gate_up_proj_bias", n_experts, 2 * width))
+            down_bias_EH = self._vector(prefix + "down_proj_bias", n_experts, hidden)
+        return ExpertWeights(gate_up_EJH, down_EHI, gate_up_bias_EJ, down_bias_EH, moe.unit, moe.weights_input)
+
+    def _fill_single_experts(self, prefix: str, moe: MoeConfig, gate_up_EJH: Tensor, down_EHI: Tensor) -> None:
+        hidden, width = self._config.hidden, moe.expert_width
+        gate, up, down = self._names.experts
+        for expert in range(moe.n_experts):
+            gate_up_EJH[expert, :width] = self._read(f"{prefix}{expert}.{gate}.weight", (width, hidden))
+            gate_up_EJH[expert, width:] = self._read(f"{prefix}{expert}.{up}.weight", (width, hidden))
+            down_EHI[expert] = self._read(f"{prefix}{expert}.{down}.weight", (hidden, width))
+
+    def _stacked(self, name: str, moe: MoeConfig, n_in: int, n_out: int) -> Tensor:
+        """All experts of a layer as [E, out, in]; plain files hold [E, in, out], MXFP4 ones blocks along `in`."""
+        if not moe.mxfp4:
+            return self._read(name, (moe.n_experts, n_in, n_out)).mT
+        shape = (moe.n_experts, n_out, n_in // BLOCK)
+        return unpack_mxfp4(self._read(name + "_blocks", (*shape, BLOCK // 2)), self._read(name + "_scales", shape))
+
+    def _gate_above_up(self, gate_up: Tensor) -> Tensor:
+        """Rows (dimension 1) in turns become gate rows above up rows."""
+        if self._names.stacked_experts != "interleaved":
+            return gate_up
+        return torch.cat([gate_up[:, 0::2], gate_up[:, 1::2]], dim=1)
