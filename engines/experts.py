@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engines.architecture import SWIGLU, GatedUnit
 from engines.dispatch import DispatchPlan
+from engines.kernels import native
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,11 @@ def widened_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     """x @ weight.T in the dtype of x: weights may be stored narrower (bf16), arithmetic stays fp32.
 
     CPUs without AVX-512 multiply bf16 a hundred times slower than fp32, and one arithmetic everywhere keeps the
-    reference comparable. `to` copies nothing where the dtypes agree.
+    reference comparable. `to` copies nothing where the dtypes agree; a few rows are multiplied without widening the
+    matrix in memory.
     """
+    if x.dim() == 2 and x.shape[0] <= native.MAX_ROWS and native.serves(x, weight):
+        return native.linear(x, weight, bias)
     return F.linear(x, weight.to(x.dtype), bias)
 
 
@@ -77,6 +81,12 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
     Padding rows are gathered as zeros and go through their expert like any other row: that work is the price of a
     static shape, and leaving it out would make the technique look free. Their results are discarded.
     """
+    if _is_narrow(plan, hidden_TH, experts):
+        called = [expert for call in plan.calls for expert in call.experts]
+        rows = [n for call in plan.calls for n in call.rows_per_expert]
+        return native.mix(
+            hidden_TH, experts.gate_up_EJH, experts.down_EHI, called, rows, plan.token_R, plan.weight_R.contiguous()
+        )
     out_TH = torch.zeros_like(hidden_TH)
     if not plan.calls:
         return out_TH
@@ -96,6 +106,19 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
         return out_TH.index_add_(0, plan.token_R, result_RH)
     valid_R = plan.token_R >= 0
     return out_TH.index_add_(0, plan.token_R[valid_R], result_RH[valid_R])
+
+
+def _is_narrow(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> bool:
+    """Whether each expert has a few rows only, as in decoding, and is of the kind that the kernel computes."""
+    return (
+        bool(plan.calls)
+        and not _has_padding(plan)
+        and max(n for call in plan.calls for n in call.rows_per_expert) <= native.MAX_ROWS
+        and experts.unit == SWIGLU
+        and not experts.weights_input
+        and experts.gate_up_bias_EJ is None
+        and native.serves(hidden_TH, experts.gate_up_EJH, experts.down_EHI)
+    )
 
 
 def _expert(x_RH: Tensor, experts: ExpertWeights, expert: int) -> Tensor:
