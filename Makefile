@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := m2_ultra_calibration harness_overhead
 
+# One thread of arithmetic in tests: they are small, and threads that wait for each other crawl on a busy machine.
+test quick: export OMP_NUM_THREADS = 1
+
 .PHONY: demo test check lint types floors quick bench format clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt

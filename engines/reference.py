@@ -50,8 +50,12 @@ class ReferenceEngine:
         technique: TechniqueParameters,
         prefill_chunk: int = 512,
         now_s: Callable[[], float] = time.perf_counter,
+        threads: int | None = None,
     ) -> None:
-        """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry."""
+        """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry.
+
+        threads: CPU threads of this engine's arithmetic; None leaves torch's own number.
+        """
         if prefill_chunk < 1:
             raise EngineError(f"prefill_chunk {prefill_chunk} must be at least 1 token")
         if checkpoint.config.moe is None and technique.calibration_prompts:
@@ -66,6 +70,7 @@ class ReferenceEngine:
         self._parameters = technique
         self._prefill_chunk = prefill_chunk
         self._now_s = now_s
+        self._threads = threads or torch.get_num_threads()
         self._technique: Technique | None = (
             None if technique.calibration_prompts else technique.build(prefill_chunk, None)
         )
@@ -83,6 +88,7 @@ class ReferenceEngine:
         """
         if not self.needs_calibration:
             raise EngineError(f"technique {self._parameters.technique} is complete; calibrate only while needed")
+        torch.set_num_threads(self._threads)
         moe = self._model.config.moe
         if moe is None or not prompts:
             raise EngineError(f"calibration needs prompts, got {len(prompts)}; take some that no window asks")
@@ -114,6 +120,8 @@ class ReferenceEngine:
         technique = self._technique
         if technique is None:
             raise EngineError(f"technique {self._parameters.technique} is not calibrated; call calibrate first")
+        # torch has one number for the whole process, and engines with other numbers share it.
+        torch.set_num_threads(self._threads)
         self._check_prompt(request.prompt_ids)
         if request.kind == "loglikelihood":
             return self._loglikelihood(request, technique, on_phase)

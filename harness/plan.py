@@ -74,6 +74,8 @@ class EngineSpec(Record):
     technique: TechniqueSpec
     placement: str = "host"
     prefill_chunk: int = Field(512, ge=1)
+    threads: int | None = Field(None, ge=1)
+    """CPU threads; torch's own number where it is not given."""
 
 
 class DeviceSpec(Record):
@@ -400,6 +402,10 @@ def _cell_plan(
         workload=workload_label,
         workload_parameters=workload.spec.model_dump(mode="json", exclude={"name", "label"}),
         device=device_label,
-        engine_parameters={"prefill_chunk": engine.spec.prefill_chunk, "dtype": model.spec.dtype},
+        engine_parameters={
+            "prefill_chunk": engine.spec.prefill_chunk,
+            "dtype": model.spec.dtype,
+            **({"threads": engine.spec.threads} if engine.spec.threads else {}),
+        },
     )
     return CellPlan(cell, model.spec, engine.spec, workload.spec, device.spec)

@@ -92,7 +92,9 @@ class Workbench:
         if plan.cell.cell_id not in self._engines:
             checkpoint = self._checkpoint(plan.model)
             technique = technique_spec(plan.engine)
-            reference = ReferenceEngine(checkpoint, technique, plan.engine.prefill_chunk, self._host_clock.now_s)
+            reference = ReferenceEngine(
+                checkpoint, technique, plan.engine.prefill_chunk, self._host_clock.now_s, plan.engine.threads
+            )
             engine: Engine = reference
             if isinstance(device, ModelDevice):
                 priced_as = plan.device.priced_as
