@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.fakes.random_models import SIZES, copy_tokenizer
 
@@ -17,6 +19,8 @@ LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "q_lora_rank": 24,
+    # Large, for the norms of the latents have an epsilon of their own.
+    "rms_norm_eps": 0.01,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
@@ -48,11 +52,13 @@ GPT_OSS = {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16, "sl
 
 @dataclass(frozen=True)
 class FamilyCase:
-    """family: transformers' class prefix. eager: the peer computes this attention in eager mode only."""
+    """family: transformers' class prefix. eager: the peer computes this attention in eager mode only. mxfp4: the folder
+    holds the experts as published, in 4-bit blocks."""
 
     family: str
     changes: dict[str, Any] = field(default_factory=dict)
     eager: bool = False
+    mxfp4: bool = False
 
 
 CASES: dict[str, FamilyCase] = {
@@ -123,9 +129,16 @@ CASES: dict[str, FamilyCase] = {
     "gpt-oss-yarn": FamilyCase(
         "GptOss", {**GPT_OSS, "rope_parameters": {**YARN, "truncate": False}, "swiglu_limit": 1.0}, eager=True
     ),
+    "gpt-oss-mxfp4": FamilyCase("GptOss", GPT_OSS, eager=True, mxfp4=True),
     "llama4": FamilyCase(
         "Llama4",
-        {"head_dim": 16, "num_hidden_layers": 4, "num_local_experts": 8, "attention_chunk_size": 24}
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "num_local_experts": 8,
+            "attention_chunk_size": 24,
+            "rms_norm_eps": 0.01,
+        }
         | {"intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "floor_scale": 16, "attn_scale": 0.5},
     ),
     "llama4-top2": FamilyCase(
@@ -145,9 +158,40 @@ def write_family(folder: Path, case: FamilyCase) -> Any:
     config._attn_implementation = "eager" if case.eager else "sdpa"
     model = getattr(transformers, case.family + "ForCausalLM")(config).eval()
     randomise(model)
+    blocks = pack_experts(model) if case.mxfp4 else {}
     model.save_pretrained(folder)
+    if case.mxfp4:
+        rewrite_as_mxfp4(folder, blocks)
     copy_tokenizer(folder)
     return model
+
+
+def pack_experts(model: Any) -> dict[str, torch.Tensor]:
+    """Draws 4-bit experts, gives the model their values as transformers unpacks them, and returns the packed form."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    generator, packed = torch.Generator().manual_seed(8), {}
+    for name, parameter in model.named_parameters():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        n_experts, n_in, n_out = parameter.shape
+        shape = (n_experts, n_out, n_in // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        # Values have a root mean square of about 2.9: scales of 2^-6 to 2^-4 keep the hidden state's size.
+        scales = torch.randint(121, 124, shape, generator=generator, dtype=torch.uint8)
+        packed |= {name + "_blocks": blocks, name + "_scales": scales}
+        with torch.no_grad():
+            parameter.copy_(convert_moe_packed_tensors(blocks, scales))
+    return packed
+
+
+def rewrite_as_mxfp4(folder: Path, packed: dict[str, torch.Tensor]) -> None:
+    path = folder / "model.safetensors"
+    plain = {name: t for name, t in load_file(path).items() if name + "_blocks" not in packed}
+    save_file(plain | packed, path)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def randomise(model: torch.nn.Module) -> None:

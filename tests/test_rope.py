@@ -1,0 +1,126 @@
+"""Frequencies against transformers' own for the parameters of published models; the turning against complex numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engines.errors import EngineError
+from engines.rope import RopeConfig, read_rope, rope_frequencies, rotation, turn
+
+LONG = {"short_factor": [1.0 + 0.01 * i for i in range(32)], "long_factor": [1.0 + i for i in range(32)]}
+PUBLISHED_ROPE: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "llama-3.2": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "llama-4-scout": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "gpt-oss": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "deepseek-v2": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 40.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+    },
+    "phi-3": {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096, **LONG},
+}
+
+
+@pytest.mark.parametrize("n_positions", [4096, 4097])
+@pytest.mark.parametrize("name", PUBLISHED_ROPE)
+def test_frequencies_and_amplitude_agree_with_transformers(name: str, n_positions: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = PUBLISHED_ROPE[name]
+    theirs = LlamaConfig(head_dim=64, max_position_embeddings=131072, rope_parameters=dict(rope))
+    expected, amplitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, seq_len=n_positions)
+    ours = read_rope({"rope_parameters": rope, "max_position_embeddings": 131072}, 64, "halves", 1.0, 1.0)
+    frequencies, our_amplitude = rope_frequencies(ours, n_positions)
+    torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0.0)
+    assert our_amplitude == pytest.approx(amplitude, rel=1e-12)
+
+
+def test_long_sequences_take_the_long_factors_and_their_amplitude() -> None:
+    """Phi-MoE: the config gives both amplitudes itself. Frequencies are 1 / (factor * theta^(2i/4)) by definition."""
+    rope = {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
+    rope |= {"short_mscale": 1.1, "long_mscale": 1.2, "original_max_position_embeddings": 8}
+    config = read_rope(
+        {"rope_scaling": rope, "rope_theta": 100.0, "max_position_embeddings": 64}, 4, "halves", 1.0, 1.0
+    )
+    short, long = rope_frequencies(config, 8), rope_frequencies(config, 9)
+    torch.testing.assert_close(short[0], torch.tensor([1.0, 1 / 20]))
+    torch.testing.assert_close(long[0], torch.tensor([1 / 3, 1 / 40]))
+    assert (short[1], long[1]) == (1.1, 1.2)
+
+
+@pytest.mark.parametrize("pairs", ["halves", "neighbours"])
+def test_products_of_turned_vectors_are_those_of_complex_numbers(pairs: Any) -> None:
+    """Re(q e^{ia} conj(k e^{ib})) summed over pairs: depends on the distance of two positions only."""
+    generator = torch.Generator().manual_seed(1)
+    q, k = torch.randn(2, 1, 6, generator=generator)
+    frequencies = torch.tensor([1.0, 0.5, 0.1])
+
+    def as_complex(x: torch.Tensor) -> torch.Tensor:
+        real, imaginary = x[0].chunk(2) if pairs == "halves" else (x[0, 0::2], x[0, 1::2])
+        return torch.complex(real, imaginary)
+
+    for at_q, at_k in ((0, 0), (9, 4), (1004, 999)):
+        turned_q = turn(q, *rotation(frequencies, 1.5, at_q, 1), pairs)
+        turned_k = turn(k, *rotation(frequencies, 1.5, at_k, 1), pairs)
+        angle = (at_q - at_k) * frequencies
+        expected = 1.5**2 * (as_complex(q) * as_complex(k).conj() * torch.polar(torch.ones(3), angle)).real.sum()
+        torch.testing.assert_close((turned_q * turned_k).sum(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_features_beyond_the_turned_share_stay() -> None:
+    config = read_rope({"partial_rotary_factor": 0.5}, 8, "halves", 10000.0, 1.0)
+    assert config == RopeConfig(10000.0, 4, "halves", None)
+    x = torch.randn(1, 8, generator=torch.Generator().manual_seed(1))
+    turned = turn(x, *rotation(rope_frequencies(config, 10)[0], 1.0, 3, 1), "halves")
+    assert torch.equal(turned[:, 4:], x[:, 4:])
+    assert not torch.isclose(turned[:, :4], x[:, :4]).any()
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, "rope type 'dynamic' not supported; .* yarn and longrope"),
+        ({"rope_type": "yarn", "factor": 2.0}, "original_max_position_embeddings must be a whole number"),
+        ({"rope_type": "longrope", **LONG}, "original_max_position_embeddings must be a whole number"),
+        (
+            {**PUBLISHED_ROPE["phi-3"], "long_factor": [1.0] * 31},
+            "long_factor must be 32 numbers, found 31 values",
+        ),
+        ({"partial_rotary_factor": 0.3}, "partial_rotary_factor 0.3 turn 19 features"),
+    ],
+)
+def test_rope_that_is_not_computed_is_refused(rope: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        read_rope({"rope_parameters": rope, "max_position_embeddings": 131072}, 64, "halves", 10000.0, 1.0)
