@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from results.records import Conditions, Environment, Method, PowerTrace, TraceKind
 
 ComputeUnit = Literal["cpu", "gpu", "npu"]
@@ -44,6 +47,33 @@ class Channel:
     note: str | None = None
     computes: ComputeUnit = "cpu"
     """What draws this energy: `auto` takes no meter that does not see the unit on which the engine computes."""
+
+    def trace(
+        self,
+        meter: str,
+        method: Method,
+        times_s: NDArray[np.float64],
+        values: NDArray[np.float64],
+        sample_interval_s: float,
+        gaps_s: tuple[tuple[float, float], ...] = (),
+    ) -> PowerTrace:
+        """This channel's readings, with all that is known of it."""
+        return PowerTrace(
+            meter=meter,
+            component=self.component,
+            kind=self.kind,
+            method=method,
+            times_s=times_s,
+            values=values,
+            sample_interval_s=sample_interval_s,
+            update_period_s=self.update_period_s,
+            resolution=self.resolution,
+            relative_accuracy=self.relative_accuracy,
+            wrap_at_j=self.wrap_at_j,
+            additive=self.additive,
+            note=self.note,
+            gaps_s=gaps_s,
+        )
 
 
 class CpuSeconds(NamedTuple):

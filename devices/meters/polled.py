@@ -82,21 +82,6 @@ class PolledMeter(ABC):
         times_s, values = sampler.stop()
         gaps_s = find_gaps(times_s, self._interval_s)
         return [
-            PowerTrace(
-                meter=self.name,
-                component=channel.component,
-                kind=channel.kind,
-                method=self.method,
-                times_s=times_s,
-                values=values[:, i],
-                sample_interval_s=self._interval_s,
-                update_period_s=channel.update_period_s,
-                resolution=channel.resolution,
-                relative_accuracy=channel.relative_accuracy,
-                wrap_at_j=channel.wrap_at_j,
-                additive=channel.additive,
-                note=channel.note,
-                gaps_s=gaps_s,
-            )
+            channel.trace(self.name, self.method, times_s, values[:, i], self._interval_s, gaps_s)
             for i, channel in enumerate(self.channels)
         ]

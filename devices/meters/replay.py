@@ -81,17 +81,10 @@ class ReplayMeter:
         start_s, self._start_s = self._start_s, None
         # One reading past the end of the window, so that its edge can be interpolated.
         n = int(np.searchsorted(self._times_s, self._clock.now_s() - start_s, side="right")) + 1
+        times_s = self._times_s[:n] + start_s
+        interval_s = float(np.median(np.diff(self._times_s)))
         return [
-            PowerTrace(
-                meter=self.name,
-                component=channel.component,
-                kind=channel.kind,
-                method=self.method,
-                times_s=self._times_s[:n] + start_s,
-                values=self._watts[:n, i],
-                sample_interval_s=float(np.median(np.diff(self._times_s))),
-                note=channel.note,
-            )
+            channel.trace(self.name, self.method, times_s, self._watts[:n, i], interval_s)
             for i, channel in enumerate(self.channels)
         ]
 

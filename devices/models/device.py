@@ -48,17 +48,7 @@ class TimelineMeter:
 
     def _trace(self, channel: Channel, component: Component, start_s: float) -> PowerTrace:
         times_s, values_j = self._timeline.readings(component, start_s)
-        return PowerTrace(
-            meter=self.name,
-            component=channel.component,
-            kind=channel.kind,
-            method=self.method,
-            times_s=times_s,
-            values=values_j,
-            sample_interval_s=0.0,
-            relative_accuracy=channel.relative_accuracy,
-            note=channel.note,
-        )
+        return channel.trace(self.name, self.method, times_s, values_j, sample_interval_s=0.0)
 
 
 def _channel(sheet: Sheet, component: Component) -> Channel:
