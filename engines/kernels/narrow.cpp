@@ -13,6 +13,11 @@
 #include <omp.h>
 #include <vector>
 
+#if defined(__AVX2__) && defined(__F16C__)
+#include <immintrin.h>
+#define JOULEBENCH_AVX2
+#endif
+
 namespace {
 
 typedef float f8 __attribute__((vector_size(32)));
@@ -43,7 +48,7 @@ struct Matrix {
   const float* scales;  // int8: one a row; int4: one a group of columns; else unused
   int64_t columns;
   int32_t format;
-  int32_t group;  // int4: columns that share a scale, a multiple of 32
+  int32_t group_bits;  // int4: 2^group_bits columns share a scale, at least 32
 };
 
 // --- formats whose elements stand in column order ---------------------------------------------------------------------
@@ -68,13 +73,25 @@ struct Bf16 {
 
 struct Fp16 {
   typedef _Float16 element;
-  static f8 widen(const element* p) { return __builtin_convertvector(load<half8>(p), f8); }
+  static f8 widen(const element* p) {
+#ifdef JOULEBENCH_AVX2  // GCC 12 converts a vector of halves one by one
+    return (f8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    return __builtin_convertvector(load<half8>(p), f8);
+#endif
+  }
   static float widen_one(element e) { return float(e); }
 };
 
 struct Int8 {
   typedef int8_t element;
-  static f8 widen(const element* p) { return __builtin_convertvector(__builtin_convertvector(load<b8>(p), w8), f8); }
+  static f8 widen(const element* p) {
+#ifdef JOULEBENCH_AVX2  // GCC 12 converts a vector of bytes one by one
+    return __builtin_convertvector((w8)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), f8);
+#else
+    return __builtin_convertvector(__builtin_convertvector(load<b8>(p), w8), f8);
+#endif
+  }
   static float widen_one(element e) { return float(e); }
 };
 
@@ -87,8 +104,10 @@ inline void dot_in_order(const typename S::element* row, int64_t columns, const 
   int64_t c = 0;
   for (; c + 8 * U <= columns; c += 8 * U) {
     __builtin_prefetch((const char*)(row + c) + kPrefetch);
+#pragma GCC unroll 4
     for (int u = 0; u < U; u++) {
       const f8 weight = S::widen(row + c + 8 * u);
+#pragma GCC unroll 8
       for (int t = 0; t < T; t++) sums[u][t] += weight * load<f8>(x + t * columns + c + 8 * u);
     }
   }
@@ -126,21 +145,26 @@ void prepare_int4(const float* x, int64_t columns, float* prepared) {
 }
 
 template <int T>
-inline void dot_int4(const uint32_t* row, const float* scales, int64_t group, int64_t columns, const float* x,
+inline void dot_int4(const uint32_t* row, const float* scales, int group_bits, int64_t columns, const float* x,
                      float* out) {
   const int64_t stride = int4_stride(columns);
   f8 totals[2][T] = {};
   for (int64_t block = 0; block < columns; block += kInt4Block) {
     const u8x32 words = load<u8x32>(row + block / 8);
     __builtin_prefetch((const char*)(row + block / 8) + kPrefetch);
+#pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
       f8 parts[T];
+#pragma GCC unroll 8
       for (int t = 0; t < T; t++) parts[t] = load<f8>(x + t * stride + columns + block / 4 + 8 * half);
+#pragma GCC unroll 4
       for (int j = 4 * half; j < 4 * half + 4; j++) {
         const f8 weight = __builtin_convertvector((w8)(words & (0xFu << (4 * j))), f8);
+#pragma GCC unroll 8
         for (int t = 0; t < T; t++) parts[t] += weight * load<f8>(x + t * stride + block + 8 * j);
       }
-      const float scale = scales[(block + 32 * half) / group];
+      const float scale = scales[(block + 32 * half) >> group_bits];
+#pragma GCC unroll 8
       for (int t = 0; t < T; t++) totals[half][t] += parts[t] * scale;
     }
   }
@@ -161,7 +185,8 @@ inline void dot_row(const Matrix& m, int64_t row, const float* x, float* out) {
       for (int t = 0; t < T; t++) out[t] *= m.scales[row];
       return;
     case kInt4:
-      return dot_int4<T>((const uint32_t*)m.values + first / 8, m.scales + first / m.group, m.group, m.columns, x, out);
+      return dot_int4<T>((const uint32_t*)m.values + first / 8, m.scales + (first >> m.group_bits), m.group_bits,
+                         m.columns, x, out);
   }
 }
 
@@ -212,10 +237,10 @@ const float* prepared_rows(const Matrix& m, const float* x, int64_t n_rows, std:
 extern "C" {
 
 // out[T, rows] = x[T, columns] m^T + bias; bias may be null.
-void joulebench_linear(const void* values, const float* scales, int32_t format, int32_t group, int64_t rows,
+void joulebench_linear(const void* values, const float* scales, int32_t format, int32_t group_bits, int64_t rows,
                        int64_t columns, const float* x, int32_t n_tokens, const float* bias, float* out,
                        int32_t n_threads) {
-  const Matrix m = {values, scales, columns, format, group};
+  const Matrix m = {values, scales, columns, format, group_bits};
   const float* input = prepared_rows(m, x, n_tokens, input_scratch);
 #pragma omp parallel num_threads(n_threads)
   {
@@ -232,11 +257,11 @@ void joulebench_linear(const void* values, const float* scales, int32_t format, 
 // most eight); row r is token token_R[r], and its result, times weight_R[r], is added to that token. Only the experts
 // named are read.
 void joulebench_experts(const void* gate_up, const float* gate_up_scales, const void* down, const float* down_scales,
-                        int32_t format, int32_t group, int64_t hidden, int64_t width, int64_t n_calls,
+                        int32_t format, int32_t group_bits, int64_t hidden, int64_t width, int64_t n_calls,
                         const int64_t* expert_C, const int64_t* first_C, const float* hidden_TH, const int64_t* token_R,
                         const float* weight_R, int64_t n_tokens, float* out, int32_t n_threads) {
-  const Matrix up = {gate_up, gate_up_scales, hidden, format, group};
-  const Matrix dn = {down, down_scales, width, format, group};
+  const Matrix up = {gate_up, gate_up_scales, hidden, format, group_bits};
+  const Matrix dn = {down, down_scales, width, format, group_bits};
   const int64_t n_rows = first_C[n_calls], down_stride = input_stride(dn);
   const float* rows_RH = hidden_TH;
   int64_t up_stride = 0;  // of one token, every row is that token

@@ -51,12 +51,12 @@ def linear(x_TH: Tensor, weight: Matrix, bias_N: Tensor | None = None) -> Tensor
     assert hidden == n_columns
     assert bias_N is None or (bias_N.is_contiguous() and bias_N.dtype is torch.float32 and len(bias_N) == n_outputs)
     out_TN = torch.empty(n_tokens, n_outputs)
-    values, scales, number, group = _described(weight)
+    values, scales, number, group_bits = _described(weight)
     _kernels().joulebench_linear(
         values,
         scales,
         number,
-        group,
+        group_bits,
         n_outputs,
         hidden,
         x_TH.data_ptr(),
@@ -94,16 +94,16 @@ def mix(
         firsts.append(firsts[-1] + n_rows)
     n_calls = len(experts_C)
     out_TH = torch.empty_like(hidden_TH)
-    gate_up, gate_up_scales, number, group = _described(gate_up_EJH)
-    down, down_scales, down_number, down_group = _described(down_EHI)
-    assert (number, group) == (down_number, down_group)
+    gate_up, gate_up_scales, number, group_bits = _described(gate_up_EJH)
+    down, down_scales, down_number, down_group_bits = _described(down_EHI)
+    assert (number, group_bits) == (down_number, down_group_bits)
     _kernels().joulebench_experts(
         gate_up,
         gate_up_scales,
         down,
         down_scales,
         number,
-        group,
+        group_bits,
         hidden,
         down_EHI.shape[-1],
         n_calls,
@@ -126,8 +126,10 @@ def _kernels() -> ctypes.CDLL:
 
 
 def _described(matrix: Matrix) -> tuple[int, int | None, int, int]:
-    """Address of values, address of scales, format number, columns of an int4 group."""
+    """Address of values, address of scales, format number, log2 of an int4 group's columns."""
     if isinstance(matrix, Tensor):
         return matrix.data_ptr(), None, _FORMATS[matrix.dtype], 0
-    number = _INT8 if matrix.group is None else _INT4
-    return matrix.values.data_ptr(), matrix.scales.data_ptr(), number, matrix.group or 0
+    values, scales = matrix.values.data_ptr(), matrix.scales.data_ptr()
+    if matrix.group is None:
+        return values, scales, _INT8, 0
+    return values, scales, _INT4, matrix.group.bit_length() - 1
