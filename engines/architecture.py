@@ -199,6 +199,8 @@ class ModelConfig:
     ignored_layers: tuple[int, ...]
     """Numbers of layers that the files hold beyond the model, which predict tokens further ahead while training."""
     weight_dtype: torch.dtype
+    fp8_block: tuple[int, int] | None
+    """Rows and columns that share a scale, where the layers' projections are stored in FP8."""
     eos_token_ids: tuple[int, ...]
     """From generation_config.json, else config.json; empty where neither says."""
     note: str | None

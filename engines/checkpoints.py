@@ -69,7 +69,7 @@ def load_checkpoint(source: str, dtype: torch.dtype) -> Checkpoint:
     facts = _read_facts(source, weights=True)
     located = _locate_tensors(facts.folder)
     _check_tensors(facts.config, located)
-    read = _tensor_reader(located)
+    read = _tensor_reader(located, facts.config)
     if _stored_tied_head(facts.config) in located:
         _check_tied_head(facts.config, read)
     weights = load_weights(facts.config, lambda name, _: read(name), dtype)
@@ -195,7 +195,7 @@ def _is_unused(name: str, config: ModelConfig) -> bool:
     )
 
 
-def _tensor_reader(located: dict[str, _Located]) -> Callable[[str], Tensor]:
+def _tensor_reader(located: dict[str, _Located], config: ModelConfig) -> Callable[[str], Tensor]:
     def read(name: str) -> Tensor:
         path = located[name].path
         try:
@@ -205,7 +205,9 @@ def _tensor_reader(located: dict[str, _Located]) -> Callable[[str], Tensor]:
             raise EngineError(f"{path}: tensor {name!r} unreadable ({error}); fetch the file again") from error
         if tensor.dtype == torch.uint8 and name.endswith(MXFP4_SUFFIXES):
             return tensor
-        if not tensor.is_floating_point():
+        if tensor.dtype == torch.float8_e4m3fn and config.fp8_block is not None:
+            tensor = tensor.float()
+        if not tensor.is_floating_point() or tensor.itemsize == 1:
             raise EngineError(f"{path}: tensor {name!r} holds {tensor.dtype}; quantised weights are not supported")
         if not torch.isfinite(tensor).all():
             raise EngineError(f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged or badly converted")

@@ -88,6 +88,7 @@ def parse_model_config(raw: Mapping[str, Any], eos_token_id: int | list[int] | N
         names=family.names,
         ignored_layers=tuple(range(n_layers, n_layers + whole(raw, "num_nextn_predict_layers", 0))),
         weight_dtype=_dtype(raw),
+        fp8_block=_fp8_block(raw),
         eos_token_ids=_eos(eos_token_id),
         note=raw.get("joulebench_note"),
     )
@@ -134,16 +135,33 @@ def _reject_unsupported(raw: Mapping[str, Any], family: Family) -> None:
     for key, accepted in wanted.items():
         if key in raw and raw[key] not in accepted:
             raise EngineError(f"config.json: {key} {raw[key]!r} not supported; this engine computes {accepted[0]!r}")
-    if raw.get("quantization_config") is not None and not _is_mxfp4(raw, family):
+    known = raw.get("quantization_config") is None or _is_mxfp4(raw, family) or _fp8_block(raw) is not None
+    if not known or (_fp8_block(raw) is not None and _has_joined_tensors(family)):
         raise EngineError(
             f"config.json: quantization_config {raw['quantization_config']!r} not supported; this engine reads fp32, "
-            "fp16 and bf16 weights, and mxfp4 experts where they are stacked in one tensor; use such a checkpoint"
+            "fp16 and bf16 weights, fp8 projections with one scale per block where each is a tensor of its own, and "
+            "mxfp4 experts where a layer's are one tensor; use such a checkpoint"
         )
 
 
 def _is_mxfp4(raw: Mapping[str, Any], family: Family) -> bool:
     quantization = raw.get("quantization_config") or {}
     return family.names.stacked_experts is not None and quantization.get("quant_method") == "mxfp4"
+
+
+def _fp8_block(raw: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns of one scale, as DeepSeek-V3 is published: e4m3 values, bf16 or fp32 scales beside them."""
+    quantization = raw.get("quantization_config") or {}
+    block = quantization.get("weight_block_size")
+    if quantization.get("quant_method") != "fp8" or quantization.get("fmt", "e4m3") != "e4m3" or block is None:
+        return None
+    rows, columns = block
+    return int(rows), int(columns)
+
+
+def _has_joined_tensors(family: Family) -> bool:
+    names = family.names
+    return names.fused_qkv or names.fused_dense or names.stacked_experts is not None
 
 
 # --- attention -------------------------------------------------------------------------------------------------------

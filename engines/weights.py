@@ -116,6 +116,19 @@ class _Builder:
     def _matrix(self, name: str, *shape: int) -> Tensor:
         return self._read(name, shape).to(self._dtype)
 
+    def _projection(self, name: str, *shape: int) -> Tensor:
+        """A projection inside a layer: these, and only these, may be stored in FP8 with a scale for each block."""
+        weight = self._read(name, shape)
+        if self._config.fp8_block is None:
+            return weight.to(self._dtype)
+        rows, columns = self._config.fp8_block
+        grid = (-(-shape[0] // rows), -(-shape[1] // columns))
+        scale = self._read(name + "_scale_inv", grid).float()
+        if weight.is_meta:
+            return weight  # only names and shapes are asked for: 45 000 products of nothing would take half a minute
+        scale = scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
+        return (weight.float() * scale).to(self._dtype)
+
     def _vector(self, name: str, *shape: int) -> Tensor:
         return self._read(name, shape).float()
 
@@ -152,12 +165,12 @@ class _Builder:
         config, attention = self._config, self._config.attention
         q_width, kv_width = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         if self._names.fused_qkv:
-            fused = self._matrix(prefix + "qkv_proj.weight", q_width + 2 * kv_width, config.hidden)
+            fused = self._projection(prefix + "qkv_proj.weight", q_width + 2 * kv_width, config.hidden)
             q_QH, k_MH, v_MH = torch.split(fused, [q_width, kv_width, kv_width])
         else:
-            q_QH = self._matrix(prefix + "q_proj.weight", q_width, config.hidden)
-            k_MH = self._matrix(prefix + "k_proj.weight", kv_width, config.hidden)
-            v_MH = self._matrix(prefix + "v_proj.weight", kv_width, config.hidden)
+            q_QH = self._projection(prefix + "q_proj.weight", q_width, config.hidden)
+            k_MH = self._projection(prefix + "k_proj.weight", kv_width, config.hidden)
+            v_MH = self._projection(prefix + "v_proj.weight", kv_width, config.hidden)
 
         def bias(name: str, width: int, present: bool) -> Tensor | None:
             return self._vector(f"{prefix}{name}.bias", width) if present else None
@@ -171,7 +184,7 @@ class _Builder:
             q_QH=q_QH,
             k_MH=k_MH,
             v_MH=v_MH,
-            out_HQ=self._matrix(prefix + "o_proj.weight", config.hidden, q_width),
+            out_HQ=self._projection(prefix + "o_proj.weight", config.hidden, q_width),
             q_bias_Q=bias("q_proj", q_width, attention.qkv_bias),
             k_bias_M=bias("k_proj", kv_width, attention.qkv_bias),
             v_bias_M=bias("v_proj", kv_width, attention.qkv_bias),
@@ -186,33 +199,33 @@ class _Builder:
         q_width = n_heads * (latent.nope_dim + latent.rope_dim)
         q_down_RH, q_norm = None, None
         if latent.q_rank is None:
-            q_QR = self._matrix(prefix + "q_proj.weight", q_width, hidden)
+            q_QR = self._projection(prefix + "q_proj.weight", q_width, hidden)
         else:
-            q_down_RH = self._matrix(prefix + "q_a_proj.weight", latent.q_rank, hidden)
+            q_down_RH = self._projection(prefix + "q_a_proj.weight", latent.q_rank, hidden)
             q_norm = self._rms(prefix + "q_a_layernorm", latent.q_rank, LATENT_NORM_EPS)
-            q_QR = self._matrix(prefix + "q_b_proj.weight", q_width, latent.q_rank)
-        kv_up = self._matrix(prefix + "kv_b_proj.weight", n_heads * (latent.nope_dim + latent.value_dim), rank)
+            q_QR = self._projection(prefix + "q_b_proj.weight", q_width, latent.q_rank)
+        kv_up = self._projection(prefix + "kv_b_proj.weight", n_heads * (latent.nope_dim + latent.value_dim), rank)
         by_head = kv_up.view(n_heads, -1, rank)
         key_up_NDR, value_up_NVR = torch.split(by_head, [latent.nope_dim, latent.value_dim], dim=1)
         return LatentWeights(
             q_down_RH=q_down_RH,
             q_norm=q_norm,
             q_QR=q_QR,
-            kv_down_RH=self._matrix(prefix + "kv_a_proj_with_mqa.weight", rank + latent.rope_dim, hidden),
+            kv_down_RH=self._projection(prefix + "kv_a_proj_with_mqa.weight", rank + latent.rope_dim, hidden),
             kv_norm=self._rms(prefix + "kv_a_layernorm", rank, LATENT_NORM_EPS),
             key_up_NDR=key_up_NDR,
             value_up_NVR=value_up_NVR,
-            out_HQ=self._matrix(prefix + "o_proj.weight", hidden, n_heads * latent.value_dim),
+            out_HQ=self._projection(prefix + "o_proj.weight", hidden, n_heads * latent.value_dim),
         )
 
     def _dense(self, prefix: str, width: int, fused: bool) -> DenseWeights:
         hidden = self._config.hidden
         if fused:
-            gate_up = self._matrix(prefix + "gate_up_proj.weight", 2 * width, hidden)
+            gate_up = self._projection(prefix + "gate_up_proj.weight", 2 * width, hidden)
         else:
-            halves = [self._read(f"{prefix}{name}_proj.weight", (width, hidden)) for name in ("gate", "up")]
-            gate_up = torch.cat(halves).to(self._dtype)
-        return DenseWeights(gate_up, self._matrix(prefix + "down_proj.weight", hidden, width))
+            halves = [self._projection(f"{prefix}{name}_proj.weight", width, hidden) for name in ("gate", "up")]
+            gate_up = torch.cat(halves)
+        return DenseWeights(gate_up, self._projection(prefix + "down_proj.weight", hidden, width))
 
     # --- experts -----------------------------------------------------------------------------------------------------
 
@@ -253,9 +266,9 @@ class _Builder:
         hidden, width = self._config.hidden, moe.expert_width
         gate, up, down = self._names.experts
         for expert in range(moe.n_experts):
-            gate_up_EJH[expert, :width] = self._read(f"{prefix}{expert}.{gate}.weight", (width, hidden))
-            gate_up_EJH[expert, width:] = self._read(f"{prefix}{expert}.{up}.weight", (width, hidden))
-            down_EHI[expert] = self._read(f"{prefix}{expert}.{down}.weight", (hidden, width))
+            gate_up_EJH[expert, :width] = self._projection(f"{prefix}{expert}.{gate}.weight", width, hidden)
+            gate_up_EJH[expert, width:] = self._projection(f"{prefix}{expert}.{up}.weight", width, hidden)
+            down_EHI[expert] = self._projection(f"{prefix}{expert}.{down}.weight", hidden, width)
 
     def _stacked(self, name: str, moe: MoeConfig, n_in: int, n_out: int) -> Tensor:
         """All experts of a layer as [E, out, in]; plain files hold [E, in, out], MXFP4 ones blocks along `in`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ def test_tensors_have_the_published_names_and_add_up_to_the_published_parameters
     assert set(PUBLISHED[name].names) <= shapes.keys()
     # A byte of 4-bit blocks holds two parameters; their scales are none.
     n_values = sum(
-        0 if tensor.endswith("_scales") else math.prod(shape) * (2 if tensor.endswith("_blocks") else 1)
+        0 if tensor.endswith(("_scales", "_scale_inv")) else math.prod(shape) * (2 if tensor.endswith("_blocks") else 1)
         for tensor, shape in shapes.items()
     )
     decimals = len(str(PUBLISHED[name].parameters_b).split(".")[1])
@@ -49,10 +51,10 @@ def test_configs_say_what_their_papers_say() -> None:
     assert moe["Phi-3.5-MoE-instruct"].router == RouterConfig("sparsemixer", 2, jitter=0.01)
     assert moe["gpt-oss-20b"].unit == GatedUnit("silu", alpha=1.702, limit=7.0)
     assert moe["deepseek-moe-16b-base"].shared == SharedExpertConfig(2816, gated=False)
-    assert moe["DeepSeek-V3 in bf16"].router == RouterConfig(
+    assert moe["DeepSeek-V3"].router == RouterConfig(
         "sigmoid", 8, True, 2.5, n_groups=8, top_groups=4, group_score="two best", has_correction=True
     )
-    assert moe["DeepSeek-V3 in bf16"].sparse_layers == tuple(range(3, 61))
+    assert moe["DeepSeek-V3"].sparse_layers == tuple(range(3, 61))
     assert moe["DeepSeek-V2-Lite"].sparse_layers == tuple(range(1, 27))
     assert moe["Llama-4-Scout-17B-16E"].weights_input
 
@@ -78,10 +80,15 @@ def test_attention_of_published_configs() -> None:
     [
         ("DeepSeek-V2-Lite", {"norm_topk_prob": True}, "norm_topk_prob True not supported"),
         ("DeepSeek-V2-Lite", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' not supported"),
-        ("DeepSeek-V3 in bf16", {"topk_method": "greedy"}, "topk_method 'greedy' not supported"),
-        ("DeepSeek-V3 in bf16", {"n_group": 7}, "topk_group 4 of n_group 7 equal groups"),
-        ("DeepSeek-V3 in bf16", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config .*fp8"),
-        ("DeepSeek-V3 in bf16", {"kv_lora_rank": None}, "kv_lora_rank must be a whole number"),
+        ("DeepSeek-V3", {"topk_method": "greedy"}, "topk_method 'greedy' not supported"),
+        ("DeepSeek-V3", {"n_group": 7}, "topk_group 4 of n_group 7 equal groups"),
+        ("DeepSeek-V3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config .*fp8"),
+        (
+            "Phi-3-mini-4k-instruct",
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            "quantization_config .*fp8",
+        ),
+        ("DeepSeek-V3", {"kv_lora_rank": None}, "kv_lora_rank must be a whole number"),
         ("Mixtral-8x7B-v0.1", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config .*mxfp4"),
         ("Phi-3.5-MoE-instruct", {"num_experts_per_tok": 4}, "num_experts_per_tok 4 not supported; sparsemixer"),
         ("gemma-2-2b", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' not supported"),
@@ -197,6 +204,36 @@ def test_narrow_weights_compute_as_if_they_were_wide(tmp_path: Path, case: str) 
         with torch.inference_mode():
             logits.append(model.logits(model.forward(tokens, cache, Dropless(), "prefill")[0]))
     assert torch.equal(*logits)
+
+
+def test_fp8_projections_are_values_times_the_scale_of_their_block(tmp_path: Path) -> None:
+    """DeepSeek-V3's own storage, in blocks of 16 x 24 that do not divide the matrices. The oracle is a folder of the
+    products, multiplied block by block."""
+    write_family(tmp_path / "plain", CASES["deepseek-v3"])
+    plain, packed = load_file(tmp_path / "plain" / "model.safetensors"), {}
+    generator = torch.Generator().manual_seed(5)
+    for name, weight in list(plain.items()):
+        if not name.endswith(("_proj.weight", "kv_a_proj_with_mqa.weight")):
+            packed[name] = weight
+            continue
+        scale = 2 ** torch.randint(-6, -3, (-(-weight.shape[0] // 16), -(-weight.shape[1] // 24)), generator=generator)
+        packed[name] = (32 * weight).to(torch.float8_e4m3fn)
+        packed[name + "_scale_inv"] = scale.float()
+        plain[name] = packed[name].float()
+        for row, column in itertools.product(range(scale.shape[0]), range(scale.shape[1])):
+            plain[name][16 * row : 16 * row + 16, 24 * column : 24 * column + 24] *= scale[row, column]
+    save_file(plain, tmp_path / "plain" / "model.safetensors")
+    shutil.copytree(tmp_path / "plain", tmp_path / "fp8")
+    save_file(packed, tmp_path / "fp8" / "model.safetensors")
+    config = json.loads((tmp_path / "fp8" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [16, 24]}
+    (tmp_path / "fp8" / "config.json").write_text(json.dumps(config))
+    tokens = random_tokens(20)
+    assert torch.equal(logits_of(tmp_path / "fp8", tokens, [20]), logits_of(tmp_path / "plain", tokens, [20]))
+    del config["quantization_config"]
+    (tmp_path / "fp8" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EngineError, match=r"_scale_inv' left over"):
+        load_checkpoint(str(tmp_path / "fp8"), torch.float32)
 
 
 # --- DeepSeek-MoE V1, which transformers does not have ---------------------------------------------------------------

@@ -249,7 +249,7 @@ PUBLISHED: dict[str, Published] = {
         (LAYER + "self_attn.q_proj.weight", LAYER + "self_attn.kv_a_proj_with_mqa.weight"),
         15.7,
     ),
-    "DeepSeek-V3 in bf16": Published(
+    "DeepSeek-V3": Published(
         {
             "architectures": ["DeepseekV3ForCausalLM"],
             **sizes(7168, 61, 128, 128, 18432, 129280, 163840),
@@ -264,6 +264,12 @@ PUBLISHED: dict[str, Published] = {
             "num_experts_per_tok": 8,
             "num_nextn_predict_layers": 1,
             "q_lora_rank": 1536,
+            "quantization_config": {
+                "activation_scheme": "dynamic",
+                "fmt": "e4m3",
+                "quant_method": "fp8",
+                "weight_block_size": [128, 128],
+            },
             "rope_scaling": {**YARN_40, "mscale": 1.0, "mscale_all_dim": 1.0},
             "rope_theta": 10000,
             "routed_scaling_factor": 2.5,
@@ -272,7 +278,12 @@ PUBLISHED: dict[str, Published] = {
             "topk_group": 4,
             "topk_method": "noaux_tc",
         },
-        ("model.layers.3.mlp.gate.e_score_correction_bias", LAYER + "self_attn.q_a_layernorm.weight"),
+        (
+            "model.layers.3.mlp.gate.e_score_correction_bias",
+            "model.layers.3.mlp.experts.255.down_proj.weight_scale_inv",
+            LAYER + "self_attn.q_a_layernorm.weight",
+            LAYER + "self_attn.kv_a_proj_with_mqa.weight_scale_inv",
+        ),
         671.0,
     ),
     "GLM-4.5-Air": Published(
