@@ -4,7 +4,8 @@ The first reader, `engines.experts`, computes the same plans. Pure functions: no
 
 Order and partition follow §3.2 of 000-npumoe: norm, router, gather, padding, scatter and residual on the CPU; attention
 and experts where the placement puts them. What is left out: embedding look-up, the residual around attention, masks,
-sampling. A partial last chunk is priced at its own length although a static graph would be padded to the full chunk.
+sampling. A partial last chunk is priced at its own length although a static graph would be padded to the full chunk. A
+sliding window is priced as attention to everything, which a graph of fixed shape computes.
 
 Legend: T tokens of the chunk, L keys in the cache after it, H model width, I expert width.
 """
@@ -40,6 +41,8 @@ class ModelShape:
     expert_width: int
     vocabulary: int
     bytes_per_value: int = 2
+    shared_width: int = 0
+    """Joint width of the experts that every token passes through; 0: none."""
 
     @property
     def attention_weights(self) -> int:
@@ -79,8 +82,13 @@ class Step:
 
 
 def own_shape(name: str, config: ModelConfig) -> ModelShape:
-    """The shape of the model that computes."""
+    """The shape of the model that computes. Raises `EngineError` for latent attention, which is not priced here."""
     moe = config.moe
+    if config.attention.latent is not None:
+        raise EngineError(
+            f"cannot price {config.architecture}: its attention is latent, and this schedule prices heads with keys of "
+            "their own; measure it on the host, or price it as a shape of the same experts"
+        )
     return ModelShape(
         name=name,
         n_layers=config.n_layers,
@@ -93,6 +101,7 @@ def own_shape(name: str, config: ModelConfig) -> ModelShape:
         top_k=moe.top_k if moe is not None else 0,
         expert_width=moe.expert_width if moe is not None else 0,
         vocabulary=config.vocabulary_size,
+        shared_width=moe.shared.width if moe is not None and moe.shared is not None else 0,
     )
 
 
@@ -138,9 +147,11 @@ def operations(
         plan = reused[layer % len(reused)]
         priced += [_norm(step, shape), _attention(step, shape, placement.attention), _norm(step, shape)]
         if plan is None:
-            priced += [_dense_ffn(step, shape, placement.attention)]
+            priced += [_ffn("dense FFN", shape.dense_width, step, shape, placement.attention)]
         else:
             priced += _moe_block(plan, shape, placement.experts, graph_bytes_limit)
+            if shape.shared_width:
+                priced += [_ffn("shared FFN", shape.shared_width, step, shape, placement.attention)]
         priced += [_residual(step, shape)]
     return priced
 
@@ -171,11 +182,11 @@ def _attention(step: Step, shape: ModelShape, unit: Unit) -> Operation:
     )
 
 
-def _dense_ffn(step: Step, shape: ModelShape, unit: Unit) -> Operation:
-    """A dense layer's SwiGLU belongs to the backbone, so it runs where attention does (§5.1 on ANEMLL)."""
-    weights = 3 * shape.hidden * shape.dense_width
+def _ffn(name: str, width: int, step: Step, shape: ModelShape, unit: Unit) -> Operation:
+    """What every token passes through belongs to the backbone, so it runs where attention does (§5.1 on ANEMLL)."""
+    weights = 3 * shape.hidden * width
     return Operation(
-        "dense FFN",
+        name,
         unit,
         "expert_ffn",
         flops=2.0 * step.n_tokens * weights,

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from engines.architecture import GatedUnit
 from engines.dispatch import DispatchPlan, ExpertCall, Routing
 from engines.experts import ExpertWeights, execute, gather_rows
 from engines.oracle import Oracle, mix_experts
@@ -14,6 +17,22 @@ def random_experts(n_experts: int = 6, hidden: int = 16, width: int = 24) -> Exp
     return ExpertWeights(
         torch.randn(n_experts, 2 * width, hidden, generator=generator) / hidden**0.5,
         torch.randn(n_experts, hidden, width, generator=generator) / width**0.5,
+    )
+
+
+def unusual_experts(kind: str) -> ExpertWeights:
+    """What families add: biases with GPT-OSS's unit, weights on the input (Llama 4), GELU."""
+    generator = torch.Generator().manual_seed(12)
+    if kind == "input":
+        return replace(random_experts(), weights_input=True)
+    if kind == "gelu":
+        return replace(random_experts(), unit=GatedUnit("gelu_tanh"))
+    biases = torch.randn(6, 48, generator=generator), torch.randn(6, 16, generator=generator)
+    return replace(
+        random_experts(),
+        gate_up_bias_EJ=biases[0],
+        down_bias_EH=biases[1],
+        unit=GatedUnit(alpha=1.702, limit=1.0),
     )
 
 
@@ -49,6 +68,46 @@ def test_executed_lossless_plans_equal_the_oracle(technique: Dropless | Oracle, 
     )
     counters = plan.counters()
     assert (counters.routed_pairs, counters.computed_rows, counters.padded_rows) == (2 * n_tokens, 2 * n_tokens, 0)
+
+
+@pytest.mark.parametrize("kind", ["biased", "input", "gelu"])
+def test_experts_of_every_kind_equal_the_oracle(kind: str) -> None:
+    experts, (hidden, routing) = unusual_experts(kind), random_routing(9)
+    plan = Dropless().plan(routing, layer=0, phase="prefill", saliency_T=None)
+    expected = mix_experts(hidden, routing, experts)
+    torch.testing.assert_close(execute(plan, hidden, experts), expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(expected, mix_experts(hidden, routing, random_experts()), atol=1e-2)
+
+
+def test_oracle_agrees_with_transformers_experts_that_have_biases_and_limits() -> None:
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    experts, (hidden, routing) = unusual_experts("biased"), random_routing(40)
+    config = GptOssConfig(hidden_size=16, intermediate_size=24, num_local_experts=6, swiglu_limit=1.0)
+    config._experts_implementation = "eager"
+    theirs = GptOssExperts(config)
+    assert experts.gate_up_bias_EJ is not None
+    assert experts.down_bias_EH is not None
+    in_turns = torch.arange(48).view(2, 24).T.flatten()
+    with torch.no_grad():
+        theirs.gate_up_proj.copy_(experts.gate_up_EJH[:, in_turns].mT)
+        theirs.gate_up_proj_bias.copy_(experts.gate_up_bias_EJ[:, in_turns])
+        theirs.down_proj.copy_(experts.down_EHI.mT)
+        theirs.down_proj_bias.copy_(experts.down_bias_EH)
+        expected = theirs(hidden, routing.expert_ids_TK, routing.weights_TK)
+    torch.testing.assert_close(mix_experts(hidden, routing, experts), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["biased", "input"])
+def test_padding_reaches_no_token_even_where_an_expert_of_nothing_is_something(kind: str) -> None:
+    """With biases a zero row has a result; the plan discards it. Expert 4 with weight 0 is token 0 not choosing it."""
+    experts, (hidden, _) = unusual_experts(kind), random_routing(3)
+    chosen = Routing(torch.tensor([[2, 4], [4, 2]]), torch.tensor([[2.0, 0.0], [0.5, 3.0]]), 6)
+    expected = mix_experts(hidden[:2], chosen, experts)
+    got = execute(padded_plan(), hidden, experts)
+    torch.testing.assert_close(got[:2], expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(got[2], torch.zeros(16))
 
 
 def padded_plan() -> DispatchPlan:
@@ -95,4 +154,5 @@ def test_plan_without_calls_gives_zeros() -> None:
 def test_bytes_of_an_expert_count_gate_up_and_down_as_stored() -> None:
     experts = random_experts()
     narrow = ExpertWeights(experts.gate_up_EJH.bfloat16(), experts.down_EHI.bfloat16())
+    assert unusual_experts("biased").n_bytes_per_expert == (3 * 16 * 24 + 48 + 16) * 4
     assert (experts.n_bytes_per_expert, narrow.n_bytes_per_expert) == (3 * 16 * 24 * 4, 3 * 16 * 24 * 2)

@@ -23,6 +23,9 @@ FFN = "expert_ffn"
 STEP = Step(n_tokens=5, kv_length=7)
 
 
+LATENT = {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4}
+
+
 def plan(*calls: ExpertCall, n_tokens: int = 5, transfers: tuple[Transfer, ...] = ()) -> DispatchPlan:
     n_rows = sum(call.n_rows for call in calls)
     return DispatchPlan(n_tokens, torch.zeros(n_rows), torch.zeros(n_rows), calls, n_tokens, 0, transfers)
@@ -164,3 +167,23 @@ def test_routing_of_other_experts_cannot_be_priced_as_phi() -> None:
 def test_an_unknown_shape_names_those_there_are() -> None:
     with pytest.raises(EngineError, match=r"no shape 'gpt-5' to price at; available: phi-3\.5-moe"):
         priced_shape("gpt-5", config())
+
+
+def test_shared_experts_are_priced_for_every_token_beside_the_chosen_ones() -> None:
+    """Width 5: 3 x 4 x 5 = 60 values for each of five tokens, where attention runs."""
+    shared = Operation("shared FFN", "npu", "expert_ffn", flops=2 * 5 * 60, weight_bytes=120)
+    without, with_shared = (
+        operations(STEP, [MIXED, None], replace(TOY, shared_width=width), PLACEMENTS["npumoe"], None)
+        for width in (0, 5)
+    )
+    after_scatter = [operation.name for operation in with_shared].index("scatter") + 1
+    assert with_shared == [*without[:after_scatter], shared, *without[after_scatter:]]
+    assert own_shape("m", config()).shared_width == 0
+    qwen2_moe = config(architectures=["Qwen2MoeForCausalLM"], shared_expert_intermediate_size=5)
+    assert own_shape("m", qwen2_moe).shared_width == 5
+
+
+def test_latent_attention_is_not_priced_as_something_else() -> None:
+    deepseek = config(architectures=["DeepseekV2ForCausalLM"], **LATENT)
+    with pytest.raises(EngineError, match="cannot price DeepseekV2ForCausalLM: its attention is latent"):
+        own_shape("m", deepseek)
