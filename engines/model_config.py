@@ -175,7 +175,7 @@ def _attention(
     max_length: int,
     latent: LatentConfig | None,
 ) -> AttentionConfig:
-    says_bias = bool(raw.get("attention_bias", family.sinks))
+    says_bias = bool(raw.get("attention_bias", False))
     scale = positive_number(raw, "query_pre_attn_scalar", head_dim) ** -0.5
     if latent is not None:
         scale *= _latent_temperature(raw)

@@ -54,7 +54,11 @@ class YarnScaling:
 @dataclass(frozen=True)
 class LongScaling:
     """LongRoPE as the Phi family has it: each pair's wavelength is stretched by a factor of its own, one set of factors
-    for sequences up to the original length and one for longer ones."""
+    for sequences up to the original length and one for longer ones.
+
+    Known deviation: beyond the original length transformers 5.23 gives Phi-3.5-MoE the long amplitude and the short
+    factors. The model's own code takes both long, and so does this.
+    """
 
     short_factors: tuple[float, ...]
     long_factors: tuple[float, ...]
