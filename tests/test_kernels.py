@@ -103,16 +103,13 @@ def test_layouts_that_the_kernels_do_not_read_are_left_to_torch() -> None:
 
 
 @needs_compiler
-def test_kernels_are_built_once_and_share_torchs_threads(tmp_path: Path) -> None:
+def test_kernels_are_built_once(tmp_path: Path) -> None:
     built = compiling.build(tmp_path)
     stamp = built.stat().st_mtime_ns
     assert compiling.build(tmp_path) == built
     assert built.stat().st_mtime_ns == stamp
     assert list(tmp_path.iterdir()) == [built]
     assert isinstance(compiling.load(built), ctypes.CDLL)
-    if Path("/proc/self/maps").is_file():
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
-        assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line}) == 1
 
 
 def test_machine_without_compiler_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

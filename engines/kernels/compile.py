@@ -16,9 +16,9 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("narrow.cpp")
-# No -ffast-math: sums must not lose NaN or infinity. OpenMP is torch's own pool, since both load libgomp.so.1; a second
-# pool would fight the first one for the cores.
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
+HEADER = Path(__file__).with_name("pool.h")
+# No -ffast-math: sums must not lose NaN or infinity.
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-shared", "-fPIC")
 TIMEOUT_S = 120
 
 
@@ -45,7 +45,8 @@ def build(folder: Path) -> Path:
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     if compiler is None:
         raise CompileError("no C++ compiler found; install g++ (Debian: apt install g++)")
-    key = hashlib.sha256(f"{SOURCE.read_text(encoding='utf-8')} {FLAGS} {compiler} {_processor()}".encode()).hexdigest()
+    source = "".join(path.read_text(encoding="utf-8") for path in (SOURCE, HEADER))
+    key = hashlib.sha256(f"{source} {FLAGS} {compiler} {_processor()}".encode()).hexdigest()
     target = folder / f"narrow-{key[:16]}.so"
     if target.is_file():
         return target
@@ -78,7 +79,7 @@ def _compile(compiler: str, target: Path) -> None:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Loads a built library and declares its functions. torch must be loaded first, for its OpenMP."""
+    """Loads a built library and declares its functions."""
     try:
         kernels = ctypes.CDLL(str(path))
     except OSError as error:

@@ -7,11 +7,13 @@
 //
 // Legend: T tokens (1..8), H hidden, I expert width, J = 2I gate and up rows, E experts, R rows of all expert calls.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <omp.h>
 #include <vector>
+
+#include "pool.h"
 
 #if defined(__AVX2__) && defined(__F16C__)
 #include <immintrin.h>
@@ -206,15 +208,12 @@ inline void dot(const Matrix& m, int64_t row, int n_tokens, const float* x, floa
 
 inline int64_t input_stride(const Matrix& m) { return m.format == kInt4 ? int4_stride(m.columns) : m.columns; }
 
-// The part of n that a thread owns: contiguous, so that each thread reads one stream.
-struct Share {
-  int64_t begin, end;
-  Share(int64_t n) {
-    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    begin = n * thread / threads;
-    end = n * (thread + 1) / threads;
-  }
-};
+// Rows of one chunk of work: about 128 KB, a few microseconds of reading.
+inline int64_t rows_per_chunk(const Matrix& m) {
+  const int64_t bits_per_column[] = {32, 16, 16, 8, 5};
+  const int64_t row_bytes = m.columns * bits_per_column[m.format] / 8 + 1;
+  return std::max<int64_t>(1, (128 << 10) / row_bytes);
+}
 
 float* scratch(std::vector<float>& buffer, int64_t n) {
   if ((int64_t)buffer.size() < n) buffer.resize(n);
@@ -242,15 +241,13 @@ void joulebench_linear(const void* values, const float* scales, int32_t format, 
                        int32_t n_threads) {
   const Matrix m = {values, scales, columns, format, group_bits};
   const float* input = prepared_rows(m, x, n_tokens, input_scratch);
-#pragma omp parallel num_threads(n_threads)
-  {
-    const Share share(rows);
+  in_chunks(rows, rows_per_chunk(m), n_threads, [&](int64_t begin, int64_t end) {
     float results[kMaxTokens];
-    for (int64_t row = share.begin; row < share.end; row++) {
+    for (int64_t row = begin; row < end; row++) {
       dot(m, row, n_tokens, input, results);
       for (int t = 0; t < n_tokens; t++) out[t * rows + row] = results[t] + (bias ? bias[row] : 0.0f);
     }
-  }
+  });
 }
 
 // out[T, H] = the weighted sum of SwiGLU experts. Call c computes expert_C[c] for rows first_C[c] .. first_C[c+1]-1 (at
@@ -274,11 +271,8 @@ void joulebench_experts(const void* gate_up, const float* gate_up_scales, const 
   }
   const float* input = prepared_rows(up, rows_RH, n_tokens > 1 ? n_rows : 1, input_scratch);
   float* inner_RI = scratch(inner_scratch, n_rows * width);
-  const float* prepared = nullptr;
-#pragma omp parallel num_threads(n_threads)
-  {
-    const Share inner(n_calls * width);
-    for (int64_t unit = inner.begin; unit < inner.end; unit++) {
+  in_chunks(n_calls * width, rows_per_chunk(up) / 2 + 1, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; unit++) {
       const int64_t call = unit / width, i = unit % width, first = first_C[call];
       const int rows = int(first_C[call + 1] - first);
       const int64_t gate_row = expert_C[call] * 2 * width + i;
@@ -287,22 +281,21 @@ void joulebench_experts(const void* gate_up, const float* gate_up_scales, const 
       dot(up, gate_row + width, rows, input + first * up_stride, ups);
       for (int r = 0; r < rows; r++) inner_RI[(first + r) * width + i] = gates[r] / (1 + std::exp(-gates[r])) * ups[r];
     }
-#pragma omp barrier
-#pragma omp single
-    prepared = prepared_rows(dn, inner_RI, n_rows, prepared_scratch);
-    const Share outputs(hidden);
-    for (int64_t t = 0; t < n_tokens; t++)
-      std::memset(out + t * hidden + outputs.begin, 0, (outputs.end - outputs.begin) * sizeof(float));
+  });
+  const float* prepared = prepared_rows(dn, inner_RI, n_rows, prepared_scratch);
+  std::memset(out, 0, n_tokens * hidden * sizeof(float));
+  // A chunk owns outputs, not calls, so that no two threads add to the same one.
+  in_chunks(hidden, std::max<int64_t>(8, rows_per_chunk(dn) / n_calls), n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t call = 0; call < n_calls; call++) {
       const int64_t first = first_C[call];
       const int rows = int(first_C[call + 1] - first);
-      for (int64_t h = outputs.begin; h < outputs.end; h++) {
+      for (int64_t h = begin; h < end; h++) {
         float results[kMaxTokens];
         dot(dn, expert_C[call] * hidden + h, rows, prepared + first * down_stride, results);
         for (int r = 0; r < rows; r++) out[token_R[first + r] * hidden + h] += weight_R[first + r] * results[r];
       }
     }
-  }
+  });
 }
 
 }  // extern "C"

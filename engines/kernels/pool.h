@@ -1,0 +1,117 @@
+// Threads that share the chunks of one job. Nobody waits for a thread that has not taken a chunk: where a neighbour
+// keeps a core busy, the others finish the job. With OpenMP's barrier the same product waits a scheduler's time slice
+// for every thread of the team: 6 ms instead of 0.1 ms per call was seen with one busy neighbour on two cores.
+
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+inline void relax() { _mm_pause(); }
+#else
+inline void relax() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+#endif
+
+class Pool {
+ public:
+  typedef void (*Body)(const void* context, int64_t chunk);
+
+  // body(context, c) for c in 0..n_chunks-1, on up to n_threads threads, the caller's among them.
+  void run(int64_t n_chunks, int n_threads, Body body, const void* context) {
+    // Two Python threads may call at once; the second then works alone.
+    std::unique_lock<std::mutex> only(running_, std::try_to_lock);
+    if (n_threads <= 1 || n_chunks <= 1 || n_chunks >= kMaxChunks || !only.owns_lock()) {
+      for (int64_t c = 0; c < n_chunks; c++) body(context, c);
+      return;
+    }
+    for (; n_workers_ < n_threads - 1; n_workers_++) std::thread(&Pool::work, this, n_workers_).detach();
+    body_ = body;
+    context_ = context;
+    n_chosen_.store(n_threads - 1, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    generation_++;
+    tickets_.store((generation_ << 32) | uint64_t(n_chunks) << 16, std::memory_order_seq_cst);
+    if (n_asleep_.load(std::memory_order_seq_cst) > 0) {
+      std::lock_guard<std::mutex> lock(sleeping_);
+      wake_.notify_all();
+    }
+    while (take_one()) {
+    }
+    while (done_.load(std::memory_order_acquire) < n_chunks) relax();
+  }
+
+ private:
+  static constexpr int64_t kMaxChunks = 1 << 16;
+  static constexpr auto kSpin = std::chrono::microseconds(200);  // longer than what lies between two products
+
+  // A ticket word is generation, number of chunks, next chunk. Whoever moves `next` on owns that chunk, and until it is
+  // done the job cannot end: body_ and context_ are then those of this generation.
+  static bool has_chunk(uint64_t word) { return (word & 0xFFFF) < (word >> 16 & 0xFFFF); }
+
+  bool take_one() {
+    uint64_t word = tickets_.load(std::memory_order_acquire);
+    do {
+      if (!has_chunk(word)) return false;
+    } while (!tickets_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel));
+    body_(context_, int64_t(word & 0xFFFF));
+    done_.fetch_add(1, std::memory_order_acq_rel);
+    return true;
+  }
+
+  bool is_called(int number) {
+    return has_chunk(tickets_.load(std::memory_order_seq_cst)) && number < n_chosen_.load(std::memory_order_relaxed);
+  }
+
+  void work(int number) {
+    for (;;) {
+      const auto until = std::chrono::steady_clock::now() + kSpin;
+      while (!is_called(number) && std::chrono::steady_clock::now() < until)
+        for (int i = 0; i < 32; i++) relax();
+      if (!is_called(number)) {
+        std::unique_lock<std::mutex> lock(sleeping_);
+        n_asleep_.fetch_add(1, std::memory_order_seq_cst);
+        wake_.wait(lock, [&] { return is_called(number); });
+        n_asleep_.fetch_sub(1, std::memory_order_seq_cst);
+      }
+      while (take_one()) {
+      }
+    }
+  }
+
+  std::mutex running_, sleeping_;
+  std::condition_variable wake_;
+  std::atomic<uint64_t> tickets_{0};
+  std::atomic<int64_t> done_{0};
+  std::atomic<int> n_asleep_{0}, n_chosen_{0};
+  uint64_t generation_ = 0;
+  int n_workers_ = 0;
+  Body body_ = nullptr;
+  const void* context_ = nullptr;
+};
+
+// Never destroyed: its threads live until the process ends.
+inline Pool& pool() {
+  static Pool* const only = new Pool;
+  return *only;
+}
+
+// body(begin, end) over 0..n-1 in contiguous chunks of about `chunk` units.
+template <class F>
+void in_chunks(int64_t n, int64_t chunk, int n_threads, const F& body) {
+  struct Split {
+    const F* body;
+    int64_t n, n_chunks;
+  };
+  const int64_t wanted = (n + chunk - 1) / chunk;
+  const Split split = {&body, n, wanted < 4096 ? wanted : 4096};
+  pool().run(split.n_chunks, n_threads, [](const void* context, int64_t c) {
+    const Split& s = *static_cast<const Split*>(context);
+    (*s.body)(s.n * c / s.n_chunks, s.n * (c + 1) / s.n_chunks);
+  }, &split);
+}
