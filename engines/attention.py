@@ -1,7 +1,7 @@
 """Attention over a key/value cache: grouped-query and latent, with what families add to the softmax.
 
 Legend: T tokens of the chunk, S tokens seen, N query heads, M key/value heads, D features of a query, V of a value,
-R rank of the latent, P pairs of turned features, H hidden.
+G query heads that one key/value head serves, R rank of the latent, P pairs of turned features, H hidden.
 """
 
 from __future__ import annotations
@@ -193,18 +193,26 @@ def mix_values(
         return F.scaled_dot_product_attention(
             query_NTD[None], key_MSD[None], value_MSD[None], attn_mask=mask_TS, scale=config.scale, enable_gqa=True
         )[0]
-    query_MGTD = query_NTD.reshape(key_MSD.shape[0], -1, *query_NTD.shape[1:])
-    score_MGTS = config.scale * (query_MGTD @ key_MSD[:, None].transpose(-1, -2))
-    if config.softcap is not None:
-        score_MGTS = config.softcap * torch.tanh(score_MGTS / config.softcap)
-    if mask_TS is not None:
-        score_MGTS = score_MGTS.masked_fill(~mask_TS, float("-inf"))
-    if sinks_N is not None:
-        sink_MGT1 = sinks_N.view(*score_MGTS.shape[:2], 1, 1).expand(*score_MGTS.shape[:3], 1)
-        share_MGTS = torch.cat([score_MGTS, sink_MGT1], dim=-1).softmax(dim=-1)[..., :-1]
-    else:
-        share_MGTS = score_MGTS.softmax(dim=-1)
-    return (share_MGTS @ value_MSD[:, None]).flatten(0, 1)
+    # One key/value head at a time: written out, the scores of all heads over a long past would not fit in memory.
+    n_served = query_NTD.shape[0] // key_MSD.shape[0]
+    mixed = []
+    for head, (key_SD, value_SD) in enumerate(zip(key_MSD, value_MSD, strict=True)):
+        served = slice(head * n_served, (head + 1) * n_served)
+        score_GTS = config.scale * (query_NTD[served] @ key_SD.T)
+        if config.softcap is not None:
+            score_GTS = config.softcap * torch.tanh(score_GTS / config.softcap)
+        if mask_TS is not None:
+            score_GTS = score_GTS.masked_fill(~mask_TS, float("-inf"))
+        sink_G = None if sinks_N is None else sinks_N[served]
+        mixed.append(_softmax_with_sink(score_GTS, sink_G) @ value_SD)
+    return torch.cat(mixed)
+
+
+def _softmax_with_sink(score_GTS: Tensor, sink_G: Tensor | None) -> Tensor:
+    if sink_G is None:
+        return score_GTS.softmax(dim=-1)
+    sink_GT1 = sink_G[:, None, None].expand(*score_GTS.shape[:2], 1)
+    return torch.cat([score_GTS, sink_GT1], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def _latent_attention(

@@ -274,15 +274,21 @@ def _moe(raw: Mapping[str, Any], router: RouterFamily, n_layers: int, family: Fa
         expert_width=expert_width,
         router=_router(raw, router, n_experts, top_k),
         shared=_shared_experts(raw, router, expert_width),
-        unit=GatedUnit(
-            family.activation,
-            alpha=optional_number({"swiglu_alpha": family.swiglu_alpha, **raw}, "swiglu_alpha"),
-            limit=optional_number({"swiglu_limit": family.swiglu_limit, **raw}, "swiglu_limit"),
-        ),
+        unit=_expert_unit(raw, family),
         expert_bias=router.expert_bias,
         weights_input=router.weights_input,
         mxfp4=_is_mxfp4(raw, family),
         sparse_layers=_sparse_layers(raw, n_layers),
+    )
+
+
+def _expert_unit(raw: Mapping[str, Any], family: Family) -> GatedUnit:
+    if family.swiglu_alpha is None or family.swiglu_limit is None:
+        return GatedUnit(family.activation)
+    return GatedUnit(
+        family.activation,
+        alpha=positive_number(raw, "swiglu_alpha", family.swiglu_alpha),
+        limit=positive_number(raw, "swiglu_limit", family.swiglu_limit),
     )
 
 

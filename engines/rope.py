@@ -85,6 +85,11 @@ def read_rope(
     part: share of a head that is turned where the config does not say.
     """
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise EngineError(
+            f"config.json: rope parameters for each of {', '.join(rope)} not supported; this engine turns all layers "
+            "alike"
+        )
     theta = positive_number(rope, "rope_theta", positive_number(raw, "rope_theta", default_theta))
     share = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     dim = int(head_dim * (part if share is None else share))

@@ -111,6 +111,10 @@ def test_features_beyond_the_turned_share_stay() -> None:
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
+        (
+            {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}},
+            "each of full_attention, sliding_attention not supported",
+        ),
         ({"rope_type": "dynamic", "factor": 2.0}, "rope type 'dynamic' not supported; .* yarn and longrope"),
         ({"rope_type": "yarn", "factor": 2.0}, "original_max_position_embeddings must be a whole number"),
         ({"rope_type": "longrope", **LONG}, "original_max_position_embeddings must be a whole number"),

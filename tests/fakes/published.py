@@ -12,7 +12,7 @@ class Published:
     config: dict[str, Any]
     names: tuple[str, ...]
     """Some tensors of the index: one of each kind that other families call differently."""
-    parameters_b: float
+    parameters_b: str
 
 
 def sizes(
@@ -57,7 +57,7 @@ PUBLISHED: dict[str, Published] = {
             "use_sliding_window": False,
         },
         (LAYER + "self_attn.q_norm.weight",),
-        0.6,
+        "0.6",
     ),
     "gemma-2-2b": Published(
         {
@@ -74,7 +74,7 @@ PUBLISHED: dict[str, Published] = {
             "sliding_window": 4096,
         },
         (LAYER + "pre_feedforward_layernorm.weight", LAYER + "post_feedforward_layernorm.weight"),
-        2.61,
+        "2.61",
     ),
     "Phi-3-mini-4k-instruct": Published(
         {
@@ -88,7 +88,7 @@ PUBLISHED: dict[str, Published] = {
             "tie_word_embeddings": False,
         },
         (LAYER + "self_attn.qkv_proj.weight", LAYER + "mlp.gate_up_proj.weight"),
-        3.82,
+        "3.82",
     ),
     "Mixtral-8x7B-v0.1": Published(
         {
@@ -101,7 +101,7 @@ PUBLISHED: dict[str, Published] = {
             "tie_word_embeddings": False,
         },
         (LAYER + "block_sparse_moe.gate.weight", LAYER + "block_sparse_moe.experts.7.w3.weight"),
-        46.7,
+        "46.7",
     ),
     "OLMoE-1B-7B-0924": Published(
         {
@@ -117,7 +117,7 @@ PUBLISHED: dict[str, Published] = {
             "tie_word_embeddings": False,
         },
         (LAYER + "mlp.gate.weight", LAYER + "mlp.experts.63.up_proj.weight", LAYER + "self_attn.k_norm.weight"),
-        6.92,
+        "6.92",
     ),
     "Qwen1.5-MoE-A2.7B": Published(
         {
@@ -136,7 +136,7 @@ PUBLISHED: dict[str, Published] = {
             "use_sliding_window": False,
         },
         (LAYER + "mlp.shared_expert.up_proj.weight", LAYER + "mlp.shared_expert_gate.weight"),
-        14.3,
+        "14.3",
     ),
     "Phi-3.5-MoE-instruct": Published(
         {
@@ -169,7 +169,7 @@ PUBLISHED: dict[str, Published] = {
             "model.norm.bias",
             "lm_head.bias",
         ),
-        41.9,
+        "41.9",
     ),
     "gpt-oss-20b": Published(
         {
@@ -202,7 +202,7 @@ PUBLISHED: dict[str, Published] = {
             LAYER + "mlp.router.bias",
             LAYER + "self_attn.sinks",
         ),
-        20.9,
+        "20.9",
     ),
     "deepseek-moe-16b-base": Published(
         {
@@ -222,7 +222,7 @@ PUBLISHED: dict[str, Published] = {
             "tie_word_embeddings": False,
         },
         (LAYER + "mlp.shared_experts.down_proj.weight", "model.layers.0.mlp.gate_proj.weight"),
-        16.4,
+        "16.4",
     ),
     "DeepSeek-V2-Lite": Published(
         {
@@ -247,7 +247,7 @@ PUBLISHED: dict[str, Published] = {
             "topk_method": "greedy",
         },
         (LAYER + "self_attn.q_proj.weight", LAYER + "self_attn.kv_a_proj_with_mqa.weight"),
-        15.7,
+        "15.7",
     ),
     "DeepSeek-V3": Published(
         {
@@ -284,7 +284,7 @@ PUBLISHED: dict[str, Published] = {
             LAYER + "self_attn.q_a_layernorm.weight",
             LAYER + "self_attn.kv_a_proj_with_mqa.weight_scale_inv",
         ),
-        671.0,
+        "671.0",
     ),
     "GLM-4.5-Air": Published(
         {
@@ -309,7 +309,36 @@ PUBLISHED: dict[str, Published] = {
             "use_qk_norm": False,
         },
         (LAYER + "mlp.gate.e_score_correction_bias", LAYER + "self_attn.v_proj.bias"),
-        106.9,
+        "106.9",
+    ),
+    "GLM-4.7-Flash": Published(
+        {
+            "architectures": ["Glm4MoeLiteForCausalLM"],
+            **sizes(2048, 47, 20, 20, 10240, 154880, 202752),
+            "attention_bias": False,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 512,
+            "moe_intermediate_size": 1536,
+            "n_group": 1,
+            "n_routed_experts": 64,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_experts_per_tok": 4,
+            "num_nextn_predict_layers": 1,
+            "partial_rotary_factor": 1.0,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "qk_rope_head_dim": 64,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "routed_scaling_factor": 1.8,
+            "tie_word_embeddings": False,
+            "topk_group": 1,
+            "topk_method": "noaux_tc",
+            "v_head_dim": 256,
+        },
+        ("model.layers.0.mlp.up_proj.weight", LAYER + "self_attn.kv_b_proj.weight"),
+        "30",
     ),
     "Llama-4-Scout-17B-16E": Published(
         {
@@ -344,6 +373,6 @@ PUBLISHED: dict[str, Published] = {
             "language_model.model.layers.1.feed_forward.shared_expert.down_proj.weight",
             "language_model.lm_head.weight",
         ),
-        107.8,
+        "107.8",
     ),
 }
