@@ -41,6 +41,7 @@ class Tokenizer:
         # What is stored for training batches would cut or fill prompts here.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._begin: str = self._tokenizer.decode(self._tokenizer.encode("").ids[:1], skip_special_tokens=False)
 
         self.name = f"{model_name}@{hashlib.sha256(content).hexdigest()[:8]}"
         self._size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -67,6 +68,16 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of the text alone: no begin or end token is added; special tokens written in it are recognised."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """As `encode`, with what the tokenizer puts before a text by default (Llama: a begin token), as lm-eval does.
+
+        A text that has the begin token already, such as a chat template's, gets no second one.
+        """
+        if self._begin and text.startswith(self._begin):
+            return self.encode(text)
+        ids: list[int] = self._tokenizer.encode(text).ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -38,6 +38,15 @@ def test_a_generate_request_carries_the_tasks_own_stop_strings_and_limit() -> No
     assert {(r.kind, r.stop, r.max_new_tokens) for r in requests} == {("generate", ("\n", "Q:"), 7)}
 
 
+def test_prompts_begin_as_the_model_expects_texts_to() -> None:
+    class Begins(TinyTokenizer):
+        def encode_prompt(self, text: str) -> list[int]:
+            return [7, *self.encode(text)]
+
+    begun, bare = (record_requests(toy(), tokenizer, IDS) for tokenizer in (Begins(), TOKENIZER))
+    assert [r.prompt_ids for r in begun] == [(7, *r.prompt_ids) for r in bare]
+
+
 def test_a_single_stop_string_is_not_taken_for_its_letters() -> None:
     requests = record_requests(toy(generation_kwargs={"until": "END", "max_gen_toks": 7}), TOKENIZER, IDS)
     assert {r.stop for r in requests} == {("END",)}

@@ -50,7 +50,8 @@ def test_chat_agrees_with_transformers() -> None:
     )
 
 
-def test_no_begin_or_end_token_is_added_even_where_the_file_asks_for_one(folder: Path) -> None:
+def ask_for_begin_token(folder: Path) -> None:
+    """The file's post-processor puts <|end|> before every text, as Llama's puts its begin token."""
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
     content["post_processor"] = {
@@ -61,6 +62,23 @@ def test_no_begin_or_end_token_is_added_even_where_the_file_asks_for_one(folder:
     }
     content["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     path.write_text(json.dumps(content))
+
+
+def test_a_prompt_begins_as_the_tokenizer_begins_texts_by_default(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ask_for_begin_token(folder)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    ours = read(folder)
+    for text in TEXTS:
+        assert ours.encode_prompt(text) == theirs.encode(text, truncation=False)
+    assert ours.encode_prompt(TEXTS[0])[0] == 0
+    assert ours.encode_prompt("<|end|>a") == ours.encode("<|end|>a")
+    assert read(BUNDLED).encode_prompt(TEXTS[0]) == read(BUNDLED).encode(TEXTS[0])
+
+
+def test_no_begin_or_end_token_is_added_to_a_bare_text_even_where_the_file_asks_for_one(folder: Path) -> None:
+    ask_for_begin_token(folder)
     assert read(folder).encode(TEXTS[0]) == read(BUNDLED).encode(TEXTS[0])
 
 

@@ -32,7 +32,7 @@ class RecordingLM(TemplateLM):  # type: ignore[misc]
         self._tokenizer = tokenizer
         self._sample_ids = sample_ids
         # The choices of an item share their context, which comes after each whole: two entries, and it is encoded once.
-        self._encode = lru_cache(maxsize=2)(tokenizer.encode)
+        self._encode = lru_cache(maxsize=2)(tokenizer.encode_prompt)
         self._instances: Sequence[Any] = ()
         self.recorded: list[Request] = []
 

@@ -168,7 +168,7 @@ class _Sample:
 
         def fits(n_words: int) -> bool:
             row = self.row(words[:n_words], depth_percent, n_tokens)
-            return len(tokenizer.encode(f"{row['input']} {row['gen_prefix']}")) <= n_tokens
+            return len(tokenizer.encode_prompt(f"{row['input']} {row['gen_prefix']}")) <= n_tokens
 
         if not fits(1):
             raise WorkloadError(

@@ -19,6 +19,9 @@ class TinyTokenizer:
     def encode(self, text: str) -> list[int]:
         return self._bpe.encode(text).ids
 
+    def encode_prompt(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def decode(self, token_ids: list[int]) -> str:
         return self._bpe.decode(list(token_ids))
 
