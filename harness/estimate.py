@@ -5,11 +5,13 @@ Prefill tokens are exact; decode tokens are the most that may be generated, as a
 
 from __future__ import annotations
 
+import math
 import time
 from typing import NamedTuple
 
 from engines.checkpoints import CheckpointFacts
 from engines.model_config import ModelConfig
+from engines.weights import tensor_shapes
 from harness.plan import CellPlan, Plan
 from harness.runner import rule_of
 from harness.workbench import Workbench
@@ -59,15 +61,14 @@ def prefill_tokens(request: Request) -> int:
     return len(request.prompt_ids) + max(0, len(request.continuation_ids) - 1)
 
 
-def active_parameters(config: ModelConfig) -> int:
-    """Weights that one token is multiplied with, the output head included."""
-    attention = config.hidden * config.head_dim * (2 * config.n_heads + 2 * config.n_kv_heads)
-    total = config.vocabulary_size * config.hidden
-    for layer in range(config.n_layers):
-        width = config.dense_width
-        if config.moe is not None and config.is_sparse(layer):
-            width = config.moe.top_k * config.moe.expert_width
-        total += attention + 3 * config.hidden * width
+def active_parameters(config: ModelConfig) -> float:
+    """Weights that one token meets: all but the embedding and the experts that it does not choose."""
+    chosen = config.moe.top_k / config.moe.n_experts if config.moe else 0.0
+    total = 0.0
+    for name, shape in tensor_shapes(config).items():
+        if "embed_tokens" in name and not config.tie_embeddings:
+            continue
+        total += math.prod(shape) * (chosen if ".experts." in name else 1.0)
     return total
 
 
