@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.architecture import AttentionConfig, LatentConfig, ModelConfig, Span, Temperature
+from engines.errors import EngineError
 from engines.experts import widened_linear
 from engines.norms import NormWeights
 from engines.rope import turn
@@ -66,14 +67,22 @@ class KeyValueCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def start(self, n_positions: int) -> None:
-        """Empties the cache for a sequence of up to n_positions; buffers are kept where they are long enough."""
-        self.length = 0
-        self.n_positions = n_positions
+    def start(self, n_positions: int, n_kept: int = 0) -> None:
+        """For a sequence of up to n_positions that begins with the first n_kept held now.
+
+        Buffers stay where they are long enough.
+        """
+        if n_kept > self.length:
+            raise EngineError(f"cache holds {self.length} positions and cannot keep {n_kept}; keep fewer")
         if not self.keys or self.keys[0].shape[1] < n_positions:
             key_shape, value_shape = _cached_shapes(self._config, n_positions)
-            self.keys = [torch.empty(key_shape) for _ in range(self._config.n_layers)]
-            self.values = [torch.empty(value_shape) for _ in range(self._config.n_layers)]
+            keys = [torch.empty(key_shape) for _ in range(self._config.n_layers)]
+            values = [torch.empty(value_shape) for _ in range(self._config.n_layers)]
+            if n_kept:
+                for new, old in zip([*keys, *values], [*self.keys, *self.values], strict=True):
+                    new[:, :n_kept] = old[:, :n_kept]
+            self.keys, self.values = keys, values
+        self.length, self.n_positions = n_kept, n_positions
 
 
 def _cached_shapes(config: ModelConfig, n_positions: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

@@ -43,6 +43,10 @@ class Engine(Protocol):
         """Answers one request. Raises `EngineError` on a request that it cannot take."""
         ...
 
+    def reset(self) -> None:
+        """Forgets the requests answered so far, so that the next is computed whole. What was calibrated stays."""
+        ...
+
     def take_counters(self) -> EngineCounters:
         """What the technique did since the last call, and starts counting anew."""
         ...

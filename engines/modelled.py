@@ -1,7 +1,8 @@
 """The modelled engine: the host computes, a hardware sheet says how long it would have taken there.
 
 Tokens, routing, drops and log-likelihoods are the reference engine's own. Each of its forward chunks is priced as it is
-observed, and the completion's stamps are taken from the timeline: how long the host took appears nowhere.
+observed, so that tokens kept from the request before cost nothing; the completion's stamps are taken from the timeline:
+how long the host took appears nowhere.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class ObservedEngine(Protocol):
     def needs_calibration(self) -> bool: ...
     def calibrate(self, prompts: Sequence[Sequence[int]]) -> None: ...
     def run(self, request: Request, on_phase: PhaseListener) -> Completion: ...
+    def reset(self) -> None: ...
     def take_counters(self) -> EngineCounters: ...
 
 
@@ -63,6 +65,9 @@ class ModelledEngine:
         finally:
             self._reference.observer = None
         return pricing.completed(computed)
+
+    def reset(self) -> None:
+        self._reference.reset()
 
     def take_counters(self) -> EngineCounters:
         return self._reference.take_counters()

@@ -18,6 +18,7 @@ from engines.calibration import count_choices
 from engines.checkpoints import Checkpoint
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
+from engines.prefix import HeldTokens, turned_alike
 from engines.sampling import check_sampling, choose_token
 from engines.techniques.base import ChunkPhase, Technique, TechniqueParameters
 from engines.techniques.dropless import Dropless
@@ -51,10 +52,12 @@ class ReferenceEngine:
         prefill_chunk: int = 512,
         now_s: Callable[[], float] = time.perf_counter,
         threads: int | None = None,
+        reuse_prefix: bool = False,
     ) -> None:
         """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry.
 
         threads: CPU threads of this engine's arithmetic; None leaves torch's own number.
+        reuse_prefix: a request starts behind the tokens that it shares with the one before (`engines.prefix`).
         """
         if prefill_chunk < 1:
             raise EngineError(f"prefill_chunk {prefill_chunk} must be at least 1 token")
@@ -67,6 +70,8 @@ class ReferenceEngine:
         self.observer: StepObserver | None = None
         self._model = Transformer(checkpoint)
         self._cache = KeyValueCache(checkpoint.config)
+        self._held = HeldTokens()
+        self._reuse_prefix = reuse_prefix
         self._parameters = technique
         self._prefill_chunk = prefill_chunk
         self._now_s = now_s
@@ -127,6 +132,10 @@ class ReferenceEngine:
             return self._loglikelihood(request, technique, on_phase)
         return self._generate(request, technique, on_phase)
 
+    def reset(self) -> None:
+        """The next request computes all of its prompt, whatever was asked before."""
+        self._held.keep(0)
+
     def take_counters(self) -> EngineCounters:
         counters, self._counters = self._counters, EngineCounters()
         return counters
@@ -150,8 +159,8 @@ class ReferenceEngine:
 
         start_s = self._now_s()
         on_phase("request start", start_s)
-        self._cache.start(n_prompt + request.max_new_tokens)
-        for _, chunk_T in self._chunks(request.prompt_ids):
+        n_cached = self._begin(request, technique, n_prompt + request.max_new_tokens)
+        for _, chunk_T in self._chunks(request.prompt_ids, n_cached):
             hidden_TH = self._step(chunk_T, technique, "prefill")
         while True:
             logits_L = self._model.logits(hidden_TH[-1:])[0]
@@ -172,6 +181,7 @@ class ReferenceEngine:
             request_id=request.request_id,
             sample_id=request.sample_id,
             n_prompt_tokens=n_prompt,
+            n_cached_tokens=n_cached,
             start_s=start_s,
             prefill_end_s=token_times_s[0],
             end_s=end_s,
@@ -197,9 +207,9 @@ class ReferenceEngine:
 
         start_s = self._now_s()
         on_phase("request start", start_s)
-        self._cache.start(len(tokens))
+        n_cached = self._begin(request, technique, len(tokens))
         total, is_greedy, n_seen = 0.0, True, 0
-        for position, chunk_T in self._chunks(tokens):
+        for position, chunk_T in self._chunks(tokens, n_cached):
             hidden_TH = self._step(chunk_T, technique, "prefill")
             asking_TH = hidden_TH[max(first - position, 0) :]
             if asking_TH.shape[0] == 0:
@@ -217,6 +227,7 @@ class ReferenceEngine:
             request_id=request.request_id,
             sample_id=request.sample_id,
             n_prompt_tokens=len(tokens),
+            n_cached_tokens=n_cached,
             start_s=start_s,
             prefill_end_s=end_s,
             end_s=end_s,
@@ -224,14 +235,37 @@ class ReferenceEngine:
             is_greedy=is_greedy,
         )
 
-    def _chunks(self, token_ids: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """Prefill chunks with the position of their first token."""
+    def _begin(self, request: Request, technique: Technique, n_positions: int) -> int:
+        """Readies the cache for a request; returns how many of its tokens are in there already.
+
+        The last prompt token is always computed: its logits are wanted, and only keys and values are kept.
+        """
+        n_cached = 0
+        if self._reuse_prefix:
+            chunk = self._prefill_chunk if technique.couples_tokens else None
+            n_cached = self._held.shared(request.prompt_ids[:-1], chunk)
+        if n_cached and not turned_alike(self._model.config.rope, self._cache.n_positions, n_positions):
+            logger.info(
+                "request %s computes %d tokens again: rope turns up to %d positions otherwise than the %d before",
+                request.request_id,
+                n_cached,
+                n_positions,
+                self._cache.n_positions,
+            )
+            n_cached = 0
+        self._held.keep(n_cached)
+        self._cache.start(n_positions, n_cached)
+        return n_cached
+
+    def _chunks(self, token_ids: Sequence[int], start: int = 0) -> Iterator[tuple[int, Tensor]]:
+        """Prefill chunks from `start` on, with the position of their first token."""
         tokens_T = torch.tensor(token_ids, dtype=torch.int64)
-        for position in range(0, len(token_ids), self._prefill_chunk):
+        for position in range(start, len(token_ids), self._prefill_chunk):
             yield position, tokens_T[position : position + self._prefill_chunk]
 
     def _step(self, tokens_T: Tensor, technique: Technique, phase: ChunkPhase) -> Tensor:
         hidden_TH, plans = self._model.forward(tokens_T, self._cache, technique, phase)
+        self._held.add(tokens_T.tolist(), phase)
         for plan in plans:
             if plan is not None:
                 self._counters = _added(self._counters, plan.counters())

@@ -1,6 +1,7 @@
 """How long a run may take, before it runs. An estimate: speeds are guessed from a probe.
 
-Prefill tokens are exact; decode tokens are the most that may be generated, as a stop may come sooner.
+Prefill tokens are exact (with `reuse_prefix`: the most that may be computed); decode tokens are the most that may be
+generated, as a stop may come sooner.
 """
 
 from __future__ import annotations

@@ -76,6 +76,8 @@ class EngineSpec(Record):
     prefill_chunk: int = Field(512, ge=1)
     threads: int | None = Field(None, ge=1)
     """CPU threads; torch's own number where it is not given."""
+    reuse_prefix: bool = False
+    """Start each request behind the tokens it shares with the one before: other latencies, the same answers."""
 
 
 class DeviceSpec(Record):
@@ -406,6 +408,7 @@ def _cell_plan(
             "prefill_chunk": engine.spec.prefill_chunk,
             "dtype": model.spec.dtype,
             **({"threads": engine.spec.threads} if engine.spec.threads else {}),
+            **({"reuse_prefix": True} if engine.spec.reuse_prefix else {}),
         },
     )
     return CellPlan(cell, model.spec, engine.spec, workload.spec, device.spec)

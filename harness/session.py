@@ -71,6 +71,8 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
     for request in arm.requests[: protocol.warmup]:
         arm.engine.run(request, _unheard)
     arm.engine.take_counters()
+    # The window's first request may gain neither from the warm-up nor from the trial before.
+    arm.engine.reset()
     conditions = [arm.device.conditions()]
     window = _measure(arm)
     conditions.append(arm.device.conditions())
@@ -89,7 +91,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         data_source=arm.workload.data_source,
         window_start_s=window.start_s,
         window_end_s=window.end_s,
-        prefill_tokens=sum(c.n_prompt_tokens for c in window.completions),
+        prefill_tokens=sum(c.n_computed_tokens for c in window.completions),
         decode_tokens=sum(max(0, c.n_generated - 1) for c in window.completions),
         completions=tuple(window.completions),
         energy=tuple(energy),

@@ -93,7 +93,12 @@ class Workbench:
             checkpoint = self._checkpoint(plan.model)
             technique = technique_spec(plan.engine)
             reference = ReferenceEngine(
-                checkpoint, technique, plan.engine.prefill_chunk, self._host_clock.now_s, plan.engine.threads
+                checkpoint,
+                technique,
+                plan.engine.prefill_chunk,
+                self._host_clock.now_s,
+                plan.engine.threads,
+                plan.engine.reuse_prefix,
             )
             engine: Engine = reference
             if isinstance(device, ModelDevice):

@@ -4,9 +4,12 @@ A trial's latency is the mean over its requests (`itl`: over its gaps); the sing
 tail percentiles. Throughput is tokens over the time in which at least one request was in that phase, so that batched
 requests are not counted twice. Energy per token divides the phase's joules by the phase's tokens:
 
-    prefill   tokens pushed through prefill
+    prefill   tokens pushed through prefill; those that the engine kept from the request before are not among them
     decode    generated tokens after the first (prefill emits the first)
-    all       prompt and generated tokens together
+    all       both, and the generated tokens that prefill emitted
+
+So J/token and token/s speak of tokens that were computed. What prefix reuse saves shows in TTFT, E2E and the window's
+joules; its J/token may even rise, as the tokens left to compute attend to as long a past.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Completion(Record):
     request_id: str
     sample_id: str
     n_prompt_tokens: int
-    """Tokens pushed through prefill (prompt, plus the continuation of a log-likelihood)."""
+    """Tokens the answer stands on (prompt, plus the continuation of a log-likelihood, whose last token is not read)."""
     start_s: float
     prefill_end_s: float
     """End of the prefill phase: the first token is out (generate) or the logits are (log-likelihood)."""
@@ -101,6 +101,13 @@ class Completion(Record):
     text: str = ""
     loglikelihood: float | None = None
     is_greedy: bool | None = None
+    n_cached_tokens: int = 0
+    """Of the prompt tokens, those that were not computed: the engine held them from the request before."""
+
+    @property
+    def n_computed_tokens(self) -> int:
+        """Prompt tokens pushed through prefill."""
+        return self.n_prompt_tokens - self.n_cached_tokens
 
     @property
     def n_generated(self) -> int:
@@ -288,6 +295,7 @@ class Trial(Record):
     window_start_s: float | None = None
     window_end_s: float | None = None
     prefill_tokens: int = 0
+    """Prompt tokens that were computed; those kept from a request before are not among them."""
     decode_tokens: int = 0
     """Generated tokens after the first, which prefill emits."""
     completions: tuple[Completion, ...] = ()

@@ -194,9 +194,9 @@ def _sample_counts(trials: Sequence[Trial]) -> dict[str, int]:
 
 _REQUEST_COLUMNS = (
     "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "attempts",
-    "status", "started_at", "marks", "failure", "sample_id", "request_id", "prompt_tokens", "generated_tokens",
-    "time_method", "ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method", "energy_meter",
-    "energy_reason",
+    "status", "started_at", "marks", "failure", "sample_id", "request_id", "prompt_tokens", "cached_tokens",
+    "generated_tokens", "time_method", "ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method",
+    "energy_meter", "energy_reason",
 )  # fmt: skip
 
 
@@ -216,7 +216,8 @@ def trials(run: RunData) -> pd.DataFrame:
     scores = dict.fromkeys(key for row in rows for key in row if key.startswith("score_"))
     text = ("marks", "failure", "sample_id", "request_id", "energy_meter", "energy_reason")
     numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", *scores)
-    return _frame(rows, (*_REQUEST_COLUMNS, *scores), text, numbers, ("prompt_tokens", "generated_tokens"))
+    counts = ("prompt_tokens", "cached_tokens", "generated_tokens")
+    return _frame(rows, (*_REQUEST_COLUMNS, *scores), text, numbers, counts)
 
 
 def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
@@ -252,6 +253,7 @@ def _request_cells(completion: Completion) -> dict[str, Any]:
         "sample_id": completion.sample_id,
         "request_id": completion.request_id,
         "prompt_tokens": completion.n_prompt_tokens,
+        "cached_tokens": completion.n_cached_tokens,
         "generated_tokens": completion.n_generated,
         "ttft_s": completion.ttft_s,
         "tpot_s": completion.tpot_s,

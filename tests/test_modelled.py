@@ -60,6 +60,9 @@ class ScriptedEngine:
     def calibrate(self, prompts: Sequence[Sequence[int]]) -> None:
         raise AssertionError("nothing to calibrate")
 
+    def reset(self) -> None:
+        raise AssertionError("nothing to forget")
+
     def take_counters(self) -> EngineCounters:
         return EngineCounters(routed_pairs=42)
 

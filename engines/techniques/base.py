@@ -21,6 +21,8 @@ class Technique(Protocol):
     name: str
     needs_saliency: bool
     """True when `plan` reads saliency_T: the L2 norm of each token's attention output."""
+    couples_tokens: bool
+    """True when what becomes of a token depends on the others of its chunk, as under a capacity."""
 
     def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
         """The plan of one layer. `phase` tells a one-token tail of a prefill from a decode step."""

@@ -84,6 +84,7 @@ class CapacityTiers:
 
     name = "capacity_tiers"
     needs_saliency = True
+    couples_tokens = True
 
     def __init__(self, parameters: CapacityTiersParameters, prefill_chunk: int, calibration: Calibration) -> None:
         chunks: dict[ChunkPhase, int] = {"prefill": prefill_chunk, "decode": 1}

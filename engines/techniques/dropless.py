@@ -34,6 +34,7 @@ class DroplessParameters(Record):
 class Dropless:
     name = "dropless"
     needs_saliency = False
+    couples_tokens = False
 
     def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
         n_tokens, top_k = routing.expert_ids_TK.shape

@@ -143,6 +143,8 @@ class FakeEngine:
         """Added to the prefill of every further call."""
         self.answered: list[tuple[str, bool]] = []
         """(request id, whether a meter ran)."""
+        self.resets: list[int] = []
+        """How many requests were answered before each."""
         self._machine = machine
         self._device = device
         self._calls = 0
@@ -179,6 +181,9 @@ class FakeEngine:
             token_times_s=tuple(times_s),
             text=request.sample_id,
         )
+
+    def reset(self) -> None:
+        self.resets.append(len(self.answered))
 
     def take_counters(self) -> EngineCounters:
         calls, self._calls = self._calls, 0
