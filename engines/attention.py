@@ -15,6 +15,7 @@ from torch import Tensor
 from engines.architecture import AttentionConfig, LatentConfig, ModelConfig, Span, Temperature
 from engines.errors import EngineError
 from engines.experts import widened_linear
+from engines.kernels import native
 from engines.norms import NormWeights
 from engines.rope import turn
 
@@ -199,6 +200,8 @@ def mix_values(
 ) -> Tensor:
     """softmax(scale * q k) v by head; each key/value head serves N/M query heads in a row."""
     if sinks_N is None and config.softcap is None:
+        if mask_TS is None and native.can_attend(query_NTD, key_MSD, value_MSD):
+            return native.attend(query_NTD, key_MSD, value_MSD, config.scale)
         return F.scaled_dot_product_attention(
             query_NTD[None], key_MSD[None], value_MSD[None], attn_mask=mask_TS, scale=config.scale, enable_gqa=True
         )[0]

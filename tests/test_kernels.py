@@ -87,6 +87,28 @@ def test_sum_of_experts_is_the_oracles(form: str, n_threads: int) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("n_seen", [1, 3, 8, 300])
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 6])
+def test_attention_of_one_token_is_torchs(n_seen: int, n_kv_heads: int) -> None:
+    """Keys and values are parts of a longer cache, as in decoding; scores reach far below the largest."""
+    query, cache = 9 * random(6, 1, 64), random(2, n_kv_heads, 400, 64, seed=5)
+    key, value = cache[0, :, 20 : 20 + n_seen], cache[1, :, 20 : 20 + n_seen]
+    assert native.can_attend(query, key, value)
+    expected = F.scaled_dot_product_attention(
+        query[None].double(), key[None].double(), value[None].double(), scale=0.3, enable_gqa=True
+    )[0]
+    assert relative_error(native.attend(query, key, value, 0.3), expected) < 2e-6
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(1, 1024), (16, 1, 64), (3, 7)])
+def test_rms_norm_is_torchs(shape: tuple[int, ...]) -> None:
+    x, weight = random(*shape), random(shape[-1], seed=5)
+    expected = F.rms_norm(x.double(), weight.shape, weight.double(), 1e-3)
+    assert relative_error(native.rms_norm(x, weight, 1e-3), expected) < 1e-6
+
+
+@needs_compiler
 def test_not_a_number_reaches_the_result() -> None:
     weight = random(4, 64)
     weight[2, 40] = float("nan")

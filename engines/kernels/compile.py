@@ -16,7 +16,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("narrow.cpp")
-HEADER = Path(__file__).with_name("pool.h")
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("attention.h", "pool.h", "vectors.h"))
 # No -ffast-math: sums must not lose NaN or infinity.
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-shared", "-fPIC")
 TIMEOUT_S = 120
@@ -45,7 +45,7 @@ def build(folder: Path) -> Path:
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     if compiler is None:
         raise CompileError("no C++ compiler found; install g++ (Debian: apt install g++)")
-    source = "".join(path.read_text(encoding="utf-8") for path in (SOURCE, HEADER))
+    source = "".join(path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS))
     key = hashlib.sha256(f"{source} {FLAGS} {compiler} {_processor()}".encode()).hexdigest()
     target = folder / f"narrow-{key[:16]}.so"
     if target.is_file():
@@ -93,7 +93,13 @@ def load(path: Path) -> ctypes.CDLL:
         *(pointer, pointer, pointer, pointer, i32, i32, i64, i64),
         *(i64, pointer, pointer, pointer, pointer, pointer, i64, pointer, i32),
     ]
-    kernels.joulebench_linear.restype = kernels.joulebench_experts.restype = None
+    kernels.joulebench_rms_norm.argtypes = [pointer, i64, i64, pointer, ctypes.c_float, pointer]
+    kernels.joulebench_attend.argtypes = [
+        *(pointer, pointer, pointer, i64),
+        *(i64, i64, i64, i64, ctypes.c_float, pointer, i32),
+    ]
+    for name in ("linear", "experts", "rms_norm", "attend"):
+        getattr(kernels, f"joulebench_{name}").restype = None
     return kernels
 
 

@@ -13,34 +13,16 @@
 #include <cstring>
 #include <vector>
 
+#include "attention.h"
 #include "pool.h"
+#include "vectors.h"
 
-#if defined(__AVX2__) && defined(__F16C__)
-#include <immintrin.h>
-#define JOULEBENCH_AVX2
-#endif
 
 namespace {
-
-typedef float f8 __attribute__((vector_size(32)));
-typedef int32_t w8 __attribute__((vector_size(32)));
-typedef uint32_t u8x32 __attribute__((vector_size(32)));
-typedef uint16_t h8 __attribute__((vector_size(16)));
-typedef _Float16 half8 __attribute__((vector_size(16)));
-typedef int8_t b8 __attribute__((vector_size(8)));
 
 constexpr int kMaxTokens = 8;
 constexpr int64_t kInt4Block = 64;   // columns whose nibbles share eight 32-bit words
 constexpr int64_t kPrefetch = 1024;  // bytes ahead: past a 4 KB page the hardware does not look
-
-template <class V>
-inline V load(const void* from) {
-  V value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
-inline float sum(f8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 
 // The order of this enumeration is that of engines.kernels.native.
 enum Format : int32_t { kFp32, kBf16, kFp16, kInt8, kInt4 };
@@ -296,6 +278,16 @@ void joulebench_experts(const void* gate_up, const float* gate_up_scales, const 
       }
     }
   });
+}
+
+void joulebench_rms_norm(const float* x, int64_t n_rows, int64_t width, const float* weight, float eps, float* out) {
+  rms_norm(x, n_rows, width, weight, eps, out);
+}
+
+void joulebench_attend(const float* query_ND, const float* keys, const float* values, int64_t head_stride,
+                       int64_t n_heads, int64_t n_kv_heads, int64_t n_seen, int64_t dim, float scale, float* out_ND,
+                       int32_t n_threads) {
+  attend(query_ND, keys, values, head_stride, n_heads, n_kv_heads, n_seen, dim, scale, out_ND, n_threads);
 }
 
 }  // extern "C"

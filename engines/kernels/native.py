@@ -119,6 +119,51 @@ def mix(
     return out_TH
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Over the last dimension; x and weight fp32 and contiguous, `serves(x)` must hold."""
+    width = x.shape[-1]
+    assert weight.shape == (width,)
+    assert serves(weight)
+    out = torch.empty_like(x)
+    _kernels().joulebench_rms_norm(x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, out.data_ptr())
+    return out
+
+
+def can_attend(query_NTD: Tensor, key_MSD: Tensor, value_MSD: Tensor) -> bool:
+    """One token, heads whose positions follow each other, features that fill registers."""
+    return (
+        query_NTD.shape[1] == 1
+        and query_NTD.shape[-1] % 8 == 0
+        and query_NTD.shape[-1] == value_MSD.shape[-1]
+        and key_MSD.stride() == value_MSD.stride()
+        and key_MSD.stride()[1:] == (key_MSD.shape[-1], 1)
+        and key_MSD.dtype is value_MSD.dtype is torch.float32
+        and serves(query_NTD)
+    )
+
+
+def attend(query_N1D: Tensor, key_MSD: Tensor, value_MSD: Tensor, scale: float) -> Tensor:
+    """softmax(scale * q k) v of one token that sees all S positions, [N, 1, D]; `can_attend` must hold."""
+    n_heads, _, dim = query_N1D.shape
+    n_kv_heads, n_seen, _ = key_MSD.shape
+    assert n_heads % n_kv_heads == 0
+    out_N1D = torch.empty_like(query_N1D)
+    _kernels().joulebench_attend(
+        query_N1D.data_ptr(),
+        key_MSD.data_ptr(),
+        value_MSD.data_ptr(),
+        key_MSD.stride(0),
+        n_heads,
+        n_kv_heads,
+        n_seen,
+        dim,
+        scale,
+        out_N1D.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out_N1D
+
+
 def _kernels() -> ctypes.CDLL:
     kernels = library()
     assert kernels is not None  # `serves` said so
