@@ -29,19 +29,13 @@ Matrix = Tensor | QuantisedMatrix
 
 def serves(x: Tensor, *matrices: Matrix) -> bool:
     """Whether the kernels can multiply rows of x, [T, H] with T up to 8 per product, with these matrices."""
-    return (
-        x.dtype is torch.float32
-        and x.device.type == "cpu"
-        and x.is_contiguous()
-        and all(map(_is_plain, matrices))
-        and library() is not None
-    )
+    if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous() or library() is None:
+        return False
+    return all(isinstance(m, QuantisedMatrix) or _is_plain(m) for m in matrices)
 
 
-def _is_plain(matrix: Matrix) -> bool:
-    if isinstance(matrix, QuantisedMatrix):
-        return True
-    return matrix.dtype in _FORMATS and matrix.is_contiguous() and matrix.device.type == "cpu"
+def _is_plain(matrix: Tensor) -> bool:
+    return matrix.dtype in _FORMATS and matrix.is_cpu and matrix.is_contiguous()
 
 
 def linear(x_TH: Tensor, weight: Matrix, bias_N: Tensor | None = None) -> Tensor:
