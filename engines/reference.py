@@ -217,7 +217,8 @@ class ReferenceEngine:
             logits_TL = self._model.logits(asking_TH)
             target_T = continuation_C[n_seen : n_seen + asking_TH.shape[0]]
             log_probability_TL = torch.log_softmax(logits_TL, dim=-1)
-            total += float(log_probability_TL.gather(1, target_T[:, None]).sum())
+            # In double, for in fp32 the sum would depend on where chunks end.
+            total += float(log_probability_TL.gather(1, target_T[:, None]).double().sum())
             is_greedy = is_greedy and bool((logits_TL.argmax(dim=-1) == target_T).all())
             n_seen += asking_TH.shape[0]
         end_s = self._now_s()

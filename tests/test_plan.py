@@ -304,6 +304,7 @@ def test_an_id_does_not_depend_on_the_other_cells() -> None:
     [
         {"model": {"source": MODEL, "dtype": "bfloat16"}},
         {"engine": [DROPLESS | {"prefill_chunk": 64}]},
+        {"engine": [DROPLESS | {"reuse_prefix": True}]},
         {"engine": [{"name": "dropless", "technique": {"name": "capacity_tiers"}}]},
         {"workload": [BOOLQ | {"limit": 3}]},
         {"device": [HOST | {"watts_sheet": "other"}]},
@@ -320,6 +321,12 @@ def test_the_protocol_and_the_data_folder_change_the_hash(tmp_path: Path) -> Non
     assert build_plan(raw_plan(protocol=FAST | {"repeats": 2})).plan_hash != plan.plan_hash
     assert build_plan(raw_plan(), tmp_path).plan_hash != plan.plan_hash
     assert build_plan(raw_plan(), tmp_path).cells[0].cell.cell_id != plan.cells[0].cell.cell_id
+
+
+def test_prefix_reuse_is_a_choice_of_the_plan_that_the_cell_records() -> None:
+    silent, told = build_plan(raw_plan(engine=[DROPLESS, DROPLESS | {"name": "reusing", "reuse_prefix": True}])).cells
+    assert (silent.engine.reuse_prefix, "reuse_prefix" in silent.cell.engine_parameters) == (False, False)
+    assert (told.engine.reuse_prefix, told.cell.engine_parameters["reuse_prefix"]) == (True, True)
 
 
 def test_defaults_written_out_are_the_same_cell() -> None:

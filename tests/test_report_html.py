@@ -230,6 +230,20 @@ def test_a_score_where_less_is_better_is_ranked_downwards() -> None:
     assert verdict.answer.startswith("B c2, 3.0")
 
 
+@pytest.mark.parametrize(("reuse", "winner"), [(True, "B reusing, 12.0 J"), (False, "A plain, 300 mJ/token")])
+def test_an_arm_that_computes_less_is_ranked_by_the_joules_of_the_window(reuse: bool, winner: str) -> None:
+    """30 J for 100 computed tokens are fewer a token than 12 J for 10, and more for the same requests."""
+    cells = [
+        cell("c1", engine="plain"),
+        cell("c2", engine="reusing", engine_parameters={"reuse_prefix": True} if reuse else {}),
+    ]
+    computed = {"c1": [completion("s", n_prompt=98)], "c2": [completion("s", n_prompt=8)]}
+    joules = {"c1": 30.0, "c2": 12.0}
+    trials = [trial(c, i, completions=computed[c], energy=(reading("all", joules[c]),)) for c in joules for i in (0, 1)]
+    (verdict,) = page_context(run(cells, trials))["verdict_rows"][0]["answers"]["Fewest joules"]
+    assert verdict.answer.startswith(winner)
+
+
 def test_arms_on_two_devices_are_never_ranked_together() -> None:
     cells = [cell("c1", device="host"), cell("c2", device="model:m2-ultra")]
     slow = [completion("s1", 0.0, 4, (5.0, 6.0))]

@@ -79,6 +79,14 @@ def test_warm_up_is_outside_of_the_window() -> None:
     assert trace.values[-1] - trace.values[0] == energy(trial, "all").energy_j
 
 
+def test_the_engine_forgets_between_warm_up_and_window() -> None:
+    bench = FakeBench()
+    for repeat in range(2):
+        run_trial(bench.arm_of("c"), BARE.model_copy(update={"warmup": 1}), repeat)
+    # One request of warm-up and two in the window, twice.
+    assert bench.engine.resets == [1, 4]
+
+
 def test_warm_up_asks_no_more_than_there_is() -> None:
     bench = FakeBench()
     run_trial(bench.arm_of("c"), BARE.model_copy(update={"warmup": 9}), repeat=0)

@@ -246,6 +246,12 @@ def test_trials_join_latency_energy_and_score_of_a_request() -> None:
     assert frame["ttft_s"].to_dict() == {"a": 1.0, "b": 3.0}
 
 
+def test_trials_show_what_a_request_did_not_compute() -> None:
+    first = completion("a", n_prompt=9)
+    frame = tables.trials(one_cell(trial(completions=[first, first.model_copy(update={"n_cached_tokens": 7})])))
+    assert frame[["prompt_tokens", "cached_tokens"]].to_numpy().tolist() == [[9, 0], [9, 7]]
+
+
 def test_a_request_too_short_for_its_meter_has_a_reason_instead_of_energy() -> None:
     coarse = PowerTrace(
         "battery", "pack", "held", "battery gauge", np.arange(0, 9, 0.25), np.full(36, 3.0), 0.25, update_period_s=0.25

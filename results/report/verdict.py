@@ -18,6 +18,8 @@ from results.report.arms import Arm
 from results.units import format_interval, format_mean, si_scale
 
 _QUESTIONS = (("Fastest", "e2e"), ("Fewest joules", "energy_per_token"))
+_PER_WINDOW = {"energy_per_token": "energy"}
+"""Where some arms compute fewer tokens for the same requests, a joule per computed token would rank against them."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ def verdicts(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[Ve
     found = []
     for (workload, device), group in frame.groupby(["workload", "device"], sort=False):
         rows = [{str(k): v for k, v in row.items()} for row in group.to_dict("records")]
-        for question, metric in _QUESTIONS:
+        reuse = {bool(cells[row["cell"]].engine_parameters.get("reuse_prefix")) for row in rows}
+        for question, per_token in _QUESTIONS:
+            metric = per_token if len(reuse) == 1 else _PER_WINDOW.get(per_token, per_token)
             asked = [r for r in rows if r["metric"] == metric and r["phase"] == "all"]
             for method, figures in _comparable(asked, arms):
                 found.append(_verdict(str(workload), str(device), question, method, figures, rising=False))
