@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -106,6 +109,37 @@ def test_rms_norm_is_torchs(shape: tuple[int, ...]) -> None:
     x, weight = random(*shape), random(shape[-1], seed=5)
     expected = F.rms_norm(x.double(), weight.shape, weight.double(), 1e-3)
     assert relative_error(native.rms_norm(x, weight, 1e-3), expected) < 1e-6
+
+
+@needs_compiler
+def test_callers_at_the_same_time_do_not_mix_their_results() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    weight = random(2000, 128)
+    inputs = [random(1, 128, seed=seed) for seed in range(4)]
+    expected = [x @ weight.T for x in inputs]
+
+    def repeat(which: int) -> float:
+        return max(relative_error(native.linear(inputs[which], weight), expected[which].double()) for _ in range(200))
+
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert max(threads.map(repeat, range(4))) < 1e-6
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_forked_process_computes_although_its_threads_are_gone() -> None:
+    script = (
+        "import os, torch; from engines.kernels import native; torch.set_num_threads(2);"
+        "w, x = torch.randn(2000, 128), torch.randn(1, 128); native.linear(x, w); child = os.fork();"
+        "close = torch.allclose(native.linear(x, w), (w * x).sum(1)[None], atol=1e-3);"
+        "os._exit(0 if close else 3) if child == 0 else None;"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not close)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
 
 
 @needs_compiler
