@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,11 +26,13 @@ from engines.schedule import own_shape
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.capacity_tiers import CapacityTiersParameters
 from engines.techniques.dropless import DroplessParameters
-from harness.plan import Protocol
+from harness.plan import Protocol, build_plan
 from harness.session import Arm, run_trial
+from harness.workbench import Workbench
 from results.records import Completion, Request
 from tests.fakes.families import CASES, LONG_ROPE, FamilyCase, write_family
 from tests.fakes.machine import FakeBench, FakeWorkload
+from tests.plans import HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
 from tests.toy_sheet import toy_sheet
 
 TOLERANCE = 1e-5
@@ -384,6 +387,29 @@ def test_a_window_gains_nothing_from_warm_up_or_from_the_trial_before(checkpoint
         trial, _ = run_trial(arm, Protocol(warmup=2, repeats=1, idle_s=0), repeat=0)
         assert cached(trial.completions) == [0, 49]
         assert trial.prefill_tokens == (50 + 8) + (1 + 8)
+
+
+@pytest.mark.parametrize("device", [HOST, M2_ULTRA], ids=lambda device: device["name"])
+def test_the_plans_choice_reaches_the_engine_and_leaves_the_scores_alone(device: dict[str, Any]) -> None:
+    """BoolQ: two answers to each question. On both the host and modelled hardware."""
+    placed = TIERS if device is HOST else NPUMOE
+    engines = [placed | {"prefill_chunk": 64}, placed | {"name": "reusing", "prefill_chunk": 64, "reuse_prefix": True}]
+    plan = build_plan(raw_plan(engine=engines, device=[device]))
+    workbench = Workbench(plan.protocol)
+    try:
+        trials = [run_trial(workbench.arm(cell), plan.protocol, repeat=0)[0] for cell in plan.cells]
+    finally:
+        workbench.close()
+    without, reusing = trials
+    assert cached(without.completions) == [0] * 4
+    kept = cached(reusing.completions)
+    assert (kept[0], kept[2]) == (0, 0)
+    assert min(kept[1], kept[3]) >= 64
+    assert reusing.prefill_tokens == without.prefill_tokens - sum(kept)
+    assert reusing.scores == without.scores
+    assert [c.loglikelihood for c in reusing.completions] == pytest.approx(
+        [c.loglikelihood for c in without.completions], abs=TOLERANCE
+    )
 
 
 def test_modelled_hardware_is_charged_for_computed_tokens_only(checkpoint: Checkpoint) -> None:
