@@ -358,6 +358,7 @@ def test_what_is_shared_is_the_longest_common_prefix(
     record.keep(whole)
     assert len(record) == whole
     assert record.shared(asked, None) == whole
+    assert record.shared(asked, chunk) == whole
 
 
 def test_cache_keeps_its_first_positions_when_it_grows(checkpoint: Checkpoint) -> None:
