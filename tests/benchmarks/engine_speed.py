@@ -1,6 +1,6 @@
 """The reference engine beside transformers, llama.cpp and the machine's limits: same weights, same threads, batch 1.
 
-python -m tests.benchmarks.engine_speed [MODEL ...] [--long]
+python -m tests.benchmarks.engine_speed [MODEL ...] [--prompts 512 1024 4096]
 
 llama.cpp takes part where LLAMA_BENCH names its llama-bench and the package gguf is installed. All contenders take
 turns, five times at least; a turn during which other processes took more than a tenth of the machine is repeated.
@@ -285,14 +285,13 @@ def our_rate_target(who: str, phase: str, name: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS))
-    parser.add_argument("--long", action="store_true", help="a prompt of 4096 tokens too")
+    parser.add_argument("--prompts", nargs="+", type=int, default=[512, 1024], help="lengths, in tokens")
     arguments = parser.parse_args()
     llama, missing = find_llama_bench()
-    prompts = [512, 1024, *([4096] if arguments.long else [])]
     found = []
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
-            found += compared(name, Path(folder), prompts, llama)
+            found += compared(name, Path(folder), arguments.prompts, llama)
         write_page("engine-speed", "How fast the reference engine is", found, remarks(missing))  # so far
 
 
