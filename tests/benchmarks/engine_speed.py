@@ -292,15 +292,17 @@ def main() -> None:
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             found += compared(name, Path(folder), arguments.prompts, llama)
-        write_page("engine-speed", "How fast the reference engine is", found, remarks(missing))  # so far
+        write_page("engine-speed", "How fast the reference engine is", found, remarks(arguments, missing))  # so far
 
 
-def remarks(missing: str | None) -> str:
+def remarks(arguments: argparse.Namespace, missing: str | None) -> str:
+    left_out = [name for name in MODELS if name not in arguments.models]
     return (
         "Random weights, hidden 1024, 8 layers, 16 query and 8 key/value heads of 64, vocabulary 2048; batch 1, "
         f"{torch.get_num_threads()} threads, {N_NEW} new tokens. Medians of {N_TURNS} turns or more, taken by all "
         "contenders in turn. bf16 and f16 are how weights are stored; arithmetic is fp32. The limit of prefill leaves "
-        f"attention out; that of decode leaves the cache out. llama.cpp: {missing or 'llama-bench, -ub 1024'}."
+        f"attention out; that of decode leaves the cache out. llama.cpp: {missing or 'llama-bench, -ub 1024'}. "
+        f"Prompts asked for: {arguments.prompts}. Models left out of this run: {'; '.join(left_out) or 'none'}."
     )
 
 
