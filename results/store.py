@@ -231,6 +231,9 @@ class Store:
         try:
             yield self._connection
             self._connection.execute("COMMIT")
+        except GeneratorExit:
+            # Ctrl-C fell between entering and the body: nobody is left to leave it. Closing the connection rolls back.
+            raise
         except BaseException:
             # A full disk makes SQLite roll back by itself.
             if self._connection.in_transaction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sqlite3
@@ -506,3 +507,20 @@ def test_folder_without_a_run_says_what_to_give(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=r"holds no run.*give the folder that `joulebench run` wrote"):
             opened(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_on_the_way_into_a_transaction_rolls_back_and_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between entering and the body leaves a transaction suspended: it is collected after the store closed."""
+    complaints: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda complaint: complaints.append(complaint.exc_value))
+    store = Store.create(tmp_path / "run", INFO, CELLS)
+    suspended = store._transaction()
+    suspended.__enter__().execute("DELETE FROM cell")
+    store.close()
+    del suspended
+    gc.collect()
+    assert complaints == []
+    with Store.open(tmp_path / "run") as again:
+        assert again.data().cells == tuple(CELLS)
