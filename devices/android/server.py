@@ -1,0 +1,188 @@
+"""The adb server and the phones it sees: finding one, and saying in plain words why it cannot be used.
+
+The server is the one that `adb` itself would use: ADB_SERVER_SOCKET (tcp:HOST:PORT), else ANDROID_ADB_SERVER_ADDRESS
+and ANDROID_ADB_SERVER_PORT, else 127.0.0.1:5037. A server is never started from here: adbutils would start one on port
+5037 whatever port was asked for, and a measurement should not change what else is attached to the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from adbutils import AdbClient, AdbDevice, AdbError, AdbTimeout
+from adbutils._adb import AdbConnection
+from adbutils.errors import AdbConnectionError
+
+from devices.base import DeviceError, TransientDeviceError
+
+DEVICE_PREFIX = "adb:"
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 5037
+ANSWER_TIMEOUT_S = 10.0
+"""The longest wait for one answer of the server."""
+CONNECT_TIMEOUT_S = 15.0
+"""adbd on Wi-Fi: the server itself gives up after about 10 s."""
+
+_NETWORK_SERIAL = re.compile(r"^(\[[0-9a-fA-F:]+\]|[\w.-]+):\d+$")
+_STATES = {
+    "offline": "it is attached but does not answer; unplug and plug it in again, or: adb reconnect offline",
+    "unauthorized": "unlock the phone and accept 'Allow USB debugging' for this computer's key",
+    "authorizing": "the phone is still checking this computer's key; unlock it, and try again",
+    "connecting": "the link is still coming up; try again in a few seconds",
+    "no": "this user may not open the USB device; install udev rules for the phone (package android-sdk-platform-tools)"
+    " or add the user to group plugdev",
+    "recovery": "it is in recovery mode; start Android",
+    "sideload": "it is in sideload mode; start Android",
+    "bootloader": "it is in the bootloader; start Android",
+}
+"""What to do about a phone that is not in state `device`."""
+_PASSING = ("offline", "authorizing", "connecting")
+
+
+class ServerAddress(NamedTuple):
+    host: str
+    port: int
+
+
+class AttachedPhone(NamedTuple):
+    """A phone the server knows. `remedy` is None where it is ready."""
+
+    serial: str
+    state: str
+    remedy: str | None
+
+    @property
+    def name(self) -> str:
+        """As a plan names it."""
+        return DEVICE_PREFIX + self.serial
+
+
+class _Connection(AdbConnection):  # type: ignore[misc]  # adbutils ships no types
+    """A connection that fails where no server listens, instead of starting one."""
+
+    def _safe_connect(self) -> socket.socket:
+        connected: socket.socket = self._create_socket()
+        return connected
+
+
+class _Client(AdbClient):  # type: ignore[misc]
+    def make_connection(self, timeout: float | None = None) -> AdbConnection:
+        try:
+            connection = _Connection(self.host, self.port)
+        except (AdbConnectionError, AdbTimeout) as error:
+            raise TransientDeviceError(
+                f"adb: no server answers at {self.host}:{self.port} ({error}); start one with: adb start-server"
+                " (ANDROID_ADB_SERVER_PORT names another port)"
+            ) from error
+        connection.conn.settimeout(timeout or ANSWER_TIMEOUT_S)
+        return connection
+
+
+def server_address(environment: Mapping[str, str] = os.environ) -> ServerAddress:
+    """Where the adb server listens. Raises `DeviceError` for a variable that is no address."""
+    spec = environment.get("ADB_SERVER_SOCKET")
+    if spec:
+        kind, _, rest = spec.partition(":")
+        host, _, port = rest.rpartition(":")
+        if kind != "tcp" or not port.isdigit():
+            raise DeviceError(f"ADB_SERVER_SOCKET={spec}: only tcp:HOST:PORT is understood; correct or unset it")
+        return ServerAddress(host or DEFAULT_HOST, int(port))
+    host = environment.get("ANDROID_ADB_SERVER_ADDRESS") or environment.get("ANDROID_ADB_SERVER_HOST") or DEFAULT_HOST
+    port = environment.get("ANDROID_ADB_SERVER_PORT") or str(DEFAULT_PORT)
+    if not port.isdigit():
+        raise DeviceError(f"ANDROID_ADB_SERVER_PORT={port} is no port number; correct or unset it")
+    return ServerAddress(host, int(port))
+
+
+def attached(address: ServerAddress | None = None) -> list[AttachedPhone]:
+    """Phones the server knows, ready or not. Raises `TransientDeviceError` where no server answers."""
+    address = address or server_address()
+    with adb_errors("adb"):
+        listed = _Client(*address).list()
+    return [AttachedPhone(i.serial, i.state, _remedy(i.state)) for i in listed]
+
+
+def find_phone(name: str, address: ServerAddress | None = None) -> AdbDevice:
+    """The phone that a plan names: `adb:SERIAL`, `adb:HOST:PORT` (connected first), or `adb:` for the only one.
+
+    Raises `TransientDeviceError` where trying again may help (no server, not attached, offline), else `DeviceError`.
+    """
+    address = address or server_address()
+    serial = name.removeprefix(DEVICE_PREFIX).strip()
+    client = _Client(*address)
+    phones = attached(address)
+    if _NETWORK_SERIAL.match(serial) and not any(p.serial == serial and p.state == "device" for p in phones):
+        _connect(client, serial)
+        phones = attached(address)
+    phone = _choose(phones, serial)
+    if phone.remedy is not None:
+        error = TransientDeviceError if phone.state in _PASSING else DeviceError
+        raise error(f"adb: {phone.serial} is {_spoken(phone.state)}: {phone.remedy}")
+    return AdbDevice(client, serial=phone.serial)
+
+
+@contextmanager
+def adb_errors(subject: str) -> Iterator[None]:
+    """Says what adb's own errors mean. Nothing is swallowed: each comes out as a `DeviceError`."""
+    try:
+        yield
+    except (AdbTimeout, TimeoutError) as error:
+        raise TransientDeviceError(
+            f"{subject}: no answer in time ({error}); is the phone asleep, or the link gone?"
+        ) from error
+    except (EOFError, OSError) as error:
+        raise TransientDeviceError(f"{subject}: the link broke ({error or 'end of stream'})") from error
+    except AdbError as error:
+        raise _translated(subject, str(error)) from error
+
+
+def _translated(subject: str, message: str) -> DeviceError:
+    """adb's FAIL messages, and adbutils' own."""
+    if "unauthorized" in message:
+        return DeviceError(f"{subject} is unauthorised: {_STATES['unauthorized']}")
+    if "not found" in message or "no devices" in message:
+        return TransientDeviceError(f"{subject} is not attached ({message}); is the cable in, and USB debugging on?")
+    for state in _PASSING:
+        if state in message:
+            return TransientDeviceError(f"{subject} is {state}: {_STATES[state]}")
+    if "closed" in message:
+        return TransientDeviceError(f"{subject}: the link broke ({message})")
+    return DeviceError(f"{subject}: adb refused ({message})")
+
+
+def _connect(client: AdbClient, serial: str) -> None:
+    with adb_errors(f"adb: {serial}"):
+        answer = client.connect(serial, timeout=CONNECT_TIMEOUT_S)
+    if "connected to" not in answer:
+        raise TransientDeviceError(
+            f"adb: {serial} cannot be reached ({answer.strip()});"
+            " is wireless debugging on, and the phone in this network?"
+        )
+
+
+def _choose(phones: Sequence[AttachedPhone], serial: str) -> AttachedPhone:
+    listed = ", ".join(p.serial for p in phones) or "none"
+    if serial:
+        for phone in phones:
+            if phone.serial == serial:
+                return phone
+        raise TransientDeviceError(
+            f"adb: {serial} is not attached (attached: {listed}); is the cable in, and USB debugging on?"
+        )
+    if not phones:
+        raise TransientDeviceError("adb: no phone is attached; plug one in and turn USB debugging on")
+    if len(phones) > 1:
+        raise DeviceError(f"adb: {len(phones)} devices attached; name one with adb:SERIAL ({listed})")
+    return phones[0]
+
+
+def _remedy(state: str) -> str | None:
+    return None if state == "device" else _STATES.get(state, "bring it to state device (see: adb devices)")
+
+
+def _spoken(state: str) -> str:
+    return {"no": "not accessible", "unauthorized": "unauthorised"}.get(state, state)

@@ -1,0 +1,199 @@
+"""Commands on a phone: one shell stream a command (the shell_v2 protocol, Android 7 and newer), files, and limits.
+
+A stream carries packets of one byte id, four bytes length (little endian), and that many bytes: 0 is its input, 1 and 2
+its output and errors, 3 its exit code (packages/modules/adb/shell_protocol.h). Every wait has a limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import stat
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from adbutils import AdbDevice
+
+from devices.android.server import ServerAddress, adb_errors, find_phone
+from devices.base import DeviceError, TransientDeviceError
+
+COMMAND_TIMEOUT_S = 20.0
+_STDIN, STDOUT, STDERR, EXIT = 0, 1, 2, 3
+_HEADER = struct.Struct("<BI")
+_SYNC_CHUNK_BYTES = 64 * 1024
+"""The most that one DATA of the sync protocol may carry."""
+
+log = logging.getLogger(__name__)
+
+
+class CommandResult(NamedTuple):
+    stdout: str
+    stderr: str
+    exit_code: int
+
+
+class ShellStream:
+    """One running command. Closing it ends its input; a command that ignores that goes on: kill it by its id."""
+
+    def __init__(self, device: AdbDevice, command: str, timeout_s: float) -> None:
+        self._subject = f"adb: {device.serial}"
+        self._received = bytearray()
+        with adb_errors(self._subject), ExitStack() as on_error:
+            self._connection = device.open_transport(timeout=timeout_s)
+            on_error.callback(self._connection.close)
+            self._connection.send_command(f"shell,v2,raw:{command}")
+            self._connection.check_okay()
+            on_error.pop_all()
+
+    def send(self, text: str) -> None:
+        """To the command's input."""
+        payload = text.encode()
+        with adb_errors(self._subject):
+            self._connection.conn.sendall(_HEADER.pack(_STDIN, len(payload)) + payload)
+
+    def receive(self, timeout_s: float) -> tuple[int, bytes]:
+        """The next packet: (id, payload). Raises `TransientDeviceError` at the limit, or when the link breaks."""
+        with adb_errors(self._subject):
+            self._connection.conn.settimeout(max(timeout_s, 1e-3))
+            while True:
+                if len(self._received) >= _HEADER.size:
+                    packet_id, n_bytes = _HEADER.unpack_from(self._received)
+                    end = _HEADER.size + n_bytes
+                    if len(self._received) >= end:
+                        payload = bytes(self._received[_HEADER.size : end])
+                        del self._received[:end]
+                        return packet_id, payload
+                chunk = self._connection.conn.recv(_SYNC_CHUNK_BYTES)
+                if not chunk:
+                    raise EOFError("the phone or the adb server went away")
+                self._received += chunk
+
+    def finish(self, timeout_s: float) -> CommandResult:
+        """All that is still to come, to the exit code."""
+        deadline_s = time.monotonic() + timeout_s
+        written = {STDOUT: bytearray(), STDERR: bytearray()}
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TransientDeviceError(f"{self._subject}: the command has not ended after {timeout_s:g} s")
+            packet_id, payload = self.receive(left_s)
+            if packet_id == EXIT:
+                out, err = (bytes(written[i]).decode(errors="replace") for i in (STDOUT, STDERR))
+                return CommandResult(out, err, payload[0] if payload else 255)
+            if packet_id in written:
+                written[packet_id] += payload
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Phone:
+    """A phone by its plan name. The adb server may be restarted and the cable pulled: `reach` finds it again."""
+
+    def __init__(self, name: str, address: ServerAddress | None = None) -> None:
+        self._name = name
+        self._address = address
+        self._device: AdbDevice | None = None
+
+    @property
+    def serial(self) -> str:
+        return str(self._found().serial)
+
+    def reach(self, limit_s: float = 0.0, every_s: float = 0.5) -> None:
+        """Finds the phone, trying again for `limit_s` while the failure may pass. Raises `DeviceError`."""
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            try:
+                self._device = find_phone(self._name, self._address)
+                if "shell_v2" not in self._features():
+                    raise DeviceError(
+                        f"adb: {self._device.serial} has no shell_v2 (Android 6 or older); Android 7 is needed"
+                    )
+                return
+            except TransientDeviceError:
+                self._device = None
+                if time.monotonic() + every_s > deadline_s:
+                    raise
+                time.sleep(every_s)
+
+    def _found(self) -> AdbDevice:
+        if self._device is None:
+            self.reach()
+        assert self._device is not None
+        return self._device
+
+    def _features(self) -> list[str]:
+        assert self._device is not None
+        with adb_errors(f"adb: {self._device.serial}"):
+            return str(self._device.get_features()).split(",")
+
+    def stream(self, command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> ShellStream:
+        """Starts a command and hands over its stream."""
+        return ShellStream(self._found(), command, timeout_s)
+
+    def run(self, command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> CommandResult:
+        """Output, errors and exit code of a command that ends by itself."""
+        stream = self.stream(command, timeout_s)
+        try:
+            return stream.finish(timeout_s)
+        finally:
+            stream.close()
+
+    def read(self, command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str | None:
+        """Output of a command; None where it fails or says nothing."""
+        result = self.run(command, timeout_s)
+        if result.exit_code != 0 or not result.stdout.strip():
+            log.debug("%s: exit %d, %s", command, result.exit_code, result.stderr.strip())
+            return None
+        return result.stdout
+
+    def read_files(self, patterns: Iterable[str]) -> Mapping[str, str]:
+        """Text of every readable file that matches a shell pattern, in one round trip and one process."""
+        result = self.run(f"grep -sH '' {' '.join(patterns)}")
+        return split_grep(result.stdout)
+
+    def push(self, local: Path, remote: str, mode: int = 0o755) -> None:
+        """Copies a file to the phone (adb's sync protocol).
+
+        Not through adbutils: its sender ignores how much the socket took, and a large file arrives garbled.
+        """
+        subject = f"adb: {self.serial}: push {local} to {remote}"
+        with local.open("rb") as source, adb_errors(subject), self._found().open_transport() as connection:
+            connection.send_command("sync:")
+            connection.check_okay()
+            target = f"{remote},{stat.S_IFREG | mode}".encode()
+            connection.conn.sendall(b"SEND" + struct.pack("<I", len(target)) + target)
+            while chunk := source.read(_SYNC_CHUNK_BYTES):
+                connection.conn.sendall(b"DATA" + struct.pack("<I", len(chunk)) + chunk)
+            connection.conn.sendall(b"DONE" + struct.pack("<I", int(local.stat().st_mtime)))
+            answer = connection.read_exact(4)
+            reason = connection.read_exact(int.from_bytes(connection.read_exact(4), "little")).decode(errors="replace")
+            if answer != b"OKAY":
+                raise DeviceError(
+                    f"{subject}: {reason}; is there room, and may the shell write there (/data/local/tmp)?"
+                )
+
+    def pull(self, remote: str, local: Path) -> None:
+        """Copies a file from the phone."""
+        with local.open("wb") as target, adb_errors(f"adb: {self.serial}: pull {remote}"):
+            for chunk in self._found().sync.iter_content(remote):
+                target.write(chunk)
+
+
+def split_grep(text: str) -> dict[str, str]:
+    """`grep -H ''` of several files, back to {path: content}."""
+    contents: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        path, colon, content = line.partition(":")
+        if colon and path.startswith("/"):
+            contents.setdefault(path, []).append(content)
+    return {path: "\n".join(lines) + "\n" for path, lines in contents.items()}
+
+
+def quoted(arguments: Iterable[str]) -> str:
+    """A command line of the phone's shell."""
+    return shlex.join(arguments)
