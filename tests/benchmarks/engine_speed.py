@@ -1,20 +1,20 @@
 """The reference engine beside transformers, llama.cpp and the machine's limits: same weights, same threads, batch 1.
 
-python -m tests.benchmarks.engine_speed [MODEL ...] [--prompts 512 1024 4096]
+python -m tests.benchmarks.engine_speed [MODEL ...] [--forms f32 int8 ...] [--prompts 512 ...] [--turns 5]
 
 llama.cpp takes part where LLAMA_BENCH names its llama-bench and the package gguf is installed. All contenders take
-turns, five times at least; a turn during which other processes took more than a tenth of the machine is repeated.
+turns; a turn during which other processes took more than a tenth of the machine is repeated. A part of the race
+replaces its own rows of docs/measurements/engine-speed.json and leaves the others.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,106 +24,124 @@ from engines.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
 from results.records import Request
+from tests.benchmarks import llama_cpp
+from tests.benchmarks.limits import Limits
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
-from tests.benchmarks.measurement import Measurement, measured, write_page
-from tests.fakes.random_models import copy_tokenizer
+from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
+from tests.benchmarks.race_models import (
+    MODELS,
+    VOCABULARY,
+    active_weights,
+    decode_bytes,
+    is_sparse,
+    prefill_flop,
+    write_model,
+)
+from tests.benchmarks.timing import Instant, Timed, between, instant, timed
 
-N_TURNS = 5
-MAX_TURNS = 8
-MAX_FOREIGN_SHARE = 0.1
+PAGE = "engine-speed"
 N_NEW = 64
-VOCABULARY = 2048
-BASE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 1024,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "max_position_embeddings": 8192,
-    "eos_token_id": None,
-    "bos_token_id": None,
+PROMPTS = (512, 1024, 4096)
+TRIAL_PROMPT = 512
+WARM_UP_PROMPT = 1024
+LIMIT_SHARE = 0.8
+"""Of the machine's limit, that this engine is to reach."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How weights are held. weight_bits: of one weight in a layer, with its share of the scales."""
+
+    dtype: torch.dtype
+    weight_bits: float
+    peer: llama_cpp.Form
+
+
+FORMS = {
+    "f32": Form(torch.float32, 32, "f32"),
+    "bf16": Form(torch.bfloat16, 16, "f16"),
+    "f16": Form(torch.float16, 16, "f16"),
+    "int8": Form(torch.float32, 8, "q8_0"),
+    "int4": Form(torch.float32, 4.5, "q4_0"),
 }
-MODELS: dict[str, dict[str, Any]] = {
-    "16 experts, top 2, width 1024": {
-        "moe_intermediate_size": 1024, "num_experts": 16, "num_experts_per_tok": 2, "norm_topk_prob": True,
-    },
-    "dense, width 2048": {"intermediate_size": 2048},
-    "128 experts, top 8, width 384": {
-        "moe_intermediate_size": 384, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
-    },
-}  # fmt: skip
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+"""Forms of one peer stand next to each other: they race together."""
+
+Contender = Callable[[int], tuple[Timed, Timed]]
+"""Reads a prompt of so many tokens and writes N_NEW: the time to the first token, and the time of the others."""
+
+
+class LeftOutError(Exception):
+    """Why a contender takes no part."""
 
 
 @dataclass
 class Rates:
     """token/s of the turns that no neighbour disturbed; `disturbed` keeps the others."""
 
-    prefill: list[float] = field(default_factory=list)
-    decode: list[float] = field(default_factory=list)
-    disturbed_prefill: list[float] = field(default_factory=list)
-    disturbed_decode: list[float] = field(default_factory=list)
+    quiet: list[float] = field(default_factory=list)
+    disturbed: list[float] = field(default_factory=list)
+
+    def add(self, rate: float, is_quiet: bool) -> None:
+        (self.quiet if is_quiet else self.disturbed).append(rate)
+
+    def summary(self, n_turns: int) -> tuple[float, str]:
+        """Median of the quiet turns; of all turns, and the reader is told, where there were too few of them."""
+        if len(self.quiet) >= n_turns:
+            return statistics.median(self.quiet), _turns(len(self.quiet))
+        everything = self.quiet + self.disturbed
+        return statistics.median(everything), f"DISTURBED: {len(self.disturbed)} of {_turns(len(everything))}"
 
 
-@dataclass(frozen=True)
-class Timed:
-    seconds: float
-    is_quiet: bool
+def _turns(n: int) -> str:
+    return "1 turn" if n == 1 else f"{n} turns"
 
 
-Contender = Callable[[int], tuple[Timed, Timed]]
-"""Reads a prompt of so many tokens and writes N_NEW: the time to the first token, and the time of the others."""
+PHASES = ("prefill", "decode")
+Result = Mapping[str, Mapping[str, Rates]]
+"""By contender, then by phase."""
 
 
-def foreign_share(since: tuple[float, float], until: tuple[float, float]) -> float:
-    """CPU time of other processes, as a share of all cores' time between two `cpu_times`."""
-    busy_s, own_s = until[0] - since[0], until[1] - since[1]
-    return max(0.0, busy_s - own_s)
+# --- who takes part --------------------------------------------------------------------------------------------------
 
 
-def cpu_times() -> tuple[float, float]:
-    """Busy seconds of the machine, and of this process and its finished children."""
-    ticks = [int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").split("\n")[0].split()[1:9]]
-    own = os.times()
-    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK"), sum(own[:4])
-
-
-def timed(work: Callable[[], object]) -> Timed:
-    before, started_s = cpu_times(), time.perf_counter()
-    work()
-    seconds = time.perf_counter() - started_s
-    n_cores = os.cpu_count() or 1
-    # A tick of 10 ms is the resolution; it must not condemn a turn of 100 ms.
-    foreign_s = foreign_share(before, cpu_times()) - 0.02
-    return Timed(seconds, foreign_s <= MAX_FOREIGN_SHARE * seconds * n_cores)
-
-
-def ours(folder: Path, dtype: torch.dtype) -> Contender:
-    engine = ReferenceEngine(load_checkpoint(str(folder), dtype), DroplessParameters(), prefill_chunk=1024)
+def ours(folder: Path, form: str) -> Contender:
+    if form.startswith("int"):
+        raise LeftOutError(f"load_checkpoint does not quantise to {form}")
+    checkpoint = load_checkpoint(str(folder), FORMS[form].dtype)
+    engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=1024)
 
     def turn(n_prompt: int) -> tuple[Timed, Timed]:
         ids = tuple(torch.randint(1, VOCABULARY, (n_prompt,)).tolist())
         request = Request(request_id="r", sample_id="s", kind="generate", prompt_ids=ids, max_new_tokens=N_NEW)
-        edges: list[tuple[float, tuple[float, float]]] = []
-        engine.run(request, lambda event, at_s: edges.append((at_s, cpu_times())))
-        return _between(edges[0], edges[1]), _between(edges[1], edges[2])
+        edges: list[Instant] = []
+        engine.run(request, lambda event, at_s: edges.append(instant(at_s)))
+        return between(edges[0], edges[1]), between(edges[1], edges[2])
 
     return turn
 
 
-def _between(a: tuple[float, tuple[float, float]], b: tuple[float, tuple[float, float]]) -> Timed:
-    seconds = b[0] - a[0]
-    foreign_s = foreign_share(a[1], b[1]) - 0.02
-    return Timed(seconds, foreign_s <= MAX_FOREIGN_SHARE * seconds * (os.cpu_count() or 1))
+def transformers_contender(name: str, folder: Path) -> tuple[str, Contender]:
+    """Its name too: each phase runs the expert implementation that was fastest in a trial of that phase.
 
-
-def transformers_model(folder: Path, experts: str | None) -> Contender:
+    `batched_mm` copies the weights of each token's experts; on a CPU it is not tried.
+    """
     import transformers
 
-    keywords = {} if experts is None else {"experts_implementation": experts}
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **keywords).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if not is_sparse(name):
+        return "transformers", transformers_turn(model, None, None)
+    seconds = {}
+    for kind in ("grouped_mm", "eager"):
+        turn = transformers_turn(model, kind, kind)
+        turn(TRIAL_PROMPT)  # warm-up
+        seconds[kind] = [phase.seconds for phase in turn(TRIAL_PROMPT)]
+        print(f"transformers {kind}: {seconds[kind]} s for {TRIAL_PROMPT} + {N_NEW - 1} tokens", flush=True)
+    prefill, decode = (min(seconds, key=lambda kind: seconds[kind][phase]) for phase in range(len(PHASES)))
+    who = f"transformers {prefill}" if prefill == decode else f"transformers {prefill}, in decode {decode}"
+    return who, transformers_turn(model, prefill, decode)
 
+
+def transformers_turn(model: Any, prefill_experts: str | None, decode_experts: str | None) -> Contender:
     @torch.inference_mode()
     def turn(n_prompt: int) -> tuple[Timed, Timed]:
         last: Any = None
@@ -135,106 +153,18 @@ def transformers_model(folder: Path, experts: str | None) -> Contender:
             last, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
             int(last)
 
+        def decode() -> None:
+            for _ in range(N_NEW - 1):
+                step(last)
+
+        if prefill_experts is not None:
+            model.set_experts_implementation(prefill_experts)
         prefill = timed(lambda: step(torch.randint(1, VOCABULARY, (1, n_prompt))))
-        return prefill, timed(lambda: [step(last) for _ in range(N_NEW - 1)])
+        if decode_experts is not None:
+            model.set_experts_implementation(decode_experts)
+        return prefill, timed(decode)
 
     return turn
-
-
-def best_transformers(folder: Path, kinds: tuple[str | None, ...]) -> tuple[str, Contender]:
-    """The expert implementation that is fastest on one turn; the slower ones take no further part."""
-    seconds: dict[str | None, float] = {}
-    for kind in kinds if len(kinds) > 1 else ():
-        turn = transformers_model(folder, kind)
-        seconds[kind] = sum(phase.seconds for phase in turn(128))
-        print(f"transformers {kind}: {seconds[kind]:.1f} s for 128 + {N_NEW} tokens", flush=True)
-    best = min(seconds, key=seconds.__getitem__) if seconds else kinds[0]
-    return f"transformers {best or ''}".strip(), transformers_model(folder, best)
-
-
-def write_model(name: str, folder: Path) -> Any:
-    import transformers
-
-    torch.manual_seed(0)
-    if "experts" in name:
-        config: Any = transformers.Qwen3MoeConfig(**BASE, **MODELS[name])
-        model: Any = transformers.Qwen3MoeForCausalLM(config)
-    else:
-        config = transformers.Qwen3Config(**BASE, **MODELS[name])
-        model = transformers.Qwen3ForCausalLM(config)
-    model.save_pretrained(folder)
-    copy_tokenizer(folder)
-    return model
-
-
-def active_weights(name: str) -> int:
-    """Weights that one token meets in the layers' matrices; the head is met by the last token of a prompt only."""
-    hidden, model = BASE["hidden_size"], MODELS[name]
-    attention = hidden * BASE["head_dim"] * 2 * (BASE["num_attention_heads"] + BASE["num_key_value_heads"])
-    if "num_experts" not in model:
-        return int(BASE["num_hidden_layers"] * (attention + 3 * hidden * model["intermediate_size"]))
-    experts = model["num_experts_per_tok"] * 3 * hidden * model["moe_intermediate_size"]
-    return int(BASE["num_hidden_layers"] * (attention + experts + hidden * model["num_experts"]))
-
-
-class Limits:
-    """What this machine can do at most, measured in turn with the contenders."""
-
-    def __init__(self) -> None:
-        self._a, self._b = torch.randn(2048, 2048), torch.randn(2048, 2048)
-        self._long = torch.randn(64 << 20)
-        self.flop_per_s: list[float] = []
-        self.bytes_per_s: list[float] = []
-
-    def turn(self) -> None:
-        gemm = min(timed(lambda: self._a @ self._b).seconds for _ in range(4))
-        read = min(timed(self._long.sum).seconds for _ in range(4))
-        self.flop_per_s.append(2 * 2048**3 / gemm)
-        self.bytes_per_s.append(self._long.nbytes / read)
-
-
-def race(contenders: Mapping[str, Contender], limits: Limits, n_prompt: int) -> dict[str, Rates]:
-    """Turns until every contender has N_TURNS quiet ones of each phase, or MAX_TURNS are over."""
-    rates = {name: Rates() for name in contenders}
-    for turn in contenders.values():
-        turn(n_prompt)  # warm-up
-    for _ in range(MAX_TURNS):
-        limits.turn()
-        for name, turn in contenders.items():
-            prefill, decode = turn(n_prompt)
-            mine = rates[name]
-            (mine.prefill if prefill.is_quiet else mine.disturbed_prefill).append(n_prompt / prefill.seconds)
-            (mine.decode if decode.is_quiet else mine.disturbed_decode).append((N_NEW - 1) / decode.seconds)
-        if all(min(len(mine.prefill), len(mine.decode)) >= N_TURNS for mine in rates.values()):
-            break
-    return rates
-
-
-def summary(quiet: list[float], disturbed: list[float]) -> tuple[float, str]:
-    """Median of the quiet turns; of all turns, and the reader is told, where there were too few of them."""
-    if len(quiet) >= N_TURNS:
-        return statistics.median(quiet), f"{len(quiet)} turns"
-    return statistics.median(quiet + disturbed), f"DISTURBED: {len(disturbed)} of {len(quiet) + len(disturbed)} turns"
-
-
-def compared(name: str, folder: Path, prompts: list[int], llama: LlamaBench | None) -> list[Measurement]:
-    model = write_model(name, folder)
-    found = []
-    for form, dtype in DTYPES.items():
-        contenders = {"joulebench": ours(folder, dtype)}
-        if form == "f32":
-            who, contender = best_transformers(folder, ("grouped_mm", "eager") if "experts" in name else (None,))
-            contenders[who] = contender
-        if llama is not None and form != "bf16":
-            gguf = folder / f"{form}.gguf"
-            llama.write(model, gguf, half=form == "f16")
-            contenders["llama.cpp"] = llama_contender(llama, gguf)
-        for n_prompt in prompts:
-            limits = Limits()
-            rates = race(contenders, limits, n_prompt)
-            print(f"{name}, {form}, prompt {n_prompt}: {rates}", flush=True)
-            found += lines(f"{name}, {form}, prompt {n_prompt}", name, dtype, rates, limits, n_prompt)
-    return found
 
 
 def llama_contender(llama: LlamaBench, gguf: Path) -> Contender:
@@ -248,62 +178,171 @@ def llama_contender(llama: LlamaBench, gguf: Path) -> Contender:
     return turn
 
 
-def lines(
-    conditions: str, name: str, dtype: torch.dtype, rates: Mapping[str, Rates], limits: Limits, n_prompt: int
-) -> list[Measurement]:
-    found = []
-    for phase in ("prefill", "decode"):
-        sums = {who: summary(getattr(mine, phase), getattr(mine, f"disturbed_{phase}")) for who, mine in rates.items()}
-        our_rate, our_turns = sums["joulebench"]
-        if phase == "prefill":
-            limit = statistics.median(limits.flop_per_s) / (2 * active_weights(name))
-            what = f"large GEMM, {statistics.median(limits.flop_per_s) / 1e9:.0f} GFLOP/s"
+# --- the race --------------------------------------------------------------------------------------------------------
+
+
+def default_turns(n_prompt: int) -> int:
+    """A turn of a long prompt takes as long as several of a short one; the whole race is to end in half an hour."""
+    return 3 if n_prompt <= 512 else 2 if n_prompt <= 1024 else 1
+
+
+def race(contenders: Mapping[str, Contender], limits: Limits, n_prompt: int, n_turns: int) -> Result:
+    """Turns until every contender has n_turns quiet ones of each phase, or half as many more are over."""
+    rates = {name: {phase: Rates() for phase in PHASES} for name in contenders}
+    for name, turn in contenders.items():
+        if name != "llama.cpp":  # which warms up in every turn
+            turn(min(n_prompt, WARM_UP_PROMPT))
+    for _ in range(n_turns + (n_turns + 1) // 2):
+        limits.turn()
+        for name, turn in contenders.items():
+            prefill, decode = turn(n_prompt)
+            rates[name]["prefill"].add(n_prompt / prefill.seconds, prefill.is_quiet)
+            rates[name]["decode"].add((N_NEW - 1) / decode.seconds, decode.is_quiet)
+        if all(len(phase.quiet) >= n_turns for mine in rates.values() for phase in mine.values()):
+            break
+    return rates
+
+
+def compared(
+    name: str, folder: Path, forms: Sequence[str], prompts: Sequence[int], turns: int | None, llama: LlamaBench | str
+) -> Iterator[list[Measurement]]:
+    """The rows of one race after the other. llama: or why it takes no part."""
+    model = write_model(name, folder)
+    if isinstance(llama, LlamaBench):
+        for peer in {FORMS[form].peer for form in forms}:
+            llama_cpp.write_gguf(model, folder / f"{peer}.gguf", peer)
+    del model
+    for peer, group in groupby(forms, key=lambda form: FORMS[form].peer):
+        contenders: dict[str, Contender] = {}
+        together, left_out = [], []
+        for form in group:
+            try:
+                contenders[form] = ours(folder, form)
+                together.append(form)
+            except LeftOutError as reason:
+                print(f"{name}, {form}: left out, {reason}", flush=True)
+        if not together:
+            continue
+        if peer == "f32":
+            who, contender = transformers_contender(name, folder)
+            contenders[who] = contender
+        if isinstance(llama, LlamaBench):
+            contenders["llama.cpp"] = llama_contender(llama, folder / f"{peer}.gguf")
         else:
-            weights = active_weights(name) + VOCABULARY * BASE["hidden_size"]
-            limit = statistics.median(limits.bytes_per_s) / (weights * dtype.itemsize)
-            what = f"streaming read, {statistics.median(limits.bytes_per_s) / 1e9:.1f} GB/s"
-        for who, (rate, turns) in sums.items():
-            if who != "joulebench":
-                target = our_rate_target(who, phase, name) * rate
-                found.append(
-                    measured(f"{phase}", our_rate, "token/s", f"{conditions}; ours {our_turns}, peer {turns}",
-                             rate, who, target)
-                )  # fmt: skip
-        found.append(measured(phase, our_rate, "token/s", f"{conditions}; ours {our_turns}", limit, what, 0.8 * limit))
-    return found
+            left_out.append(f"llama.cpp left out: {llama}")
+        for n_prompt in prompts:
+            limits, n_turns = Limits(), turns or default_turns(n_prompt)
+            result = race(contenders, limits, n_prompt, n_turns)
+            print(f"{name}, {peer}, prompt {n_prompt}: {result}", flush=True)
+            yield [m for form in together for m in rows(name, form, n_prompt, result, limits, n_turns, left_out)]
 
 
-def our_rate_target(who: str, phase: str, name: str) -> float:
+# --- the rows --------------------------------------------------------------------------------------------------------
+
+
+def conditions(name: str, form: str, n_prompt: int) -> str:
+    return f"{name}, {form}, prompt {n_prompt}"
+
+
+def rows(
+    name: str, form: str, n_prompt: int, result: Result, limits: Limits, n_turns: int, left_out: Sequence[str]
+) -> Iterator[Measurement]:
+    """Of one form: each phase beside each peer, and beside the machine's limit."""
+    here = conditions(name, form, n_prompt)
+    for phase in PHASES:
+        our_rate, our_turns = result[form][phase].summary(n_turns)
+        for who, theirs in result.items():
+            if who in FORMS:
+                continue
+            rate, turns = theirs[phase].summary(n_turns)
+            peer_form = f" {FORMS[form].peer}" if who == "llama.cpp" else ""
+            yield measured(
+                phase, our_rate, "token/s", here, rate, who + peer_form, target_ratio(who, phase, name) * rate,
+                f"ours {our_turns}, peer {turns}",
+            )  # fmt: skip
+        limit, kind, how = limit_rate(name, form, n_prompt, phase, limits)
+        yield measured(
+            phase, our_rate, "token/s", here, limit, kind, LIMIT_SHARE * limit,
+            "; ".join([f"ours {our_turns}, limit {how}", *left_out]),
+        )  # fmt: skip
+
+
+def limit_rate(name: str, form: str, n_prompt: int, phase: str, limits: Limits) -> tuple[float, str, str]:
+    """token/s at the machine's limit, the kind of limit, and how it was found."""
+    if phase == "prefill":
+        gemm = limits.flop_per_s
+        rate = gemm.rate * n_prompt / prefill_flop(name, n_prompt)
+        return rate, "large GEMM", f"{gemm.rate / 1e9:.0f} GFLOP/s ({gemm.way})"
+    read = limits.bytes_per_s
+    rate = read.rate / decode_bytes(name, FORMS[form].weight_bits, n_prompt + N_NEW // 2)
+    return rate, "streaming read", f"{read.rate / 1e9:.1f} GB/s ({read.way})"
+
+
+def target_ratio(who: str, phase: str, name: str) -> float:
     """The ratio to a peer that this engine is to reach."""
     if who == "llama.cpp":
         return 1.0
-    if "experts" in name:
+    if is_sparse(name):
         return 2.0 if phase == "decode" else 1.15
     return 1.5 if phase == "decode" else 1.1
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=list(MODELS))
-    parser.add_argument("--prompts", nargs="+", type=int, default=[512, 1024], help="lengths, in tokens")
-    arguments = parser.parse_args()
-    llama, missing = find_llama_bench()
-    found = []
-    for name in arguments.models:
-        with tempfile.TemporaryDirectory() as folder:
-            found += compared(name, Path(folder), arguments.prompts, llama)
-        write_page("engine-speed", "How fast the reference engine is", found, remarks(arguments, missing))  # so far
+def place(m: Measurement) -> tuple[int, int, int]:
+    """Where a row stands on the page: by model, form and prompt."""
+    name, form, prompt = m.conditions.rsplit(", ", 2)
+    return list(MODELS).index(name), list(FORMS).index(form), int(prompt.removeprefix("prompt "))
 
 
-def remarks(arguments: argparse.Namespace, missing: str | None) -> str:
-    left_out = [name for name in MODELS if name not in arguments.models]
+def remarks(found: Sequence[Measurement]) -> str:
+    active = "; ".join(f"{name}: {active_weights(name) / 1e6:.1f} M" for name in MODELS)
     return (
         "Random weights, hidden 1024, 8 layers, 16 query and 8 key/value heads of 64, vocabulary 2048; batch 1, "
-        f"{torch.get_num_threads()} threads, {N_NEW} new tokens. Medians of {N_TURNS} turns or more, taken by all "
-        "contenders in turn. bf16 and f16 are how weights are stored; arithmetic is fp32. The limit of prefill leaves "
-        f"attention out; that of decode leaves the cache out. llama.cpp: {missing or 'llama-bench, -ub 1024'}. "
-        f"Prompts asked for: {arguments.prompts}. Models left out of this run: {'; '.join(left_out) or 'none'}."
+        f"{torch.get_num_threads()} threads, {N_NEW} new tokens. "
+        f"Weights that a token meets in the layers: {active}.\n\n"
+        "Medians of turns, taken by all contenders of a row in turn; a turn is disturbed when other processes took "
+        "more than a tenth of the machine. transformers computes in fp32, each phase with its fastest expert "
+        "implementation. bf16, f16, int8 (one scale a row) and int4 (groups of 32) are how our weights are "
+        "stored; arithmetic is fp32. llama.cpp: llama-bench -ub 1024, keys and values in f16; q8_0 and q4_0 files "
+        "with fp32 norms and routers, the head of a q4_0 file in q8_0. It multiplies q8_0 and q4_0 with activations "
+        "rounded to 8 bits.\n\n"
+        "The limit of prefill is the work of the matrices and of causal attention at the rate of the fastest large "
+        "GEMM; that of decode is the bytes of the active weights, the head, and keys and values of 16 bits, at the "
+        "rate of the fastest way to read memory once. int4 counts 4.5 bits a weight, a scale of 16 bits for 32.\n\n"
+        f"Not taken: {not_taken(found)}."
     )
+
+
+def not_taken(found: Sequence[Measurement]) -> str:
+    """The figures that the page still lacks."""
+    taken = {m.conditions for m in found}
+    lacking = []
+    for name in MODELS:
+        for form in FORMS:
+            prompts = [n for n in PROMPTS if conditions(name, form, n) not in taken]
+            if prompts:
+                lacking.append(f"{name}, {form}" + (f", prompt {prompts}" if len(prompts) < len(PROMPTS) else ""))
+    return "; ".join(lacking) or "none"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=list(MODELS), help="; ".join(MODELS))
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="how weights are held")
+    parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths, in tokens")
+    parser.add_argument("--turns", type=int, help="of each contender; by default 3, 2 beyond 512 tokens, 1 beyond 1024")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.models if name not in MODELS]
+    if unknown:
+        parser.error(f"no model {unknown[0]!r}; there are: {'; '.join(MODELS)}")
+    forms = [form for form in FORMS if form in arguments.forms]
+    bench, missing = find_llama_bench()
+    for name in arguments.models:
+        with tempfile.TemporaryDirectory() as folder:
+            for found in compared(
+                name, Path(folder), forms, arguments.prompts, arguments.turns, bench or str(missing)
+            ):  # each race is kept at once, should the next be interrupted
+                page = sorted(merged(read_json(PAGE), found), key=place)
+                write_page(PAGE, "How fast the reference engine is", page, remarks(page))
 
 
 if __name__ == "__main__":

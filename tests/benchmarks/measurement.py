@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,11 +23,14 @@ class Measurement(Record):
     ours: float
     unit: str
     conditions: str
+    """What was asked for: the same conditions measured again replace the figure."""
     peer: float | None = None
     peer_name: str | None = None
     ratio: float | None = None
     """ours / peer."""
     target: float | None = None
+    note: str | None = None
+    """How it went this time: turns, disturbances, what was left out and why."""
     machine: str
     date: str
     command: str
@@ -40,10 +44,10 @@ def measured(
     peer: float | None = None,
     peer_name: str | None = None,
     target: float | None = None,
+    note: str | None = None,
 ) -> Measurement:
     """A figure of this machine, now, by the command that is running."""
     environment = host_environment()
-    module = Path(sys.argv[0]).stem
     return Measurement(
         metric=metric,
         ours=ours,
@@ -53,36 +57,76 @@ def measured(
         peer_name=peer_name,
         ratio=ours / peer if peer else None,
         target=target,
+        note=note,
         machine=f"{environment.cpu_model}, {environment.n_threads} threads, {environment.os.split()[0]}",
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        command=f"python -m tests.benchmarks.{module}",
+        command=command_line(sys.argv),
     )
 
 
-def write_json(name: str, found: Sequence[Measurement]) -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
+def command_line(argv: Sequence[str]) -> str:
+    """What to type to run the benchmark of this argv again. `python -m` puts the module's file first in argv."""
+    return shlex.join(["python", "-m", f"tests.benchmarks.{Path(argv[0]).stem}", *argv[1:]])
+
+
+def merged(kept: Sequence[Measurement], found: Sequence[Measurement]) -> list[Measurement]:
+    """What was found, and of the figures before it those of other conditions.
+
+    All rows of a condition go together: a ratio is only honest between figures of one run.
+    """
+    again = {m.conditions for m in found}
+    return [*(m for m in kept if m.conditions not in again), *found]
+
+
+def read_json(name: str, folder: Path = FOLDER) -> list[Measurement]:
+    """The figures of the runs before; none where the page was never written."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        return []
+    return [Measurement.model_validate(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def write_json(name: str, found: Sequence[Measurement], folder: Path = FOLDER) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps([m.model_dump() for m in found], indent=1)
-    (FOLDER / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
-def write_page(name: str, title: str, found: Sequence[Measurement], remarks: str) -> None:
+def write_page(name: str, title: str, found: Sequence[Measurement], remarks: str, folder: Path = FOLDER) -> None:
     """The JSON, and the page made of nothing but it and the remarks."""
-    write_json(name, found)
-    lines = [
-        f"# {title}",
-        "",
-        remarks,
-        "",
-        "| metric | ours | peer | ratio | target | conditions |",
-        "|---|---|---|---|---|---|",
-    ]
+    write_json(name, found, folder)
+    (folder / f"{name}.md").write_text(page(title, found, remarks), encoding="utf-8")
+
+
+def page(title: str, found: Sequence[Measurement], remarks: str) -> str:
+    """Markdown. Where rows come from several runs, each row says which one made it."""
+    runs = list(dict.fromkeys(_provenance(m) for m in found))
+    header = ["metric", "ours", "peer", "ratio", "target", "conditions"]
+    if len(runs) > 1:
+        header.append("run")
+    lines = [f"# {title}", "", remarks, "", _row(header), "|" + "---|" * len(header)]
     for m in found:
-        peer = "" if m.peer is None else f"{format_number(m.peer)} {m.unit} ({m.peer_name})"
-        ratio = "" if m.ratio is None else format_number(m.ratio)
-        target = "" if m.target is None else f"{format_number(m.target)} {m.unit}"
-        lines.append(
-            f"| {m.metric} | {format_number(m.ours)} {m.unit} | {peer} | {ratio} | {target} | {m.conditions} |"
-        )
-    first = found[0]
-    lines += ["", f"{first.date}, {first.machine}. Made by `{first.command}`.", ""]
-    (FOLDER / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
+        cells = [
+            m.metric,
+            f"{format_number(m.ours)} {m.unit}",
+            "" if m.peer is None else f"{format_number(m.peer)} {m.unit} ({m.peer_name})",
+            "" if m.ratio is None else format_number(m.ratio),
+            "" if m.target is None else f"{format_number(m.target)} {m.unit}",
+            m.conditions if m.note is None else f"{m.conditions}; {m.note}",
+        ]
+        if len(runs) > 1:
+            cells.append(str(1 + runs.index(_provenance(m))))
+        lines.append(_row(cells))
+    if len(runs) == 1:
+        lines += ["", runs[0], ""]
+    else:
+        lines += ["", "Runs:", "", *(f"{number}. {run}" for number, run in enumerate(runs, 1)), ""]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _provenance(m: Measurement) -> str:
+    return f"{m.date}, {m.machine}. Made by `{m.command}`."
