@@ -17,6 +17,7 @@ from engines.errors import EngineError
 from engines.experts import widened_linear
 from engines.kernels import native
 from engines.norms import NormWeights
+from engines.quantised import Matrix
 from engines.rope import turn
 
 
@@ -24,10 +25,10 @@ from engines.rope import turn
 class AttentionWeights:
     """Projections as [out, in]; biases and norms where the architecture has them. sinks_N: see `AttentionConfig`."""
 
-    q_QH: Tensor
-    k_MH: Tensor
-    v_MH: Tensor
-    out_HQ: Tensor
+    q_QH: Matrix
+    k_MH: Matrix
+    v_MH: Matrix
+    out_HQ: Matrix
     q_bias_Q: Tensor | None
     k_bias_M: Tensor | None
     v_bias_M: Tensor | None
@@ -44,14 +45,14 @@ class LatentWeights:
     key_up_NDR, value_up_NVR: from the latent to each head's unturned key and its value.
     """
 
-    q_down_RH: Tensor | None
+    q_down_RH: Matrix | None
     q_norm: NormWeights | None
-    q_QR: Tensor
-    kv_down_RH: Tensor
+    q_QR: Matrix
+    kv_down_RH: Matrix
     kv_norm: NormWeights
     key_up_NDR: Tensor
     value_up_NVR: Tensor
-    out_HQ: Tensor
+    out_HQ: Matrix
 
 
 class KeyValueCache:
@@ -143,8 +144,15 @@ def attend(
     layer: int,
     chunk: Chunk,
     cache: KeyValueCache,
+    table: native.AttentionTable | None,
 ) -> Tensor:
-    """The attention block of one layer: writes the chunk's keys and values to the cache and returns its output."""
+    """The attention block of one layer: writes the chunk's keys and values to the cache and returns its output.
+
+    table: of `kernel_table`; None has torch compute.
+    """
+    if table is not None and native.serves(x_TH):
+        cos_TP, sin_TP = (chunk.cos_TP, chunk.sin_TP) if config.attention.rope_layers[layer] else (None, None)
+        return native.attend(x_TH, table, cos_TP, sin_TP, cache.keys[layer], cache.values[layer], chunk.position)
     view = chunk.views[config.attention.spans[layer]]
     if isinstance(weights, LatentWeights):
         latent = config.attention.latent
@@ -157,6 +165,38 @@ def attend(
     value_MSD = cache.values[layer][:, view.first : chunk.end]
     mixed_NTD = mix_values(query_NTD, key_MSD, value_MSD, view.mask_TS, config.attention, weights.sinks_N)
     return widened_linear(mixed_NTD.transpose(0, 1).flatten(1), weights.out_HQ, weights.out_bias_H)
+
+
+def kernel_table(
+    weights: AttentionWeights | LatentWeights, config: ModelConfig, layer: int
+) -> native.AttentionTable | None:
+    """The layer as the kernels compute it; None for what only some families have."""
+    attention, span = config.attention, config.attention.spans[layer]
+    is_plain = attention.clip is None and attention.softcap is None and attention.qk_norm in (None, "head")
+    is_tempered = attention.temperature is not None and not attention.rope_layers[layer]
+    if (
+        isinstance(weights, LatentWeights)
+        or not is_plain
+        or is_tempered
+        or (span is not None and span.kind != "sliding")
+    ):
+        return None
+    norms = None
+    if weights.q_norm is not None and weights.k_norm is not None:
+        norms = (weights.q_norm.weight, weights.k_norm.weight, weights.q_norm.eps)
+    return native.attention_table(
+        weights.q_QH,
+        weights.k_MH,
+        weights.v_MH,
+        weights.out_HQ,
+        (weights.q_bias_Q, weights.k_bias_M, weights.v_bias_M, weights.out_bias_H),
+        norms,
+        weights.sinks_N,
+        config.head_dim,
+        None if span is None else span.n_tokens,
+        attention.scale,
+        config.rope.pairs == "neighbours",
+    )
 
 
 def _project(
@@ -200,8 +240,6 @@ def mix_values(
 ) -> Tensor:
     """softmax(scale * q k) v by head; each key/value head serves N/M query heads in a row."""
     if sinks_N is None and config.softcap is None:
-        if mask_TS is None and native.can_attend(query_NTD, key_MSD, value_MSD):
-            return native.attend(query_NTD, key_MSD, value_MSD, config.scale)
         return F.scaled_dot_product_attention(
             query_NTD[None], key_MSD[None], value_MSD[None], attn_mask=mask_TS, scale=config.scale, enable_gqa=True
         )[0]

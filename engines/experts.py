@@ -1,11 +1,12 @@
 """The experts of one layer, and the torch reader of a dispatch plan.
 
-Legend: T tokens, H hidden, I expert width, J = 2I gate and up together, E experts, R rows of all expert calls.
+Legend: T tokens, H hidden, I expert width, E experts, R rows of all expert calls.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -14,56 +15,71 @@ from torch import Tensor
 from engines.architecture import SWIGLU, GatedUnit
 from engines.dispatch import DispatchPlan
 from engines.kernels import native
+from engines.quantised import Matrix
+
+
+@dataclass(frozen=True)
+class GatedWeights:
+    """One gated unit: an expert, a shared expert or a dense layer's feed-forward block.
+
+    Matrices as they are stored, which may be parts of a mapped file; biases where the architecture has them.
+    """
+
+    gate_IH: Matrix
+    up_IH: Matrix
+    down_HI: Matrix
+    gate_bias_I: Tensor | None = None
+    up_bias_I: Tensor | None = None
+    down_bias_H: Tensor | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        biases = (self.gate_bias_I, self.up_bias_I, self.down_bias_H)
+        parts = (self.gate_IH, self.up_IH, self.down_HI, *(bias for bias in biases if bias is not None))
+        return sum(part.nbytes for part in parts)
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Stacked gated experts. gate_up_EJH: rows 0..I-1 gate, I..2I-1 up; down_EHI.
+    """The routed experts of a layer.
 
     unit: how gate and up are joined. weights_input: the router's weight multiplies what goes into an expert and not
     what comes out of it.
     """
 
-    gate_up_EJH: Tensor
-    down_EHI: Tensor
-    gate_up_bias_EJ: Tensor | None = None
-    down_bias_EH: Tensor | None = None
+    experts: tuple[GatedWeights, ...]
     unit: GatedUnit = SWIGLU
     weights_input: bool = False
 
     @property
-    def n_experts(self) -> int:
-        return self.gate_up_EJH.shape[0]
-
-    @property
     def n_bytes_per_expert(self) -> int:
-        stacks = (self.gate_up_EJH, self.down_EHI, self.gate_up_bias_EJ, self.down_bias_EH)
-        return sum(stack[0].numel() * stack.element_size() for stack in stacks if stack is not None)
+        return self.experts[0].n_bytes
+
+    @cached_property
+    def table(self) -> native.ExpertTable | None:
+        """What the kernels read; None where they do not compute this kind."""
+        if self.unit != SWIGLU or self.weights_input or self.experts[0].gate_bias_I is not None:
+            return None
+        return native.expert_table([(one.gate_IH, one.up_IH, one.down_HI) for one in self.experts])
 
 
-def widened_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T in the dtype of x: weights may be stored narrower (bf16), arithmetic stays fp32.
+def widened_linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T in the dtype of x: weights may be stored narrower, arithmetic stays fp32.
 
     CPUs without AVX-512 multiply bf16 a hundred times slower than fp32, and one arithmetic everywhere keeps the
-    reference comparable. `to` copies nothing where the dtypes agree; a few rows are multiplied without widening the
-    matrix in memory.
+    reference comparable. The kernels widen weights on their way into registers; torch, where they do not serve, widens
+    the whole matrix in memory (`to` copies nothing where the dtypes agree).
     """
-    if x.dim() == 2 and x.shape[0] <= native.MAX_ROWS and native.serves(x, weight):
+    if x.dim() == 2 and native.serves(x) and native.reads(weight):
         return native.linear(x, weight, bias)
     return F.linear(x, weight.to(x.dtype), bias)
 
 
-def gated_ffn(
-    x: Tensor,
-    gate_up_JH: Tensor,
-    down_HI: Tensor,
-    unit: GatedUnit = SWIGLU,
-    gate_up_bias_J: Tensor | None = None,
-    down_bias_H: Tensor | None = None,
-) -> Tensor:
+def gated_ffn(x: Tensor, weights: GatedWeights, unit: GatedUnit = SWIGLU) -> Tensor:
     """down(unit(gate(x), up(x))) over any number of rows."""
-    gate, up = widened_linear(x, gate_up_JH, gate_up_bias_J).chunk(2, dim=-1)
-    return widened_linear(join(gate, up, unit), down_HI, down_bias_H)
+    gate = widened_linear(x, weights.gate_IH, weights.gate_bias_I)
+    up = widened_linear(x, weights.up_IH, weights.up_bias_I)
+    return widened_linear(join(gate, up, unit), weights.down_HI, weights.down_bias_H)
 
 
 def join(gate: Tensor, up: Tensor, unit: GatedUnit) -> Tensor:
@@ -81,12 +97,10 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
     Padding rows are gathered as zeros and go through their expert like any other row: that work is the price of a
     static shape, and leaving it out would make the technique look free. Their results are discarded.
     """
-    if _is_narrow(plan, hidden_TH, experts):
+    if plan.calls and experts.table is not None and native.serves(hidden_TH):
         called = [expert for call in plan.calls for expert in call.experts]
         rows = [n for call in plan.calls for n in call.rows_per_expert]
-        return native.mix(
-            hidden_TH, experts.gate_up_EJH, experts.down_EHI, called, rows, plan.token_R, plan.weight_R.contiguous()
-        )
+        return native.mix(hidden_TH, experts.table, called, rows, plan.token_R, plan.weight_R.contiguous())
     out_TH = torch.zeros_like(hidden_TH)
     if not plan.calls:
         return out_TH
@@ -98,7 +112,7 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
         row = call.first_row
         for expert, n_rows in zip(call.experts, call.rows_per_expert, strict=True):
             slice_RH = rows_RH[row : row + n_rows]
-            result_RH[row : row + n_rows] = _expert(slice_RH, experts, expert)
+            result_RH[row : row + n_rows] = gated_ffn(slice_RH, experts.experts[expert], experts.unit)
             row += n_rows
     if not experts.weights_input:
         result_RH *= plan.weight_R[:, None]
@@ -106,31 +120,6 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
         return out_TH.index_add_(0, plan.token_R, result_RH)
     valid_R = plan.token_R >= 0
     return out_TH.index_add_(0, plan.token_R[valid_R], result_RH[valid_R])
-
-
-def _is_narrow(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> bool:
-    """Whether each expert has a few rows only, as in decoding, and is of the kind that the kernel computes."""
-    return (
-        bool(plan.calls)
-        and not _has_padding(plan)
-        and max(n for call in plan.calls for n in call.rows_per_expert) <= native.MAX_ROWS
-        and experts.unit == SWIGLU
-        and not experts.weights_input
-        and experts.gate_up_bias_EJ is None
-        and native.serves(hidden_TH, experts.gate_up_EJH, experts.down_EHI)
-    )
-
-
-def _expert(x_RH: Tensor, experts: ExpertWeights, expert: int) -> Tensor:
-    gate_up_bias_EJ, down_bias_EH = experts.gate_up_bias_EJ, experts.down_bias_EH
-    return gated_ffn(
-        x_RH,
-        experts.gate_up_EJH[expert],
-        experts.down_EHI[expert],
-        experts.unit,
-        None if gate_up_bias_EJ is None else gate_up_bias_EJ[expert],
-        None if down_bias_EH is None else down_bias_EH[expert],
-    )
 
 
 def gather_rows(plan: DispatchPlan, hidden_TH: Tensor) -> Tensor:

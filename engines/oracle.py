@@ -3,7 +3,7 @@
 y_t = sum_k w_{t,k} down_e(silu(gate_e(x_t)) * up_e(x_t)) with e = id_{t,k}; families differ in biases, in the gated
 unit, and in whether w multiplies what goes into the expert or what comes out.
 
-Legend: T tokens, H hidden, I expert width, J = 2I gate and up together, K experts per token.
+Legend: T tokens, H hidden, I expert width, K experts per token.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def mix_experts(hidden_TH: Tensor, routing: Routing, experts: ExpertWeights) -> 
 
 
 def _one_expert(x_H: Tensor, experts: ExpertWeights, expert: int) -> Tensor:
-    inner_J = experts.gate_up_EJH[expert].to(x_H.dtype) @ x_H
-    if experts.gate_up_bias_EJ is not None:
-        inner_J = inner_J + experts.gate_up_bias_EJ[expert]
-    gate_I, up_I = inner_J.chunk(2)
+    one = experts.experts[expert]
+    gate_I, up_I = one.gate_IH.to(x_H.dtype) @ x_H, one.up_IH.to(x_H.dtype) @ x_H
+    if one.gate_bias_I is not None and one.up_bias_I is not None:
+        gate_I, up_I = gate_I + one.gate_bias_I, up_I + one.up_bias_I
     unit = experts.unit
     if unit.limit is not None:
         gate_I, up_I = torch.clip(gate_I, None, unit.limit), torch.clip(up_I, -unit.limit, unit.limit)
@@ -46,8 +46,8 @@ def _one_expert(x_H: Tensor, experts: ExpertWeights, expert: int) -> Tensor:
         inner_I = up_I * (gate_I / (1 + torch.exp(-gate_I)))
     else:
         inner_I = up_I * 0.5 * gate_I * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate_I + 0.044715 * gate_I**3)))
-    out_H = experts.down_EHI[expert].to(x_H.dtype) @ inner_I
-    return out_H if experts.down_bias_EH is None else out_H + experts.down_bias_EH[expert]
+    out_H = one.down_HI.to(x_H.dtype) @ inner_I
+    return out_H if one.down_bias_H is None else out_H + one.down_bias_H
 
 
 class OracleParameters(Record):

@@ -24,24 +24,29 @@ BLOCK = 64
 class QuantisedMatrix:
     """A matrix [..., N, K], or a stack of them. Indexing and `to` work as on a tensor.
 
-    int8: values [..., N, K], scales [..., N]. int4 (group set): values [..., N, K/8] int32, scales [..., N, K/group].
+    | kind | values | scales |
+    |---|---|---|
+    | int8 | int8 [..., N, K] | fp32 [..., N] |
+    | int4 | int32 [..., N, K/8] | fp32 [..., N, K/group] |
     """
 
     values: Tensor
     scales: Tensor
-    group: Int4Group | None
+    kind: Literal["int8", "int4", "fp8", "mxfp4"]
+    group: int | None = None
+    """Columns that share a scale; None: all of a row."""
 
     @property
     def shape(self) -> torch.Size:
-        columns = self.values.shape[-1] * (1 if self.group is None else 8)
+        columns = self.values.shape[-1] * (8 if self.values.dtype is torch.int32 else 1)
         return torch.Size((*self.values.shape[:-1], columns))
 
     @property
-    def n_bytes(self) -> int:
-        return sum(part.numel() * part.element_size() for part in (self.values, self.scales))
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
 
-    def __getitem__(self, index: int) -> QuantisedMatrix:
-        return QuantisedMatrix(self.values[index], self.scales[index], self.group)
+    def __getitem__(self, index: int | slice) -> QuantisedMatrix:
+        return QuantisedMatrix(self.values[index], self.scales[index], self.kind, self.group)
 
     def to(self, dtype: torch.dtype) -> Tensor:
         """The matrix that the stored one stands for."""
@@ -52,12 +57,16 @@ class QuantisedMatrix:
         return (grouped * self.scales[..., None]).flatten(-2).to(dtype)
 
 
+Matrix = Tensor | QuantisedMatrix
+"""A matrix as it is stored: `to` gives the one it stands for."""
+
+
 def quantise_int8(weight: Tensor) -> QuantisedMatrix:
     """Symmetric: the largest magnitude of a row becomes 127."""
     largest = weight.float().abs().amax(dim=-1)
     scales = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
     values = (weight.float() / scales[..., None]).round_().to(torch.int8)
-    return QuantisedMatrix(values, scales, None)
+    return QuantisedMatrix(values, scales, "int8")
 
 
 def quantise_int4(weight: Tensor, group: Int4Group) -> QuantisedMatrix:
@@ -71,7 +80,7 @@ def quantise_int4(weight: Tensor, group: Int4Group) -> QuantisedMatrix:
     largest = grouped.gather(-1, grouped.abs().argmax(dim=-1, keepdim=True)).squeeze(-1)
     scales = torch.where(largest != 0, largest / -8, torch.ones_like(largest))
     levels = (grouped / scales[..., None]).round_().clamp_(-8, 7).flatten(-2).to(torch.int8)
-    return QuantisedMatrix(pack_int4(levels), scales, group)
+    return QuantisedMatrix(pack_int4(levels), scales, "int4", group)
 
 
 def pack_int4(levels: Tensor) -> Tensor:

@@ -12,17 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.attention import Chunk, attend, view_of
+from engines.attention import Chunk, attend, kernel_table, view_of
 from engines.attention import KeyValueCache as KeyValueCache
 from engines.checkpoints import Checkpoint
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.experts import execute, gated_ffn, widened_linear
+from engines.experts import GatedWeights, execute, gated_ffn, widened_linear
 from engines.oracle import Oracle, mix_experts
 from engines.rope import rope_frequencies, rotation
 from engines.router import route
 from engines.techniques.base import ChunkPhase, Technique
-from engines.weights import DenseWeights, SparseWeights
+from engines.weights import SparseWeights
 
 
 class Transformer:
@@ -31,6 +31,10 @@ class Transformer:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.config = checkpoint.config
         self._weights = checkpoint.weights
+        self._tables = [
+            kernel_table(weights.attention, self.config, layer)
+            for layer, weights in enumerate(checkpoint.weights.layers)
+        ]
 
     def forward(
         self, tokens_T: Tensor, cache: KeyValueCache, technique: Technique, phase: ChunkPhase
@@ -40,7 +44,15 @@ class Transformer:
         hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).float() * self.config.embedding_scale
         plans: list[DispatchPlan | None] = []
         for layer, weights in enumerate(self._weights.layers):
-            attended_TH = attend(weights.attention_norm(hidden_TH), weights.attention, self.config, layer, chunk, cache)
+            attended_TH = attend(
+                weights.attention_norm(hidden_TH),
+                weights.attention,
+                self.config,
+                layer,
+                chunk,
+                cache,
+                self._tables[layer],
+            )
             # Saliency [S, 000 §3.2] is the attention block's own output, before the residual is added.
             saliency_T = torch.linalg.vector_norm(attended_TH, dim=-1) if technique.needs_saliency else None
             if weights.after_attention_norm is not None:
@@ -72,14 +84,14 @@ class Transformer:
     def _mlp(
         self,
         normed_TH: Tensor,
-        mlp: DenseWeights | SparseWeights,
+        mlp: GatedWeights | SparseWeights,
         layer: int,
         technique: Technique,
         phase: ChunkPhase,
         saliency_T: Tensor | None,
     ) -> tuple[Tensor, DispatchPlan | None]:
-        if isinstance(mlp, DenseWeights):
-            return self._dense(normed_TH, mlp), None
+        if isinstance(mlp, GatedWeights):
+            return gated_ffn(normed_TH, mlp, self.config.unit), None
         moe = self.config.moe
         assert moe is not None  # sparse weights are read only where the config has experts
         routing = route(normed_TH, mlp.router, moe.router)
@@ -90,10 +102,7 @@ class Transformer:
             mixed_TH = execute(plan, normed_TH, mlp.experts)
         if mlp.shared is None:
             return mixed_TH, plan
-        shared_TH = self._dense(normed_TH, mlp.shared)
+        shared_TH = gated_ffn(normed_TH, mlp.shared, self.config.unit)
         if mlp.shared_gate_1H is not None:
             shared_TH = shared_TH * torch.sigmoid(widened_linear(normed_TH, mlp.shared_gate_1H))
         return mixed_TH + shared_TH, plan
-
-    def _dense(self, x_TH: Tensor, weights: DenseWeights) -> Tensor:
-        return gated_ffn(x_TH, weights.gate_up, weights.down_HW, self.config.unit)

@@ -9,7 +9,7 @@ J = 2I, E experts, L vocabulary rows, R rank of a latent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from engines.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
 from engines.attention import AttentionWeights, LatentWeights
-from engines.experts import ExpertWeights
+from engines.experts import ExpertWeights, GatedWeights
 from engines.mxfp4 import BLOCK, unpack_mxfp4
 from engines.norms import NormWeights
+from engines.quantised import Matrix
 from engines.router import RouterWeights
 
 Shape = tuple[int, ...]
@@ -28,18 +29,10 @@ LATENT_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class DenseWeights:
-    """The gated unit of a dense layer or a shared expert. gate_up: rows 0..W-1 gate, W..2W-1 up."""
-
-    gate_up: Tensor
-    down_HW: Tensor
-
-
-@dataclass(frozen=True)
 class SparseWeights:
     router: RouterWeights
     experts: ExpertWeights
-    shared: DenseWeights | None
+    shared: GatedWeights | None
     shared_gate_1H: Tensor | None
 
 
@@ -51,7 +44,7 @@ class LayerWeights:
     attention: AttentionWeights | LatentWeights
     after_attention_norm: NormWeights | None
     mlp_norm: NormWeights
-    mlp: DenseWeights | SparseWeights
+    mlp: GatedWeights | SparseWeights
     after_mlp_norm: NormWeights | None
 
 
@@ -62,15 +55,13 @@ class ModelWeights:
     embedding_LH: Tensor
     layers: tuple[LayerWeights, ...]
     norm: NormWeights
-    head_LH: Tensor
+    head_LH: Matrix
     head_bias_L: Tensor | None
 
 
-def load_weights(
-    config: ModelConfig, read: Callable[[str, Shape], Tensor], dtype: torch.dtype, device: str = "cpu"
-) -> ModelWeights:
+def load_weights(config: ModelConfig, read: Callable[[str, Shape], Tensor], dtype: torch.dtype) -> ModelWeights:
     """read(name, shape) gives a tensor that has the shape. dtype: of matrices; vectors and routers are always fp32."""
-    return _Builder(config, read, dtype, device).model()
+    return _Builder(config, read, dtype).model()
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -81,19 +72,16 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes[name] = shape
         return torch.empty(shape, device="meta")
 
-    load_weights(config, note, torch.float32, device="meta")
+    load_weights(config, note, torch.float32)
     return shapes
 
 
 class _Builder:
-    def __init__(
-        self, config: ModelConfig, read: Callable[[str, Shape], Tensor], dtype: torch.dtype, device: str
-    ) -> None:
+    def __init__(self, config: ModelConfig, read: Callable[[str, Shape], Tensor], dtype: torch.dtype) -> None:
         self._config = config
         self._names: TensorNames = config.names
         self._read = read
         self._dtype = dtype
-        self._device = device
 
     def model(self) -> ModelWeights:
         config, root = self._config, self._names.root
@@ -218,14 +206,14 @@ class _Builder:
             out_HQ=self._projection(prefix + "o_proj.weight", hidden, n_heads * latent.value_dim),
         )
 
-    def _dense(self, prefix: str, width: int, fused: bool) -> DenseWeights:
+    def _dense(self, prefix: str, width: int, fused: bool) -> GatedWeights:
         hidden = self._config.hidden
         if fused:
-            gate_up = self._projection(prefix + "gate_up_proj.weight", 2 * width, hidden)
+            gate_IH, up_IH = self._projection(prefix + "gate_up_proj.weight", 2 * width, hidden).chunk(2)
         else:
-            halves = [self._projection(f"{prefix}{name}_proj.weight", width, hidden) for name in ("gate", "up")]
-            gate_up = torch.cat(halves)
-        return DenseWeights(gate_up, self._projection(prefix + "down_proj.weight", hidden, width))
+            gate_IH = self._projection(prefix + "gate_proj.weight", width, hidden)
+            up_IH = self._projection(prefix + "up_proj.weight", width, hidden)
+        return GatedWeights(gate_IH, up_IH, self._projection(prefix + "down_proj.weight", hidden, width))
 
     # --- experts -----------------------------------------------------------------------------------------------------
 
@@ -247,28 +235,40 @@ class _Builder:
         )
 
     def _experts(self, prefix: str, moe: MoeConfig) -> ExpertWeights:
-        hidden, width, n_experts = self._config.hidden, moe.expert_width, moe.n_experts
-        # Filled in place: a stack made from a list would hold all experts of the layer twice.
-        gate_up_EJH = torch.empty(n_experts, 2 * width, hidden, dtype=self._dtype, device=self._device)
-        down_EHI = torch.empty(n_experts, hidden, width, dtype=self._dtype, device=self._device)
-        gate_up_bias_EJ = down_bias_EH = None
-        if self._names.stacked_experts is None:
-            self._fill_single_experts(prefix, moe, gate_up_EJH, down_EHI)
-        else:
-            gate_up_EJH.copy_(self._gate_above_up(self._stacked(prefix + "gate_up_proj", moe, hidden, 2 * width)))
-            down_EHI.copy_(self._stacked(prefix + "down_proj", moe, width, hidden))
-        if moe.expert_bias:
-            gate_up_bias_EJ = self._gate_above_up(self._vector(prefix + "gate_up_proj_bias", n_experts, 2 * width))
-            down_bias_EH = self._vector(prefix + "down_proj_bias", n_experts, hidden)
-        return ExpertWeights(gate_up_EJH, down_EHI, gate_up_bias_EJ, down_bias_EH, moe.unit, moe.weights_input)
+        read = self._single_experts if self._names.stacked_experts is None else self._stacked_experts
+        return ExpertWeights(tuple(read(prefix, moe)), moe.unit, moe.weights_input)
 
-    def _fill_single_experts(self, prefix: str, moe: MoeConfig, gate_up_EJH: Tensor, down_EHI: Tensor) -> None:
+    def _single_experts(self, prefix: str, moe: MoeConfig) -> Iterator[GatedWeights]:
         hidden, width = self._config.hidden, moe.expert_width
         gate, up, down = self._names.experts
         for expert in range(moe.n_experts):
-            gate_up_EJH[expert, :width] = self._projection(f"{prefix}{expert}.{gate}.weight", width, hidden)
-            gate_up_EJH[expert, width:] = self._projection(f"{prefix}{expert}.{up}.weight", width, hidden)
-            down_EHI[expert] = self._projection(f"{prefix}{expert}.{down}.weight", hidden, width)
+            yield GatedWeights(
+                self._projection(f"{prefix}{expert}.{gate}.weight", width, hidden),
+                self._projection(f"{prefix}{expert}.{up}.weight", width, hidden),
+                self._projection(f"{prefix}{expert}.{down}.weight", hidden, width),
+            )
+
+    def _stacked_experts(self, prefix: str, moe: MoeConfig) -> Iterator[GatedWeights]:
+        hidden, width, n_experts = self._config.hidden, moe.expert_width, moe.n_experts
+        gate_up_EJH = self._stacked(prefix + "gate_up_proj", moe, hidden, 2 * width)
+        down_EHI = self._stacked(prefix + "down_proj", moe, width, hidden)
+        gate_up_bias_EJ = down_bias_EH = None
+        if moe.expert_bias:
+            gate_up_bias_EJ = self._vector(prefix + "gate_up_proj_bias", n_experts, 2 * width)
+            down_bias_EH = self._vector(prefix + "down_proj_bias", n_experts, hidden)
+        for expert in range(n_experts):
+            gate_IH, up_IH = self._gate_and_up(gate_up_EJH[expert])
+            gate_bias_I = up_bias_I = None
+            if gate_up_bias_EJ is not None:
+                gate_bias_I, up_bias_I = (bias.contiguous() for bias in self._gate_and_up(gate_up_bias_EJ[expert]))
+            yield GatedWeights(
+                gate_IH.to(self._dtype).contiguous(),
+                up_IH.to(self._dtype).contiguous(),
+                down_EHI[expert].to(self._dtype).contiguous(),
+                gate_bias_I,
+                up_bias_I,
+                None if down_bias_EH is None else down_bias_EH[expert],
+            )
 
     def _stacked(self, name: str, moe: MoeConfig, n_in: int, n_out: int) -> Tensor:
         """All experts of a layer as [E, out, in]; plain files hold [E, in, out], MXFP4 ones blocks along `in`."""
@@ -277,8 +277,9 @@ class _Builder:
         shape = (moe.n_experts, n_out, n_in // BLOCK)
         return unpack_mxfp4(self._read(name + "_blocks", (*shape, BLOCK // 2)), self._read(name + "_scales", shape))
 
-    def _gate_above_up(self, gate_up: Tensor) -> Tensor:
-        """Rows (dimension 1) in turns become gate rows above up rows."""
-        if self._names.stacked_experts != "interleaved":
-            return gate_up
-        return torch.cat([gate_up[:, 0::2], gate_up[:, 1::2]], dim=1)
+    def _gate_and_up(self, gate_up: Tensor) -> tuple[Tensor, Tensor]:
+        """An expert's gate rows and up rows, which lie in turns or in halves."""
+        if self._names.stacked_experts == "interleaved":
+            return gate_up[0::2], gate_up[1::2]
+        gate, up = gate_up.chunk(2)
+        return gate, up

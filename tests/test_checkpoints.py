@@ -38,14 +38,14 @@ def test_expected_tensors_are_those_transformers_writes(tmp_path: Path, kind: st
     assert tensor_shapes(inspect_checkpoint(str(tmp_path)).config) == written
 
 
-def test_experts_are_stacked_gate_above_up() -> None:
+def test_each_experts_gate_up_and_down_are_its_own() -> None:
     tensors = load_file(BUNDLED / "model.safetensors")
     mlp = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32).weights.layers[2].mlp
     assert isinstance(mlp, SparseWeights)
-    gate, up = mlp.experts.gate_up_EJH[5].chunk(2)
-    assert torch.equal(gate, tensors[GATE].float())
-    assert torch.equal(up, tensors[GATE.replace("gate", "up")].float())
-    assert torch.equal(mlp.experts.down_EHI[5], tensors[GATE.replace("gate", "down")].float())
+    expert = mlp.experts.experts[5]
+    for name, matrix in (("gate", expert.gate_IH), ("up", expert.up_IH), ("down", expert.down_HI)):
+        assert isinstance(matrix, torch.Tensor)
+        assert torch.equal(matrix, tensors[GATE.replace("gate", name)].float())
 
 
 def test_matrices_take_the_asked_dtype_and_vectors_stay_wide() -> None:
@@ -53,7 +53,10 @@ def test_matrices_take_the_asked_dtype_and_vectors_stay_wide() -> None:
     mlp, attention = weights.layers[0].mlp, weights.layers[0].attention
     assert isinstance(mlp, SparseWeights)
     assert isinstance(attention, AttentionWeights)
-    assert {weights.embedding_LH.dtype, mlp.experts.down_EHI.dtype, attention.q_QH.dtype} == {torch.bfloat16}
+    down_HI = mlp.experts.experts[3].down_HI
+    assert isinstance(down_HI, torch.Tensor)
+    assert isinstance(attention.q_QH, torch.Tensor)
+    assert {weights.embedding_LH.dtype, down_HI.dtype, attention.q_QH.dtype} == {torch.bfloat16}
     assert {weights.norm.weight.dtype, mlp.router.weight_EH.dtype} == {torch.float32}
 
 

@@ -7,33 +7,42 @@ import torch
 
 from engines.architecture import GatedUnit
 from engines.dispatch import DispatchPlan, ExpertCall, Routing
-from engines.experts import ExpertWeights, execute, gather_rows
+from engines.experts import ExpertWeights, GatedWeights, execute, gather_rows
 from engines.oracle import Oracle, mix_experts
 from engines.techniques.dropless import Dropless
 
 
-def random_experts(n_experts: int = 6, hidden: int = 16, width: int = 24) -> ExpertWeights:
+def stacks(n_experts: int = 6, hidden: int = 16, width: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    """gate_up_EJH, gate rows above up rows, and down_EHI."""
     generator = torch.Generator().manual_seed(11)
-    return ExpertWeights(
+    return (
         torch.randn(n_experts, 2 * width, hidden, generator=generator) / hidden**0.5,
         torch.randn(n_experts, hidden, width, generator=generator) / width**0.5,
     )
 
 
+def random_experts(n_experts: int = 6, hidden: int = 16, width: int = 24) -> ExpertWeights:
+    pairs = zip(*stacks(n_experts, hidden, width), strict=True)
+    return ExpertWeights(tuple(GatedWeights(*gate_up_JH.chunk(2), down_HI) for gate_up_JH, down_HI in pairs))
+
+
+def biases() -> tuple[torch.Tensor, torch.Tensor]:
+    """gate_up_bias_EJ and down_bias_EH."""
+    generator = torch.Generator().manual_seed(12)
+    return torch.randn(6, 48, generator=generator), torch.randn(6, 16, generator=generator)
+
+
 def unusual_experts(kind: str) -> ExpertWeights:
     """What families add: biases with GPT-OSS's unit, weights on the input (Llama 4), GELU."""
-    generator = torch.Generator().manual_seed(12)
     if kind == "input":
         return replace(random_experts(), weights_input=True)
     if kind == "gelu":
         return replace(random_experts(), unit=GatedUnit("gelu_tanh"))
-    biases = torch.randn(6, 48, generator=generator), torch.randn(6, 16, generator=generator)
-    return replace(
-        random_experts(),
-        gate_up_bias_EJ=biases[0],
-        down_bias_EH=biases[1],
-        unit=GatedUnit(alpha=1.702, limit=1.0),
+    biased = tuple(
+        replace(one, gate_bias_I=gate_up_J[:24], up_bias_I=gate_up_J[24:], down_bias_H=down_H)
+        for one, gate_up_J, down_H in zip(random_experts().experts, *biases(), strict=True)
     )
+    return ExpertWeights(biased, unit=GatedUnit(alpha=1.702, limit=1.0))
 
 
 def random_routing(n_tokens: int, top_k: int = 2, n_experts: int = 6) -> tuple[torch.Tensor, Routing]:
@@ -52,8 +61,8 @@ def test_oracle_agrees_with_transformers_experts() -> None:
     config._experts_implementation = "eager"
     theirs = Qwen3MoeExperts(config)
     with torch.no_grad():
-        theirs.gate_up_proj.copy_(experts.gate_up_EJH)
-        theirs.down_proj.copy_(experts.down_EHI)
+        theirs.gate_up_proj.copy_(stacks()[0])
+        theirs.down_proj.copy_(stacks()[1])
         expected = theirs(hidden, routing.expert_ids_TK, routing.weights_TK)
     torch.testing.assert_close(mix_experts(hidden, routing, experts), expected, atol=1e-5, rtol=1e-5)
 
@@ -87,14 +96,12 @@ def test_oracle_agrees_with_transformers_experts_that_have_biases_and_limits() -
     config = GptOssConfig(hidden_size=16, intermediate_size=24, num_local_experts=6, swiglu_limit=1.0)
     config._experts_implementation = "eager"
     theirs = GptOssExperts(config)
-    assert experts.gate_up_bias_EJ is not None
-    assert experts.down_bias_EH is not None
     in_turns = torch.arange(48).view(2, 24).T.flatten()
     with torch.no_grad():
-        theirs.gate_up_proj.copy_(experts.gate_up_EJH[:, in_turns].mT)
-        theirs.gate_up_proj_bias.copy_(experts.gate_up_bias_EJ[:, in_turns])
-        theirs.down_proj.copy_(experts.down_EHI.mT)
-        theirs.down_proj_bias.copy_(experts.down_bias_EH)
+        theirs.gate_up_proj.copy_(stacks()[0][:, in_turns].mT)
+        theirs.gate_up_proj_bias.copy_(biases()[0][:, in_turns])
+        theirs.down_proj.copy_(stacks()[1].mT)
+        theirs.down_proj_bias.copy_(biases()[1])
         expected = theirs(hidden, routing.expert_ids_TK, routing.weights_TK)
     torch.testing.assert_close(mix_experts(hidden, routing, experts), expected, atol=1e-5, rtol=1e-5)
 
@@ -153,6 +160,7 @@ def test_plan_without_calls_gives_zeros() -> None:
 
 def test_bytes_of_an_expert_count_gate_up_and_down_as_stored() -> None:
     experts = random_experts()
-    narrow = ExpertWeights(experts.gate_up_EJH.bfloat16(), experts.down_EHI.bfloat16())
+    one = experts.experts[0]
+    narrow = ExpertWeights((GatedWeights(*(m.to(torch.bfloat16) for m in (one.gate_IH, one.up_IH, one.down_HI))),))
     assert unusual_experts("biased").n_bytes_per_expert == (3 * 16 * 24 + 48 + 16) * 4
     assert (experts.n_bytes_per_expert, narrow.n_bytes_per_expert) == (3 * 16 * 24 * 4, 3 * 16 * 24 * 2)

@@ -13,13 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engines.architecture import RouterConfig
 from engines.dispatch import Routing
-from engines.experts import ExpertWeights
+from engines.experts import ExpertWeights, GatedWeights, execute
 from engines.kernels import compile as compiling
 from engines.kernels import native
-from engines.kernels.native import Matrix
 from engines.oracle import mix_experts
 from engines.quantised import quantise_int4, quantise_int8
+from engines.rope import turn
+from engines.router import RouterWeights, route
+from engines.techniques.dropless import Dropless
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: torch computes everything")
 
@@ -45,10 +48,12 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 @needs_compiler
 @stored
-@pytest.mark.parametrize("n_rows", range(1, 9))
+@pytest.mark.parametrize("n_rows", [*range(1, 10), 16, 17, 25, 150])
 def test_linear_is_the_product_with_the_widened_matrix(form: str, n_rows: int) -> None:
+    """A few rows, panels of sixteen and of eight, blocks of panels; 384 columns are widened in two goes."""
     x, weight, bias = random(n_rows, 384), STORED[form](random(130, 384, seed=5) / 384**0.5), random(130, seed=6)
-    assert native.serves(x, weight)
+    assert native.serves(x, bias)
+    assert native.reads(weight)
     expected = x.double() @ weight.to(torch.float32).double().T + bias
     assert relative_error(native.linear(x, weight, bias), expected) < 1e-6
     assert relative_error(native.linear(x, weight), expected - bias) < 1e-6
@@ -56,51 +61,143 @@ def test_linear_is_the_product_with_the_widened_matrix(form: str, n_rows: int) -
 
 @needs_compiler
 @pytest.mark.parametrize("form", ["fp32", "bf16", "fp16", "int8"])
-@pytest.mark.parametrize("width", [1, 7, 8, 15, 33, 100])
+@pytest.mark.parametrize("width", [1, 7, 8, 15, 33, 100, 300])
 def test_widths_that_fill_no_register_lose_no_column(form: str, width: int) -> None:
     weight = STORED[form](random(9, width, seed=5))
-    for n_rows in (1, 2, 8):
+    for n_rows in (1, 2, 8, 20):
         x = random(n_rows, width)
         expected = x.double() @ weight.to(torch.float32).double().T
         assert relative_error(native.linear(x, weight), expected) < 1e-6
 
 
+def experts_stored(form: str) -> tuple[ExpertWeights, ExpertWeights]:
+    """Five experts in a form, and as floats. Their 130 inner rows fill no tile."""
+    inner = 192 if form.startswith(("int4 g32", "int4 g64", "mxfp4")) else 256 if form == "int4 g128" else 130
+    stored = [
+        [STORED[form](m) for m in (random(inner, 256, seed=e) / 16, random(inner, 256, seed=10 + e) / 16)]
+        + [STORED[form](random(256, inner, seed=20 + e) / 11)]
+        for e in range(5)
+    ]
+    widened = [[matrix.to(torch.float32) for matrix in one] for one in stored]
+    return ExpertWeights(tuple(GatedWeights(*one) for one in stored)), ExpertWeights(
+        tuple(GatedWeights(*one) for one in widened)
+    )
+
+
 @needs_compiler
 @stored
 @pytest.mark.parametrize("n_threads", [1, 2])
-def test_sum_of_experts_is_the_oracles(form: str, n_threads: int) -> None:
-    """Three tokens, calls of unequal size, one expert not called; and the single token that decoding has."""
-    gate_up, down = random(5, 2 * 128, 256) / 16, random(5, 256, 128, seed=4) / 11
-    stacks: tuple[Matrix, Matrix] = (STORED[form](gate_up), STORED[form](down))
-    widened = ExpertWeights(*(stack.to(torch.float32) for stack in stacks))
+@pytest.mark.parametrize("n_tokens", [1, 3, 9, 200])
+def test_sum_of_experts_is_the_oracles(form: str, n_threads: int, n_tokens: int) -> None:
+    """The single token of decoding, calls of a few rows, and calls of many beside calls of a few."""
+    experts, widened = experts_stored(form)
+    assert experts.table is not None
+    hidden, weights = random(n_tokens, 256), random(n_tokens, 2, seed=8).abs()
+    ids = torch.stack([torch.arange(n_tokens) % 4, torch.where(torch.arange(n_tokens) % 20 > 0, 4, 2)], dim=1)
+    ids[ids[:, 0] == 2, 1] = 4
+    routing = Routing(ids, weights, 5)
+    plan = Dropless().plan(routing, 0, "prefill", None)
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:
-        hidden, ids, weights = random(3, 256), torch.tensor([[4, 0], [1, 4], [0, 4]]), random(3, 2, seed=8).abs()
-        found = native.mix(
-            hidden, *stacks, (0, 1, 4), (2, 1, 3), torch.tensor([0, 2, 1, 0, 1, 2]),
-            torch.stack([weights[0, 1], weights[2, 0], weights[1, 0], weights[0, 0], weights[1, 1], weights[2, 1]]),
-        )  # fmt: skip
-        assert relative_error(found, mix_experts(hidden, Routing(ids, weights, 5), widened).double()) < 2e-6
-        one = native.mix(hidden[:1], *stacks, (0, 4), (1, 1), torch.tensor([0, 0]), weights[0].flip(0).contiguous())
-        expected = mix_experts(hidden[:1], Routing(ids[:1], weights[:1], 5), widened)
-        assert relative_error(one, expected.double()) < 2e-6
+        found = execute(plan, hidden, experts)
     finally:
         torch.set_num_threads(before)
+    assert relative_error(found, mix_experts(hidden, routing, widened).double()) < 2e-6
 
 
 @needs_compiler
-@pytest.mark.parametrize("n_seen", [1, 3, 8, 300])
-@pytest.mark.parametrize("n_kv_heads", [1, 2, 6])
-def test_attention_of_one_token_is_torchs(n_seen: int, n_kv_heads: int) -> None:
-    """Keys and values are parts of a longer cache, as in decoding; scores reach far below the largest."""
-    query, cache = 9 * random(6, 1, 64), random(2, n_kv_heads, 400, 64, seed=5)
-    key, value = cache[0, :, 20 : 20 + n_seen], cache[1, :, 20 : 20 + n_seen]
-    assert native.can_attend(query, key, value)
-    expected = F.scaled_dot_product_attention(
-        query[None].double(), key[None].double(), value[None].double(), scale=0.3, enable_gqa=True
-    )[0]
-    assert relative_error(native.attend(query, key, value, 0.3), expected) < 2e-6
+@pytest.mark.parametrize("n_padding", [1, 30])
+def test_padding_rows_reach_no_token(n_padding: int) -> None:
+    experts, widened = experts_stored("fp32")
+    assert experts.table is not None
+    tokens, weights = torch.tensor([2, 0] + [-1] * n_padding), torch.tensor([0.5, 2.0] + [0.0] * n_padding)
+    hidden = random(3, 256)
+    found = native.mix(hidden, experts.table, (3,), (2 + n_padding,), tokens, weights)
+    routing = Routing(torch.full((3, 1), 3), torch.tensor([[2.0], [0.0], [0.5]]), 5)
+    assert relative_error(found, mix_experts(hidden, routing, widened).double()) < 2e-6
+    assert torch.equal(found[1], torch.zeros(256))
+
+
+def attention_by_definition(
+    x: Tensor,
+    matrices: list[Tensor],
+    biases: list[Tensor],
+    norms: list[Tensor] | None,
+    sinks: Tensor | None,
+    window: int | None,
+    past: tuple[Tensor, Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    neighbours: bool,
+) -> tuple[Tensor, Tensor]:
+    """In double, one step after the other: the output, and the keys of the new tokens [M, T, D]."""
+    n_new, n_past = len(x), past[0].shape[1]
+    query, key, value = (
+        (x.double() @ m.double().T + b).view(n_new, -1, 16).transpose(0, 1)
+        for m, b in zip(matrices[:3], biases[:3], strict=True)
+    )
+    if norms is not None:
+        query, key = (F.rms_norm(h, (16,), w.double(), 1e-3) for h, w in zip((query, key), norms, strict=True))
+    query, key = (turn(h, cos.double(), sin.double(), "neighbours" if neighbours else "halves") for h in (query, key))
+    keys, values = (torch.cat([old.double(), new], dim=1) for old, new in zip(past, (key, value), strict=True))
+    score = 0.3 * query @ keys.repeat_interleave(3, 0).mT
+    place, seen = torch.arange(n_past, n_past + n_new)[:, None], torch.arange(n_past + n_new)
+    score = score.masked_fill(seen > place, -torch.inf)
+    if window is not None:
+        score = score.masked_fill(seen <= place - window, -torch.inf)
+    if sinks is not None:
+        score = torch.cat([score, sinks.double()[:, None, None].expand(-1, n_new, 1)], dim=-1)
+    share = score.softmax(dim=-1)[..., : n_past + n_new]
+    mixed = (share @ values.repeat_interleave(3, 0)).transpose(0, 1).flatten(1)
+    return mixed @ matrices[3].double().T + biases[3], key
+
+
+@needs_compiler
+@pytest.mark.parametrize("n_new", [1, 2, 16, 23, 230])
+@pytest.mark.parametrize("n_past", [0, 5, 130])
+@pytest.mark.parametrize(
+    ("norm", "sink", "window", "neighbours"),
+    [(False, False, None, False), (True, False, None, True), (False, True, 7, False), (True, True, 100, False)],
+)
+def test_attention_block_is_its_definition(
+    n_new: int, n_past: int, norm: bool, sink: bool, window: int | None, neighbours: bool
+) -> None:
+    """Six heads that share two key/value heads; half of each head's features are turned; scores reach far down."""
+    x, past = random(n_new, 40), (random(2, n_past, 16, seed=1), random(2, n_past, 16, seed=2))
+    matrices = [random(*shape, seed=n) / 3 for n, shape in enumerate([(96, 40), (32, 40), (32, 40), (40, 96)])]
+    biases = [random(n, seed=n + place) for place, n in enumerate((96, 32, 32, 40))]
+    norms = [4 * random(16, seed=7), random(16, seed=8)] if norm else None
+    sinks = random(6, seed=4) if sink else None
+    cos, sin = random(n_new, 4, seed=5), random(n_new, 4, seed=6)
+    table = native.attention_table(
+        *matrices, (biases[0], biases[1], biases[2], biases[3]), (norms[0], norms[1], 1e-3) if norms else None, sinks,
+        16, window, 0.3, neighbours,
+    )  # fmt: skip
+    assert table is not None
+    keys, values = torch.full((2, 2, n_past + n_new + 3, 16), float("nan")).unbind()
+    keys[:, :n_past], values[:, :n_past] = past
+    expected, new_keys = attention_by_definition(x, matrices, biases, norms, sinks, window, past, cos, sin, neighbours)
+    found = native.attend(x, table, cos, sin, keys, values, n_past)
+    assert relative_error(found, expected) < 3e-6
+    assert relative_error(keys[:, n_past : n_past + n_new], new_keys) < 1e-6
+    assert keys[:, n_past + n_new :].isnan().all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("of_chosen", [False, True])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_route_of_a_few_tokens_is_that_of_many(of_chosen: bool, normalise: bool) -> None:
+    """Many tokens go through torch; two experts whose scores are the same are among the best."""
+    hidden, weight, bias = random(40, 64), random(12, 64, seed=5) / 4, random(12, seed=6)
+    weight[7], bias[7] = weight[3], bias[3]
+    hidden += weight[3]
+    config = RouterConfig("softmax of chosen" if of_chosen else "softmax", 3, normalise, scale=1.5)
+    many = route(hidden, RouterWeights(weight, bias), config)
+    few = [route(row[None], RouterWeights(weight, bias), config) for row in hidden]
+    assert torch.equal(torch.cat([one.expert_ids_TK for one in few]), many.expert_ids_TK)
+    torch.testing.assert_close(torch.cat([one.weights_TK for one in few]), many.weights_TK)
+    assert (many.expert_ids_TK == 7).any()
 
 
 @needs_compiler
@@ -152,10 +249,10 @@ def test_not_a_number_reaches_the_result() -> None:
 @needs_compiler
 def test_layouts_that_the_kernels_do_not_read_are_left_to_torch() -> None:
     x = random(2, 64)
-    assert not native.serves(x.double(), random(4, 64))
-    assert not native.serves(random(64, 2).T, random(4, 64))
-    assert not native.serves(x, random(64, 4).T)
-    assert not native.serves(x, torch.ones(4, 64, dtype=torch.float64))
+    assert not native.serves(x.double())
+    assert not native.serves(random(64, 2).T)
+    assert not native.reads(random(64, 4).T)
+    assert not native.reads(torch.ones(4, 64, dtype=torch.float64))
 
 
 @needs_compiler
@@ -176,10 +273,10 @@ def test_machine_without_compiler_is_told_what_to_install(tmp_path: Path, monkey
 
 def test_compiler_that_fails_is_named_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "c++"
-    compiler.write_text("#!/bin/sh\necho 'narrow.cpp:1: error: too old' >&2\nexit 1\n")
+    compiler.write_text("#!/bin/sh\necho 'kernels.cpp:1: error: too old' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(compiling.CompileError, match=r"c\+\+ failed on narrow.cpp: narrow.cpp:1: error: too old"):
+    with pytest.raises(compiling.CompileError, match=r"c\+\+ failed on kernels.cpp: kernels.cpp:1: error: too old"):
         compiling.build(tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -220,8 +317,8 @@ def test_matrix_of_zeros_stays_one() -> None:
 
 def test_bytes_are_those_of_the_format() -> None:
     weight = random(4, 16, 256)
-    assert quantise_int8(weight).n_bytes == 4 * 16 * (256 + 4)
-    assert quantise_int4(weight, 32).n_bytes == 4 * 16 * (256 // 2 + 4 * 8)
+    assert quantise_int8(weight).nbytes == 4 * 16 * (256 + 4)
+    assert quantise_int4(weight, 32).nbytes == 4 * 16 * (256 // 2 + 4 * 8)
 
 
 def test_expert_of_a_quantised_stack_is_that_expert() -> None:

@@ -1,7 +1,6 @@
-// What decoding does between its products, for one query token: norms and attention over the cache. torch spends 20 to
-// 100 microseconds on each of these, most of it on getting there.
+// Attention over the cache. torch spends 20 to 100 microseconds on the way to each operation on one token.
 //
-// Legend: N query heads, M key/value heads, G = N / M, S positions seen, D features of a head.
+// Legend: T query tokens, N query heads, M key/value heads, G = N / M, S positions seen, D features of a head.
 
 #pragma once
 
@@ -10,49 +9,36 @@
 
 #include "pool.h"
 #include "vectors.h"
+#include "wide.h"
 
-// x / sqrt(mean(x^2) + eps) * weight, row by row.
-inline void rms_norm(const float* x, int64_t n_rows, int64_t width, const float* weight, float eps, float* out) {
-  for (int64_t r = 0; r < n_rows; r++, x += width, out += width) {
-    f8 squares = {};
-    float rest = 0;
-    int64_t c = 0;
-    for (; c + 8 <= width; c += 8) squares += load<f8>(x + c) * load<f8>(x + c);
-    for (int64_t k = c; k < width; k++) rest += x[k] * x[k];
-    const float scale = 1.0f / std::sqrt((sum(squares) + rest) / float(width) + eps);
-    for (int64_t k = 0; k < width; k++) out[k] = x[k] * scale * weight[k];
-  }
-}
+// What queries may look at: position p sees positions max(0, p - window + 1) .. p, all of the past where window is 0.
+// sinks[head], if any, is a score that takes part in the softmax and carries no value.
+struct Attention {
+  const float* keys;  // [M, S, D], `head_stride` floats between heads; values alike
+  const float* values;
+  int64_t head_stride, n_heads, n_kv_heads, dim, window;
+  float scale;
+  const float* sinks;
 
-// e^x for x <= 0, to 2e-7: 2^k times a polynomial in the rest, |rest| <= ln 2 / 2 (Cephes' expf).
-inline f8 exp_below_one(f8 x) {
-  x = x < -87.0f ? f8{} - 87.0f : x;
-  const f8 shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to whole numbers
-  const f8 k = shifted - 12582912.0f;
-  const f8 r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
-  f8 p = f8{} + 1.9875691500e-4f;
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f}) p = p * r + c;
-  const f8 value = p * r * r + r + 1.0f;
-  return value * (f8)((__builtin_convertvector(k, w8) + 127) << 23);
-}
+  int64_t first_seen(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
+};
 
-// out[N, D] = softmax(scale * q k^T) v; keys and values are [M, S, D] with `head_stride` floats between heads. D is a
-// multiple of 8.
-inline void attend(const float* query_ND, const float* keys, const float* values, int64_t head_stride, int64_t n_heads,
-                   int64_t n_kv_heads, int64_t n_seen, int64_t dim, float scale, float* out_ND, int n_threads) {
-  const int64_t per_kv = n_heads / n_kv_heads;
-  in_chunks(n_heads, per_kv, n_threads, [&](int64_t begin, int64_t end) {
+// out[N, D] for one token at `position`. D is a multiple of 8.
+inline void attend_one(const Attention& a, const float* query_ND, int64_t position, float* out_ND, int n_threads) {
+  const int64_t per_kv = a.n_heads / a.n_kv_heads, dim = a.dim;
+  const int64_t first = a.first_seen(position), n_seen = position + 1 - first;
+  in_chunks(a.n_heads, per_kv, n_threads, [&](int64_t begin, int64_t end) {
     thread_local std::vector<float> buffer;
-    if ((int64_t)buffer.size() < n_seen + 8) buffer.resize(n_seen + 8);
-    float* score_S = buffer.data();
+    float* score_S = scratch(buffer, n_seen + 8);
     for (int64_t head = begin; head < end; head++) {
       const float* query = query_ND + head * dim;
-      const float* key = keys + head / per_kv * head_stride;
-      float largest = -INFINITY;
+      const int64_t start = head / per_kv * a.head_stride + first * dim;
+      const float* key = a.keys + start;
+      float largest = a.sinks ? a.sinks[head] : -INFINITY;
       for (int64_t s = 0; s < n_seen; s++, key += dim) {
         f8 total = {};
         for (int64_t d = 0; d < dim; d += 8) total += load<f8>(query + d) * load<f8>(key + d);
-        score_S[s] = scale * sum(total);
+        score_S[s] = a.scale * sum(total);
         largest = std::max(largest, score_S[s]);
       }
       for (int64_t s = n_seen; s < n_seen + 8; s++) score_S[s] = -INFINITY;
@@ -60,21 +46,98 @@ inline void attend(const float* query_ND, const float* keys, const float* values
       for (int64_t s = 0; s < n_seen; s += 8) {
         f8 share = exp_below_one(load<f8>(score_S + s) - largest);
         for (int64_t i = n_seen - s; i < 8; i++) share[i] = 0;
-        std::memcpy(score_S + s, &share, sizeof share);
+        store(score_S + s, share);
         totals += share;
       }
-      const float inverse = 1.0f / sum(totals);
+      const float inverse = 1.0f / (sum(totals) + (a.sinks ? std::exp(a.sinks[head] - largest) : 0.0f));
       float* out = out_ND + head * dim;
       for (int64_t d = 0; d < dim; d += 8) {
-        const float* value = values + head / per_kv * head_stride + d;
+        const float* value = a.values + start + d;
         f8 sums[4] = {};
         int64_t s = 0;
         for (; s + 4 <= n_seen; s += 4)
           for (int u = 0; u < 4; u++) sums[u] += load<f8>(value + (s + u) * dim) * score_S[s + u];
         for (; s < n_seen; s++) sums[0] += load<f8>(value + s * dim) * score_S[s];
-        const f8 mixed = ((sums[0] + sums[1]) + (sums[2] + sums[3])) * inverse;
-        std::memcpy(out + d, &mixed, sizeof mixed);
+        store(out + d, ((sums[0] + sums[1]) + (sums[2] + sums[3])) * inverse);
       }
+    }
+  });
+}
+
+// Queries are lanes, sixteen at a time, and keys, then values, are what is broadcast; the softmax is kept up to date
+// from one block of keys to the next (Milakov and Gimelshein 2018).
+constexpr int64_t kKeys = 96;
+
+inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ, int64_t query_stride, int64_t position,
+                         int64_t n, float* out_TQ) {
+  const int64_t dim = a.dim;
+  thread_local std::vector<float> buffer;
+  float* packed = scratch(buffer, 2 * dim * kPanel + kKeys * kPanel);  // [D][16]
+  float *mixed = packed + dim * kPanel, *score = mixed + dim * kPanel;  // [D][16], [keys][16]
+  for (int64_t i = 0; i < kPanel; i++)
+    for (int64_t d = 0; d < dim; d++) packed[d * kPanel + i] = i < n ? a.scale * query_TQ[i * query_stride + d] : 0.0f;
+  std::memset(mixed, 0, dim * kPanel * sizeof(float));
+
+  const w8 lane[2] = {{0, 1, 2, 3, 4, 5, 6, 7}, {8, 9, 10, 11, 12, 13, 14, 15}};
+  const float sink = a.sinks ? a.sinks[head] : -INFINITY;
+  f8 largest[2] = {f8{} + sink, f8{} + sink}, total[2] = {};
+  if (a.sinks) total[0] = total[1] = f8{} + 1.0f;
+  const int64_t base = head / (a.n_heads / a.n_kv_heads) * a.head_stride, end = position + n;
+  for (int64_t first = a.first_seen(position); first < end; first += kKeys) {
+    const int64_t n_keys = std::min(kKeys, end - first);
+    const float *key = a.keys + base + first * dim, *value = a.values + base + first * dim;
+    std::memset(score, 0, n_keys * kPanel * sizeof(float));
+    int64_t s = 0;
+    for (; s + 6 <= n_keys; s += 6) multiply<6, 2>(key + s * dim, dim, 1, packed, dim, score + s * kPanel, kPanel);
+    for (; s < n_keys; s++) multiply<1, 2>(key + s * dim, dim, 1, packed, dim, score + s * kPanel, kPanel);
+    // Only the first and the last blocks hold keys that some of the queries do not see.
+    const bool is_masked = first + n_keys > position + 1 || (a.window && first < a.first_seen(end - 1));
+    for (int half = 0; half < 2; half++) {
+      if (is_masked)
+        for (s = 0; s < n_keys; s++) {
+          const w8 query = lane[half] + int32_t(position), seen = w8{} + int32_t(first + s);
+          w8 hidden = seen > query;
+          if (a.window) hidden |= seen <= query - int32_t(a.window);
+          float* at = score + s * kPanel + 8 * half;
+          store(at, hidden ? f8{} - INFINITY : load<f8>(at));
+        }
+      f8 most = largest[half];
+      for (s = 0; s < n_keys; s++) {
+        const f8 one = load<f8>(score + s * kPanel + 8 * half);
+        most = most > one ? most : one;
+      }
+      const f8 base_of = most == -INFINITY ? f8{} : most;  // no key seen yet: every share is e^-inf = 0
+      const f8 shrink = exp_below_one(largest[half] - base_of);
+      f8 sums = total[half] * (largest[half] == -INFINITY ? f8{} : shrink);
+      for (s = 0; s < n_keys; s++) {
+        float* at = score + s * kPanel + 8 * half;
+        const f8 one = load<f8>(at);
+        const f8 share = one == -INFINITY ? f8{} : exp_below_one(one - base_of);
+        store(at, share);
+        sums += share;
+      }
+      for (int64_t d = 0; d < dim; d++) store(mixed + d * kPanel + 8 * half, load<f8>(mixed + d * kPanel + 8 * half) * shrink);
+      total[half] = sums, largest[half] = most;
+    }
+    for (int64_t d = 0; d < dim; d += 4)
+      multiply<4, 2>(value + d, 1, dim, score, n_keys, mixed + d * kPanel, kPanel);
+  }
+  for (int64_t i = 0; i < n; i++) {
+    const float inverse = 1.0f / (i < 8 ? total[0][i] : total[1][i - 8]);
+    for (int64_t d = 0; d < dim; d++) out_TQ[i * query_stride + d] = mixed[d * kPanel + i] * inverse;
+  }
+}
+
+// out[T, N D] for n_tokens from `position` on, whose keys and values are in the cache already.
+inline void attend_many(const Attention& a, const float* query_TQ, int64_t position, int64_t n_tokens, float* out_TQ,
+                        int n_threads) {
+  const int64_t panels = n_panels(n_tokens), stride = a.n_heads * a.dim;
+  // Late panels see more keys: chunks of one, the dearest first.
+  in_chunks(a.n_heads * panels, 1, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; unit++) {
+      const int64_t panel = panels - 1 - unit / a.n_heads, head = unit % a.n_heads, t = panel * kPanel;
+      attend_panel(a, head, query_TQ + t * stride + head * a.dim, stride, position + t,
+                   std::min<int64_t>(kPanel, n_tokens - t), out_TQ + t * stride + head * a.dim);
     }
   });
 }

@@ -15,8 +15,10 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("narrow.cpp")
-HEADERS = tuple(Path(__file__).with_name(name) for name in ("attention.h", "pool.h", "vectors.h"))
+SOURCE = Path(__file__).with_name("kernels.cpp")
+HEADERS = tuple(
+    SOURCE.with_name(name) for name in ("attention.h", "matrix.h", "narrow.h", "pool.h", "vectors.h", "wide.h")
+)
 # No -ffast-math: sums must not lose NaN or infinity.
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-shared", "-fPIC")
 TIMEOUT_S = 120
@@ -32,7 +34,7 @@ def library() -> ctypes.CDLL | None:
     try:
         return load(build(cache_folder()))
     except CompileError as error:
-        logger.warning("decoding runs on torch alone, several times slower with narrow weights: %s", error)
+        logger.warning("the engine runs on torch alone, several times slower with narrow weights: %s", error)
         return None
 
 
@@ -47,7 +49,7 @@ def build(folder: Path) -> Path:
         raise CompileError("no C++ compiler found; install g++ (Debian: apt install g++)")
     source = "".join(path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS))
     key = hashlib.sha256(f"{source} {FLAGS} {compiler} {_processor()}".encode()).hexdigest()
-    target = folder / f"narrow-{key[:16]}.so"
+    target = folder / f"kernels-{key[:16]}.so"
     if target.is_file():
         return target
     try:
@@ -85,21 +87,17 @@ def load(path: Path) -> ctypes.CDLL:
     except OSError as error:
         raise CompileError(f"{path} does not load ({error}); delete it to build it anew") from error
     pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-    kernels.joulebench_linear.argtypes = [
-        *(pointer, pointer, i32, i32, i64, i64),
-        *(pointer, i32, pointer, pointer, i32),
-    ]
-    kernels.joulebench_experts.argtypes = [
-        *(pointer, pointer, pointer, pointer, i32, i32, i64, i64),
-        *(i64, pointer, pointer, pointer, pointer, pointer, i64, pointer, i32),
-    ]
-    kernels.joulebench_rms_norm.argtypes = [pointer, i64, i64, pointer, ctypes.c_float, pointer]
-    kernels.joulebench_attend.argtypes = [
-        *(pointer, pointer, pointer, i64),
-        *(i64, i64, i64, i64, ctypes.c_float, pointer, i32),
-    ]
-    for name in ("linear", "experts", "rms_norm", "attend"):
-        getattr(kernels, f"joulebench_{name}").restype = None
+    f32 = ctypes.c_float
+    arguments = {
+        "linear": [pointer, pointer, i64, pointer, pointer, i32],
+        "experts": [pointer, i64, pointer, pointer, pointer, pointer, pointer, i64, pointer, i32],
+        "rms_norm": [pointer, i64, i64, pointer, f32, pointer, i32],
+        "attention": [pointer, pointer, i64, pointer, pointer, i64, pointer, pointer, i64, i64, pointer, i32],
+        "route": [pointer, i64, i64, pointer, pointer, i64, i64, i32, i32, f32, pointer, pointer],
+    }
+    for name, types in arguments.items():
+        function = getattr(kernels, f"joulebench_{name}")
+        function.argtypes, function.restype = types, None
     return kernels
 
 

@@ -1,105 +1,138 @@
-"""The kernels of `narrow.cpp` on torch tensors: products of one to eight rows with a matrix as wide as it is stored.
+"""The kernels of `kernels.cpp` on torch tensors: what a layer computes, with weights as wide as they are stored.
 
-Where `serves` says no (another device, more rows, an odd layout, no compiler) the caller computes with torch.
+Where `serves` says no (another device, an odd layout, no compiler) the caller computes with torch.
 
-Legend: T tokens, H hidden, N outputs, E experts, J = 2I gate and up together, I expert width, R rows of all calls,
-C expert calls.
+Legend: T tokens, H hidden, N outputs, E experts, K experts per token, R rows of all calls, C expert calls; in attention
+N query heads, M key/value heads, S positions of the cache, D features of a head, P pairs of turned features.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engines.kernels.compile import library
-from engines.quantised import QuantisedMatrix
+from engines.quantised import Matrix, QuantisedMatrix
 
-MAX_ROWS = 8
-"""Of one product. Beyond, a GEMM that reads each weight once for many rows is faster, even after widening it."""
-
-# Numbers of `enum Format` in narrow.cpp.
-_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_INT8, _INT4 = 3, 4
-
-Matrix = Tensor | QuantisedMatrix
+# Numbers of `enum Format` in matrix.h.
+_PLAIN_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_QUANTISED_FORMATS = {"int8": 3, "fp8": 4, "int4": 5, "mxfp4": 6}
+MAX_HEAD_DIM = 512
 
 
-def serves(x: Tensor, *matrices: Matrix) -> bool:
-    """Whether the kernels can multiply rows of x, [T, H] with T up to 8 per product, with these matrices."""
-    if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous() or library() is None:
-        return False
-    return all(isinstance(m, QuantisedMatrix) or _is_plain(m) for m in matrices)
+class _Matrix(ctypes.Structure):
+    """`struct Matrix` of matrix.h. It does not keep the tensors alive that it points into."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("format", ctypes.c_int32),
+        ("group_bits", ctypes.c_int32),
+    )
 
 
-def _is_plain(matrix: Tensor) -> bool:
-    return matrix.dtype in _FORMATS and matrix.is_cpu and matrix.is_contiguous()
+class _AttentionLayer(ctypes.Structure):
+    """`struct AttentionLayer` of kernels.cpp."""
+
+    _fields_ = (
+        *((name, _Matrix) for name in ("q", "k", "v", "out")),
+        *((name, ctypes.c_void_p) for name in ("q_bias", "k_bias", "v_bias", "out_bias", "q_norm", "k_norm", "sinks")),
+        *((name, ctypes.c_int64) for name in ("n_heads", "n_kv_heads", "dim", "window")),
+        ("scale", ctypes.c_float),
+        ("eps", ctypes.c_float),
+        ("neighbours", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True)
+class ExpertTable:
+    """The matrices of a layer's experts as the kernels read them: gate, up and down of the first, then of the next."""
+
+    matrices: ctypes.Array[_Matrix]
+    kept: tuple[Matrix, ...]
+    """Owners of the memory that the table points into."""
+    hidden: int
+
+
+@dataclass(frozen=True)
+class AttentionTable:
+    """One layer's attention as the kernels read it."""
+
+    layer: _AttentionLayer
+    kept: tuple[Matrix | None, ...]
+    hidden: int
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether the kernels read these activations and vectors: fp32, on the CPU, contiguous."""
+    return library() is not None and all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
+
+
+def reads(matrix: Matrix) -> bool:
+    """Whether the kernels read this matrix."""
+    if isinstance(matrix, QuantisedMatrix):
+        return matrix.values.is_cpu
+    return matrix.dtype in _PLAIN_FORMATS and matrix.is_cpu and matrix.is_contiguous()
 
 
 def linear(x_TH: Tensor, weight: Matrix, bias_N: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias for 1 to 8 rows; `serves` must hold."""
+    """x @ weight.T + bias; `serves` and `reads` must hold."""
     (n_tokens, hidden), (n_outputs, n_columns) = x_TH.shape, weight.shape
-    assert 1 <= n_tokens <= MAX_ROWS
+    assert n_tokens
     assert hidden == n_columns
-    assert bias_N is None or (bias_N.is_contiguous() and bias_N.dtype is torch.float32 and len(bias_N) == n_outputs)
+    assert bias_N is None or (serves(bias_N) and len(bias_N) == n_outputs)
     out_TN = torch.empty(n_tokens, n_outputs)
-    values, scales, number, group_bits = _described(weight)
     _kernels().joulebench_linear(
-        values,
-        scales,
-        number,
-        group_bits,
-        n_outputs,
-        hidden,
+        ctypes.byref(_described(weight)),
         x_TH.data_ptr(),
         n_tokens,
-        None if bias_N is None else bias_N.data_ptr(),
+        _address(bias_N),
         out_TN.data_ptr(),
         torch.get_num_threads(),
     )
     return out_TN
 
 
+def expert_table(experts: Sequence[tuple[Matrix, Matrix, Matrix]]) -> ExpertTable | None:
+    """Of each expert's gate, up and down; None where the kernels cannot read one of them."""
+    kept = tuple(matrix for one in experts for matrix in one)
+    if library() is None or not all(map(reads, kept)):
+        return None
+    return ExpertTable((_Matrix * len(kept))(*map(_described, kept)), kept, experts[0][0].shape[1])
+
+
 def mix(
     hidden_TH: Tensor,
-    gate_up_EJH: Matrix,
-    down_EHI: Matrix,
+    experts: ExpertTable,
     experts_C: Sequence[int],
     rows_C: Sequence[int],
     token_R: Tensor,
     weight_R: Tensor,
 ) -> Tensor:
-    """Weighted sum of SwiGLU experts, out_TH: call c runs expert experts_C[c] on the next rows_C[c] (1 to 8) rows.
+    """Weighted sum of SwiGLU experts, out_TH: call c runs expert experts_C[c] on the next rows_C[c] rows.
 
-    Row r is token token_R[r], and its result is added to that token times weight_R[r]. `serves` must hold; both stacks
-    are stored alike.
+    Row r is token token_R[r], -1 for padding, and its result is added to that token times weight_R[r]. `serves` must
+    hold.
     """
     n_tokens, hidden = hidden_TH.shape
-    assert gate_up_EJH.shape[-1] == down_EHI.shape[-2] == hidden
-    assert all(1 <= n <= MAX_ROWS for n in rows_C)
+    assert experts.hidden == hidden
+    assert all(n >= 1 for n in rows_C)
     assert sum(rows_C) == len(token_R) == len(weight_R)
     assert token_R.is_contiguous()
-    assert weight_R.is_contiguous()
-    assert weight_R.dtype is torch.float32
+    assert serves(weight_R)
     firsts = [0]
     for n_rows in rows_C:
         firsts.append(firsts[-1] + n_rows)
     n_calls = len(experts_C)
     out_TH = torch.empty_like(hidden_TH)
-    gate_up, gate_up_scales, number, group_bits = _described(gate_up_EJH)
-    down, down_scales, down_number, down_group_bits = _described(down_EHI)
-    assert (number, group_bits) == (down_number, down_group_bits)
     _kernels().joulebench_experts(
-        gate_up,
-        gate_up_scales,
-        down,
-        down_scales,
-        number,
-        group_bits,
-        hidden,
-        down_EHI.shape[-1],
+        experts.matrices,
         n_calls,
         (ctypes.c_int64 * n_calls)(*experts_C),
         (ctypes.c_int64 * (n_calls + 1))(*firsts),
@@ -114,48 +147,117 @@ def mix(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Over the last dimension; x and weight fp32 and contiguous, `serves(x)` must hold."""
+    """Over the last dimension; `serves(x, weight)` must hold."""
     width = x.shape[-1]
     assert weight.shape == (width,)
-    assert serves(weight)
     out = torch.empty_like(x)
-    _kernels().joulebench_rms_norm(x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, out.data_ptr())
+    _kernels().joulebench_rms_norm(
+        x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, out.data_ptr(), torch.get_num_threads()
+    )
     return out
 
 
-def can_attend(query_NTD: Tensor, key_MSD: Tensor, value_MSD: Tensor) -> bool:
-    """One token, heads whose positions follow each other, features that fill registers."""
-    return (
-        query_NTD.shape[1] == 1
-        and query_NTD.shape[-1] % 8 == 0
-        and query_NTD.shape[-1] == value_MSD.shape[-1]
-        and key_MSD.stride() == value_MSD.stride()
-        and key_MSD.stride()[1:] == (key_MSD.shape[-1], 1)
-        and key_MSD.dtype is value_MSD.dtype is torch.float32
-        and serves(query_NTD)
+def attention_table(
+    q_QH: Matrix,
+    k_MH: Matrix,
+    v_MH: Matrix,
+    out_HQ: Matrix,
+    biases: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+    norms: tuple[Tensor, Tensor, float] | None,
+    sinks_N: Tensor | None,
+    head_dim: int,
+    window: int | None,
+    scale: float,
+    neighbours: bool,
+) -> AttentionTable | None:
+    """norms: of each head's query and key, with their epsilon. window: positions that a query sees, None for all.
+
+    None where the kernels cannot read a matrix or the heads do not fill registers.
+    """
+    matrices = (q_QH, k_MH, v_MH, out_HQ)
+    vectors = (*biases, *(norms[:2] if norms is not None else (None, None)), sinks_N)
+    fits = head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM
+    if not fits or not all(map(reads, matrices)) or not serves(*(v for v in vectors if v is not None)):
+        return None
+    layer = _AttentionLayer(
+        *map(_described, matrices),
+        *map(_address, vectors),
+        q_QH.shape[0] // head_dim,
+        k_MH.shape[0] // head_dim,
+        head_dim,
+        window or 0,
+        scale,
+        norms[2] if norms is not None else 0.0,
+        neighbours,
     )
+    return AttentionTable(layer, (*matrices, *vectors), q_QH.shape[1])
 
 
-def attend(query_N1D: Tensor, key_MSD: Tensor, value_MSD: Tensor, scale: float) -> Tensor:
-    """softmax(scale * q k) v of one token that sees all S positions, [N, 1, D]; `can_attend` must hold."""
-    n_heads, _, dim = query_N1D.shape
-    n_kv_heads, n_seen, _ = key_MSD.shape
-    assert n_heads % n_kv_heads == 0
-    out_N1D = torch.empty_like(query_N1D)
-    _kernels().joulebench_attend(
-        query_N1D.data_ptr(),
+def attend(
+    x_TH: Tensor,
+    table: AttentionTable,
+    cos_TP: Tensor | None,
+    sin_TP: Tensor | None,
+    key_MSD: Tensor,
+    value_MSD: Tensor,
+    position: int,
+) -> Tensor:
+    """The attention block of tokens from `position` on: writes their keys and values and returns its output.
+
+    cos, sin: None where the layer turns nothing. `serves(x, key, value)` must hold.
+    """
+    n_tokens, hidden = x_TH.shape
+    dim, n_kv_heads = table.layer.dim, table.layer.n_kv_heads
+    assert hidden == table.hidden
+    assert key_MSD.shape == value_MSD.shape == (n_kv_heads, key_MSD.shape[1], dim)
+    assert position + n_tokens <= key_MSD.shape[1]
+    n_pairs = 0
+    if cos_TP is not None and sin_TP is not None:
+        n_pairs = cos_TP.shape[1]
+        assert cos_TP.shape == sin_TP.shape == (n_tokens, n_pairs)
+        assert serves(cos_TP, sin_TP)
+    out_TH = torch.empty_like(x_TH)
+    _kernels().joulebench_attention(
+        ctypes.byref(table.layer),
+        x_TH.data_ptr(),
+        n_tokens,
+        _address(cos_TP),
+        _address(sin_TP),
+        n_pairs,
         key_MSD.data_ptr(),
         value_MSD.data_ptr(),
         key_MSD.stride(0),
-        n_heads,
-        n_kv_heads,
-        n_seen,
-        dim,
-        scale,
-        out_N1D.data_ptr(),
+        position,
+        out_TH.data_ptr(),
         torch.get_num_threads(),
     )
-    return out_N1D
+    return out_TH
+
+
+def route(
+    x_TH: Tensor, weight_EH: Tensor, bias_E: Tensor | None, top_k: int, of_chosen: bool, normalise: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """ids_TK and weights_TK: softmax over all experts, or over the chosen ones. `serves` must hold of all tensors."""
+    n_tokens, hidden = x_TH.shape
+    n_experts = weight_EH.shape[0]
+    assert weight_EH.shape == (n_experts, hidden)
+    assert top_k <= n_experts
+    ids_TK, weights_TK = torch.empty(n_tokens, top_k, dtype=torch.int64), torch.empty(n_tokens, top_k)
+    _kernels().joulebench_route(
+        x_TH.data_ptr(),
+        n_tokens,
+        hidden,
+        weight_EH.data_ptr(),
+        _address(bias_E),
+        n_experts,
+        top_k,
+        of_chosen,
+        normalise,
+        scale,
+        ids_TK.data_ptr(),
+        weights_TK.data_ptr(),
+    )
+    return ids_TK, weights_TK
 
 
 def _kernels() -> ctypes.CDLL:
@@ -164,11 +266,14 @@ def _kernels() -> ctypes.CDLL:
     return kernels
 
 
-def _described(matrix: Matrix) -> tuple[int, int | None, int, int]:
-    """Address of values, address of scales, format number, log2 of an int4 group's columns."""
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _described(matrix: Matrix) -> _Matrix:
+    rows, columns = matrix.shape
     if isinstance(matrix, Tensor):
-        return matrix.data_ptr(), None, _FORMATS[matrix.dtype], 0
-    values, scales = matrix.values.data_ptr(), matrix.scales.data_ptr()
-    if matrix.group is None:
-        return values, scales, _INT8, 0
-    return values, scales, _INT4, matrix.group.bit_length() - 1
+        return _Matrix(matrix.data_ptr(), None, rows, columns, _PLAIN_FORMATS[matrix.dtype], 0)
+    group_bits = 0 if matrix.group is None else matrix.group.bit_length() - 1
+    number = _QUANTISED_FORMATS[matrix.kind]
+    return _Matrix(matrix.values.data_ptr(), matrix.scales.data_ptr(), rows, columns, number, group_bits)

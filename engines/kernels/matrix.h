@@ -1,0 +1,147 @@
+// A weight matrix as it is stored, [rows, columns] = [outputs, inputs], row-major, and how its elements become floats.
+
+#pragma once
+
+#include <cstdint>
+
+#include "vectors.h"
+
+// The order of this enumeration is that of engines.kernels.native.
+enum Format : int32_t { kFp32, kBf16, kFp16, kInt8, kFp8, kInt4, kMxfp4 };
+
+struct Matrix {
+  const void* values;
+  const void* scales;  // int8, fp8: a float for each row; int4: a float for each group; mxfp4: a byte for each group
+  int64_t rows, columns;
+  int32_t format;
+  int32_t group_bits;  // int4, mxfp4: 2^group_bits columns share a scale, at least 32
+};
+
+constexpr int64_t kNibbleBlock = 64;  // columns whose nibbles share eight 32-bit words
+
+inline bool has_nibbles(const Matrix& m) { return m.format == kInt4 || m.format == kMxfp4; }
+
+// --- formats whose elements stand in column order ---------------------------------------------------------------------
+
+struct Fp32 {
+  typedef float element;
+  static f8 widen(const element* p) { return load<f8>(p); }
+  static float widen_one(element e) { return e; }
+};
+
+struct Bf16 {
+  typedef uint16_t element;
+  static f8 widen(const element* p) {
+    u8x32 bits = __builtin_convertvector(load<h8>(p), u8x32) << 16;
+    return (f8)bits;
+  }
+  static float widen_one(element e) {
+    uint32_t bits = uint32_t(e) << 16;
+    return load<float>(&bits);
+  }
+};
+
+struct Fp16 {
+  typedef _Float16 element;
+  static f8 widen(const element* p) {
+#ifdef JOULEBENCH_AVX2  // GCC 12 converts a vector of halves one by one
+    return (f8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    return __builtin_convertvector(load<half8>(p), f8);
+#endif
+  }
+  static float widen_one(element e) { return float(e); }
+};
+
+struct Int8 {
+  typedef int8_t element;
+  static f8 widen(const element* p) {
+#ifdef JOULEBENCH_AVX2  // GCC 12 converts a vector of bytes one by one
+    return __builtin_convertvector((w8)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), f8);
+#else
+    return __builtin_convertvector(__builtin_convertvector(load<b8>(p), w8), f8);
+#endif
+  }
+  static float widen_one(element e) { return float(e); }
+};
+
+// e4m3: the bits of exponent and mantissa, moved to where a float has them, are the value times 2^-120; subnormal ones
+// become subnormal floats, so that the product is exact for these too.
+struct Fp8 {
+  typedef uint8_t element;
+  static f8 widen(const element* p) {
+#ifdef JOULEBENCH_AVX2
+    const u8x32 bits = (u8x32)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+    const u8x32 bits = __builtin_convertvector(load<ub8>(p), u8x32);
+#endif
+    return (f8)((bits & 0x80) << 24 | (bits & 0x7F) << 20) * 0x1p120f;
+  }
+  static float widen_one(element e) {
+    const uint32_t bits = uint32_t(e & 0x80) << 24 | uint32_t(e & 0x7F) << 20;
+    return load<float>(&bits) * 0x1p120f;
+  }
+};
+
+// --- four-bit formats -------------------------------------------------------------------------------------------------
+// A block of 64 columns is eight 32-bit words; nibble j of word i is column 8j + i, so that eight lanes masked at one
+// nibble are eight neighbouring columns. int4: nibbles 0..6 hold level + 8, the top one two's complement. mxfp4: sign and
+// index into eight magnitudes.
+
+inline f8 int4_levels(u8x32 words, int j) {
+  if (j == 7) return __builtin_convertvector((w8)words >> 28, f8);
+  return __builtin_convertvector((w8)(words >> (4 * j) & 0xF), f8) - 8.0f;
+}
+
+inline f8 mxfp4_values(u8x32 words, int j) {
+  const f8 magnitudes = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+  const u8x32 index = words >> (4 * j) & 7;
+#ifdef JOULEBENCH_AVX2
+  const f8 chosen = (f8)_mm256_permutevar8x32_ps((__m256)magnitudes, (__m256i)index);
+#else
+  f8 chosen;
+  for (int i = 0; i < 8; i++) chosen[i] = magnitudes[index[i]];
+#endif
+  return (f8)((u8x32)chosen | (words << (28 - 4 * j) & 0x80000000u));
+}
+
+// 2^(byte - 127); the smallest is a subnormal float.
+inline float mxfp4_scale(uint8_t exponent) {
+  const uint32_t bits = exponent ? uint32_t(exponent) << 23 : 0x400000u;
+  return load<float>(&bits);
+}
+
+// --- any format -------------------------------------------------------------------------------------------------------
+
+template <class S>
+inline void widen_in_order(const Matrix& m, int64_t row, int64_t first, int64_t n, float scale, float* out) {
+  const typename S::element* from = (const typename S::element*)m.values + row * m.columns + first;
+  int64_t c = 0;
+  for (; c + 8 <= n; c += 8) {
+    const f8 wide = S::widen(from + c) * scale;
+    std::memcpy(out + c, &wide, sizeof wide);
+  }
+  for (; c < n; c++) out[c] = S::widen_one(from[c]) * scale;
+}
+
+// Columns first .. first + n - 1 of a row as floats. In four-bit formats both are multiples of 64.
+inline void widen_row(const Matrix& m, int64_t row, int64_t first, int64_t n, float* out) {
+  switch (m.format) {
+    case kFp32: std::memcpy(out, (const float*)m.values + row * m.columns + first, n * sizeof(float)); return;
+    case kBf16: return widen_in_order<Bf16>(m, row, first, n, 1.0f, out);
+    case kFp16: return widen_in_order<Fp16>(m, row, first, n, 1.0f, out);
+    case kInt8: return widen_in_order<Int8>(m, row, first, n, ((const float*)m.scales)[row], out);
+    case kFp8: return widen_in_order<Fp8>(m, row, first, n, ((const float*)m.scales)[row], out);
+  }
+  const int64_t start = row * m.columns + first;
+  for (int64_t block = 0; block < n; block += kNibbleBlock) {
+    const u8x32 words = load<u8x32>((const uint32_t*)m.values + (start + block) / 8);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) {
+      const int64_t group = (start + block + 8 * j) >> m.group_bits;
+      const f8 wide = m.format == kInt4 ? int4_levels(words, j) * ((const float*)m.scales)[group]
+                                        : mxfp4_values(words, j) * mxfp4_scale(((const uint8_t*)m.scales)[group]);
+      std::memcpy(out + block + 8 * j, &wide, sizeof wide);
+    }
+  }
+}

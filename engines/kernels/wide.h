@@ -1,0 +1,146 @@
+// Products of many rows with a matrix, in any of its formats. A GEMM library wants fp32 matrices; this one widens each
+// weight once for 64 tokens or so, in blocks that stay in the first cache, which costs a few percent.
+//
+// Tokens are the lanes: the input is packed into panels of 16 tokens (8 at the end), [depth][lanes], so that one weight
+// is multiplied with a whole register of tokens and sums need no shuffling. Results come as tiles, [12 rows][lanes].
+//
+// Legend: T tokens, K columns of the matrix.
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "matrix.h"
+
+constexpr int kPanel = 16;            // tokens of a panel; the last of a block has 8 where that is enough
+constexpr int kTileRows = 12;         // matrix rows of a tile
+constexpr int64_t kDepth = 256;       // columns widened at once: 12 rows of them are 12 KB
+constexpr int64_t kRowStride = kDepth + 16;  // rows 1 KB apart would share their places in the cache
+constexpr int64_t kBlockBytes = 256 << 10;   // packed input of one block of tokens: half of a second cache
+
+// The tokens of a block share one pass over the weights.
+struct TokenBlock {
+  int64_t first, n;  // rows of the job's input
+  float* packed;     // panels of the input, one after the other
+};
+
+inline int64_t tokens_per_block(int64_t columns) {
+  const int64_t fit = kBlockBytes / int64_t(columns * sizeof(float)) / kPanel * kPanel;
+  return std::min<int64_t>(std::max<int64_t>(fit, 2 * kPanel), 128);
+}
+
+inline int64_t n_panels(int64_t n_tokens) { return (n_tokens + kPanel - 1) / kPanel; }
+
+inline int lanes_of(int64_t n_tokens, int64_t panel) { return n_tokens - panel * kPanel > 8 ? 16 : 8; }
+
+// Floats that panels of n tokens take, `columns` each.
+inline int64_t packed_size(int64_t n_tokens, int64_t columns) {
+  return columns * (n_tokens / kPanel * kPanel + (n_tokens % kPanel == 0 ? 0 : n_tokens % kPanel > 8 ? 16 : 8));
+}
+
+// Eight rows of eight floats become eight columns.
+inline void transpose8(f8 (&r)[8]) {
+  f8 a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = __builtin_shuffle(r[i], r[i + 1], (w8){0, 8, 1, 9, 4, 12, 5, 13});
+    a[i + 1] = __builtin_shuffle(r[i], r[i + 1], (w8){2, 10, 3, 11, 6, 14, 7, 15});
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; j++) {
+      b[i + 2 * j] = __builtin_shuffle(a[i + j], a[i + j + 2], (w8){0, 1, 8, 9, 4, 5, 12, 13});
+      b[i + 2 * j + 1] = __builtin_shuffle(a[i + j], a[i + j + 2], (w8){2, 3, 10, 11, 6, 7, 14, 15});
+    }
+  for (int i = 0; i < 4; i++) {
+    r[i] = __builtin_shuffle(b[i], b[i + 4], (w8){0, 1, 2, 3, 8, 9, 10, 11});
+    r[i + 4] = __builtin_shuffle(b[i], b[i + 4], (w8){4, 5, 6, 7, 12, 13, 14, 15});
+  }
+}
+
+// Packs n rows; row_of(i) is the i-th row's address, or null for a row of zeros.
+template <class F>
+inline void pack(int64_t n, int64_t columns, const F& row_of, float* packed) {
+  static const std::vector<float> zeros(8, 0.0f);
+  for (int64_t panel = 0; panel < n_panels(n); panel++) {
+    const int lanes = lanes_of(n, panel);
+    const float* rows[kPanel];
+    for (int i = 0; i < lanes; i++) rows[i] = panel * kPanel + i < n ? row_of(panel * kPanel + i) : nullptr;
+    float* to = packed + panel * kPanel * columns;
+    int64_t c = 0;
+    for (; c + 8 <= columns; c += 8)
+      for (int half = 0; half < lanes; half += 8) {
+        f8 block[8];
+        for (int i = 0; i < 8; i++) block[i] = load<f8>(rows[half + i] ? rows[half + i] + c : zeros.data());
+        transpose8(block);
+        for (int i = 0; i < 8; i++) store(to + (c + i) * lanes + half, block[i]);
+      }
+    for (; c < columns; c++)
+      for (int i = 0; i < lanes; i++) to[c * lanes + i] = rows[i] ? rows[i][c] : 0.0f;
+  }
+}
+
+// sums[r][v] += weight(r, k) * panel(k, v) over k; weight(r, k) lies at a[r * row_stride + k * k_stride].
+template <int R, int V>
+inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const float* panel, int64_t depth,
+                     float* tile, int64_t tile_stride) {
+  f8 sums[R][V];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) sums[r][v] = load<f8>(tile + r * tile_stride + 8 * v);
+  for (int64_t k = 0; k < depth; k++) {
+    f8 x[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) x[v] = load<f8>(panel + k * 8 * V + 8 * v);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      const float weight = a[r * row_stride + k * k_stride];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) sums[r][v] += weight * x[v];
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) store(tile + r * tile_stride + 8 * v, sums[r][v]);
+}
+
+// Tiles of up to twelve matrix rows times all tokens of a block: tiles[panel][12][lanes]. widen(r, first, n, to) gives
+// columns of the tile's row r as floats; rows from n_rows on are not asked for, and their results mean nothing.
+template <class F>
+inline void tile_rows(int n_rows, int64_t columns, const TokenBlock& block, const F& widen, float* tiles) {
+  alignas(64) float weights[kTileRows * kRowStride];
+  const int64_t panels = n_panels(block.n);
+  std::memset(tiles, 0, panels * kTileRows * kPanel * sizeof(float));
+  if (n_rows < kTileRows) std::memset(weights, 0, sizeof weights);
+  for (int64_t first = 0; first < columns; first += kDepth) {
+    const int64_t depth = std::min(kDepth, columns - first);
+    for (int r = 0; r < n_rows; r++) widen(r, first, depth, weights + r * kRowStride);
+    for (int64_t p = 0; p < panels; p++) {
+      float* tile = tiles + p * kTileRows * kPanel;
+      const float* panel = block.packed + p * kPanel * columns;
+      if (lanes_of(block.n, p) == 8) {
+        multiply<kTileRows, 1>(weights, kRowStride, 1, panel + first * 8, depth, tile, 8);
+      } else {
+        multiply<6, 2>(weights, kRowStride, 1, panel + first * 16, depth, tile, 16);
+        if (n_rows > 6)
+          multiply<6, 2>(weights + 6 * kRowStride, kRowStride, 1, panel + first * 16, depth, tile + 6 * 16, 16);
+      }
+    }
+  }
+}
+
+// Room for the tiles of a block of any size.
+inline float* tile_scratch() {
+  thread_local std::vector<float> buffer;
+  return scratch(buffer, 128 * kTileRows);
+}
+
+// visit(row of the block, lanes of its panel, address of tile[0][lane]) for every token of a block.
+template <class F>
+inline void each_token(const TokenBlock& block, const float* tiles, const F& visit) {
+  for (int64_t t = 0; t < block.n; t++) {
+    const int64_t p = t / kPanel;
+    visit(t, lanes_of(block.n, p), tiles + p * kTileRows * kPanel + t % kPanel);
+  }
+}
