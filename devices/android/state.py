@@ -1,0 +1,186 @@
+"""The state of a phone that decides whether, and how well, it can be measured: battery, heat, limits, what it is.
+
+Parsers are pure functions of text; `read_state` fetches all in one round trip. What a phone does not show is None.
+
+    dumpsys battery          status 2 charging, 3 discharging, 4 not charging, 5 full; temperature in 0.1 degC, level in
+                             `scale`ths, voltage in mV, charge counter in uAh (android.os.BatteryManager)
+    dumpsys thermalservice   status 0 none, 1 light, 2 moderate, 3 severe ... 6 shutdown (android.os.PowerManager)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from devices.android.shell import Phone
+
+CHARGING, DISCHARGING, NOT_CHARGING, FULL = 2, 3, 4, 5
+STATUS_WORDS = {CHARGING: "charging", DISCHARGING: "discharging", NOT_CHARGING: "not charging", FULL: "full"}
+THERMAL_WORDS = ("none", "light", "moderate", "severe", "critical", "emergency", "shutdown")
+
+_SECTION = "@@ "
+_COMMANDS = {
+    "battery": "dumpsys battery",
+    "thermal": "dumpsys thermalservice",
+    "brightness": "settings get system screen_brightness",
+    "airplane": "settings get global airplane_mode_on",
+    "load": "cat /proc/loadavg",
+    "frequencies": "cat /sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq",
+}
+_PROPERTY = re.compile(r"^\[([^\]]+)\]: \[(.*)\]$", re.MULTILINE)
+_CPU_SENSOR = re.compile(r"Temperature\{mValue=(-?[0-9]+(?:\.[0-9]+)?), mType=0,")
+
+
+@dataclass(frozen=True)
+class BatteryState:
+    status: int | None
+    powered_by: tuple[str, ...]
+    """Chargers on line, such as ("USB",)."""
+    is_faked: bool
+    """Somebody froze the values (`dumpsys battery unplug` or `set`): they say nothing about the battery."""
+    percent: float | None = None
+    temperature_c: float | None = None
+    voltage_v: float | None = None
+    charge_counter_c: float | None = None
+    """Charge left, in coulomb."""
+
+    @property
+    def is_charging(self) -> bool | None:
+        """Whether a charger carries the load, or part of it. None where the phone does not say."""
+        if self.status is None:
+            return None
+        return self.status != DISCHARGING
+
+
+@dataclass(frozen=True)
+class PhoneState:
+    """A phone at an instant."""
+
+    battery: BatteryState | None
+    thermal_status: int | None = None
+    cpu_temperature_c: float | None = None
+    """The hottest CPU sensor of the thermal HAL."""
+    brightness: int | None = None
+    """Of the screen, 0 to 255."""
+    airplane_mode: bool | None = None
+    load_average_1m: float | None = None
+    cpu_frequency_mhz: float | None = None
+    """Mean over the cores that are on line."""
+
+
+@dataclass(frozen=True)
+class PhoneFacts:
+    """What a phone is."""
+
+    model: str
+    soc: str | None
+    android: str
+    """Such as `15 (SDK 35)`."""
+    abi: str
+    kernel: str | None
+    memory_bytes: int | None
+
+
+def parse_battery(text: str) -> BatteryState | None:
+    """`dumpsys battery`; None where it is no such dump."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, colon, value = line.strip().partition(":")
+        # Makers add lines of their own below; the first of a name is Android's.
+        if colon and value.strip():
+            fields.setdefault(key.lower(), value.strip())
+    if "status" not in fields and "level" not in fields:
+        return None
+    level, scale = _number(fields.get("level")), _number(fields.get("scale"))
+    tenths_c, millivolt = _number(fields.get("temperature")), _number(fields.get("voltage"))
+    status, microampere_hours = _number(fields.get("status")), _number(fields.get("charge counter"))
+    return BatteryState(
+        status=None if status is None else int(status),
+        powered_by=tuple(s for s in ("AC", "USB", "Wireless", "Dock") if fields.get(f"{s.lower()} powered") == "true"),
+        is_faked="UPDATES STOPPED" in text,
+        percent=100 * level / scale if level is not None and scale else None,
+        temperature_c=None if tenths_c is None else tenths_c / 10,
+        voltage_v=None if millivolt is None else millivolt / 1e3,
+        # Phones without a counter say 0 or the lowest integer.
+        charge_counter_c=microampere_hours * 3.6e-3 if microampere_hours and microampere_hours > 0 else None,
+    )
+
+
+def parse_thermal(text: str) -> tuple[int | None, float | None]:
+    """`dumpsys thermalservice`: (status, the hottest CPU sensor now in degC). Cached temperatures are old: not read."""
+    status = re.search(r"^Thermal Status: (\d+)", text, re.MULTILINE)
+    _, now, current = text.partition("Current temperatures from HAL:")
+    sensors = [float(c) for c in _CPU_SENSOR.findall(current.partition("Current cooling devices")[0])] if now else []
+    return (int(status[1]) if status else None), (max(sensors) if sensors else None)
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """`getprop`: one `[name]: [value]` a line."""
+    return dict(_PROPERTY.findall(text))
+
+
+def parse_memory_bytes(meminfo: str) -> int | None:
+    """MemTotal of /proc/meminfo, which is in KiB whatever it says."""
+    total = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
+    return int(total[1]) * 1024 if total else None
+
+
+def parse_facts(properties: dict[str, str], meminfo: str, kernel: str | None) -> PhoneFacts:
+    """Makers put the SoC's name into different properties; the most specific one that is there counts."""
+    soc_names = ("ro.soc.model", "ro.hardware.chipname", "ro.chipname", "ro.mediatek.platform", "ro.board.platform")
+    maker, model = (properties.get(f"ro.product.{key}", "") for key in ("manufacturer", "model"))
+    android, sdk = (properties.get(f"ro.build.version.{key}", "unknown") for key in ("release", "sdk"))
+    return PhoneFacts(
+        model=f"{maker} {model}".strip() or "unknown",
+        soc=next((properties[n] for n in soc_names if properties.get(n)), None),
+        android=f"{android} (SDK {sdk})",
+        abi=properties.get("ro.product.cpu.abi", "unknown"),
+        kernel=kernel.strip() if kernel else None,
+        memory_bytes=parse_memory_bytes(meminfo),
+    )
+
+
+def parse_state(sections: dict[str, str]) -> PhoneState:
+    """sections: output of each of `_COMMANDS`, by its name."""
+    thermal_status, cpu_c = parse_thermal(sections.get("thermal", ""))
+    load = _number(sections.get("load", "").partition(" ")[0])
+    frequencies_khz = [f for f in map(_number, sections.get("frequencies", "").split()) if f is not None]
+    brightness, airplane = (_number(sections.get(key, "").strip()) for key in ("brightness", "airplane"))
+    return PhoneState(
+        battery=parse_battery(sections.get("battery", "")),
+        thermal_status=thermal_status,
+        cpu_temperature_c=cpu_c,
+        brightness=None if brightness is None else int(brightness),
+        airplane_mode=None if airplane is None else airplane == 1,
+        load_average_1m=load,
+        cpu_frequency_mhz=sum(frequencies_khz) / len(frequencies_khz) / 1e3 if frequencies_khz else None,
+    )
+
+
+def read_state(phone: Phone) -> PhoneState:
+    """The phone now, in one round trip. Raises `DeviceError`."""
+    script = "; ".join(f"echo '{_SECTION}{name}'; {command} 2>/dev/null" for name, command in _COMMANDS.items())
+    return parse_state(split_sections(phone.run(script).stdout))
+
+
+def read_facts(phone: Phone) -> PhoneFacts:
+    """What the phone is. Raises `DeviceError`."""
+    return parse_facts(
+        parse_properties(phone.read("getprop") or ""),
+        phone.read("cat /proc/meminfo") or "",
+        phone.read("uname -sr"),
+    )
+
+
+def split_sections(text: str) -> dict[str, str]:
+    """Output of several commands behind lines of their names."""
+    sections: dict[str, str] = {}
+    for part in re.split(rf"^{_SECTION}", text, flags=re.MULTILINE)[1:]:
+        name, _, content = part.partition("\n")
+        sections[name.strip()] = content
+    return sections
+
+
+def _number(text: str | None) -> float | None:
+    """None also for `null`, which `settings` prints for what was never set."""
+    return float(text) if text and re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]+)?", text) else None
