@@ -10,6 +10,7 @@ import torch
 from tests.benchmarks.engine_speed import FORMS, PROMPTS, Rates, conditions, not_taken
 from tests.benchmarks.limits import best
 from tests.benchmarks.llama_cpp import Form, stored_form
+from tests.benchmarks.loading import LoadFailedError, layers_of, load, resident_bytes, write_checkpoint
 from tests.benchmarks.measurement import Measurement, command_line, merged, page, read_json, write_page
 from tests.benchmarks.race_models import (
     MODELS,
@@ -20,8 +21,9 @@ from tests.benchmarks.race_models import (
     prefill_flop,
 )
 from tests.benchmarks.timing import Instant, between
+from tests.fakes.random_models import BUNDLED
 
-MOE, DENSE, FINE = MODELS
+MOE, DENSE, _ = MODELS
 
 
 def row(
@@ -136,3 +138,30 @@ def test_the_page_names_the_figures_that_it_lacks() -> None:
 )
 def test_a_gguf_keeps_norms_and_routers_fp32(name: str, n_dimensions: int, form: Form, stored: Form) -> None:
     assert stored_form(name, n_dimensions, form) == stored
+
+
+def test_peaks_are_read_from_the_kernels_status_of_a_process() -> None:
+    status = "Name:\tpython\nVmHWM:\t  413728 kB\nVmRSS:\t  413000 kB\nRssAnon:\t  200044 kB\nThreads:\t2\n"
+    assert resident_bytes(status) == {"VmHWM": 413728 * 1024, "RssAnon": 200044 * 1024}
+    assert resident_bytes("Name:\tpython\nState:\tZ (zombie)\n") == {}
+
+
+def test_the_checkpoint_to_load_is_as_large_as_asked_and_as_transformers_names_it(tmp_path: Path) -> None:
+    import transformers
+
+    n_bytes = write_checkpoint(tmp_path, "bfloat16", 1)
+    with torch.device("meta"):
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig.from_pretrained(tmp_path))
+    assert n_bytes == sum(parameter.numel() for parameter in model.parameters()) * 2
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.safetensors")) == pytest.approx(n_bytes, rel=1e-3)
+    embedding_and_head = 2 * 2048 * 1024 * 2
+    assert layers_of(4.0, "bfloat16") * (n_bytes - embedding_and_head) == pytest.approx(4e9, rel=0.02)
+
+
+def test_a_watched_load_tells_its_peaks_and_one_beyond_its_limit_its_last_words() -> None:
+    found = load("joulebench", BUNDLED, "float32", limit_bytes=4 << 30)
+    assert 0 < found.ready_s < found.first_token_s
+    assert len(found.token_ids) == 4
+    assert 0 < found.peak_private_bytes < found.peak_resident_bytes
+    with pytest.raises(LoadFailedError, match=r"(?i)memory|alloc|mmap|map segment"):
+        load("joulebench", BUNDLED, "float32", limit_bytes=32 << 20)
