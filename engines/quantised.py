@@ -1,4 +1,4 @@
-"""Weight-only quantisation: int8 with one scale a row, int4 with one scale for each group of columns.
+"""Weight-only quantisation: how a matrix is stored narrower than fp32, and the matrix that it then stands for.
 
 Arithmetic stays fp32: a quantised product equals, up to the order of its sums, the product with `to(torch.float32)`.
 
@@ -7,17 +7,50 @@ Legend: N rows (outputs), K columns (inputs), G groups of a row, B blocks of 64 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from engines import mxfp4
 from engines.errors import EngineError
+from results.records import Record
+
+Form = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-g128", "fp8", "mxfp4"]
+"""How a matrix is stored. int4-gN: groups of N columns share a scale."""
+FORMS: tuple[Form, ...] = get_args(Form)
+PLAIN_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Int4Group = Literal[32, 64, 128]
 BLOCK = 64
-"""Columns whose nibbles share eight words: see `pack_int4`."""
+"""Columns whose nibbles share eight words: see `pack_nibbles`."""
+PIECE = 1 << 18
+"""Values that are quantised at a time: a megabyte of fp32, which stays in the cache from one step to the next."""
+FP8_MAX = 448.0
+
+
+class Quantisation(Record):
+    """The form of each component's matrices; None: the model's dtype.
+
+    The embedding, routers, gates of shared experts, norms, biases and latent attention's expansion (`kv_b_proj`) are
+    never quantised.
+    """
+
+    experts: Form | None = None
+    """Routed experts."""
+    dense: Form | None = None
+    """Feed-forward blocks of dense layers, and shared experts."""
+    attention: Form | None = None
+    """Projections into and out of attention."""
+    head: Form | None = None
+    """A head that is tied to the embedding becomes a copy of its own."""
+
+    @property
+    def asked(self) -> dict[str, Form]:
+        """Component to form, without those that are left alone."""
+        return self.model_dump(exclude_none=True)
 
 
 @dataclass(frozen=True)
@@ -27,7 +60,9 @@ class QuantisedMatrix:
     | kind | values | scales |
     |---|---|---|
     | int8 | int8 [..., N, K] | fp32 [..., N] |
+    | fp8 | float8_e4m3fn [..., N, K] | fp32 [..., N] |
     | int4 | int32 [..., N, K/8] | fp32 [..., N, K/group] |
+    | mxfp4 | int32 [..., N, K/8] | uint8 [..., N, K/32], biased exponents |
     """
 
     values: Tensor
@@ -52,8 +87,9 @@ class QuantisedMatrix:
         """The matrix that the stored one stands for."""
         if self.group is None:
             return (self.values.float() * self.scales[..., None]).to(dtype)
-        n_NK = unpack_int4(self.values).float()
-        grouped = n_NK.view(*self.scales.shape, self.group)
+        if self.kind == "mxfp4":
+            return mxfp4.widen(unpack_nibbles(self.values), self.scales).to(dtype)
+        grouped = unpack_int4(self.values).float().view(*self.scales.shape, self.group)
         return (grouped * self.scales[..., None]).flatten(-2).to(dtype)
 
 
@@ -61,44 +97,148 @@ Matrix = Tensor | QuantisedMatrix
 """A matrix as it is stored: `to` gives the one it stands for."""
 
 
+def store(weight: Tensor, form: Form) -> Matrix:
+    """[..., N, K] in this form. Nothing is copied where a plain form is the one that the weight has."""
+    if form in PLAIN_DTYPES:
+        return _narrowed(weight, PLAIN_DTYPES[form])
+    if form == "int8":
+        return quantise_int8(weight)
+    if form == "fp8":
+        return quantise_fp8(weight)
+    if form == "mxfp4":
+        return quantise_mxfp4(weight)
+    groups: dict[str, Int4Group] = {"int4-g32": 32, "int4-g64": 64, "int4-g128": 128}
+    return quantise_int4(weight, groups[form])
+
+
+def check_width(n_columns: int, form: str) -> None:
+    """Raises `EngineError` where the columns do not fill the form's groups and blocks."""
+    multiple = 128 if form == "int4-g128" else BLOCK if form.startswith(("int4", "mxfp4")) else 1
+    if n_columns % multiple:
+        raise EngineError(
+            f"{form} needs a width that is a multiple of {multiple}, not {n_columns}; use int8 for this component"
+        )
+
+
+def _narrowed(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    narrow = weight.to(dtype)
+    if dtype is torch.float16 and weight.dtype is not torch.float16 and not narrow.is_meta:
+        low, high = weight.aminmax()
+        largest = max(-float(low), float(high))
+        if largest > torch.finfo(torch.float16).max:
+            raise EngineError(f"a weight of {largest:g} does not fit into fp16 (largest 65504); use bf16")
+    return narrow
+
+
 def quantise_int8(weight: Tensor) -> QuantisedMatrix:
     """Symmetric: the largest magnitude of a row becomes 127."""
-    largest = weight.float().abs().amax(dim=-1)
-    scales = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
-    values = (weight.float() / scales[..., None]).round_().to(torch.int8)
-    return QuantisedMatrix(values, scales, "int8")
+
+    def rows(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+        scale_N = _row_scales(weight_NK, 127)
+        return (weight_NK / scale_N[:, None]).round_().to(torch.int8), scale_N
+
+    return QuantisedMatrix(*_by_rows(weight, rows), "int8")
+
+
+def quantise_fp8(weight: Tensor) -> QuantisedMatrix:
+    """e4m3 (no infinities), round to nearest even: the largest magnitude of a row becomes 448, the format's own."""
+
+    def rows(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+        scale_N = _row_scales(weight_NK, FP8_MAX)
+        # The quotient of the largest may be rounded to a little above it, and beyond there is only NaN.
+        scaled_NK = (weight_NK / scale_N[:, None]).clamp_(-FP8_MAX, FP8_MAX)
+        return scaled_NK.to(torch.float8_e4m3fn).view(torch.uint8), scale_N
+
+    values, scales = _by_rows(weight, rows)
+    return QuantisedMatrix(values.view(torch.float8_e4m3fn), scales, "fp8")
 
 
 def quantise_int4(weight: Tensor, group: Int4Group) -> QuantisedMatrix:
     """-8..7 times a scale whose sign puts the value of largest magnitude on -8, so that no level is lost."""
-    if weight.shape[-1] % max(group, BLOCK):
-        raise EngineError(
-            f"int4 in groups of {group} needs a width that is a multiple of {max(group, BLOCK)}, "
-            f"not {weight.shape[-1]}; use int8 for this component"
-        )
-    grouped = weight.float().reshape(*weight.shape[:-1], -1, group)
-    largest = grouped.gather(-1, grouped.abs().argmax(dim=-1, keepdim=True)).squeeze(-1)
-    scales = torch.where(largest != 0, largest / -8, torch.ones_like(largest))
-    levels = (grouped / scales[..., None]).round_().clamp_(-8, 7).flatten(-2).to(torch.int8)
-    return QuantisedMatrix(pack_int4(levels), scales, "int4", group)
+    check_width(weight.shape[-1], f"int4-g{group}")
+
+    def rows(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+        grouped = weight_NK.view(len(weight_NK), -1, group)
+        low_NG, high_NG = grouped.aminmax(dim=-1)
+        largest_NG = torch.where(high_NG > -low_NG, high_NG, low_NG)
+        scale_NG = torch.where(largest_NG != 0, largest_NG / -8, torch.ones_like(largest_NG))
+        levels = (grouped / scale_NG[..., None]).round_().clamp_(-8, 7)
+        return pack_int4(levels.flatten(-2).to(torch.int8)), scale_NG
+
+    return QuantisedMatrix(*_by_rows(weight, rows), "int4", group)
+
+
+def quantise_mxfp4(weight: Tensor) -> QuantisedMatrix:
+    """By the rules of the format: `mxfp4.encode`."""
+    check_width(weight.shape[-1], "mxfp4")
+
+    def rows(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+        code_NK, scale_NG = mxfp4.encode(weight_NK)
+        return pack_nibbles(code_NK), scale_NG
+
+    return QuantisedMatrix(*_by_rows(weight, rows), "mxfp4", mxfp4.BLOCK)
+
+
+def mxfp4_from_blocks(blocks: Tensor, scales: Tensor) -> QuantisedMatrix:
+    """The matrices [..., 32 G] that a file holds as bytes [..., G, 16] and exponents [..., G]: the same values."""
+    check_width(blocks.shape[-2] * mxfp4.BLOCK, "mxfp4")
+    return QuantisedMatrix(pack_nibbles(mxfp4.codes(blocks)), scales.clone(), "mxfp4", mxfp4.BLOCK)
+
+
+def _row_scales(weight_NK: Tensor, highest: float) -> Tensor:
+    """What brings each row's largest magnitude to `highest`; 1 for a row of zeros."""
+    low_N, high_N = weight_NK.aminmax(dim=-1)
+    scale_N = torch.maximum(-low_N, high_N) / highest
+    return torch.where(scale_N > 0, scale_N, torch.ones_like(scale_N))
+
+
+def _by_rows(weight: Tensor, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Values and scales of [..., N, K], quantised a few rows at a time: the whole is never held as fp32."""
+    n_rows = max(1, PIECE // weight.shape[-1])
+    pieces = weight.flatten(0, -2).split(n_rows)
+    parts = [rows(piece_NK.float().contiguous()) for piece_NK in pieces]
+    values, scales = (torch.cat(part) for part in zip(*parts, strict=True))
+    stack = weight.shape[:-1]
+    return values.view(*stack, -1), scales.view(*stack, *scales.shape[1:])
+
+
+# --- nibbles ---------------------------------------------------------------------------------------------------------
+# A block of 64 columns is eight 32-bit words, 4 bytes each (of little-endian machines). Word i holds columns i, 8 + i,
+# ... 56 + i, so eight lanes of a vector register, masked at one nibble, are eight neighbouring columns; its byte b holds
+# columns 16 b + i (low half) and 16 b + 8 + i (high half).
+
+
+def pack_nibbles(nibbles: Tensor) -> Tensor:
+    """Four-bit values, uint8 [..., K], to int32 words [..., K/8]."""
+    by_byte = nibbles.view(*nibbles.shape[:-1], -1, 4, 2, 8)
+    bytes_B48 = by_byte[..., 0, :] | by_byte[..., 1, :] << 4
+    return bytes_B48.mT.contiguous().view(torch.int32).flatten(-3)
+
+
+def unpack_nibbles(words: Tensor) -> Tensor:
+    """The inverse of `pack_nibbles`."""
+    bytes_B48 = words.contiguous().view(torch.uint8).view(*words.shape[:-1], -1, 8, 4).mT
+    return torch.stack([bytes_B48 & 15, bytes_B48 >> 4], dim=-2).flatten(-4)
 
 
 def pack_int4(levels: Tensor) -> Tensor:
-    """Levels -8..7 [..., K] to int32 words [..., K/8]. Word i of a block holds columns i, 8 + i, ... 56 + i.
+    """Levels -8..7, int8 [..., K], to int32 words [..., K/8].
 
-    So eight lanes of a vector register, masked at one nibble, are eight neighbouring columns. Nibbles 0..6 hold
-    level + 8 and the top one two's complement: a kernel can convert a masked word, read as signed, without a shift.
+    Nibbles 0..6 of a word hold level + 8 and the top one two's complement: a kernel can convert a masked word, read as
+    signed, without a shift.
     """
-    shift_81 = 4 * torch.arange(8)[:, None]
-    levels_B88 = levels.reshape(*levels.shape[:-1], -1, 8, 8).to(torch.int64)
-    nibbles_B88 = torch.where(shift_81 < 28, levels_B88 + 8, levels_B88 & 15)
-    words = (nibbles_B88 << shift_81).sum(dim=-2).flatten(-2)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    nibbles = (levels + 8).to(torch.uint8)
+    _top(nibbles).bitwise_xor_(8)
+    return pack_nibbles(nibbles)
 
 
 def unpack_int4(words: Tensor) -> Tensor:
-    """The inverse of `pack_int4`, as int8."""
-    shift_81 = (4 * torch.arange(8, dtype=torch.int32))[:, None]
-    nibbles_B88 = (words.reshape(*words.shape[:-1], -1, 1, 8) >> shift_81) & 15
-    signed = (nibbles_B88 ^ 8) - 8
-    return torch.where(shift_81 < 28, nibbles_B88 - 8, signed).to(torch.int8).flatten(-3)
+    """The inverse of `pack_int4`."""
+    nibbles = unpack_nibbles(words)
+    _top(nibbles).bitwise_xor_(8)
+    return nibbles.to(torch.int8) - 8
+
+
+def _top(nibbles: Tensor) -> Tensor:
+    """The columns that lie in the top nibbles of their words."""
+    return nibbles.view(*nibbles.shape[:-1], -1, 8, 8)[..., 7, :]

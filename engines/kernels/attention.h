@@ -66,7 +66,7 @@ inline void attend_one(const Attention& a, const float* query_ND, int64_t positi
 
 // Queries are lanes, sixteen at a time, and keys, then values, are what is broadcast; the softmax is kept up to date
 // from one block of keys to the next (Milakov and Gimelshein 2018).
-constexpr int64_t kKeys = 96;
+constexpr int64_t kKeys = 48;
 
 inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ, int64_t query_stride, int64_t position,
                          int64_t n, float* out_TQ) {
@@ -74,8 +74,8 @@ inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ
   thread_local std::vector<float> buffer;
   float* packed = scratch(buffer, 2 * dim * kPanel + kKeys * kPanel);  // [D][16]
   float *mixed = packed + dim * kPanel, *score = mixed + dim * kPanel;  // [D][16], [keys][16]
-  for (int64_t i = 0; i < kPanel; i++)
-    for (int64_t d = 0; d < dim; d++) packed[d * kPanel + i] = i < n ? a.scale * query_TQ[i * query_stride + d] : 0.0f;
+  pack(kPanel, dim, [&](int64_t i) { return i < n ? query_TQ + i * query_stride : nullptr; }, packed);
+  for (int64_t d = 0; d < 2 * dim; d++) store(packed + 8 * d, a.scale * load<f8>(packed + 8 * d));
   std::memset(mixed, 0, dim * kPanel * sizeof(float));
 
   const w8 lane[2] = {{0, 1, 2, 3, 4, 5, 6, 7}, {8, 9, 10, 11, 12, 13, 14, 15}};
@@ -122,9 +122,14 @@ inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ
     for (int64_t d = 0; d < dim; d += 4)
       multiply<4, 2>(value + d, 1, dim, score, n_keys, mixed + d * kPanel, kPanel);
   }
-  for (int64_t i = 0; i < n; i++) {
-    const float inverse = 1.0f / (i < 8 ? total[0][i] : total[1][i - 8]);
-    for (int64_t d = 0; d < dim; d++) out_TQ[i * query_stride + d] = mixed[d * kPanel + i] * inverse;
+  for (int half = 0; half < 2; half++) {
+    const f8 inverse = 1.0f / total[half];
+    for (int64_t d = 0; d < dim; d += 8) {
+      f8 eight[8];
+      for (int i = 0; i < 8; i++) eight[i] = load<f8>(mixed + (d + i) * kPanel + 8 * half) * inverse;
+      transpose8(eight);
+      for (int64_t i = 8 * half; i < std::min<int64_t>(n, 8 * half + 8); i++) store(out_TQ + i * query_stride + d, eight[i - 8 * half]);
+    }
   }
 }
 

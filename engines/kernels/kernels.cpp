@@ -61,7 +61,7 @@ void narrow_products(const Product* products, int n_products, const float* x, in
 
 void wide_products(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
   thread_local std::vector<float> buffer;
-  const int64_t columns = products[0].matrix->columns, per_block = tokens_per_block(columns);
+  const int64_t columns = products[0].matrix->columns, per_block = tokens_per_block(n_tokens, columns);
   float* packed = scratch(buffer, packed_size(n_tokens, columns));
   const int64_t n_blocks = (n_tokens + per_block - 1) / per_block;
   const auto block_of = [&](int64_t b) {
@@ -73,24 +73,27 @@ void wide_products(const Product* products, int n_products, const float* x, int6
       pack(block.n, columns, [&](int64_t i) { return x + (block.first + i) * columns; }, block.packed);
     }
   });
-  int64_t n_tiles = 0;
-  for (int i = 0; i < n_products; i++) n_tiles += (products[i].matrix->rows + kTileRows - 1) / kTileRows;
-  const int64_t n_units = n_blocks * n_tiles;
+  const auto n_groups_of = [](const Product& p) { return (p.matrix->rows + kGroupRows - 1) / kGroupRows; };
+  int64_t n_groups = 0;
+  for (int i = 0; i < n_products; i++) n_groups += n_groups_of(products[i]);
+  const int64_t n_units = n_blocks * n_groups;
   in_chunks(n_units, fair_chunk(n_units, n_threads), n_threads, [&](int64_t begin, int64_t end) {
-    float* tiles = tile_scratch();
+    float* results = group_scratch();
     for (int64_t unit = begin; unit < end; unit++) {
-      const TokenBlock block = block_of(unit / n_tiles);
-      int64_t tile = unit % n_tiles;
+      const TokenBlock block = block_of(unit / n_groups);
+      int64_t group = unit % n_groups;
       const Product* p = products;
-      for (; tile >= (p->matrix->rows + kTileRows - 1) / kTileRows; p++) tile -= (p->matrix->rows + kTileRows - 1) / kTileRows;
+      for (; group >= n_groups_of(*p); p++) group -= n_groups_of(*p);
       const Matrix& m = *p->matrix;
-      const int64_t row = tile * kTileRows, n_rows = std::min<int64_t>(kTileRows, m.rows - row);
-      tile_rows(int(n_rows), columns, block,
-                [&](int r, int64_t first, int64_t n, float* to) { widen_row(m, row + r, first, n, to); }, tiles);
-      each_token(block, tiles, [&](int64_t t, int lanes, const float* from) {
-        float* to = p->out + (block.first + t) * m.rows + row;
-        for (int r = 0; r < n_rows; r++) to[r] = from[r * lanes] + (p->bias ? p->bias[row + r] : 0.0f);
-      });
+      const int64_t row = group * kGroupRows;
+      const int n_rows = int(std::min<int64_t>(kGroupRows, m.rows - row));
+      multiply_group(n_rows, columns, block, [&](int r) { return Row{&m, std::min(row + r, m.rows - 1)}; }, results);
+      float* out = p->out + block.first * m.rows + row;
+      const float* bias = p->bias ? p->bias + row : nullptr;
+      each_result(
+          block, n_rows, results,
+          [&](int64_t t, int r, f8 v) { store(out + t * m.rows + r, bias ? v + load<f8>(bias + r) : v); },
+          [&](int64_t t, int r, float v) { out[t * m.rows + r] = bias ? v + bias[r] : v; });
     }
   });
 }
@@ -170,10 +173,10 @@ void wide_experts(const Experts& e, int n_threads) {
   };
   thread_local std::vector<float> input_buffer, inner_buffer;
   const int64_t hidden = e.gate(0).columns, width = e.gate(0).rows;
-  const int64_t per_block = tokens_per_block(std::max(hidden, width));
   std::vector<Block> blocks;
   int64_t n_packed = 0;  // in lanes
-  for (int64_t call = 0; call < e.n_calls; call++)
+  for (int64_t call = 0; call < e.n_calls; call++) {
+    const int64_t per_block = tokens_per_block(e.n_rows(call), std::max(hidden, width));
     for (int64_t done = 0; done < e.n_rows(call); done += per_block) {
       Block block;
       block.first = e.first_C[call] + done;
@@ -182,6 +185,7 @@ void wide_experts(const Experts& e, int n_threads) {
       blocks.push_back(block);
       n_packed += packed_size(block.n, 1);
     }
+  }
   float *input = scratch(input_buffer, n_packed * hidden), *inner = scratch(inner_buffer, n_packed * width);
   for (Block& block : blocks) {
     block.packed = input;
@@ -200,47 +204,57 @@ void wide_experts(const Experts& e, int n_threads) {
       pack(block.n, hidden, row_of, block.packed);
     }
   });
-  const int64_t half = kTileRows / 2, n_tiles = (width + half - 1) / half, n_units = n_blocks * n_tiles;
+  // Of a tile's twelve rows, six are gate rows and six the up rows that belong to them.
+  constexpr int64_t half = kTileRows / 2, of_group = kGroupRows / 2;
+  const int64_t n_groups = (width + of_group - 1) / of_group, n_units = n_blocks * n_groups;
   in_chunks(n_units, fair_chunk(n_units, n_threads), n_threads, [&](int64_t begin, int64_t end) {
-    float* tiles = tile_scratch();
+    float* results = group_scratch();
     for (int64_t unit = begin; unit < end; unit++) {
-      const Block& block = blocks[unit / n_tiles];
-      const int64_t i = unit % n_tiles * half, n = std::min(half, width - i);
+      const Block& block = blocks[unit / n_groups];
+      const int64_t first = unit % n_groups * of_group, n = std::min(of_group, width - first);
       const Matrix &gate = e.gate(block.call), &up = e.up(block.call);
-      // Rows 0..5 of a tile are gate rows, 6..11 the up rows that belong to them.
-      const auto widen = [&](int r, int64_t first, int64_t columns, float* to) {
-        const int64_t row = i + std::min(r % half, n - 1);
-        widen_row(r < half ? gate : up, row, first, columns, to);
+      const auto row_at = [&](int r) {
+        const int64_t row = std::min(first + r / kTileRows * half + r % half, width - 1);
+        return Row{r % kTileRows < half ? &gate : &up, row};
       };
-      tile_rows(kTileRows, hidden, block, widen, tiles);
+      multiply_group(int((n + half - 1) / half * kTileRows), hidden, block, row_at, results);
       for (int64_t p = 0; p < n_panels(block.n); p++) {
         const int lanes = lanes_of(block.n, p);
-        const float* tile = tiles + p * kTileRows * kPanel;
-        float* to = block.inner + p * kPanel * width + i * lanes;
-        for (int64_t c = 0; c < n * lanes; c += 8)
-          store(to + c, silu(load<f8>(tile + c)) * load<f8>(tile + half * lanes + c));
+        const float* from = results + p * kGroupRows * kPanel;
+        float* to = block.inner + p * kPanel * width + first * lanes;
+        for (int64_t i = 0; i < n; i++) {
+          const float* gates = from + (i / half * kTileRows + i % half) * lanes;
+          for (int lane = 0; lane < lanes; lane += 8)
+            store(to + i * lanes + lane, silu(load<f8>(gates + lane)) * load<f8>(gates + half * lanes + lane));
+        }
       }
     }
   });
   std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
   // A chunk owns outputs, not blocks, so that no two threads add to the same one.
-  const int64_t n_down = (hidden + kTileRows - 1) / kTileRows;
+  const int64_t n_down = (hidden + kGroupRows - 1) / kGroupRows;
   in_chunks(n_down, std::max<int64_t>(1, n_down / (4 * n_threads)), n_threads, [&](int64_t begin, int64_t end) {
-    float* tiles = tile_scratch();
+    float* results = group_scratch();
     for (const Block& block : blocks) {
       const Matrix& down = e.down(block.call);
       const TokenBlock inner_block = {block.first, block.n, block.inner};
-      for (int64_t tile = begin; tile < end; tile++) {
-        const int64_t row = tile * kTileRows, n_rows = std::min<int64_t>(kTileRows, hidden - row);
-        tile_rows(int(n_rows), width, inner_block,
-                  [&](int r, int64_t first, int64_t n, float* to) { widen_row(down, row + r, first, n, to); }, tiles);
-        each_token(inner_block, tiles, [&](int64_t t, int lanes, const float* from) {
-          const int64_t token = e.token_R[block.first + t];
-          if (token < 0) return;
-          const float weight = e.weight_R[block.first + t];
-          float* to = e.out_TH + token * hidden + row;
-          for (int r = 0; r < n_rows; r++) to[r] += weight * from[r * lanes];
-        });
+      const int64_t* token = e.token_R + block.first;
+      const float* weight = e.weight_R + block.first;
+      for (int64_t group = begin; group < end; group++) {
+        const int64_t row = group * kGroupRows;
+        const int n_rows = int(std::min<int64_t>(kGroupRows, hidden - row));
+        const auto row_at = [&](int r) { return Row{&down, std::min(row + r, hidden - 1)}; };
+        multiply_group(n_rows, width, inner_block, row_at, results);
+        each_result(
+            inner_block, n_rows, results,
+            [&](int64_t t, int r, f8 v) {
+              if (token[t] < 0) return;
+              float* to = e.out_TH + token[t] * hidden + row + r;
+              store(to, load<f8>(to) + weight[t] * v);
+            },
+            [&](int64_t t, int r, float v) {
+              if (token[t] >= 0) e.out_TH[token[t] * hidden + row + r] += weight[t] * v;
+            });
       }
     }
   });

@@ -17,6 +17,8 @@ struct Matrix {
   int32_t group_bits;  // int4, mxfp4: 2^group_bits columns share a scale, at least 32
 };
 
+constexpr int64_t kBits[] = {32, 16, 16, 8, 8, 4, 4};  // of an element, without its share of a scale
+
 constexpr int64_t kNibbleBlock = 64;  // columns whose nibbles share eight 32-bit words
 
 inline bool has_nibbles(const Matrix& m) { return m.format == kInt4 || m.format == kMxfp4; }

@@ -153,8 +153,7 @@ inline int64_t input_stride(const Matrix& m) { return m.format == kInt4 ? int4_s
 
 // Rows of one chunk of work: about 128 KB, a few microseconds of reading.
 inline int64_t rows_per_chunk(const Matrix& m) {
-  const int64_t bits_per_column[] = {32, 16, 16, 8, 8, 5, 5};
-  const int64_t row_bytes = m.columns * bits_per_column[m.format] / 8 + 1;
+  const int64_t row_bytes = m.columns * kBits[m.format] / 8 + 1;
   return std::max<int64_t>(1, (128 << 10) / row_bytes);
 }
 

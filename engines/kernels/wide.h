@@ -2,7 +2,7 @@
 // weight once for 64 tokens or so, in blocks that stay in the first cache, which costs a few percent.
 //
 // Tokens are the lanes: the input is packed into panels of 16 tokens (8 at the end), [depth][lanes], so that one weight
-// is multiplied with a whole register of tokens and sums need no shuffling. Results come as tiles, [12 rows][lanes].
+// is multiplied with a whole register of tokens and sums need no shuffling. Results come as [matrix rows][lanes].
 //
 // Legend: T tokens, K columns of the matrix.
 
@@ -14,10 +14,13 @@
 #include "matrix.h"
 
 constexpr int kPanel = 16;            // tokens of a panel; the last of a block has 8 where that is enough
-constexpr int kTileRows = 12;         // matrix rows of a tile
+constexpr int kTileRows = 12;         // matrix rows that are multiplied together
+constexpr int kGroupRows = 4 * kTileRows;    // matrix rows whose results are kept together
 constexpr int64_t kDepth = 256;       // columns widened at once: 12 rows of them are 12 KB
 constexpr int64_t kRowStride = kDepth + 16;  // rows 1 KB apart would share their places in the cache
-constexpr int64_t kBlockBytes = 256 << 10;   // packed input of one block of tokens: half of a second cache
+constexpr int64_t kBlockBytes = 384 << 10;   // packed input of one block of tokens: most of a second cache
+
+constexpr int64_t kMaxBlock = 128;           // tokens
 
 // The tokens of a block share one pass over the weights.
 struct TokenBlock {
@@ -25,9 +28,12 @@ struct TokenBlock {
   float* packed;     // panels of the input, one after the other
 };
 
-inline int64_t tokens_per_block(int64_t columns) {
+// Tokens of each block, all but the last alike: blocks of a few tokens would widen weights for little.
+inline int64_t tokens_per_block(int64_t n_tokens, int64_t columns) {
   const int64_t fit = kBlockBytes / int64_t(columns * sizeof(float)) / kPanel * kPanel;
-  return std::min<int64_t>(std::max<int64_t>(fit, 2 * kPanel), 128);
+  const int64_t most = std::min<int64_t>(std::max<int64_t>(fit, 2 * kPanel), kMaxBlock);
+  const int64_t n_blocks = (n_tokens + most - 1) / most, panel = n_blocks > 1 ? kPanel : 1;
+  return ((n_tokens + n_blocks - 1) / n_blocks + panel - 1) / panel * panel;
 }
 
 inline int64_t n_panels(int64_t n_tokens) { return (n_tokens + kPanel - 1) / kPanel; }
@@ -105,42 +111,74 @@ inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const
     for (int v = 0; v < V; v++) store(tile + r * tile_stride + 8 * v, sums[r][v]);
 }
 
-// Tiles of up to twelve matrix rows times all tokens of a block: tiles[panel][12][lanes]. widen(r, first, n, to) gives
-// columns of the tile's row r as floats; rows from n_rows on are not asked for, and their results mean nothing.
+struct Row {
+  const Matrix* matrix;
+  int64_t row;
+};
+
+// Asks for columns of a row, so that they are near when they are widened: they come in pieces too short for the
+// hardware to foresee.
+inline void prefetch_row(const Row& row, int64_t first, int64_t n) {
+  const int64_t bits = kBits[row.matrix->format], start = (row.row * row.matrix->columns + first) * bits / 8;
+  const char* from = (const char*)row.matrix->values + start;
+  for (int64_t byte = 0; byte < n * bits / 8; byte += 64) __builtin_prefetch(from + byte, 0, 2);
+}
+
+// Up to 48 matrix rows times all tokens of a block: results[panel][48][lanes]. row_at(r) names the r-th row, for any r
+// up to 47; from n_rows on it may be any row, and the results mean nothing.
 template <class F>
-inline void tile_rows(int n_rows, int64_t columns, const TokenBlock& block, const F& widen, float* tiles) {
+inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block, const F& row_at, float* results) {
   alignas(64) float weights[kTileRows * kRowStride];
   const int64_t panels = n_panels(block.n);
-  std::memset(tiles, 0, panels * kTileRows * kPanel * sizeof(float));
-  if (n_rows < kTileRows) std::memset(weights, 0, sizeof weights);
-  for (int64_t first = 0; first < columns; first += kDepth) {
-    const int64_t depth = std::min(kDepth, columns - first);
-    for (int r = 0; r < n_rows; r++) widen(r, first, depth, weights + r * kRowStride);
-    for (int64_t p = 0; p < panels; p++) {
-      float* tile = tiles + p * kTileRows * kPanel;
-      const float* panel = block.packed + p * kPanel * columns;
-      if (lanes_of(block.n, p) == 8) {
-        multiply<kTileRows, 1>(weights, kRowStride, 1, panel + first * 8, depth, tile, 8);
-      } else {
-        multiply<6, 2>(weights, kRowStride, 1, panel + first * 16, depth, tile, 16);
-        if (n_rows > 6)
-          multiply<6, 2>(weights + 6 * kRowStride, kRowStride, 1, panel + first * 16, depth, tile + 6 * 16, 16);
+  std::memset(results, 0, panels * kGroupRows * kPanel * sizeof(float));
+  for (int start = 0; start < n_rows; start += kTileRows)
+    for (int64_t first = 0; first < columns; first += kDepth) {
+      const int64_t depth = std::min(kDepth, columns - first);
+      for (int r = 0; r < kTileRows; r++) {
+        const Row row = row_at(start + r);
+        widen_row(*row.matrix, row.row, first, depth, weights + r * kRowStride);
+      }
+      const bool is_last = first + depth >= columns;
+      const int64_t next = is_last ? 0 : first + depth;
+      const int next_start = is_last ? start + kTileRows : start;
+      for (int64_t p = 0; p < panels; p++) {
+        if (next_start < n_rows)
+          for (int64_t r = p; r < kTileRows; r += panels)
+            prefetch_row(row_at(next_start + int(r)), next, std::min(kDepth, columns - next));
+        const int lanes = lanes_of(block.n, p);
+        float* tile = results + p * kGroupRows * kPanel + start * lanes;
+        const float* panel = block.packed + p * kPanel * columns + first * lanes;
+        if (lanes == 8) {
+          multiply<kTileRows, 1>(weights, kRowStride, 1, panel, depth, tile, 8);
+        } else {
+          multiply<6, 2>(weights, kRowStride, 1, panel, depth, tile, 16);
+          multiply<6, 2>(weights + 6 * kRowStride, kRowStride, 1, panel, depth, tile + 6 * 16, 16);
+        }
       }
     }
-  }
 }
 
-// Room for the tiles of a block of any size.
-inline float* tile_scratch() {
+// Room for the results of a group and a block of any size.
+inline float* group_scratch() {
   thread_local std::vector<float> buffer;
-  return scratch(buffer, 128 * kTileRows);
+  return scratch(buffer, kMaxBlock * kGroupRows);
 }
 
-// visit(row of the block, lanes of its panel, address of tile[0][lane]) for every token of a block.
-template <class F>
-inline void each_token(const TokenBlock& block, const float* tiles, const F& visit) {
-  for (int64_t t = 0; t < block.n; t++) {
-    const int64_t p = t / kPanel;
-    visit(t, lanes_of(block.n, p), tiles + p * kTileRows * kPanel + t % kPanel);
+// add(token of the block, first row of eight, their results), then add_one(token, row, result) for what is left.
+template <class F, class G>
+inline void each_result(const TokenBlock& block, int n_rows, const float* results, const F& add, const G& add_one) {
+  for (int64_t first = 0; first < block.n; first += 8) {
+    const int64_t p = first / kPanel;
+    const int lanes = lanes_of(block.n, p), n = int(std::min<int64_t>(8, block.n - first));
+    const float* from = results + p * kGroupRows * kPanel + first % kPanel;
+    int row = 0;
+    for (; row + 8 <= n_rows; row += 8) {
+      f8 eight[8];
+      for (int r = 0; r < 8; r++) eight[r] = load<f8>(from + (row + r) * lanes);
+      transpose8(eight);
+      for (int t = 0; t < n; t++) add(first + t, row, eight[t]);
+    }
+    for (; row < n_rows; row++)
+      for (int t = 0; t < n; t++) add_one(first + t, row, from[row * lanes + t]);
   }
 }
