@@ -53,8 +53,8 @@ def encode(weight: Tensor) -> tuple[Tensor, Tensor]:
     exponent = torch.frexp(torch.maximum(-low, high)).exponent - 1 - MAX_EXPONENT
     exponent = exponent.clamp_(-EXPONENT_BIAS, NAN_SCALE - 1 - EXPONENT_BIAS)
     magnitude = grouped.abs().mul_(_power_of_two(-exponent))
-    # Magnitudes rise in steps of 0.5, from 2 on of 1, from 4 on of 2: of the places that the three steps give, the least
-    # is right. Even places are even mantissas, so rounding halves to even is the format's own.
+    # Magnitudes rise in steps of 0.5, from 2 on of 1, from 4 on of 2: of the places that the three steps give, the
+    # least is right. Even places are even mantissas, so rounding halves to even is the format's own.
     place = (2 * magnitude).round_()
     torch.minimum(place, magnitude.round().add_(2), out=place)
     torch.minimum(place, magnitude.mul_(0.5).round_().add_(4), out=place)

@@ -195,7 +195,7 @@ def _row_scales(weight_NK: Tensor, highest: float) -> Tensor:
 def _by_rows(weight: Tensor, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Values and scales of [..., N, K], quantised a few rows at a time: the whole is never held as fp32."""
     n_rows = max(1, PIECE // weight.shape[-1])
-    pieces = weight.flatten(0, -2).split(n_rows)
+    pieces = torch.split(weight.flatten(0, -2), n_rows)
     parts = [rows(piece_NK.float().contiguous()) for piece_NK in pieces]
     values, scales = (torch.cat(part) for part in zip(*parts, strict=True))
     stack = weight.shape[:-1]
@@ -203,9 +203,9 @@ def _by_rows(weight: Tensor, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) ->
 
 
 # --- nibbles ---------------------------------------------------------------------------------------------------------
-# A block of 64 columns is eight 32-bit words, 4 bytes each (of little-endian machines). Word i holds columns i, 8 + i,
-# ... 56 + i, so eight lanes of a vector register, masked at one nibble, are eight neighbouring columns; its byte b holds
-# columns 16 b + i (low half) and 16 b + 8 + i (high half).
+# A block of 64 columns is eight 32-bit words of little-endian bytes. Word i holds columns i, 8 + i, ... 56 + i: eight
+# lanes of a vector register, masked at one nibble, are eight neighbouring columns. Its byte b holds columns 16 b + i (low
+# half) and 16 b + 8 + i (high half).
 
 
 def pack_nibbles(nibbles: Tensor) -> Tensor:

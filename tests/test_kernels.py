@@ -19,7 +19,7 @@ from engines.experts import ExpertWeights, GatedWeights, execute
 from engines.kernels import compile as compiling
 from engines.kernels import native
 from engines.oracle import mix_experts
-from engines.quantised import quantise_int4, quantise_int8
+from engines.quantised import quantise_fp8, quantise_int4, quantise_int8, quantise_mxfp4
 from engines.rope import turn
 from engines.router import RouterWeights, route
 from engines.techniques.dropless import Dropless
@@ -31,9 +31,11 @@ STORED = {
     "bf16": lambda w: w.bfloat16(),
     "fp16": lambda w: w.half(),
     "int8": quantise_int8,
+    "fp8": quantise_fp8,
     "int4 g32": lambda w: quantise_int4(w, 32),
     "int4 g64": lambda w: quantise_int4(w, 64),
     "int4 g128": lambda w: quantise_int4(w, 128),
+    "mxfp4": quantise_mxfp4,
 }
 stored = pytest.mark.parametrize("form", STORED)
 
@@ -60,7 +62,7 @@ def test_linear_is_the_product_with_the_widened_matrix(form: str, n_rows: int) -
 
 
 @needs_compiler
-@pytest.mark.parametrize("form", ["fp32", "bf16", "fp16", "int8"])
+@pytest.mark.parametrize("form", ["fp32", "bf16", "fp16", "int8", "fp8"])
 @pytest.mark.parametrize("width", [1, 7, 8, 15, 33, 100, 300])
 def test_widths_that_fill_no_register_lose_no_column(form: str, width: int) -> None:
     weight = STORED[form](random(9, width, seed=5))
@@ -286,51 +288,3 @@ def test_source_compiles_without_a_warning(tmp_path: Path) -> None:
     command = ["c++", *compiling.FLAGS, "-Wall", "-Wextra", "-Werror", str(compiling.SOURCE), "-o"]
     done = subprocess.run([*command, str(tmp_path / "k.so")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-# --- formats ----------------------------------------------------------------------------------------------------------
-
-
-def test_int8_is_off_by_at_most_half_a_step_and_keeps_the_largest() -> None:
-    weight = random(20, 64)
-    step = weight.abs().amax(dim=1, keepdim=True) / 127
-    widened = quantise_int8(weight).to(torch.float32)
-    assert ((widened - weight).abs() <= step / 2 * (1 + 1e-4)).all()
-    torch.testing.assert_close(widened.abs().amax(dim=1), weight.abs().amax(dim=1))
-
-
-@pytest.mark.parametrize("group", [32, 64, 128])
-def test_int4_is_off_by_at_most_a_step_and_keeps_the_largest_of_each_group(group: int) -> None:
-    weight = random(20, 256)
-    grouped = weight.unflatten(1, (-1, group))
-    step = grouped.abs().amax(dim=-1, keepdim=True) / 8
-    widened = quantise_int4(weight, group).to(torch.float32).unflatten(1, (-1, group))  # type: ignore[arg-type]
-    # Half a step, but for values beyond the highest level, 7 steps.
-    assert ((widened - grouped).abs() <= torch.where(grouped.abs() > 7 * step, step, step / 2) * (1 + 1e-4)).all()
-    torch.testing.assert_close(widened.abs().amax(dim=-1), grouped.abs().amax(dim=-1))
-
-
-def test_matrix_of_zeros_stays_one() -> None:
-    for quantised in (quantise_int8(torch.zeros(3, 64)), quantise_int4(torch.zeros(3, 64), 32)):
-        assert torch.equal(quantised.to(torch.float32), torch.zeros(3, 64))
-
-
-def test_bytes_are_those_of_the_format() -> None:
-    weight = random(4, 16, 256)
-    assert quantise_int8(weight).nbytes == 4 * 16 * (256 + 4)
-    assert quantise_int4(weight, 32).nbytes == 4 * 16 * (256 // 2 + 4 * 8)
-
-
-def test_expert_of_a_quantised_stack_is_that_expert() -> None:
-    weight = random(4, 16, 256)
-    for quantised in (quantise_int8(weight), quantise_int4(weight, 64)):
-        assert quantised.shape == weight.shape
-        assert torch.equal(quantised[2].to(torch.float32), quantised.to(torch.float32)[2])
-        assert F.cosine_similarity(quantised[2].to(torch.float32), weight[2]).min() > 0.98
-
-
-def test_width_that_does_not_fill_groups_is_refused() -> None:
-    from engines.errors import EngineError
-
-    with pytest.raises(EngineError, match="multiple of 64, not 96; use int8"):
-        quantise_int4(random(4, 96), 32)
