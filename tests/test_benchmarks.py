@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.benchmarks.engine_speed import FORMS, PROMPTS, Rates, conditions, not_taken
+from tests.benchmarks.engine_speed import FORMS, PROMPTS, conditions, not_taken
 from tests.benchmarks.limits import best
 from tests.benchmarks.llama_cpp import Form, stored_form
 from tests.benchmarks.loading import LoadFailedError, layers_of, load, resident_bytes, write_checkpoint
-from tests.benchmarks.measurement import Measurement, command_line, merged, page, read_json, write_page
+from tests.benchmarks.measurement import Measurement, beside, command_line, merged, page, read_json, write_page
 from tests.benchmarks.race_models import (
     MODELS,
     active_weights,
@@ -20,7 +20,7 @@ from tests.benchmarks.race_models import (
     is_sparse,
     prefill_flop,
 )
-from tests.benchmarks.timing import Instant, between
+from tests.benchmarks.timing import Figure, Instant, Turns, between
 from tests.fakes.random_models import BUNDLED
 
 MOE, DENSE, _ = MODELS
@@ -70,8 +70,8 @@ def test_decode_reads_weights_head_and_a_cache_of_16_bits() -> None:
 
 
 def test_the_limit_is_the_way_with_the_best_median_not_the_best_turn() -> None:
-    limit = best({"steady": [10.0, 10.0, 10.0], "lucky once": [5.0, 5.0, 30.0]})
-    assert (limit.rate, limit.way) == (10.0, "steady")
+    limit = best({"steady": Turns([10.0, 10.0, 10.0]), "lucky once": Turns([5.0, 5.0, 30.0])}, 3)
+    assert (limit.figure.median, limit.way) == (10.0, "steady")
 
 
 def test_a_neighbour_of_more_than_a_tenth_of_the_machine_disturbs_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +82,17 @@ def test_a_neighbour_of_more_than_a_tenth_of_the_machine_disturbs_a_turn(monkeyp
 
 
 def test_disturbed_turns_count_only_where_quiet_ones_are_too_few_and_then_say_so() -> None:
-    rates = Rates(quiet=[10.0, 12.0], disturbed=[2.0])
-    assert rates.summary(2) == (11.0, "2 turns")
-    assert rates.summary(3) == (10.0, "DISTURBED: 1 of 3 turns")
+    turns = Turns(quiet=[10.0, 12.0], disturbed=[2.0])
+    assert turns.figure(2) == Figure(11.0, "2 turns", True)
+    assert turns.figure(3) == Figure(10.0, "DISTURBED: 1 of 3 turns", False)
+
+
+def test_a_disturbed_figure_is_told_without_a_ratio() -> None:
+    quiet, disturbed = Figure(30.0, "3 turns", True), Figure(10.0, "DISTURBED: 3 of 3 turns", False)
+    assert beside("decode", "token/s", "here", quiet, Figure(20.0, "3 turns", True), "peer", 2.0).ratio == 1.5
+    row = beside("decode", "token/s", "here", quiet, disturbed, "peer", 2.0)
+    assert (row.peer, row.ratio, row.target) == (10.0, None, None)
+    assert row.note == "ours 3 turns, peer DISTURBED: 3 of 3 turns"
 
 
 def test_a_part_replaces_all_rows_of_its_conditions_and_no_others() -> None:

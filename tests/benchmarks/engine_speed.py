@@ -10,10 +10,9 @@ replaces its own rows of docs/measurements/engine-speed.json and leaves the othe
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from results.records import Request
 from tests.benchmarks import llama_cpp
 from tests.benchmarks.limits import Limits
 from tests.benchmarks.llama_cpp import LlamaBench, find_llama_bench
-from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
+from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
 from tests.benchmarks.race_models import (
     MODELS,
     VOCABULARY,
@@ -37,7 +36,7 @@ from tests.benchmarks.race_models import (
     prefill_flop,
     write_model,
 )
-from tests.benchmarks.timing import Instant, Timed, between, instant, timed
+from tests.benchmarks.timing import Figure, Instant, Timed, Turns, between, instant, timed
 
 PAGE = "engine-speed"
 N_NEW = 64
@@ -74,30 +73,8 @@ class LeftOutError(Exception):
     """Why a contender takes no part."""
 
 
-@dataclass
-class Rates:
-    """token/s of the turns that no neighbour disturbed; `disturbed` keeps the others."""
-
-    quiet: list[float] = field(default_factory=list)
-    disturbed: list[float] = field(default_factory=list)
-
-    def add(self, rate: float, is_quiet: bool) -> None:
-        (self.quiet if is_quiet else self.disturbed).append(rate)
-
-    def summary(self, n_turns: int) -> tuple[float, str]:
-        """Median of the quiet turns; of all turns, and the reader is told, where there were too few of them."""
-        if len(self.quiet) >= n_turns:
-            return statistics.median(self.quiet), _turns(len(self.quiet))
-        everything = self.quiet + self.disturbed
-        return statistics.median(everything), f"DISTURBED: {len(self.disturbed)} of {_turns(len(everything))}"
-
-
-def _turns(n: int) -> str:
-    return "1 turn" if n == 1 else f"{n} turns"
-
-
 PHASES = ("prefill", "decode")
-Result = Mapping[str, Mapping[str, Rates]]
+Result = Mapping[str, Mapping[str, Turns]]
 """By contender, then by phase."""
 
 
@@ -188,7 +165,7 @@ def default_turns(n_prompt: int) -> int:
 
 def race(contenders: Mapping[str, Contender], limits: Limits, n_prompt: int, n_turns: int) -> Result:
     """Turns until every contender has n_turns quiet ones of each phase, or half as many more are over."""
-    rates = {name: {phase: Rates() for phase in PHASES} for name in contenders}
+    rates = {name: {phase: Turns() for phase in PHASES} for name in contenders}
     for name, turn in contenders.items():
         if name != "llama.cpp":  # which warms up in every turn
             turn(min(n_prompt, WARM_UP_PROMPT))
@@ -231,7 +208,8 @@ def compared(
         else:
             left_out.append(f"llama.cpp left out: {llama}")
         for n_prompt in prompts:
-            limits, n_turns = Limits(), turns or default_turns(n_prompt)
+            n_turns = turns or default_turns(n_prompt)
+            limits = Limits(n_turns)
             result = race(contenders, limits, n_prompt, n_turns)
             print(f"{name}, {peer}, prompt {n_prompt}: {result}", flush=True)
             yield [m for form in together for m in rows(name, form, n_prompt, result, limits, n_turns, left_out)]
@@ -250,32 +228,28 @@ def rows(
     """Of one form: each phase beside each peer, and beside the machine's limit."""
     here = conditions(name, form, n_prompt)
     for phase in PHASES:
-        our_rate, our_turns = result[form][phase].summary(n_turns)
+        our_figure = result[form][phase].figure(n_turns)
         for who, theirs in result.items():
             if who in FORMS:
                 continue
-            rate, turns = theirs[phase].summary(n_turns)
             peer_form = f" {FORMS[form].peer}" if who == "llama.cpp" else ""
-            yield measured(
-                phase, our_rate, "token/s", here, rate, who + peer_form, target_ratio(who, phase, name) * rate,
-                f"ours {our_turns}, peer {turns}",
-            )  # fmt: skip
-        limit, kind, how = limit_rate(name, form, n_prompt, phase, limits)
-        yield measured(
-            phase, our_rate, "token/s", here, limit, kind, LIMIT_SHARE * limit,
-            "; ".join([f"ours {our_turns}, limit {how}", *left_out]),
-        )  # fmt: skip
+            peer = theirs[phase].figure(n_turns)
+            yield beside(phase, "token/s", here, our_figure, peer, who + peer_form, target_ratio(who, phase, name))
+        limit, kind, how = limit_of(name, form, n_prompt, phase, limits)
+        yield beside(phase, "token/s", here, our_figure, limit, kind, LIMIT_SHARE, (how, *left_out))
 
 
-def limit_rate(name: str, form: str, n_prompt: int, phase: str, limits: Limits) -> tuple[float, str, str]:
+def limit_of(name: str, form: str, n_prompt: int, phase: str, limits: Limits) -> tuple[Figure, str, str]:
     """token/s at the machine's limit, the kind of limit, and how it was found."""
     if phase == "prefill":
-        gemm = limits.flop_per_s
-        rate = gemm.rate * n_prompt / prefill_flop(name, n_prompt)
-        return rate, "large GEMM", f"{gemm.rate / 1e9:.0f} GFLOP/s ({gemm.way})"
-    read = limits.bytes_per_s
-    rate = read.rate / decode_bytes(name, FORMS[form].weight_bits, n_prompt + N_NEW // 2)
-    return rate, "streaming read", f"{read.rate / 1e9:.1f} GB/s ({read.way})"
+        limit = limits.flop_per_s
+        tokens = n_prompt / prefill_flop(name, n_prompt)
+        kind, how = "large GEMM", f"{limit.figure.median / 1e9:.0f} GFLOP/s ({limit.way})"
+    else:
+        limit = limits.bytes_per_s
+        tokens = 1 / decode_bytes(name, FORMS[form].weight_bits, n_prompt + N_NEW // 2)
+        kind, how = "streaming read", f"{limit.figure.median / 1e9:.1f} GB/s ({limit.way})"
+    return replace(limit.figure, median=limit.figure.median * tokens), kind, how
 
 
 def target_ratio(who: str, phase: str, name: str) -> float:
@@ -300,9 +274,9 @@ def remarks(found: Sequence[Measurement]) -> str:
         f"{torch.get_num_threads()} threads, {N_NEW} new tokens. "
         f"Weights that a token meets in the layers: {active}.\n\n"
         "Medians of turns, taken by all contenders of a row in turn; a turn is disturbed when other processes took "
-        "more than a tenth of the machine. transformers computes in fp32, each phase with its fastest expert "
-        "implementation. bf16, f16, int8 (one scale a row) and int4 (groups of 32) are how our weights are "
-        "stored; arithmetic is fp32. llama.cpp: llama-bench -ub 1024, keys and values in f16; q8_0 and q4_0 files "
+        "more than a tenth of the machine, and with too few quiet ones there is no ratio. transformers computes in "
+        "fp32, each phase with its fastest expert implementation. bf16, f16, int8 (one scale a row) and int4 (groups "
+        "of 32) are how our weights are stored; arithmetic is fp32. llama.cpp: llama-bench -ub 1024, keys and values in f16; q8_0 and q4_0 files "
         "with fp32 norms and routers, the head of a q4_0 file in q8_0. It multiplies q8_0 and q4_0 with activations "
         "rounded to 8 bits.\n\n"
         "The limit of prefill is the work of the matrices and of causal attention at the rate of the fastest large "

@@ -5,8 +5,7 @@ Each is the best of several ways, because a limit that one library misses would 
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from engines.kernels import native
-from tests.benchmarks.timing import timed
+from tests.benchmarks.timing import Figure, Turns, between, instant, timed
 
 GEMMS = ((2048, 2048, 2048), (4096, 1024, 4096))
 """Rows, columns shared, outputs: a square one, and one like those of a long prompt in the race."""
@@ -25,37 +24,40 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Limit:
-    rate: float
+    figure: Figure
     way: str
 
 
 class Limits:
     """Measured in turn with the contenders; of a turn the best of a few repeats counts, of all turns the median."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_turns: int) -> None:
+        self._n_turns = n_turns
         self._gemms = gemm_ways()
         self._reads = read_ways()
-        self._flop_per_s: dict[str, list[float]] = {way: [] for way in self._gemms}
-        self._bytes_per_s: dict[str, list[float]] = {way: [] for way in self._reads}
+        self._flop_per_s = {way: Turns() for way in self._gemms}
+        self._bytes_per_s = {way: Turns() for way in self._reads}
 
     def turn(self) -> None:
         for ways, rates in ((self._gemms, self._flop_per_s), (self._reads, self._bytes_per_s)):
             for way, (amount, work) in ways.items():
-                rates[way].append(amount / min(timed(work).seconds for _ in range(REPEATS)))
+                before = instant()
+                fastest_s = min(timed(work).seconds for _ in range(REPEATS))
+                rates[way].add(amount / fastest_s, between(before, instant()).is_quiet)
 
     @property
     def flop_per_s(self) -> Limit:
-        return best(self._flop_per_s)
+        return best(self._flop_per_s, self._n_turns)
 
     @property
     def bytes_per_s(self) -> Limit:
-        return best(self._bytes_per_s)
+        return best(self._bytes_per_s, self._n_turns)
 
 
-def best(rates: dict[str, list[float]]) -> Limit:
-    medians = {way: statistics.median(turns) for way, turns in rates.items()}
-    way = max(medians, key=medians.__getitem__)
-    return Limit(medians[way], way)
+def best(rates: Mapping[str, Turns], n_turns: int) -> Limit:
+    figures = {way: turns.figure(n_turns) for way, turns in rates.items()}
+    way = max(figures, key=lambda name: figures[name].median)
+    return Limit(figures[way], way)
 
 
 Ways = dict[str, tuple[int, Callable[[], object]]]

@@ -12,6 +12,7 @@ from pathlib import Path
 from devices.conditions import host_environment
 from results.records import Record
 from results.units import format_number
+from tests.benchmarks.timing import Figure
 
 FOLDER = Path(__file__).parents[2] / "docs" / "measurements"
 
@@ -62,6 +63,22 @@ def measured(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         command=command_line(sys.argv),
     )
+
+
+def beside(
+    metric: str,
+    unit: str,
+    conditions: str,
+    ours: Figure,
+    peer: Figure,
+    peer_name: str,
+    target_ratio: float,
+    notes: Sequence[str] = (),
+) -> Measurement:
+    """Medians of turns. One that a neighbour disturbed is told and gives no ratio: it would compare disturbances."""
+    note = "; ".join([f"ours {ours.turns}, peer {peer.turns}", *notes])
+    row = measured(metric, ours.median, unit, conditions, peer.median, peer_name, target_ratio * peer.median, note)
+    return row if ours.is_quiet and peer.is_quiet else row.model_copy(update={"ratio": None, "target": None})
 
 
 def command_line(argv: Sequence[str]) -> str:

@@ -1,11 +1,12 @@
-"""Seconds of a piece of work, and whether other processes left it alone meanwhile."""
+"""Seconds of a piece of work, whether other processes left it alone meanwhile, and the median of its quiet turns."""
 
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 MAX_FOREIGN_SHARE = 0.1
@@ -48,3 +49,35 @@ def timed(work: Callable[[], object]) -> Timed:
     before = instant()
     work()
     return between(before, instant())
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The median of some turns. turns: how many there were, for the reader."""
+
+    median: float
+    turns: str
+    is_quiet: bool
+
+
+@dataclass
+class Turns:
+    """What was measured in the turns that no neighbour disturbed; `disturbed` keeps the others."""
+
+    quiet: list[float] = field(default_factory=list)
+    disturbed: list[float] = field(default_factory=list)
+
+    def add(self, value: float, is_quiet: bool) -> None:
+        (self.quiet if is_quiet else self.disturbed).append(value)
+
+    def figure(self, n_turns: int) -> Figure:
+        """Of the quiet turns; of all turns, and the reader is told, where there were fewer quiet ones than n_turns."""
+        if len(self.quiet) >= n_turns:
+            return Figure(statistics.median(self.quiet), _turns(len(self.quiet)), True)
+        everything = self.quiet + self.disturbed
+        told = f"DISTURBED: {len(self.disturbed)} of {_turns(len(everything))}"
+        return Figure(statistics.median(everything), told, False)
+
+
+def _turns(n: int) -> str:
+    return "1 turn" if n == 1 else f"{n} turns"
