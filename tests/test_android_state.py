@@ -56,7 +56,7 @@ def test_battery_dump() -> None:
         percent=82.0,
         temperature_c=31.2,
         voltage_v=4.012,
-        charge_counter_c=pytest.approx(3456e-3 * 3600),  # 3456 mAh
+        charge_counter_c=12441.6,  # 3456 mAh
     )
 
 

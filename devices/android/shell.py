@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import shlex
+import socket
 import stat
 import struct
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ class ShellStream:
         with adb_errors(self._subject), ExitStack() as on_error:
             self._connection = device.open_transport(timeout=timeout_s)
             on_error.callback(self._connection.close)
+            self._connection.conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._connection.send_command(f"shell,v2,raw:{command}")
             self._connection.check_okay()
             on_error.pop_all()
@@ -88,6 +90,9 @@ class ShellStream:
                 written[packet_id] += payload
 
     def close(self) -> None:
+        """Also wakes a thread that waits in `receive`."""
+        with suppress(OSError):
+            self._connection.conn.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
 

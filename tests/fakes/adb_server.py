@@ -68,6 +68,8 @@ class FakeAdbServer:
         with suppress(OSError):
             while True:
                 connection, _ = listener.accept()
+                # As the real server does: a marker's echo shall not wait for more to send.
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:

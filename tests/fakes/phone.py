@@ -88,6 +88,8 @@ class FakePhone:
         self.link_jitter_s = link_jitter_s
         self.silent = False
         """True: the link stays up and nothing comes through it, as when Wi-Fi goes."""
+        self.input_to_cut = 0
+        """So many pieces of input lose their first byte, as in a shell whose `read -t` times out after it."""
         self._delays = random.Random(1)
         self._links: set[socket.socket] = set()
         self._processes: set[subprocess.Popen[bytes]] = set()
@@ -214,6 +216,9 @@ class FakePhone:
                 packet_id, n_bytes = struct.unpack("<BI", receive_exactly(link, 5))
                 payload = receive_exactly(link, n_bytes)
                 self._hold()
+                if packet_id == STDIN and self.input_to_cut > 0:
+                    self.input_to_cut -= 1
+                    payload = payload[1:]
                 if packet_id == STDIN:
                     process.stdin.write(payload)
                     process.stdin.flush()

@@ -1,0 +1,300 @@
+"""The battery of a phone as a power meter: current times voltage, read by a loop on the phone.
+
+Where the current comes from, best first:
+
+    sysfs    /sys/class/power_supply/{battery,bms,...}/current_now: no process for a sample; often denied to the shell
+    service  `cmd battery get -f current_now` (Android 15 and newer): some 30 ms of the phone's CPU a sample, so every
+             200 ms; the voltage from `dumpsys battery`
+    counter  the charge counter of `dumpsys battery`: coulombs left, in steps of one or a few mAh; for long windows
+
+What is measured is the whole phone: screen, radio and all. Two properties of the gauge rule the uncertainty: how often
+it renews its value, which is observed, and its gain, which no phone states.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.android.calibration import (
+    MAX_POWER_W,
+    MIN_POWER_W,
+    Calibration,
+    calibrate,
+    observed_update_period_s,
+    stuck_stretches_s,
+)
+from devices.android.device_clock import ClockMap, fit_clock, steady_stamps
+from devices.android.gauge_loop import GaugeLog, GaugeLoop, loop_script
+from devices.android.shell import Phone
+from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
+from results.records import Method, PowerTrace
+
+Array = NDArray[np.float64]
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "battery"
+SERVICE_PERIOD_S = 0.2
+COUNTER_PERIOD_S = 1.0
+CALIBRATION_S = 3.0
+RECONNECT_S = 30.0
+"""How long a window's start waits for a phone or a server that went away."""
+RELATIVE_ACCURACY = 0.02 / math.sqrt(3)
+"""Not stated by phone makers. Fuel-gauge ICs state 1 % to 2 % of the reading, sense resistor included: uniform within
+2 %, as one sigma."""
+C_PER_UAH = 3.6e-3
+_VOLTAGE_READS = 8
+"""Service readings for each reading of the voltage, which moves slowly and costs a process more."""
+
+_POWER_SUPPLY = "/sys/class/power_supply"
+_NOT_A_BATTERY = ("usb", "ac", "dc", "wireless", "wls", "main-charger", "pc_port", "charger")
+
+
+@dataclass(frozen=True)
+class GaugeSource:
+    """One way to the battery's current. read: shell that sets c (raw current or charge) and v (raw voltage)."""
+
+    name: str
+    kind: Literal["current", "charge"]
+    read: str
+    period_s: float
+
+
+def find_sources(phone: Phone, interval_s: float) -> list[GaugeSource]:
+    """What this phone offers, best first. Raises `DeviceError`."""
+    sources = [
+        GaugeSource(
+            f"{folder}/current_now",
+            "current",
+            f"c=; v=; read -r c <{folder}/current_now; read -r v <{folder}/voltage_now",
+            interval_s,
+        )
+        for folder in _readable_nodes(phone)
+    ]
+    now = phone.read("cmd battery get -f current_now")
+    if now is not None and now.strip().lstrip("-").isdigit():
+        sources.append(
+            GaugeSource(
+                "cmd battery current_now",
+                "current",
+                "c=$(cmd battery get -f current_now); k=$((k-1))\n"
+                f"[ $k -gt 0 ] || {{ k={_VOLTAGE_READS}; V=$(dumpsys battery | sed -n 's/^  voltage: //p'); }}\nv=$V",
+                max(interval_s, SERVICE_PERIOD_S),
+            )
+        )
+    if "Charge counter: " in (phone.read("dumpsys battery") or ""):
+        sources.append(
+            GaugeSource(
+                "dumpsys battery charge counter",
+                "charge",
+                "d=$(dumpsys battery | sed -n 's/^  Charge counter: //p;s/^  voltage: //p')\n"
+                "c=${d%%[!0-9]*}; v=${d##*[!0-9]}",
+                max(interval_s, COUNTER_PERIOD_S),
+            )
+        )
+    return sources
+
+
+def _readable_nodes(phone: Phone) -> list[str]:
+    """Folders of batteries whose current and voltage the shell may read; the one called `battery` first."""
+    files = phone.read_files(f"{_POWER_SUPPLY}/*/{name}" for name in ("current_now", "voltage_now", "type"))
+    folders = {path.rpartition("/")[0] for path in files}
+    batteries = [
+        folder
+        for folder in folders
+        if f"{folder}/current_now" in files
+        and f"{folder}/voltage_now" in files
+        and files.get(f"{folder}/type", "Battery").strip() in ("Battery", "BMS", "Unknown")
+        and not folder.rpartition("/")[2].startswith(_NOT_A_BATTERY)
+    ]
+    order = {"battery": 0, "bms": 1}
+    return sorted(batteries, key=lambda folder: (order.get(folder.rpartition("/")[2], 2), folder))
+
+
+class BatteryMeter:
+    """Power from the battery of a phone that discharges."""
+
+    name = "battery"
+    method: Method = "battery gauge"
+
+    def __init__(self, phone: Phone, interval_s: float, clock: Clock, reconnect_s: float = RECONNECT_S) -> None:
+        self.channels: tuple[Channel, ...] = ()
+        self.last_log: GaugeLog | None = None
+        """Raw readings of the last window, before sign and unit."""
+        self._phone = phone
+        self._interval_s = interval_s
+        self._clock = clock
+        self._reconnect_s = reconnect_s
+        self._source: GaugeSource | None = None
+        self._calibration: Calibration | None = None
+        self._loop: GaugeLoop | None = None
+
+    def open(self) -> None:
+        """Takes the first source that reads as a discharging battery, and prefers one that was seen to update.
+
+        Some seconds: sign, unit and update period are decided from readings. The phone must be on battery.
+        """
+        refusals = []
+        quiet: tuple[GaugeSource, Calibration | None, Channel] | None = None
+        for source in find_sources(self._phone, self._interval_s):
+            try:
+                calibration, channel = self._try(source)
+            except TransientDeviceError:
+                raise
+            except DeviceError as error:
+                log.info("battery: %s: %s", source.name, error)
+                refusals.append(f"{source.name}: {error}")
+                continue
+            if channel.update_period_s < CALIBRATION_S / 3:
+                self._use(source, calibration, channel)
+                return
+            quiet = quiet or (source, calibration, channel)
+        if quiet is None:
+            why = "; ".join(refusals) or f"the shell may read nothing under {_POWER_SUPPLY}"
+            raise MeterUnavailableError(
+                f"battery: no reading of the current: {why}"
+                " (a phone may hide it: Android 15 has it in `cmd battery`, a rooted or userdebug phone in sysfs)"
+            )
+        self._use(*quiet)
+
+    def _try(self, source: GaugeSource) -> tuple[Calibration | None, Channel]:
+        """What a few seconds of a source say. Raises `DeviceError` where it is no discharging battery."""
+        loop = GaugeLoop(self._phone, loop_script(source.read, source.period_s), self._clock)
+        loop.start()
+        self._clock.sleep_until_s(self._clock.now_s() + CALIBRATION_S)
+        readings = loop.stop()
+        if source.kind == "charge":
+            if not np.isfinite(readings.current * readings.voltage).all():
+                raise DeviceError("the charge counter or the voltage is no number")
+            return None, Channel(COMPONENT, "counter", relative_accuracy=RELATIVE_ACCURACY, note=source.name)
+        calibration = calibrate(readings.current, readings.voltage)
+        stamps_s, _ = steady_stamps(readings.wall_s, readings.uptime_s)
+        channel = Channel(
+            COMPONENT,
+            "held",
+            update_period_s=observed_update_period_s(stamps_s, readings.current),
+            relative_accuracy=RELATIVE_ACCURACY,
+            note=f"{source.name}: {calibration}",
+        )
+        return calibration, channel
+
+    def _use(self, source: GaugeSource, calibration: Calibration | None, channel: Channel) -> None:
+        self._source, self._calibration, self.channels = source, calibration, (channel,)
+        log.info("battery: %s, a new value every %.0f ms", channel.note, channel.update_period_s * 1e3)
+
+    def start(self) -> None:
+        """Begins a window. A phone that went away is waited for, up to a limit. Raises `TransientDeviceError`."""
+        if self._source is None:
+            raise DeviceError("meter battery is not open; open it first")
+        if self._loop is not None:
+            raise DeviceError("meter battery is already running; stop it before another window starts")
+        script = loop_script(self._source.read, self._source.period_s)
+        try:
+            loop = GaugeLoop(self._phone, script, self._clock)
+        except TransientDeviceError as error:
+            log.info("%s; looking for it", error)
+            self._phone.reach(self._reconnect_s)
+            loop = GaugeLoop(self._phone, script, self._clock)
+        loop.start()
+        self._loop = loop
+
+    def mark(self) -> None:
+        """The gauge renews its value when it likes."""
+
+    def stop(self) -> Sequence[PowerTrace]:
+        """Ends a window. Raises `TransientDeviceError` where the phone or the link was lost in it."""
+        if self._loop is None or self._source is None:
+            raise DeviceError("meter battery is not running; start it first")
+        [channel] = self.channels
+        # What happened last is shown by the next value.
+        self._clock.sleep_until_s(self._clock.now_s() + min(channel.update_period_s, 1.0) + self._source.period_s)
+        loop, self._loop = self._loop, None
+        self.last_log = loop.stop()
+        if self._calibration is None:
+            return [charge_trace(self.last_log, self._source, channel)]
+        return [power_trace(self.last_log, self._source, self._calibration, channel)]
+
+    def close(self) -> None:
+        if self._loop is not None:
+            loop, self._loop = self._loop, None
+            with suppress(DeviceError):
+                loop.cancel()
+
+
+def on_host_clock(readings: GaugeLog) -> tuple[Array, ClockMap, str]:
+    """(host times of the samples, the map, which clock of the phone it is)."""
+    n_samples = len(readings.wall_s)
+    markers = [m for burst in readings.bursts for m in burst]
+    wall_s = np.concatenate([readings.wall_s, [m.wall_s for m in markers]])
+    uptime_s = np.concatenate([readings.uptime_s, [m.uptime_s for m in markers]])
+    stamps_s, which = steady_stamps(wall_s, uptime_s)
+    device_s = iter(stamps_s[n_samples:].tolist())
+    clock = fit_clock([[(m.sent_s, next(device_s), m.received_s) for m in burst] for burst in readings.bursts])
+    return clock.to_host_s(stamps_s[:n_samples]), clock, which
+
+
+def power_trace(
+    readings: GaugeLog, source: GaugeSource, calibration: Calibration, channel: Channel, meter: str = BatteryMeter.name
+) -> PowerTrace:
+    """Watts that stand until the next reading, on the host's clock. What no phone draws is left out, and counted."""
+    times_s, clock, which = on_host_clock(readings)
+    watts = calibration.power_w(readings.current, readings.voltage)
+    usable = np.isfinite(watts) & (watts >= MIN_POWER_W) & (watts <= MAX_POWER_W)
+    usable[1:] &= np.diff(times_s) > 0  # two samples in one step of the uptime
+    period_s = observed_update_period_s(times_s[usable], readings.current[usable])
+    step = np.abs(np.diff(readings.current[usable]))
+    smallest = float(step[step > 0].min()) if (step > 0).any() else 0.0
+    note = f"{channel.note}; {_clock_note(clock, which)}"
+    if not usable.all():
+        note += (
+            f"; {int((~usable).sum())} of {len(usable)} readings are not in {MIN_POWER_W:g} to {MAX_POWER_W:g} W:"
+            " left out"
+        )
+    return replace(
+        channel,
+        update_period_s=period_s,
+        resolution=smallest * calibration.ampere_per_unit * _typical(readings.voltage) * calibration.volt_per_unit,
+        note=note,
+    ).trace(
+        meter,
+        BatteryMeter.method,
+        times_s[usable],
+        watts[usable],
+        source.period_s,
+        stuck_stretches_s(times_s[usable], readings.current[usable], period_s),
+    )
+
+
+def charge_trace(
+    readings: GaugeLog, source: GaugeSource, channel: Channel, meter: str = BatteryMeter.name
+) -> PowerTrace:
+    """Joules since the first reading, from the charge counter (uAh left) and the voltage (mV) at each step."""
+    times_s, clock, which = on_host_clock(readings)
+    volts = readings.voltage * 1e-3
+    taken_c = -np.diff(readings.current) * C_PER_UAH
+    joules = np.concatenate([[0.0], np.cumsum(taken_c * (volts[:-1] + volts[1:]) / 2)])
+    steps = np.abs(taken_c[taken_c != 0])
+    period_s = observed_update_period_s(times_s, readings.current)
+    return replace(
+        channel,
+        update_period_s=period_s,
+        resolution=float(steps.min() * np.median(volts)) if len(steps) else 0.0,
+        note=f"{channel.note}; {_clock_note(clock, which)}",
+    ).trace(meter, BatteryMeter.method, times_s, joules, source.period_s)
+
+
+def _typical(values: Array) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else 0.0
+
+
+def _clock_note(clock: ClockMap, which: str) -> str:
+    return f"phone's {which}, known to {clock.uncertainty_s * 1e3:.2g} ms, drift {clock.drift_ppm:.3g} ppm"

@@ -1,0 +1,104 @@
+"""What a phone's raw current means: its unit, and its sign while the battery discharges.
+
+The power-supply class of Linux asks for microampere, negative while discharging. Phones report microampere or
+milliampere, and either sign; two nodes of one phone may disagree. So a few seconds are taken while the status is
+`discharging`, and the reading decides that gives a power a phone can have. Raw values are kept beside what was decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.base import DeviceError
+
+Array = NDArray[np.float64]
+
+MIN_POWER_W, MAX_POWER_W = 0.05, 25.0
+"""What a phone draws from its battery: from asleep to the most that its connector bears."""
+MILLIAMPERE_BELOW = 20_000
+"""A median below is milliampere: 20 mA is less than a phone that is awake draws, 20 A more than any."""
+MIN_SAMPLES = 10
+STUCK_UPDATES = 12
+"""A gauge with noise in its last digit does not repeat itself so often; one that does has stopped."""
+SAME_SIGN = 0.9
+"""The share of samples that must agree."""
+_VOLT_UNITS = (1e-6, 1e-3, 1.0)
+MIN_VOLTAGE_V, MAX_VOLTAGE_V = 2.5, 20.0
+"""One cell nearly empty, to four in series."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """power = sign x current x ampere_per_unit x voltage x volt_per_unit."""
+
+    sign: int
+    ampere_per_unit: float
+    volt_per_unit: float
+
+    def power_w(self, current: Array, voltage: Array) -> Array:
+        """Of raw readings. Positive: the battery discharges."""
+        return self.sign * current * self.ampere_per_unit * voltage * self.volt_per_unit
+
+    def __str__(self) -> str:
+        unit = "mA" if self.ampere_per_unit == 1e-3 else "uA"
+        return f"current in {unit}, {'positive' if self.sign > 0 else 'negative'} while discharging"
+
+
+def calibrate(current: Array, voltage: Array) -> Calibration:
+    """From raw readings [n] of a discharging battery. Raises `DeviceError` where they cannot be a battery's."""
+    usable = np.isfinite(current) & np.isfinite(voltage)
+    if usable.sum() < MIN_SAMPLES:
+        raise DeviceError(f"{int(usable.sum())} of {len(current)} readings are numbers; {MIN_SAMPLES} are needed")
+    current, voltage = current[usable], voltage[usable]
+    volt_per_unit = _volt_per_unit(float(np.median(voltage)))
+    median = float(np.median(np.abs(current)))
+    if median == 0:
+        raise DeviceError("the current reads 0; this node is not wired to a gauge")
+    sign = 1 if np.median(current) > 0 else -1
+    agreeing = float((np.sign(current) == sign).mean())
+    if agreeing < SAME_SIGN:
+        raise DeviceError(
+            f"the current changes its sign while discharging ({agreeing:.0%} of the readings agree); is a charger on?"
+        )
+    volts = float(np.median(voltage)) * volt_per_unit
+    guess, other = (1e-3, 1e-6) if median < MILLIAMPERE_BELOW else (1e-6, 1e-3)
+    for ampere_per_unit in (guess, other):
+        if MIN_POWER_W <= median * ampere_per_unit * volts <= MAX_POWER_W:
+            return Calibration(sign, ampere_per_unit, volt_per_unit)
+    raise DeviceError(
+        f"a current of {median:g} at {volts:.3g} V is {median * volts * 1e-6:.3g} W if it is in uA and"
+        f" {median * volts * 1e-3:.3g} W if in mA; a phone draws {MIN_POWER_W:g} to {MAX_POWER_W:g} W"
+    )
+
+
+def _volt_per_unit(median: float) -> float:
+    for volt_per_unit in _VOLT_UNITS:
+        if MIN_VOLTAGE_V <= median * volt_per_unit <= MAX_VOLTAGE_V:
+            return volt_per_unit
+    raise DeviceError(f"a voltage of {median:g} is no battery's in uV, mV or V")
+
+
+def observed_update_period_s(times_s: Array, current: Array) -> float:
+    """How often the gauge gave a new value: the median distance of changes; all the time there was, below three.
+
+    A gauge that is stuck, or that a constant load leaves alone, has not been seen to update: it resolves nothing.
+    """
+    if len(times_s) < 2:
+        return 0.0
+    changed_s = times_s[1:][np.diff(current) != 0]
+    if len(changed_s) >= 3:
+        return float(np.median(np.diff(changed_s)))
+    return float(times_s[-1] - times_s[0]) / (len(changed_s) + 1)
+
+
+def stuck_stretches_s(times_s: Array, current: Array, update_period_s: float) -> tuple[tuple[float, float], ...]:
+    """Stretches of more than `STUCK_UPDATES` updates over which the reading is the same to the last digit."""
+    if len(times_s) < 2:
+        return ()
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(current) != 0) + 1, [len(times_s) - 1]])
+    runs_s = [(float(times_s[i]), float(times_s[j])) for i, j in pairwise(edges.tolist())]
+    return tuple(run for run in runs_s if run[1] - run[0] > STUCK_UPDATES * update_period_s > 0)

@@ -1,0 +1,412 @@
+"""The battery of a fake phone as a power meter: a real shell loop through the adb protocol, and what may go wrong.
+
+The fake's gauge renews every 50 ms instead of 250, so that a window of ten updates is short.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from threading import Timer
+
+import numpy as np
+import pytest
+
+from devices.android import battery as battery_module
+from devices.android.battery import BatteryMeter
+from devices.android.device_clock import Marker
+from devices.android.gauge_loop import GaugeLog, GaugeLoop, loop_script
+from devices.android.server import ServerAddress
+from devices.android.shell import Phone
+from devices.base import Channel, DeviceError, MeterUnavailableError, TransientDeviceError
+from devices.clock import MonotonicClock
+from results.energy import energy_between
+from results.records import EnergyReading, PowerTrace
+from tests.fakes.adb_server import FakeAdbServer
+from tests.fakes.battery import FakeBattery
+from tests.fakes.phone import DISCHARGING, FakePhone
+from tests.fakes.waveforms import StepPower
+
+CLOCK = MonotonicClock()
+INTERVAL_S = 0.02
+
+
+@pytest.fixture(autouse=True)
+def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakePhone:
+    return FakePhone(tmp_path / "phone")
+
+
+@pytest.fixture
+def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
+    with FakeAdbServer(fake) as running:
+        yield running
+
+
+@pytest.fixture
+def phone(server: FakeAdbServer) -> Phone:
+    return Phone("adb:", ServerAddress("127.0.0.1", server.port))
+
+
+@contextmanager
+def opened(phone: Phone, reconnect_s: float = 0.0) -> Iterator[BatteryMeter]:
+    meter = BatteryMeter(phone, INTERVAL_S, CLOCK, reconnect_s)
+    try:
+        meter.open()
+        yield meter
+    finally:
+        meter.close()
+
+
+def steady(at_s: float) -> float:
+    return 2.0
+
+
+def energy(traces: Sequence[PowerTrace], start_s: float, end_s: float) -> EnergyReading:
+    return energy_between(traces, [(start_s, end_s)], "all", "battery")
+
+
+def window(meter: BatteryMeter, seconds: float) -> tuple[Sequence[PowerTrace], EnergyReading]:
+    meter.start()
+    start_s = CLOCK.now_s()
+    time.sleep(seconds)
+    end_s = CLOCK.now_s()
+    traces = meter.stop()
+    return traces, energy(traces, start_s, end_s)
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+def test_samples_come_every_50_ms_with_the_phones_own_stamps(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady):
+        loop = GaugeLoop(phone, loop_script("c=1; v=2", 0.05), CLOCK)
+        loop.start()
+        time.sleep(2.0)
+        log = loop.stop()
+    # Markers wake the loop early: the periods around them are shorter.
+    periods_s = np.diff(log.wall_s)
+    assert np.median(periods_s) == pytest.approx(0.05, abs=2e-3)
+    assert len(log.bursts) == 2
+
+
+def test_the_clock_is_known_to_5_ms_over_a_link_with_20_ms_jitter(fake: FakePhone, phone: Phone) -> None:
+    """The fake phone's wall clock is this machine's: the true offset is known."""
+    fake.link_jitter_s = 0.02
+    loop = GaugeLoop(phone, loop_script("c=1; v=2", 0.05), CLOCK)
+    loop.start()
+    log = loop.stop()
+    truth_s = time.time() - CLOCK.now_s()
+    host_s, clock, which = battery_module.on_host_clock(log)
+    assert which == "wall clock"
+    assert np.abs(clock.offset_s - truth_s).max() < 5e-3
+    assert np.abs(host_s - (log.wall_s - truth_s)).max() < 5e-3
+
+
+def test_the_loop_ends_with_its_input_and_is_not_left_on_the_phone(fake: FakePhone, phone: Phone) -> None:
+    script = loop_script("c=1; v=2", 0.02).replace("echo", ": > alive; echo", 1)
+    loop = GaugeLoop(phone, script, CLOCK)
+    loop.start()
+    loop.cancel()
+    alive = fake.root / "alive"
+    time.sleep(0.3)
+    alive.unlink(missing_ok=True)
+    time.sleep(0.3)
+    assert not alive.exists()
+
+
+def test_a_marker_that_a_busy_shell_garbles_is_sent_again(fake: FakePhone, phone: Phone) -> None:
+    fake.input_to_cut = 3
+    loop = GaugeLoop(phone, loop_script("c=1; v=2", 0.05), CLOCK)
+    loop.start()
+    log = loop.stop()
+    assert [len(burst) for burst in log.bursts] == [12, 12]
+    truth_s = time.time() - CLOCK.now_s()
+    assert np.abs(battery_module.on_host_clock(log)[1].offset_s - truth_s).max() < 5e-3
+
+
+def test_bursts_go_on_in_a_long_window(phone: Phone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devices.android.gauge_loop.BURST_EVERY_S", 0.2)
+    loop = GaugeLoop(phone, loop_script("c=1; v=2", 0.02), CLOCK)
+    loop.start()
+    time.sleep(1.2)
+    log = loop.stop()
+    assert len(log.bursts) >= 4
+    middles_s = [np.mean([m.sent_s for m in burst]) for burst in log.bursts]
+    assert all(a < b for a, b in pairwise(middles_s))
+
+
+# --- joules ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sign", "per_ampere"), [(-1, 1e6), (1, 1e6), (-1, 1e3), (1, 1e3)])
+def test_constant_power_gives_its_joules_in_every_sign_and_unit(
+    fake: FakePhone, phone: Phone, sign: int, per_ampere: float
+) -> None:
+    with FakeBattery(fake, steady, sign=sign, per_ampere=per_ampere), opened(phone) as meter:
+        [trace], reading = window(meter, 1.5)
+    assert reading.energy_j == pytest.approx(2.0 * reading.duration_s, rel=0.01)
+    assert reading.method == "battery gauge"
+    assert trace.note is not None
+    assert f"current in {'uA' if per_ampere == 1e6 else 'mA'}" in trace.note
+    assert ("positive" if sign > 0 else "negative") in trace.note
+
+
+def test_steps_of_power_are_within_the_stated_uncertainty(fake: FakePhone, phone: Phone) -> None:
+    """1 W, and 5 W for two stretches of 0.5 s: the closed form is the sum of rectangles."""
+    begun_s = CLOCK.now_s()
+    edges_s = begun_s + np.array([0.0, 2.6, 3.1, 3.6, 4.1, 60.0])
+    power = StepPower(edges_s, np.array([1.0, 5.0, 1.0, 5.0, 1.0]))
+
+    def watts(at_s: float) -> float:
+        return float(power.power_w(np.array([at_s]))[0])
+
+    with FakeBattery(fake, watts), opened(phone) as meter:
+        meter.start()
+        start_s = CLOCK.now_s()
+        CLOCK.sleep_until_s(begun_s + 4.6)
+        end_s = CLOCK.now_s()
+        traces = meter.stop()
+    reading = energy(traces, start_s, end_s)
+    assert reading.energy_j is not None
+    assert reading.uncertainty_j is not None
+    assert start_s < begun_s + 2.6
+    assert abs(reading.energy_j - power.energy_j(start_s, end_s)) < 3 * reading.uncertainty_j
+    assert reading.uncertainty_j < 0.1 * reading.energy_j
+
+
+def test_the_update_period_is_observed_and_raw_readings_are_kept(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady, update_s=0.1), opened(phone) as meter:
+        [trace], _ = window(meter, 1.5)
+        assert trace.update_period_s == pytest.approx(0.1, abs=0.03)
+        assert meter.last_log is not None
+        # 2 W at 4 V: 0.5 A, in uA and with this phone's sign.
+        assert np.median(meter.last_log.current) == pytest.approx(-500_000, abs=5)
+        assert np.median(meter.last_log.voltage) == 4_000_000
+
+
+def test_repeated_windows_of_one_meter_are_apart(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady), opened(phone) as meter:
+        [first], _ = window(meter, 0.2)
+        [second], _ = window(meter, 0.2)
+    assert first.times_s[-1] < second.times_s[0]
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_denied_sysfs_falls_back_to_the_service(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady) as gauge:
+        gauge.deny_sysfs()
+        fake.answer("dumpsys battery", DISCHARGING.replace("voltage: 4012", "voltage: 4000"))
+        with opened(phone) as meter:
+            [trace], reading = window(meter, 3.2)
+    assert trace.note is not None
+    assert trace.note.startswith("cmd battery current_now: current in uA")
+    assert reading.energy_j == pytest.approx(2.0 * reading.duration_s, rel=0.01)
+
+
+def test_without_any_current_the_charge_counter_is_the_last_source(fake: FakePhone, phone: Phone) -> None:
+    with opened(phone) as meter:
+        [channel] = meter.channels
+        assert (channel.kind, channel.note) == ("counter", "dumpsys battery charge counter")
+        _, reading = window(meter, 1.0)
+    assert reading.energy_j is None  # it has not moved
+    assert "stood still" in str(reading.reason) or "unresolved" in str(reading.reason)
+
+
+def test_the_charge_counter_gives_its_joules() -> None:
+    """A counter that loses 1 mAh (3.6 C) every 5 s at 4 V, read every second for ten minutes: 2.88 W."""
+    at_s = np.arange(601, dtype=np.float64)
+    markers = tuple(Marker(t, t, np.nan, t) for t in (0.0, 600.0))
+    log = GaugeLog(
+        at_s, at_s, 3_456_000 - np.floor(at_s / 5.0) * 1000, np.full(601, 4000.0), (markers[:1], markers[1:])
+    )
+    source = battery_module.GaugeSource("counter", "charge", "", 1.0)
+    trace = battery_module.charge_trace(log, source, Channel("battery", "counter"))
+    assert trace.update_period_s == 5.0
+    assert trace.resolution == pytest.approx(14.4)
+    reading = energy([trace], 50.0, 550.0)
+    assert reading.energy_j == pytest.approx(2.88 * 500.0, rel=0.01)
+
+
+def test_a_phone_that_tells_nothing_is_refused_with_the_remedy(fake: FakePhone, phone: Phone) -> None:
+    fake.answer("dumpsys battery", None)
+    with (
+        pytest.raises(MeterUnavailableError, match=r"may read nothing under /sys/class/power_supply.*Android 15"),
+        opened(phone),
+    ):
+        pass
+
+
+def test_a_node_that_is_no_battery_is_not_taken(fake: FakePhone, phone: Phone) -> None:
+    """A charger's node beside it, and a `bms` node that disagrees in sign: the one called battery counts."""
+    with (
+        FakeBattery(fake, steady, folder="/sys/class/power_supply/usb"),
+        FakeBattery(fake, lambda at_s: 9.0, sign=1, folder="/sys/class/power_supply/bms"),
+        FakeBattery(fake, steady),
+        opened(phone) as meter,
+    ):
+        fake.file("/sys/class/power_supply/usb/type", "USB\n")
+        assert meter.channels[0].note == (
+            "/sys/class/power_supply/battery/current_now: current in uA, negative while discharging"
+        )
+
+
+def test_a_source_that_stands_still_gives_way_to_one_that_moves(fake: FakePhone, phone: Phone) -> None:
+    with (
+        FakeBattery(fake, steady) as stuck,
+        FakeBattery(fake, steady, folder="/sys/class/power_supply/bms"),
+    ):
+        stuck.stuck_at = -500_000
+        with opened(phone) as meter:
+            assert "bms" in str(meter.channels[0].note)
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stuck_current_has_no_energy(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady) as gauge, opened(phone) as meter:
+        gauge.stuck_at = -500_000
+        time.sleep(0.1)
+        _, reading = window(meter, 1.5)
+    assert reading.energy_j is None
+    assert "unresolved" in str(reading.reason)
+
+
+def test_a_current_that_sticks_in_the_window_has_no_energy(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady) as gauge, opened(phone) as meter:
+        meter.start()
+        start_s = CLOCK.now_s()
+        time.sleep(1.0)
+        gauge.stuck_at = -500_000
+        time.sleep(1.5)
+        end_s = CLOCK.now_s()
+        reading = energy(meter.stop(), start_s, end_s)
+    assert reading.energy_j is None
+    assert "gap of" in str(reading.reason)
+
+
+def test_a_sign_that_flips_in_the_window_has_no_energy(fake: FakePhone, phone: Phone) -> None:
+    """As when a charger is plugged in."""
+    with FakeBattery(fake, steady) as gauge, opened(phone) as meter:
+        meter.start()
+        start_s = CLOCK.now_s()
+        time.sleep(1.0)
+        gauge.sign = 1
+        time.sleep(1.0)
+        end_s = CLOCK.now_s()
+        [trace] = meter.stop()
+    reading = energy([trace], start_s, end_s)
+    assert reading.energy_j is None
+    assert "uncovered" in str(reading.reason)
+    assert "left out" in str(trace.note)
+
+
+def test_a_current_of_zero_is_not_zero_joules(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady) as gauge, opened(phone) as meter:
+        gauge.stuck_at = 0
+        time.sleep(0.1)
+        _, reading = window(meter, 1.0)
+    assert reading.energy_j is None
+    assert "0 readings, at least 2 are needed" in str(reading.reason)
+
+
+def test_a_node_that_vanishes_in_the_window_has_no_energy(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady) as gauge, opened(phone) as meter:
+        meter.start()
+        start_s = CLOCK.now_s()
+        time.sleep(0.8)
+        gauge.deny_sysfs()
+        time.sleep(0.8)
+        end_s = CLOCK.now_s()
+        reading = energy(meter.stop(), start_s, end_s)
+    assert reading.energy_j is None
+    assert "uncovered" in str(reading.reason)
+
+
+def test_a_pulled_cable_is_a_transient_error_at_the_windows_end(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady), opened(phone) as meter:
+        meter.start()
+        time.sleep(0.3)
+        fake.pull_cable()
+        time.sleep(0.1)
+        with pytest.raises(TransientDeviceError, match="link broke"):
+            meter.stop()
+        with pytest.raises(TransientDeviceError, match="no phone is attached"):
+            meter.start()
+        fake.plug_in()
+        assert window(meter, 1.0)[1].energy_j is not None
+
+
+def test_a_phone_that_comes_back_in_time_is_waited_for(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady), opened(phone, reconnect_s=5.0) as meter:
+        fake.pull_cable()
+        Timer(1.0, fake.plug_in).start()
+        assert window(meter, 1.0)[1].energy_j is not None
+
+
+def test_a_server_that_is_killed_and_restarted_costs_one_window(
+    fake: FakePhone, server: FakeAdbServer, phone: Phone
+) -> None:
+    with FakeBattery(fake, steady), opened(phone) as meter:
+        meter.start()
+        server.stop()
+        server.start()
+        with pytest.raises(TransientDeviceError):
+            meter.stop()
+        assert window(meter, 1.0)[1].energy_j is not None
+
+
+def test_a_phone_on_the_network_is_connected_again_after_a_server_restart(tmp_path: Path) -> None:
+    fake = FakePhone(tmp_path / "wifi", serial="192.168.1.7:5555")
+    with FakeAdbServer(fake) as server, FakeBattery(fake, steady):
+        phone = Phone("adb:192.168.1.7:5555", ServerAddress("127.0.0.1", server.port))
+        with opened(phone) as meter:
+            server.stop()
+            server.start()
+            assert not fake.attached
+            assert window(meter, 1.0)[1].energy_j is not None
+
+
+def test_a_link_that_falls_silent_is_not_waited_for_for_ever(
+    fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("devices.android.gauge_loop.SILENCE_S", 0.5)
+    with FakeBattery(fake, steady), opened(phone) as meter:
+        meter.start()
+        fake.silent = True
+        begun_s = CLOCK.now_s()
+        with pytest.raises(TransientDeviceError, match="no answer in time"):
+            meter.stop()
+        assert CLOCK.now_s() - begun_s < 3.0
+        fake.silent = False
+
+
+@pytest.mark.parametrize("state", ["offline", "unauthorized"])
+def test_a_phone_that_drops_to_another_state_is_told(fake: FakePhone, phone: Phone, state: str) -> None:
+    with FakeBattery(fake, steady), opened(phone) as meter:
+        fake.state = state
+        with pytest.raises(DeviceError, match=r"offline|unauthorised") as error:
+            meter.start()
+        assert isinstance(error.value, TransientDeviceError) == (state == "offline")
+
+
+def test_start_and_stop_keep_their_order(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady):
+        with pytest.raises(DeviceError, match="not open"):
+            BatteryMeter(phone, INTERVAL_S, CLOCK).start()
+        with opened(phone) as meter:
+            with pytest.raises(DeviceError, match="not running"):
+                meter.stop()
+            meter.start()
+            with pytest.raises(DeviceError, match="already running"):
+                meter.start()

@@ -1,0 +1,98 @@
+"""Sign and unit of a phone's current."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from devices.android.calibration import (
+    calibrate,
+    observed_update_period_s,
+    stuck_stretches_s,
+)
+from devices.base import DeviceError
+
+N = 60
+Array = NDArray[np.float64]
+
+
+def readings(value: float) -> Array:
+    return np.full(N, float(value))
+
+
+@pytest.mark.parametrize(
+    ("current", "voltage", "watts", "words"),
+    [
+        (-450_000, 4_012_000, 1.8054, "current in uA, negative while discharging"),
+        (450_000, 4_012_000, 1.8054, "current in uA, positive while discharging"),
+        (-450, 4_012_000, 1.8054, "current in mA, negative while discharging"),
+        (450, 4_012, 1.8054, "current in mA, positive while discharging"),
+        # 15 mA in uA is below the limit for milliampere; 15 A in mA is 58 W, which no phone draws.
+        (-15_000, 3_900_000, 0.0585, "current in uA, negative while discharging"),
+        # Two cells in series.
+        (-1_200_000, 7_800_000, 9.36, "current in uA, negative while discharging"),
+    ],
+)
+def test_unit_and_sign_are_those_that_give_a_phones_power(
+    current: float, voltage: float, watts: float, words: str
+) -> None:
+    found = calibrate(readings(current), readings(voltage))
+    assert found.power_w(readings(current), readings(voltage)) == pytest.approx(watts)
+    assert str(found) == words
+
+
+@given(
+    watts=st.floats(0.3, 15.0),
+    volts=st.floats(3.4, 4.5),
+    sign=st.sampled_from([1, -1]),
+    per_ampere=st.sampled_from([1e3, 1e6]),
+    per_volt=st.sampled_from([1e3, 1e6]),
+)
+def test_any_phone_that_is_awake_is_understood(
+    watts: float, volts: float, sign: int, per_ampere: float, per_volt: float
+) -> None:
+    current, voltage = readings(sign * watts / volts * per_ampere), readings(volts * per_volt)
+    assert calibrate(current, voltage).power_w(current, voltage) == pytest.approx(watts)
+
+
+@pytest.mark.parametrize(
+    ("current", "voltage", "reason"),
+    [
+        (readings(0), readings(4e6), "reads 0"),
+        (readings(3), readings(4e6), "0.012 W if in mA"),
+        (readings(9e9), readings(4e6), "3.6e.04 W if it is in uA"),
+        (readings(-4e5), readings(50), "is no battery's"),
+        (np.where(np.arange(N) % 2, 4e5, -4e5), readings(4e6), "changes its sign.*charger"),
+        (readings(np.nan), readings(4e6), "0 of 60 readings are numbers"),
+    ],
+)
+def test_what_cannot_be_a_battery_is_refused(
+    current: Array,
+    voltage: Array,
+    reason: str,
+) -> None:
+    with pytest.raises(DeviceError, match=reason):
+        calibrate(current, voltage)
+
+
+def test_the_update_period_is_seen_through_repeated_samples() -> None:
+    at_s = 0.05 * np.arange(200, dtype=np.float64)
+    current = np.floor(at_s / 0.25 + 1e-9)
+    assert observed_update_period_s(at_s, current) == pytest.approx(0.25)
+
+
+def test_a_gauge_without_updates_resolves_nothing() -> None:
+    at_s = 0.05 * np.arange(201, dtype=np.float64)
+    assert observed_update_period_s(at_s, np.full(len(at_s), 5.0)) == pytest.approx(10.0)
+    assert observed_update_period_s(at_s, np.where(at_s < 4.0, 5.0, 6.0)) == pytest.approx(5.0)
+
+
+def test_a_gauge_that_stops_is_a_gap_from_its_last_update() -> None:
+    at_s = 0.05 * np.arange(201, dtype=np.float64)
+    current = np.floor(np.minimum(at_s, 4.0) / 0.25 + 1e-9)
+    [stretch_s] = stuck_stretches_s(at_s, current, 0.25)
+    assert stretch_s == pytest.approx((4.0, 10.0))
+    assert stuck_stretches_s(at_s, np.floor(at_s / 0.25 + 1e-9), 0.25) == ()
