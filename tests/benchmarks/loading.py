@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from engines.kernels.compile import library
 from tests.benchmarks.measurement import Measurement, beside, measured, write_page
 from tests.benchmarks.timing import Figure, Turns, timed
 
+REPOSITORY = Path(__file__).parents[2]
 HIDDEN, WIDTH, N_EXPERTS, VOCABULARY = 1024, 1024, 16, 2048
 N_HEADS, N_KV_HEADS, HEAD_DIM = 16, 8, 64
 LAYERS_PER_SHARD = 2
@@ -217,7 +219,7 @@ def load(who: str, folder: Path, dtype: str, limit_bytes: int | None = None) -> 
     def watch() -> None:
         with (
             tempfile.TemporaryFile("w+") as complaints,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True) as process,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, cwd=REPOSITORY) as process,
         ):
             while process.poll() is None:
                 status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
@@ -270,6 +272,11 @@ def medians(loads: Sequence[Load], figure: str) -> float:
 
 
 def compared(folder: Path, dtype: str, gigabytes: float, n_turns: int) -> Iterator[Measurement]:
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    if free_gb < 1.1 * gigabytes:
+        raise SystemExit(
+            f"{folder}: {free_gb:.1f} GB free for a checkpoint of {gigabytes} GB; set TMPDIR to another disk"
+        )
     n_bytes = write_checkpoint(folder, dtype, layers_of(gigabytes, dtype))
     read_once(folder)
     loads: dict[str, list[Load]] = {who: [] for who in LOADERS}
