@@ -1,11 +1,16 @@
-"""Attention over a key/value cache: grouped-query and latent, with what families add to the softmax.
+"""Attention over key/value caches: grouped-query and latent, with what families add to the softmax.
 
-Legend: T tokens of the chunk, S tokens seen, N query heads, M key/value heads, D features of a query, V of a value,
-G query heads that one key/value head serves, R rank of the latent, P pairs of turned features, H hidden.
+A step holds the new tokens of one sequence or of several, row after row. Projections are computed for all rows at once,
+so that their weights are read once; scores and sums for each sequence alone, against its own cache.
+
+Legend: T tokens of the step or, where a function takes one chunk, of the chunk; S tokens seen, N query heads,
+M key/value heads, D features of a query, V of a value, G query heads that one key/value head serves, R rank of the
+latent, P pairs of turned features, H hidden.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -124,17 +129,31 @@ def view_of(span: Span | None, position: int, n_tokens: int) -> View:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where the new tokens stand. cos_TP and sin_TP turn queries and keys, in layers that do so."""
+    """The new tokens of one sequence: where they stand in it, and which rows of the step they are."""
 
+    cache: KeyValueCache
     position: int
     n_tokens: int
-    cos_TP: Tensor
-    sin_TP: Tensor
+    first_row: int
     views: dict[Span | None, View]
 
     @property
     def end(self) -> int:
         return self.position + self.n_tokens
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first_row, self.first_row + self.n_tokens)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The chunks that are computed together. cos_TP and sin_TP turn the queries and keys of all rows, in layers that do
+    so."""
+
+    chunks: Sequence[Chunk]
+    cos_TP: Tensor
+    sin_TP: Tensor
 
 
 def attend(
@@ -142,29 +161,40 @@ def attend(
     weights: AttentionWeights | LatentWeights,
     config: ModelConfig,
     layer: int,
-    chunk: Chunk,
-    cache: KeyValueCache,
+    step: Step,
     table: native.AttentionTable | None,
 ) -> Tensor:
-    """The attention block of one layer: writes the chunk's keys and values to the cache and returns its output.
+    """The attention block of one layer: writes each chunk's keys and values to its cache and returns its output.
 
-    table: of `kernel_table`; None has torch compute.
+    table: of `kernel_table`; None has torch compute. The kernel computes one chunk whole, projections included.
     """
-    if table is not None and native.serves(x_TH):
-        cos_TP, sin_TP = (chunk.cos_TP, chunk.sin_TP) if config.attention.rope_layers[layer] else (None, None)
-        return native.attend(x_TH, table, cos_TP, sin_TP, cache.keys[layer], cache.values[layer], chunk.position)
-    view = chunk.views[config.attention.spans[layer]]
+    if table is not None and len(step.chunks) == 1 and native.serves(x_TH):
+        chunk = step.chunks[0]
+        cos_TP, sin_TP = (step.cos_TP, step.sin_TP) if config.attention.rope_layers[layer] else (None, None)
+        keys, values = chunk.cache.keys[layer], chunk.cache.values[layer]
+        return native.attend(x_TH, table, cos_TP, sin_TP, keys, values, chunk.position)
     if isinstance(weights, LatentWeights):
         latent = config.attention.latent
         assert latent is not None  # latent weights are read only where the config is latent
-        return _latent_attention(x_TH, weights, config, latent, cache.keys[layer], chunk, view)
-    query_NTD, key_MTD, value_MTD = _project(x_TH, weights, config, layer, chunk)
-    cache.keys[layer][:, chunk.position : chunk.end] = key_MTD
-    cache.values[layer][:, chunk.position : chunk.end] = value_MTD
-    key_MSD = cache.keys[layer][:, view.first : chunk.end]
-    value_MSD = cache.values[layer][:, view.first : chunk.end]
-    mixed_NTD = mix_values(query_NTD, key_MSD, value_MSD, view.mask_TS, config.attention, weights.sinks_N)
-    return widened_linear(mixed_NTD.transpose(0, 1).flatten(1), weights.out_HQ, weights.out_bias_H)
+        return _latent_attention(x_TH, weights, config, latent, layer, step)
+    span = config.attention.spans[layer]
+    query_NTD, key_MTD, value_MTD = _project(x_TH, weights, config, layer, step)
+    mixed = []
+    for chunk in step.chunks:
+        view, keys, values = chunk.views[span], chunk.cache.keys[layer], chunk.cache.values[layer]
+        keys[:, chunk.position : chunk.end] = key_MTD[:, chunk.rows]
+        values[:, chunk.position : chunk.end] = value_MTD[:, chunk.rows]
+        key_MSD, value_MSD = keys[:, view.first : chunk.end], values[:, view.first : chunk.end]
+        mixed.append(
+            mix_values(query_NTD[:, chunk.rows], key_MSD, value_MSD, view.mask_TS, config.attention, weights.sinks_N)
+        )
+    return widened_linear(_rows_of_heads(mixed), weights.out_HQ, weights.out_bias_H)
+
+
+def _rows_of_heads(mixed: Sequence[Tensor]) -> Tensor:
+    """Each chunk's [N, T, V] one under another, as [T, N * V]."""
+    together_NTV = mixed[0] if len(mixed) == 1 else torch.cat([*mixed], dim=1)
+    return together_NTV.transpose(0, 1).flatten(1)
 
 
 def kernel_table(
@@ -200,7 +230,7 @@ def kernel_table(
 
 
 def _project(
-    x_TH: Tensor, weights: AttentionWeights, config: ModelConfig, layer: int, chunk: Chunk
+    x_TH: Tensor, weights: AttentionWeights, config: ModelConfig, layer: int, step: Step
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values by head, normed where the model does so, and turned to their positions."""
     attention, head_dim = config.attention, config.head_dim
@@ -212,21 +242,22 @@ def _project(
     if attention.clip is not None:
         query_TQ, key_TM, value_TM = (x.clamp(-attention.clip, attention.clip) for x in (query_TQ, key_TM, value_TM))
     query_NTD, key_MTD, value_MTD = (
-        x.view(chunk.n_tokens, -1, head_dim).transpose(0, 1) for x in (query_TQ, key_TM, value_TM)
+        x.view(len(x_TH), -1, head_dim).transpose(0, 1) for x in (query_TQ, key_TM, value_TM)
     )
     if weights.q_norm is not None and weights.k_norm is not None and attention.qk_norm == "head":
         query_NTD, key_MTD = weights.q_norm(query_NTD), weights.k_norm(key_MTD)
     if attention.rope_layers[layer]:
-        query_NTD, key_MTD = (turn(x, chunk.cos_TP, chunk.sin_TP, config.rope.pairs) for x in (query_NTD, key_MTD))
+        query_NTD, key_MTD = (turn(x, step.cos_TP, step.sin_TP, config.rope.pairs) for x in (query_NTD, key_MTD))
         if attention.qk_norm == "l2":
             query_NTD, key_MTD = (F.rms_norm(x, (head_dim,), eps=config.norm.eps) for x in (query_NTD, key_MTD))
     elif attention.temperature is not None:
-        query_NTD = query_NTD * _temperature_T1(attention.temperature, chunk)
+        query_NTD = query_NTD * _temperature_T1(attention.temperature, step)
     return query_NTD, key_MTD, value_MTD
 
 
-def _temperature_T1(temperature: Temperature, chunk: Chunk) -> Tensor:
-    place_T = torch.arange(chunk.position + 1, chunk.end + 1, dtype=torch.float32)
+def _temperature_T1(temperature: Temperature, step: Step) -> Tensor:
+    places = [torch.arange(chunk.position + 1, chunk.end + 1, dtype=torch.float32) for chunk in step.chunks]
+    place_T = torch.cat(places)
     return (1 + temperature.strength * torch.log1p((place_T / temperature.floor_tokens).floor()))[:, None]
 
 
@@ -266,54 +297,62 @@ def _softmax_with_sink(score_GTS: Tensor, sink_G: Tensor | None) -> Tensor:
 
 
 def _latent_attention(
-    x_TH: Tensor,
-    weights: LatentWeights,
-    config: ModelConfig,
-    latent: LatentConfig,
-    cached_1SK: Tensor,
-    chunk: Chunk,
-    view: View,
+    x_TH: Tensor, weights: LatentWeights, config: ModelConfig, latent: LatentConfig, layer: int, step: Step
 ) -> Tensor:
-    """DeepSeek-V2 §2.1.2, §2.1.3. The cache holds the normed latent and the one turned key (K = R + turned features).
+    """DeepSeek-V2 §2.1.2, §2.1.3. The cache holds the normed latent and the turned key (K = R + turned features)."""
+    row_TK = _latent_row(x_TH, weights, config, latent, step)
+    query_NTD, turned_NTD = _latent_queries(x_TH, weights, config, latent, step)
+    mixed = []
+    for chunk in step.chunks:
+        view, cached_1SK = chunk.views[config.attention.spans[layer]], chunk.cache.keys[layer]
+        cached_1SK[0, chunk.position : chunk.end] = row_TK[chunk.rows]
+        seen_1SK = cached_1SK[:, view.first : chunk.end]
+        queries = (query_NTD[:, chunk.rows], turned_NTD[:, chunk.rows])
+        mixed.append(_mix_latents(*queries, seen_1SK, view.mask_TS, weights, config.attention, latent))
+    return widened_linear(_rows_of_heads(mixed), weights.out_HQ)
+
+
+def _mix_latents(
+    query_NTD: Tensor,
+    turned_NTD: Tensor,
+    seen_1SK: Tensor,
+    mask_TS: Tensor | None,
+    weights: LatentWeights,
+    attention: AttentionConfig,
+    latent: LatentConfig,
+) -> Tensor:
+    """One chunk's mixed_NTV.
 
     Keys and values are expanded for all heads, or the queries are brought to the latent instead and the values expanded
     after the sum ("absorbed"): the same products in another order, chosen by which takes fewer.
     """
-    cached_1SK[0, chunk.position : chunk.end] = _latent_row(x_TH, weights, config, latent, chunk)
-    seen_1SK = cached_1SK[:, view.first : chunk.end]
-    query_NTD, turned_NTD = _latent_queries(x_TH, weights, config, latent, chunk)
+    n_heads, n_tokens, _ = query_NTD.shape
     key_up_NDR, value_up_NVR = weights.key_up_NDR.float(), weights.value_up_NVR.float()
     expanding = latent.kv_rank * (latent.nope_dim + latent.value_dim)
-    absorbing = chunk.n_tokens * (2 * latent.kv_rank - latent.nope_dim - latent.value_dim)
+    absorbing = n_tokens * (2 * latent.kv_rank - latent.nope_dim - latent.value_dim)
+    seen_1SR = seen_1SK[..., : latent.kv_rank]
     if expanding < absorbing:
-        n_heads = query_NTD.shape[0]
-        seen_1SR, turned_1SD = seen_1SK[..., : latent.kv_rank], seen_1SK[..., latent.kv_rank :]
+        turned_1SD = seen_1SK[..., latent.kv_rank :]
         key_NSD = torch.cat([seen_1SR @ key_up_NDR.mT, turned_1SD.expand(n_heads, -1, -1)], dim=-1)
         value_NSV = seen_1SR @ value_up_NVR.mT
-        query_NTD = torch.cat([query_NTD, turned_NTD], dim=-1)
-        mixed_NTV = mix_values(query_NTD, key_NSD, value_NSV, view.mask_TS, config.attention, None)
-    else:
-        query_NTK = torch.cat([query_NTD @ key_up_NDR, turned_NTD], dim=-1)
-        seen_1SR = seen_1SK[..., : latent.kv_rank]
-        mixed_NTR = mix_values(query_NTK, seen_1SK, seen_1SR, view.mask_TS, config.attention, None)
-        mixed_NTV = mixed_NTR @ value_up_NVR.mT
-    return widened_linear(mixed_NTV.transpose(0, 1).flatten(1), weights.out_HQ)
+        return mix_values(torch.cat([query_NTD, turned_NTD], dim=-1), key_NSD, value_NSV, mask_TS, attention, None)
+    query_NTK = torch.cat([query_NTD @ key_up_NDR, turned_NTD], dim=-1)
+    return mix_values(query_NTK, seen_1SK, seen_1SR, mask_TS, attention, None) @ value_up_NVR.mT
 
 
-def _latent_row(
-    x_TH: Tensor, weights: LatentWeights, config: ModelConfig, latent: LatentConfig, chunk: Chunk
-) -> Tensor:
+def _latent_row(x_TH: Tensor, weights: LatentWeights, config: ModelConfig, latent: LatentConfig, step: Step) -> Tensor:
+    """What the cache holds of each token."""
     latent_TR, key_TD = torch.split(widened_linear(x_TH, weights.kv_down_RH), [latent.kv_rank, latent.rope_dim], dim=-1)
-    return torch.cat([weights.kv_norm(latent_TR), turn(key_TD, chunk.cos_TP, chunk.sin_TP, config.rope.pairs)], dim=-1)
+    return torch.cat([weights.kv_norm(latent_TR), turn(key_TD, step.cos_TP, step.sin_TP, config.rope.pairs)], dim=-1)
 
 
 def _latent_queries(
-    x_TH: Tensor, weights: LatentWeights, config: ModelConfig, latent: LatentConfig, chunk: Chunk
+    x_TH: Tensor, weights: LatentWeights, config: ModelConfig, latent: LatentConfig, step: Step
 ) -> tuple[Tensor, Tensor]:
     """Each head's unturned and turned features."""
     narrow_TR = x_TH
     if weights.q_down_RH is not None and weights.q_norm is not None:
         narrow_TR = weights.q_norm(widened_linear(x_TH, weights.q_down_RH))
-    query_NTD = widened_linear(narrow_TR, weights.q_QR).view(chunk.n_tokens, config.n_heads, -1).transpose(0, 1)
+    query_NTD = widened_linear(narrow_TR, weights.q_QR).view(len(x_TH), config.n_heads, -1).transpose(0, 1)
     plain_NTD, turned_NTD = torch.split(query_NTD, [latent.nope_dim, latent.rope_dim], dim=-1)
-    return plain_NTD, turn(turned_NTD, chunk.cos_TP, chunk.sin_TP, config.rope.pairs)
+    return plain_NTD, turn(turned_NTD, step.cos_TP, step.sin_TP, config.rope.pairs)

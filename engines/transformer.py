@@ -1,18 +1,21 @@
 """One transformer for every family of `engines.families`, computed chunk by chunk against a key/value cache.
 
-Arithmetic is fp32 whatever the weights are stored in. A chunk is any run of tokens that continues what the cache holds:
-a whole prompt, a piece of one, or one token of decoding; the result does not depend on where prompts are cut.
+Arithmetic is fp32 whatever the weights are stored in. A chunk is any run of tokens that continues what a cache holds:
+a whole prompt, a piece of one, or one token of decoding; the result does not depend on where prompts are cut. A step
+computes one chunk, or the chunks of several sequences, their rows one after another.
 
-Legend: T tokens of the chunk, H hidden, P pairs of turned features, L vocabulary rows.
+Legend: T tokens of the step, H hidden, P pairs of turned features, L vocabulary rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.attention import Chunk, attend, kernel_table, view_of
+from engines.attention import Chunk, Step, attend, kernel_table, view_of
 from engines.attention import KeyValueCache as KeyValueCache
 from engines.checkpoints import Checkpoint
 from engines.dispatch import DispatchPlan
@@ -40,18 +43,24 @@ class Transformer:
         self, tokens_T: Tensor, cache: KeyValueCache, technique: Technique, phase: ChunkPhase
     ) -> tuple[Tensor, list[DispatchPlan | None]]:
         """Runs one chunk at the cache's end. Returns normed hidden_TH and each layer's plan (None for dense layers)."""
-        chunk = self._chunk(tokens_T.shape[0], cache)
+        return self.forward_batch([tokens_T], [cache], technique, phase)
+
+    def forward_batch(
+        self, chunks: Sequence[Tensor], caches: Sequence[KeyValueCache], technique: Technique, phase: ChunkPhase
+    ) -> tuple[Tensor, list[DispatchPlan | None]]:
+        """Runs one chunk of tokens for each sequence, at the end of its own cache, in one step.
+
+        hidden_TH holds the rows of the first chunk, then those of the next. Each layer has one plan for all rows:
+        experts see the tokens of all sequences together, and a technique that couples tokens couples those of different
+        sequences, as in serving systems that batch.
+        """
+        step = self._step([len(tokens_T) for tokens_T in chunks], caches)
+        tokens_T = chunks[0] if len(chunks) == 1 else torch.cat([*chunks])
         hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).float() * self.config.embedding_scale
         plans: list[DispatchPlan | None] = []
         for layer, weights in enumerate(self._weights.layers):
             attended_TH = attend(
-                weights.attention_norm(hidden_TH),
-                weights.attention,
-                self.config,
-                layer,
-                chunk,
-                cache,
-                self._tables[layer],
+                weights.attention_norm(hidden_TH), weights.attention, self.config, layer, step, self._tables[layer]
             )
             # Saliency [S, 000 §3.2] is the attention block's own output, before the residual is added.
             saliency_T = torch.linalg.vector_norm(attended_TH, dim=-1) if technique.needs_saliency else None
@@ -63,7 +72,8 @@ class Transformer:
                 mixed_TH = weights.after_mlp_norm(mixed_TH)
             hidden_TH = hidden_TH + mixed_TH
             plans.append(plan)
-        cache.length = chunk.end
+        for chunk in step.chunks:
+            chunk.cache.length = chunk.end
         return self._weights.norm(hidden_TH), plans
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
@@ -72,14 +82,24 @@ class Transformer:
         cap = self.config.logit_softcap
         return logits_TL if cap is None else cap * torch.tanh(logits_TL / cap)
 
-    def _chunk(self, n_tokens: int, cache: KeyValueCache) -> Chunk:
-        position, end = cache.length, cache.length + n_tokens
-        if not cache.keys or end > cache.n_positions:
-            raise EngineError(f"chunk ends at position {end}, beyond the cache; call cache.start with enough positions")
-        frequency_P, amplitude = rope_frequencies(self.config.rope, cache.n_positions)
-        cos_TP, sin_TP = rotation(frequency_P, amplitude, position, n_tokens)
-        views = {span: view_of(span, position, n_tokens) for span in set(self.config.attention.spans)}
-        return Chunk(position, n_tokens, cos_TP, sin_TP, views)
+    def _step(self, n_tokens: Sequence[int], caches: Sequence[KeyValueCache]) -> Step:
+        if len({id(cache) for cache in caches}) < len(caches):
+            raise EngineError(f"{len(caches)} sequences in fewer caches; give each sequence a cache of its own")
+        chunks: list[Chunk] = []
+        turns: list[tuple[Tensor, Tensor]] = []
+        row = 0
+        for n, cache in zip(n_tokens, caches, strict=True):
+            position = cache.length
+            if not cache.keys or position + n > cache.n_positions:
+                raise EngineError(
+                    f"chunk ends at position {position + n}, beyond the cache; call cache.start with enough positions"
+                )
+            views = {span: view_of(span, position, n) for span in set(self.config.attention.spans)}
+            chunks.append(Chunk(cache, position, n, row, views))
+            turns.append(rotation(*rope_frequencies(self.config.rope, cache.n_positions), position, n))
+            row += n
+        cos_TP, sin_TP = turns[0] if len(turns) == 1 else map(torch.cat, zip(*turns, strict=True))
+        return Step(chunks, cos_TP, sin_TP)
 
     def _mlp(
         self,

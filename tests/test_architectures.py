@@ -11,13 +11,16 @@ from safetensors.torch import load_file
 from engines.checkpoints import inspect_checkpoint, load_checkpoint, tensor_shapes
 from engines.dispatch import DispatchPlan
 from engines.oracle import Oracle
-from engines.techniques.base import Technique
+from engines.techniques.base import ChunkPhase, Technique
 from engines.techniques.dropless import Dropless
 from engines.transformer import KeyValueCache, Transformer
 from tests.fakes.families import CASES, FamilyCase, write_family
 
 N_TOKENS = 100
 N_PROMPT, N_GREEDY = 20, 64
+PROMPT_LENGTHS = (23, 60, 41)
+"""Of a batch. All beyond 16 tokens, where the long rotary factors of some cases begin: transformers chooses them by the
+longest prompt of a batch, we for each sequence."""
 
 
 def random_tokens(n: int = N_TOKENS) -> torch.Tensor:
@@ -58,6 +61,31 @@ def test_logits_agree_with_transformers_however_the_prompt_is_cut(peers: Peers, 
         expected = theirs(tokens[None]).logits[0]
     assert expected.std() > 0.5, "logits this flat would agree whatever we computed"
     assert (chunked_logits(ours, tokens, chunks) - expected).abs().max() < 1e-4
+
+
+def test_batched_logits_of_unequal_prompts_agree_with_transformers(peers: Peers) -> None:
+    """A padded batch there; here chunks of unlike length in one step, then steps that shorter sequences leave."""
+    _, theirs, ours = peers
+    prompts = [random_tokens(sum(PROMPT_LENGTHS))[-n:] for n in PROMPT_LENGTHS]
+    padded = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True)
+    with torch.inference_mode():
+        expected = theirs(padded, attention_mask=mask).logits
+    caches = [KeyValueCache(ours.config) for _ in prompts]
+    for cache, prompt in zip(caches, prompts, strict=True):
+        cache.start(len(prompt))
+    logits: list[list[torch.Tensor]] = [[] for _ in prompts]
+    for step in ([(0, 20), (1, 7)], [(2, 40), (1, 50)], [(0, 1), (1, 1), (2, 1)], [(1, 1), (0, 1)], [(1, 1), (0, 1)]):
+        chunks = [prompts[i][caches[i].length :][:n] for i, n in step]
+        with torch.inference_mode():
+            phase: ChunkPhase = "decode" if {n for _, n in step} == {1} else "prefill"
+            hidden, _ = ours.forward_batch(chunks, [caches[i] for i, _ in step], Dropless(), phase)
+            parts = ours.logits(hidden).split([n for _, n in step])
+        for (i, _), part in zip(step, parts, strict=True):
+            logits[i].append(part)
+    for i, n in enumerate(PROMPT_LENGTHS):
+        assert caches[i].length == n
+        assert (torch.cat(logits[i]) - expected[i, :n]).abs().max() < 1e-4
 
 
 def test_greedy_tokens_agree_with_transformers(peers: Peers) -> None:
