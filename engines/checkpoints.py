@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engines.errors import EngineError
 from engines.model_config import ModelConfig, read_json, read_model_config
+from engines.mxfp4 import NAN_SCALE
+from engines.quantised import AS_THE_MODEL, Quantisation
+from engines.tensor_files import TensorFile, is_finite
 from engines.tokenizer import Tokenizer
-from engines.weights import ModelWeights, Shape, load_weights
+from engines.weights import ModelWeights, load_weights
 from engines.weights import tensor_shapes as tensor_shapes
 
 logger = logging.getLogger(__name__)
@@ -61,10 +63,15 @@ def inspect_checkpoint(source: str) -> CheckpointFacts:
     return facts
 
 
-def load_checkpoint(source: str, dtype: torch.dtype) -> Checkpoint:
-    """Reads everything. Raises `EngineError` naming the tensor that is missing, misshapen, left over or not finite.
+def load_checkpoint(source: str, dtype: torch.dtype, quantise: Quantisation = AS_THE_MODEL) -> Checkpoint:
+    """Raises `EngineError` naming the tensor that is missing, misshapen, left over or not finite.
 
-    dtype: how matrices are stored in memory. Vectors (norms, biases) and routers are always fp32; arithmetic is fp32.
+    Every tensor is read once, to see that it is sound. Those whose form in the file is the one asked for stay views of
+    the mapped file; others are converted one by one.
+
+    dtype: how matrices are stored in memory that `quantise` says nothing of. Vectors (norms, biases) and routers are
+    always fp32; arithmetic is fp32. A file's MXFP4 experts keep their bits where MXFP4 is asked for; a file's FP8
+    blocks are widened first, whatever is asked for.
     """
     facts = _read_facts(source, weights=True)
     located = _locate_tensors(facts.folder)
@@ -72,7 +79,7 @@ def load_checkpoint(source: str, dtype: torch.dtype) -> Checkpoint:
     read = _tensor_reader(located, facts.config)
     if _stored_tied_head(facts.config) in located:
         _check_tied_head(facts.config, read)
-    weights = load_weights(facts.config, lambda name, _: read(name), dtype)
+    weights = load_weights(facts.config, lambda name, _: read(name), dtype, quantise)
     return Checkpoint(facts.source, facts.folder, facts.revision, facts.config, facts.tokenizer, weights)
 
 
@@ -126,15 +133,10 @@ def _fetch_from_hub(source: str, folder: Path, weights: bool) -> tuple[Path, str
 # --- the tensors in them ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Located:
-    path: Path
-    shape: Shape
-
-
-def _locate_tensors(folder: Path) -> dict[str, _Located]:
-    """File and shape of each tensor, from the headers alone."""
-    return {name: _Located(path, shape) for path in _weight_files(folder) for name, shape in _read_header(path).items()}
+def _locate_tensors(folder: Path) -> dict[str, TensorFile]:
+    """The file of each tensor, from the headers alone."""
+    files = [TensorFile(path) for path in _weight_files(folder)]
+    return {name: file for file in files for name in file.places}
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -155,15 +157,7 @@ def _weight_files(folder: Path) -> list[Path]:
     raise EngineError(f"{folder}: no model.safetensors and no model.safetensors.index.json; fetch the weights")
 
 
-def _read_header(path: Path) -> dict[str, Shape]:
-    try:
-        with safe_open(path, framework="pt") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise EngineError(f"{path}: truncated or not safetensors ({error}); fetch the file again") from error
-
-
-def _check_tensors(config: ModelConfig, located: dict[str, _Located]) -> None:
+def _check_tensors(config: ModelConfig, located: dict[str, TensorFile]) -> None:
     wanted = tensor_shapes(config)
     missing = sorted(wanted.keys() - located.keys())
     if missing:
@@ -177,8 +171,9 @@ def _check_tensors(config: ModelConfig, located: dict[str, _Located]) -> None:
             "config.json and weights do not belong together"
         )
     for name, shape in wanted.items():
-        if located[name].shape != shape:
-            raise EngineError(f"tensor {name!r} has shape {located[name].shape}, config.json asks for {shape}")
+        found = located[name].places[name].shape
+        if found != shape:
+            raise EngineError(f"tensor {name!r} has shape {found}, config.json asks for {shape}")
 
 
 def _is_unused(name: str, config: ModelConfig) -> bool:
@@ -195,25 +190,35 @@ def _is_unused(name: str, config: ModelConfig) -> bool:
     )
 
 
-def _tensor_reader(located: dict[str, _Located], config: ModelConfig) -> Callable[[str], Tensor]:
+def _tensor_reader(located: dict[str, TensorFile], config: ModelConfig) -> Callable[[str], Tensor]:
+    """Tensors by name, each looked through before it is handed out."""
+    last: list[str] = []
+
     def read(name: str) -> Tensor:
-        path = located[name].path
-        try:
-            with safe_open(path, framework="pt") as tensors:
-                tensor: Tensor = tensors.get_tensor(name)
-        except SafetensorError as error:
-            raise EngineError(f"{path}: tensor {name!r} unreadable ({error}); fetch the file again") from error
-        if tensor.dtype == torch.uint8 and name.endswith(MXFP4_SUFFIXES):
-            return tensor
-        if tensor.dtype == torch.float8_e4m3fn and config.fp8_block is not None:
-            tensor = tensor.float()
-        if not tensor.is_floating_point() or tensor.itemsize == 1:
-            raise EngineError(f"{path}: tensor {name!r} holds {tensor.dtype}; quantised weights are not supported")
-        if not torch.isfinite(tensor).all():
-            raise EngineError(f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged or badly converted")
+        # What was read before is converted by now, or stays a view that fetches its pages when it is used: the pages of
+        # one tensor at a time are enough.
+        for before in last:
+            located[before].release(before)
+        last[:] = [name]
+        tensor = located[name].read(name)
+        _check_values(located[name].path, name, tensor, config)
         return tensor
 
     return read
+
+
+def _check_values(path: Path, name: str, tensor: Tensor, config: ModelConfig) -> None:
+    if config.moe is not None and config.moe.mxfp4 and name.endswith(MXFP4_SUFFIXES):
+        if tensor.dtype is not torch.uint8:
+            raise EngineError(f"{path}: tensor {name!r} holds {tensor.dtype}; MXFP4 is bytes, fetch the file again")
+        is_sound = name.endswith("_blocks") or int(tensor.max()) != NAN_SCALE
+    else:
+        is_fp8 = config.fp8_block is not None and tensor.dtype is torch.float8_e4m3fn
+        if not is_fp8 and (not tensor.is_floating_point() or tensor.itemsize == 1):
+            raise EngineError(f"{path}: tensor {name!r} holds {tensor.dtype}; quantised weights are not supported")
+        is_sound = is_finite(tensor)
+    if not is_sound:
+        raise EngineError(f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged or badly converted")
 
 
 def _stored_tied_head(config: ModelConfig) -> str | None:

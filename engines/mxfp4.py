@@ -9,6 +9,8 @@ Legend: G blocks of a row.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,21 @@ MAX_EXPONENT = 2
 """Of a four-bit value: the largest is 1.5 * 2^2."""
 NAN_SCALE = 255
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True)
+class PackedBlocks:
+    """Matrices [..., 32 G] as files hold them: blocks [..., G, 16] and scales [..., G], both uint8. Indexed by rows."""
+
+    blocks: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.scales.shape[:-1], self.scales.shape[-1] * BLOCK)
+
+    def __getitem__(self, index: int | slice) -> PackedBlocks:
+        return PackedBlocks(self.blocks[index], self.scales[index])
 
 
 def unpack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:

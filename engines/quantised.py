@@ -21,7 +21,7 @@ from results.records import Record
 Form = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-g128", "fp8", "mxfp4"]
 """How a matrix is stored. int4-gN: groups of N columns share a scale."""
 FORMS: tuple[Form, ...] = get_args(Form)
-PLAIN_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PLAIN_DTYPES: dict[Form, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Int4Group = Literal[32, 64, 128]
 BLOCK = 64
@@ -51,6 +51,9 @@ class Quantisation(Record):
     def asked(self) -> dict[str, Form]:
         """Component to form, without those that are left alone."""
         return self.model_dump(exclude_none=True)
+
+
+AS_THE_MODEL = Quantisation()
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def check_width(n_columns: int, form: str) -> None:
 
 def _narrowed(weight: Tensor, dtype: torch.dtype) -> Tensor:
     narrow = weight.to(dtype)
-    if dtype is torch.float16 and weight.dtype is not torch.float16 and not narrow.is_meta:
+    if dtype is torch.float16 and weight.dtype is not torch.float16:
         low, high = weight.aminmax()
         largest = max(-float(low), float(high))
         if largest > torch.finfo(torch.float16).max:
@@ -179,10 +182,10 @@ def quantise_mxfp4(weight: Tensor) -> QuantisedMatrix:
     return QuantisedMatrix(*_by_rows(weight, rows), "mxfp4", mxfp4.BLOCK)
 
 
-def mxfp4_from_blocks(blocks: Tensor, scales: Tensor) -> QuantisedMatrix:
-    """The matrices [..., 32 G] that a file holds as bytes [..., G, 16] and exponents [..., G]: the same values."""
-    check_width(blocks.shape[-2] * mxfp4.BLOCK, "mxfp4")
-    return QuantisedMatrix(pack_nibbles(mxfp4.codes(blocks)), scales.clone(), "mxfp4", mxfp4.BLOCK)
+def mxfp4_from_blocks(packed: mxfp4.PackedBlocks) -> QuantisedMatrix:
+    """The matrices that a file holds in blocks of bytes: the same values, laid out for the kernels."""
+    check_width(packed.shape[-1], "mxfp4")
+    return QuantisedMatrix(pack_nibbles(mxfp4.codes(packed.blocks)), packed.scales.clone(), "mxfp4", mxfp4.BLOCK)
 
 
 def _row_scales(weight_NK: Tensor, highest: float) -> Tensor:
@@ -204,8 +207,8 @@ def _by_rows(weight: Tensor, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) ->
 
 # --- nibbles ---------------------------------------------------------------------------------------------------------
 # A block of 64 columns is eight 32-bit words of little-endian bytes. Word i holds columns i, 8 + i, ... 56 + i: eight
-# lanes of a vector register, masked at one nibble, are eight neighbouring columns. Its byte b holds columns 16 b + i (low
-# half) and 16 b + 8 + i (high half).
+# lanes of a vector register, masked at one nibble, are eight neighbouring columns. Its byte b holds columns 16 b + i
+# (low half) and 16 b + 8 + i (high half).
 
 
 def pack_nibbles(nibbles: Tensor) -> Tensor:

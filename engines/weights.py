@@ -17,10 +17,20 @@ from torch import Tensor
 
 from engines.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
 from engines.attention import AttentionWeights, LatentWeights
+from engines.errors import EngineError
 from engines.experts import ExpertWeights, GatedWeights
-from engines.mxfp4 import BLOCK, unpack_mxfp4
+from engines.mxfp4 import BLOCK, PackedBlocks, unpack_mxfp4
 from engines.norms import NormWeights
-from engines.quantised import Matrix
+from engines.quantised import (
+    AS_THE_MODEL,
+    PLAIN_DTYPES,
+    Form,
+    Matrix,
+    Quantisation,
+    check_width,
+    mxfp4_from_blocks,
+    store,
+)
 from engines.router import RouterWeights
 
 Shape = tuple[int, ...]
@@ -59,9 +69,18 @@ class ModelWeights:
     head_bias_L: Tensor | None
 
 
-def load_weights(config: ModelConfig, read: Callable[[str, Shape], Tensor], dtype: torch.dtype) -> ModelWeights:
-    """read(name, shape) gives a tensor that has the shape. dtype: of matrices; vectors and routers are always fp32."""
-    return _Builder(config, read, dtype).model()
+def load_weights(
+    config: ModelConfig,
+    read: Callable[[str, Shape], Tensor],
+    dtype: torch.dtype,
+    quantise: Quantisation = AS_THE_MODEL,
+) -> ModelWeights:
+    """read(name, shape) gives a tensor that has the shape; it may be a view of a file, and stays one where nothing has
+    to change. dtype: of matrices that `quantise` leaves alone; vectors and routers are always fp32.
+
+    Matrices are converted one by one, so that no more than one is held in two forms. Raises `EngineError`.
+    """
+    return _Builder(config, read, dtype, quantise).model()
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -76,21 +95,47 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
+def check_quantisation(config: ModelConfig, quantise: Quantisation) -> None:
+    """Raises `EngineError` on a form that a matrix cannot take, or for a component that the model does not have."""
+    moe = config.moe
+    has_dense = moe is None or moe.shared is not None or len(moe.sparse_layers) < config.n_layers
+    if quantise.experts is not None and moe is None:
+        raise EngineError("quantise.experts has no effect, for the model is dense; name dense instead")
+    if quantise.dense is not None and not has_dense:
+        raise EngineError("quantise.dense has no effect: no layer is dense and there is no shared expert; remove it")
+    load_weights(config, lambda name, shape: torch.empty(shape, device="meta"), torch.float32, quantise)
+
+
 class _Builder:
-    def __init__(self, config: ModelConfig, read: Callable[[str, Shape], Tensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        read: Callable[[str, Shape], Tensor],
+        dtype: torch.dtype,
+        quantise: Quantisation,
+    ) -> None:
         self._config = config
         self._names: TensorNames = config.names
         self._read = read
-        self._dtype = dtype
+        self._plain: Form = next(form for form, own in PLAIN_DTYPES.items() if own is dtype)
+        self._experts_form: Form = quantise.experts or self._plain
+        self._dense_form: Form = quantise.dense or self._plain
+        self._attention_form: Form = quantise.attention or self._plain
+        self._head_form: Form = quantise.head or self._plain
 
     def model(self) -> ModelWeights:
         config, root = self._config, self._names.root
         rows = config.vocabulary_size
-        embedding_LH = self._matrix(root + "model.embed_tokens.weight", rows, config.hidden)
+        embedding_name, head_name = root + "model.embed_tokens.weight", root + "lm_head.weight"
+        embedding = self._read(embedding_name, (rows, config.hidden))
+        embedding_LH = self._held_plain(embedding_name, embedding)
         norm = self._norm(root + "model.norm")
-        head_LH = embedding_LH
         if not config.tie_embeddings:
-            head_LH = self._matrix(root + "lm_head.weight", rows, config.hidden)
+            head_LH = self._matrix(head_name, self._head_form, rows, config.hidden)
+        elif self._head_form == self._plain:
+            head_LH = embedding_LH
+        else:
+            head_LH = self._held(embedding_name, embedding, self._head_form)
         return ModelWeights(
             embedding_LH=embedding_LH,
             norm=norm,
@@ -101,21 +146,47 @@ class _Builder:
 
     # --- single tensors ----------------------------------------------------------------------------------------------
 
-    def _matrix(self, name: str, *shape: int) -> Tensor:
-        return self._read(name, shape).to(self._dtype)
+    def _matrix(self, name: str, form: Form, *shape: int) -> Matrix:
+        return self._held(name, self._read(name, shape), form)
 
-    def _projection(self, name: str, *shape: int) -> Tensor:
+    def _projection(self, name: str, form: Form, *shape: int) -> Matrix:
+        return self._held(name, self._projected(name, *shape), form)
+
+    def _projected(self, name: str, *shape: int) -> Tensor:
         """A projection inside a layer: these, and only these, may be stored in FP8 with a scale for each block."""
         weight = self._read(name, shape)
         if self._config.fp8_block is None:
-            return weight.to(self._dtype)
+            return weight
         rows, columns = self._config.fp8_block
         grid = (-(-shape[0] // rows), -(-shape[1] // columns))
         scale = self._read(name + "_scale_inv", grid).float()
         if weight.is_meta:
             return weight  # only names and shapes are asked for: 45 000 products of nothing would take half a minute
         scale = scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
-        return (weight.float() * scale).to(self._dtype)
+        return weight.float() * scale
+
+    def _held(self, name: str, weight: Tensor | PackedBlocks, form: Form) -> Matrix:
+        """A matrix, or the part of one that is called `name`, as it stays in memory. Row-major, as kernels want it."""
+        try:
+            check_width(weight.shape[-1], form)
+            if isinstance(weight, PackedBlocks):
+                if weight.blocks.is_meta:
+                    return torch.empty(weight.shape, device="meta")
+                if form == "mxfp4":
+                    return mxfp4_from_blocks(weight)
+                weight = unpack_mxfp4(weight.blocks, weight.scales)
+            if weight.is_meta:
+                return weight
+            held = store(weight, form)
+        except EngineError as error:
+            raise EngineError(f"tensor {name!r}: {error}") from error
+        return held.contiguous() if isinstance(held, Tensor) else held
+
+    def _held_plain(self, name: str, weight: Tensor) -> Tensor:
+        """For what is never quantised."""
+        held = self._held(name, weight, self._plain)
+        assert isinstance(held, Tensor)  # every plain form is one
+        return held
 
     def _vector(self, name: str, *shape: int) -> Tensor:
         return self._read(name, shape).float()
@@ -152,13 +223,16 @@ class _Builder:
     def _attention(self, prefix: str) -> AttentionWeights:
         config, attention = self._config, self._config.attention
         q_width, kv_width = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        form = self._attention_form
         if self._names.fused_qkv:
-            fused = self._projection(prefix + "qkv_proj.weight", q_width + 2 * kv_width, config.hidden)
-            q_QH, k_MH, v_MH = torch.split(fused, [q_width, kv_width, kv_width])
+            name = prefix + "qkv_proj.weight"
+            fused = self._projected(name, q_width + 2 * kv_width, config.hidden)
+            parts = torch.split(fused, [q_width, kv_width, kv_width])
+            q_QH, k_MH, v_MH = (self._held(name, part, form) for part in parts)
         else:
-            q_QH = self._projection(prefix + "q_proj.weight", q_width, config.hidden)
-            k_MH = self._projection(prefix + "k_proj.weight", kv_width, config.hidden)
-            v_MH = self._projection(prefix + "v_proj.weight", kv_width, config.hidden)
+            q_QH = self._projection(prefix + "q_proj.weight", form, q_width, config.hidden)
+            k_MH = self._projection(prefix + "k_proj.weight", form, kv_width, config.hidden)
+            v_MH = self._projection(prefix + "v_proj.weight", form, kv_width, config.hidden)
 
         def bias(name: str, width: int, present: bool) -> Tensor | None:
             return self._vector(f"{prefix}{name}.bias", width) if present else None
@@ -172,7 +246,7 @@ class _Builder:
             q_QH=q_QH,
             k_MH=k_MH,
             v_MH=v_MH,
-            out_HQ=self._projection(prefix + "o_proj.weight", config.hidden, q_width),
+            out_HQ=self._projection(prefix + "o_proj.weight", form, config.hidden, q_width),
             q_bias_Q=bias("q_proj", q_width, attention.qkv_bias),
             k_bias_M=bias("k_proj", kv_width, attention.qkv_bias),
             v_bias_M=bias("v_proj", kv_width, attention.qkv_bias),
@@ -185,35 +259,42 @@ class _Builder:
     def _latent_attention(self, prefix: str, latent: LatentConfig) -> LatentWeights:
         hidden, n_heads, rank = self._config.hidden, self._config.n_heads, latent.kv_rank
         q_width = n_heads * (latent.nope_dim + latent.rope_dim)
+        form = self._attention_form
         q_down_RH, q_norm = None, None
         if latent.q_rank is None:
-            q_QR = self._projection(prefix + "q_proj.weight", q_width, hidden)
+            q_QR = self._projection(prefix + "q_proj.weight", form, q_width, hidden)
         else:
-            q_down_RH = self._projection(prefix + "q_a_proj.weight", latent.q_rank, hidden)
+            q_down_RH = self._projection(prefix + "q_a_proj.weight", form, latent.q_rank, hidden)
             q_norm = self._rms(prefix + "q_a_layernorm", latent.q_rank, LATENT_NORM_EPS)
-            q_QR = self._projection(prefix + "q_b_proj.weight", q_width, latent.q_rank)
-        kv_up = self._projection(prefix + "kv_b_proj.weight", n_heads * (latent.nope_dim + latent.value_dim), rank)
+            q_QR = self._projection(prefix + "q_b_proj.weight", form, q_width, latent.q_rank)
+        up_name = prefix + "kv_b_proj.weight"
+        # It is multiplied from either side, in the order that takes fewer products: groups along one side would not do.
+        kv_up = self._held_plain(
+            up_name, self._projected(up_name, n_heads * (latent.nope_dim + latent.value_dim), rank)
+        )
         by_head = kv_up.view(n_heads, -1, rank)
         key_up_NDR, value_up_NVR = torch.split(by_head, [latent.nope_dim, latent.value_dim], dim=1)
         return LatentWeights(
             q_down_RH=q_down_RH,
             q_norm=q_norm,
             q_QR=q_QR,
-            kv_down_RH=self._projection(prefix + "kv_a_proj_with_mqa.weight", rank + latent.rope_dim, hidden),
+            kv_down_RH=self._projection(prefix + "kv_a_proj_with_mqa.weight", form, rank + latent.rope_dim, hidden),
             kv_norm=self._rms(prefix + "kv_a_layernorm", rank, LATENT_NORM_EPS),
             key_up_NDR=key_up_NDR,
             value_up_NVR=value_up_NVR,
-            out_HQ=self._projection(prefix + "o_proj.weight", hidden, n_heads * latent.value_dim),
+            out_HQ=self._projection(prefix + "o_proj.weight", form, hidden, n_heads * latent.value_dim),
         )
 
     def _dense(self, prefix: str, width: int, fused: bool) -> GatedWeights:
-        hidden = self._config.hidden
+        hidden, form = self._config.hidden, self._dense_form
         if fused:
-            gate_IH, up_IH = self._projection(prefix + "gate_up_proj.weight", 2 * width, hidden).chunk(2)
+            name = prefix + "gate_up_proj.weight"
+            halves = self._projected(name, 2 * width, hidden).chunk(2)
+            gate_IH, up_IH = (self._held(name, half, form) for half in halves)
         else:
-            gate_IH = self._projection(prefix + "gate_proj.weight", width, hidden)
-            up_IH = self._projection(prefix + "up_proj.weight", width, hidden)
-        return GatedWeights(gate_IH, up_IH, self._projection(prefix + "down_proj.weight", hidden, width))
+            gate_IH = self._projection(prefix + "gate_proj.weight", form, width, hidden)
+            up_IH = self._projection(prefix + "up_proj.weight", form, width, hidden)
+        return GatedWeights(gate_IH, up_IH, self._projection(prefix + "down_proj.weight", form, hidden, width))
 
     # --- experts -----------------------------------------------------------------------------------------------------
 
@@ -229,57 +310,61 @@ class _Builder:
             ),
             experts=self._experts(prefix + "experts.", moe),
             shared=self._dense(f"{prefix}{names.shared}.", shared.width, False) if shared is not None else None,
-            shared_gate_1H=self._matrix(f"{prefix}{names.shared}_gate.weight", 1, hidden)
+            shared_gate_1H=self._shared_gate(f"{prefix}{names.shared}_gate.weight")
             if shared is not None and shared.gated
             else None,
         )
+
+    def _shared_gate(self, name: str) -> Tensor:
+        return self._held_plain(name, self._read(name, (1, self._config.hidden)))
 
     def _experts(self, prefix: str, moe: MoeConfig) -> ExpertWeights:
         read = self._single_experts if self._names.stacked_experts is None else self._stacked_experts
         return ExpertWeights(tuple(read(prefix, moe)), moe.unit, moe.weights_input)
 
     def _single_experts(self, prefix: str, moe: MoeConfig) -> Iterator[GatedWeights]:
-        hidden, width = self._config.hidden, moe.expert_width
+        hidden, width, form = self._config.hidden, moe.expert_width, self._experts_form
         gate, up, down = self._names.experts
         for expert in range(moe.n_experts):
             yield GatedWeights(
-                self._projection(f"{prefix}{expert}.{gate}.weight", width, hidden),
-                self._projection(f"{prefix}{expert}.{up}.weight", width, hidden),
-                self._projection(f"{prefix}{expert}.{down}.weight", hidden, width),
+                self._projection(f"{prefix}{expert}.{gate}.weight", form, width, hidden),
+                self._projection(f"{prefix}{expert}.{up}.weight", form, width, hidden),
+                self._projection(f"{prefix}{expert}.{down}.weight", form, hidden, width),
             )
 
     def _stacked_experts(self, prefix: str, moe: MoeConfig) -> Iterator[GatedWeights]:
         hidden, width, n_experts = self._config.hidden, moe.expert_width, moe.n_experts
-        gate_up_EJH = self._stacked(prefix + "gate_up_proj", moe, hidden, 2 * width)
-        down_EHI = self._stacked(prefix + "down_proj", moe, width, hidden)
+        gate_up_name, down_name, form = prefix + "gate_up_proj", prefix + "down_proj", self._experts_form
+        gate_up_EJH = self._stacked(gate_up_name, moe, hidden, 2 * width)
+        down_EHI = self._stacked(down_name, moe, width, hidden)
         gate_up_bias_EJ = down_bias_EH = None
         if moe.expert_bias:
             gate_up_bias_EJ = self._vector(prefix + "gate_up_proj_bias", n_experts, 2 * width)
             down_bias_EH = self._vector(prefix + "down_proj_bias", n_experts, hidden)
+        gate_rows, up_rows = self._gate_and_up_rows(width)
         for expert in range(n_experts):
-            gate_IH, up_IH = self._gate_and_up(gate_up_EJH[expert])
             gate_bias_I = up_bias_I = None
             if gate_up_bias_EJ is not None:
-                gate_bias_I, up_bias_I = (bias.contiguous() for bias in self._gate_and_up(gate_up_bias_EJ[expert]))
+                bias_J = gate_up_bias_EJ[expert]
+                gate_bias_I, up_bias_I = bias_J[gate_rows].contiguous(), bias_J[up_rows].contiguous()
             yield GatedWeights(
-                gate_IH.to(self._dtype).contiguous(),
-                up_IH.to(self._dtype).contiguous(),
-                down_EHI[expert].to(self._dtype).contiguous(),
+                self._held(gate_up_name, gate_up_EJH[expert][gate_rows], form),
+                self._held(gate_up_name, gate_up_EJH[expert][up_rows], form),
+                self._held(down_name, down_EHI[expert], form),
                 gate_bias_I,
                 up_bias_I,
                 None if down_bias_EH is None else down_bias_EH[expert],
             )
 
-    def _stacked(self, name: str, moe: MoeConfig, n_in: int, n_out: int) -> Tensor:
+    def _stacked(self, name: str, moe: MoeConfig, n_in: int, n_out: int) -> Tensor | PackedBlocks:
         """All experts of a layer as [E, out, in]; plain files hold [E, in, out], MXFP4 ones blocks along `in`."""
         if not moe.mxfp4:
             return self._read(name, (moe.n_experts, n_in, n_out)).mT
         shape = (moe.n_experts, n_out, n_in // BLOCK)
-        return unpack_mxfp4(self._read(name + "_blocks", (*shape, BLOCK // 2)), self._read(name + "_scales", shape))
+        return PackedBlocks(self._read(name + "_blocks", (*shape, BLOCK // 2)), self._read(name + "_scales", shape))
 
-    def _gate_and_up(self, gate_up: Tensor) -> tuple[Tensor, Tensor]:
-        """An expert's gate rows and up rows, which lie in turns or in halves."""
+    def _gate_and_up_rows(self, width: int) -> tuple[slice, slice]:
+        """Which of an expert's joined rows are its gate's and which its up's: they lie in turns or in halves."""
         if self._names.stacked_experts == "interleaved":
-            return gate_up[0::2], gate_up[1::2]
-        gate, up = gate_up.chunk(2)
-        return gate, up
+            return slice(0, None, 2), slice(1, None, 2)
+        return slice(0, width), slice(width, None)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engines import quantised
 from engines.errors import EngineError
+from engines.mxfp4 import PackedBlocks
 from engines.quantised import (
     FORMS,
     Int4Group,
@@ -215,7 +216,7 @@ def test_blocks_of_a_file_become_the_same_values_as_another_project_reads() -> N
     generator = torch.Generator().manual_seed(4)
     blocks = torch.randint(0, 256, (3, 10, 4, 16), generator=generator, dtype=torch.uint8)
     scales = torch.randint(100, 130, (3, 10, 4), generator=generator, dtype=torch.uint8)
-    matrix = mxfp4_from_blocks(blocks, scales)
+    matrix = mxfp4_from_blocks(PackedBlocks(blocks, scales))
     assert torch.equal(matrix.to(torch.bfloat16), convert_moe_packed_tensors(blocks, scales).mT)
     assert matrix.nbytes == blocks.nbytes + scales.nbytes
     # What is already in the format keeps its values under it; a block of small values may take a smaller exponent.
