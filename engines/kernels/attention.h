@@ -66,7 +66,7 @@ inline void attend_one(const Attention& a, const float* query_ND, int64_t positi
 
 // Queries are lanes, sixteen at a time, and keys, then values, are what is broadcast; the softmax is kept up to date
 // from one block of keys to the next (Milakov and Gimelshein 2018).
-constexpr int64_t kKeys = 48;
+constexpr int64_t kKeys = 96;
 
 inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ, int64_t query_stride, int64_t position,
                          int64_t n, float* out_TQ) {
@@ -88,8 +88,8 @@ inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ
     const float *key = a.keys + base + first * dim, *value = a.values + base + first * dim;
     std::memset(score, 0, n_keys * kPanel * sizeof(float));
     int64_t s = 0;
-    for (; s + 6 <= n_keys; s += 6) multiply<6, 2>(key + s * dim, dim, 1, packed, dim, score + s * kPanel, kPanel);
-    for (; s < n_keys; s++) multiply<1, 2>(key + s * dim, dim, 1, packed, dim, score + s * kPanel, kPanel);
+    for (; s + 6 <= n_keys; s += 6) multiply<6, 2>(key + s * dim, dim, packed, dim, score + s * kPanel, kPanel);
+    for (; s < n_keys; s++) multiply<1, 2>(key + s * dim, dim, packed, dim, score + s * kPanel, kPanel);
     // Only the first and the last blocks hold keys that some of the queries do not see.
     const bool is_masked = first + n_keys > position + 1 || (a.window && first < a.first_seen(end - 1));
     for (int half = 0; half < 2; half++) {
@@ -119,8 +119,10 @@ inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ
       for (int64_t d = 0; d < dim; d++) store(mixed + d * kPanel + 8 * half, load<f8>(mixed + d * kPanel + 8 * half) * shrink);
       total[half] = sums, largest[half] = most;
     }
-    for (int64_t d = 0; d < dim; d += 4)
-      multiply<4, 2>(value + d, 1, dim, score, n_keys, mixed + d * kPanel, kPanel);
+    int64_t d = 0;
+    for (; d + 6 <= dim; d += 6) multiply<6, 2, true>(value + d, dim, score, n_keys, mixed + d * kPanel, kPanel);
+    for (; d + 4 <= dim; d += 4) multiply<4, 2, true>(value + d, dim, score, n_keys, mixed + d * kPanel, kPanel);
+    for (; d < dim; d += 2) multiply<2, 2, true>(value + d, dim, score, n_keys, mixed + d * kPanel, kPanel);
   }
   for (int half = 0; half < 2; half++) {
     const f8 inverse = 1.0f / total[half];

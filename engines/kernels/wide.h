@@ -85,10 +85,11 @@ inline void pack(int64_t n, int64_t columns, const F& row_of, float* packed) {
   }
 }
 
-// sums[r][v] += weight(r, k) * panel(k, v) over k; weight(r, k) lies at a[r * row_stride + k * k_stride].
-template <int R, int V>
-inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const float* panel, int64_t depth,
-                     float* tile, int64_t tile_stride) {
+// tile[r][v] += weight(r, k) * panel(k, v) over k. Rows of weights lie `stride` floats apart, or, where they are stored
+// by columns (ByColumn), all rows of one k lie together.
+template <int R, int V, bool ByColumn = false>
+inline void multiply(const float* weights, int64_t stride, const float* panel, int64_t depth, float* tile,
+                     int64_t tile_stride) {
   f8 sums[R][V];
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
@@ -100,7 +101,7 @@ inline void multiply(const float* a, int64_t row_stride, int64_t k_stride, const
     for (int v = 0; v < V; v++) x[v] = load<f8>(panel + k * 8 * V + 8 * v);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      const float weight = a[r * row_stride + k * k_stride];
+      const float weight = ByColumn ? weights[k * stride + r] : weights[r * stride + k];
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) sums[r][v] += weight * x[v];
     }
@@ -149,10 +150,10 @@ inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block,
         float* tile = results + p * kGroupRows * kPanel + start * lanes;
         const float* panel = block.packed + p * kPanel * columns + first * lanes;
         if (lanes == 8) {
-          multiply<kTileRows, 1>(weights, kRowStride, 1, panel, depth, tile, 8);
+          multiply<kTileRows, 1>(weights, kRowStride, panel, depth, tile, 8);
         } else {
-          multiply<6, 2>(weights, kRowStride, 1, panel, depth, tile, 16);
-          multiply<6, 2>(weights + 6 * kRowStride, kRowStride, 1, panel, depth, tile + 6 * 16, 16);
+          multiply<6, 2>(weights, kRowStride, panel, depth, tile, 16);
+          multiply<6, 2>(weights + 6 * kRowStride, kRowStride, panel, depth, tile + 6 * 16, 16);
         }
       }
     }
