@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 
 from devices.host import AUTO_ORDER
 from engines.placements import PLACEMENTS
+from engines.quantised import Quantisation
 from harness import sweep
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
 from harness.problems import nearest, not_finite, told
@@ -78,6 +79,8 @@ class EngineSpec(Record):
     """CPU threads; torch's own number where it is not given."""
     reuse_prefix: bool = False
     """Start each request behind the tokens it shares with the one before: other latencies, the same answers."""
+    quantise: Quantisation = Quantisation()
+    """How each component's matrices are stored; one that is not named keeps the model's dtype."""
 
 
 class DeviceSpec(Record):
@@ -380,6 +383,8 @@ def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
     """Why an engine does not go onto a device, or None."""
     if (engine.placement == "host") != (device.name == "host"):
         return "a modelled device needs a placement" if device.name != "host" else "placements are for modelled devices"
+    if device.name != "host" and engine.quantise.asked:
+        return "a modelled device prices weights of two bytes, so quantise is for the host"
     return None
 
 
@@ -409,6 +414,7 @@ def _cell_plan(
             "dtype": model.spec.dtype,
             **({"threads": engine.spec.threads} if engine.spec.threads else {}),
             **({"reuse_prefix": True} if engine.spec.reuse_prefix else {}),
+            **engine.spec.quantise.asked,
         },
     )
     return CellPlan(cell, model.spec, engine.spec, workload.spec, device.spec)

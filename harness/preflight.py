@@ -12,6 +12,7 @@ from engines.errors import EngineError
 from engines.placements import check as check_placement
 from engines.placements import find_placement
 from engines.schedule import priced_shape
+from engines.weights import check_quantisation
 from harness.plan import CellPlan, DeviceSpec, Plan, PlanError
 from harness.workbench import Workbench, technique_spec
 from workloads.base import WorkloadError
@@ -67,6 +68,11 @@ def _engine_problems(cell_plan: CellPlan, facts: CheckpointFacts | None) -> Iter
         return
     if facts.config.moe is None and technique.calibration_prompts:
         yield f"{where}: technique {technique.technique} places experts, and {facts.source} is dense; use dropless"
+    if cell_plan.engine.quantise.asked:
+        try:
+            check_quantisation(facts.config, cell_plan.engine.quantise)
+        except EngineError as error:
+            yield f"{where}: {error}"
     if cell_plan.device.priced_as:
         try:
             priced_shape(cell_plan.device.priced_as, facts.config)

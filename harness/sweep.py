@@ -2,6 +2,7 @@
 
 engine.prefill_chunk            every engine
 engine.tiers.prefill_chunk      the engine named "tiers"
+engine.quantise.experts         one component of every engine
 workload.limit, device.host.watts_sheet, model.dtype, protocol.repeats
 """
 
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 
 Raw = dict[str, Any]
 LISTS = ("engine", "workload", "device")
+OPTIONAL_TABLES = ("quantise",)
+"""Keys of elements that hold a table and may be left out: a path through one names no element."""
 
 
 class PathError(Exception):
@@ -130,7 +133,7 @@ def _choose(entries: list[Entry], section: str, keys: list[str]) -> tuple[list[E
         named = [e for e in entries if keys[0] in (e.raw.get("name"), e.raw.get("label"), str(e.position))]
         if named:
             return named, keys[1:]
-        if len(keys) > 1 and not any(keys[0] in e.raw for e in entries):
+        if len(keys) > 1 and keys[0] not in OPTIONAL_TABLES and not any(keys[0] in e.raw for e in entries):
             known = ", ".join(str(e.raw.get("name", e.position)) for e in entries)
             raise PathError(f"no {section} is named {keys[0]!r} and none has such a key; there are {known}")
     return entries, keys

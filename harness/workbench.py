@@ -17,6 +17,7 @@ from engines.base import Engine
 from engines.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.modelled import ModelledEngine
 from engines.placements import find_placement
+from engines.quantised import Quantisation
 from engines.reference import ReferenceEngine
 from engines.schedule import own_shape, priced_shape
 from harness.catalog import METERS, WORKLOADS, technique_parameters
@@ -41,7 +42,7 @@ class Workbench:
         self._protocol = protocol
         self._host_clock = MonotonicClock()
         self._facts: dict[str, CheckpointFacts] = {}
-        self._checkpoints: dict[ModelSpec, Checkpoint] = {}
+        self._checkpoints: dict[tuple[ModelSpec, Quantisation], Checkpoint] = {}
         self._workloads: dict[str, Workload] = {}
         self._devices: dict[str, Device] = {}
         self._engines: dict[str, Engine] = {}
@@ -90,7 +91,7 @@ class Workbench:
     def _engine(self, plan: CellPlan, device: Device) -> Engine:
         """One a cell: calibration belongs to a workload, and counters to a device."""
         if plan.cell.cell_id not in self._engines:
-            checkpoint = self._checkpoint(plan.model)
+            checkpoint = self._checkpoint(plan.model, plan.engine.quantise)
             technique = technique_spec(plan.engine)
             reference = ReferenceEngine(
                 checkpoint,
@@ -109,12 +110,13 @@ class Workbench:
             self._engines[plan.cell.cell_id] = engine
         return self._engines[plan.cell.cell_id]
 
-    def _checkpoint(self, model: ModelSpec) -> Checkpoint:
-        if model not in self._checkpoints:
+    def _checkpoint(self, model: ModelSpec, quantise: Quantisation) -> Checkpoint:
+        if (model, quantise) not in self._checkpoints:
             import torch
 
-            self._checkpoints[model] = load_checkpoint(model.source, getattr(torch, model.dtype))
-        return self._checkpoints[model]
+            checkpoint = load_checkpoint(model.source, getattr(torch, model.dtype), quantise)
+            self._checkpoints[model, quantise] = checkpoint
+        return self._checkpoints[model, quantise]
 
     def close(self) -> None:
         for device in self._devices.values():

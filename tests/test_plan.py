@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
+from engines.quantised import Quantisation
 from harness.catalog import TECHNIQUES, WORKLOADS
 from harness.cli import app
 from harness.plan import (
@@ -83,6 +84,15 @@ def problems(raw: Any) -> list[str]:
             {"engine": [{"name": "a", "technique": {"name": "capacity_tiers", "multiples": [1, 2]}}]},
             ["engine[0].technique.multiples", "(1.0, 2.0)", "descend, such as (4, 2, 1)"],
         ),
+        (
+            {"engine": [DROPLESS | {"quantise": {"experts": "int3"}}]},
+            ["engine[0].quantise.experts", "'int3'", "'int8', 'int4-g32'"],
+        ),
+        (
+            {"engine": [DROPLESS | {"quantise": {"embedding": "int8"}}]},
+            ["engine[0].quantise.embedding: unknown key", "known: attention, dense, experts, head"],
+        ),
+        ({"engine": [DROPLESS | {"quantise": "int8"}]}, ["engine[0].quantise", "'int8'", "table"]),
         ({"schema": 9}, ["schema", "9", "reads schema 1"]),
         ({"name": "../x"}, ["name", "'../x'", "slash"]),
         ({"name": ""}, ["name", "''", "not empty"]),
@@ -305,6 +315,7 @@ def test_an_id_does_not_depend_on_the_other_cells() -> None:
         {"model": {"source": MODEL, "dtype": "bfloat16"}},
         {"engine": [DROPLESS | {"prefill_chunk": 64}]},
         {"engine": [DROPLESS | {"reuse_prefix": True}]},
+        {"engine": [DROPLESS | {"quantise": {"experts": "int8"}}]},
         {"engine": [{"name": "dropless", "technique": {"name": "capacity_tiers"}}]},
         {"workload": [BOOLQ | {"limit": 3}]},
         {"device": [HOST | {"watts_sheet": "other"}]},
@@ -327,6 +338,23 @@ def test_prefix_reuse_is_a_choice_of_the_plan_that_the_cell_records() -> None:
     silent, told = build_plan(raw_plan(engine=[DROPLESS, DROPLESS | {"name": "reusing", "reuse_prefix": True}])).cells
     assert (silent.engine.reuse_prefix, "reuse_prefix" in silent.cell.engine_parameters) == (False, False)
     assert (told.engine.reuse_prefix, told.cell.engine_parameters["reuse_prefix"]) == (True, True)
+
+
+def test_quantisation_is_a_choice_of_the_plan_that_the_cell_records() -> None:
+    quantise = {"experts": "int4-g64", "head": "fp8"}
+    silent, told = build_plan(raw_plan(engine=[DROPLESS, DROPLESS | {"name": "narrow", "quantise": quantise}])).cells
+    assert silent.cell.engine_parameters == {"prefill_chunk": 512, "dtype": "float32"}
+    assert told.cell.engine_parameters == {"prefill_chunk": 512, "dtype": "float32", **quantise}
+    assert told.engine.quantise == Quantisation(experts="int4-g64", head="fp8")
+
+
+def test_quantised_arms_do_not_go_onto_modelled_devices_which_price_two_bytes() -> None:
+    narrow = NPUMOE | {"name": "narrow", "quantise": {"experts": "int8"}}
+    plan = build_plan(raw_plan(engine=[NPUMOE, narrow], device=[M2_ULTRA]))
+    assert [c.cell.engine for c in plan.cells] == ["npumoe"]
+    assert plan.skipped == (
+        "model:m2-ultra: narrow: a modelled device prices weights of two bytes, so quantise is for the host",
+    )
 
 
 def test_defaults_written_out_are_the_same_cell() -> None:
@@ -384,6 +412,7 @@ SECTIONS_OF_A_PLAN: list[tuple[type[BaseModel], tuple[str, ...]]] = [
     (PlanFile, ("harness",)),
     (ModelSpec, ("harness",)),
     (EngineSpec, ("harness",)),
+    (Quantisation, ("engines",)),
     (DeviceSpec, ("harness",)),
     (Protocol, ("harness",)),
     (StopSpec, ("harness",)),

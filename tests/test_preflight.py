@@ -64,6 +64,36 @@ def test_a_dense_model_has_no_experts_to_place(tmp_path: Path) -> None:
     assert "use dropless" in line
 
 
+@pytest.mark.parametrize(
+    ("kind", "quantise", "expected"),
+    [
+        (
+            "qwen3-moe",
+            {"experts": "int4-g64"},
+            ["model.layers.0.mlp.experts.0.down_proj.weight", "int4-g64", "multiple of 64, not 48", "use int8"],
+        ),
+        ("qwen3-moe", {"attention": "int4-g128"}, ["self_attn.q_proj.weight", "multiple of 128, not 64"]),
+        ("qwen3-moe", {"head": "int4-g128"}, ["lm_head.weight", "multiple of 128, not 64"]),
+        ("qwen2", {"dense": "mxfp4"}, ["model.layers.0.mlp.down_proj.weight", "multiple of 64, not 96"]),
+        ("qwen2", {"experts": "int8"}, ["quantise.experts has no effect", "the model is dense", "name dense"]),
+        ("qwen3-moe", {"dense": "int8"}, ["quantise.dense has no effect", "no layer is dense"]),
+    ],
+)
+def test_forms_that_do_not_fit_are_told_before_weights_are_read(
+    tmp_path: Path, kind: str, quantise: dict[str, str], expected: list[str]
+) -> None:
+    write_random_model(tmp_path, kind)
+    # The headers are there, and none of the values.
+    path = tmp_path / "model.safetensors"
+    header = path.read_bytes()[: 8 + int.from_bytes(path.read_bytes()[:8], "little")]
+    path.write_bytes(header + bytes(path.stat().st_size - len(header)))
+    arm = {"name": "narrow", "technique": {"name": "dropless"}, "quantise": quantise}
+    (line,) = problems(model={"source": str(tmp_path)}, engine=[arm])
+    assert line.startswith("engine narrow: ")
+    for part in expected:
+        assert part in line
+
+
 def test_problems_of_several_parts_are_told_together() -> None:
     found = problems(
         workload=[BOOLQ, {"name": "ruler_niah_single_2", "length": 10**6, "limit": 1}],

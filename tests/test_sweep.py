@@ -62,6 +62,15 @@ def test_the_models_type_is_swept_and_told_in_the_label() -> None:
     assert len({c.cell.label for c in plan.cells}) == 2
 
 
+def test_quantisation_is_swept_by_component_or_as_a_whole() -> None:
+    plan = swept({"engine.quantise.experts": ["fp32", "int8", "mxfp4"]})
+    assert [c.cell.engine for c in plan.cells] == [f"dropless[experts={form}]" for form in ("fp32", "int8", "mxfp4")]
+    assert [c.cell.engine_parameters["experts"] for c in plan.cells] == ["fp32", "int8", "mxfp4"]
+    plan = swept({"engine.quantise": [{}, {"experts": "int8", "head": "fp8"}]})
+    assert [c.engine.quantise.asked for c in plan.cells] == [{}, {"experts": "int8", "head": "fp8"}]
+    assert len({c.cell.cell_id for c in plan.cells}) == 2
+
+
 def test_two_sweeps_multiply() -> None:
     plan = swept({"engine.prefill_chunk": [64, 128], "workload.limit": [1, 2, 3]})
     assert len(plan.cells) == 6
