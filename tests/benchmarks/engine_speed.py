@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from engines.checkpoints import load_checkpoint
+from engines.quantised import AS_THE_MODEL, Quantisation
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
 from results.records import Request
@@ -49,28 +50,33 @@ LIMIT_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Form:
-    """How weights are held. weight_bits: of one weight in a layer, with its share of the scales."""
+    """How weights are held. weight_bits: of one weight in a layer, with its share of the scales.
+
+    dtype: of what `quantise` leaves alone.
+    """
 
     dtype: torch.dtype
     weight_bits: float
     peer: llama_cpp.Form
+    quantise: Quantisation = AS_THE_MODEL
 
 
 FORMS = {
     "f32": Form(torch.float32, 32, "f32"),
     "bf16": Form(torch.bfloat16, 16, "f16"),
     "f16": Form(torch.float16, 16, "f16"),
-    "int8": Form(torch.float32, 8, "q8_0"),
-    "int4": Form(torch.float32, 4.5, "q4_0"),
+    "int8": Form(torch.float32, 8, "q8_0", Quantisation(experts="int8", dense="int8", attention="int8", head="int8")),
+    "int4": Form(
+        torch.float32,
+        4.5,
+        "q4_0",
+        Quantisation(experts="int4-g32", dense="int4-g32", attention="int4-g32", head="int8"),
+    ),
 }
 """Forms of one peer stand next to each other: they race together."""
 
 Contender = Callable[[int], tuple[Timed, Timed]]
 """Reads a prompt of so many tokens and writes N_NEW: the time to the first token, and the time of the others."""
-
-
-class LeftOutError(Exception):
-    """Why a contender takes no part."""
 
 
 PHASES = ("prefill", "decode")
@@ -82,9 +88,7 @@ Result = Mapping[str, Mapping[str, Turns]]
 
 
 def ours(folder: Path, form: str) -> Contender:
-    if form.startswith("int"):
-        raise LeftOutError(f"load_checkpoint does not quantise to {form}")
-    checkpoint = load_checkpoint(str(folder), FORMS[form].dtype)
+    checkpoint = load_checkpoint(str(folder), FORMS[form].dtype, FORMS[form].quantise)
     engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=1024)
 
     def turn(n_prompt: int) -> tuple[Timed, Timed]:
@@ -190,29 +194,21 @@ def compared(
             llama_cpp.write_gguf(model, folder / f"{peer}.gguf", peer)
     del model
     for peer, group in groupby(forms, key=lambda form: FORMS[form].peer):
-        contenders: dict[str, Contender] = {}
-        together, left_out = [], []
-        for form in group:
-            try:
-                contenders[form] = ours(folder, form)
-                together.append(form)
-            except LeftOutError as reason:
-                print(f"{name}, {form}: left out, {reason}", flush=True)
-        if not together:
-            continue
+        together = list(group)
+        contenders = {form: ours(folder, form) for form in together}
         if peer == "f32":
             who, contender = transformers_contender(name, folder)
             contenders[who] = contender
+        left_out = [] if isinstance(llama, LlamaBench) else [f"llama.cpp left out: {llama}"]
         if isinstance(llama, LlamaBench):
             contenders["llama.cpp"] = llama_contender(llama, folder / f"{peer}.gguf")
-        else:
-            left_out.append(f"llama.cpp left out: {llama}")
         for n_prompt in prompts:
             n_turns = turns or default_turns(n_prompt)
             limits = Limits(n_turns)
             result = race(contenders, limits, n_prompt, n_turns)
             print(f"{name}, {peer}, prompt {n_prompt}: {result}", flush=True)
             yield [m for form in together for m in rows(name, form, n_prompt, result, limits, n_turns, left_out)]
+        contenders.clear()  # before the weights of the next form are read
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
@@ -276,9 +272,9 @@ def remarks(found: Sequence[Measurement]) -> str:
         "Medians of turns, taken by all contenders of a row in turn; a turn is disturbed when other processes took "
         "more than a tenth of the machine, and with too few quiet ones there is no ratio. transformers computes in "
         "fp32, each phase with its fastest expert implementation. bf16, f16, int8 (one scale a row) and int4 (groups "
-        "of 32) are how our weights are stored; arithmetic is fp32. llama.cpp: llama-bench -ub 1024, keys and values "
-        "in f16; q8_0 and q4_0 files with fp32 norms and routers, the head of a q4_0 file in q8_0. It multiplies q8_0 "
-        "and q4_0 with activations rounded to 8 bits.\n\n"
+        "of 32, the head int8) are how our weights are stored; arithmetic is fp32. llama.cpp: llama-bench -ub 1024, "
+        "keys and values in f16; q8_0 and q4_0 files with fp32 norms and routers, the head of a q4_0 file in q8_0. It "
+        "multiplies q8_0 and q4_0 with activations rounded to 8 bits.\n\n"
         "The limit of prefill is the work of the matrices and of causal attention at the rate of the fastest large "
         "GEMM; that of decode is the bytes of the active weights, the head, and keys and values of 16 bits, at the "
         "rate of the fastest way to read memory once. int4 counts 4.5 bits a weight, a scale of 16 bits for 32.\n\n"
