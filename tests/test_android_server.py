@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.android.server import ServerAddress, attached, find_phone, server_address
+from devices.android.server import ServerAddress, find_phone, list_phones, server_address
 from devices.android.shell import Phone, split_grep
 from devices.base import DeviceError, TransientDeviceError
 from tests.fakes.adb_server import FakeAdbServer
@@ -110,13 +110,13 @@ def test_a_phone_that_is_not_ready_is_told_with_its_remedy(
     with pytest.raises(DeviceError, match=remedy) as error:
         find_phone("adb:R58M42ABCDE", at(server))
     assert isinstance(error.value, TransientDeviceError) == passes
-    [listed] = attached(at(server))
+    [listed] = list_phones(at(server))
     assert listed.remedy is not None
     assert remedy in listed.remedy
 
 
-def test_attached_lists_what_is_ready_too(server: FakeAdbServer) -> None:
-    assert [(p.name, p.state, p.remedy) for p in attached(at(server))] == [("adb:R58M42ABCDE", "device", None)]
+def test_the_list_has_what_is_ready_too(server: FakeAdbServer) -> None:
+    assert [(p.name, p.state, p.remedy) for p in list_phones(at(server))] == [("adb:R58M42ABCDE", "device", None)]
 
 
 def test_a_phone_on_the_network_is_connected_first(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class ServerAddress(NamedTuple):
     port: int
 
 
-class AttachedPhone(NamedTuple):
+class ListedPhone(NamedTuple):
     """A phone the server knows. `remedy` is None where it is ready."""
 
     serial: str
@@ -98,12 +98,12 @@ def server_address(environment: Mapping[str, str] = os.environ) -> ServerAddress
     return ServerAddress(host, int(port))
 
 
-def attached(address: ServerAddress | None = None) -> list[AttachedPhone]:
+def list_phones(address: ServerAddress | None = None) -> list[ListedPhone]:
     """Phones the server knows, ready or not. Raises `TransientDeviceError` where no server answers."""
     address = address or server_address()
     with adb_errors("adb"):
         listed = _Client(*address).list()
-    return [AttachedPhone(i.serial, i.state, _remedy(i.state)) for i in listed]
+    return [ListedPhone(i.serial, i.state, _remedy(i.state)) for i in listed]
 
 
 def find_phone(name: str, address: ServerAddress | None = None) -> AdbDevice:
@@ -114,10 +114,10 @@ def find_phone(name: str, address: ServerAddress | None = None) -> AdbDevice:
     address = address or server_address()
     serial = name.removeprefix(DEVICE_PREFIX).strip()
     client = _Client(*address)
-    phones = attached(address)
+    phones = list_phones(address)
     if _NETWORK_SERIAL.match(serial) and not any(p.serial == serial and p.state == "device" for p in phones):
         _connect(client, serial)
-        phones = attached(address)
+        phones = list_phones(address)
     phone = _choose(phones, serial)
     if phone.remedy is not None:
         error = TransientDeviceError if phone.state in _PASSING else DeviceError
@@ -164,7 +164,7 @@ def _connect(client: AdbClient, serial: str) -> None:
         )
 
 
-def _choose(phones: Sequence[AttachedPhone], serial: str) -> AttachedPhone:
+def _choose(phones: Sequence[ListedPhone], serial: str) -> ListedPhone:
     listed = ", ".join(p.serial for p in phones) or "none"
     if serial:
         for phone in phones:

@@ -7,7 +7,6 @@ its output and errors, 3 its exit code (packages/modules/adb/shell_protocol.h). 
 from __future__ import annotations
 
 import logging
-import shlex
 import socket
 import stat
 import struct
@@ -43,6 +42,8 @@ class ShellStream:
     def __init__(self, device: AdbDevice, command: str, timeout_s: float) -> None:
         self._subject = f"adb: {device.serial}"
         self._received = bytearray()
+        self.written = {STDOUT: bytearray(), STDERR: bytearray()}
+        """What `await_line` and `finish` have taken in so far."""
         with adb_errors(self._subject), ExitStack() as on_error:
             self._connection = device.open_transport(timeout=timeout_s)
             on_error.callback(self._connection.close)
@@ -74,20 +75,32 @@ class ShellStream:
                     raise EOFError("the phone or the adb server went away")
                 self._received += chunk
 
+    def await_line(self, source: int, timeout_s: float) -> str:
+        """The first line of the output or the errors, which is taken out of them."""
+        deadline_s = time.monotonic() + timeout_s
+        while b"\n" not in self.written[source]:
+            packet_id, payload = self.receive(deadline_s - time.monotonic())
+            if packet_id == EXIT:
+                raise DeviceError(f"{self._subject}: the command ended early (exit code {payload[0]})")
+            if packet_id in self.written:
+                self.written[packet_id] += payload
+        line, _, rest = self.written[source].partition(b"\n")
+        self.written[source] = rest
+        return line.decode(errors="replace")
+
     def finish(self, timeout_s: float) -> CommandResult:
         """All that is still to come, to the exit code."""
         deadline_s = time.monotonic() + timeout_s
-        written = {STDOUT: bytearray(), STDERR: bytearray()}
         while True:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise TransientDeviceError(f"{self._subject}: the command has not ended after {timeout_s:g} s")
             packet_id, payload = self.receive(left_s)
             if packet_id == EXIT:
-                out, err = (bytes(written[i]).decode(errors="replace") for i in (STDOUT, STDERR))
+                out, err = (self.written[i].decode(errors="replace") for i in (STDOUT, STDERR))
                 return CommandResult(out, err, payload[0] if payload else 255)
-            if packet_id in written:
-                written[packet_id] += payload
+            if packet_id in self.written:
+                self.written[packet_id] += payload
 
     def close(self) -> None:
         """Also wakes a thread that waits in `receive`."""
@@ -197,8 +210,3 @@ def split_grep(text: str) -> dict[str, str]:
         if colon and path.startswith("/"):
             contents.setdefault(path, []).append(content)
     return {path: "\n".join(lines) + "\n" for path, lines in contents.items()}
-
-
-def quoted(arguments: Iterable[str]) -> str:
-    """A command line of the phone's shell."""
-    return shlex.join(arguments)

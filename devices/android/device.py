@@ -1,0 +1,153 @@
+"""A phone as a device of the harness: its battery as the meter, its state, its cores, and programs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from devices.android.battery import BatteryMeter
+from devices.android.gates import CountdownListener, Gates, wait_until_ready
+from devices.android.processes import (
+    WORK_FOLDER,
+    PhoneProcess,
+    ProcessResult,
+    phone_cpu_seconds,
+    start_process,
+)
+from devices.android.server import ServerAddress
+from devices.android.shell import Phone
+from devices.android.state import PhoneFacts, PhoneState, parse_battery, read_facts, read_state
+from devices.android.topology import Topology, read_topology
+from devices.base import Clock, CpuSeconds, DeviceError, Meter
+from devices.conditions import host_environment
+from results.records import Conditions, Environment
+
+
+class AndroidDevice:
+    """`adb:SERIAL`, `adb:HOST:PORT`, or `adb:` for the only phone. `facts` and `topology` are there once it is open."""
+
+    def __init__(
+        self,
+        name: str,
+        interval_s: float,
+        clock: Clock,
+        gates: Gates | None = None,
+        on_wait: CountdownListener | None = None,
+        address: ServerAddress | None = None,
+    ) -> None:
+        """interval_s: between readings of the battery. on_wait: hears the countdown while the gates are shut."""
+        self.name = name
+        self.phone = Phone(name, address)
+        self.meters: list[Meter] = []
+        self._interval_s = interval_s
+        self._clock = clock
+        self._gates = gates or Gates()
+        self._on_wait = on_wait
+        self._processes: list[PhoneProcess] = []
+        self._facts: PhoneFacts | None = None
+        self._topology: Topology | None = None
+
+    def open(self) -> None:
+        """Finds the phone, waits at the gates, and decides how its battery is read. Raises `DeviceError`."""
+        self.phone.reach()
+        self._facts = read_facts(self.phone)
+        try:
+            self._topology = read_topology(self.phone)
+        except ValueError as error:
+            raise DeviceError(f"{self.name}: {error}; is this an Android phone?") from error
+        self.wait_until_ready()
+        meter = BatteryMeter(self.phone, self._interval_s, self._clock)
+        self.meters.append(meter)
+        meter.open()
+
+    def wait_until_ready(self) -> None:
+        """On battery, cool and charged: before every trial, so that all start alike. Raises `DeviceError`."""
+        wait_until_ready(
+            self.name,
+            lambda: parse_battery(self.phone.read("dumpsys battery") or ""),
+            self._gates,
+            self._clock,
+            self._on_wait,
+        )
+
+    @property
+    def facts(self) -> PhoneFacts:
+        if self._facts is None:
+            raise DeviceError(f"{self.name} is not open; open it first")
+        return self._facts
+
+    @property
+    def topology(self) -> Topology:
+        if self._topology is None:
+            raise DeviceError(f"{self.name} is not open; open it first")
+        return self._topology
+
+    def environment(self) -> Environment:
+        """The phone; Python and packages are those of the host, which runs the harness."""
+        facts, topology = self.facts, self.topology
+        if facts.memory_bytes is None:
+            raise DeviceError(f"{self.name}: /proc/meminfo shows no MemTotal; is this an Android phone?")
+        soc = facts.soc or topology.hardware or "SoC unknown"
+        n_cores = topology.n_cores + len(topology.offline)
+        return host_environment().model_copy(
+            update={
+                "os": f"Android {facts.android}" + (f", {facts.kernel}" if facts.kernel else ""),
+                "machine": facts.abi,
+                "cpu_model": f"{facts.model}, {soc}: {topology}",
+                "n_cores": n_cores,
+                "n_threads": n_cores,
+                "memory_bytes": facts.memory_bytes,
+            }
+        )
+
+    def state(self) -> PhoneState:
+        """All that can be read of the phone's state now: also brightness, airplane mode, thermal status."""
+        return read_state(self.phone)
+
+    def conditions(self) -> Conditions:
+        """The state in the harness' words. The temperature is the battery's: every phone has it, and it gates."""
+        at_s = self._clock.now_s()
+        state = self.state()
+        battery = state.battery
+        return Conditions(
+            at_s=at_s,
+            load_average_1m=state.load_average_1m,
+            cpu_frequency_mhz=state.cpu_frequency_mhz,
+            temperature_c=battery.temperature_c if battery else None,
+            battery_percent=battery.percent if battery else None,
+            charging=battery.is_charging if battery else None,
+            throttled=None if state.thermal_status is None else state.thermal_status > 0,
+        )
+
+    def cpu_seconds(self) -> CpuSeconds | None:
+        """Ours are the programs started here. What reads the battery counts as foreign, as it should."""
+        return phone_cpu_seconds(self.phone, self._processes)
+
+    def push(self, local: Path, remote: str) -> None:
+        self.phone.push(local, remote)
+
+    def pull(self, remote: str, local: Path) -> None:
+        self.phone.pull(remote, local)
+
+    def start_program(
+        self,
+        arguments: Sequence[str],
+        cores: Iterable[int] | None = None,
+        folder: str = WORK_FOLDER,
+        environment: Mapping[str, str] | None = None,
+    ) -> PhoneProcess:
+        """Starts a program, on the given cores only where some are given. Raises `DeviceError`."""
+        process = start_process(self.phone, arguments, cores, folder, environment)
+        self._processes.append(process)
+        return process
+
+    def run_program(
+        self, arguments: Sequence[str], timeout_s: float, cores: Iterable[int] | None = None, folder: str = WORK_FOLDER
+    ) -> ProcessResult:
+        """Runs a program to its end. Raises `TransientDeviceError` at the limit, after killing it."""
+        return self.start_program(arguments, cores, folder).wait(timeout_s)
+
+    def close(self) -> None:
+        for meter in self.meters:
+            meter.close()
+        self.meters.clear()

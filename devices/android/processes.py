@@ -1,0 +1,162 @@
+"""Programs on a phone: bound to cores, with their output, exit code and CPU time; and ended when they must end.
+
+adbd hangs up on the shell when the link goes, and on nothing that the shell started: the wrapper here passes it on, so
+that a pulled cable does not leave an engine running on a phone that is measured again a minute later.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+from devices.android.shell import STDERR, Phone, ShellStream
+from devices.base import CpuSeconds, DeviceError
+
+WORK_FOLDER = "/data/local/tmp"
+"""Where the shell may write and execute."""
+START_TIMEOUT_S = 20.0
+TICKS_PER_S = 100
+"""USER_HZ: the same on every Linux that a phone runs."""
+_UTIME, _CUTIME_END = 11, 15
+"""Fields of /proc/PID/stat behind the name: utime, stime, cutime, cstime."""
+_ACCOUNT = "@account"
+_TIMES = re.compile(r"(\d+)m([\d.]+)s (\d+)m([\d.]+)s")
+
+# The program's id comes first on the errors, before the program can write there; the account comes last.
+_SCRIPT = """cd {folder} || exit 126
+read -r a x </proc/uptime
+sh -c 'echo $$ >&2; exec "$@"' sh {program} </dev/null & p=$!
+trap 'kill -9 $p' HUP
+wait $p; r=$?
+read -r b x </proc/uptime
+echo >&2; echo "{account} $a $b" >&2; times >&2
+exit $r"""
+
+
+@dataclass(frozen=True)
+class ProcessResult:
+    """A program that ended. cpu_s: user and system time, its children's included; wall_s on the phone's uptime."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    cpu_s: float | None
+    wall_s: float | None
+
+    @property
+    def cpu_use(self) -> float | None:
+        """Cores kept busy on average."""
+        return self.cpu_s / self.wall_s if self.cpu_s is not None and self.wall_s else None
+
+
+class PhoneProcess:
+    """A running program. End it with `wait` or `kill`."""
+
+    def __init__(self, phone: Phone, stream: ShellStream, pid: int) -> None:
+        self.pid = pid
+        self.result: ProcessResult | None = None
+        self._phone = phone
+        self._stream = stream
+
+    def cpu_s(self) -> float | None:
+        """CPU time so far; of a program that has ended: all of it. None where unreadable."""
+        if self.result is not None:
+            return self.result.cpu_s
+        stat = self._phone.read(f"cat /proc/{self.pid}/stat")
+        return None if stat is None else parse_process_cpu_s(stat)
+
+    def wait(self, timeout_s: float) -> ProcessResult:
+        """Its output, errors and exit code. Raises `TransientDeviceError` at the limit, after killing it."""
+        if self.result is None:
+            try:
+                output, errors, exit_code = self._stream.finish(timeout_s)
+            except DeviceError:
+                with suppress(DeviceError):  # the first error is the one to tell
+                    self.kill()
+                raise
+            errors, cpu_s, wall_s = split_account(errors)
+            self.result = ProcessResult(output, errors, exit_code, cpu_s, wall_s)
+            self._stream.close()
+        return self.result
+
+    def kill(self) -> None:
+        """Ends it now. The shell that waits for it is hung up on, should the link be lost already."""
+        try:
+            self._phone.run(f"kill -9 {self.pid} 2>/dev/null")
+        finally:
+            self._stream.close()
+
+
+def start_process(
+    phone: Phone,
+    arguments: Sequence[str],
+    cores: Iterable[int] | None = None,
+    folder: str = WORK_FOLDER,
+    environment: Mapping[str, str] | None = None,
+) -> PhoneProcess:
+    """Starts a program on the phone, on the given cores only where some are given. Raises `DeviceError`."""
+    words = ["env", *(f"{k}={v}" for k, v in environment.items())] if environment else []
+    if cores is not None:
+        words = ["taskset", f"{affinity_mask(cores):x}", *words]
+    program = shlex.join([*words, *arguments])
+    stream = phone.stream(_SCRIPT.format(folder=shlex.quote(folder), program=program, account=_ACCOUNT))
+    with ExitStack() as on_error:
+        on_error.callback(stream.close)
+        first = stream.await_line(STDERR, START_TIMEOUT_S)
+        if not first.isdigit():
+            raise DeviceError(f"{shlex.join(arguments)} did not start in {folder} on the phone: {first}")
+        on_error.pop_all()
+    return PhoneProcess(phone, stream, int(first))
+
+
+def affinity_mask(cores: Iterable[int]) -> int:
+    """Bit c for core c, as `taskset` wants it. Raises ValueError for no core at all."""
+    mask = 0
+    for core in cores:
+        mask |= 1 << core
+    if not mask:
+        raise ValueError("a program needs at least one core to run on")
+    return mask
+
+
+def parse_process_cpu_s(stat: str) -> float:
+    """/proc/PID/stat: user and system time of the process and its ended children. Its name may hold anything."""
+    fields = stat.rpartition(")")[2].split()
+    return sum(int(ticks) for ticks in fields[_UTIME:_CUTIME_END]) / TICKS_PER_S
+
+
+def parse_machine_cpu_s(stat: str) -> tuple[float, float]:
+    """The first line of /proc/stat: (busy, available) seconds of all cores. Guest time is in user time already."""
+    ticks = [int(t) for t in stat.partition("\n")[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return (sum(ticks) - idle) / TICKS_PER_S, sum(ticks) / TICKS_PER_S
+
+
+def phone_cpu_seconds(phone: Phone, processes: Iterable[PhoneProcess]) -> CpuSeconds | None:
+    """CPU time of the phone, and of those processes of it; None where either is unreadable."""
+    running = [p for p in processes if p.result is None]
+    ended = [p.result.cpu_s for p in processes if p.result is not None]
+    files = " ".join(f"/proc/{p.pid}/stat" for p in running)
+    text = phone.read(f"head -n 1 /proc/stat{f'; cat {files}' if running else ''}")
+    if text is None or not text.startswith("cpu ") or None in ended:
+        return None
+    busy_s, available_s = parse_machine_cpu_s(text)
+    own = [parse_process_cpu_s(line) for line in text.splitlines()[1:]]
+    return CpuSeconds(busy_s, sum(own) + sum(s for s in ended if s is not None), available_s)
+
+
+def split_account(errors: str) -> tuple[str, float | None, float | None]:
+    """(the program's own errors, CPU seconds, wall seconds) out of the wrapper's errors."""
+    own, found, account = errors.rpartition(f"\n{_ACCOUNT} ")
+    if not found:
+        return errors, None, None
+    first, *_ = account.splitlines()
+    begun, _, ended = first.partition(" ")
+    times = _TIMES.findall(account)
+    wall_s = float(ended) - float(begun) if begun and ended else None
+    # The shell's own times stand first, its children's second.
+    cpu_s = sum(60 * float(m) + float(s) for m, s in (times[1][:2], times[1][2:])) if len(times) > 1 else None
+    return own, cpu_s, wall_s

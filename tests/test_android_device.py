@@ -1,0 +1,264 @@
+"""A phone as a device of the harness, and programs on it. The fake phone's programs run on this machine, for real."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devices.android import battery as battery_module
+from devices.android.device import AndroidDevice
+from devices.android.gates import Gates
+from devices.android.processes import affinity_mask, parse_machine_cpu_s, parse_process_cpu_s, split_account
+from devices.android.server import ServerAddress
+from devices.android.survey import attached
+from devices.base import DeviceError, TransientDeviceError
+from devices.clock import MonotonicClock
+from results.energy import energy_between
+from tests.data_folder import data_folder
+from tests.fakes.adb_server import FakeAdbServer
+from tests.fakes.battery import FakeBattery
+from tests.fakes.phone import DISCHARGING, THERMAL, FakePhone
+
+CLOCK = MonotonicClock()
+CPUINFO = "".join(
+    f"processor\t: {core}\nCPU implementer\t: 0x41\nCPU variant\t: 0x0\nCPU part\t: {part}\n\n"
+    for core, part in enumerate(["0xd80", "0xd80", "0xd82"])
+)
+AT_ONCE = Gates(wait_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakePhone:
+    phone = FakePhone(tmp_path / "phone")
+    phone.file("/proc/cpuinfo", CPUINFO)
+    phone.file("/proc/meminfo", "MemTotal:       8000000 kB\n")
+    phone.file("/proc/stat", "cpu  1000 0 500 8000 500 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n")
+    phone.file("/sys/devices/system/cpu/online", "0-2\n")
+    return phone
+
+
+@pytest.fixture
+def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
+    with FakeAdbServer(fake) as running, FakeBattery(fake, lambda at_s: 2.0):
+        yield running
+
+
+def device_at(server: FakeAdbServer, gates: Gates = AT_ONCE) -> AndroidDevice:
+    return AndroidDevice("adb:FAKE0001", 0.02, CLOCK, gates, address=ServerAddress("127.0.0.1", server.port))
+
+
+@pytest.fixture
+def device(server: FakeAdbServer) -> Iterator[AndroidDevice]:
+    opened = device_at(server)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def test_the_environment_is_the_phones(device: AndroidDevice) -> None:
+    environment = device.environment()
+    assert environment.os.startswith("Android 15 (SDK 35), Linux ")
+    assert environment.machine == "arm64-v8a"
+    assert environment.cpu_model == "Example Phone One, SM8650: 2x Cortex-A520 + 1x Cortex-X4"
+    assert (environment.n_cores, environment.memory_bytes) == (3, 8_000_000 * 1024)
+
+
+def test_conditions_say_heat_charge_and_throttling(fake: FakePhone, device: AndroidDevice) -> None:
+    conditions = device.conditions()
+    assert (conditions.temperature_c, conditions.battery_percent) == (31.2, 82.0)
+    assert (conditions.charging, conditions.throttled) == (False, False)
+    fake.answer("dumpsys battery", DISCHARGING.replace("status: 3", "status: 2"))
+    fake.answer("dumpsys thermalservice", THERMAL.replace("Thermal Status: 0", "Thermal Status: 2"))
+    conditions = device.conditions()
+    assert (conditions.charging, conditions.throttled) == (True, True)
+
+
+def test_joules_of_a_device_that_was_opened(device: AndroidDevice) -> None:
+    [meter] = device.meters
+    meter.start()
+    start_s = CLOCK.now_s()
+    time.sleep(1.2)
+    end_s = CLOCK.now_s()
+    reading = energy_between(meter.stop(), [(start_s, end_s)], "all", "battery")
+    assert reading.energy_j == pytest.approx(2.0 * (end_s - start_s), rel=0.01)
+
+
+def test_a_phone_that_charges_is_refused(fake: FakePhone, server: FakeAdbServer) -> None:
+    fake.answer("dumpsys battery", DISCHARGING.replace("status: 3", "status: 2"))
+    with pytest.raises(DeviceError, match=r"adb:FAKE0001 is not ready: the battery is charging.*unplug it"):
+        device_at(server).open()
+
+
+def test_a_phone_that_is_too_hot_is_waited_for_and_then_given_up(fake: FakePhone, server: FakeAdbServer) -> None:
+    fake.answer("dumpsys battery", DISCHARGING.replace("temperature: 312", "temperature: 455"))
+    begun_s = CLOCK.now_s()
+    with pytest.raises(DeviceError, match=r"not after 0\.5 s of waiting: the battery is at 45\.5 degC"):
+        device_at(server, Gates(wait_s=0.5, look_every_s=0.1)).open()
+    assert 0.5 < CLOCK.now_s() - begun_s < 3.0
+
+
+def test_a_device_that_is_not_open_says_so(server: FakeAdbServer) -> None:
+    with pytest.raises(DeviceError, match="not open"):
+        device_at(server).environment()
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_gives_output_errors_and_exit_code(device: AndroidDevice) -> None:
+    result = device.run_program(["sh", "-c", "echo 'out; out'; echo err >&2; exit 7"], timeout_s=10.0)
+    assert (result.stdout, result.stderr, result.exit_code) == ("out; out\n", "err\n", 7)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to tell one from the other")
+def test_a_program_runs_on_its_cores_only(device: AndroidDevice) -> None:
+    for core in sorted(os.sched_getaffinity(0))[:2]:
+        result = device.run_program(["grep", "Cpus_allowed_list", "/proc/self/status"], timeout_s=10.0, cores=[core])
+        assert result.stdout.split() == ["Cpus_allowed_list:", str(core)]
+
+
+def test_cpu_time_of_a_program_is_its_own(device: AndroidDevice) -> None:
+    """A loop that ends when it has used 0.3 s of CPU by its own account, and one that sleeps."""
+    busy = "import time\nwhile time.process_time() < 0.3: pass"
+    result = device.run_program(["python3", "-c", busy], timeout_s=20.0)
+    assert result.cpu_s == pytest.approx(0.32, abs=0.1)
+    assert result.wall_s is not None
+    assert result.wall_s > 0.25
+    asleep = device.run_program(["sleep", "0.3"], timeout_s=10.0)
+    assert asleep.cpu_s is not None
+    assert asleep.cpu_s < 0.05
+    assert asleep.cpu_use is not None
+    assert asleep.cpu_use < 0.2
+
+
+def test_cpu_time_of_a_running_program_grows(device: AndroidDevice) -> None:
+    process = device.start_program(["sh", "-c", "while :; do :; done"])
+    before_s = process.cpu_s()
+    time.sleep(0.6)
+    after_s = process.cpu_s()
+    process.kill()
+    assert before_s is not None
+    assert after_s is not None
+    assert after_s > before_s + 0.05
+
+
+def test_a_program_that_does_not_end_is_killed_at_its_limit(device: AndroidDevice) -> None:
+    process = device.start_program(["sleep", "60"])
+    with pytest.raises(TransientDeviceError, match=r"no answer in time|has not ended"):
+        process.wait(timeout_s=0.3)
+    assert is_gone(process.pid)
+
+
+def test_a_program_is_not_left_on_a_phone_whose_cable_was_pulled(fake: FakePhone, device: AndroidDevice) -> None:
+    process = device.start_program(["sleep", "60"])
+    assert not is_gone(process.pid, within_s=0.0)
+    fake.pull_cable()
+    with pytest.raises(TransientDeviceError):
+        process.wait(timeout_s=5.0)
+    assert is_gone(process.pid)
+
+
+def test_a_program_that_is_not_there_has_the_shells_exit_code(device: AndroidDevice) -> None:
+    assert device.run_program(["./absent"], timeout_s=10.0).exit_code == 127
+    with pytest.raises(DeviceError, match="did not start in /data/absent"):
+        device.run_program(["true"], timeout_s=10.0, folder="/data/absent")
+
+
+def test_cpu_seconds_of_the_phone_and_of_our_programs(fake: FakePhone, device: AndroidDevice) -> None:
+    """1000 user + 500 system of 10000 ticks: 15 s busy of 100 s."""
+    seconds = device.cpu_seconds()
+    assert seconds is not None
+    assert seconds == (15.0, 0.0, 100.0)
+    result = device.run_program(["python3", "-c", "import time\nwhile time.process_time() < 0.2: pass"], timeout_s=20.0)
+    seconds = device.cpu_seconds()
+    assert seconds is not None
+    assert seconds.ours_s == result.cpu_s
+    fake.local("/proc/stat").unlink()
+    assert device.cpu_seconds() is None
+
+
+def test_affinity_masks() -> None:
+    assert f"{affinity_mask([4, 5, 6, 7]):x}" == "f0"
+    assert affinity_mask([0]) == 1
+    with pytest.raises(ValueError, match="at least one core"):
+        affinity_mask([])
+
+
+def test_process_times_are_read_behind_any_name() -> None:
+    """utime 120, stime 30, cutime 7, cstime 3 ticks of 10 ms."""
+    stat = "42 (a) b (c)) S 1 42 42 0 -1 4194304 99 0 0 0 120 30 7 3 20 0 1 0 555 0 0\n"
+    assert parse_process_cpu_s(stat) == pytest.approx(1.6)
+
+
+def test_machine_times_leave_guest_time_to_user_time() -> None:
+    """user 10, nice 20, system 30, idle 400, iowait 40, irq 5, softirq 5, steal 0; guest 10 is in user."""
+    assert parse_machine_cpu_s("cpu  10 20 30 400 40 5 5 0 10 0\ncpu0 1 1 1 1\n") == pytest.approx((0.7, 5.1))
+
+
+def test_an_account_that_is_missing_is_none() -> None:
+    assert split_account("killed\n") == ("killed\n", None, None)
+    account = "oops\n\n@account 100.25 102.75\n0m0.01s 0m0.02s\n1m2.50s 0m0.25s\n"
+    assert split_account(account) == ("oops\n", 62.75, 2.5)
+
+
+# --- what is attached ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_attached_says_how_it_would_be_read(server: FakeAdbServer) -> None:
+    [row] = attached(ServerAddress("127.0.0.1", server.port))
+    assert row == (
+        "adb:FAKE0001",
+        "battery",
+        "battery gauge",
+        True,
+        "Example Phone One, Android 15 (SDK 35); /sys/class/power_supply/battery/current_now",
+    )
+
+
+def test_what_is_attached_and_not_ready_says_why(fake: FakePhone, server: FakeAdbServer) -> None:
+    address = ServerAddress("127.0.0.1", server.port)
+    fake.answer("dumpsys battery", DISCHARGING.replace("status: 3", "status: 5"))
+    [row] = attached(address)
+    assert not row.ready
+    assert "the battery is full" in row.remark
+    fake.state = "unauthorized"
+    [row] = attached(address)
+    assert "accept 'Allow USB debugging'" in row.remark
+    server.stop()
+    [row] = attached(address)
+    assert "adb start-server" in row.remark
+
+
+def test_a_real_phones_tree_is_read_through_the_shell(fake: FakePhone, server: FakeAdbServer) -> None:
+    """The Galaxy S9's own files, laid out in the fake phone."""
+    with gzip.open(data_folder() / "traces" / "phones" / "sysfs" / "galaxy-s9-us.json.gz", "rt") as dump:
+        for path, text in json.load(dump)["files"].items():
+            fake.file(path, text)
+    device = device_at(server)
+    device.open()
+    device.close()
+    assert str(device.topology) == "4x Kryo 3xx Silver 1766 MHz + 4x Kryo 3xx Gold 2803 MHz"
+
+
+def is_gone(pid: int, within_s: float = 3.0) -> bool:
+    deadline_s = time.monotonic() + within_s
+    while True:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(0.02)
