@@ -1,4 +1,4 @@
-"""The reference engine: torch, one request at a time, every technique through its dispatch plan.
+"""The reference engine: torch and the kernels, every technique through its dispatch plan; one request or a batch.
 
 Written to be right and to be read; a faster engine has this one to agree with.
 """
@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
 
+from engines.answers import Answer, Limits, answer_to, check_prompt, packed
 from engines.base import PhaseListener
 from engines.calibration import count_choices
 from engines.checkpoints import Checkpoint
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.prefix import HeldTokens, turned_alike
-from engines.sampling import check_sampling, choose_token
 from engines.techniques.base import ChunkPhase, Technique, TechniqueParameters
 from engines.techniques.dropless import Dropless
 from engines.transformer import KeyValueCache, Transformer
@@ -37,6 +37,16 @@ class StepObserver(Protocol):
     def step(
         self, n_tokens: int, kv_length: int, phase: Literal["prefill", "decode"], plans: Sequence[DispatchPlan | None]
     ) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """An answer with the cache that it is computed in. held: of the engine's own cache, which outlives the request."""
+
+    answer: Answer
+    cache: KeyValueCache
+    held: HeldTokens | None = None
+    n_cached: int = 0
 
 
 class ReferenceEngine:
@@ -69,7 +79,9 @@ class ReferenceEngine:
         self.max_length = checkpoint.config.max_length
         self.observer: StepObserver | None = None
         self._model = Transformer(checkpoint)
+        self._limits = Limits(checkpoint.config.max_length, checkpoint.config.vocabulary_size)
         self._cache = KeyValueCache(checkpoint.config)
+        self._batch_caches: list[KeyValueCache] = []
         self._held = HeldTokens()
         self._reuse_prefix = reuse_prefix
         self._parameters = technique
@@ -98,10 +110,10 @@ class ReferenceEngine:
         if moe is None or not prompts:
             raise EngineError(f"calibration needs prompts, got {len(prompts)}; take some that no window asks")
         steps: list[list[DispatchPlan | None]] = []
-        for prompt in prompts:
-            self._check_prompt(prompt)
+        for number, prompt in enumerate(prompts, 1):
+            check_prompt(prompt, self._limits, f"calibration prompt {number}")
             self._cache.start(len(prompt))
-            for _, chunk_T in self._chunks(prompt):
+            for chunk_T in torch.split(torch.tensor(prompt), self._prefill_chunk):
                 steps.append(self._model.forward(chunk_T, self._cache, Dropless(), "prefill")[1])
         calibration = count_choices(steps, moe.n_experts, moe.top_k, len(prompts))
         self._technique = self._parameters.build(self._prefill_chunk, calibration)
@@ -122,15 +134,50 @@ class ReferenceEngine:
         does at "request start" lies inside the request: keep it short. Detokenising the answer lies outside, except for
         the tail that is searched for stop strings.
         """
-        technique = self._technique
-        if technique is None:
-            raise EngineError(f"technique {self._parameters.technique} is not calibrated; call calibrate first")
-        # torch has one number for the whole process, and engines with other numbers share it.
-        torch.set_num_threads(self._threads)
-        self._check_prompt(request.prompt_ids)
-        if request.kind == "loglikelihood":
-            return self._loglikelihood(request, technique, on_phase)
-        return self._generate(request, technique, on_phase)
+        technique = self._ready()
+        answer = answer_to(request, self.tokenizer, self._limits)
+        start_s = self._now_s()
+        on_phase("request start", start_s)
+        sequence = _Sequence(answer, self._cache, self._held, self._begin(answer, technique))
+        self._answer([sequence], technique, on_phase)
+        return answer.completion(start_s, sequence.n_cached)
+
+    @torch.inference_mode()
+    def run_batch(self, requests: Sequence[Request], on_phase: PhaseListener) -> list[Completion]:
+        """Answers requests of any kinds and lengths together, in their order. Raises `EngineError` before any work,
+        naming the first request that it cannot take; one whose logits are no numbers ends the whole batch.
+
+        All of them start at once. Prefill comes first, in steps of `prefill_chunk` tokens that are filled with one
+        prompt after another; then every generation not yet complete decodes one token a step, and leaves when it is.
+        So the stamps of a request are what a client of this batch would see, not what the request costs alone: its TTFT
+        holds the prefill of those before it, its first inter-token time the prefill of those after it, and the tokens
+        of one step share one stamp, taken when the last of their values is on the host. Phases of different requests
+        overlap. A listener hears each edge with the stamp that the completions carry, once where they share it.
+
+        A technique that couples tokens plans over the rows of all sequences of a step. capacity_tiers froze its prefill
+        for steps of `prefill_chunk` rows, which these fill, and its decode for one token: beyond `align` sequences
+        choosing the same expert it drops, and the counters say so.
+
+        Nothing is kept from requests before or for those after, whatever `reuse_prefix` says. An observer prices single
+        sequences and is refused.
+        """
+        technique = self._ready()
+        if self.observer is not None:
+            raise EngineError(
+                "a batch cannot be observed, for steps are priced one sequence at a time; run its requests"
+            )
+        answers = [answer_to(request, self.tokenizer, self._limits) for request in requests]
+        if not answers:
+            return []
+        start_s = self._now_s()
+        on_phase("request start", start_s)
+        while len(self._batch_caches) < len(answers):
+            self._batch_caches.append(KeyValueCache(self._model.config))
+        sequences = [_Sequence(answer, cache) for answer, cache in zip(answers, self._batch_caches, strict=False)]
+        for sequence in sequences:
+            sequence.cache.start(sequence.answer.n_positions)
+        self._answer(sequences, technique, on_phase)
+        return [answer.completion(start_s, 0) for answer in answers]
 
     def reset(self) -> None:
         """The next request computes all of its prompt, whatever was asked before."""
@@ -140,108 +187,76 @@ class ReferenceEngine:
         counters, self._counters = self._counters, EngineCounters()
         return counters
 
-    def _generate(self, request: Request, technique: Technique, on_phase: PhaseListener) -> Completion:
-        n_prompt = len(request.prompt_ids)
-        check_sampling(request.sampling)
-        if request.max_new_tokens < 1:
-            raise EngineError(
-                f"request {request.request_id}: max_new_tokens {request.max_new_tokens} must be at least 1"
-            )
-        if n_prompt + request.max_new_tokens > self.max_length:
-            raise EngineError(
-                f"request {request.request_id}: {n_prompt} prompt tokens + {request.max_new_tokens} new ones exceed "
-                f"max_length {self.max_length}; shorten the prompt or ask for fewer"
-            )
-        generator = torch.Generator().manual_seed(request.sampling.seed)
-        stops = StopStrings(request.stop, self.tokenizer.decode)
-        token_ids: list[int] = []
-        token_times_s: list[float] = []
+    def _ready(self) -> Technique:
+        if self._technique is None:
+            raise EngineError(f"technique {self._parameters.technique} is not calibrated; call calibrate first")
+        # torch has one number for the whole process, and engines with other numbers share it.
+        torch.set_num_threads(self._threads)
+        return self._technique
 
-        start_s = self._now_s()
-        on_phase("request start", start_s)
-        n_cached = self._begin(request, technique, n_prompt + request.max_new_tokens)
-        for _, chunk_T in self._chunks(request.prompt_ids, n_cached):
-            hidden_TH = self._step(chunk_T, technique, "prefill")
-        while True:
-            logits_L = self._model.logits(hidden_TH[-1:])[0]
-            token_ids.append(choose_token(logits_L, request.sampling, generator))
-            token_times_s.append(self._now_s())
-            if len(token_ids) == 1:
-                on_phase("prefill end", token_times_s[0])
-            if (
-                len(token_ids) == request.max_new_tokens
-                or token_ids[-1] in self.tokenizer.eos_token_ids
-                or stops.reached(token_ids)
-            ):
-                break
-            hidden_TH = self._step(torch.tensor(token_ids[-1:]), technique, "decode")
-        end_s = self._now_s()
-        on_phase("request end", end_s)
-        return Completion(
-            request_id=request.request_id,
-            sample_id=request.sample_id,
-            n_prompt_tokens=n_prompt,
-            n_cached_tokens=n_cached,
-            start_s=start_s,
-            prefill_end_s=token_times_s[0],
-            end_s=end_s,
-            token_ids=tuple(token_ids),
-            token_times_s=tuple(token_times_s),
-            text=stops.cut(self.tokenizer.decode(token_ids)),
+    def _answer(self, sequences: Sequence[_Sequence], technique: Technique, on_phase: PhaseListener) -> None:
+        left = [s.answer.n_prefill - s.n_cached for s in sequences]
+        for step in packed(left, self._prefill_chunk):
+            self._step([(sequences[i], n) for i, n in step], technique, "prefill", on_phase)
+        while alive := [(s, 1) for s in sequences if not s.answer.is_complete]:
+            self._step(alive, technique, "decode", on_phase)
+
+    def _step(
+        self, parts: Sequence[tuple[_Sequence, int]], technique: Technique, phase: ChunkPhase, on_phase: PhaseListener
+    ) -> None:
+        """Reads the next n tokens of each sequence, and hands the logits of the positions asked about to its answer."""
+        chunks: list[list[int]] = []
+        asking: list[Answer] = []
+        rows: list[range] = []
+        n_rows = 0
+        for sequence, n in parts:
+            answer, position = sequence.answer, sequence.cache.length
+            chunks.append(answer.tokens[position : position + n])
+            if position + n > answer.first_asked:
+                asking.append(answer)
+                rows.append(range(n_rows + max(answer.first_asked - position, 0), n_rows + n))
+            n_rows += n
+        caches = [sequence.cache for sequence, _ in parts]
+        hidden_TH, plans = self._model.forward_batch(
+            [torch.tensor(token_ids) for token_ids in chunks], caches, technique, phase
         )
+        for (sequence, _), token_ids in zip(parts, chunks, strict=True):
+            if sequence.held is not None:
+                sequence.held.add(token_ids, phase)
+        for plan in plans:
+            if plan is not None:
+                self._counters = _added(self._counters, plan.counters())
+        if self.observer is not None:
+            self.observer.step(n_rows, caches[0].length, phase, plans)
+        if asking:
+            wanted = slice(rows[0].start, rows[0].stop) if len(rows) == 1 else [row for part in rows for row in part]
+            logits_AL = self._model.logits(hidden_TH[wanted])
+            for answer, part_AL in zip(asking, torch.split(logits_AL, [len(part) for part in rows]), strict=True):
+                answer.take(part_AL)
+            self._stamp(asking, on_phase)
 
-    def _loglikelihood(self, request: Request, technique: Technique, on_phase: PhaseListener) -> Completion:
-        """Sum of log p(continuation token | all before it), as lm-eval defines it.
+    def _stamp(self, answers: Sequence[Answer], on_phase: PhaseListener) -> None:
+        """Stamps what a step gave; its values are on the host."""
+        at_s = self._now_s()
+        prefill_ended = [answer.stamp(at_s) for answer in answers]
+        if any(prefill_ended):
+            on_phase("prefill end", at_s)
+        complete = [answer for answer in answers if answer.is_complete]
+        if not complete:
+            return
+        if any(answer.end_s is None for answer in complete):
+            end_s = self._now_s()
+            for answer in complete:
+                answer.end_s = end_s if answer.end_s is None else answer.end_s
+        for end_s in sorted({answer.end_s for answer in complete if answer.end_s is not None}):
+            on_phase("request end", end_s)
 
-        The last continuation token is asked about but never read: P + C - 1 tokens go through the model.
-        """
-        self._check_ids(request.continuation_ids, "continuation")
-        tokens = (*request.prompt_ids, *request.continuation_ids)[:-1]
-        if len(tokens) > self.max_length:
-            raise EngineError(
-                f"request {request.request_id}: prompt and continuation, {len(tokens) + 1} tokens, exceed max_length "
-                f"{self.max_length} + 1; cut the prompt from the left"
-            )
-        continuation_C = torch.tensor(request.continuation_ids, dtype=torch.int64)
-        first = len(request.prompt_ids) - 1
-
-        start_s = self._now_s()
-        on_phase("request start", start_s)
-        n_cached = self._begin(request, technique, len(tokens))
-        total, is_greedy, n_seen = 0.0, True, 0
-        for position, chunk_T in self._chunks(tokens, n_cached):
-            hidden_TH = self._step(chunk_T, technique, "prefill")
-            asking_TH = hidden_TH[max(first - position, 0) :]
-            if asking_TH.shape[0] == 0:
-                continue
-            logits_TL = self._model.logits(asking_TH)
-            target_T = continuation_C[n_seen : n_seen + asking_TH.shape[0]]
-            log_probability_TL = torch.log_softmax(logits_TL, dim=-1)
-            # In double, for in fp32 the sum would depend on where chunks end.
-            total += float(log_probability_TL.gather(1, target_T[:, None]).double().sum())
-            is_greedy = is_greedy and bool((logits_TL.argmax(dim=-1) == target_T).all())
-            n_seen += asking_TH.shape[0]
-        end_s = self._now_s()
-        on_phase("prefill end", end_s)
-        on_phase("request end", end_s)
-        return Completion(
-            request_id=request.request_id,
-            sample_id=request.sample_id,
-            n_prompt_tokens=len(tokens),
-            n_cached_tokens=n_cached,
-            start_s=start_s,
-            prefill_end_s=end_s,
-            end_s=end_s,
-            loglikelihood=total,
-            is_greedy=is_greedy,
-        )
-
-    def _begin(self, request: Request, technique: Technique, n_positions: int) -> int:
-        """Readies the cache for a request; returns how many of its tokens are in there already.
+    def _begin(self, answer: Answer, technique: Technique) -> int:
+        """Readies the engine's own cache for a request; returns how many of its tokens are in there already.
 
         The last prompt token is always computed: its logits are wanted, and only keys and values are kept.
         """
-        n_cached = 0
+        request, n_positions, n_cached = answer.request, answer.n_positions, 0
         if self._reuse_prefix:
             chunk = self._prefill_chunk if technique.couples_tokens else None
             n_cached = self._held.shared(request.prompt_ids[:-1], chunk)
@@ -257,61 +272,6 @@ class ReferenceEngine:
         self._held.keep(n_cached)
         self._cache.start(n_positions, n_cached)
         return n_cached
-
-    def _chunks(self, token_ids: Sequence[int], start: int = 0) -> Iterator[tuple[int, Tensor]]:
-        """Prefill chunks from `start` on, with the position of their first token."""
-        tokens_T = torch.tensor(token_ids, dtype=torch.int64)
-        for position in range(start, len(token_ids), self._prefill_chunk):
-            yield position, tokens_T[position : position + self._prefill_chunk]
-
-    def _step(self, tokens_T: Tensor, technique: Technique, phase: ChunkPhase) -> Tensor:
-        hidden_TH, plans = self._model.forward(tokens_T, self._cache, technique, phase)
-        self._held.add(tokens_T.tolist(), phase)
-        for plan in plans:
-            if plan is not None:
-                self._counters = _added(self._counters, plan.counters())
-        if self.observer is not None:
-            self.observer.step(tokens_T.shape[0], self._cache.length, phase, plans)
-        return hidden_TH
-
-    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        self._check_ids(prompt_ids, "prompt")
-        if len(prompt_ids) > self.max_length:
-            raise EngineError(
-                f"prompt of {len(prompt_ids)} tokens exceeds max_length {self.max_length}; cut it from the left"
-            )
-
-    def _check_ids(self, token_ids: Sequence[int], what: str) -> None:
-        if not token_ids:
-            raise EngineError(f"{what} is empty; the model needs at least one token (the end token can stand for it)")
-        rows = self._model.config.vocabulary_size
-        outside = [token for token in token_ids if not 0 <= token < rows]
-        if outside:
-            raise EngineError(
-                f"{what} holds token id {outside[0]}, outside 0..{rows - 1}; encode it with this tokenizer"
-            )
-
-
-class StopStrings:
-    """Ends a generation at a string, and cuts the text before it as lm-eval does."""
-
-    def __init__(self, stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._decode = decode
-        # A token that shows is at least a byte long, so a stop string just completed lies in this many tokens; the rest
-        # is slack for special tokens, which do not show. Searching a tail keeps the step's cost independent of length.
-        self._tail = max((len(stop.encode()) for stop in self._stops), default=0) + 8
-
-    def reached(self, token_ids: Sequence[int]) -> bool:
-        if not self._stops:
-            return False
-        tail = self._decode(token_ids[-self._tail :])
-        return any(stop in tail for stop in self._stops)
-
-    def cut(self, text: str) -> str:
-        for stop in self._stops:
-            text = text.split(stop)[0]
-        return text
 
 
 def _added(a: EngineCounters, b: EngineCounters) -> EngineCounters:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,14 +11,14 @@ from engines.errors import EngineError
 from results.records import Sampling
 
 
-def check_sampling(sampling: Sampling) -> None:
-    """Raises `EngineError` on values that no distribution has."""
-    if sampling.temperature < 0:
-        raise EngineError(f"temperature {sampling.temperature} is below 0; 0 is greedy")
+def check_sampling(sampling: Sampling, whose: str) -> None:
+    """Raises `EngineError`, beginning with `whose`, on values that no distribution has."""
+    if not sampling.temperature >= 0 or sampling.temperature == math.inf:
+        raise EngineError(f"{whose}: temperature {sampling.temperature} is no finite number from 0 on; 0 is greedy")
     if not 0 < sampling.top_p <= 1:
-        raise EngineError(f"top_p {sampling.top_p} is outside (0, 1]; 1 keeps all tokens")
+        raise EngineError(f"{whose}: top_p {sampling.top_p} is outside (0, 1]; 1 keeps all tokens")
     if sampling.top_k < 0:
-        raise EngineError(f"top_k {sampling.top_k} is below 0; 0 keeps all tokens")
+        raise EngineError(f"{whose}: top_k {sampling.top_k} is below 0; 0 keeps all tokens")
 
 
 def token_probabilities(logits_L: Tensor, sampling: Sampling) -> Tensor:
@@ -35,7 +37,17 @@ def token_probabilities(logits_L: Tensor, sampling: Sampling) -> Tensor:
 
 
 def choose_token(logits_L: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Greedy at temperature 0, else one draw of the request's own generator."""
+    """Greedy at temperature 0, else one draw of the request's own generator.
+
+    Raises `EngineError` where the largest logit is not finite, as it is not when any of them is NaN: an argmax over NaN
+    would be a token like any other.
+    """
+    largest, best = logits_L.max(dim=-1)
+    if not math.isfinite(largest):
+        raise EngineError(
+            f"largest logit is {float(largest)}; activations overflow, or weights are damaged: use dtype float32, or "
+            "fetch the model again"
+        )
     if sampling.temperature == 0:
-        return int(torch.argmax(logits_L))
+        return int(best)
     return int(torch.multinomial(token_probabilities(logits_L, sampling), 1, generator=generator))

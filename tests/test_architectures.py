@@ -41,6 +41,7 @@ def chunked_logits(
 
 
 Peers = tuple[FamilyCase, Any, Transformer]
+N_BATCH_GREEDY = 16
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -110,6 +111,36 @@ def test_greedy_tokens_agree_with_transformers(peers: Peers) -> None:
             chunk = torch.tensor(got[-1:])
     assert got == expected
     assert len(set(got)) > 4, "a loop of few tokens would agree by chance"
+
+
+def test_greedy_tokens_of_a_batch_agree_with_transformers(peers: Peers) -> None:
+    """Each prompt alone there, all of them together here."""
+    _, theirs, ours = peers
+    prompts = [random_tokens(sum(PROMPT_LENGTHS))[-n:] for n in PROMPT_LENGTHS]
+    expected = [
+        theirs.generate(
+            prompt[None],
+            attention_mask=torch.ones(1, len(prompt)),
+            do_sample=False,
+            max_new_tokens=N_BATCH_GREEDY,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    caches = [KeyValueCache(ours.config) for _ in prompts]
+    for cache, prompt in zip(caches, prompts, strict=True):
+        cache.start(len(prompt) + N_BATCH_GREEDY)
+    got: list[list[int]] = [[] for _ in prompts]
+    chunks = prompts
+    with torch.inference_mode():
+        for step in range(N_BATCH_GREEDY):
+            hidden, _ = ours.forward_batch(chunks, caches, Dropless(), "decode" if step else "prefill")
+            last = torch.tensor([len(chunk) for chunk in chunks]).cumsum(0) - 1
+            chunks = list(ours.logits(hidden[last]).argmax(dim=-1).split(1))
+            for tokens, chunk in zip(got, chunks, strict=True):
+                tokens += chunk.tolist()
+    assert got == expected
 
 
 def test_dropless_plans_equal_the_oracle(peers: Peers) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from engines.answers import StopStrings
 from engines.base import EngineError
 from engines.checkpoints import Checkpoint, load_checkpoint
 from engines.dispatch import DispatchPlan
 from engines.oracle import OracleParameters
-from engines.reference import ReferenceEngine, StopStrings
+from engines.reference import ReferenceEngine
 from engines.techniques.capacity_tiers import CapacityTiersParameters
 from engines.techniques.dropless import DroplessParameters
 from results.records import Request, Sampling
@@ -316,7 +317,7 @@ def test_techniques_that_learn_nothing_need_no_calibration(checkpoint: Checkpoin
         ({"prompt_ids": (1,) * 8193}, "prompt of 8193 tokens exceeds max_length 8192"),
         ({"prompt_ids": (1,) * 8190}, r"8190 prompt tokens \+ 12 new ones exceed max_length 8192"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
-        ({"sampling": Sampling(temperature=-1.0)}, r"temperature -1\.0 is below 0"),
+        ({"sampling": Sampling(temperature=-1.0)}, r"temperature -1\.0 is no finite number"),
         ({"kind": "loglikelihood"}, "continuation is empty"),
         ({"kind": "loglikelihood", "continuation_ids": (9999,)}, "continuation holds token id 9999"),
         ({"kind": "loglikelihood", "continuation_ids": (1,) * 8192}, r"exceed max_length 8192 \+ 1"),

@@ -51,4 +51,4 @@ def test_temperature_zero_is_greedy_whatever_the_seed() -> None:
 )
 def test_values_without_a_distribution_are_refused(sampling: Sampling) -> None:
     with pytest.raises(EngineError, match=r"temperature|top_p|top_k"):
-        check_sampling(sampling)
+        check_sampling(sampling, "request r")
