@@ -252,6 +252,7 @@ def power_trace(
     period_s = observed_update_period_s(times_s[usable], readings.current[usable])
     step = np.abs(np.diff(readings.current[usable]))
     smallest = float(step[step > 0].min()) if (step > 0).any() else 0.0
+    kept = np.flatnonzero(usable)[_renewed(times_s[usable], readings.current[usable], period_s)]
     note = f"{channel.note}; {_clock_note(clock, which)}"
     if not usable.all():
         note += (
@@ -266,8 +267,8 @@ def power_trace(
     ).trace(
         meter,
         BatteryMeter.method,
-        times_s[usable],
-        watts[usable],
+        times_s[kept],
+        watts[kept],
         source.period_s,
         stuck_stretches_s(times_s[usable], readings.current[usable], period_s),
     )
@@ -289,6 +290,20 @@ def charge_trace(
         resolution=float(steps.min() * np.median(volts)) if len(steps) else 0.0,
         note=f"{channel.note}; {_clock_note(clock, which)}",
     ).trace(meter, BatteryMeter.method, times_s, joules, source.period_s)
+
+
+def _renewed(times_s: Array, current: Array, period_s: float) -> NDArray[np.intp]:
+    """Which readings to keep: new values, one an update where the value stands, and the ends.
+
+    A repeated value says nothing new, and its short distance to the next one would feign a knowledge of when the power
+    changed: the arithmetic takes the distance of readings for the time in which it may have.
+    """
+    kept = [0] if len(times_s) else []
+    for i in range(1, len(times_s)):
+        is_new = current[i] != current[i - 1] or times_s[i] - times_s[kept[-1]] >= period_s
+        if is_new or i == len(times_s) - 1:
+            kept.append(i)
+    return np.asarray(kept, dtype=np.intp)
 
 
 def _typical(values: Array) -> float:

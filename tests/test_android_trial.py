@@ -1,0 +1,95 @@
+"""Trials on a fake phone through the harness, in real time: joules, marks, and what a fault makes of a trial."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from devices.android import battery as battery_module
+from devices.android.device import AndroidDevice
+from devices.android.gates import Gates
+from devices.android.server import ServerAddress
+from devices.base import TransientDeviceError
+from devices.clock import MonotonicClock
+from harness.plan import Protocol
+from harness.session import Arm, derive_energy, run_trial
+from tests.fakes.adb_server import FakeAdbServer
+from tests.fakes.battery import FakeBattery
+from tests.fakes.machine import FakeDevice, FakeEngine, FakeMachine, FakeWorkload, fake_requests
+from tests.fakes.phone import DISCHARGING, FakePhone
+
+POWER_W = 2.0
+PROTOCOL = Protocol(warmup=0, idle_s=0.8, sample_interval_s=0.02)
+
+
+class RealTime(FakeMachine):
+    """The fake engine's machine on the real clock."""
+
+    def now_s(self) -> float:
+        return MonotonicClock().now_s()
+
+    def work(self, seconds: float, watts: float) -> None:
+        time.sleep(seconds)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakePhone:
+    phone = FakePhone(tmp_path / "phone")
+    phone.file("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n")
+    return phone
+
+
+@pytest.fixture
+def arm(fake: FakePhone, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arm]:
+    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
+    machine = RealTime()
+    with FakeAdbServer(fake) as server, FakeBattery(fake, lambda at_s: POWER_W):
+        clock = MonotonicClock()
+        address = ServerAddress("127.0.0.1", server.port)
+        device = AndroidDevice("adb:FAKE0001", 0.02, clock, Gates(wait_s=0.0), address=address)
+        device.open()
+        # The engine asks its own device only whether meters run, for its diary.
+        engine = FakeEngine(machine, FakeDevice(machine, []), name="adb:FAKE0001")
+        yield Arm("cell", engine, FakeWorkload(), device, clock, fake_requests())
+        device.close()
+
+
+def test_a_trial_on_a_phone_has_its_joules_and_keeps_them_in_its_traces(arm: Arm) -> None:
+    trial, traces = run_trial(arm, PROTOCOL, repeat=0)
+    by_phase = {e.phase: e for e in trial.energy}
+    whole = by_phase["all"]
+    assert whole.energy_j is not None
+    assert whole.energy_j == pytest.approx(POWER_W * whole.duration_s, rel=0.01)
+    assert whole.method == "battery gauge"
+    # The same power idle and busy: nothing is left above it.
+    assert whole.net_energy_j == pytest.approx(0.0, abs=0.02 * whole.energy_j)
+    # Two prefills of 0.5 s are ten updates of 50 ms each on average; single tokens are not.
+    assert by_phase["prefill"].energy_j is not None
+    assert by_phase["decode"].energy_j is None
+    assert "unresolved" in str(by_phase["decode"].reason)
+    assert trial.window_start_s is not None
+    assert trial.window_end_s is not None
+    again, _ = derive_energy(trial.completions, traces, (trial.window_start_s, trial.window_end_s))
+    assert tuple(again) == trial.energy
+    assert trial.marks == ()
+
+
+def test_a_trial_in_which_the_phone_was_plugged_in_is_marked(arm: Arm, fake: FakePhone) -> None:
+    charging = DISCHARGING.replace("status: 3", "status: 2")
+    Timer(2.0, fake.answer, ("dumpsys battery", charging)).start()
+    trial, _ = run_trial(arm, PROTOCOL, repeat=0)
+    assert trial.marks == ("charging",)
+
+
+def test_a_cable_pulled_in_the_window_is_worth_a_retry(arm: Arm, fake: FakePhone) -> None:
+    Timer(2.0, fake.pull_cable).start()
+    with pytest.raises(TransientDeviceError):
+        run_trial(arm, PROTOCOL, repeat=0)
+    fake.plug_in()
+    trial, _ = run_trial(arm, PROTOCOL, repeat=0)
+    assert trial.status == "ok"
+    assert all(e.energy_j is not None for e in trial.energy if e.phase == "all")
