@@ -38,6 +38,11 @@ class GatedWeights:
         parts = (self.gate_IH, self.up_IH, self.down_HI, *(bias for bias in biases if bias is not None))
         return sum(part.nbytes for part in parts)
 
+    @cached_property
+    def table(self) -> native.ExpertTable | None:
+        """The unit as the only expert of a table of the kernels, which compute SwiGLU without biases."""
+        return native.expert_table([(self.gate_IH, self.up_IH, self.down_HI)]) if self.gate_bias_I is None else None
+
 
 @dataclass(frozen=True)
 class ExpertWeights:
@@ -77,6 +82,9 @@ def widened_linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Ten
 
 def gated_ffn(x: Tensor, weights: GatedWeights, unit: GatedUnit = SWIGLU) -> Tensor:
     """down(unit(gate(x), up(x))) over any number of rows."""
+    if unit == SWIGLU and x.dim() == 2 and native.serves(x) and weights.table is not None:
+        n_rows = len(x)
+        return native.mix(x, weights.table, (0,), (n_rows,), torch.arange(n_rows), torch.ones(n_rows))
     gate = widened_linear(x, weights.gate_IH, weights.gate_bias_I)
     up = widened_linear(x, weights.up_IH, weights.up_bias_I)
     return widened_linear(join(gate, up, unit), weights.down_HI, weights.down_bias_H)

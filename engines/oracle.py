@@ -72,6 +72,7 @@ class Oracle:
 
     name = "oracle"
     needs_saliency = False
+    decodes_plainly = False
     couples_tokens = False
 
     def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:

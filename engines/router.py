@@ -42,12 +42,10 @@ def route(hidden_TH: Tensor, weights: RouterWeights, config: RouterConfig) -> Ro
     `torch.topk` leaves the order of ties open, so that two machines could choose different experts; a stable sort
     does not.
     """
-    if len(hidden_TH) <= FEW_TOKENS and _is_plain(weights, config) and native.serves(hidden_TH, weights.weight_EH):
-        of_chosen = config.scoring == "softmax of chosen"
-        ids_TK, weights_TK = native.route(
-            hidden_TH, weights.weight_EH, weights.bias_E, config.top_k, of_chosen, config.normalise, config.scale
-        )
-        return Routing(ids_TK, weights_TK, len(weights.weight_EH))
+    if len(hidden_TH) <= FEW_TOKENS and native.serves(hidden_TH):
+        table = kernel_router(weights, config)
+        if table is not None:
+            return Routing(*native.route(hidden_TH, table), len(weights.weight_EH))
     logits_TE = F.linear(hidden_TH.float(), weights.weight_EH, weights.bias_E)
     if config.scoring == "sparsemixer":
         ids_TK, weights_TK = _sparsemixer(logits_TE, config.jitter)
@@ -71,11 +69,14 @@ def route(hidden_TH: Tensor, weights: RouterWeights, config: RouterConfig) -> Ro
     return Routing(ids_TK, weights_TK * config.scale, logits_TE.shape[-1])
 
 
-def _is_plain(weights: RouterWeights, config: RouterConfig) -> bool:
-    return (
-        config.scoring in ("softmax", "softmax of chosen")
-        and config.top_groups == config.n_groups
-        and weights.correction_E is None
+def kernel_router(weights: RouterWeights, config: RouterConfig) -> native.RouterTable | None:
+    """The router as the kernels compute it; None for what only some families have."""
+    is_plain = config.scoring in ("softmax", "softmax of chosen") and config.top_groups == config.n_groups
+    if not is_plain or weights.correction_E is not None:
+        return None
+    of_chosen = config.scoring == "softmax of chosen"
+    return native.router_table(
+        weights.weight_EH, weights.bias_E, config.top_k, of_chosen, config.normalise, config.scale
     )
 
 

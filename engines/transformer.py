@@ -18,6 +18,7 @@ from torch import Tensor
 from engines.attention import Chunk, Step, attend, kernel_table, view_of
 from engines.attention import KeyValueCache as KeyValueCache
 from engines.checkpoints import Checkpoint
+from engines.decode import fused_decoder
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.experts import GatedWeights, execute, gated_ffn, widened_linear
@@ -38,16 +39,17 @@ class Transformer:
             kernel_table(weights.attention, self.config, layer)
             for layer, weights in enumerate(checkpoint.weights.layers)
         ]
+        self._decoder = fused_decoder(self.config, checkpoint.weights, self._tables)
 
     def forward(
         self, tokens_T: Tensor, cache: KeyValueCache, technique: Technique, phase: ChunkPhase
-    ) -> tuple[Tensor, list[DispatchPlan | None]]:
+    ) -> tuple[Tensor, Sequence[DispatchPlan | None]]:
         """Runs one chunk at the cache's end. Returns normed hidden_TH and each layer's plan (None for dense layers)."""
         return self.forward_batch([tokens_T], [cache], technique, phase)
 
     def forward_batch(
         self, chunks: Sequence[Tensor], caches: Sequence[KeyValueCache], technique: Technique, phase: ChunkPhase
-    ) -> tuple[Tensor, list[DispatchPlan | None]]:
+    ) -> tuple[Tensor, Sequence[DispatchPlan | None]]:
         """Runs one chunk of tokens for each sequence, at the end of its own cache, in one step.
 
         hidden_TH holds the rows of the first chunk, then those of the next. Each layer has one plan for all rows:
@@ -57,6 +59,10 @@ class Transformer:
         step = self._step([len(tokens_T) for tokens_T in chunks], caches)
         tokens_T = chunks[0] if len(chunks) == 1 else torch.cat([*chunks])
         hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).float() * self.config.embedding_scale
+        if phase == "decode" and technique.decodes_plainly and len(tokens_T) == 1 and self._decoder is not None:
+            lazy = self._decoder.step(hidden_TH, step.cos_TP, step.sin_TP, caches[0], technique)
+            caches[0].length += 1
+            return self._weights.norm(hidden_TH), lazy
         plans: list[DispatchPlan | None] = []
         for layer, weights in enumerate(self._weights.layers):
             attended_TH = attend(

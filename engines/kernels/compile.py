@@ -16,9 +16,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-HEADERS = tuple(
-    SOURCE.with_name(name) for name in ("attention.h", "matrix.h", "narrow.h", "pool.h", "vectors.h", "wide.h")
-)
+HEADERS = tuple(sorted(SOURCE.parent.glob("*.h")))
 # No -ffast-math: sums must not lose NaN or infinity.
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-shared", "-fPIC")
 TIMEOUT_S = 120
@@ -93,7 +91,11 @@ def load(path: Path) -> ctypes.CDLL:
         "experts": [pointer, i64, pointer, pointer, pointer, pointer, pointer, i64, pointer, i32],
         "rms_norm": [pointer, i64, i64, pointer, f32, pointer, i32],
         "attention": [pointer, pointer, i64, pointer, pointer, i64, pointer, pointer, i64, i64, pointer, i32],
-        "route": [pointer, i64, i64, pointer, pointer, i64, i64, i32, i32, f32, pointer, pointer],
+        "route": [pointer, pointer, i64, pointer, pointer],
+        "step": [
+            *(pointer, i64, i64, pointer, pointer, pointer, i64),
+            *(pointer, pointer, i64, i64, pointer, pointer, i32),
+        ],
     }
     for name, types in arguments.items():
         function = getattr(kernels, f"joulebench_{name}")

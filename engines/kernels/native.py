@@ -37,8 +37,8 @@ class _Matrix(ctypes.Structure):
     )
 
 
-class _AttentionLayer(ctypes.Structure):
-    """`struct AttentionLayer` of kernels.cpp."""
+class AttentionStruct(ctypes.Structure):
+    """`struct AttentionLayer` of layer.h."""
 
     _fields_ = (
         *((name, _Matrix) for name in ("q", "k", "v", "out")),
@@ -47,6 +47,17 @@ class _AttentionLayer(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("eps", ctypes.c_float),
         ("neighbours", ctypes.c_int32),
+    )
+
+
+class RouterStruct(ctypes.Structure):
+    """`struct Router` of layer.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight_EH", "bias_E")),
+        *((name, ctypes.c_int64) for name in ("hidden", "n_experts", "top_k")),
+        *((name, ctypes.c_int32) for name in ("of_chosen", "normalise")),
+        ("scale", ctypes.c_float),
     )
 
 
@@ -64,9 +75,19 @@ class ExpertTable:
 class AttentionTable:
     """One layer's attention as the kernels read it."""
 
-    layer: _AttentionLayer
+    layer: AttentionStruct
     kept: tuple[Matrix | None, ...]
     hidden: int
+
+
+@dataclass(frozen=True)
+class RouterTable:
+    """A router as the kernels read it."""
+
+    struct: RouterStruct
+    kept: tuple[Tensor | None, ...]
+    hidden: int
+    top_k: int
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -92,7 +113,7 @@ def linear(x_TH: Tensor, weight: Matrix, bias_N: Tensor | None = None) -> Tensor
         ctypes.byref(_described(weight)),
         x_TH.data_ptr(),
         n_tokens,
-        _address(bias_N),
+        address(bias_N),
         out_TN.data_ptr(),
         torch.get_num_threads(),
     )
@@ -179,9 +200,9 @@ def attention_table(
     fits = head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM
     if not fits or not all(map(reads, matrices)) or not serves(*(v for v in vectors if v is not None)):
         return None
-    layer = _AttentionLayer(
+    layer = AttentionStruct(
         *map(_described, matrices),
-        *map(_address, vectors),
+        *map(address, vectors),
         q_QH.shape[0] // head_dim,
         k_MH.shape[0] // head_dim,
         head_dim,
@@ -221,8 +242,8 @@ def attend(
         ctypes.byref(table.layer),
         x_TH.data_ptr(),
         n_tokens,
-        _address(cos_TP),
-        _address(sin_TP),
+        address(cos_TP),
+        address(sin_TP),
         n_pairs,
         key_MSD.data_ptr(),
         value_MSD.data_ptr(),
@@ -234,28 +255,26 @@ def attend(
     return out_TH
 
 
-def route(
-    x_TH: Tensor, weight_EH: Tensor, bias_E: Tensor | None, top_k: int, of_chosen: bool, normalise: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """ids_TK and weights_TK: softmax over all experts, or over the chosen ones. `serves` must hold of all tensors."""
-    n_tokens, hidden = x_TH.shape
-    n_experts = weight_EH.shape[0]
-    assert weight_EH.shape == (n_experts, hidden)
+def router_table(
+    weight_EH: Tensor, bias_E: Tensor | None, top_k: int, of_chosen: bool, normalise: bool, scale: float
+) -> RouterTable | None:
+    """of_chosen: softmax over the chosen experts, and not over all. None where the kernels cannot read the weights."""
+    if not serves(weight_EH) or (bias_E is not None and not serves(bias_E)):
+        return None
+    n_experts, hidden = weight_EH.shape
     assert top_k <= n_experts
-    ids_TK, weights_TK = torch.empty(n_tokens, top_k, dtype=torch.int64), torch.empty(n_tokens, top_k)
+    struct = RouterStruct(address(weight_EH), address(bias_E), hidden, n_experts, top_k, of_chosen, normalise, scale)
+    return RouterTable(struct, (weight_EH, bias_E), hidden, top_k)
+
+
+def route(x_TH: Tensor, router: RouterTable) -> tuple[Tensor, Tensor]:
+    """ids_TK and weights_TK; `serves(x)` must hold."""
+    n_tokens, hidden = x_TH.shape
+    assert hidden == router.hidden
+    ids_TK = torch.empty(n_tokens, router.top_k, dtype=torch.int64)
+    weights_TK = torch.empty(n_tokens, router.top_k)
     _kernels().joulebench_route(
-        x_TH.data_ptr(),
-        n_tokens,
-        hidden,
-        weight_EH.data_ptr(),
-        _address(bias_E),
-        n_experts,
-        top_k,
-        of_chosen,
-        normalise,
-        scale,
-        ids_TK.data_ptr(),
-        weights_TK.data_ptr(),
+        ctypes.byref(router.struct), x_TH.data_ptr(), n_tokens, ids_TK.data_ptr(), weights_TK.data_ptr()
     )
     return ids_TK, weights_TK
 
@@ -266,7 +285,7 @@ def _kernels() -> ctypes.CDLL:
     return kernels
 
 
-def _address(tensor: Tensor | None) -> int | None:
+def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 

@@ -24,6 +24,9 @@ class Technique(Protocol):
     couples_tokens: bool
     """True when what becomes of a token depends on the others of its chunk, as under a capacity."""
 
+    decodes_plainly: bool
+    """True when the plan of one decoded token is one call of one row for each expert that it is routed to."""
+
     def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
         """The plan of one layer. `phase` tells a one-token tail of a prefill from a decode step."""
         ...

@@ -84,6 +84,7 @@ class CapacityTiers:
 
     name = "capacity_tiers"
     needs_saliency = True
+    decodes_plainly = False
     couples_tokens = True
 
     def __init__(self, parameters: CapacityTiersParameters, prefill_chunk: int, calibration: Calibration) -> None:

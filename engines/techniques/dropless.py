@@ -18,7 +18,6 @@ from engines.dispatch import DispatchPlan, ExpertCall, Routing
 from engines.techniques.base import ChunkPhase
 from results.records import Record
 
-
 FEW_PAIRS = 32
 """For these, as in decoding, lists are faster than tensors."""
 
@@ -40,6 +39,7 @@ class DroplessParameters(Record):
 class Dropless:
     name = "dropless"
     needs_saliency = False
+    decodes_plainly = True
     couples_tokens = False
 
     def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:

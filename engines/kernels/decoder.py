@@ -1,0 +1,122 @@
+"""One token through all layers in one call: what lies between two kernels in Python costs as much as a small kernel.
+
+Legend: L layers, E experts, K experts per token, H hidden, M key/value heads, S positions of the cache, D features of a
+head, P pairs of turned features.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engines.kernels.compile import library
+from engines.kernels.native import (
+    AttentionStruct,
+    AttentionTable,
+    ExpertTable,
+    RouterStruct,
+    RouterTable,
+    address,
+    serves,
+)
+
+MAX_CHOSEN = 64
+"""Experts of one token: `kMaxChosen` in experts.h."""
+
+
+class _Layer(ctypes.Structure):
+    """`struct DecoderLayer` of layer.h."""
+
+    _fields_ = (
+        ("attention", AttentionStruct),
+        ("router", RouterStruct),
+        ("attention_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("experts", ctypes.c_void_p),
+        ("always", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("is_turned", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """Norms are RMS without a bias. experts and router: None in a dense layer. always: the dense layer's feed-forward
+    block, or the shared expert. is_turned: whether the layer has rotary embedding."""
+
+    attention_norm_H: Tensor
+    attention: AttentionTable
+    mlp_norm_H: Tensor
+    eps: float
+    router: RouterTable | None
+    experts: ExpertTable | None
+    always: ExpertTable | None
+    is_turned: bool
+
+
+class Decoder:
+    """The layers as the kernel reads them."""
+
+    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+        self._kept = tuple(layers)
+        self._layers = (_Layer * len(layers))(*map(_described, layers))
+        self.top_k = max((layer.router.top_k for layer in layers if layer.router is not None), default=0)
+        self.n_sparse = sum(layer.router is not None for layer in layers)
+
+    def step(
+        self,
+        hidden_1H: Tensor,
+        cos_1P: Tensor,
+        sin_1P: Tensor,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        position: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Turns the embedded token into the last layer's output, in place, and writes its keys and values [M, S, D].
+
+        Returns what the routers of the sparse layers chose: ids_LK and weights_LK. `serves` must hold of all tensors.
+        """
+        assert serves(hidden_1H, cos_1P, sin_1P, *keys, *values)
+        assert all(key.shape == value.shape == keys[0].shape for key, value in zip(keys, values, strict=True))
+        assert len(keys) == len(self._kept)
+        assert position < keys[0].shape[1]
+        ids_LK = torch.empty(self.n_sparse, self.top_k, dtype=torch.int64)
+        weights_LK = torch.empty(self.n_sparse, self.top_k)
+        addresses = ctypes.c_void_p * len(keys)
+        kernels = library()
+        assert kernels is not None  # the tables exist
+        kernels.joulebench_step(
+            self._layers,
+            len(keys),
+            hidden_1H.shape[1],
+            hidden_1H.data_ptr(),
+            cos_1P.data_ptr(),
+            sin_1P.data_ptr(),
+            cos_1P.shape[1],
+            addresses(*(key.data_ptr() for key in keys)),
+            addresses(*(value.data_ptr() for value in values)),
+            keys[0].stride(0),
+            position,
+            ids_LK.data_ptr(),
+            weights_LK.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return ids_LK, weights_LK
+
+
+def _described(layer: DecoderLayer) -> _Layer:
+    assert serves(layer.attention_norm_H, layer.mlp_norm_H)
+    return _Layer(
+        layer.attention.layer,
+        layer.router.struct if layer.router is not None else RouterStruct(),
+        address(layer.attention_norm_H),
+        address(layer.mlp_norm_H),
+        None if layer.experts is None else ctypes.addressof(layer.experts.matrices),
+        None if layer.always is None else ctypes.addressof(layer.always.matrices),
+        layer.eps,
+        layer.is_turned,
+    )

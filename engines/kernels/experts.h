@@ -1,0 +1,183 @@
+// The weighted sum of SwiGLU experts, and of a dense layer as the only expert.
+//
+// Legend: T tokens, H hidden, I expert width, R rows of all calls, C calls, K experts of one token.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "matrix.h"
+#include "narrow.h"
+#include "pool.h"
+#include "products.h"
+#include "wide.h"
+
+// The rows of an expert call, and its three matrices: gate and up [I, H], down [H, I].
+struct Experts {
+  const Matrix* matrices;  // of expert e at 3 e
+  int64_t n_calls;
+  const int64_t *expert_C, *first_C;
+  const float* hidden_TH;
+  const int64_t* token_R;
+  const float* weight_R;
+  int64_t n_tokens;
+  float* out_TH;
+
+  const Matrix& gate(int64_t call) const { return matrices[3 * expert_C[call]]; }
+  const Matrix& up(int64_t call) const { return matrices[3 * expert_C[call] + 1]; }
+  const Matrix& down(int64_t call) const { return matrices[3 * expert_C[call] + 2]; }
+  int64_t n_rows(int64_t call) const { return first_C[call + 1] - first_C[call]; }
+};
+
+// All experts of a layer are stored alike: the first called speaks for them.
+inline void narrow_experts(const Experts& e, int n_threads) {
+  thread_local std::vector<float> gathered, input_buffer, inner_buffer, prepared_buffer;
+  const int64_t n_rows = e.first_C[e.n_calls], hidden = e.gate(0).columns, width = e.gate(0).rows;
+  const int64_t down_stride = input_stride(e.down(0));
+  const float* rows_RH = e.hidden_TH;
+  int64_t up_stride = 0;  // of one token, every row is that token
+  if (e.n_tokens > 1) {
+    float* to = scratch(gathered, n_rows * hidden);
+    for (int64_t r = 0; r < n_rows; r++)
+      std::memcpy(to + r * hidden, e.hidden_TH + e.token_R[r] * hidden, hidden * sizeof(float));
+    rows_RH = to;
+    up_stride = input_stride(e.gate(0));
+  }
+  const float* input = prepared_rows(e.gate(0), rows_RH, e.n_tokens > 1 ? n_rows : 1, input_buffer);
+  float* inner_RI = scratch(inner_buffer, n_rows * width);
+  in_chunks(e.n_calls * width, rows_per_chunk(e.gate(0)) / 2 + 1, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; unit++) {
+      const int64_t call = unit / width, i = unit % width, first = e.first_C[call];
+      const int rows = int(e.n_rows(call));
+      float gates[kMaxTokens] = {}, ups[kMaxTokens] = {};
+      dot(e.gate(call), i, rows, input + first * up_stride, gates);
+      dot(e.up(call), i, rows, input + first * up_stride, ups);
+      for (int r = 0; r < rows; r++) inner_RI[(first + r) * width + i] = gates[r] / (1 + std::exp(-gates[r])) * ups[r];
+    }
+  });
+  const float* prepared = prepared_rows(e.down(0), inner_RI, n_rows, prepared_buffer);
+  std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
+  // A chunk owns outputs, not calls, so that no two threads add to the same one.
+  const int64_t chunk = std::max<int64_t>(8, rows_per_chunk(e.down(0)) / e.n_calls);
+  in_chunks(hidden, chunk, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t call = 0; call < e.n_calls; call++) {
+      const int64_t first = e.first_C[call];
+      const int rows = int(e.n_rows(call));
+      for (int64_t h = begin; h < end; h++) {
+        float results[kMaxTokens] = {};
+        dot(e.down(call), h, rows, prepared + first * down_stride, results);
+        for (int r = 0; r < rows; r++) e.out_TH[e.token_R[first + r] * hidden + h] += e.weight_R[first + r] * results[r];
+      }
+    }
+  });
+}
+
+// Rows of token -1 are padding: computed as zeros, and their results discarded.
+inline void wide_experts(const Experts& e, int n_threads) {
+  struct Block : TokenBlock {
+    int64_t call;
+    float* inner;  // panels of what goes into `down`
+  };
+  thread_local std::vector<float> input_buffer, inner_buffer;
+  const int64_t hidden = e.gate(0).columns, width = e.gate(0).rows;
+  std::vector<Block> blocks;
+  int64_t n_packed = 0;  // in lanes
+  for (int64_t call = 0; call < e.n_calls; call++) {
+    const int64_t per_block = tokens_per_block(e.n_rows(call), std::max(hidden, width));
+    for (int64_t done = 0; done < e.n_rows(call); done += per_block) {
+      Block block;
+      block.first = e.first_C[call] + done;
+      block.n = std::min(per_block, e.n_rows(call) - done);
+      block.call = call;
+      blocks.push_back(block);
+      n_packed += packed_size(block.n, 1);
+    }
+  }
+  float *input = scratch(input_buffer, n_packed * hidden), *inner = scratch(inner_buffer, n_packed * width);
+  for (Block& block : blocks) {
+    block.packed = input;
+    block.inner = inner;
+    input += packed_size(block.n, hidden);
+    inner += packed_size(block.n, width);
+  }
+  const int64_t n_blocks = int64_t(blocks.size());
+  in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; b++) {
+      const Block& block = blocks[b];
+      const auto row_of = [&](int64_t i) {
+        const int64_t token = e.token_R[block.first + i];
+        return token < 0 ? nullptr : e.hidden_TH + token * hidden;
+      };
+      pack(block.n, hidden, row_of, block.packed);
+    }
+  });
+  // Of a tile's twelve rows, six are gate rows and six the up rows that belong to them.
+  constexpr int64_t half = kTileRows / 2, of_group = kGroupRows / 2;
+  const int64_t n_groups = (width + of_group - 1) / of_group, n_units = n_blocks * n_groups;
+  in_chunks(n_units, fair_chunk(n_units, n_threads), n_threads, [&](int64_t begin, int64_t end) {
+    float* results = group_scratch();
+    for (int64_t unit = begin; unit < end; unit++) {
+      const Block& block = blocks[unit / n_groups];
+      const int64_t first = unit % n_groups * of_group, n = std::min(of_group, width - first);
+      const Matrix &gate = e.gate(block.call), &up = e.up(block.call);
+      const auto row_at = [&](int r) {
+        const int64_t row = std::min(first + r / kTileRows * half + r % half, width - 1);
+        return Row{r % kTileRows < half ? &gate : &up, row};
+      };
+      multiply_group(int((n + half - 1) / half * kTileRows), hidden, block, row_at, results);
+      for (int64_t p = 0; p < n_panels(block.n); p++) {
+        const int lanes = lanes_of(block.n, p);
+        const float* from = results + p * kGroupRows * kPanel;
+        float* to = block.inner + p * kPanel * width + first * lanes;
+        for (int64_t i = 0; i < n; i++) {
+          const float* gates = from + (i / half * kTileRows + i % half) * lanes;
+          for (int lane = 0; lane < lanes; lane += 8)
+            store(to + i * lanes + lane, silu(load<f8>(gates + lane)) * load<f8>(gates + half * lanes + lane));
+        }
+      }
+    }
+  });
+  std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
+  // A chunk owns outputs, not blocks, so that no two threads add to the same one.
+  const int64_t n_down = (hidden + kGroupRows - 1) / kGroupRows;
+  in_chunks(n_down, std::max<int64_t>(1, n_down / (4 * n_threads)), n_threads, [&](int64_t begin, int64_t end) {
+    float* results = group_scratch();
+    for (const Block& block : blocks) {
+      const Matrix& down = e.down(block.call);
+      const TokenBlock inner_block = {block.first, block.n, block.inner};
+      const int64_t* token = e.token_R + block.first;
+      const float* weight = e.weight_R + block.first;
+      for (int64_t group = begin; group < end; group++) {
+        const int64_t row = group * kGroupRows;
+        const int n_rows = int(std::min<int64_t>(kGroupRows, hidden - row));
+        const auto row_at = [&](int r) { return Row{&down, std::min(row + r, hidden - 1)}; };
+        multiply_group(n_rows, width, inner_block, row_at, results);
+        each_result(
+            inner_block, n_rows, results,
+            [&](int64_t t, int r, f8 v) {
+              if (token[t] < 0) return;
+              float* to = e.out_TH + token[t] * hidden + row + r;
+              store(to, load<f8>(to) + weight[t] * v);
+            },
+            [&](int64_t t, int r, float v) {
+              if (token[t] >= 0) e.out_TH[token[t] * hidden + row + r] += weight[t] * v;
+            });
+      }
+    }
+  });
+}
+
+// The weighted sum of some experts for one token.
+inline void run_experts(const Matrix* matrices, int64_t n_chosen, const int64_t* ids_K, const float* x, const float* weights_K,
+                 float* out, int n_threads) {
+  constexpr int64_t kMaxChosen = 64;
+  static const int64_t one_token[kMaxChosen] = {};
+  int64_t first_C[kMaxChosen + 1];
+  for (int64_t c = 0; c <= n_chosen; c++) first_C[c] = c;
+  narrow_experts({matrices, n_chosen, ids_K, first_C, x, one_token, weights_K, 1, out}, n_threads);
+}
+

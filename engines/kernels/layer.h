@@ -1,0 +1,156 @@
+// What a layer is beside its experts: norms, rotary embedding, the attention block, the router.
+//
+// Legend: T tokens, H hidden, E experts, K experts of one token, N query heads, M key/value heads, S positions,
+// D features of a head, P pairs of turned features.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "attention.h"
+#include "experts.h"
+#include "matrix.h"
+#include "pool.h"
+#include "products.h"
+#include "vectors.h"
+
+// x / sqrt(mean(x^2) + eps) * weight of one row; out may be x.
+inline void rms_norm_row(const float* x, int64_t width, const float* weight, float eps, float* out) {
+  f8 squares = {};
+  float rest = 0;
+  int64_t c = 0;
+  for (; c + 8 <= width; c += 8) squares += load<f8>(x + c) * load<f8>(x + c);
+  for (int64_t k = c; k < width; k++) rest += x[k] * x[k];
+  const float scale = 1.0f / std::sqrt((sum(squares) + rest) / float(width) + eps);
+  for (int64_t k = 0; k < width; k++) out[k] = x[k] * scale * weight[k];
+}
+
+// Turns the first 2P features in place. Neighbouring pairs come out first members before second ones, as the torch code
+// of engines.rope leaves them.
+inline void turn_row(float* x, const float* cos_P, const float* sin_P, int64_t n_pairs, bool neighbours) {
+  if (neighbours) {
+    float firsts[512];
+    for (int64_t p = 0; p < n_pairs; p++) firsts[p] = x[2 * p];
+    for (int64_t p = 0; p < n_pairs; p++) firsts[n_pairs + p] = x[2 * p + 1];
+    std::memcpy(x, firsts, 2 * n_pairs * sizeof(float));
+  }
+  float* second = x + n_pairs;
+  for (int64_t p = 0; p < n_pairs; p++) {
+    const float a = x[p], b = second[p];
+    x[p] = a * cos_P[p] - b * sin_P[p];
+    second[p] = b * cos_P[p] + a * sin_P[p];
+  }
+}
+
+// How many units of one kind a thread should take where each is a few microseconds.
+constexpr int64_t kFewRows = 16;
+
+struct AttentionLayer {
+  Matrix q, k, v, out;
+  const float *q_bias, *k_bias, *v_bias, *out_bias;  // or null
+  const float *q_norm, *k_norm;                      // [D], or null
+  const float* sinks;                                // [N], or null
+  int64_t n_heads, n_kv_heads, dim, window;
+  float scale, eps;
+  int32_t neighbours;
+};
+
+// Which experts a token goes to. Of equal scores the lower index wins.
+inline void route_row(const float* score_E, int64_t n_experts, int64_t top_k, int64_t* ids_K) {
+  for (int64_t k = 0; k < top_k; k++) {
+    int64_t best = -1;
+    for (int64_t e = 0; e < n_experts; e++) {
+      const bool taken = std::find(ids_K, ids_K + k, e) != ids_K + k;
+      if (!taken && (best < 0 || score_E[e] > score_E[best])) best = e;
+    }
+    ids_K[k] = best;
+  }
+}
+
+inline void softmax_row(float* x, int64_t n) {
+  const float largest = *std::max_element(x, x + n);
+  float total = 0;
+  for (int64_t i = 0; i < n; i++) total += x[i] = std::exp(x[i] - largest);
+  for (int64_t i = 0; i < n; i++) x[i] /= total;
+}
+
+// Scores are softmax over all experts, or over the chosen ones where `of_chosen`; bias may be null.
+struct Router {
+  const float *weight_EH, *bias_E;
+  int64_t hidden, n_experts, top_k;
+  int32_t of_chosen, normalise;
+  float scale;
+};
+
+// The experts ids[T, K] of each token and their weights.
+inline void route(const Router& router, const float* x, int64_t n_tokens, int64_t* ids_TK, float* weights_TK) {
+  thread_local std::vector<float> buffer;
+  const int64_t n_experts = router.n_experts, top_k = router.top_k, hidden = router.hidden;
+  float* score_E = scratch(buffer, n_experts);
+  for (int64_t t = 0; t < n_tokens; t++, ids_TK += top_k, weights_TK += top_k) {
+    for (int64_t e = 0; e < n_experts; e++) {
+      dot_in_order<Fp32, 1>(router.weight_EH + e * hidden, hidden, x + t * hidden, score_E + e);
+      if (router.bias_E) score_E[e] += router.bias_E[e];
+    }
+    if (!router.of_chosen) softmax_row(score_E, n_experts);
+    route_row(score_E, n_experts, top_k, ids_TK);
+    for (int64_t k = 0; k < top_k; k++) weights_TK[k] = score_E[ids_TK[k]];
+    if (router.of_chosen) softmax_row(weights_TK, top_k);
+    float total = 0;
+    for (int64_t k = 0; k < top_k; k++) total += weights_TK[k];
+    for (int64_t k = 0; k < top_k; k++) weights_TK[k] *= (router.normalise ? 1.0f / total : 1.0f) * router.scale;
+  }
+}
+
+// An attention block: projects x[T, H], norms and turns queries and keys, writes keys and values [M, S, D] to the cache
+// (`head_stride` floats between heads) at `position` and on, attends, and projects back. cos, sin [T, P]; P = 0 turns
+// nothing.
+inline void attention_block(const AttentionLayer& layer, const float* x, int64_t n_tokens, const float* cos_TP,
+                     const float* sin_TP, int64_t n_pairs, float* keys, float* values, int64_t head_stride,
+                     int64_t position, float* out, int n_threads) {
+  thread_local std::vector<float> buffer;
+  const int64_t dim = layer.dim, q_width = layer.n_heads * dim, kv_width = layer.n_kv_heads * dim;
+  float* query = scratch(buffer, n_tokens * 2 * (q_width + kv_width));
+  float *key = query + n_tokens * q_width, *value = key + n_tokens * kv_width, *mixed = value + n_tokens * kv_width;
+  const Product into[] = {
+      {&layer.q, layer.q_bias, query}, {&layer.k, layer.k_bias, key}, {&layer.v, layer.v_bias, value}};
+  multiply_all(into, 3, x, n_tokens, n_threads);
+  in_chunks(n_tokens, kFewRows, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      const float *cos_P = cos_TP + t * n_pairs, *sin_P = sin_TP + t * n_pairs;
+      for (int64_t head = 0; head < layer.n_heads + layer.n_kv_heads; head++) {
+        const bool is_key = head >= layer.n_heads;
+        float* one = is_key ? key + t * kv_width + (head - layer.n_heads) * dim : query + t * q_width + head * dim;
+        if (layer.q_norm) rms_norm_row(one, dim, is_key ? layer.k_norm : layer.q_norm, layer.eps, one);
+        turn_row(one, cos_P, sin_P, n_pairs, layer.neighbours);
+      }
+      for (int64_t head = 0; head < layer.n_kv_heads; head++) {
+        const int64_t from = t * kv_width + head * dim, to = head * head_stride + (position + t) * dim;
+        std::memcpy(keys + to, key + from, dim * sizeof(float));
+        std::memcpy(values + to, value + from, dim * sizeof(float));
+      }
+    }
+  });
+  const Attention a = {keys, values, head_stride, layer.n_heads, layer.n_kv_heads, dim, layer.window, layer.scale,
+                       layer.sinks};
+  if (n_tokens == 1) attend_one(a, query, position, mixed, n_threads);
+  else attend_many(a, query, position, n_tokens, mixed, n_threads);
+  const Product back = {&layer.out, layer.out_bias, out};
+  multiply_all(&back, 1, mixed, n_tokens, n_threads);
+}
+
+// A layer without what only some families have: RMS norms before the blocks, SwiGLU, no biases in the feed-forward part.
+struct DecoderLayer {
+  AttentionLayer attention;
+  Router router;                           // n_experts = 0: a dense layer
+  const float *attention_norm, *mlp_norm;  // [H]
+  const Matrix* experts;                   // gate, up, down of each
+  const Matrix* always;                    // gate, up, down of a dense layer or a shared expert; or null
+  float eps;
+  int32_t is_turned;
+};
+

@@ -1,0 +1,95 @@
+// Products of one input with one or more matrices, for any number of tokens and any storage format: narrow.h for a few
+// tokens, wide.h for many.
+//
+// Legend: T tokens.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "matrix.h"
+#include "narrow.h"
+#include "pool.h"
+#include "wide.h"
+
+// Chunks of one stage: enough for threads to even out what they do, few enough to cost nothing.
+inline int64_t fair_chunk(int64_t n_units, int n_threads) { return std::max<int64_t>(1, n_units / (8 * n_threads)); }
+
+struct Product {
+  const Matrix* matrix;
+  const float* bias;  // or null
+  float* out;         // [T, rows]
+};
+
+inline void narrow_products(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
+  thread_local std::vector<float> prepared;
+  int64_t n_rows = 0, chunk = INT64_MAX;
+  const float* for_int4 = nullptr;
+  for (int i = 0; i < n_products; i++) {
+    const Matrix& m = *products[i].matrix;
+    if (m.format == kInt4 && !for_int4) for_int4 = prepared_rows(m, x, n_tokens, prepared);
+    n_rows += m.rows;
+    chunk = std::min(chunk, rows_per_chunk(m));
+  }
+  in_chunks(n_rows, chunk, n_threads, [&](int64_t begin, int64_t end) {
+    int64_t start = 0;
+    for (int i = 0; i < n_products; i++) {
+      const Product& p = products[i];
+      const int64_t rows = p.matrix->rows;
+      const float* input = p.matrix->format == kInt4 ? for_int4 : x;
+      for (int64_t row = std::max(begin, start) - start; row < std::min(end - start, rows); row++) {
+        float results[kMaxTokens] = {};
+        dot(*p.matrix, row, int(n_tokens), input, results);
+        for (int t = 0; t < n_tokens; t++) p.out[t * rows + row] = results[t] + (p.bias ? p.bias[row] : 0.0f);
+      }
+      start += rows;
+    }
+  });
+}
+
+inline void wide_products(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
+  thread_local std::vector<float> buffer;
+  const int64_t columns = products[0].matrix->columns, per_block = tokens_per_block(n_tokens, columns);
+  float* packed = scratch(buffer, packed_size(n_tokens, columns));
+  const int64_t n_blocks = (n_tokens + per_block - 1) / per_block;
+  const auto block_of = [&](int64_t b) {
+    return TokenBlock{b * per_block, std::min(per_block, n_tokens - b * per_block), packed + b * per_block * columns};
+  };
+  in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; b++) {
+      const TokenBlock block = block_of(b);
+      pack(block.n, columns, [&](int64_t i) { return x + (block.first + i) * columns; }, block.packed);
+    }
+  });
+  const auto n_groups_of = [](const Product& p) { return (p.matrix->rows + kGroupRows - 1) / kGroupRows; };
+  int64_t n_groups = 0;
+  for (int i = 0; i < n_products; i++) n_groups += n_groups_of(products[i]);
+  const int64_t n_units = n_blocks * n_groups;
+  in_chunks(n_units, fair_chunk(n_units, n_threads), n_threads, [&](int64_t begin, int64_t end) {
+    float* results = group_scratch();
+    for (int64_t unit = begin; unit < end; unit++) {
+      const TokenBlock block = block_of(unit / n_groups);
+      int64_t group = unit % n_groups;
+      const Product* p = products;
+      for (; group >= n_groups_of(*p); p++) group -= n_groups_of(*p);
+      const Matrix& m = *p->matrix;
+      const int64_t row = group * kGroupRows;
+      const int n_rows = int(std::min<int64_t>(kGroupRows, m.rows - row));
+      multiply_group(n_rows, columns, block, [&](int r) { return Row{&m, std::min(row + r, m.rows - 1)}; }, results);
+      float* out = p->out + block.first * m.rows + row;
+      const float* bias = p->bias ? p->bias + row : nullptr;
+      each_result(
+          block, n_rows, results,
+          [&](int64_t t, int r, f8 v) { store(out + t * m.rows + r, bias ? v + load<f8>(bias + r) : v); },
+          [&](int64_t t, int r, float v) { out[t * m.rows + r] = bias ? v + bias[r] : v; });
+    }
+  });
+}
+
+inline void multiply_all(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
+  if (n_tokens <= kMaxTokens) return narrow_products(products, n_products, x, n_tokens, n_threads);
+  wide_products(products, n_products, x, n_tokens, n_threads);
+}
+
