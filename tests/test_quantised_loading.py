@@ -1,0 +1,245 @@
+"""What `quantise` makes of a checkpoint: which tensors, how exactly, and what stays a view of the mapped file."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engines.architecture import ModelConfig
+from engines.checkpoints import inspect_checkpoint, load_checkpoint
+from engines.errors import EngineError
+from engines.quantised import AS_THE_MODEL, FORMS, Quantisation, QuantisedMatrix, store
+from engines.techniques.dropless import Dropless
+from engines.transformer import KeyValueCache, Transformer
+from engines.weights import ModelWeights, SparseWeights
+from tests.fakes.families import CASES, FamilyCase, write_family
+from tests.fakes.random_models import BUNDLED, write_random_model
+
+MODEL = "bundled:tiny-qwen3-moe"
+TOKENS = torch.randint(0, 2048, (24,), generator=torch.Generator().manual_seed(3))
+# hidden and intermediate sizes that fill blocks of 64 columns
+WIDE_MXFP4 = FamilyCase("GptOss", {**CASES["gpt-oss-mxfp4"].changes, "intermediate_size": 128}, eager=True, mxfp4=True)
+
+
+def logits_of(folder: Path | str, quantise: Quantisation = AS_THE_MODEL) -> Tensor:
+    model = Transformer(load_checkpoint(str(folder), torch.float32, quantise))
+    cache = KeyValueCache(model.config)
+    cache.start(len(TOKENS))
+    with torch.inference_mode():
+        return model.logits(model.forward(TOKENS, cache, Dropless(), "prefill")[0])
+
+
+def held(part: Any) -> Iterator[Tensor]:
+    """Every tensor of the weights."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for one in part:
+            yield from held(one)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from held(getattr(part, field.name))
+
+
+# --- which tensors ----------------------------------------------------------------------------------------------------
+
+COMPONENTS = {
+    "experts": r"\.experts\.",
+    "dense": r"\.(mlp|feed_forward|shared_experts?)\.(gate|up|down|gate_up)_proj\.weight$",
+    "attention": r"\.self_attn\.(q|k|v|o|qkv|q_a|q_b)_proj\.weight$|\.kv_a_proj_with_mqa\.weight$",
+    "head": r"lm_head\.weight$",
+}
+
+
+def rounded(name: str, tensor: Tensor) -> Tensor:
+    """Through int8, one scale for each output, by the format's definition. Stacks of experts lie as [E, in, out]."""
+    inputs = 1 if tensor.dim() == 3 else -1
+    scale = tensor.abs().amax(dim=inputs, keepdim=True) / 127
+    return (tensor / scale).round() * scale
+
+
+def write_rounded(source: Path, folder: Path, component: str) -> None:
+    """The same checkpoint with the component's matrices rounded in the file. A tied head becomes one of its own."""
+    folder.mkdir()
+    for path in source.glob("*.json"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    if component == "head" and "lm_head.weight" not in tensors:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    chosen = {n for n in tensors if re.search(COMPONENTS[component], n) and not n.endswith("_bias")}
+    assert chosen
+    save_file({n: rounded(n, t) if n in chosen else t for n, t in tensors.items()}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("case", "components"),
+    [
+        ("mixtral", ["experts", "attention", "head"]),
+        ("qwen2-moe-some-dense", ["experts", "dense"]),
+        ("gpt-oss", ["experts", "attention"]),
+        ("deepseek-v3", ["experts", "dense", "attention"]),
+        ("deepseek-v2-groups", ["attention"]),
+        ("llama4", ["experts", "dense"]),
+        ("phi3", ["dense", "attention"]),
+        ("gemma2", ["dense", "head"]),
+    ],
+)
+def test_component_is_its_tensors_and_no_others(tmp_path: Path, case: str, components: list[str]) -> None:
+    """The oracle is a folder whose tensors, chosen by their published names, were rounded beforehand."""
+    write_family(tmp_path / "plain", CASES[case])
+    plain = logits_of(tmp_path / "plain")
+    for component in components:
+        write_rounded(tmp_path / "plain", tmp_path / component, component)
+        expected = logits_of(tmp_path / component)
+        found = logits_of(tmp_path / "plain", Quantisation(**{component: "int8"}))
+        assert (found - expected).abs().max() < 1e-4
+        assert (plain - expected).abs().max() > 1e-3, f"{component} makes no difference"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_held_by_every_component_that_it_fits(form: Any) -> None:
+    # Experts of the bundled model are 96 wide.
+    experts = form if form in ("fp32", "bf16", "fp16", "int8", "fp8") else None
+    checkpoint = load_checkpoint(MODEL, torch.float32, Quantisation(experts=experts, attention=form, head=form))
+    tensors = load_file(BUNDLED / "model.safetensors")
+    layer = checkpoint.weights.layers[1]
+    assert isinstance(layer.mlp, SparseWeights)
+    pairs = [
+        (checkpoint.weights.head_LH, "model.embed_tokens.weight", form),
+        (layer.attention.out_HQ, "model.layers.1.self_attn.o_proj.weight", form),
+        (layer.mlp.experts.experts[3].down_HI, "model.layers.1.mlp.experts.3.down_proj.weight", experts or "fp32"),
+    ]
+    for matrix, name, own in pairs:
+        expected = store(tensors[name], own)
+        assert type(matrix) is type(expected)
+        assert matrix.nbytes == expected.nbytes
+        assert torch.equal(matrix.to(torch.float32), expected.to(torch.float32))
+    assert checkpoint.weights.embedding_LH.dtype == torch.float32
+
+
+def test_bytes_per_expert_are_those_of_its_form() -> None:
+    """What a technique that moves experts counts."""
+    mlp = load_checkpoint(MODEL, torch.float32, Quantisation(experts="int8")).weights.layers[0].mlp
+    assert isinstance(mlp, SparseWeights)
+    assert mlp.experts.n_bytes_per_expert == 3 * 96 * 128 + (96 + 96 + 128) * 4
+
+
+def test_tied_head_of_another_form_leaves_the_embedding_alone() -> None:
+    plain = load_checkpoint(MODEL, torch.float32).weights
+    weights = load_checkpoint(MODEL, torch.float32, Quantisation(head="int8")).weights
+    assert isinstance(weights.head_LH, QuantisedMatrix)
+    assert torch.equal(weights.embedding_LH, plain.embedding_LH)
+    assert load_checkpoint(MODEL, torch.float32, Quantisation(head="fp32")).weights.head_LH.shape == (2048, 128)
+
+
+# --- MXFP4 files ------------------------------------------------------------------------------------------------------
+
+
+def test_mxfp4_experts_of_a_file_keep_their_bits(tmp_path: Path) -> None:
+    write_family(tmp_path, WIDE_MXFP4)
+    kept = load_checkpoint(str(tmp_path), torch.float32, Quantisation(experts="mxfp4")).weights
+    wide = load_checkpoint(str(tmp_path), torch.float32).weights
+    n_bytes = 0
+    for kept_layer, wide_layer in zip(kept.layers, wide.layers, strict=True):
+        assert isinstance(kept_layer.mlp, SparseWeights)
+        assert isinstance(wide_layer.mlp, SparseWeights)
+        for one, other in zip(kept_layer.mlp.experts.experts, wide_layer.mlp.experts.experts, strict=True):
+            for name in ("gate_IH", "up_IH", "down_HI"):
+                matrix = getattr(one, name)
+                assert isinstance(matrix, QuantisedMatrix)
+                assert torch.equal(matrix.to(torch.float32), getattr(other, name))
+                n_bytes += matrix.nbytes
+    packed = [t for n, t in load_file(tmp_path / "model.safetensors").items() if n.endswith(("_blocks", "_scales"))]
+    assert n_bytes == sum(t.nbytes for t in packed)
+    assert (logits_of(tmp_path, Quantisation(experts="mxfp4")) - logits_of(tmp_path)).abs().max() < 1e-4
+
+
+def test_mxfp4_experts_of_a_file_may_take_another_form(tmp_path: Path) -> None:
+    write_family(tmp_path, WIDE_MXFP4)
+    exact, int8 = logits_of(tmp_path), logits_of(tmp_path, Quantisation(experts="int8"))
+    assert 1e-4 < (int8 - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+def test_mxfp4_file_whose_width_the_kernels_do_not_take_is_told(tmp_path: Path) -> None:
+    write_family(tmp_path, CASES["gpt-oss-mxfp4"])
+    with pytest.raises(EngineError, match=r"mlp\.experts\.down_proj': mxfp4 needs a width .* multiple of 64, not 96"):
+        load_checkpoint(str(tmp_path), torch.float32, Quantisation(experts="mxfp4"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.fill_(255), "holds NaN or infinity"),
+        (lambda t: t.float(), "holds torch.float32; MXFP4 is bytes"),
+    ],
+)
+def test_mxfp4_scales_that_are_none_are_named(tmp_path: Path, change: Any, message: str) -> None:
+    write_family(tmp_path, WIDE_MXFP4)
+    name, path = "model.layers.1.mlp.experts.down_proj_scales", tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {name: change(tensors[name])}, path)
+    with pytest.raises(EngineError, match=f"model.safetensors: tensor '{name}' {message}"):
+        load_checkpoint(str(tmp_path), torch.float32, Quantisation(experts="mxfp4"))
+
+
+# --- views of the file ------------------------------------------------------------------------------------------------
+
+
+def mapped(folder: Path) -> list[range]:
+    """Addresses at which the folder's weight files are mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    found = [line.split()[0].split("-") for line in lines if str(folder) in line and line.endswith(".safetensors")]
+    return [range(int(first, 16), int(end, 16)) for first, end in found]
+
+
+def outside(weights: ModelWeights, folder: Path) -> int:
+    """Bytes of weights that are no views of the files."""
+    places = mapped(folder)
+    return sum(t.nbytes for t in held(weights) if not any(t.data_ptr() in place for place in places))
+
+
+def n_stacked_bytes(config: ModelConfig) -> int:
+    assert config.moe is not None
+    values = 3 * config.moe.n_experts * config.moe.expert_width * config.hidden
+    return 4 * values * len(config.moe.sparse_layers)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
+@pytest.mark.parametrize("case", ["mixtral", "phi3", "deepseek-v2", "glm4-moe-air", "gpt-oss"])
+def test_tensors_of_the_right_form_stay_in_the_file(tmp_path: Path, case: str) -> None:
+    """Fused ones too. Only stacked experts, which lie the other way round in their files, have to be copied."""
+    write_family(tmp_path, CASES[case])
+    checkpoint = load_checkpoint(str(tmp_path), torch.float32)
+    copied = 0
+    if case == "gpt-oss":
+        assert checkpoint.config.moe is not None
+        n_experts, n_biases = checkpoint.config.moe.n_experts, 2 * checkpoint.config.moe.expert_width
+        copied = n_stacked_bytes(checkpoint.config) + 4 * checkpoint.config.n_layers * n_experts * n_biases
+    assert outside(checkpoint.weights, tmp_path) == copied
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
+def test_each_file_is_mapped_once_and_only_while_it_is_used(tmp_path: Path) -> None:
+    write_random_model(tmp_path, "qwen2", max_shard_size="200KB")
+    n_files = len(list(tmp_path.glob("model-*.safetensors")))
+    assert n_files > 2
+    inspect_checkpoint(str(tmp_path))
+    assert mapped(tmp_path) == [], "looking at a checkpoint maps nothing"
+    checkpoint = load_checkpoint(str(tmp_path), torch.float32)
+    assert len(mapped(tmp_path)) == n_files
+    assert outside(checkpoint.weights, tmp_path) == 0
+    del checkpoint
+    load_checkpoint(str(tmp_path), torch.bfloat16, Quantisation(head="int8"))
+    assert mapped(tmp_path) == []
