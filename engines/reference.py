@@ -109,7 +109,7 @@ class ReferenceEngine:
         moe = self._model.config.moe
         if moe is None or not prompts:
             raise EngineError(f"calibration needs prompts, got {len(prompts)}; take some that no window asks")
-        steps: list[list[DispatchPlan | None]] = []
+        steps: list[Sequence[DispatchPlan | None]] = []
         for number, prompt in enumerate(prompts, 1):
             check_prompt(prompt, self._limits, f"calibration prompt {number}")
             self._cache.start(len(prompt))

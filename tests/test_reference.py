@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -365,3 +367,59 @@ def test_each_engine_computes_on_its_own_number_of_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert seen == [2] * 3 + [1] * 3 + [2] * 3
+
+
+# --- numbers that are none -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> tuple[Checkpoint, tuple[int, ...]]:
+    """A model that loaded soundly and has NaN for one token now: the second that it answered with before."""
+    write_random_model(tmp_path, "qwen3-moe")
+    sound = load_checkpoint(str(tmp_path), torch.float32)
+    answer = ReferenceEngine(sound, DroplessParameters()).run(generate(sound), ignore).token_ids
+    embedding_LH = sound.weights.embedding_LH.clone()
+    embedding_LH[answer[1]] = math.nan
+    return replace(sound, weights=replace(sound.weights, embedding_LH=embedding_LH)), answer
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1e-4)], ids=["greedy", "sampled"])
+def test_logits_that_are_no_numbers_are_an_error_of_that_token_and_no_answer(
+    damaged: tuple[Checkpoint, tuple[int, ...]], sampling: Sampling
+) -> None:
+    checkpoint, answer = damaged
+    assert answer[0] != answer[1]
+    request = generate(checkpoint, sampling=sampling).model_copy(update={"request_id": "second"})
+    assert answer[1] not in request.prompt_ids
+    engine = ReferenceEngine(checkpoint, DroplessParameters())
+    assert engine.run(generate(checkpoint, max_new_tokens=2), ignore).token_ids == answer[:2]
+    with pytest.raises(EngineError, match="request second, token 3: largest logit is nan"):
+        engine.run(request, ignore)
+    with pytest.raises(EngineError, match="request second, token 3: largest logit is nan"):
+        engine.run_batch([generate(checkpoint, prompt="Sound."), request], ignore)
+
+
+def test_loglikelihood_that_is_no_number_is_an_error(damaged: tuple[Checkpoint, tuple[int, ...]]) -> None:
+    checkpoint, answer = damaged
+    engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=4)
+    sound = loglikelihood(range(40, 50), [3, 4, answer[1]])
+    value = engine.run(sound, ignore).loglikelihood
+    assert value is not None
+    assert value < 0
+    beyond = loglikelihood(range(40, 50), [3, answer[1], 5])
+    with pytest.raises(EngineError, match="request r, continuation token 3 or before: log-likelihood is nan"):
+        engine.run_batch([sound, beyond], ignore)
+
+
+def test_the_engine_answers_on_after_an_error(damaged: tuple[Checkpoint, tuple[int, ...]]) -> None:
+    checkpoint, answer = damaged
+    engine = ReferenceEngine(checkpoint, DroplessParameters(), reuse_prefix=True)
+    with pytest.raises(EngineError, match="token 3"):
+        engine.run(generate(checkpoint), ignore)
+    assert engine.run(generate(checkpoint, max_new_tokens=2), ignore).token_ids == answer[:2]
+
+
+def test_empty_stop_string_stops_nothing(checkpoint: Checkpoint) -> None:
+    engine = ReferenceEngine(checkpoint, DroplessParameters())
+    free = engine.run(generate(checkpoint), ignore)
+    assert engine.run(generate(checkpoint, stop=("",)), ignore).token_ids == free.token_ids
