@@ -36,7 +36,7 @@ INTERVAL_S = 0.02
 
 @pytest.fixture(autouse=True)
 def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
+    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.5)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_constant_power_gives_its_joules_in_every_sign_and_unit(
     fake: FakePhone, phone: Phone, sign: int, per_ampere: float
 ) -> None:
     with FakeBattery(fake, steady, sign=sign, per_ampere=per_ampere), opened(phone) as meter:
-        [trace], reading = window(meter, 1.5)
+        [trace], reading = window(meter, 0.8)
     assert reading.energy_j == pytest.approx(2.0 * reading.duration_s, rel=0.01)
     assert reading.method == "battery gauge"
     assert trace.note is not None
@@ -202,12 +202,15 @@ def test_repeated_windows_of_one_meter_are_apart(fake: FakePhone, phone: Phone) 
 # --- sources ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_denied_sysfs_falls_back_to_the_service(fake: FakePhone, phone: Phone) -> None:
+def test_a_denied_sysfs_falls_back_to_the_service(
+    fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(battery_module, "SERVICE_PERIOD_S", 0.05)
     with FakeBattery(fake, steady) as gauge:
         gauge.deny_sysfs()
         fake.answer("dumpsys battery", DISCHARGING.replace("voltage: 4012", "voltage: 4000"))
         with opened(phone) as meter:
-            [trace], reading = window(meter, 3.2)
+            [trace], reading = window(meter, 1.5)
     assert trace.note is not None
     assert trace.note.startswith("cmd battery current_now: current in uA")
     assert reading.energy_j == pytest.approx(2.0 * reading.duration_s, rel=0.01)

@@ -35,7 +35,7 @@ AT_ONCE = Gates(wait_s=0.0)
 
 @pytest.fixture(autouse=True)
 def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
+    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.4)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_joules_of_a_device_that_was_opened(device: AndroidDevice) -> None:
     [meter] = device.meters
     meter.start()
     start_s = CLOCK.now_s()
-    time.sleep(1.2)
+    time.sleep(0.8)
     end_s = CLOCK.now_s()
     reading = energy_between(meter.stop(), [(start_s, end_s)], "all", "battery")
     assert reading.energy_j == pytest.approx(2.0 * (end_s - start_s), rel=0.01)
@@ -119,6 +119,16 @@ def test_a_device_that_is_not_open_says_so(server: FakeAdbServer) -> None:
 def test_a_program_gives_output_errors_and_exit_code(device: AndroidDevice) -> None:
     result = device.run_program(["sh", "-c", "echo 'out; out'; echo err >&2; exit 7"], timeout_s=10.0)
     assert (result.stdout, result.stderr, result.exit_code) == ("out; out\n", "err\n", 7)
+
+
+def test_a_program_gets_its_folder_and_environment(fake: FakePhone, device: AndroidDevice) -> None:
+    fake.file("/data/local/tmp/engine/weights", "7\n")
+    process = device.start_program(
+        ["sh", "-c", "cat weights; echo $LD_LIBRARY_PATH"],
+        folder="/data/local/tmp/engine",
+        environment={"LD_LIBRARY_PATH": "lib with blanks"},
+    )
+    assert process.wait(10.0).stdout == "7\nlib with blanks\n"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to tell one from the other")
@@ -240,14 +250,31 @@ def test_what_is_attached_and_not_ready_says_why(fake: FakePhone, server: FakeAd
     assert "adb start-server" in row.remark
 
 
-def test_a_real_phones_tree_is_read_through_the_shell(fake: FakePhone, server: FakeAdbServer) -> None:
+def test_a_frequency_cap_is_warned_of(fake: FakePhone, server: FakeAdbServer, caplog: pytest.LogCaptureFixture) -> None:
+    folder = "/sys/devices/system/cpu/cpu0/cpufreq"
+    fake.file(f"{folder}/related_cpus", "0 1 2\n")
+    fake.file(f"{folder}/cpuinfo_max_freq", "2000000\n")
+    fake.file(f"{folder}/scaling_max_freq", "1500000\n")
+    for core in (1, 2):
+        fake.file(f"/sys/devices/system/cpu/cpu{core}/cpufreq/related_cpus", "0 1 2\n")
+    device = device_at(server)
+    device.open()
+    device.close()
+    assert "adb:FAKE0001: cpu 0-2 limited to 1500 of 2000 MHz" in caplog.text
+
+
+def test_a_real_phones_tree_is_read_through_the_shell(
+    fake: FakePhone, server: FakeAdbServer, caplog: pytest.LogCaptureFixture
+) -> None:
     """The Galaxy S9's own files, laid out in the fake phone."""
     with gzip.open(data_folder() / "traces" / "phones" / "sysfs" / "galaxy-s9-us.json.gz", "rt") as dump:
         for path, text in json.load(dump)["files"].items():
             fake.file(path, text)
     device = device_at(server)
-    device.open()
+    with caplog.at_level("WARNING"):
+        device.open()
     device.close()
+    assert "limited" not in caplog.text
     assert str(device.topology) == "4x Kryo 3xx Silver 1766 MHz + 4x Kryo 3xx Gold 2803 MHz"
 
 

@@ -68,6 +68,14 @@ def test_a_charger_and_its_status_are_seen() -> None:
     assert (battery.powered_by, battery.status, battery.is_charging) == (("USB",), 2, True)
 
 
+def test_a_charger_on_line_counts_though_the_battery_discharges() -> None:
+    """A weak port carries a part of the load, and the gauge does not see it."""
+    battery = parse_battery(DISCHARGING.replace("USB powered: false", "USB powered: true"))
+    assert battery is not None
+    assert (battery.status, battery.is_charging) == (3, True)
+    assert parse_battery(DISCHARGING) == replace(battery, powered_by=())
+
+
 def test_a_frozen_battery_state_is_seen() -> None:
     text = DISCHARGING.replace("state:\n", "state:\n  (UPDATES STOPPED -- use 'reset' to restart)\n")
     battery = parse_battery(text)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from devices.android.calibration import (
     MAX_POWER_W,
     MIN_POWER_W,
+    MIN_SAMPLES,
     Calibration,
     calibrate,
     observed_update_period_s,
@@ -86,7 +87,8 @@ def find_sources(phone: Phone, interval_s: float) -> list[GaugeSource]:
                 "cmd battery current_now",
                 "current",
                 "c=$(cmd battery get -f current_now); k=$((k-1))\n"
-                f"[ $k -gt 0 ] || {{ k={_VOLTAGE_READS}; V=$(dumpsys battery | sed -n 's/^  voltage: //p'); }}\nv=$V",
+                f"[ $k -gt 0 ] || {{ k={_VOLTAGE_READS}; V=$(dumpsys battery | sed -n 's/^  voltage: //p'); }}\n"
+                "v=${V%%[!0-9]*}",
                 max(interval_s, SERVICE_PERIOD_S),
             )
         )
@@ -96,7 +98,7 @@ def find_sources(phone: Phone, interval_s: float) -> list[GaugeSource]:
                 "dumpsys battery charge counter",
                 "charge",
                 "d=$(dumpsys battery | sed -n 's/^  Charge counter: //p;s/^  voltage: //p')\n"
-                "c=${d%%[!0-9]*}; v=${d##*[!0-9]}",
+                "c=${d%%[!0-9]*}; v=${d#*[!0-9]}; v=${v%%[!0-9]*}",
                 max(interval_s, COUNTER_PERIOD_S),
             )
         )
@@ -167,10 +169,15 @@ class BatteryMeter:
 
     def _try(self, source: GaugeSource) -> tuple[Calibration | None, Channel]:
         """What a few seconds of a source say. Raises `DeviceError` where it is no discharging battery."""
+        seconds = CALIBRATION_S if source.kind == "charge" else max(CALIBRATION_S, 2 * MIN_SAMPLES * source.period_s)
         loop = GaugeLoop(self._phone, loop_script(source.read, source.period_s), self._clock)
-        loop.start()
-        self._clock.sleep_until_s(self._clock.now_s() + CALIBRATION_S)
-        readings = loop.stop()
+        try:
+            loop.start()
+            self._clock.sleep_until_s(self._clock.now_s() + seconds)
+            readings = loop.stop()
+        finally:
+            # After Ctrl-C the reader's thread would keep the program from ending.
+            loop.cancel()
         if source.kind == "charge":
             if not np.isfinite(readings.current * readings.voltage).all():
                 raise DeviceError("the charge counter or the voltage is no number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from devices.android.topology import Topology, read_topology
 from devices.base import Clock, CpuSeconds, DeviceError, Meter
 from devices.conditions import host_environment
 from results.records import Conditions, Environment
+
+log = logging.getLogger(__name__)
 
 
 class AndroidDevice:
@@ -55,7 +58,16 @@ class AndroidDevice:
             self._topology = read_topology(self.phone)
         except ValueError as error:
             raise DeviceError(f"{self.name}: {error}; is this an Android phone?") from error
+        for cap in self._topology.caps:
+            log.warning("%s: %s", self.name, cap)
         self.wait_until_ready()
+        battery = self.state().battery
+        if battery is not None and battery.powered_by:
+            log.warning(
+                "%s: %s is on line, though the battery discharges: joules leave out what it carries; trials are marked",
+                self.name,
+                " and ".join(battery.powered_by),
+            )
         meter = BatteryMeter(self.phone, self._interval_s, self._clock)
         self.meters.append(meter)
         meter.open()

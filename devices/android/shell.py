@@ -103,10 +103,11 @@ class ShellStream:
                 self.written[packet_id] += payload
 
     def close(self) -> None:
-        """Also wakes a thread that waits in `receive`."""
-        with suppress(OSError):
-            self._connection.conn.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
+        """Also wakes a thread that waits in `receive`. May be called again."""
+        if not self._connection.closed:
+            with suppress(OSError):
+                self._connection.conn.shutdown(socket.SHUT_RDWR)
+            self._connection.close()
 
 
 class Phone:

@@ -46,10 +46,13 @@ class BatteryState:
 
     @property
     def is_charging(self) -> bool | None:
-        """Whether a charger carries the load, or part of it. None where the phone does not say."""
-        if self.status is None:
-            return None
-        return self.status != DISCHARGING
+        """Whether a charger carries the load, or may carry a part of it. None where the phone does not say.
+
+        A phone on a weak port says it discharges, and the gauge sees only what the port leaves to the battery.
+        """
+        if self.powered_by:
+            return True
+        return None if self.status is None else self.status != DISCHARGING
 
 
 @dataclass(frozen=True)
