@@ -5,11 +5,13 @@ Source: §3.3 and §4.1 of NPUMoE (000). Legend: E experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engines.dispatch import DispatchPlan
+from torch import Tensor
+
+from engines.observers import SparseLayerStep
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,15 @@ class Calibration:
         return tuple(sorted(range(len(counts)), key=lambda expert: (-counts[expert], expert)))
 
 
-def count_choices(
-    steps: Iterable[Sequence[DispatchPlan | None]], n_experts: int, top_k: int, n_prompts: int
-) -> Calibration:
-    """Counts the valid rows of plans that drop nothing. Each step holds one plan per layer, None for dense ones."""
-    counts: dict[int, list[int]] = {}
-    for plans in steps:
-        for layer, plan in enumerate(plans):
-            if plan is None:
-                continue
-            of_layer = counts.setdefault(layer, [0] * n_experts)
-            for call in plan.calls:
-                for expert, n_valid in zip(call.experts, call.valid_per_expert, strict=True):
-                    of_layer[expert] += n_valid
-    return Calibration({layer: tuple(row) for layer, row in counts.items()}, top_k, n_prompts)
+class ChoiceCounts:
+    """A layer observer that counts how often each expert is chosen."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, Tensor] = {}
+
+    def layer(self, seen: SparseLayerStep) -> None:
+        counts_E = seen.routing.tokens_per_expert_E()
+        self._counts[seen.layer] = self._counts.get(seen.layer, 0) + counts_E
+
+    def calibration(self, top_k: int, n_prompts: int) -> Calibration:
+        return Calibration({layer: tuple(n_E.tolist()) for layer, n_E in self._counts.items()}, top_k, n_prompts)

@@ -15,10 +15,11 @@ import torch
 
 from engines.answers import Answer, Limits, answer_to, check_prompt, packed
 from engines.base import PhaseListener
-from engines.calibration import count_choices
+from engines.calibration import ChoiceCounts
 from engines.checkpoints import Checkpoint
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
+from engines.observers import LayerObserver
 from engines.prefix import HeldTokens, turned_alike
 from engines.techniques.base import ChunkPhase, Technique, TechniqueParameters
 from engines.techniques.dropless import Dropless
@@ -78,6 +79,7 @@ class ReferenceEngine:
         self.tokenizer = checkpoint.tokenizer
         self.max_length = checkpoint.config.max_length
         self.observer: StepObserver | None = None
+        self.layer_observer: LayerObserver | None = None
         self._model = Transformer(checkpoint)
         self._limits = Limits(checkpoint.config.max_length, checkpoint.config.vocabulary_size)
         self._cache = KeyValueCache(checkpoint.config)
@@ -109,13 +111,13 @@ class ReferenceEngine:
         moe = self._model.config.moe
         if moe is None or not prompts:
             raise EngineError(f"calibration needs prompts, got {len(prompts)}; take some that no window asks")
-        steps: list[Sequence[DispatchPlan | None]] = []
+        counts = ChoiceCounts()
         for number, prompt in enumerate(prompts, 1):
             check_prompt(prompt, self._limits, f"calibration prompt {number}")
             self._cache.start(len(prompt))
             for chunk_T in torch.split(torch.tensor(prompt), self._prefill_chunk):
-                steps.append(self._model.forward(chunk_T, self._cache, Dropless(), "prefill")[1])
-        calibration = count_choices(steps, moe.n_experts, moe.top_k, len(prompts))
+                self._model.forward(chunk_T, self._cache, Dropless(), "prefill", counts)
+        calibration = counts.calibration(moe.top_k, len(prompts))
         self._technique = self._parameters.build(self._prefill_chunk, calibration)
         worst = max(calibration.tokens_per_expert, key=calibration.imbalance)
         logger.info(
@@ -218,7 +220,7 @@ class ReferenceEngine:
             n_rows += n
         caches = [sequence.cache for sequence, _ in parts]
         hidden_TH, plans = self._model.forward_batch(
-            [torch.tensor(token_ids) for token_ids in chunks], caches, technique, phase
+            [torch.tensor(token_ids) for token_ids in chunks], caches, technique, phase, self.layer_observer
         )
         for (sequence, _), token_ids in zip(parts, chunks, strict=True):
             if sequence.held is not None:

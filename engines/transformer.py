@@ -22,6 +22,7 @@ from engines.decode import fused_decoder
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.experts import GatedWeights, execute, gated_ffn, widened_linear
+from engines.observers import LayerObserver, SparseLayerStep
 from engines.oracle import Oracle, mix_experts
 from engines.rope import rope_frequencies, rotation
 from engines.router import route
@@ -42,38 +43,52 @@ class Transformer:
         self._decoder = fused_decoder(self.config, checkpoint.weights, self._tables)
 
     def forward(
-        self, tokens_T: Tensor, cache: KeyValueCache, technique: Technique, phase: ChunkPhase
+        self,
+        tokens_T: Tensor,
+        cache: KeyValueCache,
+        technique: Technique,
+        phase: ChunkPhase,
+        observer: LayerObserver | None = None,
     ) -> tuple[Tensor, Sequence[DispatchPlan | None]]:
         """Runs one chunk at the cache's end. Returns normed hidden_TH and each layer's plan (None for dense layers)."""
-        return self.forward_batch([tokens_T], [cache], technique, phase)
+        return self.forward_batch([tokens_T], [cache], technique, phase, observer)
 
     def forward_batch(
-        self, chunks: Sequence[Tensor], caches: Sequence[KeyValueCache], technique: Technique, phase: ChunkPhase
+        self,
+        chunks: Sequence[Tensor],
+        caches: Sequence[KeyValueCache],
+        technique: Technique,
+        phase: ChunkPhase,
+        observer: LayerObserver | None = None,
     ) -> tuple[Tensor, Sequence[DispatchPlan | None]]:
         """Runs one chunk of tokens for each sequence, at the end of its own cache, in one step.
 
         hidden_TH holds the rows of the first chunk, then those of the next. Each layer has one plan for all rows:
         experts see the tokens of all sequences together, and a technique that couples tokens couples those of different
-        sequences, as in serving systems that batch.
+        sequences, as in serving systems that batch. An observed step gives the same, computed layer by layer.
         """
         step = self._step([len(tokens_T) for tokens_T in chunks], caches)
         tokens_T = chunks[0] if len(chunks) == 1 else torch.cat([*chunks])
         hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).float() * self.config.embedding_scale
-        if phase == "decode" and technique.decodes_plainly and len(tokens_T) == 1 and self._decoder is not None:
+        is_plain = phase == "decode" and technique.decodes_plainly and observer is None
+        if is_plain and len(tokens_T) == 1 and self._decoder is not None:
             lazy = self._decoder.step(hidden_TH, step.cos_TP, step.sin_TP, caches[0], technique)
             caches[0].length += 1
             return self._weights.norm(hidden_TH), lazy
         plans: list[DispatchPlan | None] = []
+        wants_norm = technique.needs_saliency or observer is not None
         for layer, weights in enumerate(self._weights.layers):
             attended_TH = attend(
                 weights.attention_norm(hidden_TH), weights.attention, self.config, layer, step, self._tables[layer]
             )
             # Saliency [S, 000 §3.2] is the attention block's own output, before the residual is added.
-            saliency_T = torch.linalg.vector_norm(attended_TH, dim=-1) if technique.needs_saliency else None
+            saliency_T = torch.linalg.vector_norm(attended_TH, dim=-1) if wants_norm else None
             if weights.after_attention_norm is not None:
                 attended_TH = weights.after_attention_norm(attended_TH)
             hidden_TH = hidden_TH + attended_TH
-            mixed_TH, plan = self._mlp(weights.mlp_norm(hidden_TH), weights.mlp, layer, technique, phase, saliency_T)
+            mixed_TH, plan = self._mlp(
+                weights.mlp_norm(hidden_TH), weights.mlp, layer, technique, phase, saliency_T, observer
+            )
             if weights.after_mlp_norm is not None:
                 mixed_TH = weights.after_mlp_norm(mixed_TH)
             hidden_TH = hidden_TH + mixed_TH
@@ -115,6 +130,7 @@ class Transformer:
         technique: Technique,
         phase: ChunkPhase,
         saliency_T: Tensor | None,
+        observer: LayerObserver | None,
     ) -> tuple[Tensor, DispatchPlan | None]:
         if isinstance(mlp, GatedWeights):
             return gated_ffn(normed_TH, mlp, self.config.unit), None
@@ -126,6 +142,9 @@ class Transformer:
             mixed_TH = mix_experts(normed_TH, routing, mlp.experts)
         else:
             mixed_TH = execute(plan, normed_TH, mlp.experts)
+        if observer is not None:
+            assert saliency_T is not None  # computed for whoever observes
+            observer.layer(SparseLayerStep(layer, phase, saliency_T, normed_TH, routing, mixed_TH))
         if mlp.shared is None:
             return mixed_TH, plan
         shared_TH = gated_ffn(normed_TH, mlp.shared, self.config.unit)

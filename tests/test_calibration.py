@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engines.calibration import Calibration, count_choices
+from engines.calibration import Calibration, ChoiceCounts
 from engines.dispatch import Routing
-from engines.techniques.dropless import Dropless
+from engines.observers import SparseLayerStep
 
 
 def test_imbalance_is_the_busiest_expert_over_the_mean() -> None:
@@ -19,13 +19,15 @@ def test_popularity_ranks_by_count_then_by_index() -> None:
     assert Calibration({0: (1, 9, 4, 9)}, top_k=1, n_prompts=1).popularity(0) == (1, 3, 2, 0)
 
 
-def test_choices_are_counted_per_layer_over_all_chunks() -> None:
-    def plan(*choices: tuple[int, ...]) -> object:
-        ids = torch.tensor(choices)
-        return Dropless().plan(Routing(ids, torch.ones(ids.shape), 4), layer=0, phase="prefill", saliency_T=None)
+def test_choices_are_counted_per_layer_over_all_steps() -> None:
+    def step(layer: int, *choices: tuple[int, ...]) -> SparseLayerStep:
+        ids, nothing = torch.tensor(choices), torch.empty(len(choices), 0)
+        return SparseLayerStep(layer, "prefill", nothing, nothing, Routing(ids, torch.ones(ids.shape), 4), nothing)
 
-    steps = [[None, plan((0, 1), (1, 2)), plan((3, 2))], [None, plan((1, 3)), plan((3, 0))]]
-    calibration = count_choices(steps, n_experts=4, top_k=2, n_prompts=2)
+    counts = ChoiceCounts()
+    for seen in (step(1, (0, 1), (1, 2)), step(2, (3, 2)), step(1, (1, 3)), step(2, (3, 0))):
+        counts.layer(seen)
+    calibration = counts.calibration(top_k=2, n_prompts=2)
     assert calibration.tokens_per_expert == {1: (1, 3, 1, 1), 2: (1, 0, 1, 2)}
     assert (calibration.top_k, calibration.n_prompts) == (2, 2)
 
