@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, Protocol
 
 import torch
@@ -94,6 +95,7 @@ class ReferenceEngine:
             None if technique.calibration_prompts else technique.build(prefill_chunk, None)
         )
         self._counters = EngineCounters()
+        self._uncounted: list[Sequence[DispatchPlan | None]] = []
 
     @property
     def needs_calibration(self) -> bool:
@@ -198,10 +200,13 @@ class ReferenceEngine:
 
     def _answer(self, sequences: Sequence[_Sequence], technique: Technique, on_phase: PhaseListener) -> None:
         left = [s.answer.n_prefill - s.n_cached for s in sequences]
-        for step in packed(left, self._prefill_chunk):
-            self._step([(sequences[i], n) for i, n in step], technique, "prefill", on_phase)
-        while alive := [(s, 1) for s in sequences if not s.answer.is_complete]:
-            self._step(alive, technique, "decode", on_phase)
+        try:
+            for step in packed(left, self._prefill_chunk):
+                self._step([(sequences[i], n) for i, n in step], technique, "prefill", on_phase)
+            while alive := [(s, 1) for s in sequences if not s.answer.is_complete]:
+                self._step(alive, technique, "decode", on_phase)
+        finally:
+            self._count()
 
     def _step(
         self, parts: Sequence[tuple[_Sequence, int]], technique: Technique, phase: ChunkPhase, on_phase: PhaseListener
@@ -225,9 +230,9 @@ class ReferenceEngine:
         for (sequence, _), token_ids in zip(parts, chunks, strict=True):
             if sequence.held is not None:
                 sequence.held.add(token_ids, phase)
-        for plan in plans:
-            if plan is not None:
-                self._counters = _added(self._counters, plan.counters())
+        self._uncounted.append(plans)
+        if phase == "prefill":
+            self._count()
         if self.observer is not None:
             self.observer.step(n_rows, caches[0].length, phase, plans)
         if asking:
@@ -252,6 +257,13 @@ class ReferenceEngine:
                 answer.end_s = end_s if answer.end_s is None else answer.end_s
         for end_s in sorted({answer.end_s for answer in complete if answer.end_s is not None}):
             on_phase("request end", end_s)
+
+    def _count(self) -> None:
+        """Adds up what was planned. Decode steps wait for the end of their request: a plan that nothing else asks for
+        is made here (`engines.decode.DecodePlans`), and no token's time should hold that."""
+        plans = [plan for step in self._uncounted for plan in step if plan is not None]
+        self._uncounted.clear()
+        self._counters = reduce(_added, (plan.counters() for plan in plans), self._counters)
 
     def _begin(self, answer: Answer, technique: Technique) -> int:
         """Readies the engine's own cache for a request; returns how many of its tokens are in there already.
