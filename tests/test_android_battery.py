@@ -122,6 +122,18 @@ def test_the_loop_ends_with_its_input_and_is_not_left_on_the_phone(fake: FakePho
     assert not alive.exists()
 
 
+def test_a_shell_without_a_fine_clock_is_good_to_10_ms(phone: Phone) -> None:
+    """The uptime of the fake phone is this machine's, which stops in no sleep here: offset 0 against the boot clock."""
+    loop = GaugeLoop(phone, "unset EPOCHREALTIME\n" + loop_script("c=1; v=2", 0.02), CLOCK)
+    loop.start()
+    log = loop.stop()
+    host_s, clock, which = battery_module.on_host_clock(log)
+    assert which == "uptime (its shell has no EPOCHREALTIME)"
+    truth_s = time.clock_gettime(time.CLOCK_BOOTTIME) - CLOCK.now_s()
+    assert np.abs(clock.offset_s - truth_s).max() < 0.01
+    assert np.abs(host_s - (log.uptime_s - truth_s)).max() < 0.015
+
+
 def test_a_marker_that_a_busy_shell_garbles_is_sent_again(fake: FakePhone, phone: Phone) -> None:
     fake.input_to_cut = 3
     loop = GaugeLoop(phone, loop_script("c=1; v=2", 0.05), CLOCK)
@@ -247,6 +259,13 @@ def test_a_phone_that_tells_nothing_is_refused_with_the_remedy(fake: FakePhone, 
         opened(phone),
     ):
         pass
+
+
+def test_a_current_that_rests_is_still_preferred_to_the_charge_counter(fake: FakePhone, phone: Phone) -> None:
+    with FakeBattery(fake, steady) as gauge:
+        gauge.stuck_at = -500_000
+        with opened(phone) as meter:
+            assert meter.channels[0].kind == "held"
 
 
 def test_a_node_that_is_no_battery_is_not_taken(fake: FakePhone, phone: Phone) -> None:

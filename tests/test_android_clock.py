@@ -82,16 +82,29 @@ def test_a_wall_clock_that_was_set_is_not_gone_by() -> None:
     at_s = 0.05 * np.arange(200, dtype=np.float64)
     uptime_s = np.floor((at_s + 5000.0) * 100) / 100
     wall_s = at_s + OFFSET_S
-    stamps_s, which = steady_stamps(wall_s, uptime_s)
-    assert which == "wall clock"
-    assert stamps_s is wall_s
-    stamps_s, which = steady_stamps(wall_s + np.where(at_s > 5.0, -2.0, 0.0), uptime_s)
-    assert which == "uptime: the phone's wall clock was set by 2.01 s meanwhile"
-    assert np.abs(stamps_s - (at_s + 5000.0)).max() <= 0.005 + 1e-9
+    stamps = steady_stamps(wall_s, uptime_s)
+    assert (stamps.source, stamps.resolution_s) == ("wall clock", 0.0)
+    assert stamps.times_s is wall_s
+    held_up = wall_s.copy()
+    held_up[[50, 51, 120]] += 0.2  # between the readings of the two clocks, on a busy phone
+    assert steady_stamps(held_up, uptime_s).source == "wall clock"
+    stamps = steady_stamps(wall_s + np.where(at_s > 5.0, -2.0, 0.0), uptime_s)
+    assert stamps.source == "uptime (its wall clock was set by 2 s meanwhile)"
+    assert np.abs(stamps.times_s - (at_s + 5000.0)).max() <= stamps.resolution_s / 2 + 1e-9
 
 
 def test_a_shell_without_a_fine_clock_goes_by_the_uptime() -> None:
     uptime_s = np.array([1.0, 1.05])
-    stamps_s, which = steady_stamps(np.array([np.nan, np.nan]), uptime_s)
-    assert which.startswith("uptime: the shell has no EPOCHREALTIME")
-    assert stamps_s.tolist() == [1.005, 1.055]
+    stamps = steady_stamps(np.array([np.nan, np.nan]), uptime_s)
+    assert stamps.source == "uptime (its shell has no EPOCHREALTIME)"
+    assert stamps.times_s.tolist() == [1.005, 1.055]
+
+
+def test_a_coarse_clock_widens_the_bound_and_does_not_contradict_itself() -> None:
+    """Trips of up to 1 ms each way, stamped to 10 ms: the stamps err by more than a trip takes."""
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        trips = burst(rng, rng.uniform(0.0, 10.0), 5.0, jitter_s=1e-3)
+        coarse = [(sent, np.floor(device * 100) / 100 + 0.005, back) for sent, device, back in trips]
+        fit = fit_clock([coarse], resolution_s=0.01)
+        assert abs(float(fit.offset_s[0]) - 5.0) <= fit.uncertainty_s <= 0.006

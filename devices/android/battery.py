@@ -155,7 +155,7 @@ class BatteryMeter:
                 log.info("battery: %s: %s", source.name, error)
                 refusals.append(f"{source.name}: {error}")
                 continue
-            if channel.update_period_s < CALIBRATION_S / 3:
+            if source.kind == "current" and channel.update_period_s < CALIBRATION_S / 3:
                 self._use(source, calibration, channel)
                 return
             quiet = quiet or (source, calibration, channel)
@@ -165,6 +165,9 @@ class BatteryMeter:
                 f"battery: no reading of the current: {why}"
                 " (a phone may hide it: Android 15 has it in `cmd battery`, a rooted or userdebug phone in sysfs)"
             )
+        log.warning(
+            "battery: %s has not been seen to update in %g s: windows may have no energy", quiet[0].name, CALIBRATION_S
+        )
         self._use(*quiet)
 
     def _try(self, source: GaugeSource) -> tuple[Calibration | None, Channel]:
@@ -183,11 +186,11 @@ class BatteryMeter:
                 raise DeviceError("the charge counter or the voltage is no number")
             return None, Channel(COMPONENT, "counter", relative_accuracy=RELATIVE_ACCURACY, note=source.name)
         calibration = calibrate(readings.current, readings.voltage)
-        stamps_s, _ = steady_stamps(readings.wall_s, readings.uptime_s)
+        stamps = steady_stamps(readings.wall_s, readings.uptime_s)
         channel = Channel(
             COMPONENT,
             "held",
-            update_period_s=observed_update_period_s(stamps_s, readings.current),
+            update_period_s=observed_update_period_s(stamps.times_s, readings.current),
             relative_accuracy=RELATIVE_ACCURACY,
             note=f"{source.name}: {calibration}",
         )
@@ -210,8 +213,13 @@ class BatteryMeter:
             log.info("%s; looking for it", error)
             self._phone.reach(self._reconnect_s)
             loop = GaugeLoop(self._phone, script, self._clock)
-        loop.start()
+        # Known before it starts: Ctrl-C on the way is followed by `stop`.
         self._loop = loop
+        try:
+            loop.start()
+        except DeviceError:
+            self._loop = None
+            raise
 
     def mark(self) -> None:
         """The gauge renews its value when it likes."""
@@ -237,42 +245,40 @@ class BatteryMeter:
 
 
 def on_host_clock(readings: GaugeLog) -> tuple[Array, ClockMap, str]:
-    """(host times of the samples, the map, which clock of the phone it is)."""
+    """(host times of the samples, the map, which clock of the phone it is). Raises `TransientDeviceError`."""
     n_samples = len(readings.wall_s)
     markers = [m for burst in readings.bursts for m in burst]
     wall_s = np.concatenate([readings.wall_s, [m.wall_s for m in markers]])
     uptime_s = np.concatenate([readings.uptime_s, [m.uptime_s for m in markers]])
-    stamps_s, which = steady_stamps(wall_s, uptime_s)
-    device_s = iter(stamps_s[n_samples:].tolist())
-    clock = fit_clock([[(m.sent_s, next(device_s), m.received_s) for m in burst] for burst in readings.bursts])
-    return clock.to_host_s(stamps_s[:n_samples]), clock, which
+    stamps = steady_stamps(wall_s, uptime_s)
+    device_s = iter(stamps.times_s[n_samples:].tolist())
+    trips = [[(m.sent_s, next(device_s), m.received_s) for m in burst] for burst in readings.bursts]
+    clock = fit_clock(trips, stamps.resolution_s)
+    return clock.to_host_s(stamps.times_s[:n_samples]), clock, stamps.source
 
 
-def power_trace(
-    readings: GaugeLog, source: GaugeSource, calibration: Calibration, channel: Channel, meter: str = BatteryMeter.name
-) -> PowerTrace:
+def power_trace(readings: GaugeLog, source: GaugeSource, calibration: Calibration, channel: Channel) -> PowerTrace:
     """Watts that stand until the next reading, on the host's clock. What no phone draws is left out, and counted."""
     times_s, clock, which = on_host_clock(readings)
     watts = calibration.power_w(readings.current, readings.voltage)
-    usable = np.isfinite(watts) & (watts >= MIN_POWER_W) & (watts <= MAX_POWER_W)
-    usable[1:] &= np.diff(times_s) > 0  # two samples in one step of the uptime
+    plausible = np.isfinite(watts) & (watts >= MIN_POWER_W) & (watts <= MAX_POWER_W)
+    # Two samples may fall into one step of the uptime.
+    usable = plausible & (np.diff(times_s, prepend=-np.inf) > 0)
     period_s = observed_update_period_s(times_s[usable], readings.current[usable])
     step = np.abs(np.diff(readings.current[usable]))
     smallest = float(step[step > 0].min()) if (step > 0).any() else 0.0
     kept = np.flatnonzero(usable)[_renewed(times_s[usable], readings.current[usable], period_s)]
     note = f"{channel.note}; {_clock_note(clock, which)}"
-    if not usable.all():
-        note += (
-            f"; {int((~usable).sum())} of {len(usable)} readings are not in {MIN_POWER_W:g} to {MAX_POWER_W:g} W:"
-            " left out"
-        )
+    if not plausible.all():
+        n_left_out = int((~plausible).sum())
+        note += f"; {n_left_out} of {len(watts)} readings are not in {MIN_POWER_W:g} to {MAX_POWER_W:g} W: left out"
     return replace(
         channel,
         update_period_s=period_s,
         resolution=smallest * calibration.ampere_per_unit * _typical(readings.voltage) * calibration.volt_per_unit,
         note=note,
     ).trace(
-        meter,
+        BatteryMeter.name,
         BatteryMeter.method,
         times_s[kept],
         watts[kept],
@@ -281,9 +287,7 @@ def power_trace(
     )
 
 
-def charge_trace(
-    readings: GaugeLog, source: GaugeSource, channel: Channel, meter: str = BatteryMeter.name
-) -> PowerTrace:
+def charge_trace(readings: GaugeLog, source: GaugeSource, channel: Channel) -> PowerTrace:
     """Joules since the first reading, from the charge counter (uAh left) and the voltage (mV) at each step."""
     times_s, clock, which = on_host_clock(readings)
     volts = readings.voltage * 1e-3
@@ -296,7 +300,7 @@ def charge_trace(
         update_period_s=period_s,
         resolution=float(steps.min() * np.median(volts)) if len(steps) else 0.0,
         note=f"{channel.note}; {_clock_note(clock, which)}",
-    ).trace(meter, BatteryMeter.method, times_s, joules, source.period_s)
+    ).trace(BatteryMeter.name, BatteryMeter.method, times_s, joules, source.period_s)
 
 
 def _renewed(times_s: Array, current: Array, period_s: float) -> NDArray[np.intp]:

@@ -25,6 +25,9 @@ UPTIME_RESOLUTION_S = 0.01
 """/proc/uptime is cut to hundredths."""
 STEP_S = 0.03
 """The wall clock against the uptime: more than the latter's resolution can explain."""
+_STEP_SAMPLES = 5
+"""A step stays. A shell that was held up between reading its two clocks makes one sample look like a step: the median
+of so many in a row does not."""
 
 
 class Marker(NamedTuple):
@@ -55,28 +58,37 @@ class ClockMap:
         return float(self.offset_s[-1] - self.offset_s[0]) / span_s * 1e6 if span_s > 0 else 0.0
 
 
-def steady_stamps(wall_s: Array, uptime_s: Array) -> tuple[Array, str]:
-    """The stamps to go by, and why: the wall clock (microseconds), unless it is missing or was set meanwhile.
+class Stamps(NamedTuple):
+    """times_s may be off by half of resolution_s. source: which clock of the phone, and why not the other."""
+
+    times_s: Array
+    resolution_s: float
+    source: str
+
+
+def steady_stamps(wall_s: Array, uptime_s: Array) -> Stamps:
+    """The stamps to go by: the wall clock (microseconds), unless it is missing or was set meanwhile.
 
     The uptime never steps. It is cut to 10 ms, so half of that is added.
     """
     uptime = uptime_s + UPTIME_RESOLUTION_S / 2
     if not np.isfinite(wall_s).all():
-        return uptime, "uptime: the shell has no EPOCHREALTIME"
-    if not np.isfinite(uptime_s).all():
-        return wall_s, "wall clock"
-    step_s = float(np.ptp(wall_s - uptime_s)) if len(wall_s) else 0.0
-    if step_s > STEP_S:
-        return uptime, f"uptime: the phone's wall clock was set by {step_s:.3g} s meanwhile"
-    return wall_s, "wall clock"
+        return Stamps(uptime, UPTIME_RESOLUTION_S, "uptime (its shell has no EPOCHREALTIME)")
+    if np.isfinite(uptime_s).all() and len(wall_s) >= _STEP_SAMPLES:
+        ahead_s = (wall_s - uptime_s)[np.argsort(uptime_s, kind="stable")]
+        step_s = float(np.ptp(np.median(np.lib.stride_tricks.sliding_window_view(ahead_s, _STEP_SAMPLES), axis=1)))
+        if step_s > STEP_S:
+            return Stamps(uptime, UPTIME_RESOLUTION_S, f"uptime (its wall clock was set by {step_s:.3g} s meanwhile)")
+    return Stamps(wall_s, 0.0, "wall clock")
 
 
-def fit_clock(bursts: Sequence[Sequence[tuple[float, float, float]]]) -> ClockMap:
+def fit_clock(bursts: Sequence[Sequence[tuple[float, float, float]]], resolution_s: float = 0.0) -> ClockMap:
     """bursts: of (sent_s, device_s, received_s). Raises `TransientDeviceError` where bounds contradict each other."""
     device_s, offset_s, half_s = [], [], []
     for burst in bursts:
         sent, device, received = np.asarray(burst, dtype=np.float64).T
-        low_s, high_s = float((device - received).max()), float((device - sent).min())
+        low_s = float((device - received).max()) - resolution_s / 2
+        high_s = float((device - sent).min()) + resolution_s / 2
         if low_s > high_s:
             raise TransientDeviceError(
                 f"the phone's clock stepped by at least {low_s - high_s:.3g} s within {len(burst)} markers;"
