@@ -50,13 +50,20 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   const float* input = prepared_rows(e.gate(0), rows_RH, e.n_tokens > 1 ? n_rows : 1, input_buffer);
   float* inner_RI = scratch(inner_buffer, n_rows * width);
   in_chunks(e.n_calls * width, rows_per_chunk(e.gate(0)) / 2 + 1, n_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t unit = begin; unit < end; unit++) {
-      const int64_t call = unit / width, i = unit % width, first = e.first_C[call];
+    for (int64_t call = begin / width; call * width < end; call++) {
+      const int64_t first = e.first_C[call], start = call * width;
       const int rows = int(e.n_rows(call));
-      float gates[kMaxTokens] = {}, ups[kMaxTokens] = {};
-      dot(e.gate(call), i, rows, input + first * up_stride, gates);
-      dot(e.up(call), i, rows, input + first * up_stride, ups);
-      for (int r = 0; r < rows; r++) inner_RI[(first + r) * width + i] = gates[r] / (1 + std::exp(-gates[r])) * ups[r];
+      const float* x = input + first * up_stride;
+      in_streams(std::max(begin, start) - start, std::min(end - start, width), [&](int64_t i, int64_t step, int n) {
+        float gates[kStreams * kMaxTokens] = {}, ups[kStreams * kMaxTokens] = {};
+        dot(e.gate(call), i, step, n, rows, x, gates);
+        dot(e.up(call), i, step, n, rows, x, ups);
+        for (int k = 0; k < n; k++)
+          for (int r = 0; r < rows; r++) {
+            const float gate = gates[k * rows + r];
+            inner_RI[(first + r) * width + i + k * step] = gate / (1 + std::exp(-gate)) * ups[k * rows + r];
+          }
+      });
     }
   });
   const float* prepared = prepared_rows(e.down(0), inner_RI, n_rows, prepared_buffer);
@@ -67,11 +74,14 @@ inline void narrow_experts(const Experts& e, int n_threads) {
     for (int64_t call = 0; call < e.n_calls; call++) {
       const int64_t first = e.first_C[call];
       const int rows = int(e.n_rows(call));
-      for (int64_t h = begin; h < end; h++) {
-        float results[kMaxTokens] = {};
-        dot(e.down(call), h, rows, prepared + first * down_stride, results);
-        for (int r = 0; r < rows; r++) e.out_TH[e.token_R[first + r] * hidden + h] += e.weight_R[first + r] * results[r];
-      }
+      in_streams(begin, end, [&](int64_t h, int64_t step, int n) {
+        float results[kStreams * kMaxTokens] = {};
+        dot(e.down(call), h, step, n, rows, prepared + first * down_stride, results);
+        for (int r = 0; r < rows; r++) {
+          float* to = e.out_TH + e.token_R[first + r] * hidden + h;
+          for (int k = 0; k < n; k++) to[k * step] += e.weight_R[first + r] * results[k * rows + r];
+        }
+      });
     }
   });
 }

@@ -93,7 +93,7 @@ inline void route(const Router& router, const float* x, int64_t n_tokens, int64_
   float* score_E = scratch(buffer, n_experts);
   for (int64_t t = 0; t < n_tokens; t++, ids_TK += top_k, weights_TK += top_k) {
     for (int64_t e = 0; e < n_experts; e++) {
-      dot_in_order<Fp32, 1>(router.weight_EH + e * hidden, hidden, x + t * hidden, score_E + e);
+      dot_in_order<Fp32, 1, 1>(router.weight_EH + e * hidden, 1, hidden, x + t * hidden, score_E + e);
       if (router.bias_E) score_E[e] += router.bias_E[e];
     }
     if (!router.of_chosen) softmax_row(score_E, n_experts);

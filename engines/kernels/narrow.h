@@ -12,31 +12,57 @@
 #include "matrix.h"
 
 constexpr int kMaxTokens = 8;
-constexpr int64_t kPrefetch = 1024;  // bytes ahead: past a 4 KB page the hardware does not look
+constexpr int kStreams = 4;  // rows read side by side: the hardware fetches ahead in each, and one alone is not enough
 
-// One matrix row times T input rows. Sums of U column groups run side by side, so that additions do not wait for each
-// other.
-template <class S, int T>
-inline void dot_in_order(const typename S::element* row, int64_t columns, const float* x, float* out) {
-  constexpr int U = T == 1 ? 4 : T == 2 ? 2 : 1;
-  f8 sums[U][T] = {};
+// R matrix rows, `step` rows apart, times T input rows: out[R][T]. Sums of U column groups run side by side where R T is small,
+// so that additions do not wait for each other.
+template <class S, int R, int T>
+inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t columns, const float* x, float* out) {
+  const int64_t apart = step * columns;
+  constexpr int U = R * T >= 8 ? 1 : R * T >= 4 ? 2 : 4;
+  f8 sums[U][R][T] = {};
   int64_t c = 0;
   for (; c + 8 * U <= columns; c += 8 * U) {
-    __builtin_prefetch((const char*)(row + c) + kPrefetch);
 #pragma GCC unroll 4
     for (int u = 0; u < U; u++) {
-      const f8 weight = S::widen(row + c + 8 * u);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) {
+        const f8 weight = S::widen(rows + r * apart + c + 8 * u);
 #pragma GCC unroll 8
-      for (int t = 0; t < T; t++) sums[u][t] += weight * load<f8>(x + t * columns + c + 8 * u);
+        for (int t = 0; t < T; t++) sums[u][r][t] += weight * load<f8>(x + t * columns + c + 8 * u);
+      }
     }
   }
-  for (int t = 0; t < T; t++) {
-    f8 total = sums[0][t];
-    for (int u = 1; u < U; u++) total += sums[u][t];
-    out[t] = sum(total);
-    for (int64_t rest = c; rest < columns; rest++) out[t] += S::widen_one(row[rest]) * x[t * columns + rest];
-  }
+  for (int r = 0; r < R; r++)
+    for (int t = 0; t < T; t++) {
+      f8 total = sums[0][r][t];
+      for (int u = 1; u < U; u++) total += sums[u][r][t];
+      float& result = out[r * T + t];
+      result = sum(total);
+      for (int64_t rest = c; rest < columns; rest++)
+        result += S::widen_one(rows[r * apart + rest]) * x[t * columns + rest];
+    }
 }
+
+// Small floats read as large ones with the same bits are the value times 2^-120 or so. The input carries this factor so
+// that products lie in the middle of the range, and the rest is put right once for each sum. All powers of two: exact.
+constexpr float kRaise = 0x1p90f;
+
+struct RaisedFp8 {
+  typedef int8_t element;
+  static f8 widen(const element* p) {
+#ifdef JOULEBENCH_AVX2
+    const w8 bits = (w8)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+    const w8 bits = __builtin_convertvector(load<b8>(p), w8);
+#endif
+    return (f8)(bits << 20 & (w8{} + int32_t(0x87F00000)));
+  }
+  static float widen_one(element e) {
+    const int32_t bits = int32_t(uint32_t(int32_t(e)) << 20 & 0x87F00000u);
+    return load<float>(&bits);
+  }
+};
 
 // A nibble masked where it stands and converted is n * 16^j, exactly; the input carries 16^-j, exactly, so no shift is
 // needed. What the + 8 of int4's nibbles 0..6 adds is taken off by where each sum starts.
@@ -60,96 +86,137 @@ inline void prepare_int4(const float* x, int64_t columns, float* prepared) {
   }
 }
 
-template <int T>
-inline void dot_int4(const uint32_t* row, const float* scales, int group_bits, int64_t columns, const float* x,
-                     float* out) {
-  const int64_t stride = int4_stride(columns);
-  f8 totals[2][T] = {};
-  for (int64_t block = 0; block < columns; block += kNibbleBlock) {
-    const u8x32 words = load<u8x32>(row + block / 8);
-    __builtin_prefetch((const char*)(row + block / 8) + kPrefetch);
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; half++) {
-      f8 parts[T];
-#pragma GCC unroll 8
-      for (int t = 0; t < T; t++) parts[t] = load<f8>(x + t * stride + columns + block / 4 + 8 * half);
-#pragma GCC unroll 4
-      for (int j = 4 * half; j < 4 * half + 4; j++) {
-        const f8 weight = __builtin_convertvector((w8)(words & (0xFu << (4 * j))), f8);
-#pragma GCC unroll 8
-        for (int t = 0; t < T; t++) parts[t] += weight * load<f8>(x + t * stride + block + 8 * j);
-      }
-      const float scale = scales[(block + 32 * half) >> group_bits];
-#pragma GCC unroll 8
-      for (int t = 0; t < T; t++) totals[half][t] += parts[t] * scale;
+// Where each of R rows of nibbles begins, and its scales.
+template <int R, class Scale>
+struct NibbleRows {
+  const uint32_t* words[R];
+  const Scale* scales[R];
+
+  NibbleRows(const Matrix& m, int64_t row, int64_t step) {
+    for (int r = 0; r < R; r++) {
+      words[r] = (const uint32_t*)m.values + (row + r * step) * m.columns / 8;
+      scales[r] = (const Scale*)m.scales + ((row + r * step) * m.columns >> m.group_bits);
     }
   }
-  for (int t = 0; t < T; t++) out[t] = sum(totals[0][t] + totals[1][t]);
-}
+};
 
-template <int T>
-inline void dot_mxfp4(const uint32_t* row, const uint8_t* exponents, int group_bits, int64_t columns, const float* x,
-                      float* out) {
-  f8 totals[2][T] = {};
-  for (int64_t block = 0; block < columns; block += kNibbleBlock) {
-    const u8x32 words = load<u8x32>(row + block / 8);
-    __builtin_prefetch((const char*)(row + block / 8) + kPrefetch);
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; half++) {
-      f8 parts[T] = {};
+template <int R, int T>
+inline void dot_int4(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
+  const NibbleRows<R, float> rows(m, row, step);
+  const int64_t stride = int4_stride(m.columns);
+  f8 totals[R][T] = {};
+  for (int64_t block = 0; block < m.columns; block += kNibbleBlock) {
+    const float* start = x + m.columns + block / 4;
 #pragma GCC unroll 4
-      for (int j = 4 * half; j < 4 * half + 4; j++) {
-        const f8 weight = mxfp4_values(words, j);
+    for (int r = 0; r < R; r++) {
+      const u8x32 words = load<u8x32>(rows.words[r] + block / 8);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; half++) {
+        f8 parts[T];
 #pragma GCC unroll 8
-        for (int t = 0; t < T; t++) parts[t] += weight * load<f8>(x + t * columns + block + 8 * j);
+        for (int t = 0; t < T; t++) parts[t] = load<f8>(start + t * stride + 8 * half);
+#pragma GCC unroll 4
+        for (int j = 4 * half; j < 4 * half + 4; j++) {
+          const f8 weight = __builtin_convertvector((w8)(words & (0xFu << (4 * j))), f8);
+#pragma GCC unroll 8
+          for (int t = 0; t < T; t++) parts[t] += weight * load<f8>(x + t * stride + block + 8 * j);
+        }
+        const float scale = rows.scales[r][(block + 32 * half) >> m.group_bits];
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) totals[r][t] += parts[t] * scale;
       }
-      const float scale = mxfp4_scale(exponents[(block + 32 * half) >> group_bits]);
-#pragma GCC unroll 8
-      for (int t = 0; t < T; t++) totals[half][t] += parts[t] * scale;
     }
   }
-  for (int t = 0; t < T; t++) out[t] = sum(totals[0][t] + totals[1][t]);
+  for (int r = 0; r < R; r++)
+    for (int t = 0; t < T; t++) out[r * T + t] = sum(totals[r][t]);
 }
 
-template <int T>
-inline void dot_row(const Matrix& m, int64_t row, const float* x, float* out) {
+// Sign, exponent and mantissa, moved to where a float has them, are the value times 2^-126; see kRaise.
+template <int R, int T>
+inline void dot_mxfp4(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
+  const NibbleRows<R, uint8_t> rows(m, row, step);
+  f8 totals[R][T] = {};
+  for (int64_t block = 0; block < m.columns; block += kNibbleBlock) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+      const u8x32 words = load<u8x32>(rows.words[r] + block / 8);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; half++) {
+        f8 parts[T] = {};
+#pragma GCC unroll 4
+        for (int j = 4 * half; j < 4 * half + 4; j++) {
+          const f8 weight = (f8)((w8)(words << (28 - 4 * j)) >> 6 & (w8{} + int32_t(0x81C00000)));
+#pragma GCC unroll 8
+          for (int t = 0; t < T; t++) parts[t] += weight * load<f8>(x + t * m.columns + block + 8 * j);
+        }
+        const float scale = mxfp4_scale(rows.scales[r][(block + 32 * half) >> m.group_bits]);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) totals[r][t] += parts[t] * scale;
+      }
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int t = 0; t < T; t++) out[r * T + t] = sum(totals[r][t]) * (0x1p126f / kRaise);
+}
+
+template <int R, int T>
+inline void dot_rows(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
   const int64_t first = row * m.columns;
   switch (m.format) {
-    case kFp32: return dot_in_order<Fp32, T>((const float*)m.values + first, m.columns, x, out);
-    case kBf16: return dot_in_order<Bf16, T>((const uint16_t*)m.values + first, m.columns, x, out);
-    case kFp16: return dot_in_order<Fp16, T>((const _Float16*)m.values + first, m.columns, x, out);
-    case kInt8:
-      dot_in_order<Int8, T>((const int8_t*)m.values + first, m.columns, x, out);
-      for (int t = 0; t < T; t++) out[t] *= ((const float*)m.scales)[row];
-      return;
-    case kFp8:
-      dot_in_order<Fp8, T>((const uint8_t*)m.values + first, m.columns, x, out);
-      for (int t = 0; t < T; t++) out[t] *= ((const float*)m.scales)[row];
-      return;
-    case kInt4:
-      return dot_int4<T>((const uint32_t*)m.values + first / 8, (const float*)m.scales + (first >> m.group_bits),
-                         m.group_bits, m.columns, x, out);
-    case kMxfp4:
-      return dot_mxfp4<T>((const uint32_t*)m.values + first / 8, (const uint8_t*)m.scales + (first >> m.group_bits),
-                          m.group_bits, m.columns, x, out);
+    case kFp32: return dot_in_order<Fp32, R, T>((const float*)m.values + first, step, m.columns, x, out);
+    case kBf16: return dot_in_order<Bf16, R, T>((const uint16_t*)m.values + first, step, m.columns, x, out);
+    case kFp16: return dot_in_order<Fp16, R, T>((const _Float16*)m.values + first, step, m.columns, x, out);
+    case kInt8: dot_in_order<Int8, R, T>((const int8_t*)m.values + first, step, m.columns, x, out); break;
+    case kFp8: dot_in_order<RaisedFp8, R, T>((const int8_t*)m.values + first, step, m.columns, x, out); break;
+    case kInt4: return dot_int4<R, T>(m, row, step, x, out);
+    case kMxfp4: return dot_mxfp4<R, T>(m, row, step, x, out);
+  }
+  const float factor = m.format == kFp8 ? 0x1p120f / kRaise : 1.0f;
+  for (int r = 0; r < R; r++)
+    for (int t = 0; t < T; t++) out[r * T + t] *= ((const float*)m.scales)[row + r * step] * factor;
+}
+
+// As many rows at once as registers hold sums for.
+template <int T>
+inline void dot_tokens(const Matrix& m, int64_t row, int64_t step, int n_rows, const float* x, float* out) {
+  constexpr int R = T <= 3 ? kStreams : T <= 6 ? 2 : 1;
+  int r = 0;
+  for (; r + R <= n_rows; r += R) dot_rows<R, T>(m, row + r * step, step, x, out + r * T);
+  for (; r < n_rows; r++) dot_rows<1, T>(m, row + r * step, step, x, out + r * T);
+}
+
+// out[r][t] = dot of row `row` + r step with input row t, for up to four rows and n_tokens in 1..8.
+inline void dot(const Matrix& m, int64_t row, int64_t step, int n_rows, int n_tokens, const float* x, float* out) {
+  switch (n_tokens) {
+    case 1: return dot_tokens<1>(m, row, step, n_rows, x, out);
+    case 2: return dot_tokens<2>(m, row, step, n_rows, x, out);
+    case 3: return dot_tokens<3>(m, row, step, n_rows, x, out);
+    case 4: return dot_tokens<4>(m, row, step, n_rows, x, out);
+    case 5: return dot_tokens<5>(m, row, step, n_rows, x, out);
+    case 6: return dot_tokens<6>(m, row, step, n_rows, x, out);
+    case 7: return dot_tokens<7>(m, row, step, n_rows, x, out);
+    case 8: return dot_tokens<8>(m, row, step, n_rows, x, out);
   }
 }
 
-// out[t] = dot of row `row` with input row t, for n_tokens in 1..8.
-inline void dot(const Matrix& m, int64_t row, int n_tokens, const float* x, float* out) {
-  switch (n_tokens) {
-    case 1: return dot_row<1>(m, row, x, out);
-    case 2: return dot_row<2>(m, row, x, out);
-    case 3: return dot_row<3>(m, row, x, out);
-    case 4: return dot_row<4>(m, row, x, out);
-    case 5: return dot_row<5>(m, row, x, out);
-    case 6: return dot_row<6>(m, row, x, out);
-    case 7: return dot_row<7>(m, row, x, out);
-    case 8: return dot_row<8>(m, row, x, out);
-  }
+// visit(row, step, n) for all rows from begin to end, four at a time from four places: each place is then read in order,
+// which rows next to each other, short as narrow formats make them, would not be.
+template <class F>
+inline void in_streams(int64_t begin, int64_t end, const F& visit) {
+  const int64_t step = (end - begin) / kStreams;
+  for (int64_t row = begin; row < begin + step; row++) visit(row, step, kStreams);
+  for (int64_t row = begin + kStreams * step; row < end; row++) visit(row, 1, 1);
 }
 
 inline int64_t input_stride(const Matrix& m) { return m.format == kInt4 ? int4_stride(m.columns) : m.columns; }
+
+// How rows of a format want their input: as it is, raised, or as prepare_int4 leaves it.
+enum class Input { kPlain, kRaised, kForInt4 };
+
+inline Input input_of(const Matrix& m) {
+  if (m.format == kInt4) return Input::kForInt4;
+  return m.format == kFp8 || m.format == kMxfp4 ? Input::kRaised : Input::kPlain;
+}
 
 // Rows of one chunk of work: about 128 KB, a few microseconds of reading.
 inline int64_t rows_per_chunk(const Matrix& m) {
@@ -157,11 +224,15 @@ inline int64_t rows_per_chunk(const Matrix& m) {
   return std::max<int64_t>(1, (128 << 10) / row_bytes);
 }
 
-// Input rows in the layout that rows of `m` want; x itself where that is the plain one.
+// Input rows as rows of `m` want them; x itself where that is the plain way.
 inline const float* prepared_rows(const Matrix& m, const float* x, int64_t n_rows, std::vector<float>& buffer) {
-  if (m.format != kInt4) return x;
-  const int64_t stride = int4_stride(m.columns);
+  const Input input = input_of(m);
+  if (input == Input::kPlain) return x;
+  const int64_t stride = input_stride(m);
   float* prepared = scratch(buffer, n_rows * stride);
-  for (int64_t r = 0; r < n_rows; r++) prepare_int4(x + r * m.columns, m.columns, prepared + r * stride);
+  if (input == Input::kRaised)
+    for (int64_t i = 0; i < n_rows * m.columns; i++) prepared[i] = x[i] * kRaise;
+  else
+    for (int64_t r = 0; r < n_rows; r++) prepare_int4(x + r * m.columns, m.columns, prepared + r * stride);
   return prepared;
 }

@@ -24,12 +24,13 @@ struct Product {
 };
 
 inline void narrow_products(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
-  thread_local std::vector<float> prepared;
+  thread_local std::vector<float> prepared[3];
+  const float* inputs[3] = {};
   int64_t n_rows = 0, chunk = INT64_MAX;
-  const float* for_int4 = nullptr;
   for (int i = 0; i < n_products; i++) {
     const Matrix& m = *products[i].matrix;
-    if (m.format == kInt4 && !for_int4) for_int4 = prepared_rows(m, x, n_tokens, prepared);
+    const int input = int(input_of(m));
+    if (!inputs[input]) inputs[input] = prepared_rows(m, x, n_tokens, prepared[input]);
     n_rows += m.rows;
     chunk = std::min(chunk, rows_per_chunk(m));
   }
@@ -38,12 +39,14 @@ inline void narrow_products(const Product* products, int n_products, const float
     for (int i = 0; i < n_products; i++) {
       const Product& p = products[i];
       const int64_t rows = p.matrix->rows;
-      const float* input = p.matrix->format == kInt4 ? for_int4 : x;
-      for (int64_t row = std::max(begin, start) - start; row < std::min(end - start, rows); row++) {
-        float results[kMaxTokens] = {};
-        dot(*p.matrix, row, int(n_tokens), input, results);
-        for (int t = 0; t < n_tokens; t++) p.out[t * rows + row] = results[t] + (p.bias ? p.bias[row] : 0.0f);
-      }
+      const float* input = inputs[int(input_of(*p.matrix))];
+      in_streams(std::max(begin, start) - start, std::min(end - start, rows), [&](int64_t row, int64_t step, int n) {
+        float results[kStreams * kMaxTokens] = {};
+        dot(*p.matrix, row, step, n, int(n_tokens), input, results);
+        for (int r = 0; r < n; r++)
+          for (int t = 0; t < n_tokens; t++)
+            p.out[t * rows + row + r * step] = results[r * n_tokens + t] + (p.bias ? p.bias[row + r * step] : 0.0f);
+      });
       start += rows;
     }
   });
