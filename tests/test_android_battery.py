@@ -1,6 +1,6 @@
 """The battery of a fake phone as a power meter: a real shell loop through the adb protocol, and what may go wrong.
 
-The fake's gauge renews every 50 ms instead of 250, so that a window of ten updates is short.
+The fake's gauge renews every 100 ms instead of 250, so that a window of ten updates is short.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.fakes.phone import DISCHARGING, FakePhone
 from tests.fakes.waveforms import StepPower
 
 CLOCK = MonotonicClock()
-INTERVAL_S = 0.02
+INTERVAL_S = 0.05
 
 
 @pytest.fixture(autouse=True)
@@ -123,8 +123,8 @@ def test_the_loop_ends_with_its_input_and_is_not_left_on_the_phone(fake: FakePho
 
 
 def test_a_shell_without_a_fine_clock_is_good_to_10_ms(phone: Phone) -> None:
-    """The uptime of the fake phone is this machine's, which stops in no sleep here: offset 0 against the boot clock."""
-    loop = GaugeLoop(phone, "unset EPOCHREALTIME\n" + loop_script("c=1; v=2", 0.02), CLOCK)
+    """The uptime of the fake phone is this machine's: the true offset is known."""
+    loop = GaugeLoop(phone, loop_script("c=1; v=2", 0.02).replace("$EPOCHREALTIME", ""), CLOCK)
     loop.start()
     log = loop.stop()
     host_s, clock, which = battery_module.on_host_clock(log)
@@ -163,7 +163,7 @@ def test_constant_power_gives_its_joules_in_every_sign_and_unit(
     fake: FakePhone, phone: Phone, sign: int, per_ampere: float
 ) -> None:
     with FakeBattery(fake, steady, sign=sign, per_ampere=per_ampere), opened(phone) as meter:
-        [trace], reading = window(meter, 0.8)
+        [trace], reading = window(meter, 1.5)
     assert reading.energy_j == pytest.approx(2.0 * reading.duration_s, rel=0.01)
     assert reading.method == "battery gauge"
     assert trace.note is not None
@@ -195,9 +195,9 @@ def test_steps_of_power_are_within_the_stated_uncertainty(fake: FakePhone, phone
 
 
 def test_the_update_period_is_observed_and_raw_readings_are_kept(fake: FakePhone, phone: Phone) -> None:
-    with FakeBattery(fake, steady, update_s=0.1), opened(phone) as meter:
+    with FakeBattery(fake, steady, update_s=0.15), opened(phone) as meter:
         [trace], _ = window(meter, 1.5)
-        assert trace.update_period_s == pytest.approx(0.1, abs=0.03)
+        assert trace.update_period_s == pytest.approx(0.15, abs=0.04)
         assert meter.last_log is not None
         # 2 W at 4 V: 0.5 A, in uA and with this phone's sign.
         assert np.median(meter.last_log.current) == pytest.approx(-500_000, abs=5)
@@ -232,7 +232,7 @@ def test_without_any_current_the_charge_counter_is_the_last_source(fake: FakePho
     with opened(phone) as meter:
         [channel] = meter.channels
         assert (channel.kind, channel.note) == ("counter", "dumpsys battery charge counter")
-        _, reading = window(meter, 1.0)
+        _, reading = window(meter, 1.5)
     assert reading.energy_j is None  # it has not moved
     assert "stood still" in str(reading.reason) or "unresolved" in str(reading.reason)
 
@@ -310,7 +310,7 @@ def test_a_current_that_sticks_in_the_window_has_no_energy(fake: FakePhone, phon
         start_s = CLOCK.now_s()
         time.sleep(1.0)
         gauge.stuck_at = -500_000
-        time.sleep(1.5)
+        time.sleep(2.0)
         end_s = CLOCK.now_s()
         reading = energy(meter.stop(), start_s, end_s)
     assert reading.energy_j is None
@@ -337,7 +337,7 @@ def test_a_current_of_zero_is_not_zero_joules(fake: FakePhone, phone: Phone) -> 
     with FakeBattery(fake, steady) as gauge, opened(phone) as meter:
         gauge.stuck_at = 0
         time.sleep(0.1)
-        _, reading = window(meter, 1.0)
+        _, reading = window(meter, 1.5)
     assert reading.energy_j is None
     assert "0 readings, at least 2 are needed" in str(reading.reason)
 
@@ -366,14 +366,14 @@ def test_a_pulled_cable_is_a_transient_error_at_the_windows_end(fake: FakePhone,
         with pytest.raises(TransientDeviceError, match="no phone is attached"):
             meter.start()
         fake.plug_in()
-        assert window(meter, 1.0)[1].energy_j is not None
+        assert window(meter, 1.5)[1].energy_j is not None
 
 
 def test_a_phone_that_comes_back_in_time_is_waited_for(fake: FakePhone, phone: Phone) -> None:
     with FakeBattery(fake, steady), opened(phone, reconnect_s=5.0) as meter:
         fake.pull_cable()
         Timer(1.0, fake.plug_in).start()
-        assert window(meter, 1.0)[1].energy_j is not None
+        assert window(meter, 1.5)[1].energy_j is not None
 
 
 def test_a_server_that_is_killed_and_restarted_costs_one_window(
@@ -385,7 +385,7 @@ def test_a_server_that_is_killed_and_restarted_costs_one_window(
         server.start()
         with pytest.raises(TransientDeviceError):
             meter.stop()
-        assert window(meter, 1.0)[1].energy_j is not None
+        assert window(meter, 1.5)[1].energy_j is not None
 
 
 def test_a_phone_on_the_network_is_connected_again_after_a_server_restart(tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_a_phone_on_the_network_is_connected_again_after_a_server_restart(tmp_pa
             server.stop()
             server.start()
             assert not fake.attached
-            assert window(meter, 1.0)[1].energy_j is not None
+            assert window(meter, 1.5)[1].energy_j is not None
 
 
 def test_a_link_that_falls_silent_is_not_waited_for_for_ever(

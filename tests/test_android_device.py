@@ -55,7 +55,7 @@ def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
 
 
 def device_at(server: FakeAdbServer, gates: Gates = AT_ONCE) -> AndroidDevice:
-    return AndroidDevice("adb:FAKE0001", 0.02, CLOCK, gates, address=ServerAddress("127.0.0.1", server.port))
+    return AndroidDevice("adb:FAKE0001", 0.05, CLOCK, gates, address=ServerAddress("127.0.0.1", server.port))
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_joules_of_a_device_that_was_opened(device: AndroidDevice) -> None:
     [meter] = device.meters
     meter.start()
     start_s = CLOCK.now_s()
-    time.sleep(0.8)
+    time.sleep(1.5)
     end_s = CLOCK.now_s()
     reading = energy_between(meter.stop(), [(start_s, end_s)], "all", "battery")
     assert reading.energy_j == pytest.approx(2.0 * (end_s - start_s), rel=0.01)

@@ -23,7 +23,7 @@ from tests.fakes.machine import FakeDevice, FakeEngine, FakeMachine, FakeWorkloa
 from tests.fakes.phone import DISCHARGING, FakePhone
 
 POWER_W = 2.0
-PROTOCOL = Protocol(warmup=0, idle_s=0.8, sample_interval_s=0.02)
+PROTOCOL = Protocol(warmup=0, idle_s=1.5, sample_interval_s=0.05)
 
 
 class RealTime(FakeMachine):
@@ -50,7 +50,7 @@ def arm(fake: FakePhone, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arm]:
     with FakeAdbServer(fake) as server, FakeBattery(fake, lambda at_s: POWER_W):
         clock = MonotonicClock()
         address = ServerAddress("127.0.0.1", server.port)
-        device = AndroidDevice("adb:FAKE0001", 0.02, clock, Gates(wait_s=0.0), address=address)
+        device = AndroidDevice("adb:FAKE0001", 0.05, clock, Gates(wait_s=0.0), address=address)
         device.open()
         # The engine asks its own device only whether meters run, for its diary.
         engine = FakeEngine(machine, FakeDevice(machine, []), name="adb:FAKE0001")
@@ -67,10 +67,10 @@ def test_a_trial_on_a_phone_has_its_joules_and_keeps_them_in_its_traces(arm: Arm
     assert whole.method == "battery gauge"
     # The same power idle and busy: nothing is left above it.
     assert whole.net_energy_j == pytest.approx(0.0, abs=0.02 * whole.energy_j)
-    # Two prefills of 0.5 s are ten updates of 50 ms each on average; single tokens are not.
-    assert by_phase["prefill"].energy_j is not None
-    assert by_phase["decode"].energy_j is None
-    assert "unresolved" in str(by_phase["decode"].reason)
+    # Prefills of 0.5 s and decodes of 0.25 and 0.5 s are less than ten updates of 100 ms.
+    for phase in ("prefill", "decode"):
+        assert by_phase[phase].energy_j is None
+        assert "unresolved" in str(by_phase[phase].reason)
     assert trial.window_start_s is not None
     assert trial.window_end_s is not None
     again, _ = derive_energy(trial.completions, traces, (trial.window_start_s, trial.window_end_s))
@@ -80,13 +80,13 @@ def test_a_trial_on_a_phone_has_its_joules_and_keeps_them_in_its_traces(arm: Arm
 
 def test_a_trial_in_which_the_phone_was_plugged_in_is_marked(arm: Arm, fake: FakePhone) -> None:
     charging = DISCHARGING.replace("status: 3", "status: 2")
-    Timer(2.0, fake.answer, ("dumpsys battery", charging)).start()
+    Timer(2.5, fake.answer, ("dumpsys battery", charging)).start()
     trial, _ = run_trial(arm, PROTOCOL, repeat=0)
     assert trial.marks == ("charging",)
 
 
 def test_a_cable_pulled_in_the_window_is_worth_a_retry(arm: Arm, fake: FakePhone) -> None:
-    Timer(2.0, fake.pull_cable).start()
+    Timer(2.5, fake.pull_cable).start()
     with pytest.raises(TransientDeviceError):
         run_trial(arm, PROTOCOL, repeat=0)
     fake.plug_in()

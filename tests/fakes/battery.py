@@ -23,7 +23,7 @@ class FakeBattery:
         self,
         phone: FakePhone,
         power_w: Callable[[float], float],
-        update_s: float = 0.05,
+        update_s: float = 0.1,
         sign: int = -1,
         per_ampere: float = 1e6,
         volts: float = 4.0,
