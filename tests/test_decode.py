@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.attention import kernel_table
+from engines.checkpoints import load_checkpoint
+from engines.decode import fused_decoder
+from engines.dispatch import DispatchPlan
+from engines.observers import SparseLayerStep
+from engines.techniques.dropless import Dropless
+from engines.transformer import KeyValueCache, Transformer
+from tests.fakes.families import CASES, write_family
+from tests.fakes.random_models import KINDS, copy_tokenizer, write_random_model
+
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: torch computes everything")
+
+FUSED = ("qwen2", "llama", "qwen3-moe", "qwen3-moe-some-dense", "mixtral", "mixtral-sliding", "qwen3", "phi3")
+"""Of families without sinks, latents, clamps, soft caps, layer norms, or gates on shared experts."""
+LAYER_BY_LAYER = ("qwen2-moe", "gpt-oss", "gemma2", "phi-moe", "deepseek-v2", "deepseek-v3", "llama4", "olmoe")
+
+
+class Watcher:
+    """Has each layer computed by itself."""
+
+    def layer(self, seen: SparseLayerStep) -> None: ...
+
+
+def model_of(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Transformer, bool]:
+    """The model, and whether its decode steps are one call."""
+    if kind in KINDS:
+        write_random_model(folder, kind)
+    else:
+        write_family(folder, CASES[kind])
+        copy_tokenizer(folder)
+    checkpoint = load_checkpoint(str(folder), dtype)
+    config, weights = checkpoint.config, checkpoint.weights
+    tables = [kernel_table(layer.attention, config, number) for number, layer in enumerate(weights.layers)]
+    return Transformer(checkpoint), fused_decoder(config, weights, tables) is not None
+
+
+def decoded(
+    model: Transformer, watcher: Watcher | None
+) -> tuple[torch.Tensor, list[DispatchPlan | None], KeyValueCache]:
+    """The hidden states and plans of 30 tokens, one at a time behind a prompt of 11."""
+    tokens = torch.randint(1, 2048, (41,), generator=torch.Generator().manual_seed(3))
+    cache = KeyValueCache(model.config)
+    cache.start(41)
+    hidden, plans = [], []
+    with torch.inference_mode():
+        model.forward(tokens[:11], cache, Dropless(), "prefill")
+        for token in tokens[11:]:
+            one, of_step = model.forward(token[None], cache, Dropless(), "decode", watcher)
+            hidden.append(one)
+            plans += of_step
+    return torch.cat(hidden), plans, cache
+
+
+@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_call_a_step_gives_what_layer_by_layer_gives(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model, is_fused = model_of(kind, tmp_path, dtype)
+    assert is_fused
+    (hidden, plans, cache), (expected, one_by_one, other) = decoded(model, None), decoded(model, Watcher())
+    torch.testing.assert_close(hidden, expected, atol=2e-5, rtol=2e-5)
+    for mine, theirs in zip([*cache.keys, *cache.values], [*other.keys, *other.values], strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
+    assert cache.length == other.length == 41
+    assert len(plans) == len(one_by_one) == 30 * model.config.n_layers
+    for plan, theirs_too in zip(plans, one_by_one, strict=True):
+        assert (plan is None) == (theirs_too is None)
+        if plan is not None and theirs_too is not None:
+            assert (plan.calls, plan.token_R.tolist()) == (theirs_too.calls, theirs_too.token_R.tolist())
+            torch.testing.assert_close(plan.weight_R, theirs_too.weight_R, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", LAYER_BY_LAYER)
+def test_what_the_kernels_do_not_know_is_left_to_the_transformer(kind: str, tmp_path: Path) -> None:
+    assert not model_of(kind, tmp_path)[1]
