@@ -148,10 +148,10 @@ class Loglikelihood:
 
     def take(self, logits_AL: Tensor) -> None:
         """Adds the next continuation tokens. Raises `EngineError` where their logits are no numbers."""
-        target_A = self._continuation_C[self._n_seen : self._n_seen + len(logits_AL)]
+        target_A = self._continuation_C[self._n_seen : self._n_seen + len(logits_AL)].to(logits_AL.device)
         log_probability_AL = torch.log_softmax(logits_AL, dim=-1)
-        # In double, for in fp32 the sum would depend on where chunks end.
-        self._total += float(log_probability_AL.gather(1, target_A[:, None]).double().sum())
+        # In double, for in fp32 the sum would depend on where chunks end; and on the host, for MPS has no doubles.
+        self._total += float(log_probability_AL.gather(1, target_A[:, None]).cpu().double().sum())
         self._is_greedy = self._is_greedy and bool((logits_AL.argmax(dim=-1) == target_A).all())
         self._n_seen += len(logits_AL)
         if math.isnan(self._total):

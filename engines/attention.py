@@ -61,14 +61,19 @@ class LatentWeights:
 
 
 class KeyValueCache:
-    """What attention keeps of one sequence, in buffers of fixed size, fp32.
+    """What attention keeps of one sequence, in buffers of fixed size.
 
     keys, values: per layer [M, positions, D]; for latent attention keys are [1, positions, R + turned features] and
     values, which are the keys' first R features, take no room.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(
+        self, config: ModelConfig, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """device: None is the CPU."""
+        self._device = device
         self._config = config
+        self._dtype = dtype
         self.length = 0
         self.n_positions = 0
         self.keys: list[Tensor] = []
@@ -82,9 +87,10 @@ class KeyValueCache:
         if n_kept > self.length:
             raise EngineError(f"cache holds {self.length} positions and cannot keep {n_kept}; keep fewer")
         if not self.keys or self.keys[0].shape[1] < n_positions:
-            key_shape, value_shape = _cached_shapes(self._config, n_positions)
-            keys = [torch.empty(key_shape) for _ in range(self._config.n_layers)]
-            values = [torch.empty(value_shape) for _ in range(self._config.n_layers)]
+            keys, values = (
+                [torch.empty(shape, device=self._device, dtype=self._dtype) for _ in range(self._config.n_layers)]
+                for shape in _cached_shapes(self._config, n_positions)
+            )
             if n_kept:
                 for new, old in zip([*keys, *values], [*self.keys, *self.values], strict=True):
                     new[:, :n_kept] = old[:, :n_kept]
@@ -108,7 +114,7 @@ class View:
     mask_TS: Tensor | None
 
 
-def view_of(span: Span | None, position: int, n_tokens: int) -> View:
+def view_of(span: Span | None, position: int, n_tokens: int, device: torch.device | None = None) -> View:
     """The chunk at `position` sees its past through the span. No mask where everything from `first` on is seen."""
     first = 0
     if span is not None and span.kind == "sliding":
@@ -117,8 +123,8 @@ def view_of(span: Span | None, position: int, n_tokens: int) -> View:
         first = position // span.n_tokens * span.n_tokens
     if n_tokens == 1:
         return View(first, None)
-    query_T1 = torch.arange(position, position + n_tokens)[:, None]
-    key_S = torch.arange(first, position + n_tokens)
+    query_T1 = torch.arange(position, position + n_tokens, device=device)[:, None]
+    key_S = torch.arange(first, position + n_tokens, device=device)
     mask_TS = key_S <= query_T1
     if span is not None and span.kind == "sliding":
         mask_TS &= key_S > query_T1 - span.n_tokens
@@ -247,12 +253,17 @@ def _project(
     if weights.q_norm is not None and weights.k_norm is not None and attention.qk_norm == "head":
         query_NTD, key_MTD = weights.q_norm(query_NTD), weights.k_norm(key_MTD)
     if attention.rope_layers[layer]:
-        query_NTD, key_MTD = (turn(x, step.cos_TP, step.sin_TP, config.rope.pairs) for x in (query_NTD, key_MTD))
+        query_NTD, key_MTD = (_turned(x, config, step) for x in (query_NTD, key_MTD))
         if attention.qk_norm == "l2":
             query_NTD, key_MTD = (F.rms_norm(x, (head_dim,), eps=config.norm.eps) for x in (query_NTD, key_MTD))
     elif attention.temperature is not None:
-        query_NTD = query_NTD * _temperature_T1(attention.temperature, step)
+        query_NTD = (query_NTD * _temperature_T1(attention.temperature, step).to(x_TH.device)).to(x_TH.dtype)
     return query_NTD, key_MTD, value_MTD
+
+
+def _turned(x_NTD: Tensor, config: ModelConfig, step: Step) -> Tensor:
+    """Turned by fp32 angles, and given back in the dtype it came in."""
+    return turn(x_NTD, step.cos_TP, step.sin_TP, config.rope.pairs).to(x_NTD.dtype)
 
 
 def _temperature_T1(temperature: Temperature, step: Step) -> Tensor:
@@ -269,7 +280,7 @@ def mix_values(
     config: AttentionConfig,
     sinks_N: Tensor | None,
 ) -> Tensor:
-    """softmax(scale * q k) v by head; each key/value head serves N/M query heads in a row."""
+    """softmax(scale * q k) v by head; each key/value head serves N/M query heads in a row. The softmax is fp32."""
     if sinks_N is None and config.softcap is None:
         return F.scaled_dot_product_attention(
             query_NTD[None], key_MSD[None], value_MSD[None], attn_mask=mask_TS, scale=config.scale, enable_gqa=True
@@ -279,13 +290,13 @@ def mix_values(
     mixed = []
     for head, (key_SD, value_SD) in enumerate(zip(key_MSD, value_MSD, strict=True)):
         served = slice(head * n_served, (head + 1) * n_served)
-        score_GTS = config.scale * (query_NTD[served] @ key_SD.T)
+        score_GTS = config.scale * (query_NTD[served] @ key_SD.T).float()
         if config.softcap is not None:
             score_GTS = config.softcap * torch.tanh(score_GTS / config.softcap)
         if mask_TS is not None:
             score_GTS = score_GTS.masked_fill(~mask_TS, float("-inf"))
         sink_G = None if sinks_N is None else sinks_N[served]
-        mixed.append(_softmax_with_sink(score_GTS, sink_G) @ value_SD)
+        mixed.append(_softmax_with_sink(score_GTS, sink_G).to(value_SD.dtype) @ value_SD)
     return torch.cat(mixed)
 
 
@@ -327,7 +338,7 @@ def _mix_latents(
     after the sum ("absorbed"): the same products in another order, chosen by which takes fewer.
     """
     n_heads, n_tokens, _ = query_NTD.shape
-    key_up_NDR, value_up_NVR = weights.key_up_NDR.float(), weights.value_up_NVR.float()
+    key_up_NDR, value_up_NVR = (x.to(query_NTD.dtype) for x in (weights.key_up_NDR, weights.value_up_NVR))
     expanding = latent.kv_rank * (latent.nope_dim + latent.value_dim)
     absorbing = n_tokens * (2 * latent.kv_rank - latent.nope_dim - latent.value_dim)
     seen_1SR = seen_1SK[..., : latent.kv_rank]
@@ -343,7 +354,7 @@ def _mix_latents(
 def _latent_row(x_TH: Tensor, weights: LatentWeights, config: ModelConfig, latent: LatentConfig, step: Step) -> Tensor:
     """What the cache holds of each token."""
     latent_TR, key_TD = torch.split(widened_linear(x_TH, weights.kv_down_RH), [latent.kv_rank, latent.rope_dim], dim=-1)
-    return torch.cat([weights.kv_norm(latent_TR), turn(key_TD, step.cos_TP, step.sin_TP, config.rope.pairs)], dim=-1)
+    return torch.cat([weights.kv_norm(latent_TR), _turned(key_TD, config, step)], dim=-1)
 
 
 def _latent_queries(
@@ -355,4 +366,4 @@ def _latent_queries(
         narrow_TR = weights.q_norm(widened_linear(x_TH, weights.q_down_RH))
     query_NTD = widened_linear(narrow_TR, weights.q_QR).view(len(x_TH), config.n_heads, -1).transpose(0, 1)
     plain_NTD, turned_NTD = torch.split(query_NTD, [latent.nope_dim, latent.rope_dim], dim=-1)
-    return plain_NTD, turn(turned_NTD, step.cos_TP, step.sin_TP, config.rope.pairs)
+    return plain_NTD, _turned(turned_NTD, config, step)

@@ -114,7 +114,7 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
         return out_TH
     rows_RH = gather_rows(plan, hidden_TH)
     if experts.weights_input:
-        rows_RH = rows_RH * plan.weight_R[:, None]
+        rows_RH = (rows_RH * plan.weight_R[:, None]).to(hidden_TH.dtype)
     result_RH = torch.empty_like(rows_RH)
     for call in plan.calls:
         row = call.first_row

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from engines.accelerator import DeviceType, find_backend, synchronised
 from engines.answers import Answer, Limits, answer_to, check_prompt, packed
 from engines.base import PhaseListener
 from engines.calibration import ChoiceCounts
@@ -65,11 +66,15 @@ class ReferenceEngine:
         now_s: Callable[[], float] = time.perf_counter,
         threads: int | None = None,
         reuse_prefix: bool = False,
+        torch_device: DeviceType = "cpu",
+        compute_dtype: torch.dtype | None = None,
     ) -> None:
         """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry.
 
         threads: CPU threads of this engine's arithmetic; None leaves torch's own number.
         reuse_prefix: a request starts behind the tokens that it shares with the one before (`engines.prefix`).
+        torch_device, compute_dtype: where this host computes, and in what; None is fp32 on the CPU and bf16 elsewhere.
+        The weights are copied there (`engines.accelerator`).
         """
         if prefill_chunk < 1:
             raise EngineError(f"prefill_chunk {prefill_chunk} must be at least 1 token")
@@ -81,15 +86,16 @@ class ReferenceEngine:
         self.max_length = checkpoint.config.max_length
         self.observer: StepObserver | None = None
         self.layer_observer: LayerObserver | None = None
-        self._model = Transformer(checkpoint)
+        backend = find_backend(torch_device, compute_dtype)
+        self._model = Transformer(checkpoint, backend)
         self._limits = Limits(checkpoint.config.max_length, checkpoint.config.vocabulary_size)
-        self._cache = KeyValueCache(checkpoint.config)
+        self._cache = self._model.new_cache()
         self._batch_caches: list[KeyValueCache] = []
         self._held = HeldTokens()
         self._reuse_prefix = reuse_prefix
         self._parameters = technique
         self._prefill_chunk = prefill_chunk
-        self._now_s = now_s
+        self._now_s = now_s if backend is None else synchronised(now_s, backend.device)
         self._threads = threads or torch.get_num_threads()
         self._technique: Technique | None = (
             None if technique.calibration_prompts else technique.build(prefill_chunk, None)
@@ -176,7 +182,7 @@ class ReferenceEngine:
         start_s = self._now_s()
         on_phase("request start", start_s)
         while len(self._batch_caches) < len(answers):
-            self._batch_caches.append(KeyValueCache(self._model.config))
+            self._batch_caches.append(self._model.new_cache())
         sequences = [_Sequence(answer, cache) for answer, cache in zip(answers, self._batch_caches, strict=False)]
         for sequence in sequences:
             sequence.cache.start(sequence.answer.n_positions)

@@ -50,4 +50,5 @@ def choose_token(logits_L: Tensor, sampling: Sampling, generator: torch.Generato
         )
     if sampling.temperature == 0:
         return int(best)
-    return int(torch.multinomial(token_probabilities(logits_L, sampling), 1, generator=generator))
+    # On the host, where the generator is: a seed draws the same from the same logits on every device.
+    return int(torch.multinomial(token_probabilities(logits_L.cpu(), sampling), 1, generator=generator))

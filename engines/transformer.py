@@ -1,8 +1,9 @@
 """One transformer for every family of `engines.families`, computed chunk by chunk against a key/value cache.
 
-Arithmetic is fp32 whatever the weights are stored in. A chunk is any run of tokens that continues what a cache holds:
-a whole prompt, a piece of one, or one token of decoding; the result does not depend on where prompts are cut. A step
-computes one chunk, or the chunks of several sequences, their rows one after another.
+Arithmetic on the CPU is fp32 whatever the weights are stored in; `engines.accelerator` has others. A chunk is any run
+of tokens that continues what a cache holds: a whole prompt, a piece of one, or one token of decoding; the result does
+not depend on where prompts are cut. A step computes one chunk, or the chunks of several sequences, their rows one after
+another.
 
 Legend: T tokens of the step, H hidden, P pairs of turned features, L vocabulary rows.
 """
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engines.accelerator import Backend, StackedExperts, execute_stacked, moved
 from engines.attention import Chunk, Step, attend, kernel_table, view_of
 from engines.attention import KeyValueCache as KeyValueCache
 from engines.checkpoints import Checkpoint
@@ -33,14 +35,21 @@ from engines.weights import SparseWeights
 class Transformer:
     """The model without its technique, which each call brings: calibration and measurement share one set of weights."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, backend: Backend | None = None) -> None:
+        """backend: None computes on the CPU in fp32, with the kernels where they serve."""
         self.config = checkpoint.config
-        self._weights = checkpoint.weights
+        self._device = None if backend is None else backend.device
+        self._dtype = torch.float32 if backend is None else backend.dtype
+        self._weights = checkpoint.weights if backend is None else moved(checkpoint.weights, backend)
         self._tables = [
-            kernel_table(weights.attention, self.config, layer)
-            for layer, weights in enumerate(checkpoint.weights.layers)
+            kernel_table(weights.attention, self.config, layer) if backend is None else None
+            for layer, weights in enumerate(self._weights.layers)
         ]
-        self._decoder = fused_decoder(self.config, checkpoint.weights, self._tables)
+        self._decoder = fused_decoder(self.config, self._weights, self._tables)
+
+    def new_cache(self) -> KeyValueCache:
+        """An empty one, where this model computes."""
+        return KeyValueCache(self.config, self._device, self._dtype)
 
     def forward(
         self,
@@ -69,7 +78,9 @@ class Transformer:
         """
         step = self._step([len(tokens_T) for tokens_T in chunks], caches)
         tokens_T = chunks[0] if len(chunks) == 1 else torch.cat([*chunks])
-        hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).float() * self.config.embedding_scale
+        if self._device is not None:
+            tokens_T = tokens_T.to(self._device)
+        hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).to(self._dtype) * self.config.embedding_scale
         is_plain = phase == "decode" and technique.decodes_plainly and observer is None
         if is_plain and len(tokens_T) == 1 and self._decoder is not None:
             lazy = self._decoder.step(hidden_TH, step.cos_TP, step.sin_TP, caches[0], technique)
@@ -82,7 +93,7 @@ class Transformer:
                 weights.attention_norm(hidden_TH), weights.attention, self.config, layer, step, self._tables[layer]
             )
             # Saliency [S, 000 §3.2] is the attention block's own output, before the residual is added.
-            saliency_T = torch.linalg.vector_norm(attended_TH, dim=-1) if wants_norm else None
+            saliency_T = torch.linalg.vector_norm(attended_TH, dim=-1, dtype=torch.float32) if wants_norm else None
             if weights.after_attention_norm is not None:
                 attended_TH = weights.after_attention_norm(attended_TH)
             hidden_TH = hidden_TH + attended_TH
@@ -98,8 +109,8 @@ class Transformer:
         return self._weights.norm(hidden_TH), plans
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """logits_TL of normed hidden states; the caller picks the rows it needs, for the head is large."""
-        logits_TL = widened_linear(hidden_TH, self._weights.head_LH, self._weights.head_bias_L)
+        """logits_TL of normed hidden states, fp32; the caller picks the rows it needs, for the head is large."""
+        logits_TL = widened_linear(hidden_TH, self._weights.head_LH, self._weights.head_bias_L).float()
         cap = self.config.logit_softcap
         return logits_TL if cap is None else cap * torch.tanh(logits_TL / cap)
 
@@ -115,11 +126,13 @@ class Transformer:
                 raise EngineError(
                     f"chunk ends at position {position + n}, beyond the cache; call cache.start with enough positions"
                 )
-            views = {span: view_of(span, position, n) for span in set(self.config.attention.spans)}
+            views = {span: view_of(span, position, n, self._device) for span in set(self.config.attention.spans)}
             chunks.append(Chunk(cache, position, n, row, views))
             turns.append(rotation(*rope_frequencies(self.config.rope, cache.n_positions), position, n))
             row += n
         cos_TP, sin_TP = turns[0] if len(turns) == 1 else map(torch.cat, zip(*turns, strict=True))
+        if self._device is not None:
+            cos_TP, sin_TP = cos_TP.to(self._device), sin_TP.to(self._device)
         return Step(chunks, cos_TP, sin_TP)
 
     def _mlp(
@@ -140,6 +153,8 @@ class Transformer:
         plan = technique.plan(routing, layer, phase, saliency_T)
         if isinstance(technique, Oracle):
             mixed_TH = mix_experts(normed_TH, routing, mlp.experts)
+        elif isinstance(mlp.experts, StackedExperts):
+            mixed_TH = execute_stacked(plan, normed_TH, mlp.experts)
         else:
             mixed_TH = execute(plan, normed_TH, mlp.experts)
         if observer is not None:
