@@ -142,7 +142,10 @@ def _locate_tensors(folder: Path) -> dict[str, TensorFile]:
 def _weight_files(folder: Path) -> list[Path]:
     index_path, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index_path.is_file():
-        names = sorted(set(read_json(index_path).get("weight_map", {}).values()))
+        weight_map = read_json(index_path).get("weight_map", {})
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise EngineError(f"{index_path}: weight_map is no map of tensors to files; fetch the file again")
+        names = sorted(set(weight_map.values()))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing or not names:
             raise EngineError(f"{index_path}: files {missing or 'none'} of the index are not in the folder; fetch them")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from engines.errors import EngineError
+
+LARGEST_NUMBER = 1e30
+LARGEST_WHOLE = 2**31 - 1
+"""No number and no size of a model is beyond these; what is would only overflow, or run out of memory, further on."""
 
 
 def positive_number(raw: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = raw.get(key)
     if value is None and default is not None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise EngineError(f"config.json: {key} must be a number above 0, found {value!r}")
+    if not is_number(value) or value <= 0:
+        raise EngineError(f"config.json: {key} must be a number above 0, found {told(value)}")
     return float(value)
 
 
@@ -26,8 +31,8 @@ def positive_whole(raw: Mapping[str, Any], key: str, default: int | None = None)
     value = raw.get(key)
     if value is None and default is not None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise EngineError(f"config.json: {key} must be a whole number above 0, found {value!r}")
+    if type(value) is not int or not 0 < value <= LARGEST_WHOLE:
+        raise EngineError(f"config.json: {key} must be a whole number above 0, found {told(value)}")
     return value
 
 
@@ -39,14 +44,57 @@ def optional_whole(raw: Mapping[str, Any], key: str) -> int | None:
 def whole(raw: Mapping[str, Any], key: str, default: int) -> int:
     """0 is allowed."""
     value = raw.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise EngineError(f"config.json: {key} must be a whole number, found {value!r}")
+    if type(value) is not int or not 0 <= value <= LARGEST_WHOLE:
+        raise EngineError(f"config.json: {key} must be a whole number, found {told(value)}")
     return value
 
 
 def numbers(raw: Mapping[str, Any], key: str, count: int) -> tuple[float, ...]:
     value = raw.get(key)
-    if not isinstance(value, list) or len(value) != count or not all(isinstance(v, int | float) for v in value):
-        found = f"{len(value)} values" if isinstance(value, list) else repr(value)
+    if not isinstance(value, list) or len(value) != count or not all(map(is_number, value)):
+        found = f"{len(value)} values" if isinstance(value, list) else told(value)
         raise EngineError(f"config.json: {key} must be {count} numbers, found {found}")
     return tuple(float(v) for v in value)
+
+
+def wholes(raw: Mapping[str, Any], key: str) -> list[int]:
+    """A list of numbers from 0 on; nothing is an empty one."""
+    value = raw.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(type(v) is int and 0 <= v <= LARGEST_WHOLE for v in value):
+        raise EngineError(f"config.json: {key} must be a list of whole numbers, found {told(value)}")
+    return value
+
+
+def switch(raw: Mapping[str, Any], key: str, default: bool) -> bool:
+    """Some published configs write 0 and 1, or a number that is not 0. Null is the default."""
+    value = raw.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool | int):
+        raise EngineError(f"config.json: {key} must be true or false, found {told(value)}")
+    return bool(value)
+
+
+def table(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object; null and nothing are an empty one."""
+    value = raw.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise EngineError(f"config.json: {key} must be an object, found {told(value)}")
+    return value
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """JSON as Python reads it knows NaN, infinities, and whole numbers beyond all floats: none compares as smaller."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+
+
+def told(value: Any) -> str:
+    """As much of a value as a message has room for, and why a number is refused that looks like one."""
+    if type(value) is int and abs(value) > LARGEST_WHOLE:
+        return f"a number of {math.floor(math.log10(abs(value))) + 1} digits, beyond {LARGEST_WHOLE}"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

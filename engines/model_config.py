@@ -25,13 +25,26 @@ from engines.architecture import (
     Temperature,
 )
 from engines.architecture import ModelConfig as ModelConfig
-from engines.config_values import optional_number, optional_whole, positive_number, positive_whole, whole
+from engines.config_values import (
+    optional_number,
+    optional_whole,
+    positive_number,
+    positive_whole,
+    switch,
+    table,
+    told,
+    whole,
+    wholes,
+)
 from engines.errors import EngineError
 from engines.families import FAMILIES, Family, RouterFamily
 from engines.rope import read_rope, yarn_amplitude
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ACTIVATION_NAMES = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+MAX_LAYERS = 1000
+MAX_EXPERTS_IN_ALL = 100_000
+"""Several times what the largest published models have: whoever asks for more would wait for names of tensors only."""
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -43,11 +56,12 @@ def read_model_config(folder: Path) -> ModelConfig:
     return parse_model_config(raw, eos if eos is not None else raw.get("eos_token_id"))
 
 
-def parse_model_config(raw: Mapping[str, Any], eos_token_id: int | list[int] | None) -> ModelConfig:
+def parse_model_config(raw: Mapping[str, Any], eos_token_id: object) -> ModelConfig:
+    """eos_token_id: a number, a list of them or None, as files may have it."""
     architecture = _architecture(raw)
     family = FAMILIES[architecture]
     if "text_config" in raw:
-        raw = {**raw, **raw["text_config"]}
+        raw = {**raw, **table(raw, "text_config")}
         eos_token_id = raw.get("eos_token_id") if eos_token_id is None else eos_token_id
     _reject_unsupported(raw, family)
     hidden, n_heads = positive_whole(raw, "hidden_size"), positive_whole(raw, "num_attention_heads")
@@ -56,12 +70,10 @@ def parse_model_config(raw: Mapping[str, Any], eos_token_id: int | list[int] | N
         raise EngineError(
             f"config.json: num_attention_heads {n_heads} is not a multiple of num_key_value_heads {n_kv_heads}"
         )
-    n_layers, max_length = positive_whole(raw, "num_hidden_layers"), positive_whole(raw, "max_position_embeddings")
+    n_layers, max_length = _n_layers(raw, "num_hidden_layers"), positive_whole(raw, "max_position_embeddings")
     latent = _latent(raw) if family.is_latent else None
-    head_dim = (
-        positive_whole(raw, "head_dim", hidden // n_heads) if latent is None else latent.nope_dim + latent.rope_dim
-    )
-    pairs = family.rope_pairs if raw.get("rope_interleave", True) else "halves"
+    head_dim = _head_dim(raw, hidden, n_heads) if latent is None else latent.nope_dim + latent.rope_dim
+    pairs = family.rope_pairs if switch(raw, "rope_interleave", True) else "halves"
     turned_dim = head_dim if latent is None else latent.rope_dim
     moe = _moe(raw, family.router, n_layers, family) if family.router is not None else None
     has_dense = moe is None or len(moe.sparse_layers) < n_layers
@@ -82,15 +94,15 @@ def parse_model_config(raw: Mapping[str, Any], eos_token_id: int | list[int] | N
         unit=GatedUnit(family.activation),
         embedding_scale=hidden**0.5 if family.scales_embedding else 1.0,
         logit_softcap=optional_number(raw, "final_logit_softcapping"),
-        head_bias=bool(raw.get("lm_head_bias", False)),
-        tie_embeddings=bool(raw.get("tie_word_embeddings", family.ties_by_default)),
+        head_bias=switch(raw, "lm_head_bias", False),
+        tie_embeddings=switch(raw, "tie_word_embeddings", family.ties_by_default),
         moe=moe,
         names=family.names,
-        ignored_layers=tuple(range(n_layers, n_layers + whole(raw, "num_nextn_predict_layers", 0))),
+        ignored_layers=tuple(range(n_layers, n_layers + _n_layers(raw, "num_nextn_predict_layers", 0))),
         weight_dtype=_dtype(raw),
         fp8_block=_fp8_block(raw),
         eos_token_ids=_eos(eos_token_id),
-        note=raw.get("joulebench_note"),
+        note=_note(raw),
     )
 
 
@@ -99,7 +111,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise EngineError(f"{path.parent}: no {path.name}; a model folder needs the Hugging Face files")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise EngineError(f"{path}: cannot be read ({error}); check the file") from error
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{path}: not JSON ({error}); fetch the file again") from error
     if not isinstance(content, dict):
         raise EngineError(f"{path}: expected a JSON object, found {type(content).__name__}")
@@ -108,9 +122,33 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _architecture(raw: Mapping[str, Any]) -> str:
     found = raw.get("architectures")
-    if not isinstance(found, list) or len(found) != 1 or found[0] not in FAMILIES:
-        raise EngineError(f"config.json: architectures {found!r} not known; this engine runs {', '.join(FAMILIES)}")
+    if not isinstance(found, list) or len(found) != 1 or found[0] not in [*FAMILIES]:
+        raise EngineError(f"config.json: architectures {told(found)} not known; this engine runs {', '.join(FAMILIES)}")
     return str(found[0])
+
+
+def _n_layers(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """default: allows 0."""
+    n_layers = positive_whole(raw, key) if default is None else whole(raw, key, default)
+    if n_layers > MAX_LAYERS:
+        raise EngineError(f"config.json: {key} {n_layers} is more than any model has (limit {MAX_LAYERS})")
+    return n_layers
+
+
+def _head_dim(raw: Mapping[str, Any], hidden: int, n_heads: int) -> int:
+    if raw.get("head_dim") is None and hidden % n_heads:
+        raise EngineError(
+            f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {n_heads}, and there is no "
+            "head_dim"
+        )
+    return positive_whole(raw, "head_dim", hidden // n_heads)
+
+
+def _note(raw: Mapping[str, Any]) -> str | None:
+    note = raw.get("joulebench_note")
+    if note is not None and not isinstance(note, str):
+        raise EngineError(f"config.json: joulebench_note must be a text, found {told(note)}")
+    return note
 
 
 def _reject_unsupported(raw: Mapping[str, Any], family: Family) -> None:
@@ -138,25 +176,26 @@ def _reject_unsupported(raw: Mapping[str, Any], family: Family) -> None:
     known = raw.get("quantization_config") is None or _is_mxfp4(raw, family) or _fp8_block(raw) is not None
     if not known or (_fp8_block(raw) is not None and _has_joined_tensors(family)):
         raise EngineError(
-            f"config.json: quantization_config {raw['quantization_config']!r} not supported; this engine reads fp32, "
-            "fp16 and bf16 weights, fp8 projections with one scale per block where each is a tensor of its own, and "
-            "mxfp4 experts where a layer's are one tensor; use such a checkpoint"
+            f"config.json: quantization_config {told(raw['quantization_config'])} not supported; this engine reads "
+            "fp32, fp16 and bf16 weights, fp8 projections with one scale per block where each is a tensor of its own, "
+            "and mxfp4 experts where a layer's are one tensor; use such a checkpoint"
         )
 
 
 def _is_mxfp4(raw: Mapping[str, Any], family: Family) -> bool:
-    quantization = raw.get("quantization_config") or {}
+    quantization = table(raw, "quantization_config")
     return family.names.stacked_experts is not None and quantization.get("quant_method") == "mxfp4"
 
 
 def _fp8_block(raw: Mapping[str, Any]) -> tuple[int, int] | None:
     """Rows and columns of one scale, as DeepSeek-V3 is published: e4m3 values, bf16 or fp32 scales beside them."""
-    quantization = raw.get("quantization_config") or {}
-    block = quantization.get("weight_block_size")
-    if quantization.get("quant_method") != "fp8" or quantization.get("fmt", "e4m3") != "e4m3" or block is None:
+    quantization = table(raw, "quantization_config")
+    block = wholes(quantization, "weight_block_size") if quantization.get("quant_method") == "fp8" else []
+    if quantization.get("fmt", "e4m3") != "e4m3" or not block:
         return None
-    rows, columns = block
-    return int(rows), int(columns)
+    if len(block) != 2 or 0 in block:
+        raise EngineError(f"config.json: weight_block_size must be rows and columns of a block, found {block}")
+    return block[0], block[1]
 
 
 def _has_joined_tensors(family: Family) -> bool:
@@ -175,19 +214,19 @@ def _attention(
     max_length: int,
     latent: LatentConfig | None,
 ) -> AttentionConfig:
-    says_bias = bool(raw.get("attention_bias", False))
+    says_bias = switch(raw, "attention_bias", False)
     scale = positive_number(raw, "query_pre_attn_scalar", head_dim) ** -0.5
     if latent is not None:
         scale *= _latent_temperature(raw)
     rope_layers = _rope_layers(raw, n_layers)
     temperature = None
-    if raw.get("attn_temperature_tuning"):
+    if switch(raw, "attn_temperature_tuning", False):
         temperature = Temperature(positive_number(raw, "floor_scale"), positive_number(raw, "attn_scale"))
     return AttentionConfig(
         scale=scale,
         qkv_bias=says_bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=says_bias if family.out_bias is None else family.out_bias,
-        qk_norm=family.qk_norm if raw.get("use_qk_norm", family.qk_norm_by_default) else None,
+        qk_norm=family.qk_norm if switch(raw, "use_qk_norm", family.qk_norm_by_default) else None,
         sinks=family.sinks,
         softcap=optional_number(raw, "attn_logit_softcapping"),
         clip=optional_number(raw, "clip_qkv"),
@@ -210,7 +249,7 @@ def _latent(raw: Mapping[str, Any]) -> LatentConfig:
 
 def _latent_temperature(raw: Mapping[str, Any]) -> float:
     """DeepSeek sharpens scores by YaRN's amplitude squared instead of scaling cosine and sine."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope = table(raw, "rope_parameters") or table(raw, "rope_scaling")
     if rope.get("rope_type", rope.get("type", "default")) == "default" or not rope.get("mscale_all_dim"):
         return 1.0
     return yarn_amplitude(positive_number(rope, "factor"), positive_number(rope, "mscale_all_dim")) ** 2
@@ -221,7 +260,7 @@ def _rope_layers(raw: Mapping[str, Any], n_layers: int) -> tuple[bool, ...]:
     if "no_rope_layers" not in raw and "no_rope_layer_interval" not in raw:
         return (True,) * n_layers
     interval = positive_whole(raw, "no_rope_layer_interval", 4)
-    listed = raw.get("no_rope_layers") or [(layer + 1) % interval != 0 for layer in range(n_layers)]
+    listed = wholes(raw, "no_rope_layers") or [(layer + 1) % interval != 0 for layer in range(n_layers)]
     return tuple(bool(turns) for turns in _per_layer(listed, "no_rope_layers", n_layers))
 
 
@@ -240,7 +279,7 @@ def _spans(
         sizes["chunked_attention"] = _limiting(Span("chunked", chunk), max_length)
         if kinds is None:
             kinds = ["chunked_attention" if turns else "full_attention" for turns in rope_layers]
-    other = sorted({kind for kind in kinds or () if kind not in sizes})
+    other = sorted({str(kind) for kind in kinds or () if kind not in [*sizes]})
     if other:
         raise EngineError(f"config.json: layer_types {other} not supported here; this engine computes {list(sizes)}")
     return tuple(sizes[kind] for kind in kinds) if kinds is not None else (None,) * n_layers
@@ -253,7 +292,7 @@ def _limiting(span: Span, max_length: int) -> Span | None:
 
 def _per_layer(listed: Any, key: str, n_layers: int) -> list[Any]:
     if not isinstance(listed, list) or len(listed) < n_layers:
-        raise EngineError(f"config.json: {key} must name {n_layers} layers, found {listed!r}")
+        raise EngineError(f"config.json: {key} must name {n_layers} layers, found {told(listed)}")
     return listed[:n_layers]
 
 
@@ -266,6 +305,11 @@ def _moe(raw: Mapping[str, Any], router: RouterFamily, n_layers: int, family: Fa
     n_experts, top_k = positive_whole(raw, key), positive_whole(raw, "num_experts_per_tok")
     if top_k > n_experts:
         raise EngineError(f"config.json: num_experts_per_tok {top_k} exceeds the {n_experts} experts")
+    if n_experts * n_layers > MAX_EXPERTS_IN_ALL:
+        raise EngineError(
+            f"config.json: {key} {n_experts} in {n_layers} layers are more experts than any model has (limit "
+            f"{MAX_EXPERTS_IN_ALL} in all)"
+        )
     if router.scoring == "sparsemixer" and top_k != 2:
         raise EngineError(f"config.json: num_experts_per_tok {top_k} not supported; sparsemixer chooses 2")
     expert_width = positive_whole(raw, router.width_key)
@@ -304,7 +348,7 @@ def _router(raw: Mapping[str, Any], router: RouterFamily, n_experts: int, top_k:
     return RouterConfig(
         scoring=router.scoring,
         top_k=top_k,
-        normalise=bool(raw.get("norm_topk_prob", False)) if router.normalise == "config" else router.normalise,
+        normalise=switch(raw, "norm_topk_prob", False) if router.normalise == "config" else router.normalise,
         scale=positive_number(raw, "routed_scaling_factor", 1.0),
         n_groups=n_groups,
         top_groups=top_groups,
@@ -329,11 +373,11 @@ def _sparse_layers(raw: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
     if raw.get("mlp_layer_types"):
         kinds = _per_layer(raw["mlp_layer_types"], "mlp_layer_types", n_layers)
         return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
-    if raw.get("moe_layers"):
-        return tuple(sorted(raw["moe_layers"]))
+    if listed := wholes(raw, "moe_layers"):
+        return tuple(sorted(listed))
     first_sparse, frequency = whole(raw, "first_k_dense_replace", 0), positive_whole(raw, "moe_layer_freq", 1)
     step = positive_whole(raw, "decoder_sparse_step", positive_whole(raw, "interleave_moe_layer_step", 1))
-    dense = set(raw.get("mlp_only_layers") or ())
+    dense = set(wholes(raw, "mlp_only_layers"))
     return tuple(
         layer
         for layer in range(first_sparse, n_layers)
@@ -343,12 +387,13 @@ def _sparse_layers(raw: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
 
 def _dtype(raw: Mapping[str, Any]) -> torch.dtype:
     name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    if name not in DTYPES:
-        raise EngineError(f"config.json: dtype {name!r} not supported; this engine reads {', '.join(DTYPES)}")
+    if name not in [*DTYPES]:
+        raise EngineError(f"config.json: dtype {told(name)} not supported; this engine reads {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
-def _eos(value: int | list[int] | None) -> tuple[int, ...]:
+def _eos(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+    listed = value if isinstance(value, list) else [value]
+    return tuple(wholes({"eos_token_id": listed}, "eos_token_id"))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from engines.config_values import numbers, optional_number, positive_number, positive_whole
+from engines.config_values import numbers, optional_number, positive_number, positive_whole, switch, table
 from engines.errors import EngineError
 
 
@@ -84,15 +84,17 @@ def read_rope(
 
     part: share of a head that is turned where the config does not say.
     """
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope = table(raw, "rope_parameters") or table(raw, "rope_scaling")
     if any(isinstance(value, Mapping) for value in rope.values()):
         raise EngineError(
             f"config.json: rope parameters for each of {', '.join(rope)} not supported; this engine turns all layers "
             "alike"
         )
     theta = positive_number(rope, "rope_theta", positive_number(raw, "rope_theta", default_theta))
-    share = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    dim = int(head_dim * (part if share is None else share))
+    if theta <= 1:
+        raise EngineError(f"config.json: rope_theta {theta} must be above 1; rotary embedding turns by its powers")
+    share = optional_number(rope if "partial_rotary_factor" in rope else raw, "partial_rotary_factor")
+    dim = int(head_dim * (part if share is None else min(share, 2.0)))
     if dim % 2 or not 0 < dim <= head_dim:
         raise EngineError(
             f"config.json: head_dim {head_dim} and partial_rotary_factor {share} turn {dim} features of a head; rotary "
@@ -110,12 +112,18 @@ def _scaling(
     if kind == "linear":
         return LinearScaling(positive_number(rope, "factor"))
     if kind == "llama3":
-        return Llama3Scaling(
+        scaling = Llama3Scaling(
             factor=positive_number(rope, "factor"),
             low_freq_factor=positive_number(rope, "low_freq_factor"),
             high_freq_factor=positive_number(rope, "high_freq_factor"),
             original_max_length=positive_whole(rope, "original_max_position_embeddings"),
         )
+        if scaling.low_freq_factor > scaling.high_freq_factor:
+            raise EngineError(
+                f"config.json: low_freq_factor {scaling.low_freq_factor} must not exceed high_freq_factor "
+                f"{scaling.high_freq_factor}"
+            )
+        return scaling
     if kind == "yarn":
         return _yarn(rope)
     if kind in ("longrope", "su"):
@@ -129,16 +137,17 @@ def _yarn(rope: Mapping[str, Any]) -> YarnScaling:
     factor = positive_number(rope, "factor")
     amplitude = optional_number(rope, "attention_factor")
     if amplitude is None:
-        above, below = rope.get("mscale"), rope.get("mscale_all_dim")
         amplitude = yarn_amplitude(factor)
-        if above and below:
+        # 0 switches either off, and both with it.
+        if rope.get("mscale") and rope.get("mscale_all_dim"):
+            above, below = positive_number(rope, "mscale"), positive_number(rope, "mscale_all_dim")
             amplitude = yarn_amplitude(factor, above) / yarn_amplitude(factor, below)
     return YarnScaling(
         factor=factor,
         beta_fast=positive_number(rope, "beta_fast", 32.0),
         beta_slow=positive_number(rope, "beta_slow", 1.0),
         original_max_length=positive_whole(rope, "original_max_position_embeddings"),
-        truncate=bool(rope.get("truncate", True)),
+        truncate=switch(rope, "truncate", True),
         amplitude=amplitude,
     )
 
@@ -151,6 +160,8 @@ def yarn_amplitude(factor: float, strength: float = 1.0) -> float:
 def _long(rope: Mapping[str, Any], raw: Mapping[str, Any], n_pairs: int) -> LongScaling:
     outside = raw.get("original_max_position_embeddings")
     original = positive_whole(rope, "original_max_position_embeddings", outside)
+    if original < 2:
+        raise EngineError(f"config.json: original_max_position_embeddings must be 2 or more, found {original}")
     amplitude = optional_number(rope, "attention_factor")
     if amplitude is None:
         stretch = positive_number(rope, "factor", positive_whole(raw, "max_position_embeddings") / original)

@@ -118,13 +118,17 @@ def _read_chat_template(folder: Path, config: dict[str, Any]) -> str:
         return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[-1].get("template") if named else None
+    if template is not None and not isinstance(template, str):
+        raise EngineError(f"{folder / 'tokenizer_config.json'}: chat_template must be a text, found {template!r:.80}")
     return template or FALLBACK_CHAT_TEMPLATE
 
 
-def _token_text(token: str | dict[str, Any] | None) -> str | None:
-    """Special tokens are stored as text or as an object with its `content`."""
-    return token["content"] if isinstance(token, dict) else token
+def _token_text(token: Any) -> str | None:
+    """Special tokens are stored as text or as an object with its `content`; anything else is none."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def _refuse(message: str) -> NoReturn:

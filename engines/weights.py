@@ -9,6 +9,7 @@ J = 2I, E experts, L vocabulary rows, R rank of a latent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ from engines.quantised import (
 from engines.router import RouterWeights
 
 Shape = tuple[int, ...]
+LARGEST_TENSOR = 2**44
+"""Values of a tensor beyond which a config lies: 64 TB in fp32."""
 LATENT_NORM_EPS = 1e-6
 """The norms inside latent attention have this epsilon in all published models, whatever config.json says."""
 
@@ -89,7 +92,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
 
     def note(name: str, shape: Shape) -> Tensor:
         shapes[name] = shape
-        return torch.empty(shape, device="meta")
+        return _nothing(name, shape)
 
     load_weights(config, note, torch.float32)
     return shapes
@@ -103,7 +106,14 @@ def check_quantisation(config: ModelConfig, quantise: Quantisation) -> None:
         raise EngineError("quantise.experts has no effect, for the model is dense; name dense instead")
     if quantise.dense is not None and not has_dense:
         raise EngineError("quantise.dense has no effect: no layer is dense and there is no shared expert; remove it")
-    load_weights(config, lambda name, shape: torch.empty(shape, device="meta"), torch.float32, quantise)
+    load_weights(config, _nothing, torch.float32, quantise)
+
+
+def _nothing(name: str, shape: Shape) -> Tensor:
+    """A tensor of this shape without values."""
+    if math.prod(shape) > LARGEST_TENSOR:
+        raise EngineError(f"config.json asks for a tensor {name!r} of {shape}; no file holds one as large")
+    return torch.empty(shape, device="meta")
 
 
 class _Builder:

@@ -148,6 +148,63 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
     refuse_to_load_and_to_inspect(tmp_path, shard.name)
 
 
+@pytest.mark.parametrize("content", [[1], {"weight_map": [1]}, {"weight_map": {"a": 5}}, {"weight_map": None}])
+def test_index_that_is_none_is_named(folder: Path, content: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+    refuse_to_load_and_to_inspect(folder, r"index\.json: (expected a JSON object|weight_map is no map)")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[" * 100_000, b"1" * 5000, b"null"])
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"],
+)
+def test_file_of_another_content_is_named(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    refuse_to_load_and_to_inspect(folder, rf"{name}: (not JSON|not a tokenizer|expected a JSON object|truncated or)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"hidden_size": 256},
+            r"tensor 'model.embed_tokens.weight' has shape \(2048, 128\), .* asks for \(2048, 256\)",
+        ),
+        ({"num_hidden_layers": 5}, r"tensor 'model.layers.4.\S+' missing \(\d+ in all\)"),
+        ({"num_hidden_layers": 1000}, r"tensor 'model.layers.10.\S+' missing \(\d+ in all\)"),
+        ({"num_hidden_layers": 3}, r"tensor 'model.layers.3.\S+' left over"),
+        (
+            {"num_attention_heads": 3, "num_key_value_heads": 3},
+            r"tensor 'model.layers.0.self_attn.\w_proj.weight' has shape",
+        ),
+        ({"num_experts": 17}, r"tensor 'model.layers.0.mlp.experts.16.\S+' missing"),
+        ({"moe_intermediate_size": 2**31 - 1}, r"tensor 'model.layers.0.mlp.experts.0.gate_proj.weight' has shape"),
+        ({"moe_intermediate_size": 97}, r"has shape \(96, 128\), config.json asks for \(97, 128\)"),
+        ({"tie_word_embeddings": False}, r"tensor 'lm_head.weight' missing \(1 in all\)"),
+        ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 16}, r"missing \(\d+ in all\)"),
+    ],
+)
+def test_config_that_lies_about_sizes_is_told_from_the_tensors(
+    folder: Path, changes: dict[str, object], message: str
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    refuse_to_load_and_to_inspect(folder, message)
+
+
+@pytest.mark.parametrize("template", [5, [1], [{"name": "default", "template": 5}]])
+def test_chat_template_that_is_no_text_is_named_or_left_out(folder: Path, template: object) -> None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    if template == [1]:
+        assert (
+            inspect_checkpoint(str(folder)).tokenizer.chat([{"role": "user", "content": "hi"}]).startswith("user: hi")
+        )
+    else:
+        refuse_to_load_and_to_inspect(folder, r"tokenizer_config\.json: chat_template must be a text, found 5")
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.pt", "model.pkl"])
 def test_pickles_are_refused_unread(folder: Path, name: str) -> None:
     (folder / "model.safetensors").unlink()

@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from engines.checkpoints import tensor_shapes
 from engines.errors import EngineError
 from engines.make_tiny import CONFIG
 from engines.model_config import parse_model_config
 from engines.rope import Llama3Scaling, RopeConfig
+from tests.fakes.published import PUBLISHED
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -74,11 +78,92 @@ def test_note_is_read_for_the_tables() -> None:
         ({"num_key_value_heads": 5}, "not a multiple of num_key_value_heads 5"),
         ({"head_dim": 33}, "head_dim 33 and partial_rotary_factor None turn 33 features"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn'"),
+        # sizes that lie
+        ({"num_attention_heads": 24, "num_key_value_heads": 24}, "hidden_size 2048 is not a multiple of .* 24"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 is more than any model has"),
+        ({"num_nextn_predict_layers": 10**6}, "num_nextn_predict_layers 1000000 is more than any model has"),
+        ({"hidden_size": 2**40}, "hidden_size .* found a number of 13 digits, beyond 2147483647"),
+        ({"vocab_size": -5}, "vocab_size must be a whole number above 0, found -5"),
+        ({"max_position_embeddings": 10**400}, "max_position_embeddings .* found a number of 401 digits"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number above 0, found nan"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps .* found a number of 401 digits"),
+        ({"rope_theta": 1.0}, "rope_theta 1.0 must be above 1"),
+        ({"rope_scaling": {**LLAMA["rope_scaling"], "low_freq_factor": 5.0}}, "low_freq_factor 5.0 must not exceed"),
+        # types that lie
+        ({"hidden_size": 2048.0}, "hidden_size must be a whole number .* found 2048.0"),
+        ({"hidden_size": True}, "hidden_size must be a whole number .* found True"),
+        ({"num_hidden_layers": "16"}, "num_hidden_layers must be a whole number .* found '16'"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, found 'false'"),
+        ({"rope_scaling": "llama3"}, "rope_scaling must be an object, found 'llama3'"),
+        ({"partial_rotary_factor": "0.5"}, "partial_rotary_factor must be a number above 0, found '0.5'"),
+        ({"quantization_config": [1]}, r"quantization_config must be an object, found \[1\]"),
+        ({"layer_types": [[1]] * 16}, r"layer_types \['\[1\]'\] not supported"),
+        ({"layer_types": "full_attention"}, "layer_types must name 16 layers, found 'full_attention'"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures .* not known"),
+        ({"torch_dtype": {"a": 1}}, "dtype {'a': 1} not supported"),
+        ({"joulebench_note": 5}, "joulebench_note must be a text, found 5"),
+        ({"text_config": 5}, "text_config must be an object, found 5"),
     ],
 )
 def test_what_the_transformer_does_not_compute_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         parse_model_config({**LLAMA, **changes}, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": 10**6}, "num_experts 1000000 in 4 layers are more experts than any model has"),
+        ({"num_experts": None}, "num_experts must be a whole number above 0, found None"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size must be a whole number above 0, found 0"),
+        ({"mlp_only_layers": 5}, "mlp_only_layers must be a list of whole numbers, found 5"),
+        ({"norm_topk_prob": [True]}, r"norm_topk_prob must be true or false, found \[True\]"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}}, "rows and columns .* found"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 128]}}, "rows and columns .* found"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": "ab"}},
+            "weight_block_size must be a list",
+        ),
+    ],
+)
+def test_experts_that_lie_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        parse_model_config({**CONFIG, **changes}, 0)
+
+
+@pytest.mark.parametrize("eos", ["<|end|>", [0, "x"], {}, -1, 1.5, [[0]]])
+def test_end_tokens_that_are_no_numbers_are_refused(eos: object) -> None:
+    with pytest.raises(EngineError, match="eos_token_id must be a list of whole numbers"):
+        parse_model_config(CONFIG, eos)
+
+
+@pytest.mark.parametrize("size", [2**20, 2**31 - 1])
+def test_tensors_that_no_file_can_hold_are_named_without_being_made(size: int) -> None:
+    config = parse_model_config({**LLAMA, "hidden_size": size, "vocab_size": 2**31 - 1, "head_dim": 64}, None)
+    with pytest.raises(EngineError, match=r"a tensor 'model\.embed_tokens\.weight' of .*; no file holds one as large"):
+        tensor_shapes(config)
+
+
+VALUES = st.recursive(
+    st.sampled_from([None, True, False, 0, 1, 3, -1, 10**9, 10**400, float("nan"), float("inf"), "", "x", "llama3"])
+    | st.integers()
+    | st.floats(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["rope_type", "factor", "x"]), inner),
+    max_leaves=5,
+)
+KEYS = sorted(set().union(*(model.config for model in PUBLISHED.values())) | {"text_config", "moe_layers"})
+
+
+@given(st.sampled_from(sorted(PUBLISHED)), st.sampled_from(KEYS), VALUES)
+@settings(max_examples=400, deadline=None)
+def test_any_value_of_any_key_is_read_or_refused_and_never_a_crash(model: str, key: str, value: object) -> None:
+    raw = {**PUBLISHED[model].config, key: value}
+    try:
+        config = parse_model_config(raw, raw.get("eos_token_id"))
+    except EngineError:
+        return
+    assert config.n_heads % config.n_kv_heads == 0
+    assert 0 < config.rope.dim <= config.head_dim
 
 
 def test_more_choices_than_experts_are_refused() -> None:
