@@ -23,43 +23,74 @@ struct Attention {
   int64_t first_seen(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
 };
 
-// out[N, D] for one token at `position`. D is a multiple of 8.
+// Positions in the order in which one token goes through them: blocks of eight, two neighbours from each of four places,
+// for one place alone is read too slowly; what is left over at the end, where places past the last are the last again.
+struct Blocks {
+  int64_t n_seen, n_whole, n;
+
+  explicit Blocks(int64_t n_seen) : n_seen(n_seen), n_whole(n_seen / 8), n((n_seen + 7) / 8) {}
+
+  int64_t place(int64_t block, int i) const {
+    if (block < n_whole) return i / 2 * 2 * n_whole + 2 * block + i % 2;
+    return std::min(8 * n_whole + i, n_seen - 1);
+  }
+};
+
+// out[N, D] for one token at `position`. D is a multiple of 8. The heads that share keys and values go through them
+// together, a few blocks at a time that stay in the first cache.
 inline void attend_one(const Attention& a, const float* query_ND, int64_t position, float* out_ND, int n_threads) {
-  const int64_t per_kv = a.n_heads / a.n_kv_heads, dim = a.dim;
-  const int64_t first = a.first_seen(position), n_seen = position + 1 - first;
-  in_chunks(a.n_heads, per_kv, n_threads, [&](int64_t begin, int64_t end) {
+  constexpr int64_t kPiece = 4;  // blocks: 8 KB of keys where a head has 64 features
+  const int64_t per_kv = a.n_heads / a.n_kv_heads, dim = a.dim, first = a.first_seen(position);
+  const Blocks blocks(position + 1 - first);
+  in_chunks(a.n_kv_heads, 1, n_threads, [&](int64_t begin, int64_t end) {
     thread_local std::vector<float> buffer;
-    float* score_S = scratch(buffer, n_seen + 8);
-    for (int64_t head = begin; head < end; head++) {
-      const float* query = query_ND + head * dim;
-      const int64_t start = head / per_kv * a.head_stride + first * dim;
-      const float* key = a.keys + start;
-      float largest = a.sinks ? a.sinks[head] : -INFINITY;
-      for (int64_t s = 0; s < n_seen; s++, key += dim) {
-        f8 total = {};
-        for (int64_t d = 0; d < dim; d += 8) total += load<f8>(query + d) * load<f8>(key + d);
-        score_S[s] = a.scale * sum(total);
-        largest = std::max(largest, score_S[s]);
+    float* score_GS = scratch(buffer, per_kv * blocks.n * 8);  // S in the order of blocks
+    for (int64_t kv_head = begin; kv_head < end; kv_head++) {
+      const float* key = a.keys + kv_head * a.head_stride + first * dim;
+      const float* value = a.values + kv_head * a.head_stride + first * dim;
+      const float* query = query_ND + kv_head * per_kv * dim;
+      for (int64_t b = 0; b < blocks.n; b++)
+        for (int64_t g = 0; g < per_kv; g++) {
+          f8 sums[8] = {};
+#pragma GCC unroll 8
+          for (int i = 0; i < 8; i++) {
+            const float* one = key + blocks.place(b, i) * dim;
+            for (int64_t d = 0; d < dim; d += 8) sums[i] += load<f8>(query + g * dim + d) * load<f8>(one + d);
+          }
+          transpose8(sums);
+          const f8 half = (sums[0] + sums[1]) + (sums[2] + sums[3]), rest = (sums[4] + sums[5]) + (sums[6] + sums[7]);
+          store(score_GS + (g * blocks.n + b) * 8, a.scale * (half + rest));
+        }
+      for (int64_t g = 0; g < per_kv; g++) {
+        float* score_S = score_GS + g * blocks.n * 8;
+        const float sink = a.sinks ? a.sinks[kv_head * per_kv + g] : -INFINITY;
+        for (int64_t s = blocks.n_seen; s < blocks.n * 8; s++) score_S[s] = -INFINITY;
+        float largest = sink;
+        for (int64_t s = 0; s < blocks.n * 8; s++) largest = std::max(largest, score_S[s]);
+        f8 totals = {};
+        for (int64_t s = 0; s < blocks.n * 8; s += 8) {
+          const f8 score = load<f8>(score_S + s);
+          const f8 share = score == -INFINITY ? f8{} : exp_below_one(score - largest);
+          store(score_S + s, share);
+          totals += share;
+        }
+        const float inverse = 1.0f / (sum(totals) + (a.sinks ? std::exp(sink - largest) : 0.0f));
+        for (int64_t s = 0; s < blocks.n * 8; s += 8) store(score_S + s, load<f8>(score_S + s) * inverse);
       }
-      for (int64_t s = n_seen; s < n_seen + 8; s++) score_S[s] = -INFINITY;
-      f8 totals = {};
-      for (int64_t s = 0; s < n_seen; s += 8) {
-        f8 share = exp_below_one(load<f8>(score_S + s) - largest);
-        for (int64_t i = n_seen - s; i < 8; i++) share[i] = 0;
-        store(score_S + s, share);
-        totals += share;
-      }
-      const float inverse = 1.0f / (sum(totals) + (a.sinks ? std::exp(a.sinks[head] - largest) : 0.0f));
-      float* out = out_ND + head * dim;
-      for (int64_t d = 0; d < dim; d += 8) {
-        const float* value = a.values + start + d;
-        f8 sums[4] = {};
-        int64_t s = 0;
-        for (; s + 4 <= n_seen; s += 4)
-          for (int u = 0; u < 4; u++) sums[u] += load<f8>(value + (s + u) * dim) * score_S[s + u];
-        for (; s < n_seen; s++) sums[0] += load<f8>(value + s * dim) * score_S[s];
-        store(out + d, ((sums[0] + sums[1]) + (sums[2] + sums[3])) * inverse);
-      }
+      float* out = out_ND + kv_head * per_kv * dim;
+      std::memset(out, 0, per_kv * dim * sizeof(float));
+      for (int64_t piece = 0; piece < blocks.n; piece += kPiece)
+        for (int64_t g = 0; g < per_kv; g++)
+          for (int64_t d = 0; d < dim; d += 8) {
+            f8 sums[8] = {load<f8>(out + g * dim + d)};
+            for (int64_t b = piece; b < std::min(piece + kPiece, blocks.n); b++) {
+              const float* share = score_GS + (g * blocks.n + b) * 8;
+#pragma GCC unroll 8
+              for (int i = 0; i < 8; i++) sums[i] += load<f8>(value + blocks.place(b, i) * dim + d) * share[i];
+            }
+            const f8 half = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+            store(out + g * dim + d, half + ((sums[4] + sums[5]) + (sums[6] + sums[7])));
+          }
     }
   });
 }
