@@ -172,13 +172,12 @@ def attend(
 ) -> Tensor:
     """The attention block of one layer: writes each chunk's keys and values to its cache and returns its output.
 
-    table: of `kernel_table`; None has torch compute. The kernel computes one chunk whole, projections included.
+    table: of `kernel_table`; None has torch compute. The kernel computes the block whole, projections included.
     """
-    if table is not None and len(step.chunks) == 1 and native.serves(x_TH):
-        chunk = step.chunks[0]
+    if table is not None and native.serves(x_TH):
         cos_TP, sin_TP = (step.cos_TP, step.sin_TP) if config.attention.rope_layers[layer] else (None, None)
-        keys, values = chunk.cache.keys[layer], chunk.cache.values[layer]
-        return native.attend(x_TH, table, cos_TP, sin_TP, keys, values, chunk.position)
+        sequences = [(c.cache.keys[layer], c.cache.values[layer], c.position, c.n_tokens) for c in step.chunks]
+        return native.attend(x_TH, table, cos_TP, sin_TP, sequences)
     if isinstance(weights, LatentWeights):
         latent = config.attention.latent
         assert latent is not None  # latent weights are read only where the config is latent

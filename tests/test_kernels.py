@@ -180,7 +180,7 @@ def test_attention_block_is_its_definition(
     keys, values = torch.full((2, 2, n_past + n_new + 3, 16), float("nan")).unbind()
     keys[:, :n_past], values[:, :n_past] = past
     expected, new_keys = attention_by_definition(x, matrices, biases, norms, sinks, window, past, cos, sin, neighbours)
-    found = native.attend(x, table, cos, sin, keys, values, n_past)
+    found = native.attend(x, table, cos, sin, [(keys, values, n_past, n_new)])
     assert relative_error(found, expected) < 3e-6
     assert relative_error(keys[:, n_past : n_past + n_new], new_keys) < 1e-6
     assert keys[:, n_past + n_new :].isnan().all()

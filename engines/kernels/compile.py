@@ -90,7 +90,7 @@ def load(path: Path) -> ctypes.CDLL:
         "linear": [pointer, pointer, i64, pointer, pointer, i32],
         "experts": [pointer, i64, pointer, pointer, pointer, pointer, pointer, i64, pointer, i32],
         "rms_norm": [pointer, i64, i64, pointer, f32, pointer, i32],
-        "attention": [pointer, pointer, i64, pointer, pointer, i64, pointer, pointer, i64, i64, pointer, i32],
+        "attention": [pointer, pointer, i64, pointer, pointer, i64, pointer, i64, pointer, i32],
         "route": [pointer, pointer, i64, pointer, pointer],
         "step": [
             *(pointer, i64, i64, pointer, pointer, pointer, i64),

@@ -47,9 +47,9 @@ void joulebench_rms_norm(const float* x, int64_t n_rows, int64_t width, const fl
 
 // See attention_block.
 void joulebench_attention(const AttentionLayer* layer, const float* x, int64_t n_tokens, const float* cos_TP,
-                          const float* sin_TP, int64_t n_pairs, float* keys, float* values, int64_t head_stride,
-                          int64_t position, float* out, int32_t n_threads) {
-  attention_block(*layer, x, n_tokens, cos_TP, sin_TP, n_pairs, keys, values, head_stride, position, out, n_threads);
+                          const float* sin_TP, int64_t n_pairs, const Chunk* chunks, int64_t n_chunks, float* out,
+                          int32_t n_threads) {
+  attention_block(*layer, x, n_tokens, cos_TP, sin_TP, n_pairs, chunks, n_chunks, out, n_threads);
 }
 
 // See route.
@@ -71,8 +71,9 @@ void joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidde
   for (int64_t l = 0; l < n_layers; l++) {
     const DecoderLayer& layer = layers[l];
     rms_norm_row(x, hidden, layer.attention_norm, layer.eps, normed);
-    attention_block(layer.attention, normed, 1, cos_P, sin_P, layer.is_turned ? n_pairs : 0, keys[l], values[l],
-                    head_stride, position, added, n_threads);
+    const Chunk chunk = {keys[l], values[l], head_stride, position, 0, 1};
+    attention_block(layer.attention, normed, 1, cos_P, sin_P, layer.is_turned ? n_pairs : 0, &chunk, 1, added,
+                    n_threads);
     add();
     rms_norm_row(x, hidden, layer.mlp_norm, layer.eps, normed);
     if (layer.router.n_experts) {

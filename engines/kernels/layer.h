@@ -106,12 +106,18 @@ inline void route(const Router& router, const float* x, int64_t n_tokens, int64_
   }
 }
 
-// An attention block: projects x[T, H], norms and turns queries and keys, writes keys and values [M, S, D] to the cache
-// (`head_stride` floats between heads) at `position` and on, attends, and projects back. cos, sin [T, P]; P = 0 turns
-// nothing.
+// The new tokens of one sequence: rows of x from `first_row` on, whose keys and values [M, S, D] belong into the cache
+// (`head_stride` floats between heads) at `position` and on.
+struct Chunk {
+  float *keys, *values;
+  int64_t head_stride, position, first_row, n_tokens;
+};
+
+// An attention block: projects x[T, H], norms and turns queries and keys, writes keys and values to the cache of each
+// chunk, attends to it, and projects back. The chunks are all of x, in order. cos, sin [T, P]; P = 0 turns nothing.
 inline void attention_block(const AttentionLayer& layer, const float* x, int64_t n_tokens, const float* cos_TP,
-                     const float* sin_TP, int64_t n_pairs, float* keys, float* values, int64_t head_stride,
-                     int64_t position, float* out, int n_threads) {
+                            const float* sin_TP, int64_t n_pairs, const Chunk* chunks, int64_t n_chunks, float* out,
+                            int n_threads) {
   thread_local std::vector<float> buffer;
   const int64_t dim = layer.dim, q_width = layer.n_heads * dim, kv_width = layer.n_kv_heads * dim;
   float* query = scratch(buffer, n_tokens * 2 * (q_width + kv_width));
@@ -120,7 +126,9 @@ inline void attention_block(const AttentionLayer& layer, const float* x, int64_t
       {&layer.q, layer.q_bias, query}, {&layer.k, layer.k_bias, key}, {&layer.v, layer.v_bias, value}};
   multiply_all(into, 3, x, n_tokens, n_threads);
   in_chunks(n_tokens, kFewRows, n_threads, [&](int64_t begin, int64_t end) {
+    const Chunk* chunk = chunks;
     for (int64_t t = begin; t < end; t++) {
+      while (t >= chunk->first_row + chunk->n_tokens) chunk++;
       const float *cos_P = cos_TP + t * n_pairs, *sin_P = sin_TP + t * n_pairs;
       for (int64_t head = 0; head < layer.n_heads + layer.n_kv_heads; head++) {
         const bool is_key = head >= layer.n_heads;
@@ -129,16 +137,20 @@ inline void attention_block(const AttentionLayer& layer, const float* x, int64_t
         turn_row(one, cos_P, sin_P, n_pairs, layer.neighbours);
       }
       for (int64_t head = 0; head < layer.n_kv_heads; head++) {
-        const int64_t from = t * kv_width + head * dim, to = head * head_stride + (position + t) * dim;
-        std::memcpy(keys + to, key + from, dim * sizeof(float));
-        std::memcpy(values + to, value + from, dim * sizeof(float));
+        const int64_t from = t * kv_width + head * dim, place = chunk->position + t - chunk->first_row;
+        const int64_t to = head * chunk->head_stride + place * dim;
+        std::memcpy(chunk->keys + to, key + from, dim * sizeof(float));
+        std::memcpy(chunk->values + to, value + from, dim * sizeof(float));
       }
     }
   });
-  const Attention a = {keys, values, head_stride, layer.n_heads, layer.n_kv_heads, dim, layer.window, layer.scale,
-                       layer.sinks};
-  if (n_tokens == 1) attend_one(a, query, position, mixed, n_threads);
-  else attend_many(a, query, position, n_tokens, mixed, n_threads);
+  for (const Chunk* chunk = chunks; chunk < chunks + n_chunks; chunk++) {
+    const Attention a = {chunk->keys, chunk->values, chunk->head_stride, layer.n_heads, layer.n_kv_heads, dim,
+                         layer.window, layer.scale, layer.sinks};
+    const int64_t first = chunk->first_row * q_width;
+    if (chunk->n_tokens == 1) attend_one(a, query + first, chunk->position, mixed + first, n_threads);
+    else attend_many(a, query + first, chunk->position, chunk->n_tokens, mixed + first, n_threads);
+  }
   const Product back = {&layer.out, layer.out_bias, out};
   multiply_all(&back, 1, mixed, n_tokens, n_threads);
 }

@@ -50,6 +50,16 @@ class AttentionStruct(ctypes.Structure):
     )
 
 
+class _Chunk(ctypes.Structure):
+    """`struct Chunk` of layer.h."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("head_stride", "position", "first_row", "n_tokens")),
+    )
+
+
 class RouterStruct(ctypes.Structure):
     """`struct Router` of layer.h."""
 
@@ -219,19 +229,24 @@ def attend(
     table: AttentionTable,
     cos_TP: Tensor | None,
     sin_TP: Tensor | None,
-    key_MSD: Tensor,
-    value_MSD: Tensor,
-    position: int,
+    sequences: Sequence[tuple[Tensor, Tensor, int, int]],
 ) -> Tensor:
-    """The attention block of tokens from `position` on: writes their keys and values and returns its output.
+    """The attention block of the tokens of some sequences: writes their keys and values and returns its output.
 
-    cos, sin: None where the layer turns nothing. `serves(x, key, value)` must hold.
+    sequences: of each its cached key_MSD and value_MSD, the position of its first new token, and how many it has; their
+    rows of x follow one another. cos, sin: None where the layer turns nothing. `serves(x, key, value)` must hold.
     """
     n_tokens, hidden = x_TH.shape
     dim, n_kv_heads = table.layer.dim, table.layer.n_kv_heads
     assert hidden == table.hidden
-    assert key_MSD.shape == value_MSD.shape == (n_kv_heads, key_MSD.shape[1], dim)
-    assert position + n_tokens <= key_MSD.shape[1]
+    chunks, first_row = list[_Chunk](), 0
+    for key_MSD, value_MSD, position, n in sequences:
+        assert key_MSD.shape == value_MSD.shape == (n_kv_heads, key_MSD.shape[1], dim)
+        assert position + n <= key_MSD.shape[1]
+        assert n
+        chunks.append(_Chunk(key_MSD.data_ptr(), value_MSD.data_ptr(), key_MSD.stride(0), position, first_row, n))
+        first_row += n
+    assert first_row == n_tokens
     n_pairs = 0
     if cos_TP is not None and sin_TP is not None:
         n_pairs = cos_TP.shape[1]
@@ -245,10 +260,8 @@ def attend(
         address(cos_TP),
         address(sin_TP),
         n_pairs,
-        key_MSD.data_ptr(),
-        value_MSD.data_ptr(),
-        key_MSD.stride(0),
-        position,
+        (_Chunk * len(chunks))(*chunks),
+        len(chunks),
         out_TH.data_ptr(),
         torch.get_num_threads(),
     )
