@@ -97,7 +97,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
   std::vector<Block> blocks;
   int64_t n_packed = 0;  // in lanes
   for (int64_t call = 0; call < e.n_calls; call++) {
-    const int64_t per_block = tokens_per_block(e.n_rows(call), std::max(hidden, width));
+    const int64_t per_block = tokens_per_block(e.n_rows(call), hidden);
     for (int64_t done = 0; done < e.n_rows(call); done += per_block) {
       Block block;
       block.first = e.first_C[call] + done;
@@ -158,24 +158,27 @@ inline void wide_experts(const Experts& e, int n_threads) {
     float* results = group_scratch();
     for (const Block& block : blocks) {
       const Matrix& down = e.down(block.call);
-      const TokenBlock inner_block = {block.first, block.n, block.inner};
-      const int64_t* token = e.token_R + block.first;
-      const float* weight = e.weight_R + block.first;
-      for (int64_t group = begin; group < end; group++) {
-        const int64_t row = group * kGroupRows;
-        const int n_rows = int(std::min<int64_t>(kGroupRows, hidden - row));
-        const auto row_at = [&](int r) { return Row{&down, std::min(row + r, hidden - 1)}; };
-        multiply_group(n_rows, width, inner_block, row_at, results);
-        each_result(
-            inner_block, n_rows, results,
-            [&](int64_t t, int r, f8 v) {
-              if (token[t] < 0) return;
-              float* to = e.out_TH + token[t] * hidden + row + r;
-              store(to, load<f8>(to) + weight[t] * v);
-            },
-            [&](int64_t t, int r, float v) {
-              if (token[t] >= 0) e.out_TH[token[t] * hidden + row + r] += weight[t] * v;
-            });
+      const int64_t per_part = tokens_per_block(block.n, width);  // wide inner rows: fewer tokens fit the cache
+      for (int64_t done = 0; done < block.n; done += per_part) {
+        const TokenBlock part = {block.first + done, std::min(per_part, block.n - done), block.inner + done * width};
+        const int64_t* token = e.token_R + part.first;
+        const float* weight = e.weight_R + part.first;
+        for (int64_t group = begin; group < end; group++) {
+          const int64_t row = group * kGroupRows;
+          const int n_rows = int(std::min<int64_t>(kGroupRows, hidden - row));
+          const auto row_at = [&](int r) { return Row{&down, std::min(row + r, hidden - 1)}; };
+          multiply_group(n_rows, width, part, row_at, results);
+          each_result(
+              part, n_rows, results,
+              [&](int64_t t, int r, f8 v) {
+                if (token[t] < 0) return;
+                float* to = e.out_TH + token[t] * hidden + row + r;
+                store(to, load<f8>(to) + weight[t] * v);
+              },
+              [&](int64_t t, int r, float v) {
+                if (token[t] >= 0) e.out_TH[token[t] * hidden + row + r] += weight[t] * v;
+              });
+        }
       }
     }
   });

@@ -49,17 +49,17 @@ inline int64_t packed_size(int64_t n_tokens, int64_t columns) {
 inline void transpose8(f8 (&r)[8]) {
   f8 a[8], b[8];
   for (int i = 0; i < 8; i += 2) {
-    a[i] = __builtin_shuffle(r[i], r[i + 1], (w8){0, 8, 1, 9, 4, 12, 5, 13});
-    a[i + 1] = __builtin_shuffle(r[i], r[i + 1], (w8){2, 10, 3, 11, 6, 14, 7, 15});
+    a[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    a[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
   }
   for (int i = 0; i < 8; i += 4)
     for (int j = 0; j < 2; j++) {
-      b[i + 2 * j] = __builtin_shuffle(a[i + j], a[i + j + 2], (w8){0, 1, 8, 9, 4, 5, 12, 13});
-      b[i + 2 * j + 1] = __builtin_shuffle(a[i + j], a[i + j + 2], (w8){2, 3, 10, 11, 6, 7, 14, 15});
+      b[i + 2 * j] = __builtin_shufflevector(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      b[i + 2 * j + 1] = __builtin_shufflevector(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
     }
   for (int i = 0; i < 4; i++) {
-    r[i] = __builtin_shuffle(b[i], b[i + 4], (w8){0, 1, 2, 3, 8, 9, 10, 11});
-    r[i + 4] = __builtin_shuffle(b[i], b[i + 4], (w8){4, 5, 6, 7, 12, 13, 14, 15});
+    r[i] = __builtin_shufflevector(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    r[i + 4] = __builtin_shufflevector(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
   }
 }
 
@@ -85,16 +85,12 @@ inline void pack(int64_t n, int64_t columns, const F& row_of, float* packed) {
   }
 }
 
-// tile[r][v] += weight(r, k) * panel(k, v) over k. Rows of weights lie `stride` floats apart, or, where they are stored
+// tile[r][v] += weight(r, k) * panel(k, v) over k, summed first: short sums of sums round less than one long one. Rows of weights lie `stride` floats apart, or, where they are stored
 // by columns (ByColumn), all rows of one k lie together.
 template <int R, int V, bool ByColumn = false>
 inline void multiply(const float* weights, int64_t stride, const float* panel, int64_t depth, float* tile,
                      int64_t tile_stride) {
-  f8 sums[R][V];
-#pragma GCC unroll 12
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) sums[r][v] = load<f8>(tile + r * tile_stride + 8 * v);
+  f8 sums[R][V] = {};
   for (int64_t k = 0; k < depth; k++) {
     f8 x[V];
 #pragma GCC unroll 2
@@ -109,7 +105,10 @@ inline void multiply(const float* weights, int64_t stride, const float* panel, i
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < V; v++) store(tile + r * tile_stride + 8 * v, sums[r][v]);
+    for (int v = 0; v < V; v++) {
+      float* to = tile + r * tile_stride + 8 * v;
+      store(to, load<f8>(to) + sums[r][v]);
+    }
 }
 
 struct Row {
