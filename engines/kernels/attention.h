@@ -36,6 +36,24 @@ struct Blocks {
   }
 };
 
+// out[8 V features] += the values of some blocks by their shares.
+template <int V>
+inline void add_values(const Blocks& blocks, int64_t begin, int64_t end, const float* value, int64_t dim,
+                       const float* share_S, float* out) {
+  f8 sums[V];
+#pragma GCC unroll 8
+  for (int v = 0; v < V; v++) sums[v] = load<f8>(out + 8 * v);
+  for (int64_t b = begin; b < end; b++)
+    for (int i = 0; i < 8; i++) {
+      const float* one = value + blocks.place(b, i) * dim;
+      const float share = share_S[b * 8 + i];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) sums[v] += share * load<f8>(one + 8 * v);
+    }
+#pragma GCC unroll 8
+  for (int v = 0; v < V; v++) store(out + 8 * v, sums[v]);
+}
+
 // out[N, D] for one token at `position`. D is a multiple of 8. The heads that share keys and values go through them
 // together, a few blocks at a time that stay in the first cache.
 inline void attend_one(const Attention& a, const float* query_ND, int64_t position, float* out_ND, int n_threads) {
@@ -49,18 +67,21 @@ inline void attend_one(const Attention& a, const float* query_ND, int64_t positi
       const float* key = a.keys + kv_head * a.head_stride + first * dim;
       const float* value = a.values + kv_head * a.head_stride + first * dim;
       const float* query = query_ND + kv_head * per_kv * dim;
-      for (int64_t b = 0; b < blocks.n; b++)
+      for (int64_t b = 0; b < blocks.n; b++) {
+        const float* eight[8];
+        for (int i = 0; i < 8; i++) eight[i] = key + blocks.place(b, i) * dim;
         for (int64_t g = 0; g < per_kv; g++) {
           f8 sums[8] = {};
+          for (int64_t d = 0; d < dim; d += 8) {
+            const f8 of_query = load<f8>(query + g * dim + d);
 #pragma GCC unroll 8
-          for (int i = 0; i < 8; i++) {
-            const float* one = key + blocks.place(b, i) * dim;
-            for (int64_t d = 0; d < dim; d += 8) sums[i] += load<f8>(query + g * dim + d) * load<f8>(one + d);
+            for (int i = 0; i < 8; i++) sums[i] += of_query * load<f8>(eight[i] + d);
           }
           transpose8(sums);
           const f8 half = (sums[0] + sums[1]) + (sums[2] + sums[3]), rest = (sums[4] + sums[5]) + (sums[6] + sums[7]);
           store(score_GS + (g * blocks.n + b) * 8, a.scale * (half + rest));
         }
+      }
       for (int64_t g = 0; g < per_kv; g++) {
         float* score_S = score_GS + g * blocks.n * 8;
         const float sink = a.sinks ? a.sinks[kv_head * per_kv + g] : -INFINITY;
@@ -80,17 +101,13 @@ inline void attend_one(const Attention& a, const float* query_ND, int64_t positi
       float* out = out_ND + kv_head * per_kv * dim;
       std::memset(out, 0, per_kv * dim * sizeof(float));
       for (int64_t piece = 0; piece < blocks.n; piece += kPiece)
-        for (int64_t g = 0; g < per_kv; g++)
-          for (int64_t d = 0; d < dim; d += 8) {
-            f8 sums[8] = {load<f8>(out + g * dim + d)};
-            for (int64_t b = piece; b < std::min(piece + kPiece, blocks.n); b++) {
-              const float* share = score_GS + (g * blocks.n + b) * 8;
-#pragma GCC unroll 8
-              for (int i = 0; i < 8; i++) sums[i] += load<f8>(value + blocks.place(b, i) * dim + d) * share[i];
-            }
-            const f8 half = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-            store(out + g * dim + d, half + ((sums[4] + sums[5]) + (sums[6] + sums[7])));
-          }
+        for (int64_t g = 0; g < per_kv; g++) {
+          const float* share_S = score_GS + g * blocks.n * 8;
+          const int64_t end_piece = std::min(piece + kPiece, blocks.n);
+          int64_t d = 0;
+          for (; d + 64 <= dim; d += 64) add_values<8>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
+          for (; d < dim; d += 8) add_values<1>(blocks, piece, end_piece, value + d, dim, share_S, out + g * dim + d);
+        }
     }
   });
 }

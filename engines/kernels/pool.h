@@ -48,7 +48,7 @@ class Pool {
 
  private:
   static constexpr int64_t kMaxChunks = 1 << 16;
-  static constexpr auto kSpin = std::chrono::microseconds(200);  // longer than what lies between two products
+  static constexpr auto kSpin = std::chrono::microseconds(1000);  // longer than what lies between two tokens
 
   // A ticket word is generation, number of chunks, next chunk. Whoever moves `next` on owns that chunk, and until it is
   // done the job cannot end: body_ and context_ are then those of this generation.
@@ -76,7 +76,8 @@ class Pool {
       if (!is_called(number)) {
         std::unique_lock<std::mutex> lock(sleeping_);
         n_asleep_.fetch_add(1, std::memory_order_seq_cst);
-        wake_.wait(lock, [&] { return is_called(number); });
+        // Woken too late for a job, it must not sleep on: the next job comes in a moment.
+        if (!is_called(number)) wake_.wait(lock);
         n_asleep_.fetch_sub(1, std::memory_order_seq_cst);
       }
       while (take_one()) {
