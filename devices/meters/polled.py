@@ -5,13 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from devices.base import Channel, Clock, DeviceError
 from devices.sampler import Sampler, find_gaps
-from results.records import Method, PowerTrace
+from results.records import Method, PowerTrace, TraceKind
+
+Array = NDArray[np.float64]
 
 SETTLE_UPDATES = 5
 """Updates of a fresh counter between its first two readings: enough to know the power before the window."""
+METHODS: Final[dict[TraceKind, Method]] = {
+    "counter": "counter",
+    "power": "integrated power",
+    "held": "battery gauge",
+}
+"""How a measured channel becomes joules."""
 
 
 class PolledMeter(ABC):
@@ -37,7 +49,10 @@ class PolledMeter(ABC):
 
     @abstractmethod
     def read(self) -> Sequence[float]:
-        """One value per channel, in W or J. Raises `DeviceError` when the instrument is lost."""
+        """One value per channel, in W or J; a subclass may append what its `traces` reads besides.
+
+        Raises `DeviceError` when the instrument is lost.
+        """
 
     def close(self) -> None:
         if self._sampler is not None:
@@ -79,9 +94,16 @@ class PolledMeter(ABC):
         if not self.fresh_on_read:
             self._wait_for_tick()
         sampler, self._sampler = self._sampler, None
-        times_s, values = sampler.stop()
+        return self.traces(*sampler.stop())
+
+    def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
+        """The window's traces. values: [readings, what `read` gives]."""
         gaps_s = find_gaps(times_s, self._interval_s)
         return [
-            channel.trace(self.name, self.method, times_s, values[:, i], self._interval_s, gaps_s)
+            channel.trace(self.name, self.method_of(channel), times_s, values[:, i], self._interval_s, gaps_s)
             for i, channel in enumerate(self.channels)
         ]
+
+    def method_of(self, channel: Channel) -> Method:
+        """The meter's, where it has one kind of channel only."""
+        return self.method

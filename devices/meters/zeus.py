@@ -1,18 +1,23 @@
 """Zeus: counters of Apple Silicon, AMD and NVIDIA GPUs and of RAPL, whichever it finds on this machine.
 
 Zeus counts in mJ everywhere. It answers "no such device" by an error of its own and, for single figures, by None: both
-mean "no meter", never 0 J. Its GPU counters tick about every 100 ms, like NVML's.
+mean "no meter", never 0 J. Its GPU counters tick about every 100 ms, like NVML's. Where it does not trust an AMD
+counter (some err tenfold), or a GPU has none, its power readings are integrated instead.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any, Literal, NamedTuple
 
-from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
-from devices.meters.polled import PolledMeter
+from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
+from devices.meters.nvml import RELATIVE_ACCURACY
+from devices.meters.polled import METHODS, PolledMeter
+from results.records import Method
 
-J_PER_MJ = 1e-3
+J_PER_MJ = W_PER_MW = 1e-3
 GPU_TICK_S = 0.1
 SOC_TICK_S = 0.05
 RAPL_TICK_S = 1e-3
@@ -22,86 +27,142 @@ _SOC_WHOLE = "total_energy_mj"
 """Jetson: the whole board, its parts included."""
 _APPLE_ADDITIVE = ("cpu_total_mj", "dram_mj", "gpu_mj", "ane_mj")
 """The parts of Apple's chip; the other figures (clusters, their managers, gpu_sram) lie inside one of them."""
+_UNSTATED = "its maker states no gain error, and the uncertainty holds none"
+
+log = logging.getLogger(__name__)
+
+
+class _Source(NamedTuple):
+    """Figures that one call of Zeus gives together, and their channels, in the same order."""
+
+    read: Callable[[], Sequence[float | None]]
+    """In mJ (counter) or mW (power)."""
+    channels: tuple[Channel, ...]
 
 
 class ZeusMeter(PolledMeter):
     """Everything Zeus can count on this host."""
 
     name = "zeus"
-    method = "counter"
 
     def __init__(self, interval_s: float, clock: Clock) -> None:
         super().__init__(interval_s, clock)
-        self._counters: list[Callable[[], float | None]] = []
+        self.method: Method = "counter"
+        self._sources: list[_Source] = []
 
     def open(self) -> None:
         from zeus.exception import ZeusBaseError
 
+        self._sources = []
         missing = []
-        for probe in (self._open_soc, self._open_gpus, self._open_cpus):
+        for probe in (_soc_sources, _gpu_sources, _cpu_sources):
             try:
-                probe()
+                self._sources += probe()
             except ZeusBaseError as error:
                 missing.append(str(error))
-        if not self._counters:
+        self.channels = tuple(channel for source in self._sources for channel in source.channels)
+        if not self.channels:
             raise MeterUnavailableError("Zeus finds no counter here: " + "; ".join(missing))
+        self.method = next((METHODS[c.kind] for c in self.channels if c.additive), "counter")
 
-    def _add(self, channel: Channel, counter_mj: Callable[[], float | None]) -> None:
-        """A counter that answers None now is not there."""
-        if counter_mj() is not None:
-            self.channels = (*self.channels, channel)
-            self._counters.append(counter_mj)
-
-    def _open_soc(self) -> None:
-        from zeus.device import get_soc
-
-        soc = get_soc()
-
-        def counter(field: str) -> Callable[[], float | None]:
-            return lambda: asdict(soc.get_total_energy_consumption())[field]
-
-        for field, channel in soc_channels(asdict(soc.get_total_energy_consumption())).items():
-            self._add(channel, counter(field))
-
-    def _open_gpus(self) -> None:
-        from zeus.device import get_gpus
-
-        gpus = get_gpus()
-
-        def counter(index: int) -> Callable[[], float | None]:
-            return lambda: gpus.get_total_energy_consumption(index)
-
-        for i in range(len(gpus)):
-            self._add(Channel(f"gpu{i}", "counter", GPU_TICK_S, J_PER_MJ, computes="gpu"), counter(i))
-
-    def _open_cpus(self) -> None:
-        from zeus.device import get_cpus
-
-        cpus = get_cpus()
-
-        def counter(index: int, field: str) -> Callable[[], float | None]:
-            return lambda: getattr(cpus.get_total_energy_consumption(index), field)
-
-        for i, cpu in enumerate(cpus.cpus):
-            # Zeus lists every top zone as a CPU, also the platform's (psys), which contains the packages.
-            zone = cpu.rapl_file.name if hasattr(cpu, "rapl_file") else "package"
-            channel = Channel(
-                f"cpu{i}", "counter", RAPL_TICK_S, J_PER_MJ, additive=zone.startswith("package"), note=zone
-            )
-            self._add(channel, counter(i, "cpu_mj"))
-            self._add(Channel(f"dram{i}", "counter", RAPL_TICK_S, J_PER_MJ), counter(i, "dram_mj"))
+    def method_of(self, channel: Channel) -> Method:
+        return METHODS[channel.kind]
 
     def read(self) -> Sequence[float]:
         from zeus.exception import ZeusBaseError
 
         try:
-            values_mj = [counter() for counter in self._counters]
+            values = [value for source in self._sources for value in source.read()]
         except ZeusBaseError as error:
-            raise DeviceError(f"Zeus: a counter could not be read ({error})") from error
-        lost = [c.component for c, v in zip(self.channels, values_mj, strict=True) if v is None]
+            raise TransientDeviceError(f"Zeus: a counter could not be read ({error}); was the device lost?") from error
+        lost = [c.component for c, v in zip(self.channels, values, strict=True) if v is None]
         if lost:
             raise DeviceError(f"Zeus: {', '.join(lost)} stopped answering; None is not 0 J")
-        return [v * J_PER_MJ for v in values_mj if v is not None]
+        return [v * J_PER_MJ for v in values if v is not None]
+
+
+def _soc_sources() -> list[_Source]:
+    """Apple Silicon and Jetson. Raises Zeus' error where the machine is neither."""
+    from zeus.device import get_soc
+
+    soc = get_soc()
+    by_field = soc_channels(asdict(soc.get_total_energy_consumption()))
+
+    def read() -> list[float | None]:
+        now_mj = asdict(soc.get_total_energy_consumption())
+        return [now_mj[field] for field in by_field]
+
+    return [_Source(read, tuple(by_field.values()))]
+
+
+def _gpu_sources() -> list[_Source]:
+    """Counters and power are not added up: where one GPU does not count, all are read by their power."""
+    from zeus.device import get_gpus
+    from zeus.device.gpu import NVIDIAGPUs
+
+    gpus = get_gpus()
+    calls = [_supported(gpus, i, gpus.get_total_energy_consumption) for i in range(len(gpus))]
+    kind: Literal["counter", "power"] = "counter"
+    if None in calls:
+        kind = "power"
+        instant_first = (gpus.get_instant_power_usage, gpus.get_average_power_usage)
+        calls = [_supported(gpus, i, *instant_first) for i in range(len(gpus))]
+    is_nvidia = isinstance(gpus, NVIDIAGPUs)
+    sources = []
+    for i, call in enumerate(calls):
+        if call is None:
+            log.warning("Zeus: GPU %d shows neither energy nor power by itself and is left out", i)
+            continue
+        channel = Channel(
+            f"gpu{i}",
+            kind,
+            GPU_TICK_S,
+            J_PER_MJ if kind == "counter" else W_PER_MW,
+            relative_accuracy=RELATIVE_ACCURACY if is_nvidia else 0.0,
+            note=None if is_nvidia else _UNSTATED,
+            computes="gpu",
+        )
+        sources.append(_Source(call, (channel,)))
+    return sources
+
+
+def _supported(gpus: Any, index: int, *getters: Callable[[int], float]) -> Callable[[], Sequence[float]] | None:
+    """The first getter that this GPU offers (the second chiplet of an MI250 offers none)."""
+    from zeus.device.gpu import ZeusGPUNotSupportedError
+
+    for getter in getters:
+        try:
+            getter(index)
+        except ZeusGPUNotSupportedError as error:
+            log.info("Zeus: GPU %d of %d: %s", index, len(gpus), error)
+            continue
+        return lambda: [getter(index)]
+    return None
+
+
+def _cpu_sources() -> list[_Source]:
+    """RAPL. Zeus lists every top zone as a CPU, also the platform's (psys), which contains the packages."""
+    from zeus.device import get_cpus
+
+    cpus = get_cpus()
+    sources = []
+    for i, cpu in enumerate(cpus.cpus):
+        zone = cpu.rapl_file.name if hasattr(cpu, "rapl_file") else "package"
+        by_field = {
+            "cpu_mj": Channel(
+                f"cpu{i}", "counter", RAPL_TICK_S, J_PER_MJ, additive=zone.startswith("package"), note=zone
+            ),
+            "dram_mj": Channel(f"dram{i}", "counter", RAPL_TICK_S, J_PER_MJ, note=_UNSTATED),
+        }
+        first = cpus.get_total_energy_consumption(i)
+        fields = [field for field in by_field if getattr(first, field) is not None]
+
+        def read(i: int = i, fields: Sequence[str] = tuple(fields)) -> list[float | None]:
+            now = cpus.get_total_energy_consumption(i)
+            return [getattr(now, field) for field in fields]
+
+        sources.append(_Source(read, tuple(by_field[field] for field in fields)))
+    return sources
 
 
 def soc_channels(energy_mj: Mapping[str, object]) -> dict[str, Channel]:
@@ -115,6 +176,7 @@ def soc_channels(energy_mj: Mapping[str, object]) -> dict[str, Channel]:
             SOC_TICK_S,
             J_PER_MJ,
             additive=field in additive,
+            note=_UNSTATED,
             computes="npu" if field.startswith("ane") else "gpu" if field.startswith("gpu") else "cpu",
         )
         for field in fields

@@ -8,10 +8,19 @@
  *   watts 100          constant power of GPU 0; GPU i has (i + 1) times as much
  *   tick_ms 20         the energy counter is renewed this often
  *   energy 0           result of reading the counter (3: not supported, 15: the GPU is lost)
- *   power 0            result of reading the power
+ *   restart_s 0        CLOCK_MONOTONIC time at which the counter starts again from 0, as after a reset of the driver
+ *   power 0            result of reading the power, instantaneous or not
+ *   instant 0          result of the field of instantaneous power
+ *   power_scale 1      what the power sensor shows over what the counter counts
+ *   mig 0              1: split into instances; GPUs without MIG answer 3 in nvmlDeviceGetMigMode (mig 3)
+ *   reasons 0          bit mask of clock event reasons
+ *   events 0           result of reading them by the call of driver 535 and later
+ *   throttle 0         result of reading them by the call that was before it
+ *   architecture 9     5: Volta ... 9: Hopper
  *
  * Result codes are NVML's (nvml.h). Before nvmlInit and after nvmlShutdown every call answers 1, uninitialised.
  */
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +28,7 @@
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, ARCHITECTURE_HOPPER = 9 };
 enum { MOST_GPUS = 8 };
+enum { POWER_INSTANT = 186 };
 
 typedef struct gpu { unsigned index; } gpu;
 
@@ -102,9 +112,10 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, gpu **device)
 int nvmlDeviceGetTotalEnergyConsumption(gpu *device, unsigned long long *energy_mj)
 {
     int result = live_sessions == 0 ? UNINITIALIZED : (int)state("energy", SUCCESS);
-    double tick_s = state("tick_ms", 20) * 1e-3;
+    double tick_s = state("tick_ms", 20) * 1e-3, restart_s = state("restart_s", 0);
+    double shown_s = tick_s * (double)(long long)(now_s() / tick_s);
     if (result == SUCCESS)
-        *energy_mj = (unsigned long long)(watts(device) * 1e3 * tick_s * (double)(long long)(now_s() / tick_s));
+        *energy_mj = (unsigned long long)(watts(device) * 1e3 * (shown_s >= restart_s ? shown_s - restart_s : shown_s));
     return result;
 }
 
@@ -112,18 +123,64 @@ int nvmlDeviceGetPowerUsage(gpu *device, unsigned *power_mw)
 {
     int result = live_sessions == 0 ? UNINITIALIZED : (int)state("power", SUCCESS);
     if (result == SUCCESS)
-        *power_mw = (unsigned)(watts(device) * 1e3);
+        *power_mw = (unsigned)(watts(device) * 1e3 * state("power_scale", 1));
     return result;
 }
 
-/* What Zeus asks besides. */
+struct field_value {
+    uint32_t field, scope;
+    int64_t timestamp_us, latency_us;
+    unsigned type;
+    int result;
+    union { unsigned number; unsigned long long long_number; } value;
+};
 
+int nvmlDeviceGetFieldValues(gpu *device, int count, struct field_value *values)
+{
+    if (live_sessions == 0)
+        return UNINITIALIZED;
+    for (int i = 0; i < count; i++) {
+        int result = (int)state("instant", SUCCESS);
+        values[i].result = values[i].field == POWER_INSTANT ? result : NOT_SUPPORTED;
+        if (values[i].result == SUCCESS)
+            values[i].result = nvmlDeviceGetPowerUsage(device, &values[i].value.number);
+    }
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigMode(gpu *device, unsigned *current, unsigned *pending)
+{
+    int mode = (int)state("mig", 0);
+    (void)device;
+    if (mode == NOT_SUPPORTED)
+        return NOT_SUPPORTED;
+    *current = *pending = (unsigned)mode;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(gpu *device, unsigned long long *reasons)
+{
+    (void)device;
+    *reasons = (unsigned long long)state("reasons", 0);
+    return (int)state("events", SUCCESS);
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(gpu *device, unsigned long long *reasons)
+{
+    (void)device;
+    *reasons = (unsigned long long)state("reasons", 0);
+    return (int)state("throttle", SUCCESS);
+}
+
+/* What a power reading means depends on it; Zeus asks it too. */
 int nvmlDeviceGetArchitecture(gpu *device, unsigned *architecture)
 {
     (void)device;
-    *architecture = ARCHITECTURE_HOPPER;
+    *architecture = (unsigned)state("architecture", ARCHITECTURE_HOPPER);
     return SUCCESS;
 }
+
+/* What Zeus asks besides. */
 
 int nvmlDeviceGetName(gpu *device, char *name, unsigned length)
 {

@@ -1,0 +1,117 @@
+"""One NVIDIA GPU behind NVML: its energy counter, its power, why it is slowed. Units are SI from here on.
+
+Calls raise `pynvml.NVMLError`; what a GPU does not offer shows at the first call, as NVMLError_NotSupported.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+J_PER_MJ = 1e-3
+W_PER_MW = 1e-3
+INSTANT_PERIOD_S = 0.1
+"""The power sensor renews its value about every 100 ms (A100 and H100 look a quarter of the time)."""
+AVERAGED_S = 1.0
+"""nvmlDeviceGetPowerUsage on Ampere and later is the mean of the last second (its manual)."""
+
+
+class NvidiaGpu:
+    """What a meter wants of a GPU. `power_period_s` says how old a power reading may be."""
+
+    def __init__(self, index: int) -> None:
+        import pynvml
+
+        self.index = index
+        self._handle: Any = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self._is_instant = self._has_instant_power()
+        self.has_counter = self._offers(pynvml.nvmlDeviceGetTotalEnergyConsumption)
+        self.has_power = self._is_instant or self._offers(pynvml.nvmlDeviceGetPowerUsage)
+        self._reasons_call = self._newest_reasons_call()
+
+    @property
+    def power_period_s(self) -> float:
+        import pynvml
+
+        if self._is_instant or pynvml.nvmlDeviceGetArchitecture(self._handle) < pynvml.NVML_DEVICE_ARCH_AMPERE:
+            return INSTANT_PERIOD_S
+        return AVERAGED_S
+
+    def is_split(self) -> bool:
+        """Whether MIG divides it into instances."""
+        import pynvml
+
+        try:
+            current, _ = pynvml.nvmlDeviceGetMigMode(self._handle)
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+            return False
+        return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+    def energy_j(self) -> float:
+        """Since the driver was loaded."""
+        import pynvml
+
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) * J_PER_MJ)
+
+    def power_w(self) -> float:
+        """Now, or of the last second where the driver has no instantaneous field."""
+        import pynvml
+
+        if self._is_instant:
+            return self._instant_power_w()
+        return float(pynvml.nvmlDeviceGetPowerUsage(self._handle) * W_PER_MW)
+
+    def event_reasons(self) -> float:
+        """Bit mask of `devices.nvidia_throttle`; nan where it cannot be read."""
+        import pynvml
+
+        if self._reasons_call is None:
+            return math.nan
+        try:
+            return float(self._reasons_call(self._handle))
+        except pynvml.NVMLError:
+            return math.nan
+
+    def _offers(self, call: Any) -> bool:
+        """What else may go wrong than not to be there shows at the first reading."""
+        import pynvml
+
+        try:
+            call(self._handle)
+        except pynvml.NVMLError as error:
+            return not isinstance(error, pynvml.NVMLError_NotSupported)
+        return True
+
+    def _instant_power_w(self) -> float:
+        import pynvml
+
+        [field] = pynvml.nvmlDeviceGetFieldValues(self._handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
+        if field.nvmlReturn != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(field.nvmlReturn)
+        return float(field.value.uiVal * W_PER_MW)
+
+    def _has_instant_power(self) -> bool:
+        import pynvml
+
+        try:
+            self._instant_power_w()
+        except pynvml.NVMLError:
+            return False
+        return True
+
+    def _newest_reasons_call(self) -> Any:
+        """The call was renamed in driver 535."""
+        import pynvml
+
+        for call in (
+            pynvml.nvmlDeviceGetCurrentClocksEventReasons,
+            pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
+        ):
+            try:
+                call(self._handle)
+            except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NotSupported):
+                continue
+            except pynvml.NVMLError:
+                return call
+            return call
+        return None

@@ -1,0 +1,160 @@
+"""NVML's meter on a C library in NVML's place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.libraries import open_code, watts, window_code
+from tests.fakes.nvml import FakeNvml
+
+WINDOW = window_code("devices.meters.nvml.NvmlMeter")
+OPEN = open_code("devices.meters.nvml.NvmlMeter")
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
+    return FakeNvml(tmp_path_factory.mktemp("nvml"))
+
+
+def test_counter_of_two_gpus_in_joules_with_power_beside_each(nvml: FakeNvml) -> None:
+    answer = nvml.run(WINDOW, gpus=2, watts=150, tick_ms=100)
+    assert answer["kinds"] == {"gpu0": "counter", "gpu0 power": "power", "gpu1": "counter", "gpu1 power": "power"}
+    # 150 and 300 W. Within 2 %, although the counter ticks 12 times only: the meter reads past both ends.
+    expected_w = {"total": 450.0, "gpu0": 150.0, "gpu1": 300.0, "gpu0 power": 150.0, "gpu1 power": 300.0}
+    assert watts(answer) == pytest.approx(expected_w, rel=0.02)
+    first = answer["readings"]["total"]
+    assert first["method"] == "counter"
+    # NVIDIA's 5 % is the larger part: each GPU's gain errs for itself, 5 % / sqrt(3) of sqrt(150^2 + 300^2) W.
+    gain_j = 0.05 / 3**0.5 * (150**2 + 300**2) ** 0.5 * first["duration_s"]
+    assert gain_j <= first["uncertainty_j"] <= 1.2 * gain_j
+    assert answer["readings"]["gpu0 power"]["method"] == "integrated power"
+    assert answer["notes"]["gpu0"].startswith("not throttled; counter ")
+    assert answer["notes"]["gpu0"].endswith("they agree")
+
+
+def test_power_that_disagrees_with_the_counter_is_said_and_stays_out_of_the_total(nvml: FakeNvml) -> None:
+    answer = nvml.run(window_code("devices.meters.nvml.NvmlMeter", 2.0), watts=200, tick_ms=100, power_scale=1.3)
+    assert watts(answer) == pytest.approx({"total": 200.0, "gpu0": 200.0, "gpu0 power": 260.0}, rel=0.02)
+    assert "they DISAGREE" in answer["notes"]["gpu0"]
+
+
+def test_window_too_short_for_the_check_says_that_it_was_not_made(nvml: FakeNvml) -> None:
+    answer = nvml.run(window_code("devices.meters.nvml.NvmlMeter", 0.2), tick_ms=100)
+    assert "counter and power samples not compared: nvml gpu0: unresolved" in answer["notes"]["gpu0"]
+
+
+def test_throttle_reasons_of_the_window_are_noted(nvml: FakeNvml) -> None:
+    # 0x44: software power cap and hardware thermal slowdown (nvml.h); set in the second half.
+    code = window_code("devices.meters.nvml.NvmlMeter", meanwhile="set_state(reasons=0x44)")
+    note = nvml.run(code + "answer['throttled'] = meter.is_throttled()\n", reasons=1)
+    counted = re.match(
+        r"throttled: hw_thermal_slowdown in (\d+) of (\d+) readings, sw_power_cap in \1 of \2", note["notes"]["gpu0"]
+    )
+    assert counted is not None, note["notes"]
+    assert 0.3 < int(counted[1]) / int(counted[2]) < 0.7
+    assert note["throttled"] is True
+
+
+@pytest.mark.parametrize(
+    ("reasons", "throttled"), [(0x1, False), (0x4, False), (0x20, True), (0x8, True), (0x80, True)]
+)
+def test_heat_and_faults_taint_a_trial_and_a_power_cap_does_not(nvml: FakeNvml, reasons: int, throttled: bool) -> None:
+    code = OPEN.replace(
+        "NvmlMeter(0.05, MonotonicClock()).open()", "meter = NvmlMeter(0.05, MonotonicClock()); meter.open()"
+    )
+    assert nvml.run(code + "answer = meter.is_throttled()\n", reasons=reasons) is throttled
+
+
+def test_driver_before_535_has_the_reasons_under_their_old_name(nvml: FakeNvml) -> None:
+    # 13: function not found.
+    answer = nvml.run(window_code("devices.meters.nvml.NvmlMeter", 0.2), events=13, reasons=0x40)
+    assert answer["notes"]["gpu0"].startswith("throttled: hw_thermal_slowdown in ")
+    unknown = nvml.run(window_code("devices.meters.nvml.NvmlMeter", 0.2), events=3, throttle=3)
+    assert unknown["notes"]["gpu0"].startswith("clock event reasons cannot be read")
+
+
+def test_without_the_counter_power_is_integrated_and_says_so(nvml: FakeNvml) -> None:
+    answer = nvml.run(WINDOW, gpus=2, watts=70, energy=3)
+    assert answer["kinds"] == {"gpu0": "power", "gpu1": "power"}
+    assert answer["readings"]["total"]["method"] == "integrated power"
+    assert watts(answer) == pytest.approx({"total": 210.0, "gpu0": 70.0, "gpu1": 140.0}, rel=1e-6)
+
+
+def test_counter_without_a_power_sensor_is_read_alone(nvml: FakeNvml) -> None:
+    answer = nvml.run(WINDOW, watts=70, tick_ms=100, power=3)
+    assert answer["kinds"] == {"gpu0": "counter"}
+    assert watts(answer)["total"] == pytest.approx(70.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("state", "period_s"),
+    [
+        ({"instant": 0, "architecture": 9}, 0.1),
+        ({"instant": 3, "architecture": 9}, 1.0),  # the manual of nvmlDeviceGetPowerUsage: Ampere and later average 1 s
+        ({"instant": 3, "architecture": 5}, 0.1),
+    ],
+)
+def test_age_of_a_power_reading_is_that_of_its_kind(nvml: FakeNvml, state: dict[str, float], period_s: float) -> None:
+    code = OPEN.replace(
+        "NvmlMeter(0.05, MonotonicClock()).open()", "meter = NvmlMeter(0.05, MonotonicClock()); meter.open()"
+    )
+    code += "answer = {c.component: c.update_period_s for c in meter.channels}\n"
+    assert nvml.run(code, **state) == {"gpu0": 0.1, "gpu0 power": period_s}
+
+
+def test_gpu_that_is_lost_is_a_transient_error_not_0_joules(nvml: FakeNvml) -> None:
+    lost = window_code("devices.meters.nvml.NvmlMeter", 0.3, meanwhile="set_state(energy=15)")
+    name, message = nvml.run(lost)
+    assert name == "TransientDeviceError"
+    assert "GPU is lost" in message
+    assert "was it lost or reset?" in message
+
+
+@pytest.mark.parametrize(("came_back", "outcome"), [(True, "started"), (False, "MeterUnavailableError")])
+def test_lost_gpu_is_looked_for_again_in_the_next_window(nvml: FakeNvml, came_back: bool, outcome: str) -> None:
+    code = window_code("devices.meters.nvml.NvmlMeter", 0.3, meanwhile="set_state(energy=15)") + (
+        f"set_state(energy={0 if came_back else 15})\n"
+        "try:\n"
+        "    meter.start()\n"
+        "    answer = 'started' if len(meter.stop()[0].values) >= 2 else 'no readings'\n"
+        "except DeviceError as error:\n"
+        "    answer = type(error).__name__\n"
+    )
+    assert nvml.run(code) == outcome
+
+
+def test_counter_that_steps_back_has_no_energy_and_power_beside_it_has(nvml: FakeNvml) -> None:
+    code = window_code("devices.meters.nvml.NvmlMeter", 2.0, meanwhile="set_state(watts=100, restart_s=start_s + 0.7)")
+    readings = nvml.run(code, watts=100)["readings"]
+    assert readings["gpu0"]["energy_j"] is None
+    assert "counter stepped back" in readings["gpu0"]["reason"]
+    assert "it was reset or the device was lost" in readings["gpu0"]["reason"]
+    assert readings["gpu0 power"]["energy_j"] == pytest.approx(100 * readings["gpu0 power"]["duration_s"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"init": 9}, "Driver Not Loaded; is an NVIDIA GPU with its driver here?"),
+        ({"gpus": 0}, "the driver is loaded but lists no GPU"),
+        ({"energy": 3, "power": 3}, "Not Supported.*Jetson"),
+        ({"energy": 15}, "GPU is lost"),
+        ({"mig": 1, "gpus": 2}, r"GPU 0, 1 is split by MIG.*of all instances together.*nvidia-smi -i 0 -mig 0"),
+    ],
+)
+def test_nvml_that_cannot_measure_is_no_meter(nvml: FakeNvml, state: dict[str, float], message: str) -> None:
+    assert re.search(message, nvml.run(OPEN, **state))
+
+
+def test_gpu_without_mig_is_none_that_is_split(nvml: FakeNvml) -> None:
+    assert nvml.run(OPEN, mig=3) == "opened"
+
+
+def test_machine_without_the_library_has_no_nvml_meter(tmp_path: Path) -> None:
+    # A file that is no library, found first: the loader fails as it does where there is none.
+    empty = FakeNvml(tmp_path)
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
+    assert "Library Not Found; is an NVIDIA GPU" in empty.run(OPEN)

@@ -1,0 +1,158 @@
+"""Zeus' meter on the libraries that Zeus itself talks to: NVML, amdsmi, Apple's, powercap."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.libraries import open_code, run_python, watts, window_code
+from tests.fakes.nvml import FakeNvml
+from tests.fakes.powercap import WRAP_UJ
+
+FAKES = Path(__file__).parent / "fakes"
+WINDOW = window_code("devices.meters.zeus.ZeusMeter")
+OPEN = open_code("devices.meters.zeus.ZeusMeter")
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
+    return FakeNvml(tmp_path_factory.mktemp("nvml"))
+
+
+def test_without_any_device_there_is_no_meter_never_0_joules(nvml: FakeNvml) -> None:
+    assert nvml.run(OPEN, init=9).startswith("Zeus finds no counter here: ")
+
+
+# --- NVIDIA ----------------------------------------------------------------------------------------------------------
+
+
+def test_nvidia_counter_is_the_one_that_nvml_reads(nvml: FakeNvml) -> None:
+    state = {"gpus": 2, "watts": 150, "tick_ms": 100}
+    by_zeus = nvml.run(WINDOW, **state)
+    by_nvml = nvml.run(window_code("devices.meters.nvml.NvmlMeter"), **state)
+    assert watts(by_zeus) == pytest.approx({"total": 450.0, "gpu0": 150.0, "gpu1": 300.0}, rel=0.02)
+    assert watts(by_zeus)["total"] == pytest.approx(watts(by_nvml)["total"], rel=0.02)
+    # One hardware, one gain error.
+    ours, theirs = (a["readings"]["total"] for a in (by_nvml, by_zeus))
+    assert theirs["uncertainty_j"] == pytest.approx(ours["uncertainty_j"], rel=0.1)
+
+
+def test_nvidia_gpu_that_is_lost_is_a_transient_error(nvml: FakeNvml) -> None:
+    name, message = nvml.run(window_code("devices.meters.zeus.ZeusMeter", 0.3, meanwhile="set_state(energy=15)"))
+    assert name == "TransientDeviceError"
+    assert "was the device lost?" in message
+
+
+def test_nvidia_gpu_without_a_counter_is_read_by_its_power(nvml: FakeNvml) -> None:
+    answer = nvml.run(WINDOW, watts=70, energy=3)
+    assert answer["kinds"] == {"gpu0": "power"}
+    assert answer["readings"]["total"]["method"] == "integrated power"
+    assert watts(answer)["total"] == pytest.approx(70.0, rel=0.01)
+
+
+# --- AMD -------------------------------------------------------------------------------------------------------------
+
+
+def on_amd(code: str, nvml: FakeNvml, counter: str) -> Any:
+    """amdsmi in place of AMD's; NVML without a driver, as on a machine without NVIDIA."""
+    library = (
+        f"import os, sys; sys.path.insert(0, {str(FAKES / 'amd')!r}); os.environ['FAKE_AMD_COUNTER'] = {counter!r}\n"
+    )
+    return nvml.run(library + code, init=9)
+
+
+def test_amd_counters_in_joules(nvml: FakeNvml) -> None:
+    answer = on_amd(WINDOW, nvml, "good")
+    assert answer["kinds"] == {"gpu0": "counter", "gpu1": "counter"}
+    assert watts(answer) == pytest.approx({"total": 370.0, "gpu0": 120.0, "gpu1": 250.0}, rel=0.02)
+    assert "states no gain error" in answer["notes"]["gpu0"]
+
+
+def test_amd_counter_that_zeus_does_not_trust_gives_way_to_power(nvml: FakeNvml) -> None:
+    answer = on_amd(WINDOW, nvml, "tenfold")
+    assert answer["kinds"] == {"gpu0": "power", "gpu1": "power"}
+    assert answer["readings"]["total"]["method"] == "integrated power"
+    assert watts(answer)["total"] == pytest.approx(370.0, rel=0.001)
+
+
+def test_amd_gpu_that_is_lost_is_a_transient_error(nvml: FakeNvml) -> None:
+    lost = window_code("devices.meters.zeus.ZeusMeter", 0.3, meanwhile="import amdsmi; amdsmi.is_lost = True")
+    name, message = on_amd(lost, nvml, "good")
+    assert name == "TransientDeviceError"
+    assert "was the device lost?" in message
+
+
+# --- Apple Silicon ---------------------------------------------------------------------------------------------------
+
+
+def on_mac(code: str, folder: Path) -> Any:
+    """Zeus' Apple library in place of the real one; `uname -p` says arm, as on a Mac."""
+    uname = folder / "uname"
+    uname.write_text('#!/bin/sh\n[ "$1" = -p ] && echo arm || exec /usr/bin/uname "$@"\n')
+    uname.chmod(0o755)
+    library = f"import os, sys; sys.path.insert(0, {str(FAKES / 'apple')!r})\n"
+    return run_python(library + code, {"PATH": f"{folder}:/usr/bin:/bin"})
+
+
+def test_apple_parts_stand_apart_and_add_up(tmp_path: Path) -> None:
+    answer = on_mac(WINDOW, tmp_path)
+    parts_w = {"cpu": 9.0, "dram": 1.5, "gpu": 20.0, "ane": 4.0}
+    assert answer["kinds"] == dict.fromkeys(parts_w, "counter")
+    assert watts(answer) == pytest.approx({"total": 34.5, **parts_w}, rel=0.02)
+
+
+def test_parts_of_a_chip_are_summed_once() -> None:
+    from zeus.device.soc.apple import AppleSiliconMeasurement
+    from zeus.device.soc.jetson import JetsonMeasurement
+
+    from devices.meters.zeus import soc_channels
+
+    apple = AppleSiliconMeasurement(
+        cpu_total_mj=900,
+        efficiency_cores_mj=[1, 2],
+        performance_cores_mj=[3, 4],
+        efficiency_core_manager_mj=5,
+        performance_core_manager_mj=6,
+        dram_mj=70,
+        gpu_mj=800,
+        gpu_sram_mj=9,
+        ane_mj=None,
+    )
+    assert {c.component: c.additive for c in soc_channels(asdict(apple)).values()} == {
+        "cpu": True,
+        "efficiency_core_manager": False,
+        "performance_core_manager": False,
+        "dram": True,
+        "gpu": True,
+        "gpu_sram": False,
+    }
+    board = soc_channels(asdict(JetsonMeasurement(cpu_energy_mj=1.0, gpu_energy_mj=2.0, total_energy_mj=5.0)))
+    assert {c.component: c.additive for c in board.values()} == {"cpu": False, "gpu": False, "total_energy": True}
+    no_total = soc_channels(asdict(JetsonMeasurement(cpu_energy_mj=1.0, gpu_energy_mj=2.0)))
+    assert [c.additive for c in no_total.values()] == [True, True]
+
+
+# --- RAPL ------------------------------------------------------------------------------------------------------------
+
+
+def test_platform_zone_is_not_added_to_the_packages_inside_it(nvml: FakeNvml, tmp_path: Path) -> None:
+    for i, name in enumerate(["package-0", "psys"]):
+        zone = tmp_path / f"intel-rapl:{i}"
+        zone.mkdir()
+        for file, text in (("name", name), ("energy_uj", "123456"), ("max_energy_range_uj", str(WRAP_UJ))):
+            (zone / file).write_text(f"{text}\n")
+    code = f"""
+import zeus.device.cpu.rapl
+zeus.device.cpu.rapl.RAPL_DIR = {str(tmp_path)!r}
+from devices.clock import MonotonicClock
+from devices.meters.zeus import ZeusMeter
+meter = ZeusMeter(0.01, MonotonicClock())
+meter.open()
+answer = [[c.component, c.note, c.additive] for c in meter.channels], list(meter.read())
+"""
+    channels, values_j = nvml.run(code, init=9)
+    assert channels == [["cpu0", "package-0", True], ["cpu1", "psys", False]]
+    assert values_j == pytest.approx([0.123456, 0.123456])
