@@ -6,20 +6,23 @@ import importlib.metadata
 import os
 import platform
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from devices.base import CpuSeconds
+from devices.sysfs import read_word
 from results.records import Conditions, Environment
 
 PACKAGES = ("torch", "numpy", "lm_eval", "transformers", "tokenizers", "zeus", "pandas", "pyarrow", "nvidia-ml-py")
 """Those whose version can change a figure."""
+CPUS = Path("/sys/devices/system/cpu")
 _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 
 
-def host_conditions(at_s: float) -> Conditions:
-    """Snapshot of this machine; at_s: the run's clock."""
+def host_conditions(at_s: float, throttled: bool | None = None) -> Conditions:
+    """Snapshot of this machine; at_s: the run's clock. throttled: what the machine's counters and meters know of it."""
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return Conditions(
         at_s=at_s,
@@ -28,22 +31,62 @@ def host_conditions(at_s: float) -> Conditions:
         temperature_c=_cpu_temperature_c(),
         battery_percent=float(battery.percent) if battery else None,
         charging=bool(battery.power_plugged) if battery else None,
-        throttled=None,
+        throttled=throttled,
     )
 
 
 def host_cpu_seconds() -> CpuSeconds:
-    """CPU time of this machine since boot, and of this process with its finished children."""
+    """CPU time of this machine since boot, and of this process with its children, running or finished.
+
+    Time that the hypervisor gave to other machines (steal) counts as busy for others: it was taken from us.
+    """
     times = psutil.cpu_times()
     # Linux counts guest time in user time already.
     available_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    own = psutil.Process().cpu_times()
-    children_s = getattr(own, "children_user", 0.0) + getattr(own, "children_system", 0.0)
+    me = psutil.Process()
     return CpuSeconds(
         busy_s=available_s - times.idle - getattr(times, "iowait", 0.0),
-        ours_s=time.process_time() + children_s,
+        ours_s=time.process_time() + _children_s(me) + (_running_children_s(me) if _has_children() else 0.0),
         available_s=available_s,
     )
+
+
+def _children_s(process: psutil.Process) -> float:
+    """CPU time of its children that have ended and were waited for."""
+    times = process.cpu_times()
+    return float(getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0))
+
+
+def _has_children() -> bool:
+    """Whether there is a child to look for: looking takes milliseconds, this microseconds."""
+    if not hasattr(os, "waitid"):  # macOS
+        return True
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _running_children_s(process: psutil.Process) -> float:
+    """CPU time of its descendants that run, and of those that these have waited for."""
+    total_s = 0.0
+    for child in process.children(recursive=True):
+        # One that ends just now is nobody's, until its parent has waited for it.
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            times = child.cpu_times()
+            total_s += float(times.user + times.system) + _children_s(child)
+    return total_s
+
+
+def cpu_throttle_events(cpus: Path = CPUS) -> int | None:
+    """How often heat has slowed the cores or their package down since boot (Intel); None where it is not counted."""
+    counts = [
+        int(word)
+        for path in cpus.glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
+        if (word := read_word(path)) is not None and word.isdigit()
+    ]
+    return sum(counts) if counts else None
 
 
 def host_environment() -> Environment:

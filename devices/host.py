@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from devices.base import Clock, ComputeUnit, CpuSeconds, DeviceError, Meter, MeterUnavailableError
-from devices.conditions import host_conditions, host_cpu_seconds, host_environment
+from devices.conditions import cpu_throttle_events, host_conditions, host_cpu_seconds, host_environment
+from devices.cpu_cycles import CpuCycles, CycleCounter
 from results.records import Conditions, Environment
 
 log = logging.getLogger(__name__)
 
 AUTO_ORDER = ("nvml", "rapl", "zeus", "modelled")
 """A real counter before a model; the model always opens."""
+
+
+@runtime_checkable
+class SeesThrottling(Protocol):
+    """A meter that knows whether what it measures was slowed down in the last window, or is now."""
+
+    def is_throttled(self) -> bool | None: ...
 
 
 class Host:
@@ -33,6 +42,9 @@ class Host:
         self._constructors = constructors
         self._clock = clock
         self._computes = computes
+        self._throttle_events: int | None = None
+        self._cycles = CycleCounter()
+        self._no_cycles: str | None = "CPU cycles: the host is not open"
 
     def open(self) -> None:
         """Opens the meters. A meter named in the plan must open; `auto` goes on to the next.
@@ -54,6 +66,13 @@ class Host:
         except DeviceError:
             self.close()
             raise
+        self._throttle_events = cpu_throttle_events()
+        self._no_cycles = None
+        try:
+            self._cycles.open()
+        except MeterUnavailableError as error:
+            self._no_cycles = str(error)
+            log.info("%s", error)
 
     def _first_that_opens(self) -> Meter:
         refusals = []
@@ -77,7 +96,22 @@ class Host:
         return host_environment()
 
     def conditions(self) -> Conditions:
-        return host_conditions(self._clock.now_s())
+        """The state now; throttled also where something was slowed down since the last look."""
+        return host_conditions(self._clock.now_s(), self._throttled())
+
+    def _throttled(self) -> bool | None:
+        before, self._throttle_events = self._throttle_events, cpu_throttle_events()
+        known: list[bool] = []
+        if before is not None and self._throttle_events is not None:
+            known.append(self._throttle_events > before)
+        for meter in self.meters:
+            if isinstance(meter, SeesThrottling) and (is_throttled := meter.is_throttled()) is not None:
+                known.append(is_throttled)
+        return any(known) if known else None
+
+    def cpu_cycles(self) -> CpuCycles:
+        """Of this process and its children since the host was opened, or why they are not known."""
+        return CpuCycles(None, self._no_cycles) if self._no_cycles else self._cycles.read()
 
     def cpu_seconds(self) -> CpuSeconds | None:
         return host_cpu_seconds()
@@ -86,3 +120,4 @@ class Host:
         for meter in self.meters:
             meter.close()
         self.meters.clear()
+        self._cycles.close()

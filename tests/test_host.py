@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from devices.base import Channel, DeviceError, Meter, MeterUnavailableError
+from devices.base import Channel, CpuSeconds, DeviceError, Meter, MeterUnavailableError
 from devices.clock import MonotonicClock
-from devices.conditions import host_conditions, host_cpu_seconds, host_environment
+from devices.conditions import cpu_throttle_events, host_conditions, host_cpu_seconds, host_environment
+from devices.cpu_cycles import CpuCycles
 from devices.host import AUTO_ORDER, Host
 from devices.meters.modelled import ModelledMeter, load_watts_sheet
 from devices.meters.rapl import RaplMeter
 from devices.meters.replay import ReplayMeter
 from tests.fakes.powercap import Powercap
+from tests.fakes.strangers import busy_stranger
 
 CLOCK = MonotonicClock()
 
@@ -165,6 +168,61 @@ def test_environment_names_the_machine_and_the_packages_that_change_figures() ->
     assert environment.cpu_model
 
 
+class HotMeter(OpenedMeter):
+    """Knows whether its chip was slowed down."""
+
+    def __init__(self, throttled: bool | None) -> None:
+        super().__init__()
+        self._throttled = throttled
+
+    def is_throttled(self) -> bool | None:
+        return self._throttled
+
+
+@pytest.mark.parametrize("throttled", [True, False])
+def test_a_meter_that_sees_throttling_tells_the_conditions(tmp_path: Path, throttled: bool) -> None:
+    machine = host(tmp_path, "modelled", modelled=lambda: HotMeter(throttled))
+    machine.open()
+    assert machine.conditions().throttled is throttled
+    machine.close()
+
+
+def test_a_meter_that_cannot_tell_leaves_throttling_unknown(tmp_path: Path) -> None:
+    machine = host(tmp_path, "modelled", modelled=lambda: HotMeter(None))
+    machine.open()
+    if cpu_throttle_events() is None:
+        assert machine.conditions().throttled is None
+    machine.close()
+
+
+def test_throttle_events_are_those_of_all_cores_and_packages(tmp_path: Path) -> None:
+    assert cpu_throttle_events(tmp_path) is None
+    for cpu, (core, package) in enumerate([(3, 10), (4, 10)]):
+        folder = tmp_path / f"cpu{cpu}" / "thermal_throttle"
+        folder.mkdir(parents=True)
+        (folder / "core_throttle_count").write_text(f"{core}\n")
+        (folder / "package_throttle_count").write_text(f"{package}\n")
+        (folder / "core_throttle_total_time_ms").write_text("999\n")
+    assert cpu_throttle_events(tmp_path) == 27
+
+
+def test_cycles_of_an_opened_host_are_a_number_or_a_reason(tmp_path: Path) -> None:
+    machine = host(tmp_path, "modelled")
+    assert machine.cpu_cycles() == CpuCycles(None, "CPU cycles: the host is not open")
+    machine.open()
+    before = machine.cpu_cycles()
+    until_s = time.process_time() + 0.05
+    while time.process_time() < until_s:
+        pass
+    after = machine.cpu_cycles()
+    machine.close()
+    if before.cycles is None or after.cycles is None:
+        assert str(after.remark).startswith("CPU cycles: ")
+    else:
+        # 50 ms on any core that runs this: from 0.2 to 8 GHz.
+        assert 1e7 <= after.cycles - before.cycles <= 4e8 * 2
+
+
 def test_conditions_hold_what_can_be_read_and_none_for_the_rest() -> None:
     conditions = host_conditions(12.5)
     assert conditions.at_s == 12.5
@@ -174,24 +232,38 @@ def test_conditions_hold_what_can_be_read_and_none_for_the_rest() -> None:
         assert figure is None or figure > 0
 
 
-BUSY = "import time\nend = time.monotonic() + 3\nwhile time.monotonic() < end: pass"
+def foreign_s(before: CpuSeconds, after: CpuSeconds) -> float:
+    return (after.busy_s - before.busy_s) - (after.ours_s - before.ours_s)
 
 
 def test_work_of_another_process_is_foreign() -> None:
-    other = subprocess.Popen([sys.executable, "-c", BUSY])
-    try:
+    with busy_stranger(5.0):
         time.sleep(0.3)
         before = host_cpu_seconds()
         time.sleep(1.0)
         after = host_cpu_seconds()
-    finally:
-        other.kill()
-        other.wait()
-    foreign_s = (after.busy_s - before.busy_s) - (after.ours_s - before.ours_s)
     available_s = after.available_s - before.available_s
     # It gets a whole core, or its share of one where the machine is busy otherwise, and then others are foreign too.
-    assert 0.4 <= foreign_s <= available_s * 1.02
+    assert 0.4 <= foreign_s(before, after) <= available_s * 1.02
     assert available_s == pytest.approx(os.cpu_count() or 1, rel=0.3)
+
+
+def test_work_of_a_running_child_is_ours() -> None:
+    burn = "import time\nend = time.monotonic() + 5\nwhile time.monotonic() < end: pass"
+    # Its child burns, as the server of another engine would.
+    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])"
+    child = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
+    try:
+        time.sleep(0.5)
+        before = host_cpu_seconds()
+        time.sleep(1.0)
+        after = host_cpu_seconds()
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert after.ours_s - before.ours_s >= 0.4
+    # Ours is a part of all that was busy; counts in ticks of 10 ms, 4 of them at most.
+    assert foreign_s(before, after) >= -0.04
 
 
 def test_own_work_and_that_of_finished_children_is_ours() -> None:

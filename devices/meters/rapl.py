@@ -8,8 +8,8 @@ read 0 J: it is not opened.
 
 from __future__ import annotations
 
-import itertools
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,25 +46,11 @@ class RaplMeter(PolledMeter):
         self.channels = tuple(_channel(zone) for zone in zones)
         self._counters = [zone / "energy_uj" for zone in zones]
         try:
-            before = self.read()
-            self._wait(STANDSTILL_S)
-            after = self.read()
-        except MeterUnavailableError:
-            raise
+            kept = keep_moving(self, f"counters under {self._powercap}")
         except DeviceError as error:
             raise MeterUnavailableError(str(error)) from error
-        # Parts such as an idle graphics unit may rest: only what enters the total must move.
-        moves = [a != b or not c.additive for a, b, c in zip(before, after, self.channels, strict=True)]
-        still = [c.component for c, m in zip(self.channels, moves, strict=True) if not m]
-        if not any(c.additive and m for c, m in zip(self.channels, moves, strict=True)):
-            raise MeterUnavailableError(
-                f"RAPL: the counters under {self._powercap} stand still ({', '.join(still) or 'no package zone'});"
-                " this machine does not count (virtual machines often do not)"
-            )
-        if still:
-            log.warning("RAPL: %s stands still and is left out", ", ".join(still))
-        self.channels = tuple(itertools.compress(self.channels, moves))
-        self._counters = list(itertools.compress(self._counters, moves))
+        self.channels = tuple(self.channels[i] for i in kept)
+        self._counters = [self._counters[i] for i in kept]
 
     def read(self) -> Sequence[float]:
         try:
@@ -96,3 +82,23 @@ def _channel(zone: Path) -> Channel:
         wrap_at_j=wrap_at_j,
         additive=domain.startswith("package") or domain == "dram",
     )
+
+
+def keep_moving(meter: PolledMeter, what: str) -> list[int]:
+    """Which channels count. Raises `DeviceError` where none of those does that make the total.
+
+    Parts such as an idle graphics unit may rest: only what enters the total must move.
+    """
+    before = meter.read()
+    time.sleep(STANDSTILL_S)
+    after = meter.read()
+    moves = [a != b or not c.additive for a, b, c in zip(before, after, meter.channels, strict=True)]
+    still = [c.component for c, m in zip(meter.channels, moves, strict=True) if not m]
+    if not any(c.additive and m for c, m in zip(meter.channels, moves, strict=True)):
+        raise DeviceError(
+            f"{meter.name}: the {what} stand still ({', '.join(still) or 'no package'});"
+            " this machine does not count (virtual machines often do not)"
+        )
+    if still:
+        log.warning("%s: %s stands still and is left out", meter.name, ", ".join(still))
+    return [i for i, m in enumerate(moves) if m]

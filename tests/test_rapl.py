@@ -1,0 +1,206 @@
+"""RAPL at a powercap tree whose counters move."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from devices.base import DeviceError, MeterUnavailableError
+from devices.meters.rapl import RaplMeter
+from results.energy import energy_between
+from tests.fakes.powercap import WRAP_UJ, Powercap
+from tests.meter_windows import CLOCK, measure, sleep, total
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> Iterator[Powercap]:
+    """One package with its parts, its memory, and the platform around it."""
+    tree = Powercap(tmp_path / "powercap")
+    tree.add("intel-rapl:0", "package-0", 40.0)
+    tree.add("intel-rapl:0:0", "core", 30.0)
+    tree.add("intel-rapl:0:1", "uncore", 0.0)
+    tree.add("intel-rapl:0:2", "dram", 5.0)
+    tree.add("intel-rapl:1", "psys", 60.0)
+    with tree:
+        yield tree
+
+
+def rapl(tree: Powercap) -> RaplMeter:
+    meter = RaplMeter(0.01, CLOCK, tree.root)
+    meter.open()
+    return meter
+
+
+def test_rapl_sums_packages_and_memory_but_neither_their_parts_nor_the_platform(laptop: Powercap) -> None:
+    meter = rapl(laptop)
+    assert {c.component: c.additive for c in meter.channels} == {
+        "package-0": True,
+        "core of intel-rapl:0": False,
+        "uncore of intel-rapl:0": False,
+        "dram of intel-rapl:0": True,
+        "psys": False,
+    }
+    traces, start_s, end_s = measure(meter, sleep(0.3))
+    reading = total(traces, start_s, end_s)
+    # 40 + 5 W; 105 W with the platform, 75 W with the cores.
+    assert reading.average_power_w == pytest.approx(45.0, rel=0.05)
+    assert reading.method == "counter"
+    assert total(traces, start_s, end_s, "psys").average_power_w == pytest.approx(60.0, rel=0.05)
+
+
+def test_rapl_knows_the_zones_of_two_packages_apart(tmp_path: Path) -> None:
+    tree = Powercap(tmp_path / "powercap")
+    for i in range(2):
+        tree.add(f"intel-rapl:{i}", f"package-{i}", 10.0)
+        tree.add(f"intel-rapl:{i}:0", "dram", 2.0)
+    with tree:
+        meter = rapl(tree)
+        traces, start_s, end_s = measure(meter, sleep(0.2))
+    assert len({c.component for c in meter.channels}) == 4
+    assert total(traces, start_s, end_s).average_power_w == pytest.approx(24.0, rel=0.05)
+
+
+def test_rapl_counter_wraps_during_a_window(tmp_path: Path) -> None:
+    tree = Powercap(tmp_path / "powercap")
+    # It reaches its range 0.3 s after the tree starts to count; opening takes 0.05 s of them.
+    tree.add("intel-rapl:0", "package-0", 50.0, start_uj=WRAP_UJ - 15e6)
+    with tree:
+        traces, start_s, end_s = measure(rapl(tree), sleep(0.6))
+    assert (np.diff(traces[0].values) < 0).sum() == 1
+    assert traces[0].wrap_at_j == pytest.approx(262143.32885)
+    assert total(traces, start_s, end_s).average_power_w == pytest.approx(50.0, rel=0.05)
+
+
+def test_rapl_marks_resolve_phases_shorter_than_the_sampling_interval(tmp_path: Path) -> None:
+    tree = Powercap(tmp_path / "powercap")
+    tree.add("intel-rapl:0", "package-0", 50.0)
+    with tree:
+        meter = RaplMeter(1.0, CLOCK, tree.root)
+        meter.open()
+        meter.start()
+        edges_s = []
+        for _ in range(5):
+            edges_s.append(CLOCK.now_s())
+            meter.mark()
+            time.sleep(0.03)
+        traces = meter.stop()
+    phases = [*itertools.pairwise(edges_s)][::2]
+    reading = energy_between(traces, phases, "decode", "rapl")
+    assert reading.average_power_w == pytest.approx(50.0, rel=0.15)
+
+
+def test_no_rapl_zone_is_no_meter(tmp_path: Path) -> None:
+    with pytest.raises(MeterUnavailableError, match="no intel-rapl zone under"):
+        RaplMeter(0.01, CLOCK, tmp_path / "nothing here").open()
+    with pytest.raises(MeterUnavailableError, match="no intel-rapl zone under"):
+        RaplMeter(0.01, CLOCK, Powercap(tmp_path / "no zones").root).open()
+
+
+def test_rapl_counter_that_stands_still_is_left_out_and_never_0_joules(tmp_path: Path) -> None:
+    tree = Powercap(tmp_path / "powercap")
+    tree.add("intel-rapl:0", "package-0", 20.0)
+    tree.add("intel-rapl:0:0", "dram", 0.0)
+    with tree:
+        meter = rapl(tree)
+        assert [c.component for c in meter.channels] == ["package-0"]
+        traces, start_s, end_s = measure(meter, sleep(0.2))
+        assert total(traces, start_s, end_s).average_power_w == pytest.approx(20.0, rel=0.05)
+    dead = Powercap(tmp_path / "virtual")
+    dead.add("intel-rapl:0", "package-0", 0.0)
+    with pytest.raises(MeterUnavailableError, match=r"stand still \(package-0\)"):
+        rapl(dead)
+
+
+@pytest.mark.parametrize("damage", ["directory", "text", "no range"])
+def test_rapl_zone_that_cannot_be_read_is_no_meter(tmp_path: Path, damage: str) -> None:
+    tree = Powercap(tmp_path / "powercap")
+    zone = tree.add("intel-rapl:0", "package-0", 20.0)
+    if damage == "no range":
+        (zone / "max_energy_range_uj").unlink()
+    else:
+        (zone / "energy_uj").unlink()
+    if damage == "directory":
+        (zone / "energy_uj").mkdir()
+    elif damage == "text":
+        (zone / "energy_uj").write_text("unavailable")
+    with pytest.raises(MeterUnavailableError, match="RAPL:"):
+        rapl(tree)
+
+
+def test_rapl_without_permission_says_how_to_get_it() -> None:
+    # As any other user: to root everything is readable. pytest's folders are closed to others, hence a folder of /tmp.
+    code = """
+        import os, sys, tempfile
+        from pathlib import Path
+        from devices.base import MeterUnavailableError
+        from devices.clock import MonotonicClock
+        from devices.meters.rapl import RaplMeter
+        from tests.fakes.powercap import Powercap
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            zone = Powercap(Path(folder) / "powercap").add("intel-rapl:0", "package-0", 20.0)
+            (zone / "energy_uj").chmod(0o400 if os.geteuid() == 0 else 0)
+            if os.geteuid() == 0:
+                os.seteuid(65534)
+            try:
+                RaplMeter(0.01, MonotonicClock(), Path(folder) / "powercap").open()
+            except MeterUnavailableError as error:
+                print(error)
+            if os.getuid() == 0:
+                os.seteuid(0)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "energy_uj is readable by root only" in ended.stdout
+    assert "sudo chmod a+r" in ended.stdout
+
+
+def test_rapl_zone_that_vanishes_is_an_error_at_stop(laptop: Powercap) -> None:
+    meter = rapl(laptop)
+    meter.start()
+    laptop.unplug("intel-rapl:0:2")
+    time.sleep(0.05)
+    with pytest.raises(DeviceError, match="a counter vanished or is unreadable"):
+        meter.stop()
+    with pytest.raises(DeviceError, match="is not running"):
+        meter.stop()
+
+
+def test_meter_of_a_lost_device_can_still_be_closed(laptop: Powercap) -> None:
+    meter = rapl(laptop)
+    meter.start()
+    laptop.unplug("intel-rapl:0")
+    meter.close()
+    meter.close()
+
+
+def test_meter_that_failed_to_start_is_not_running(laptop: Powercap) -> None:
+    meter = rapl(laptop)
+    laptop.unplug("intel-rapl:0")
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="vanished or is unreadable"):
+            meter.start()
+    with pytest.raises(DeviceError, match="is not running"):
+        meter.stop()
+
+
+def test_meter_runs_window_after_window_but_not_two_at_once(laptop: Powercap) -> None:
+    meter = rapl(laptop)
+    first, *_ = measure(meter, sleep(0.05))
+    meter.start()
+    with pytest.raises(DeviceError, match="already running"):
+        meter.start()
+    second = meter.stop()
+    assert second[0].times_s[0] > first[0].times_s[-1]
