@@ -1,0 +1,176 @@
+"""Power sensors that Linux shows in sysfs: which rails there are, what they supply, how to read their watts.
+
+A Jetson has INA3221 chips, three rails each, that the kernel shows in one of two ways:
+
+    hwmon  (Linux 5 and later)  inN_label; inN_input mV x currN_input mA
+    iio    (L4T of Linux 4)     rail_name_N; in_powerN_input mW
+
+Other computers have hwmon sensors of whole parts (power1_average or power1_input in uW, energy1_input in uJ): the
+package of a GPU, or the input of a server (ACPI power meter).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from devices.base import ComputeUnit
+from devices.sysfs import read_number, read_word
+
+WHOLE_BOARD = ("VDD_IN", "POM_5V_IN", "VIN")
+"""Rails that feed a Jetson module or board, and so contain the others. An AGX has none: its rails add up."""
+INA3221_SHUNT_STEP_V = 40e-6
+"""Datasheet of the INA3221: the least step of its shunt voltage."""
+INA3221_UPDATE_S = 0.1
+"""Assumed where the driver does not say: longer than its usual settings."""
+ACPI_UPDATE_S = 1.0
+"""Averaging interval of ACPI power meters where they do not state it."""
+GPU_UPDATE_S = 0.1
+"""Assumed for GPU drivers, which do not say."""
+W_PER_UW = J_PER_UJ = 1e-6
+W_PER_MW = 1e-3
+
+
+@dataclass(frozen=True)
+class Rail:
+    """One sensor. `read` gives W (power) or J (counter), and raises `DeviceError`."""
+
+    name: str
+    kind: Literal["power", "counter"]
+    read: Callable[[], float]
+    step: float
+    """Least change of a reading, in its unit; 0 where it is not known."""
+    update_period_s: float
+    computes: ComputeUnit
+    is_whole: bool = False
+    """It supplies what the other rails supply."""
+
+
+def jetson_rails(drivers: Path) -> list[Rail]:
+    """Rails of all INA3221 under /sys/bus/i2c/drivers."""
+    rails: list[Rail] = []
+    for driver in ("ina3221", "ina3221x"):
+        for chip in sorted((drivers / driver).glob("*-*")):
+            for folder in sorted(chip.glob("hwmon/hwmon*")):
+                rails += _ina3221_hwmon(folder)
+            for folder in sorted(chip.glob("iio:device*")):
+                rails += _ina3221_iio(folder)
+    return rails
+
+
+def _ina3221_hwmon(folder: Path) -> list[Rail]:
+    interval_ms = read_word(folder / "update_interval")
+    rails = []
+    for label in sorted(folder.glob("in[123]_label")):
+        n = label.name[2]
+        name = read_word(label)
+        # NC: not connected. A channel that is switched off answers with an error.
+        if not name or name == "NC" or read_word(folder / f"in{n}_enable") == "0":
+            continue
+        volts, amperes = folder / f"in{n}_input", folder / f"curr{n}_input"
+        rails.append(
+            Rail(
+                name,
+                "power",
+                partial(_product_w, volts, amperes),
+                _step_w(folder / f"shunt{n}_resistor", volts),
+                float(interval_ms) / 1e3 if interval_ms else INA3221_UPDATE_S,
+                _supplies(name),
+                name in WHOLE_BOARD,
+            )
+        )
+    return rails
+
+
+def _ina3221_iio(folder: Path) -> list[Rail]:
+    return [
+        Rail(
+            name,
+            "power",
+            partial(_scaled, folder / f"in_power{n}_input", W_PER_MW),
+            W_PER_MW,
+            INA3221_UPDATE_S,
+            _supplies(name),
+            name in WHOLE_BOARD,
+        )
+        for label in sorted(folder.glob("rail_name_*"))
+        if (n := label.name.rpartition("_")[2]) and (name := read_word(label)) and name != "NC"
+    ]
+
+
+def _scaled(path: Path, unit: float) -> float:
+    return read_number(path) * unit
+
+
+def _product_w(millivolt: Path, milliampere: Path) -> float:
+    return read_number(millivolt) * read_number(milliampere) * 1e-6
+
+
+def _step_w(shunt: Path, volts: Path) -> float:
+    """40 uV over the shunt, times the voltage."""
+    microohm, millivolt = read_word(shunt), read_word(volts)
+    if not microohm or not millivolt or float(microohm) <= 0:
+        return 0.0
+    return INA3221_SHUNT_STEP_V / (float(microohm) * 1e-6) * float(millivolt) * 1e-3
+
+
+def _supplies(name: str) -> ComputeUnit:
+    return "gpu" if "GPU" in name else "npu" if name == "CV" else "cpu"
+
+
+def hwmon_rails(hwmon: Path) -> list[Rail]:
+    """Sensors of known drivers under /sys/class/hwmon: other chips measure disks, power supplies, and so on."""
+    rails: list[Rail] = []
+    n_of_driver: dict[str, int] = {}
+    for folder in sorted(hwmon.glob("hwmon*"), key=_number):
+        driver = read_word(folder / "name") or ""
+        n = n_of_driver[driver] = n_of_driver.get(driver, -1) + 1
+        if driver == "amdgpu":
+            rails += _first_power(folder, f"amdgpu{n}", "gpu", GPU_UPDATE_S)
+        elif driver in ("i915", "xe"):
+            rails += _energy(folder, f"{driver}{n}")
+        elif driver == "power_meter":
+            interval_ms = read_word(folder / "power1_average_interval")
+            period_s = float(interval_ms) / 1e3 if interval_ms else ACPI_UPDATE_S
+            rails += _first_power(folder, f"machine{n}", "cpu", period_s, is_whole=True)
+    return rails
+
+
+def _first_power(
+    folder: Path, name: str, computes: ComputeUnit, update_period_s: float, is_whole: bool = False
+) -> list[Rail]:
+    files = [folder / file for file in ("power1_average", "power1_input") if (folder / file).exists()]
+    if not files:
+        return []
+    watts = partial(_scaled, files[0], W_PER_UW)
+    return [Rail(name, "power", watts, W_PER_UW, update_period_s, computes, is_whole)]
+
+
+def _energy(folder: Path, name: str) -> list[Rail]:
+    """xe labels its counters card and pkg; the card contains the package."""
+    found = []
+    for path in sorted(folder.glob("energy*_input")):
+        label = read_word(path.with_name(path.name.replace("_input", "_label")))
+        found.append((label, path))
+    labels = [label for label, _ in found]
+    return [
+        Rail(
+            f"{name} {label}" if label else name,
+            "counter",
+            partial(_scaled, path, J_PER_UJ),
+            J_PER_UJ,
+            GPU_UPDATE_S,
+            "gpu",
+            label == "card" and "pkg" in labels,
+        )
+        for label, path in found
+    ]
+
+
+def _number(folder: Path) -> int:
+    digits = re.search(r"(\d+)$", folder.name)
+    return int(digits[1]) if digits else 0
