@@ -1,8 +1,8 @@
-"""Plays a recorded power CSV back in place of a meter: for demonstrations, tests and re-analysis.
+"""Plays recorded power back in place of a meter: for demonstrations, tests and re-analysis.
 
-The file has a column `time_s` (increasing, from any start) and one column per component that ends in `_w`. Every window
-replays it from its beginning; a window longer than the recording has no energy. Method "replayed": these joules are
-not of this run.
+A CSV has a column `time_s` (increasing, from any start) and one column per component that ends in `_w`: watts at an
+instant. A text of Apple's powermetrics has the mean watts of each of its samples. Every window replays the recording
+from its beginning; a window longer than it has no energy. Method "replayed": these joules are not of this run.
 """
 
 from __future__ import annotations
@@ -10,16 +10,28 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
+from devices.powermetrics import parse_powermetrics
 from results.records import Method, PowerTrace
+
+POWERMETRICS_ADDITIVE = ("cpu", "gpu", "ane", "dram")
+"""Clusters lie in the CPU; `package` and `combined` hold several of these."""
+
+
+class _Recording(NamedTuple):
+    channels: tuple[Channel, ...]
+    times_s: NDArray[np.float64]
+    watts: NDArray[np.float64]
+    """[readings, channels]"""
 
 
 class ReplayMeter:
-    """A recorded power CSV."""
+    """A recorded power CSV, or a powermetrics text (`.txt`)."""
 
     name = "replay"
     method: Method = "replayed"
@@ -33,39 +45,13 @@ class ReplayMeter:
         self._start_s: float | None = None
 
     def open(self) -> None:
-        import pandas as pd
-
-        try:
-            with warnings.catch_warnings():
-                # Fields without a name would be dropped with a warning, or shift the columns.
-                warnings.simplefilter("error", pd.errors.ParserWarning)
-                table = pd.read_csv(self._path, index_col=False)
-        except pd.errors.ParserWarning as error:
-            raise MeterUnavailableError(
-                f"replay: {self._path} has rows with more fields than its header; name them all"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise MeterUnavailableError(f"replay: {self._path} cannot be read ({error})") from error
-        components = [str(c) for c in table.columns if str(c).endswith("_w")]
-        if "time_s" not in table.columns or not components:
-            raise MeterUnavailableError(
-                f"replay: {self._path} has the columns {', '.join(map(str, table.columns))};"
-                " it needs time_s and at least one that ends in _w"
-            )
-        try:
-            numbers = table[["time_s", *components]].to_numpy(dtype=np.float64)
-        except ValueError as error:
-            raise MeterUnavailableError(f"replay: {self._path} holds something other than numbers ({error})") from error
-        if len(numbers) < 2 or not np.isfinite(numbers).all() or not (np.diff(numbers[:, 0]) > 0).all():
-            raise MeterUnavailableError(
-                f"replay: {self._path} needs at least two rows of finite numbers with increasing time_s"
-            )
-        self._times_s = numbers[:, 0] - numbers[0, 0]
-        self._watts = numbers[:, 1:]
-        self.channels = tuple(
-            Channel(component=c.removesuffix("_w"), kind="power", note=f"replayed from {self._path.name}")
-            for c in components
-        )
+        recording = _read_powermetrics(self._path) if self._path.suffix == ".txt" else _read_csv(self._path)
+        self.channels, times_s, self._watts = recording
+        if len(times_s) < 2 or not np.isfinite(times_s).all() or not np.isfinite(self._watts).all():
+            raise MeterUnavailableError(f"replay: {self._path} needs at least two rows of finite numbers")
+        if not (np.diff(times_s) > 0).all():
+            raise MeterUnavailableError(f"replay: {self._path} needs increasing time_s")
+        self._times_s = times_s - times_s[0]
 
     def start(self) -> None:
         if self._start_s is not None:
@@ -90,3 +76,50 @@ class ReplayMeter:
 
     def close(self) -> None:
         self._start_s = None
+
+
+def _read_csv(path: Path) -> _Recording:
+    import pandas as pd
+
+    try:
+        with warnings.catch_warnings():
+            # Fields without a name would be dropped with a warning, or shift the columns.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(path, index_col=False)
+    except pd.errors.ParserWarning as error:
+        raise MeterUnavailableError(
+            f"replay: {path} has rows with more fields than its header; name them all"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise MeterUnavailableError(f"replay: {path} cannot be read ({error})") from error
+    components = [str(c) for c in table.columns if str(c).endswith("_w")]
+    if "time_s" not in table.columns or not components:
+        raise MeterUnavailableError(
+            f"replay: {path} has the columns {', '.join(map(str, table.columns))};"
+            " it needs time_s and at least one that ends in _w"
+        )
+    try:
+        numbers = table[["time_s", *components]].to_numpy(dtype=np.float64)
+    except ValueError as error:
+        raise MeterUnavailableError(f"replay: {path} holds something other than numbers ({error})") from error
+    note = f"replayed from {path.name}"
+    channels = tuple(Channel(component=c.removesuffix("_w"), kind="power", note=note) for c in components)
+    return _Recording(channels, numbers[:, 0], numbers[:, 1:])
+
+
+def _read_powermetrics(path: Path) -> _Recording:
+    """Means that stand from the start of their sample to its end."""
+    try:
+        log = parse_powermetrics(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, DeviceError) as error:
+        raise MeterUnavailableError(f"replay: {path}: {error}") from error
+    components = [c for c in log.samples[0].power_w if all(c in sample.power_w for sample in log.samples)]
+    if not components:
+        raise MeterUnavailableError(f"replay: {path} tells no power; call powermetrics with --samplers cpu_power")
+    durations_s = [sample.duration_s for sample in log.samples]
+    watts = [[sample.power_w[c] for c in components] for sample in log.samples]
+    note = f"replayed from {path.name}, {log.machine or 'a Mac'}: means of about {np.median(durations_s):.3g} s"
+    channels = tuple(
+        Channel(component=c, kind="held", additive=c in POWERMETRICS_ADDITIVE, note=note) for c in components
+    )
+    return _Recording(channels, np.concatenate([[0.0], np.cumsum(durations_s)]), np.array([*watts, watts[-1]]))

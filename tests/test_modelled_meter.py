@@ -1,0 +1,87 @@
+"""The modelled meter on this process's own CPU time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from devices.base import MeterUnavailableError
+from devices.meters.modelled import ModelledMeter, WattsSheet, load_watts_sheet
+from tests.meter_windows import CLOCK, measure, total
+
+SHEET = WattsSheet(name="test", active_w_per_core=40.0, idle_w=6.0, relative_accuracy=0.25, origin="a test")
+
+
+def busy(cpu_s: float) -> None:
+    until_s = time.process_time() + cpu_s
+    while time.process_time() < until_s:
+        pass
+
+
+def test_modelled_energy_is_cpu_time_and_idle_time_by_their_watts() -> None:
+    meter = ModelledMeter(0.02, CLOCK, SHEET)
+    meter.open()
+    cpu_s: list[float] = []
+
+    def work() -> None:
+        before_s = time.process_time()
+        busy(0.3)
+        time.sleep(0.2)
+        cpu_s.append(time.process_time() - before_s)
+
+    traces, start_s, end_s = measure(meter, work)
+    reading = total(traces, start_s, end_s)
+    assert reading.energy_j == pytest.approx(40.0 * cpu_s[0] + 6.0 * (end_s - start_s), rel=0.02)
+    assert reading.energy_j is not None
+    assert reading.energy_j >= 40.0 * 0.3 + 6.0 * 0.5
+    assert reading.method == "modelled"
+    assert reading.uncertainty_j == pytest.approx(0.25 * reading.energy_j, rel=0.05)
+    assert traces[0].note == "CPU time x 40 W per busy core + 6 W; sheet test (a test)"
+
+
+def test_modelled_marks_separate_a_busy_phase_from_an_idle_one() -> None:
+    meter = ModelledMeter(1.0, CLOCK, SHEET)
+    meter.open()
+    meter.start()
+    edges_s = [CLOCK.now_s()]
+    busy(0.1)
+    edges_s.append(CLOCK.now_s())
+    meter.mark()
+    time.sleep(0.1)
+    edges_s.append(CLOCK.now_s())
+    meter.mark()
+    traces = list(meter.stop())
+    assert (total(traces, edges_s[0], edges_s[1]).energy_j or 0) >= 40.0 * 0.09
+    assert total(traces, edges_s[1], edges_s[2]).average_power_w == pytest.approx(6.0, abs=3.0)
+
+
+def test_bundled_watts_sheet_admits_that_it_is_a_guess() -> None:
+    sheet = load_watts_sheet("generic")
+    assert sheet.relative_accuracy >= 0.5
+    assert sheet.origin.startswith("assumed")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = ", "Invalid value"),
+        ('name = "x"\nactive_w_per_core = 10.0\nidle_w = 1.0\nrelative_accuracy = 0.5', "origin"),
+        (
+            'name = "x"\nactive_w_per_core = -1\nidle_w = 1.0\nrelative_accuracy = 0.5\norigin = "o"',
+            "active_w_per_core",
+        ),
+        ('name = "x"\nactive_w_per_core = 1\nidle_w = 1\nrelative_accuracy = 0.5\norigin = "o"\ncores = 4', "cores"),
+    ],
+)
+def test_bad_watts_sheet_is_refused_and_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(MeterUnavailableError, match=rf"mine\.toml is not valid[\s\S]*{message}"):
+        load_watts_sheet(str(path))
+
+
+def test_missing_watts_sheet_names_those_that_are_there() -> None:
+    with pytest.raises(MeterUnavailableError, match=r"'genric' cannot be read \(No such file.*name one of generic"):
+        load_watts_sheet("genric")

@@ -1,0 +1,128 @@
+"""A recorded power CSV, played back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from devices.base import DeviceError, MeterUnavailableError
+from devices.meters.replay import ReplayMeter
+from tests.meter_windows import CLOCK, measure, sleep, total
+
+
+def replay(path: Path, text: str) -> ReplayMeter:
+    path.write_text(text)
+    meter = ReplayMeter(path, CLOCK)
+    meter.open()
+    return meter
+
+
+def waveform(n: int = 101) -> str:
+    """Every 10 ms from 50 s on: GPU 20 W + 10 W per second, CPU 3 W."""
+    rows = [f"{50 + i / 100:.2f},{20 + i / 10:.1f},x,3" for i in range(n)]
+    return "\n".join(["time_s,gpu_w,remark,cpu_w", *rows])
+
+
+def test_replayed_waveform_gives_its_known_energy_in_every_window(tmp_path: Path) -> None:
+    meter = replay(tmp_path / "power.csv", waveform())
+    for _ in range(2):
+        traces, start_s, end_s = measure(meter, sleep(0.3))
+        # A window replays from its beginning, which is `start` and not exactly the window's start.
+        a, b = start_s - traces[0].times_s[0], end_s - traces[0].times_s[0]
+        assert 0 <= a < 0.1
+        expected_j = 20 * (b - a) + 10 * (b * b - a * a) / 2
+        gpu = total(traces, start_s, end_s, "gpu")
+        assert gpu.energy_j == pytest.approx(expected_j, rel=1e-9)
+        assert gpu.method == "replayed"
+        assert total(traces, start_s, end_s).energy_j == pytest.approx(expected_j + 3 * (b - a), rel=1e-9)
+        assert "replayed from power.csv" in (traces[0].note or "")
+
+
+def test_window_longer_than_the_recording_has_no_energy_but_a_reason(tmp_path: Path) -> None:
+    meter = replay(tmp_path / "power.csv", waveform(21))
+    reading = total(*measure(meter, sleep(0.3)))
+    assert reading.energy_j is None
+    assert "the readings (0.2 s) leave 0.1" in (reading.reason or "")
+
+
+def test_gap_in_the_recording_is_a_gap(tmp_path: Path) -> None:
+    rows = waveform().splitlines()
+    meter = replay(tmp_path / "power.csv", "\n".join(rows[:10] + rows[20:]))
+    assert "gap of 0.11 s" in (total(*measure(meter, sleep(0.3))).reason or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot be read"),
+        ("time_s,gpu_w\n", "at least two rows"),
+        ("time_s,gpu_w\n0,1\n", "at least two rows"),
+        ("t,gpu_w\n0,1\n1,1\n", "has the columns t, gpu_w; it needs time_s"),
+        ("time_s,gpu\n0,1\n1,1\n", "at least one that ends in _w"),
+        ("time_s,gpu_w\n0,1\n1,high\n", "something other than numbers"),
+        ("time_s,gpu_w\n0,1\n1,\n", "finite numbers"),
+        ("time_s,gpu_w\n0,1\n1,inf\n", "finite numbers"),
+        ("time_s,gpu_w\n0,1\n2,1\n1,1\n", "increasing time_s"),
+        ("time_s,gpu_w\n0,1\n0,1\n", "increasing time_s"),
+        ("time_s,gpu_w\n0,1,9\n1,1,9\n", "more fields than its header"),
+        ("time_s,gpu_w\n0,1\n1,1,9\n", "cannot be read"),
+        ("\x00\x01\xff", "replay: "),
+    ],
+)
+def test_bad_recording_is_refused_when_it_is_opened(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(MeterUnavailableError, match=message) as caught:
+        ReplayMeter(path, CLOCK).open()
+    assert "bad.csv" in str(caught.value)
+
+
+def test_missing_recording_is_no_meter(tmp_path: Path) -> None:
+    with pytest.raises(MeterUnavailableError, match=r"absent\.csv cannot be read"):
+        ReplayMeter(tmp_path / "absent.csv", CLOCK).open()
+
+
+def test_replay_runs_one_window_at_a_time(tmp_path: Path) -> None:
+    meter = replay(tmp_path / "power.csv", waveform())
+    with pytest.raises(DeviceError, match="not running"):
+        meter.stop()
+    meter.start()
+    with pytest.raises(DeviceError, match="already running"):
+        meter.start()
+    meter.close()
+    meter.start()
+
+
+def test_powermetrics_text_gives_the_energy_of_its_means(tmp_path: Path) -> None:
+    # 1 W and 3 W in turn for 20 ms each: 80 mJ every 40 ms; the package holds the CPU and is not added to it.
+    samples = [
+        f"*** Sampled system activity (now) (20.00ms elapsed) ***\nCPU Power: {1000 + 2000 * (i % 2)} mW\n"
+        "GPU Power: 500 mW\nPackage Power: 5000 mW\n"
+        for i in range(60)
+    ]
+    meter = replay(tmp_path / "mac.txt", "Machine model: Mac16,6\n" + "".join(samples))
+    traces, start_s, end_s = measure(meter, sleep(0.4))
+    a, b = start_s - traces[0].times_s[0], end_s - traces[0].times_s[0]
+
+    def cpu_j(at_s: float) -> float:
+        turns, rest_s = divmod(at_s, 0.04)
+        return turns * 0.08 + min(rest_s, 0.02) * 1 + max(0.0, rest_s - 0.02) * 3
+
+    cpu = total(traces, start_s, end_s, "cpu")
+    assert cpu.energy_j == pytest.approx(cpu_j(b) - cpu_j(a), rel=1e-9)
+    assert cpu.method == "replayed"
+    assert total(traces, start_s, end_s).energy_j == pytest.approx((cpu.energy_j or 0) + 0.5 * (b - a), rel=1e-9)
+    assert "Mac16,6: means of about 0.02 s" in (traces[0].note or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("powermetrics must be invoked as the superuser", "was it called with root"),
+        ("*** Sampled system activity (now) (20.00ms elapsed) ***\nno power\n", "tells no power"),
+    ],
+)
+def test_text_of_something_else_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(MeterUnavailableError, match=message):
+        replay(tmp_path / "mac.txt", text)
