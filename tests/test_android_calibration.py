@@ -8,11 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from devices.android.calibration import (
-    calibrate,
-    observed_update_period_s,
-    stuck_stretches_s,
-)
+from devices.android.calibration import calibrate
 from devices.base import DeviceError
 
 N = 60
@@ -76,23 +72,3 @@ def test_what_cannot_be_a_battery_is_refused(
 ) -> None:
     with pytest.raises(DeviceError, match=reason):
         calibrate(current, voltage)
-
-
-def test_the_update_period_is_seen_through_repeated_samples() -> None:
-    at_s = 0.05 * np.arange(200, dtype=np.float64)
-    current = np.floor(at_s / 0.25 + 1e-9)
-    assert observed_update_period_s(at_s, current) == pytest.approx(0.25)
-
-
-def test_a_gauge_without_updates_resolves_nothing() -> None:
-    at_s = 0.05 * np.arange(201, dtype=np.float64)
-    assert observed_update_period_s(at_s, np.full(len(at_s), 5.0)) == pytest.approx(10.0)
-    assert observed_update_period_s(at_s, np.where(at_s < 4.0, 5.0, 6.0)) == pytest.approx(5.0)
-
-
-def test_a_gauge_that_stops_is_a_gap_from_its_last_update() -> None:
-    at_s = 0.05 * np.arange(201, dtype=np.float64)
-    current = np.floor(np.minimum(at_s, 4.0) / 0.25 + 1e-9)
-    [stretch_s] = stuck_stretches_s(at_s, current, 0.25)
-    assert stretch_s == pytest.approx((4.0, 10.0))
-    assert stuck_stretches_s(at_s, np.floor(at_s / 0.25 + 1e-9), 0.25) == ()

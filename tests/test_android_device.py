@@ -13,12 +13,12 @@ import pytest
 
 from devices.android import battery as battery_module
 from devices.android.device import AndroidDevice
-from devices.android.gates import Gates
 from devices.android.processes import affinity_mask, parse_machine_cpu_s, parse_process_cpu_s, split_account
 from devices.android.server import ServerAddress
 from devices.android.survey import attached
 from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
+from devices.gates import Gates
 from results.energy import energy_between
 from tests.data_folder import data_folder
 from tests.fakes.adb_server import FakeAdbServer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.android.gates import Gates, wait_until_ready, why_not_ready
+from devices.android.gates import why_not_ready
 from devices.android.server import ServerAddress
 from devices.android.shell import Phone
 from devices.android.state import (
@@ -28,10 +29,9 @@ from devices.android.state import (
     read_state,
     split_sections,
 )
-from devices.base import DeviceError
+from devices.gates import Gates
 from tests.data_folder import data_folder
 from tests.fakes.adb_server import FakeAdbServer
-from tests.fakes.machine import FakeMachine
 from tests.fakes.phone import DISCHARGING, THERMAL, FakePhone
 
 READY = BatteryState(status=3, powered_by=(), is_faked=False, percent=82.0, temperature_c=31.2)
@@ -189,34 +189,9 @@ def test_sections_split_at_their_names() -> None:
     ],
 )
 def test_a_phone_that_is_not_ready_says_why(battery: BatteryState, reason: str) -> None:
-    with pytest.raises(DeviceError, match=reason):
-        wait_until_ready("adb:X", lambda: battery, Gates(wait_s=0.0), FakeMachine())
+    assert re.search(reason, why_not_ready(battery, Gates()) or "")
 
 
-def test_a_ready_phone_does_not_wait() -> None:
-    machine = FakeMachine()
-    wait_until_ready("adb:X", lambda: READY, Gates(), machine)
-    assert machine.time_s == 100.0
+def test_a_ready_phone_has_nothing_against_it() -> None:
+    assert why_not_ready(READY, Gates()) is None
     assert why_not_ready(None, Gates()) is not None
-
-
-def test_a_hot_phone_is_waited_for_with_a_countdown() -> None:
-    """It cools by 1 degC in 5 s from 43 degC; below 40 after 20 s."""
-    machine = FakeMachine()
-    told: list[float] = []
-    wait_until_ready(
-        "adb:X",
-        lambda: replace(READY, temperature_c=43.0 - (machine.time_s - 100.0) / 5.0),
-        Gates(wait_s=60.0),
-        machine,
-        lambda reason, left_s: told.append(left_s),
-    )
-    assert machine.time_s == 120.0
-    assert told == [60.0, 55.0, 50.0, 45.0]
-
-
-def test_waiting_ends_at_its_limit() -> None:
-    machine = FakeMachine()
-    with pytest.raises(DeviceError, match=r"adb:X is not ready, and was not after 12 s of waiting: .*55.0 degC"):
-        wait_until_ready("adb:X", lambda: replace(READY, temperature_c=55.0), Gates(wait_s=12.0), machine)
-    assert machine.time_s == 112.0

@@ -23,19 +23,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.android.calibration import (
-    MAX_POWER_W,
-    MIN_POWER_W,
-    MIN_SAMPLES,
-    Calibration,
-    calibrate,
-    observed_update_period_s,
-    stuck_stretches_s,
-)
+from devices.android.calibration import MIN_SAMPLES, Calibration, calibrate
 from devices.android.device_clock import ClockMap, fit_clock, steady_stamps
 from devices.android.gauge_loop import GaugeLog, GaugeLoop, loop_script
 from devices.android.shell import Phone
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
+from devices.gauges import (
+    observed_update_period_s,
+    plausible_power,
+    renewed_readings,
+    smallest_step,
+    stuck_stretches_s,
+)
 from results.records import Method, PowerTrace
 
 Array = NDArray[np.float64]
@@ -261,22 +260,17 @@ def power_trace(readings: GaugeLog, source: GaugeSource, calibration: Calibratio
     """Watts that stand until the next reading, on the host's clock. What no phone draws is left out, and counted."""
     times_s, clock, which = on_host_clock(readings)
     watts = calibration.power_w(readings.current, readings.voltage)
-    plausible = np.isfinite(watts) & (watts >= MIN_POWER_W) & (watts <= MAX_POWER_W)
+    plausible, left_out = plausible_power(watts)
     # Two samples may fall into one step of the uptime.
     usable = plausible & (np.diff(times_s, prepend=-np.inf) > 0)
     period_s = observed_update_period_s(times_s[usable], readings.current[usable])
-    step = np.abs(np.diff(readings.current[usable]))
-    smallest = float(step[step > 0].min()) if (step > 0).any() else 0.0
-    kept = np.flatnonzero(usable)[_renewed(times_s[usable], readings.current[usable], period_s)]
-    note = f"{channel.note}; {_clock_note(clock, which)}"
-    if not plausible.all():
-        n_left_out = int((~plausible).sum())
-        note += f"; {n_left_out} of {len(watts)} readings are not in {MIN_POWER_W:g} to {MAX_POWER_W:g} W: left out"
+    kept = np.flatnonzero(usable)[renewed_readings(times_s[usable], readings.current[usable], period_s)]
+    watts_per_unit = calibration.ampere_per_unit * _typical(readings.voltage) * calibration.volt_per_unit
     return replace(
         channel,
         update_period_s=period_s,
-        resolution=smallest * calibration.ampere_per_unit * _typical(readings.voltage) * calibration.volt_per_unit,
-        note=note,
+        resolution=smallest_step(readings.current[usable]) * watts_per_unit,
+        note=f"{channel.note}; {_clock_note(clock, which)}{left_out}",
     ).trace(
         BatteryMeter.name,
         BatteryMeter.method,
@@ -301,20 +295,6 @@ def charge_trace(readings: GaugeLog, source: GaugeSource, channel: Channel) -> P
         resolution=float(steps.min() * np.median(volts)) if len(steps) else 0.0,
         note=f"{channel.note}; {_clock_note(clock, which)}",
     ).trace(BatteryMeter.name, BatteryMeter.method, times_s, joules, source.period_s)
-
-
-def _renewed(times_s: Array, current: Array, period_s: float) -> NDArray[np.intp]:
-    """Which readings to keep: new values, one an update where the value stands, and the ends.
-
-    A repeated value says nothing new, and its short distance to the next one would feign a knowledge of when the power
-    changed: the arithmetic takes the distance of readings for the time in which it may have.
-    """
-    kept = [0] if len(times_s) else []
-    for i in range(1, len(times_s)):
-        is_new = current[i] != current[i - 1] or times_s[i] - times_s[kept[-1]] >= period_s
-        if is_new or i == len(times_s) - 1:
-            kept.append(i)
-    return np.asarray(kept, dtype=np.intp)
 
 
 def _typical(values: Array) -> float:

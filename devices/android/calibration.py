@@ -8,22 +8,18 @@ milliampere, and either sign; two nodes of one phone may disagree. So a few seco
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from devices.base import DeviceError
+from devices.gauges import MAX_POWER_W, MIN_POWER_W
 
 Array = NDArray[np.float64]
 
-MIN_POWER_W, MAX_POWER_W = 0.05, 25.0
-"""What a phone draws from its battery: from asleep to the most that its connector bears."""
 MILLIAMPERE_BELOW = 20_000
 """A median below is milliampere: 20 mA is less than a phone that is awake draws, 20 A more than any."""
 MIN_SAMPLES = 10
-STUCK_UPDATES = 12
-"""A gauge with noise in its last digit does not repeat itself so often; one that does has stopped."""
 SAME_SIGN = 0.9
 """The share of samples that must agree."""
 _VOLT_UNITS = (1e-6, 1e-3, 1.0)
@@ -80,25 +76,3 @@ def _volt_per_unit(median: float) -> float:
         if MIN_VOLTAGE_V <= median * volt_per_unit <= MAX_VOLTAGE_V:
             return volt_per_unit
     raise DeviceError(f"a voltage of {median:g} is no battery's in uV, mV or V")
-
-
-def observed_update_period_s(times_s: Array, current: Array) -> float:
-    """How often the gauge gave a new value: the median distance of changes; all the time there was, below three.
-
-    A gauge that is stuck, or that a constant load leaves alone, has not been seen to update: it resolves nothing.
-    """
-    if len(times_s) < 2:
-        return 0.0
-    changed_s = times_s[1:][np.diff(current) != 0]
-    if len(changed_s) >= 3:
-        return float(np.median(np.diff(changed_s)))
-    return float(times_s[-1] - times_s[0]) / (len(changed_s) + 1)
-
-
-def stuck_stretches_s(times_s: Array, current: Array, update_period_s: float) -> tuple[tuple[float, float], ...]:
-    """Stretches of more than `STUCK_UPDATES` updates over which the reading is the same to the last digit."""
-    if len(times_s) < 2:
-        return ()
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(current) != 0) + 1, [len(times_s) - 1]])
-    runs_s = [(float(times_s[i]), float(times_s[j])) for i, j in pairwise(edges.tolist())]
-    return tuple(run for run in runs_s if run[1] - run[0] > STUCK_UPDATES * update_period_s > 0)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from devices.android.battery import BatteryMeter
-from devices.android.gates import CountdownListener, Gates, wait_until_ready
+from devices.android.gates import why_not_ready
 from devices.android.processes import (
     WORK_FOLDER,
     PhoneProcess,
@@ -21,6 +21,7 @@ from devices.android.state import PhoneFacts, PhoneState, parse_battery, read_fa
 from devices.android.topology import Topology, read_topology
 from devices.base import Clock, CpuSeconds, DeviceError, Meter
 from devices.conditions import host_environment
+from devices.gates import CountdownListener, Gates, wait_until_ready
 from results.records import Conditions, Environment
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class AndroidDevice:
         """On battery, cool and charged: before every trial, so that all start alike. Raises `DeviceError`."""
         wait_until_ready(
             self.name,
-            lambda: parse_battery(self.phone.read("dumpsys battery") or ""),
+            lambda: why_not_ready(parse_battery(self.phone.read("dumpsys battery") or ""), self._gates),
             self._gates,
             self._clock,
             self._on_wait,
