@@ -24,6 +24,8 @@ Terms are added in quadrature, but those of changes at the edges linearly: the p
 same direction, and so does the error. Elsewhere changes are taken to fall anywhere between readings, each for itself: a
 load that alternates in step with the sampler, or faster than it, errs more than stated here.
 
+The integral of a relative gauge is an amount in units of its own. It has no joules, and no net: a reason stands there.
+
 A window that the meter cannot resolve has no energy but a reason: a gap in it, no reading at its edges, or less than
 `MIN_UPDATES` updates. Missing is never 0.
 """
@@ -46,6 +48,7 @@ GAP_FACTOR = 5.0
 WRAP_POWER_FACTOR = 100.0
 """A step back is no wrap if it would mean more power than this many times the highest of the other steps."""
 EDGE_TOLERANCE_S = 1e-6
+NO_JOULES = "a relative gauge counts in units of its own and gives no joules"
 MARK_TOLERANCE_S = 1e-3
 """A reading this close to an edge was taken for it: a mark follows its phase edge by microseconds."""
 
@@ -109,6 +112,17 @@ def energy_between(
         math.fsum(p.variance_j2 for p in parts),
         math.sqrt(math.fsum(p.gain_j**2 for p in parts)),
     )
+    if method == "relative gauge":
+        return EnergyReading(
+            phase=phase,
+            meter=meter,
+            component=component,
+            method=method,
+            duration_s=duration_s,
+            gauge_units=total.energy_j,
+            gauge_units_uncertainty=math.sqrt(total.variance_j2 + total.gain_j**2),
+            reason=NO_JOULES,
+        )
     net_j, net_uncertainty_j = _net(total, duration_s, idle)
     return EnergyReading(
         phase=phase,

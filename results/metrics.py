@@ -138,24 +138,23 @@ def tokens_of(trial: Trial, phase: Phase) -> int:
 
 def _of_reading(reading: EnergyReading, trial: Trial) -> Iterator[Observation]:
     n_tokens = tokens_of(trial, reading.phase)
-    no_energy = None if reading.energy_j is not None else reading.reason or f"{reading.meter} gave no energy"
+    relative = reading.method == "relative gauge"
+    amount = reading.gauge_units if relative else reading.energy_j
+    uncertainty = reading.gauge_units_uncertainty if relative else reading.uncertainty_j
+    no_energy = None if amount is not None else reading.reason or f"{reading.meter} gave no energy"
     no_net = no_energy or (None if reading.net_energy_j is not None else reading.reason or "no idle baseline")
     no_tokens = None if n_tokens else f"no {reading.phase} tokens in this trial"
-    relative_percent = (
-        100 * reading.uncertainty_j / abs(reading.energy_j)
-        if reading.energy_j and reading.uncertainty_j is not None
-        else None
-    )
+    uncertainty_percent = 100 * uncertainty / abs(amount) if amount and uncertainty is not None else None
     values = {
-        "energy_per_token": (_over(reading.energy_j, n_tokens), no_tokens or no_energy),
+        "energy_per_token": (_over(amount, n_tokens), no_tokens or no_energy),
         "net_energy_per_token": (_over(reading.net_energy_j, n_tokens), no_tokens or no_net),
-        "average_power": (reading.average_power_w, no_energy or "the phase has no duration"),
-        "energy": (reading.energy_j, no_energy),
-        "energy_uncertainty": (relative_percent, no_energy or "the meter states no uncertainty"),
+        "average_power": (_over(amount, reading.duration_s), no_energy or "the phase has no duration"),
+        "energy": (amount, no_energy),
+        "energy_uncertainty": (uncertainty_percent, no_energy or "the meter states no uncertainty"),
     }
     for metric, unit in ENERGY_METRICS:
         value, reason = values[metric]
-        shown_unit = RELATIVE_UNITS.get(unit, unit) if reading.method == "relative gauge" else unit
+        shown_unit = RELATIVE_UNITS.get(unit, unit) if relative else unit
         yield Observation(
             metric=metric,
             phase=reading.phase,
@@ -167,8 +166,8 @@ def _of_reading(reading: EnergyReading, trial: Trial) -> Iterator[Observation]:
         )
 
 
-def _over(amount: float | None, n_tokens: int) -> float | None:
-    return None if amount is None or n_tokens == 0 else amount / n_tokens
+def _over(amount: float | None, per: float) -> float | None:
+    return None if amount is None or per == 0 else amount / per
 
 
 def _throughput(trial: Trial, phase: Phase) -> tuple[float | None, str | None]:

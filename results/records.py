@@ -165,7 +165,7 @@ TraceKind = Literal["power", "counter", "held"]
 class PowerTrace:
     """Raw readings of one component of one meter. Joules are derived from it in `results.energy`, never here.
 
-    values: W for `power` and `held`, J for `counter`.
+    values: W for `power` and `held`, J for `counter`; of a relative gauge, units of its own a second.
     """
 
     meter: str
@@ -205,6 +205,10 @@ class EnergyReading(Record):
     net_energy_j: float | None = None
     """Above the idle baseline: E - P_idle * t; None without a baseline."""
     net_uncertainty_j: float | None = None
+    gauge_units: float | None = None
+    """Of a relative gauge alone: the amount in units of its own. Never joules: `energy_j` stays None beside it."""
+    gauge_units_uncertainty: float | None = None
+    """One standard uncertainty."""
     reason: str | None = None
     """Why a figure is None."""
 
@@ -263,9 +267,10 @@ class Environment(Record):
     os: str
     machine: str
     cpu_model: str
-    n_cores: int
-    n_threads: int
-    memory_bytes: int
+    n_cores: int | None
+    n_threads: int | None
+    memory_bytes: int | None
+    """These three are None where a device does not tell: an iPhone without Developer Mode."""
     python: str
     joulebench: str
     packages: dict[str, str]

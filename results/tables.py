@@ -29,7 +29,7 @@ from results.cells import (
     usable,
     workload_name,
 )
-from results.energy import energy_between
+from results.energy import NO_JOULES, energy_between
 from results.metrics import (
     ENERGY_METRICS,
     LATENCY_METRICS,
@@ -265,14 +265,12 @@ def _request_energy(completion: Completion, traces: Sequence[PowerTrace], meter:
     if meter is None:
         return {"energy_method": "missing", "energy_reason": "no meter was read in this trial"}
     reading: EnergyReading = energy_between(traces, [(completion.start_s, completion.end_s)], "all", meter)
-    relative = reading.method == "relative gauge"
-    missing = reading.energy_j is None or relative
     return {
-        "energy_j": None if relative else reading.energy_j,
-        "energy_uncertainty_j": None if missing else reading.uncertainty_j,
-        "energy_method": "missing" if missing else reading.method,
+        "energy_j": reading.energy_j,
+        "energy_uncertainty_j": reading.uncertainty_j,
+        "energy_method": "missing" if reading.energy_j is None else reading.method,
         "energy_meter": meter,
-        "energy_reason": "a relative gauge gives no joules" if relative else reading.reason,
+        "energy_reason": reading.reason,
     }
 
 
@@ -355,6 +353,8 @@ def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
     left_out = left_out_reason(trials, with_errors=not usable(trials)) or ""
     missing = [r["reason"] for r in rows if pd.isna(r["mean"]) and r["metric"] in _SAID_IN_SUMMARY]
     reasons = distinct(own_reason(reason, trials) for reason in missing)
+    if energy_row["method"] == "relative gauge":
+        reasons.append(NO_JOULES)
     return wide | {"reason": _joined([left_out, *reasons])}
 
 

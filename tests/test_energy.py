@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.energy import Interval, energy_between, idle_baseline, power_curve
+from results.energy import NO_JOULES, Interval, energy_between, idle_baseline, power_curve
 from results.records import EnergyReading, IdleBaseline, PowerTrace
 from tests.fakes.waveforms import Array, StepPower, counter_trace, trace
 
@@ -59,6 +59,23 @@ def test_held_readings_stand_until_the_next() -> None:
     gauge = trace("held", [0.0, 4.0, 8.0, 11.0], [1.0, 5.0, 2.0, 9.0], 0.85)
     # 1 W for 2 s, 5 W for 4 s, 2 W for 2.5 s; a trapezoid would give another sum.
     assert energy(gauge, (2.0, 10.5)).energy_j == pytest.approx(1 * 2 + 5 * 4 + 2 * 2.5)
+
+
+def test_a_relative_gauge_is_integrated_into_units_of_its_own_and_never_into_joules() -> None:
+    # 1 unit/s for 2 s, 5 for 4 s, 2 for 2.5 s.
+    gauge = trace("held", [0.0, 4.0, 8.0, 11.0], [1.0, 5.0, 2.0, 9.0], 0.85, method="relative gauge")
+    idle = idle_baseline("m", [gauge], [gauge], component="c")
+    reading = energy(gauge, (2.0, 10.5), idle=idle)
+    assert reading.gauge_units == pytest.approx(1 * 2 + 5 * 4 + 2 * 2.5)
+    assert (reading.energy_j, reading.uncertainty_j, reading.average_power_w) == (None, None, None)
+    assert (reading.net_energy_j, idle.power_w, reading.reason) == (None, None, NO_JOULES)
+
+
+def test_an_unresolved_relative_gauge_has_no_units_either() -> None:
+    gauge = trace("held", [0.0, 4.0, 8.0, 11.0], [1.0, 5.0, 2.0, 9.0], 0.85, method="relative gauge")
+    reading = energy(gauge, (2.0, 4.0))
+    assert (reading.gauge_units, reading.energy_j) == (None, None)
+    assert "unresolved" in str(reading.reason)
 
 
 def test_fresh_counter_is_exact_where_it_was_read() -> None:

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from results import tables
+from results.energy import NO_JOULES
 from results.records import EngineCounters, PowerTrace, RunData, Score, Trial
 from tests.run_builders import cell, completion, example_run, failed, reading, run, trial
 
@@ -139,9 +140,20 @@ def test_measured_and_modelled_times_never_share_a_row() -> None:
 
 
 def test_a_relative_gauge_never_stands_under_joules() -> None:
-    data = one_cell(trial(energy=(reading("all", 6.0, method="relative gauge"),)))
-    assert row(data, "energy_per_token", "all")["unit"] == "gauge unit/token"
-    assert tables.summary(data)["all_j_per_token"].isna().all()
+    """6 units over 2 s, known to 0.3."""
+    units = {"gauge_units": 6.0, "gauge_units_uncertainty": 0.3}
+    gauge = reading("all", None, method="relative gauge", reason=NO_JOULES, **units)
+    data = one_cell(trial(energy=(gauge,)))
+    shown = {m: row(data, m, "all") for m in ("energy", "average_power", "energy_uncertainty", "energy_per_token")}
+    assert (shown["energy"]["mean"], shown["energy"]["unit"]) == (6.0, "gauge unit")
+    assert (shown["average_power"]["mean"], shown["average_power"]["unit"]) == (3.0, "gauge unit/s")
+    assert shown["energy_uncertainty"]["mean"] == pytest.approx(5.0)
+    assert shown["energy_per_token"]["unit"] == "gauge unit/token"
+    net = row(data, "net_energy_per_token", "all")
+    assert (net["n"], net["reason"]) == (0, NO_JOULES)
+    [summary] = tables.summary(data).to_dict("records")
+    assert pd.isna(summary["all_j_per_token"])
+    assert NO_JOULES in summary["reason"]
 
 
 def test_components_are_not_added_to_their_meters_total() -> None:

@@ -40,6 +40,8 @@ METHOD_WORDS: dict[Method, str] = {
     "missing": "missing",
 }
 
+NOT_TOLD = "not told by the device"
+
 DRAW_CHARTS = """
 const page = JSON.parse(document.getElementById("charts").textContent);
 for (const [id, spec] of Object.entries(page.specs)) {
@@ -124,10 +126,11 @@ def script_hash(script: str) -> str:
 
 
 def machine_rows(environment: Environment) -> list[tuple[str, str]]:
+    n_cores, memory_bytes = environment.n_cores, environment.memory_bytes
     return [
         ("processor", environment.cpu_model),
-        ("cores", f"{environment.n_cores}, {environment.n_threads} threads used"),
-        ("memory", format_bytes(environment.memory_bytes)),
+        ("cores", NOT_TOLD if n_cores is None else f"{n_cores}, {environment.n_threads} threads used"),
+        ("memory", NOT_TOLD if memory_bytes is None else format_bytes(memory_bytes)),
         ("system", f"{environment.os}, {environment.machine}"),
         ("Python", environment.python),
         ("joulebench", environment.joulebench),
