@@ -1,0 +1,132 @@
+"""The battery of an iPhone as a power meter: current times voltage of the whole phone, as the diagnostics service says.
+
+Coarse: the registry renews its values every few seconds at best, at some times not for a minute. How often it did is
+observed in every window, and a window of less than ten updates has no energy. The phone must be off every charger, so
+its link goes over Wi-Fi.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.base import Channel, Clock, MeterUnavailableError, TransientDeviceError
+from devices.gauges import (
+    observed_update_period_s,
+    plausible_power,
+    renewed_readings,
+    smallest_step,
+    stuck_stretches_s,
+)
+from devices.ios.phone import Phone
+from devices.meters.polled import PolledMeter
+from results.records import Method, PowerTrace
+
+Array = NDArray[np.float64]
+
+log = logging.getLogger(__name__)
+
+READ_EVERY_S = 1.0
+"""Each reading wakes the phone's radio; the gauge has nothing new more often."""
+OBSERVE_S = 3.0
+RECONNECT_S = 30.0
+"""How long a window's start waits for a phone that went away."""
+RELATIVE_ACCURACY = 0.02 / math.sqrt(3)
+"""Not stated by Apple. Fuel-gauge ICs state 1 % to 2 % of the reading, sense resistor included: uniform within 2 %, as
+one sigma."""
+
+
+class BatteryMeter(PolledMeter):
+    """Power from the battery of a phone that discharges."""
+
+    name = "battery"
+    method: Method = "battery gauge"
+
+    def __init__(self, phone: Phone, interval_s: float, clock: Clock) -> None:
+        super().__init__(max(interval_s, READ_EVERY_S), clock)
+        self._phone = phone
+
+    def open(self) -> None:
+        """Some seconds, in which the gauge may show an update. Raises `DeviceError`."""
+        battery = self._phone.battery()
+        if battery is None or battery.power_w is None:
+            raise MeterUnavailableError(
+                f"battery: {self._phone.udid} tells no current of its battery (InstantAmperage, Voltage);"
+                " is it an iPhone or an iPad?"
+            )
+        times_s, shown = [], []
+        end_s = self._clock.now_s() + OBSERVE_S
+        while self._clock.now_s() < end_s:
+            times_s.append(self._clock.now_s())
+            shown.append(self.read())
+            self._wait(self._interval_s)
+        period_s = observed_update_period_s(np.asarray(times_s), _versions(np.asarray(shown)))
+        self.channels = (
+            Channel(
+                "battery",
+                "held",
+                update_period_s=period_s,
+                relative_accuracy=RELATIVE_ACCURACY,
+                note=f"whole phone, through {self._phone.way}",
+            ),
+        )
+
+    def read(self) -> Sequence[float]:
+        """Current in A, voltage in V, when the gauge was renewed, and whether a charger is on (1 or 0)."""
+        battery = self._phone.battery()
+        if battery is None:
+            raise TransientDeviceError(f"battery: {self._phone.udid} does not show its battery any more")
+        return [_or_nan(v) for v in (battery.current_a, battery.voltage_v, battery.updated_at, battery.is_charging)]
+
+    def start(self) -> None:
+        """Begins a window. A phone that went away is waited for, up to a limit. Raises `TransientDeviceError`."""
+        try:
+            super().start()
+        except TransientDeviceError as error:
+            log.info("%s; looking for it", error)
+            self._phone.reach(RECONNECT_S)
+            super().start()
+
+    def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
+        """Watts that stand until the next reading. What no phone draws is left out, and counted."""
+        if np.any(values[:, 3] == 1):
+            raise TransientDeviceError(
+                f"battery: {self._phone.udid} was on a charger in the window, and its gauge did not see the load;"
+                " take it off every cable and charging pad"
+            )
+        [channel] = self.channels
+        watts = -values[:, 0] * values[:, 1]
+        plausible, left_out = plausible_power(watts)
+        at_s, shown = times_s[plausible], _versions(values[plausible])
+        period_s = observed_update_period_s(at_s, shown)
+        kept = renewed_readings(at_s, shown, period_s)
+        return [
+            replace(
+                channel,
+                update_period_s=period_s,
+                resolution=smallest_step(watts[plausible]),
+                note=f"{channel.note}{left_out}",
+            ).trace(
+                self.name,
+                self.method,
+                at_s[kept],
+                watts[plausible][kept],
+                self._interval_s,
+                stuck_stretches_s(at_s, shown, period_s),
+            )
+        ]
+
+
+def _versions(values: Array) -> Array:
+    """Counts the values that the gauge has shown: goes up where current, voltage or the time of renewal changed."""
+    changed = np.any(np.diff(np.nan_to_num(values[:, :3]), axis=0) != 0, axis=1)
+    return np.concatenate([[0.0], np.cumsum(changed)])[: len(values)]
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)

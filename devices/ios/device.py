@@ -1,0 +1,148 @@
+"""An iPhone as a device of the harness: its battery and its energy gauge as meters, its state, apps started on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from devices.base import Clock, CpuSeconds, DeviceError, Meter
+from devices.conditions import host_environment
+from devices.gates import CountdownListener, Gates, too_hot_or_empty, wait_until_ready
+from devices.ios.battery import BatteryMeter
+from devices.ios.energy_gauge import EnergyGaugeMeter
+from devices.ios.link import TUNNELD, TunneldAddress
+from devices.ios.phone import Phone
+from devices.ios.state import BatteryState, PhoneFacts
+from results.records import Conditions, Environment
+
+log = logging.getLogger(__name__)
+
+MeterName = Literal["battery", "energy gauge"]
+
+
+def why_not_ready(battery: BatteryState | None, gates: Gates, reads_battery: bool) -> str | None:
+    """What keeps the phone from being measured, with the remedy; None where nothing does.
+
+    reads_battery: whether joules come from the battery. The energy gauge does not mind a cable.
+    """
+    if battery is None:
+        return "it shows no battery; is it an iPhone or an iPad?"
+    if reads_battery and battery.is_charging is not False:
+        what = "a charger carries the load" if battery.is_charging else "it does not say whether it charges"
+        return (
+            f"{what}, and the battery's gauge does not see it; take it off every cable and charging pad, and reach it"
+            " over Wi-Fi (tunneld finds it there)"
+        )
+    return too_hot_or_empty(battery.temperature_c, battery.percent, gates)
+
+
+class IosDevice:
+    """`ios:UDID`, or `ios:` for the only phone. `facts` are there once it is open."""
+
+    def __init__(
+        self,
+        name: str,
+        interval_s: float,
+        clock: Clock,
+        gates: Gates | None = None,
+        on_wait: CountdownListener | None = None,
+        app: str | None = None,
+        meter_names: Sequence[MeterName] = ("battery",),
+        tunneld: TunneldAddress = TUNNELD,
+    ) -> None:
+        """on_wait: hears the countdown while the gates are shut. app: whose energy the gauge follows."""
+        if "energy gauge" in meter_names and app is None:
+            raise DeviceError(f"{name}: the energy gauge follows one app; name it by its bundle identifier")
+        self.name = name
+        self.phone = Phone(name, tunneld)
+        self.meters: list[Meter] = []
+        self._interval_s = interval_s
+        self._clock = clock
+        self._gates = gates or Gates()
+        self._on_wait = on_wait
+        self._app = app
+        self._meter_names = tuple(meter_names)
+        self._facts: PhoneFacts | None = None
+
+    def open(self) -> None:
+        """Finds the phone, waits at the gates, starts the app where it does not run, and opens the meters.
+
+        Raises `DeviceError`.
+        """
+        self.phone.reach()
+        self._facts = self.phone.facts()
+        log.info("%s: %s, %s, through %s", self.name, self._facts.model, self._facts.os, self.phone.way)
+        self.wait_until_ready()
+        if self._app is not None and self.phone.find_process(self._app) is None:
+            self.phone.launch(self._app)
+        for name in self._meter_names:
+            meter = self._build_meter(name)
+            self.meters.append(meter)
+            meter.open()
+
+    def _build_meter(self, name: MeterName) -> Meter:
+        if name == "battery":
+            return BatteryMeter(self.phone, self._interval_s, self._clock)
+        assert self._app is not None
+        return EnergyGaugeMeter(self.phone, self._app, self._interval_s, self._clock)
+
+    def wait_until_ready(self) -> None:
+        """On battery where it is read, cool and charged: before every trial. Raises `DeviceError`."""
+        wait_until_ready(
+            self.name,
+            lambda: why_not_ready(self.phone.battery(), self._gates, "battery" in self._meter_names),
+            self._gates,
+            self._clock,
+            self._on_wait,
+        )
+
+    @property
+    def facts(self) -> PhoneFacts:
+        if self._facts is None:
+            raise DeviceError(f"{self.name} is not open; open it first")
+        return self._facts
+
+    def environment(self) -> Environment:
+        """The phone; Python and packages are those of the host, which runs the harness."""
+        facts = self.facts
+        return host_environment().model_copy(
+            update={
+                "os": facts.os,
+                "machine": facts.architecture or "arm64",
+                "cpu_model": facts.model,
+                "n_cores": facts.n_cores,
+                "n_threads": facts.n_cores,
+                # No service tells it.
+                "memory_bytes": None,
+            }
+        )
+
+    def conditions(self) -> Conditions:
+        """The temperature is the battery's. Neither the clock of the cores nor throttling is told."""
+        at_s = self._clock.now_s()
+        battery = self.phone.battery() or BatteryState()
+        return Conditions(
+            at_s=at_s,
+            temperature_c=battery.temperature_c,
+            battery_percent=battery.percent,
+            charging=battery.is_charging,
+        )
+
+    def cpu_seconds(self) -> CpuSeconds | None:
+        """Not read: the instruments' own sampling would load the phone."""
+        return None
+
+    def start_app(self, app: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
+        """Starts an installed app anew, ending one that runs: its process id. Raises `DeviceError`."""
+        return self.phone.launch(app, arguments, environment)
+
+    def stop_app(self, process_id: int) -> None:
+        """Raises `DeviceError`."""
+        self.phone.kill(process_id)
+
+    def close(self) -> None:
+        for meter in self.meters:
+            meter.close()
+        self.meters.clear()
+        self.phone.close()

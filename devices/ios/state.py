@@ -1,0 +1,101 @@
+"""What an iPhone says of its battery and of itself. What it does not say is None.
+
+The battery is the I/O registry's power source (IOPMPowerSource), as the diagnostics service gives it:
+
+    InstantAmperage     mA, negative while discharging; some releases give it unsigned, of 16, 32 or 64 bits
+    Voltage             mV
+    Temperature         0.01 degC
+    CurrentCapacity     in `MaxCapacity`ths: per cent on a phone
+    ExternalConnected   a cable or a charging pad carries the load, or a part of it; IsCharging: also fills the battery
+    UpdateTime          when the gauge renewed its values, in whole seconds of the phone's wall clock
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_REGISTER_BITS = (64, 32, 16)
+A_PER_MA = 1e-3
+V_PER_MV = 1e-3
+C_PER_CENTIDEGREE = 1e-2
+
+
+@dataclass(frozen=True)
+class BatteryState:
+    current_a: float | None = None
+    """Into the battery: negative while it discharges."""
+    voltage_v: float | None = None
+    temperature_c: float | None = None
+    percent: float | None = None
+    is_charging: bool | None = None
+    """Whether something outside carries the load, or may carry a part of it."""
+    updated_at: int | None = None
+    """`UpdateTime`: says only whether two readings are the same one."""
+
+    @property
+    def power_w(self) -> float | None:
+        """What the battery gives, for the whole phone. Negative: it is being filled."""
+        return None if self.current_a is None or self.voltage_v is None else -self.current_a * self.voltage_v
+
+
+@dataclass(frozen=True)
+class PhoneFacts:
+    """What a phone is."""
+
+    udid: str
+    model: str
+    """Apple's name of the product, such as iPhone17,1."""
+    os: str
+    architecture: str | None = None
+    n_cores: int | None = None
+    """Told by the instruments service alone: None without Developer Mode and a developer image."""
+
+
+def parse_battery(registry: Mapping[str, Any] | None) -> BatteryState | None:
+    """The properties of IOPMPowerSource; None where they are no battery's."""
+    if not registry or "Voltage" not in registry:
+        return None
+    millivolt, centidegrees = _number(registry, "Voltage"), _number(registry, "Temperature")
+    # An integer of 64 bits does not fit into a float.
+    milliampere = registry.get("InstantAmperage")
+    level, full = _number(registry, "CurrentCapacity"), _number(registry, "MaxCapacity")
+    outside = [registry[key] for key in ("ExternalConnected", "IsCharging") if isinstance(registry.get(key), bool)]
+    updated_at = _number(registry, "UpdateTime")
+    return BatteryState(
+        current_a=signed(milliampere) * A_PER_MA if isinstance(milliampere, int) else None,
+        voltage_v=None if millivolt is None else millivolt * V_PER_MV,
+        temperature_c=None if centidegrees is None else centidegrees * C_PER_CENTIDEGREE,
+        percent=100 * level / full if level is not None and full else None,
+        is_charging=any(outside) if outside else None,
+        updated_at=None if updated_at is None else int(updated_at),
+    )
+
+
+def signed(register: int) -> int:
+    """A two's complement register that was read as unsigned; no battery gives 32 A, so 16 bits are known by size."""
+    for bits in _REGISTER_BITS:
+        if 1 << (bits - 1) <= register < 1 << bits:
+            return register - (1 << bits)
+    return register
+
+
+def parse_facts(properties: Mapping[str, Any], values: Mapping[str, Any], hardware: Mapping[str, Any]) -> PhoneFacts:
+    """properties: of the discovery handshake; values: lockdown's; hardware: the instruments' (either may be empty)."""
+    version = properties.get("OSVersion") or values.get("ProductVersion") or "unknown"
+    build = properties.get("BuildVersion") or values.get("BuildVersion")
+    n_cores = _number(hardware, "numberOfCpus")
+    family = str(values.get("ProductName") or "iOS")
+    return PhoneFacts(
+        udid=str(properties.get("UniqueDeviceID", "unknown")),
+        model=str(properties.get("ProductType", "unknown")),
+        os=f"{family} {version}" + (f" ({build})" if build else ""),
+        architecture=values.get("CPUArchitecture"),
+        n_cores=None if n_cores is None else int(n_cores),
+    )
+
+
+def _number(fields: Mapping[str, Any], key: str) -> float | None:
+    value = fields.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

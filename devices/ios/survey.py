@@ -1,0 +1,66 @@
+"""What of the iPhones in reach could be measured now: for `joulebench devices`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from devices.base import DeviceError
+from devices.gates import Gates
+from devices.ios.battery import BatteryMeter
+from devices.ios.device import why_not_ready
+from devices.ios.energy_gauge import EnergyGaugeMeter
+from devices.ios.errors import require_library
+from devices.ios.event_loop import EventLoopThread
+from devices.ios.link import DEVICE_PREFIX, TUNNELD, TunneldAddress, find_phones
+from devices.ios.phone import ANSWER_TIMEOUT_S, Phone
+from results.records import Method
+
+
+class AttachedMeter(NamedTuple):
+    """One meter of one phone. The update period is observed in each window."""
+
+    device: str
+    meter: str
+    method: Method
+    ready: bool
+    remark: str
+
+
+def attached(tunneld: TunneldAddress = TUNNELD) -> list[AttachedMeter]:
+    """Two rows a phone: how its battery and its energy gauge would be read, or why not; one where none is in reach.
+
+    Opens a tunnel to each phone in turn, some seconds without tunneld; nothing is measured, and nothing raised.
+    """
+    try:
+        require_library()
+        loop = EventLoopThread("ios-survey")
+        try:
+            reachable = loop.run(find_phones(tunneld), ANSWER_TIMEOUT_S, "ios: looking for phones")
+        finally:
+            loop.close()
+    except DeviceError as error:
+        return [_battery(DEVICE_PREFIX, False, str(error))]
+    if not reachable.udids:
+        return [_battery(DEVICE_PREFIX, False, "; ".join(reachable.remarks))]
+    return [row for udid in reachable.udids for row in _survey(DEVICE_PREFIX + udid, tunneld)]
+
+
+def _survey(name: str, tunneld: TunneldAddress) -> Iterator[AttachedMeter]:
+    phone = Phone(name, tunneld)
+    try:
+        facts = phone.facts()
+        what = f"{facts.model}, {facts.os}, {phone.way}"
+        reason = why_not_ready(phone.battery(), Gates(), reads_battery=True)
+        yield _battery(name, reason is None, f"{what}; {reason}" if reason else what)
+        lacks = phone.why_no_instruments()
+        remark = lacks or f"{what}; relative units of one app, no joules"
+        yield AttachedMeter(name, EnergyGaugeMeter.name, EnergyGaugeMeter.method, lacks is None, remark)
+    except DeviceError as error:
+        yield _battery(name, False, str(error))
+    finally:
+        phone.close()
+
+
+def _battery(device: str, ready: bool, remark: str) -> AttachedMeter:
+    return AttachedMeter(device, BatteryMeter.name, BatteryMeter.method, ready, remark)

@@ -1,0 +1,255 @@
+"""An iPhone as a device of the harness: joules of its battery, what keeps it from being measured, apps on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+pytest.importorskip("pymobiledevice3", reason="the extra joulebench[ios] is not installed")
+
+from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
+from devices.clock import MonotonicClock
+from devices.gates import Gates
+from devices.ios import battery as battery_module
+from devices.ios import energy_gauge
+from devices.ios.device import IosDevice, MeterName
+from results.energy import energy_between
+from tests.fakes.ios_phone import BATTERY, ENGINE_PID, UDID, FakeIphone, Plist, ServedIphone, eventually
+from tests.fakes.ios_tunneld import FakeTunneld
+
+APP = "com.example.engine"
+CLOCK = MonotonicClock()
+AT_ONCE = Gates(wait_s=0.0)
+UPDATE_S = 0.1
+WALL_S = 1_763_730_000
+"""Of the phone's clock when the fake battery began."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(battery_module, "READ_EVERY_S", 0.03)
+    monkeypatch.setattr(battery_module, "OBSERVE_S", 0.5)
+    monkeypatch.setattr(energy_gauge, "READ_EVERY_S", 0.05)
+    monkeypatch.setenv("USBMUXD_SOCKET_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def fake() -> FakeIphone:
+    return FakeIphone(battery=discharging)
+
+
+@pytest.fixture
+def served(fake: FakeIphone) -> Iterator[ServedIphone]:
+    with ServedIphone(fake) as running:
+        yield running
+
+
+@pytest.fixture
+def tunneld(served: ServedIphone) -> Iterator[FakeTunneld]:
+    with FakeTunneld([served]) as running:
+        yield running
+
+
+def discharging() -> Plist:
+    """2 W: 400 and 600 mA at 4 V, in turns, renewed every `UPDATE_S`."""
+    n = int(CLOCK.now_s() / UPDATE_S)
+    return BATTERY | {"InstantAmperage": 2**64 - (400 + 200 * (n % 2)), "Voltage": 4000, "UpdateTime": WALL_S + n}
+
+
+def device_at(
+    tunneld: FakeTunneld, app: str | None = None, meters: tuple[MeterName, ...] = ("battery",), gates: Gates = AT_ONCE
+) -> IosDevice:
+    return IosDevice(f"ios:{UDID}", 0.01, CLOCK, gates, app=app, meter_names=meters, tunneld=tunneld.address)
+
+
+@pytest.fixture
+def device(tunneld: FakeTunneld) -> Iterator[IosDevice]:
+    opened = device_at(tunneld)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+# --- battery ---------------------------------------------------------------------------------------------------------
+
+
+def test_joules_are_current_times_voltage_over_time(device: IosDevice) -> None:
+    [meter] = device.meters
+    meter.start()
+    start_s = CLOCK.now_s()
+    time.sleep(2.0)
+    end_s = CLOCK.now_s()
+    [trace] = meter.stop()
+    reading = energy_between([trace], [(start_s, end_s)], "all", "battery")
+    assert reading.method == "battery gauge"
+    assert reading.energy_j is not None
+    assert reading.uncertainty_j is not None
+    assert reading.energy_j == pytest.approx(2.0 * (end_s - start_s), rel=0.05)
+    assert abs(reading.energy_j - 2.0 * (end_s - start_s)) < 3 * reading.uncertainty_j
+    assert trace.update_period_s == pytest.approx(UPDATE_S, abs=0.04)
+    assert "whole phone, through tunneld" in str(trace.note)
+
+
+def test_a_value_that_stands_was_renewed_where_the_phone_says_so(fake: FakeIphone, tunneld: FakeTunneld) -> None:
+    """A constant load, known to be constant by the time of renewal beside it."""
+    fake.battery = lambda: BATTERY | {"UpdateTime": WALL_S + int(CLOCK.now_s() / UPDATE_S)}
+    device = device_at(tunneld)
+    device.open()
+    [meter] = device.meters
+    meter.start()
+    start_s = CLOCK.now_s()
+    time.sleep(1.5)
+    end_s = CLOCK.now_s()
+    reading = energy_between(meter.stop(), [(start_s, end_s)], "all", "battery")
+    assert reading.energy_j == pytest.approx(0.520 * 4.012 * (end_s - start_s))
+    device.close()
+
+
+def test_a_gauge_that_is_stuck_has_no_energy_but_a_reason(fake: FakeIphone, tunneld: FakeTunneld) -> None:
+    fake.battery = lambda: BATTERY
+    device = device_at(tunneld)
+    device.open()
+    [meter] = device.meters
+    meter.start()
+    start_s = CLOCK.now_s()
+    time.sleep(0.5)
+    reading = energy_between(meter.stop(), [(start_s, start_s + 0.5)], "all", "battery")
+    assert reading.energy_j is None
+    assert "unresolved" in str(reading.reason)
+    device.close()
+
+
+def test_a_charger_in_the_window_is_worth_a_retry_and_no_joules(fake: FakeIphone, device: IosDevice) -> None:
+    """On line for a moment, so that the state before and after does not show it."""
+    [meter] = device.meters
+    meter.start()
+    fake.battery = lambda: discharging() | {"ExternalConnected": True}
+    time.sleep(0.3)
+    fake.battery = discharging
+    time.sleep(0.2)
+    with pytest.raises(TransientDeviceError, match="on a charger in the window"):
+        meter.stop()
+
+
+def test_a_cable_pulled_in_the_window_is_worth_a_retry(served: ServedIphone, device: IosDevice) -> None:
+    [meter] = device.meters
+    meter.start()
+    Timer(0.2, served.pull_cable).start()
+    time.sleep(0.4)
+    with pytest.raises(TransientDeviceError, match="the link broke"):
+        meter.stop()
+    served.plug_in()
+    meter.start()
+    time.sleep(0.3)
+    assert len(meter.stop()) == 1
+
+
+def test_a_phone_that_tells_no_current_has_no_meter(fake: FakeIphone, tunneld: FakeTunneld) -> None:
+    fake.battery = lambda: {key: value for key, value in BATTERY.items() if key != "InstantAmperage"}
+    device = device_at(tunneld)
+    with pytest.raises(MeterUnavailableError, match="tells no current of its battery"):
+        device.open()
+    device.close()
+
+
+# --- gates -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ExternalConnected": True}, "a charger carries the load"),
+        ({"IsCharging": True}, "a charger carries the load"),
+        ({"Temperature": 4310}, r"43\.1 degC, 40 is the limit"),
+        ({"CurrentCapacity": 20}, "20 %, 50 % is the limit"),
+    ],
+)
+def test_a_phone_that_is_not_ready_is_refused(
+    fake: FakeIphone, tunneld: FakeTunneld, changes: Plist, reason: str
+) -> None:
+    fake.battery = lambda: discharging() | changes
+    device = device_at(tunneld)
+    with pytest.raises(DeviceError, match=rf"ios:{UDID} is not ready: .*{reason}"):
+        device.open()
+    device.close()
+
+
+def test_a_phone_that_is_unplugged_meanwhile_was_waited_for(fake: FakeIphone, tunneld: FakeTunneld) -> None:
+    fake.battery = lambda: discharging() | {"ExternalConnected": True}
+    Timer(0.3, setattr, (fake, "battery", discharging)).start()
+    device = device_at(tunneld, gates=Gates(wait_s=10.0, look_every_s=0.05))
+    device.open()
+    assert device.conditions().charging is False
+    device.close()
+
+
+# --- the energy gauge, apps, and what the phone is -------------------------------------------------------------------
+
+
+def test_the_energy_gauge_does_not_mind_a_cable_and_starts_its_app(fake: FakeIphone, tunneld: FakeTunneld) -> None:
+    fake.battery = lambda: discharging() | {"ExternalConnected": True}
+    fake.running.clear()
+    device = device_at(tunneld, app=APP, meters=("energy gauge",))
+    device.open()
+    assert ("launch", APP, (), {}, True) in fake.log
+    [meter] = device.meters
+    assert meter.method == "relative gauge"
+    meter.start()
+    time.sleep(0.3)
+    assert {t.component for t in meter.stop()} >= {"cpu", "gpu"}
+    device.close()
+
+
+def test_the_energy_gauge_without_an_app_is_refused_at_once(tunneld: FakeTunneld) -> None:
+    with pytest.raises(DeviceError, match="follows one app; name it by its bundle identifier"):
+        device_at(tunneld, meters=("energy gauge",))
+
+
+def test_an_app_is_started_with_arguments_and_ended(fake: FakeIphone, device: IosDevice) -> None:
+    process_id = device.start_app(APP, ["--prompt", "a b"], {"OMP_NUM_THREADS": "2"})
+    assert process_id == fake.running[APP]
+    device.stop_app(process_id)
+    assert fake.log[-2:] == [
+        ("launch", APP, ("--prompt", "a b"), {"OMP_NUM_THREADS": "2"}, True),
+        ("signal", 9, process_id),
+    ]
+
+
+def test_an_app_that_does_not_start_is_an_error(device: IosDevice) -> None:
+    with pytest.raises(DeviceError, match=r"com\.example\.missing did not start; is it installed"):
+        device.start_app("com.example.missing")
+
+
+def test_the_environment_is_the_phones_and_unknown_is_none(device: IosDevice) -> None:
+    environment = device.environment()
+    assert (environment.os, environment.cpu_model, environment.machine) == (
+        "iPhone OS 18.5 (22F76)",
+        "iPhone17,1",
+        "arm64e",
+    )
+    assert (environment.n_cores, environment.memory_bytes) == (6, None)
+
+
+def test_conditions_are_the_batterys(device: IosDevice) -> None:
+    conditions = device.conditions()
+    assert conditions.temperature_c == pytest.approx(31.2)
+    assert (conditions.battery_percent, conditions.charging, conditions.throttled) == (82.0, False, None)
+
+
+def test_a_device_that_is_not_open_says_so(tunneld: FakeTunneld) -> None:
+    with pytest.raises(DeviceError, match="not open"):
+        device_at(tunneld).environment()
+
+
+def test_closing_ends_what_was_begun(fake: FakeIphone, tunneld: FakeTunneld) -> None:
+    device = device_at(tunneld, app=APP, meters=("energy gauge",))
+    device.open()
+    device.meters[0].start()
+    device.close()
+    assert eventually(lambda: fake.log[-1] == ("untrace", ENGINE_PID))
+    assert device.meters == []

@@ -1,0 +1,81 @@
+"""What an iPhone says of its battery and of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.gates import Gates
+from devices.ios.device import why_not_ready
+from devices.ios.state import BatteryState, parse_battery, parse_facts, signed
+from tests.fakes.ios_phone import BATTERY
+
+READY = BatteryState(current_a=-0.5, voltage_v=4.0, temperature_c=31.2, percent=82.0, is_charging=False)
+
+
+def test_a_discharging_battery_gives_its_current_times_its_voltage() -> None:
+    battery = parse_battery(BATTERY)
+    assert battery is not None
+    assert battery.current_a == pytest.approx(-0.520)
+    assert battery.power_w == pytest.approx(0.520 * 4.012)
+    assert battery.temperature_c == pytest.approx(31.2)
+    assert (battery.percent, battery.is_charging) == (82.0, False)
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+@given(milliampere=st.integers(-10_000, 10_000))
+def test_a_register_read_as_unsigned_keeps_its_sign(bits: int, milliampere: int) -> None:
+    assert signed(milliampere % 2**bits) == milliampere
+
+
+@pytest.mark.parametrize(
+    ("changes", "charging"),
+    [
+        ({"ExternalConnected": True}, True),
+        ({"IsCharging": True}, True),
+        ({}, False),
+        ({"ExternalConnected": None, "IsCharging": None}, None),
+    ],
+)
+def test_a_cable_counts_as_charging_also_when_the_battery_is_full(changes: dict[str, Any], charging: bool) -> None:
+    battery = parse_battery(BATTERY | changes)
+    assert battery is not None
+    assert battery.is_charging is charging
+
+
+@pytest.mark.parametrize("registry", [None, {}, {"IOClass": "AppleARMPMUCharger"}])
+def test_what_is_no_battery_is_none(registry: dict[str, Any] | None) -> None:
+    assert parse_battery(registry) is None
+
+
+def test_a_battery_without_a_current_has_no_power_and_not_zero() -> None:
+    battery = parse_battery({"Voltage": 4000})
+    assert battery == BatteryState(voltage_v=4.0)
+    assert battery.power_w is None
+
+
+@pytest.mark.parametrize(
+    ("battery", "reads_battery", "reason"),
+    [
+        (READY, True, None),
+        (BatteryState(is_charging=True, percent=90.0), True, "take it off every cable"),
+        (BatteryState(is_charging=True, percent=90.0), False, None),
+        (BatteryState(percent=90.0), True, "does not say whether it charges"),
+        (BatteryState(is_charging=False, temperature_c=41.0), True, "41.0 degC, 40 is the limit"),
+        (BatteryState(is_charging=False, percent=12.0), False, "12 %, 50 % is the limit"),
+        (None, True, "no battery"),
+    ],
+)
+def test_a_phone_that_is_not_ready_says_why(
+    battery: BatteryState | None, reads_battery: bool, reason: str | None
+) -> None:
+    said = why_not_ready(battery, Gates(), reads_battery)
+    assert said is None if reason is None else reason in str(said)
+
+
+def test_facts_are_none_where_nothing_tells_them() -> None:
+    facts = parse_facts({"UniqueDeviceID": "X", "ProductType": "iPhone17,1", "OSVersion": "18.5"}, {}, {})
+    assert (facts.os, facts.architecture, facts.n_cores) == ("iOS 18.5", None, None)
