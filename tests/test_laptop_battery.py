@@ -1,0 +1,131 @@
+"""The gauge of a laptop in a tree like /sys/class/power_supply, whose files move."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from devices.base import MeterUnavailableError
+from devices.meters.laptop_battery import LaptopBatteryMeter
+from tests.fakes.sysfs import Sysfs
+from tests.meter_windows import CLOCK, measure, sleep, total
+
+BATTERY: dict[str, object] = {"type": "Battery", "status": "Discharging", "power_now": 12_500_000}
+
+
+@pytest.fixture
+def supplies(tmp_path: Path) -> Sysfs:
+    sysfs = Sysfs(tmp_path / "power_supply")
+    sysfs.add("AC", {"type": "Mains", "online": 0})
+    return sysfs
+
+
+def opened(supplies: Sysfs) -> LaptopBatteryMeter:
+    meter = LaptopBatteryMeter(0.04, CLOCK, supplies.root)
+    meter.open()
+    return meter
+
+
+def stepping(watts: float, update_s: float) -> Callable[[float], int]:
+    """A gauge that shows a new value, 1 mW more or less, every update."""
+    return lambda passed_s: int(watts * 1e6) + 1000 * (int(passed_s / update_s) % 2)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"power_now": 12_500_000},
+        {"power_now": -12_500_000},  # some drivers give what flows into the battery
+        {"current_now": 1_000_000, "voltage_now": 12_500_000},
+        {"current_now": -1_000_000, "voltage_now": 12_500_000},
+    ],
+)
+def test_power_or_current_times_voltage_whatever_the_sign(supplies: Sysfs, files: dict[str, object]) -> None:
+    supplies.add("BAT0", {"type": "Battery", "status": "Discharging", **files})
+    assert opened(supplies).read() == pytest.approx([12.5])
+
+
+def test_batteries_of_a_machine_add_up_and_those_of_a_mouse_do_not(supplies: Sysfs) -> None:
+    supplies.add("BAT0", BATTERY)
+    supplies.add("BAT1", {"type": "Battery", "status": "Not charging", "power_now": 0})
+    supplies.add("hidpp_battery_0", {"type": "Battery", "scope": "Device", "status": "Discharging"})
+    meter = opened(supplies)
+    assert [c.component for c in meter.channels] == ["BAT0", "BAT1"]
+    assert meter.read() == pytest.approx([12.5, 0.0])
+
+
+def test_window_of_ten_updates_gives_its_energy_with_the_update_period_that_was_seen(
+    supplies: Sysfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A gauge ten times as fast as ACPI allows, so that ten updates are no ten seconds.
+    monkeypatch.setattr("devices.meters.laptop_battery.UPDATE_PERIOD_S", 0.1)
+    supplies.add("BAT0", BATTERY | {"power_now": stepping(12.5, 0.15)})
+    with supplies:
+        traces, start_s, end_s = measure(opened(supplies), sleep(2.0))
+    reading = total(traces, start_s, end_s)
+    assert reading.method == "battery gauge"
+    assert reading.average_power_w == pytest.approx(12.5, rel=0.001)
+    assert traces[0].update_period_s == pytest.approx(0.15, abs=0.03)
+    assert traces[0].kind == "held"
+
+
+def test_window_of_a_slow_gauge_is_unresolved_with_the_reason(supplies: Sysfs) -> None:
+    supplies.add("BAT0", BATTERY)
+    traces, start_s, end_s = measure(opened(supplies), sleep(0.3))
+    reading = total(traces, start_s, end_s)
+    assert reading.energy_j is None
+    assert "10 are needed" in (reading.reason or "")
+
+
+def test_charger_plugged_in_during_a_window_leaves_no_energy_and_a_note(
+    supplies: Sysfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("devices.meters.laptop_battery.UPDATE_PERIOD_S", 0.1)
+    supplies.add("BAT0", BATTERY | {"power_now": stepping(12.5, 0.1)})
+
+    def charger() -> None:
+        time.sleep(0.8)
+        supplies.add("AC", {"online": 1})
+        time.sleep(0.7)
+        supplies.add("AC", {"online": 0})
+        time.sleep(0.5)
+
+    with supplies:
+        traces, start_s, end_s = measure(opened(supplies), charger)
+    reading = total(traces, start_s, end_s)
+    assert reading.energy_j is None
+    assert "gap of 0." in (reading.reason or "")
+    assert (traces[0].note or "").startswith("a charger carried the load in ")
+
+
+@pytest.mark.parametrize(
+    ("supply", "files", "message"),
+    [
+        ("AC", {"online": 1}, "AC is on line; its gauge does not see the load: unplug the charger"),
+        ("BAT0", {"status": "Charging"}, "BAT0 is charging"),
+        ("BAT0", {"status": "Full"}, "BAT0 is full"),
+        ("BAT0", {"power_now": 0}, "its gauge shows 0 W"),
+        ("BAT0", {"power_now": "none"}, "power_now vanished or is unreadable"),
+    ],
+)
+def test_machine_that_cannot_be_measured_now_says_why(
+    supplies: Sysfs, supply: str, files: dict[str, object], message: str
+) -> None:
+    supplies.add("BAT0", BATTERY)
+    supplies.add(supply, files)
+    with pytest.raises(MeterUnavailableError, match=message):
+        opened(supplies)
+
+
+def test_machine_without_a_battery_has_no_meter(supplies: Sysfs) -> None:
+    with pytest.raises(MeterUnavailableError, match="this machine has no battery"):
+        opened(supplies)
+
+
+def test_battery_without_power_or_current_has_no_meter(supplies: Sysfs) -> None:
+    supplies.add("BAT0", {"type": "Battery", "status": "Discharging", "voltage_now": 12_000_000})
+    with pytest.raises(MeterUnavailableError, match="current_now vanished or is unreadable"):
+        opened(supplies)
