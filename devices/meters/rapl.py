@@ -15,6 +15,7 @@ from pathlib import Path
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
 from devices.meters.polled import PolledMeter
+from devices.sysfs import read_value
 
 POWERCAP = Path("/sys/class/powercap")
 UPDATE_PERIOD_S = 1e-3
@@ -54,7 +55,7 @@ class RaplMeter(PolledMeter):
 
     def read(self) -> Sequence[float]:
         try:
-            return [int(path.read_text()) * J_PER_UJ for path in self._counters]
+            return [int(read_value(path)) * J_PER_UJ for path in self._counters]
         except PermissionError as error:
             raise MeterUnavailableError(
                 f"RAPL: {error.filename} is readable by root only;"
