@@ -312,6 +312,10 @@ class Trial(Record):
     """At the window's start and end."""
     foreign_cpu_share: float | None = None
     """Busy CPU time of others in the window over the machine's CPU time; None where unreadable."""
+    cpu_cycles: int | None = None
+    """CPU cycles of the window, of the process that ran it and of those that it started."""
+    cpu_cycles_remark: str | None = None
+    """Why there are none, or what they leave out (the kernel's, for a user who may not see them)."""
     notes: tuple[str, ...] = ()
     """What the workload says of its items: skipped turns, fewer than asked."""
     marks: tuple[str, ...] = ()
