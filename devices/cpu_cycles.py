@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,8 @@ class CycleCounter:
     def open(self) -> None:
         """Raises `MeterUnavailableError` with the reason."""
         self._remark = None
+        if not _TASKS.is_dir():
+            raise MeterUnavailableError(f"CPU cycles: counted on Linux only, this is {sys.platform}")
         try:
             try:
                 self._open_threads(user_mode_only=False)

@@ -155,9 +155,15 @@ def test_machine_that_counts_no_cycles_says_why(perf: FakePerf, code: int, messa
     assert message in answer
 
 
-def test_another_system_has_no_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(MeterUnavailableError, match=r"darwin on .* has none that is known here"):
+def test_system_without_linux_threads_has_no_cycles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("devices.cpu_cycles._TASKS", tmp_path / "absent")
+    with pytest.raises(MeterUnavailableError, match="counted on Linux only"):
+        CycleCounter(CPU_TIME).open()
+
+
+def test_processor_whose_system_call_is_not_known_has_no_perf_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "vax")
+    with pytest.raises(MeterUnavailableError, match="linux on vax has none that is known here"):
         CycleCounter(CPU_TIME).open()
 
 
