@@ -82,9 +82,14 @@ def _modelled(interval_s: float, clock: Clock, spec: Any) -> Meter:
 
 
 def _replay(interval_s: float, clock: Clock, spec: Any) -> Meter:
+    path = Path(spec.recording)
+    if path.suffix == ".parquet":
+        from devices.recording import TraceReplayMeter
+
+        return TraceReplayMeter(path, clock)
     from devices.meters.replay import ReplayMeter
 
-    return ReplayMeter(Path(spec.replay_csv), clock)
+    return ReplayMeter(path, clock)
 
 
 METERS: dict[str, MeterEntry] = {
@@ -92,7 +97,7 @@ METERS: dict[str, MeterEntry] = {
     "rapl": MeterEntry(_rapl, "counter", "Linux powercap: CPU package, cores, memory"),
     "zeus": MeterEntry(_zeus, "counter", "Apple Silicon, AMD and NVIDIA GPUs, through Zeus"),
     "modelled": MeterEntry(_modelled, "modelled", "CPU time x watts of a sheet: always there, never measured"),
-    "replay": MeterEntry(_replay, "replayed", "a recorded power CSV (replay_csv)"),
+    "replay": MeterEntry(_replay, "replayed", "a recorded trace, Parquet or power CSV (recording)"),
 }
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from devices.base import DeviceError
+from devices.base import Channel, DeviceError
 from devices.clock import MonotonicClock
 from devices.host import AUTO_ORDER
 from devices.models.device import available_sheets
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
-from harness.plan import DeviceSpec, Protocol
+from harness.schema import DeviceSpec, Protocol
 
 Row = dict[str, Any]
 CATALOGS = ("engines", "techniques", "workloads", "devices", "meters")
@@ -26,31 +26,68 @@ def catalog_rows(what: str) -> list[Row]:
         sheets = [
             {"name": f"model:{s}", "what": "hardware sheet; times and joules are modelled"} for s in available_sheets()
         ]
-        return [{"name": "host", "what": "this machine"}, *sheets]
+        phone = {
+            "name": "adb:SERIAL",
+            "what": "an Android phone by its battery; `joulebench devices` lists those attached",
+        }
+        iphone = {"name": "ios:UDID", "what": "an iPhone by its battery, or one app by Xcode's energy gauge"}
+        return [{"name": "host", "what": "this machine"}, phone, iphone, *sheets]
     if what == "meters":
         return [{"name": n, "method": m.method, "what": m.what} for n, m in METERS.items()]
     entries = TECHNIQUES if what == "techniques" else WORKLOADS
     return [{"name": n, "what": e.what} for n, e in entries.items()]
 
 
-def device_rows() -> list[Row]:
-    """One row a meter of this host: ready, or why not; then the modelled devices."""
+def probed_meters(sample_interval_s: float) -> dict[str, tuple[Channel, ...] | str]:
+    """Every meter of this host by name: its channels, or why it does not open. Each is opened once and closed again."""
     clock = MonotonicClock()
     spec = DeviceSpec(name="host")
-    rows: list[Row] = []
+    found: dict[str, tuple[Channel, ...] | str] = {}
     for name in AUTO_ORDER:
-        meter = METERS[name].build(Protocol().sample_interval_s, clock, spec)
-        row: Row = {"device": "host", "meter": name, "method": METERS[name].method, "ready": True, "components": ""}
+        meter = METERS[name].build(sample_interval_s, clock, spec)
         try:
             meter.open()
-            row["components"] = ", ".join(c.component for c in meter.channels)
-            row["update_period_ms"] = max((c.update_period_s for c in meter.channels), default=0.0) * 1e3
-            row["remark"] = next((c.note for c in meter.channels if c.note), None)
+            found[name] = meter.channels
         except DeviceError as error:
-            row |= {"ready": False, "update_period_ms": None, "remark": str(error)}
+            found[name] = str(error)
         finally:
             meter.close()
+    return found
+
+
+def _phone_rows() -> list[Row]:
+    """Phones in reach, Android's and Apple's; where there are none, one row of each kind that says why."""
+    from devices.android.survey import attached as androids
+    from devices.ios.survey import attached as iphones
+
+    return [_phone_row(*phone) for phone in androids()] + [_phone_row(*phone) for phone in iphones()]
+
+
+def _phone_row(device: str, meter: str, method: str, ready: bool, remark: str) -> Row:
+    return {
+        "device": device,
+        "meter": meter,
+        "method": method,
+        "ready": ready,
+        "components": meter if ready else "",
+        "update_period_ms": None,
+        "remark": f"{remark}; its update period is observed when it is opened" if ready else remark,
+    }
+
+
+def device_rows() -> list[Row]:
+    """One row a meter of this host: ready, or why not; then attached phones; then the modelled devices."""
+    rows: list[Row] = []
+    for name, found in probed_meters(Protocol().sample_interval_s).items():
+        row: Row = {"device": "host", "meter": name, "method": METERS[name].method, "ready": not isinstance(found, str)}
+        if isinstance(found, str):
+            row |= {"components": "", "update_period_ms": None, "remark": found}
+        else:
+            row["components"] = ", ".join(c.component for c in found)
+            row["update_period_ms"] = max((c.update_period_s for c in found), default=0.0) * 1e3
+            row["remark"] = next((c.note for c in found if c.note), None)
         rows.append(row)
+    rows += _phone_rows()
     for sheet in available_sheets():
         rows.append(
             {

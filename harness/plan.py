@@ -1,4 +1,4 @@
-"""The plan file: its schema, its validation, and the matrix of cells it stands for.
+"""A plan: read from its file, validated, and expanded into the matrix of cells it stands for.
 
 Everything is checked before anything runs, and all problems are told at once, each with its path in the file, the value
 found and the remedy.
@@ -6,27 +6,34 @@ found and the remedy.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import operator
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model, model_validator
+from pydantic import TypeAdapter, ValidationError
 
 from devices.host import AUTO_ORDER
+from devices.models.device import available_sheets
 from engines.placements import PLACEMENTS
-from engines.quantised import Quantisation
 from harness import sweep
-from harness.catalog import METERS, TECHNIQUES, WORKLOADS
+from harness.catalog import METERS
 from harness.problems import nearest, not_finite, told
-from results.records import Cell, Record
-
-PLAN_SCHEMA = 1
+from harness.schema import (
+    IOS_METERS,
+    MODEL_PREFIX,
+    PLAN_SCHEMA,
+    DeviceSpec,
+    EngineSpec,
+    ModelSpec,
+    PlanFile,
+    Protocol,
+    WorkloadSpec,
+)
+from results.records import Cell
 
 
 class PlanError(Exception):
@@ -37,117 +44,7 @@ class PlanError(Exception):
         self.problems = tuple(problems)
 
 
-# --- schema ----------------------------------------------------------------------------------------------------------
-
-
-def _tagged(name: str, parameters: type[Record], **more: Any) -> type[BaseModel]:
-    """A parameters record with its name as the union's tag."""
-    tag: Any = (Literal[name], ...)
-    return create_model(name, __base__=parameters, name=tag, **more)
-
-
-def _union(members: Iterable[type[BaseModel]]) -> Any:
-    return Annotated[functools.reduce(operator.or_, members), Field(discriminator="name")]
-
-
-if TYPE_CHECKING:
-    TechniqueSpec = Any
-    WorkloadSpec = Any
-else:
-    TechniqueSpec = _union(_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())
-    WorkloadSpec = _union(
-        _tagged(name, entry.parameters, label=(str | None, None)) for name, entry in WORKLOADS.items()
-    )
-
-
-class ModelSpec(Record):
-    """Which checkpoint, and in what type its weights are held (arithmetic is fp32 on a CPU)."""
-
-    source: str = Field(min_length=1)
-    """A Hugging Face folder, a hub id, or `bundled:NAME`. safetensors only."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-
-
-class EngineSpec(Record):
-    """One arm: the reference engine with a technique; on a modelled device also a placement."""
-
-    name: str = Field(min_length=1)
-    technique: TechniqueSpec
-    placement: str = "host"
-    prefill_chunk: int = Field(512, ge=1)
-    threads: int | None = Field(None, ge=1)
-    """CPU threads; torch's own number where it is not given."""
-    reuse_prefix: bool = False
-    """Start each request behind the tokens it shares with the one before: other latencies, the same answers."""
-    quantise: Quantisation = Quantisation()
-    """How each component's matrices are stored; one that is not named keeps the model's dtype."""
-
-
-class DeviceSpec(Record):
-    """Where it runs and what measures it."""
-
-    name: str
-    """`host`, or `model:SHEET`."""
-    meters: tuple[str, ...] = Field(("auto",), min_length=1)
-    watts_sheet: str = "generic"
-    """Sheet of the modelled meter: a bundled name or a TOML file."""
-    replay_csv: str | None = None
-    """Recording of the replay meter."""
-    priced_as: str | None = None
-    """Modelled devices: price the routing with the shapes of this model instead of the plan's own."""
-
-
-class StopSpec(Record):
-    """Repeat until the 95 % interval of a metric is narrow enough."""
-
-    metric: Literal["e2e_s", "ttft_s", "tpot_s", "energy_j"] = "e2e_s"
-    relative_width: float = Field(0.05, gt=0, lt=1)
-    """Half the interval over the mean."""
-    min_repeats: int = Field(3, ge=2)
-    max_repeats: int = Field(20, ge=2)
-
-    @model_validator(mode="after")
-    def _can_stop(self) -> StopSpec:
-        if self.min_repeats > self.max_repeats:
-            raise ValueError(f"min_repeats {self.min_repeats} is above max_repeats {self.max_repeats}; raise it")
-        return self
-
-
-class Protocol(Record):
-    """How trials are taken. The same for all cells of a run."""
-
-    warmup: int = Field(1, ge=0)
-    """Requests answered before each window, outside it."""
-    repeats: int = Field(3, ge=1)
-    stop: StopSpec | None = None
-    """Replaces `repeats`."""
-    idle_s: float = Field(1.0, ge=0)
-    """Idle baseline before and after each window; 0: none, and no net energy."""
-    cooldown_s: float = Field(0.0, ge=0)
-    order: Literal["interleaved", "sequential", "shuffled"] = "interleaved"
-    """interleaved: every cell once, then again, so that drift hits all arms alike."""
-    sample_interval_s: float = Field(0.05, ge=0.001, le=10)
-    retries: int = Field(2, ge=0)
-    """Of transient failures, a trial."""
-    seed: int = 0
-
-    def for_modelled(self) -> Protocol:
-        """The same, taken once."""
-        return self.model_copy(update={"repeats": 1, "stop": None})
-
-
-class PlanFile(Record):
-    """A plan as it stands in its TOML file."""
-
-    schema_version: int = Field(PLAN_SCHEMA, alias="schema")
-    name: str = Field(min_length=1)
-    model: ModelSpec
-    engine: tuple[EngineSpec, ...] = Field(min_length=1)
-    workload: tuple[WorkloadSpec, ...] = Field(min_length=1)
-    device: tuple[DeviceSpec, ...] = Field(min_length=1)
-    protocol: Protocol = Protocol()
-    sweep: dict[str, Any] = Field(default_factory=dict)
-    """Dotted path to a list of values; each combination is an element of its own."""
+# --- the plan ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -162,7 +59,7 @@ class CellPlan:
 
     @property
     def is_modelled(self) -> bool:
-        return self.device.name != "host"
+        return self.device.is_modelled
 
 
 @dataclass(frozen=True)
@@ -301,7 +198,7 @@ def _reference_problems(parsed: dict[str, list[Parsed]]) -> list[str]:
         if engine.placement not in PLACEMENTS
     ]
     for path, _, device in parsed["device"]:
-        problems += _host_problems(path, device) if device.name == "host" else _modelled_problems(path, device)
+        problems += device_problems(path, device)
     for section in ("engine", "device"):
         names = [labelled(p.spec.name, p.suffix) for p in parsed[section]]
         problems += [
@@ -310,6 +207,30 @@ def _reference_problems(parsed: dict[str, list[Parsed]]) -> list[str]:
             if names.count(name) > 1
         ]
     return problems
+
+
+def device_problems(path: str, device: DeviceSpec) -> Iterator[str]:
+    """What of a device cannot be meant: its name, its meters, settings that would do nothing."""
+    if device.is_modelled:
+        return _modelled_problems(path, device)
+    if device.is_phone:
+        return _phone_problems(path, device)
+    if device.name == "host":
+        return _host_problems(path, device)
+    known = ["host", "adb:SERIAL", "ios:UDID", *(f"model:{s}" for s in available_sheets())]
+    return iter([f"{path}.name: unknown device {device.name!r}; {nearest(device.name, known)}"])
+
+
+def _phone_problems(path: str, device: DeviceSpec) -> Iterator[str]:
+    known = ["auto", *IOS_METERS] if device.is_ios else ["auto"]
+    for meter in dict.fromkeys(device.meters):
+        if meter not in known:
+            yield f"{path}.meters: a phone has no meter {meter!r}; it has {', '.join(known)}"
+    if ("energy gauge" in device.meters) != (device.app is not None):
+        yield f'{path}.app: the meter "energy gauge" follows one app, found {device.app!r}; give both or neither'
+    for key in ("watts_sheet", "recording", "priced_as"):
+        if getattr(device, key) != DeviceSpec.model_fields[key].default:
+            yield f"{path}.{key}: has no effect on a phone; remove the line"
 
 
 def _host_problems(path: str, device: DeviceSpec) -> Iterator[str]:
@@ -323,29 +244,27 @@ def _host_problems(path: str, device: DeviceSpec) -> Iterator[str]:
     doubled = [m for m in AUTO_ORDER if m in device.meters]
     if "auto" in device.meters and doubled:
         yield f'{path}.meters: "auto" may choose {doubled[0]!r} a second time; name the meters, or "auto" without it'
-    if "replay" in device.meters and device.replay_csv is None:
-        yield f'{path}.replay_csv: missing; the replay meter needs replay_csv = "power.csv"'
-    if device.replay_csv is not None and "replay" not in device.meters:
-        yield f'{path}.replay_csv: has no effect; add "replay" to meters'
+    if "replay" in device.meters and device.recording is None:
+        yield f'{path}.recording: missing; the replay meter needs recording = "trace.parquet"'
+    if device.recording is not None and "replay" not in device.meters:
+        yield f'{path}.recording: has no effect; add "replay" to meters'
     if device.watts_sheet != DeviceSpec.model_fields["watts_sheet"].default and not {"auto", "modelled"} & {
         *device.meters
     }:
         yield f'{path}.watts_sheet: has no effect; add "modelled" to meters'
     if device.priced_as is not None:
         yield f"{path}.priced_as: only for modelled devices; remove the line"
+    if device.app is not None:
+        yield f"{path}.app: only for the energy gauge of an iPhone; remove the line"
 
 
 def _modelled_problems(path: str, device: DeviceSpec) -> Iterator[str]:
-    from devices.models.device import available_sheets
     from engines.schedule import NAMED_SHAPES
 
-    sheet = device.name.removeprefix("model:")
-    if not device.name.startswith("model:"):
-        known = ["host", *(f"model:{s}" for s in available_sheets())]
-        yield f"{path}.name: unknown device {device.name!r}; {nearest(device.name, known)}"
-    elif sheet not in available_sheets():
+    sheet = device.name.removeprefix(MODEL_PREFIX)
+    if sheet not in available_sheets():
         yield f"{path}.name: no sheet {sheet!r}; {nearest(sheet, available_sheets())}"
-    for key in ("meters", "watts_sheet", "replay_csv"):
+    for key in ("meters", "watts_sheet", "recording", "app"):
         if getattr(device, key) != DeviceSpec.model_fields[key].default:
             yield f"{path}.{key}: a modelled device has its own meter; remove the line"
     if device.priced_as is not None and device.priced_as not in NAMED_SHAPES:
@@ -381,9 +300,9 @@ def _matrix(parsed: dict[str, list[Parsed]], data_root: Path | None) -> tuple[li
 
 def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
     """Why an engine does not go onto a device, or None."""
-    if (engine.placement == "host") != (device.name == "host"):
-        return "a modelled device needs a placement" if device.name != "host" else "placements are for modelled devices"
-    if device.name != "host" and engine.quantise.asked:
+    if (engine.placement == "host") == device.is_modelled:
+        return "a modelled device needs a placement" if device.is_modelled else "placements are for modelled devices"
+    if device.is_modelled and engine.quantise.asked:
         return "a modelled device prices weights of two bytes, so quantise is for the host"
     return None
 

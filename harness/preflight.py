@@ -13,9 +13,15 @@ from engines.placements import check as check_placement
 from engines.placements import find_placement
 from engines.schedule import priced_shape
 from engines.weights import check_quantisation
-from harness.plan import CellPlan, DeviceSpec, Plan, PlanError
+from harness.plan import CellPlan, Plan, PlanError
+from harness.schema import DeviceSpec
 from harness.workbench import Workbench, technique_spec
 from workloads.base import WorkloadError
+
+NO_ENGINE_ON_PHONES = (
+    "no engine of joulebench computes on a phone yet, and the reference engine computes on this host; take the device"
+    " out of the plan, and measure what runs on the phone by itself with `joulebench record --device {device}`"
+)
 
 
 def preflight(plan: Plan, workbench: Workbench) -> Plan:
@@ -46,10 +52,12 @@ def _noted(cell_plan: CellPlan, facts: CheckpointFacts | None) -> CellPlan:
 
 
 def _device_problems(device: DeviceSpec) -> Iterator[str]:
+    if device.is_phone:
+        yield f"device {device.name}: {NO_ENGINE_ON_PHONES.format(device=device.name)}"
     if device.name != "host":
         return
-    if device.replay_csv is not None and not Path(device.replay_csv).is_file():
-        yield f"device {device.name}: replay_csv: no file {device.replay_csv}; paths start where joulebench is called"
+    if device.recording is not None and not Path(device.recording).is_file():
+        yield f"device {device.name}: recording: no file {device.recording}; paths start where joulebench is called"
     try:
         from devices.meters.modelled import load_watts_sheet
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from results.cells import mark_words
 from results.records import Trial
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class PlainProgress:
         self._console = console
         self._n_trials = 0
         self._n_done = 0
+        self._waits_for = ""
 
     def begin(self, n_trials: int, n_done: int) -> None:
         self._n_trials, self._n_done = n_trials, n_done
@@ -28,8 +30,17 @@ class PlainProgress:
     def preparing(self, cell: str) -> None:
         """Not worth a line."""
 
+    def waiting(self, device: str, reason: str, left_s: float) -> None:
+        """A line when it begins to wait, or waits for something else; the countdown would fill a log."""
+        if reason != self._waits_for:
+            self._waits_for = reason
+            self._say(f"{device}: {reason}; waiting, at most {left_s:.0f} s")
+
     def trial_started(self, cell: str, repeat: int) -> None:
-        """Not worth a line."""
+        self._waits_for = ""
+
+    def trial_repeated(self, cell: str, repeat: int, reason: str) -> None:
+        self._say(f"{cell} · trial {repeat + 1} · again: {reason}")
 
     def trial_finished(self, cell: str, trial: Trial) -> None:
         self._n_done += 1
@@ -66,20 +77,28 @@ class LiveProgress:
             transient=True,
         )
         self._console = console
-        self._task: TaskID | None = None
+        # There before the run begins: a device that is opened may have to be waited for.
+        self._task: TaskID = self._bar.add_task("opening the devices", total=None, left="")
         self._n_left = 0
         self._finished = 0
         self._started_s = time.monotonic()
 
     def begin(self, n_trials: int, n_done: int) -> None:
         self._n_left = n_trials - n_done
-        self._task = self._bar.add_task("starting", total=n_trials, completed=n_done, left="")
+        self._bar.update(self._task, description="starting", total=n_trials, completed=n_done)
 
     def preparing(self, cell: str) -> None:
         self._describe(f"{cell}: preparing")
 
+    def waiting(self, device: str, reason: str, left_s: float) -> None:
+        minutes, seconds = divmod(round(left_s), 60)
+        self._describe(f"{device} · gives up in {minutes}:{seconds:02d} · {reason}")
+
     def trial_started(self, cell: str, repeat: int) -> None:
         self._describe(f"{cell} · trial {repeat + 1}")
+
+    def trial_repeated(self, cell: str, repeat: int, reason: str) -> None:
+        self._describe(f"{cell} · trial {repeat + 1} · again: {reason}")
 
     def trial_finished(self, cell: str, trial: Trial) -> None:
         self._finished += 1
@@ -93,15 +112,13 @@ class LiveProgress:
         self._advance(n_trials_left_out)
 
     def _advance(self, n: int) -> None:
-        if self._task is not None:
-            self._n_left -= n
-            per_trial_s = (time.monotonic() - self._started_s) / max(1, self._finished)
-            left_s = round(per_trial_s * self._n_left)
-            self._bar.update(self._task, advance=n, left=f"{left_s // 60}:{left_s % 60:02d} left")
+        self._n_left -= n
+        per_trial_s = (time.monotonic() - self._started_s) / max(1, self._finished)
+        left_s = round(per_trial_s * self._n_left)
+        self._bar.update(self._task, advance=n, left=f"{left_s // 60}:{left_s % 60:02d} left")
 
     def _describe(self, text: str) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, description=text)
+        self._bar.update(self._task, description=text)
 
     def __enter__(self) -> LiveProgress:
         self._bar.start()
@@ -124,4 +141,5 @@ def outcome(trial: Trial) -> str:
     else:
         joules = f"{energy.energy_j:.3g} J {energy.method}"
     kind = "" if trial.time_method == "measured" else " modelled"
-    return f"{window_s:.3g} s{kind} · {len(trial.completions)} requests · {joules}"
+    tainted = f" · left out: {mark_words(trial)}" if trial.marks else ""
+    return f"{window_s:.3g} s{kind} · {len(trial.completions)} requests · {joules}{tainted}"

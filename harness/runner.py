@@ -9,16 +9,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, runtime_checkable
 from typing import Protocol as TypingProtocol
 
 from devices.base import DeviceError, TransientDeviceError
 from engines.errors import EngineError
 from harness.plan import CellPlan, Plan
-from harness.session import Arm, Traces, run_trial
+from harness.session import CONTENDED, Arm, Traces, run_trial
+from harness.state import last_self_test, state_folder
 from harness.stopping import StoppingRule, stopping_rule
 from harness.workbench import Workbench
-from results.records import Environment, Failure, RunInfo, Trial
+from results.records import Environment, Failure, RunInfo, SelfTest, Trial
 from results.store import Store, StoreError
 from workloads.base import WorkloadError
 
@@ -28,9 +29,20 @@ class Progress(TypingProtocol):
 
     def begin(self, n_trials: int, n_done: int) -> None: ...
     def preparing(self, cell: str) -> None: ...
+    def waiting(self, device: str, reason: str, left_s: float) -> None: ...
     def trial_started(self, cell: str, repeat: int) -> None: ...
+    def trial_repeated(self, cell: str, repeat: int, reason: str) -> None: ...
     def trial_finished(self, cell: str, trial: Trial) -> None: ...
     def cell_finished(self, cell: str, n_trials_left_out: int) -> None: ...
+
+
+@runtime_checkable
+class Gated(TypingProtocol):
+    """A device that may be measured only in a certain state (on battery, cool), so that all trials start alike."""
+
+    def wait_until_ready(self) -> None:
+        """Raises `DeviceError` when it still is not ready after its limit."""
+        ...
 
 
 class RunOutcome(NamedTuple):
@@ -66,6 +78,7 @@ def open_run(plan: Plan, directory: Path, resume: bool, workbench: Workbench) ->
         plan=plan.raw,
         plan_hash=plan.plan_hash,
         environments=environments,
+        self_tests=_self_tests(plan, environments),
     )
     return Store.create(directory, info, [c.cell for c in plan.cells])
 
@@ -79,6 +92,14 @@ def _environments(plan: Plan, workbench: Workbench) -> dict[str, Environment]:
         except DeviceError as error:
             raise DeviceNotReadyError(str(error)) from error
     return found
+
+
+def _self_tests(plan: Plan, environments: Mapping[str, Environment]) -> dict[str, SelfTest]:
+    """The last self-test of each device that has one. A modelled device is not tested."""
+    folder = state_folder()
+    measured = {c.cell.device: c.device.name for c in plan.cells if not c.is_modelled}
+    found = {label: last_self_test(name, environments[label], folder) for label, name in measured.items()}
+    return {label: test for label, test in found.items() if test is not None}
 
 
 def _check_same(then: RunInfo, plan: Plan, now: Mapping[str, Environment], directory: Path) -> None:
@@ -143,18 +164,37 @@ class Runner:
             clock.sleep_until_s(clock.now_s() + cooldown_s)
 
     def _attempt(self, cell_plan: CellPlan, repeat: int) -> tuple[Trial, Traces]:
-        """A trial, after the retries that transient failures are worth; a stable failure becomes a failed trial."""
-        attempts = 0
+        """A trial, after the retries that transient failures and busy neighbours are worth.
+
+        A stable failure becomes a failed trial. A trial whose last window was disturbed too stands, marked.
+        """
+        protocol, label = self._plan.protocol, cell_plan.cell.label
+        n_transient = 0
+        contention_shares: list[float] = []
         while True:
-            attempts += 1
+            attempts = 1 + n_transient + len(contention_shares)
             started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
             try:
                 arm = self._arm(cell_plan)
-                self._progress.trial_started(cell_plan.cell.label, repeat)
-                trial, traces = run_trial(arm, self._plan.protocol, repeat)
-                return trial.model_copy(update={"attempts": attempts}), traces
+                if isinstance(arm.device, Gated):
+                    arm.device.wait_until_ready()
+                self._progress.trial_started(label, repeat)
+                trial, traces = run_trial(arm, protocol, repeat)
+                share = trial.foreign_cpu_share
+                if (
+                    share is not None
+                    and CONTENDED in trial.marks
+                    and len(contention_shares) < protocol.contention_retries
+                ):
+                    contention_shares.append(share)
+                    self._progress.trial_repeated(label, repeat, f"other processes took {share:.0%} of the CPU")
+                    continue
+                counted = {"attempts": attempts, "contention_shares": tuple(contention_shares)}
+                return trial.model_copy(update=counted), traces
             except TransientDeviceError as error:
-                if attempts <= self._plan.protocol.retries:
+                if n_transient < protocol.retries:
+                    n_transient += 1
+                    self._progress.trial_repeated(label, repeat, str(error))
                     continue
                 failure = Failure(kind="transient", error=str(error), traceback=traceback.format_exc())
             except (DeviceError, EngineError, WorkloadError) as error:
@@ -163,7 +203,8 @@ class Runner:
                 failure = Failure(
                     kind="stable", error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc()
                 )
-            return _failed_trial(cell_plan, repeat, attempts, started_at, failure), {}
+            failed = _failed_trial(cell_plan, repeat, attempts, started_at, failure)
+            return failed.model_copy(update={"contention_shares": tuple(contention_shares)}), {}
 
     def _arm(self, cell_plan: CellPlan) -> Arm:
         self._progress.preparing(cell_plan.cell.label)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from devices.base import Clock, CpuSeconds, Device, DeviceError, Meter
 from engines.base import Engine, PhaseEvent
-from harness.plan import Protocol
+from harness.schema import Protocol
 from results.energy import Interval, energy_between, idle_baseline
 from results.records import (
     PHASES,
@@ -29,11 +29,15 @@ from results.records import (
     Score,
     Trial,
 )
-from results.store import IDLE_AFTER, IDLE_BEFORE, WINDOW
+from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 from workloads.base import Workload
 
 Traces = dict[str, Sequence[PowerTrace]]
 GAUGES: tuple[Method, ...] = ("battery gauge", "relative gauge")
+CONTENDED = "contended"
+"""Mark of a trial in whose window other processes took more of the CPU than the plan allows."""
+CPU_TICK_S = 0.01
+"""Linux counts the CPU time of a machine in ticks (USER_HZ)."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class _Window:
     completions: list[Completion] = field(default_factory=list)
     traces: list[PowerTrace] = field(default_factory=list)
     foreign_cpu_share: float | None = None
+    foreign_share_step: float = 0.0
+    """How much of the share is one tick of the CPU accounting."""
 
 
 def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]:
@@ -101,7 +107,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         conditions=tuple(conditions),
         foreign_cpu_share=window.foreign_cpu_share,
         notes=tuple(arm.workload.notes),
-        marks=_marks(conditions, arm.device.meters),
+        marks=_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
     )
     return trial, traces
 
@@ -144,19 +150,21 @@ def _measure(arm: Arm) -> _Window:
         for meter in meters:
             meter.mark()
 
-    with _running(meters) as window.traces:
+    with running_meters(meters) as window.traces:
         cpu_before = arm.device.cpu_seconds()
         window.start_s = arm.clock.now_s()
         for request in arm.requests:
             window.completions.append(arm.engine.run(request, on_phase))
         window.end_s = arm.clock.now_s()
         cpu_after = arm.device.cpu_seconds()
-    window.foreign_cpu_share = _foreign_share(cpu_before, cpu_after)
+    if cpu_before is not None and cpu_after is not None and cpu_after.available_s > cpu_before.available_s:
+        window.foreign_cpu_share = _foreign_share(cpu_before, cpu_after)
+        window.foreign_share_step = CPU_TICK_S / (cpu_after.available_s - cpu_before.available_s)
     return window
 
 
 @contextmanager
-def _running(meters: Sequence[Meter]) -> Iterator[list[PowerTrace]]:
+def running_meters(meters: Sequence[Meter]) -> Iterator[list[PowerTrace]]:
     """Meters run inside; the list holds their traces afterwards. None is left running, whatever fails."""
     traces: list[PowerTrace] = []
     # A meter that failed to start is stopped too: it may have acquired something before it failed.
@@ -179,21 +187,24 @@ def _idle(arm: Arm, idle_s: float) -> list[PowerTrace]:
     """Traces of the machine doing nothing for us."""
     if idle_s <= 0:
         return []
-    with _running(arm.device.meters) as traces:
+    with running_meters(arm.device.meters) as traces:
         arm.clock.sleep_until_s(arm.clock.now_s() + idle_s)
     return traces
 
 
-def _foreign_share(before: CpuSeconds | None, after: CpuSeconds | None) -> float | None:
+def _foreign_share(before: CpuSeconds, after: CpuSeconds) -> float:
     """Busy CPU time that was not ours, over all the CPU time there was."""
-    if before is None or after is None or after.available_s <= before.available_s:
-        return None
     foreign_s = (after.busy_s - before.busy_s) - (after.ours_s - before.ours_s)
     return min(1.0, max(0.0, foreign_s / (after.available_s - before.available_s)))
 
 
-def _marks(conditions: Sequence[Conditions], meters: Sequence[Meter]) -> tuple[str, ...]:
+def _marks(
+    conditions: Sequence[Conditions], meters: Sequence[Meter], window: _Window, max_foreign_cpu_share: float
+) -> tuple[str, ...]:
     marks = []
+    # The share lies between two counts, each of them up to a tick off: less than that above the limit says nothing.
+    if (window.foreign_cpu_share or 0.0) > max_foreign_cpu_share + 2 * window.foreign_share_step:
+        marks.append(CONTENDED)
     if any(c.throttled for c in conditions):
         marks.append("throttled")
     # A charging battery hides what its gauge should see; a counter or a power sensor does not look there.

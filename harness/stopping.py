@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Protocol as TypingProtocol
 
-from harness.plan import Protocol, StopSpec
+from harness.schema import Protocol, StopSpec
 from results.cells import usable
 from results.records import Trial
 from results.statistics import relative_width, summarise

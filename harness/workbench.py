@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -21,12 +22,21 @@ from engines.quantised import Quantisation
 from engines.reference import ReferenceEngine
 from engines.schedule import own_shape, priced_shape
 from harness.catalog import METERS, WORKLOADS, technique_parameters
-from harness.plan import CellPlan, DeviceSpec, EngineSpec, ModelSpec, Protocol
+from harness.plan import CellPlan
+from harness.schema import IOS_METERS, MODEL_PREFIX, DeviceSpec, EngineSpec, ModelSpec, Protocol
 from harness.session import Arm
 from results.records import Record
 from workloads.base import Workload
 
 DATA_FOLDER_VARIABLE = "JOULEBENCH_DATA"
+WaitListener = Callable[[str, str, float], None]
+"""Told which device is waited for, why, and how many seconds are left."""
+
+log = logging.getLogger(__name__)
+
+
+def log_waiting(device: str, reason: str, left_s: float) -> None:
+    log.info("%s: %s; waiting, %.0f s left", device, reason, left_s)
 
 
 def data_root() -> Path | None:
@@ -46,6 +56,11 @@ class Workbench:
         self._workloads: dict[str, Workload] = {}
         self._devices: dict[str, Device] = {}
         self._engines: dict[str, Engine] = {}
+        self.on_wait: WaitListener = log_waiting
+
+    def _told_waiting(self, device: str, reason: str, left_s: float) -> None:
+        """To whoever listens when it happens: the display of a run is there later than its devices."""
+        self.on_wait(device, reason, left_s)
 
     def arm(self, plan: CellPlan) -> Arm:
         """Everything one cell needs. Heavy the first time, then shared."""
@@ -68,7 +83,7 @@ class Workbench:
     def device(self, plan: CellPlan) -> Device:
         """Opened. Raises `DeviceError`."""
         if plan.cell.device not in self._devices:
-            device = build_device(plan.device, self._protocol.sample_interval_s, self._host_clock)
+            device = build_device(plan.device, self._protocol, self._host_clock, self._told_waiting)
             try:
                 device.open()
             except DeviceError:
@@ -140,14 +155,31 @@ def build_workload(spec: Any) -> Workload:
     return entry.build(_untagged(spec, entry.parameters), data_root())
 
 
-def build_device(spec: DeviceSpec, sample_interval_s: float, clock: Clock) -> Device:
+def build_device(spec: DeviceSpec, protocol: Protocol, clock: Clock, on_wait: WaitListener) -> Device:
     """Not yet opened."""
-    if spec.name.startswith("model:"):
-        return load_model_device(spec.name.removeprefix("model:"), host_environment)
+    if spec.is_modelled:
+        return load_model_device(spec.name.removeprefix(MODEL_PREFIX), host_environment)
+    if spec.is_phone:
+        return _phone(spec, protocol, clock, partial(on_wait, spec.name))
     constructors: dict[str, Callable[[], Meter]] = {
-        name: partial(entry.build, sample_interval_s, clock, spec) for name, entry in METERS.items()
+        name: partial(entry.build, protocol.sample_interval_s, clock, spec) for name, entry in METERS.items()
     }
     return Host(spec.name, spec.meters, constructors, clock)
+
+
+def _phone(spec: DeviceSpec, protocol: Protocol, clock: Clock, on_wait: Callable[[str, float], None]) -> Device:
+    from devices.gates import Gates
+
+    gates = Gates(protocol.max_temperature_c, protocol.min_charge_percent, protocol.gate_wait_s)
+    interval_s = protocol.sample_interval_s
+    if spec.is_ios:
+        from devices.ios.device import IosDevice
+
+        wanted = [m for m in IOS_METERS if m in spec.meters or (m == "battery" and "auto" in spec.meters)]
+        return IosDevice(spec.name, interval_s, clock, gates, on_wait, spec.app, wanted)
+    from devices.android.device import AndroidDevice
+
+    return AndroidDevice(spec.name, interval_s, clock, gates, on_wait)
 
 
 def _untagged(spec: Any, parameters: type[Any]) -> Any:

@@ -79,8 +79,22 @@ def _first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else "no message"
 
 
-CONTENDED = 0.1
+DISTURBING_SHARE = 0.1
 """Share of the machine's CPU time that others took in a window, above which a reader is warned."""
+
+
+def mark_words(trial: Trial) -> str:
+    """A trial's marks, with how much of the CPU others took where that is what taints it."""
+    return ", ".join(_contended_words(trial) if mark == "contended" else mark for mark in trial.marks)
+
+
+def _contended_words(trial: Trial) -> str:
+    share = f"{trial.foreign_cpu_share:.0%}" if trial.foreign_cpu_share is not None else "a part"
+    n = len(trial.contention_shares)
+    before = (
+        f", as in {n} window{'s' if n != 1 else ''} before that {'were' if n != 1 else 'was'} thrown away" if n else ""
+    )
+    return f"contended: other processes took {share} of the CPU{before}"
 
 
 def disturbances(run: RunData) -> list[str]:
@@ -88,10 +102,17 @@ def disturbances(run: RunData) -> list[str]:
     workload_of = {cell.cell_id: cell.workload for cell in run.cells}
     said = dict.fromkeys(f"{workload_of[t.cell_id]}: {note}." for t in run.trials for note in t.notes)
     shares = [t.foreign_cpu_share for t in run.trials if t.foreign_cpu_share is not None]
-    disturbed = sum(share > CONTENDED for share in shares)
+    disturbed = sum(share > DISTURBING_SHARE for share in shares)
     if disturbed:
+        marked = sum("contended" in t.marks for t in run.trials)
         said[
             f"{disturbed} of {len(shares)} trials shared the CPU: other processes took up to {max(shares):.0%} of it;"
-            " their times and joules are disturbed."
+            f" their times and joules are disturbed{f' ({marked} marked, and in no mean)' if marked else ''}."
+        ] = None
+    thrown_away = [share for t in run.trials for share in t.contention_shares]
+    if thrown_away:
+        said[
+            f"{len(thrown_away)} windows were thrown away and taken again: other processes took up to"
+            f" {max(thrown_away):.0%} of the CPU."
         ] = None
     return list(said)

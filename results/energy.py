@@ -12,17 +12,7 @@ the power up to that reading. A reading that repeats the value before it says no
 the trace are reached with the power of the first and the last full step. Without this, a window that starts idle and
 ends busy would always read low, by half an update.
 
-Standard uncertainty (one sigma; dP is a change of power, w the time in which it may have happened):
-
-    power, held   dP sqrt(dt^2 + 4 u^2) / sqrt(12) a change (held: 4 dt^2): anywhere between two readings dt apart,
-                  and shown up to one update period u late
-    counter       P w / sqrt(12) an edge: the age of its value; the value's step: q / sqrt(12);
-                  dP dt f (1 - f): an edge at fraction f of the distance dt between two readings
-    all           the meter's gain error times E
-
-Terms are added in quadrature, but those of changes at the edges linearly: the power changes at every phase edge, in the
-same direction, and so does the error. Elsewhere changes are taken to fall anywhere between readings, each for itself: a
-load that alternates in step with the sampler, or faster than it, errs more than stated here.
+The uncertainties are those of `results.uncertainty`, and all carry the meter's gain error times E.
 
 The integral of a relative gauge is an amount in units of its own. It has no joules, and no net: a reason stands there.
 
@@ -41,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from results.records import EnergyReading, IdleBaseline, Method, Phase, PowerTrace
+from results.uncertainty import counter_variance_j2, power_variance_j2
 
 MIN_UPDATES = 10
 GAP_FACTOR = 5.0
@@ -97,6 +88,7 @@ def energy_between(
     ]
     duration_s = float(sum(t1 - t0 for t0, t1 in intervals))
     method: Method = chosen[0].method if chosen else "missing"
+    unknown = EnergyReading(phase=phase, meter=meter, component=component, method=method, duration_s=duration_s)
     try:
         if not chosen:
             raise UnresolvedError(f"meter {meter} has no trace of {component}")
@@ -104,37 +96,26 @@ def energy_between(
             raise UnresolvedError(f"no {phase} phase in this window")
         parts = [_integrate(trace, intervals) for trace in chosen]
     except UnresolvedError as reason:
-        return EnergyReading(
-            phase=phase, meter=meter, component=component, method=method, duration_s=duration_s, reason=str(reason)
-        )
+        return unknown.model_copy(update={"reason": str(reason)})
     total = _Part(
         math.fsum(p.energy_j for p in parts),
         math.fsum(p.variance_j2 for p in parts),
         math.sqrt(math.fsum(p.gain_j**2 for p in parts)),
     )
+    uncertainty = math.sqrt(total.variance_j2 + total.gain_j**2)
     if method == "relative gauge":
-        return EnergyReading(
-            phase=phase,
-            meter=meter,
-            component=component,
-            method=method,
-            duration_s=duration_s,
-            gauge_units=total.energy_j,
-            gauge_units_uncertainty=math.sqrt(total.variance_j2 + total.gain_j**2),
-            reason=NO_JOULES,
+        return unknown.model_copy(
+            update={"gauge_units": total.energy_j, "gauge_units_uncertainty": uncertainty, "reason": NO_JOULES}
         )
     net_j, net_uncertainty_j = _net(total, duration_s, idle)
-    return EnergyReading(
-        phase=phase,
-        meter=meter,
-        component=component,
-        method=method,
-        duration_s=duration_s,
-        energy_j=total.energy_j,
-        uncertainty_j=math.sqrt(total.variance_j2 + total.gain_j**2),
-        net_energy_j=net_j,
-        net_uncertainty_j=net_uncertainty_j,
-        reason=idle.reason if idle is not None and net_j is None else None,
+    return unknown.model_copy(
+        update={
+            "energy_j": total.energy_j,
+            "uncertainty_j": uncertainty,
+            "net_energy_j": net_j,
+            "net_uncertainty_j": net_uncertainty_j,
+            "reason": idle.reason if idle is not None and net_j is None else None,
+        }
     )
 
 
@@ -214,7 +195,11 @@ def _integrate(trace: PowerTrace, intervals: Sequence[Interval]) -> _Part:
     _check_resolved(trace, edges)
     edge_energy_j = _energy_at(trace, curve, edges.reshape(-1)).reshape(-1, 2)
     energy_j = float((edge_energy_j[:, 1] - edge_energy_j[:, 0]).sum())
-    variance_j2 = _counter_variance(trace, curve, edges) if trace.kind == "counter" else _power_variance(trace, edges)
+    if trace.kind == "counter":
+        seen = curve.times_s, curve.segment_w, curve.renewed_within_s
+        variance_j2 = counter_variance_j2(*seen, trace.resolution, edges)
+    else:
+        variance_j2 = power_variance_j2(trace, edges)
     return _Part(energy_j, variance_j2, trace.relative_accuracy * abs(energy_j))
 
 
@@ -371,37 +356,3 @@ def _check_gaps(trace: PowerTrace, t: Array, edges: Array, name: str) -> None:
                 f"{name}: gap of {gap_end - gap_start:.3g} s in the readings"
                 f" {gap_start - float(edges.min()):.3g} s into the window"
             )
-
-
-# --- uncertainty -----------------------------------------------------------------------------------------------------
-
-
-def _power_variance(trace: PowerTrace, edges: Array) -> float:
-    """Of the changes that the intervals may have felt, and of the reading's step over the whole.
-
-    A change shows at most one update period after it happened, so those that show until then after an edge count.
-    """
-    t, v, update_s = trace.times_s, trace.values, trace.update_period_s
-    between = 4.0 if trace.kind == "held" else 1.0
-    change_j = np.abs(np.diff(v)) * np.sqrt((between * np.diff(t) ** 2 + 4 * update_s**2) / 12)
-    sum_j = np.concatenate([[0.0], np.cumsum(change_j)])
-    sum_j2 = np.concatenate([[0.0], np.cumsum(change_j**2)])
-    first = np.clip(np.searchsorted(t, edges, side="right") - 1, 0, len(t) - 1)
-    last = np.clip(np.searchsorted(t, edges + update_s, side="left"), 0, len(t) - 1)
-    at_edges_j, at_edges_j2 = (sum_j[last] - sum_j[first]).sum(), (sum_j2[last] - sum_j2[first]).sum()
-    inside_j2 = max(0.0, float((sum_j2[last[:, 1]] - sum_j2[first[:, 0]]).sum() - at_edges_j2))
-    total_s = float((edges[:, 1] - edges[:, 0]).sum())
-    return inside_j2 + float(at_edges_j) ** 2 + (trace.resolution * total_s) ** 2 / 12
-
-
-def _counter_variance(trace: PowerTrace, curve: _Cumulative, edges: Array) -> float:
-    t, watts, within_s = curve.times_s, curve.segment_w, curve.renewed_within_s
-    at_s = edges.reshape(-1)
-    i = np.clip(np.searchsorted(t, at_s, side="right") - 1, 0, len(watts) - 1)
-    dt = t[i + 1] - t[i]
-    f = np.clip((at_s - t[i]) / dt, 0.0, 1.0)
-    near_w = np.stack([watts[np.maximum(i - 1, 0)], watts[i], watts[np.minimum(i + 1, len(watts) - 1)]])
-    age_j2 = (((1 - f) * near_w[0] * within_s[i]) ** 2 + (f * watts[i] * within_s[i + 1]) ** 2) / 12
-    step_j2 = trace.resolution**2 / 12
-    interpolated_j = np.ptp(near_w, axis=0) * dt * f * (1 - f)
-    return float((age_j2 + step_j2).sum() + interpolated_j.sum() ** 2)

@@ -12,19 +12,16 @@ At most one finished trial exists for a (cell, repeat): the database holds it by
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 from filelock import FileLock, Timeout
-from numpy.typing import NDArray
 
 from results.records import Cell, PowerTrace, RunData, RunInfo, Trial
+from results.trace_files import WINDOW, TraceFileError, read_traces, write_traces
 
 SCHEMA_VERSION: Final = 2
 DATABASE: Final = "run.sqlite"
@@ -32,9 +29,6 @@ _OWN_NAMES: Final = {DATABASE, *(f"{DATABASE}-{s}" for s in ("journal", "wal", "
 """The journal exists only for the moment before the database is in WAL mode; a kill may leave it."""
 FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
 """A run does not start, and a trial is not written, with less room than this on the disk."""
-
-IDLE_BEFORE, WINDOW, IDLE_AFTER = "idle before", "window", "idle after"
-"""Parts of a trial that have traces of their own."""
 
 _SCHEMA_1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -212,7 +206,7 @@ class Store:
                     if any(traces.values()):
                         # Only from here on: before, a file of this name would be that of a finished trial.
                         undo.callback(path.unlink, missing_ok=True)
-                        _write_traces(path, traces)
+                        write_traces(path, traces, _window(trial))
                 undo.pop_all()
         except sqlite3.IntegrityError as error:
             raise StoreError(
@@ -278,7 +272,7 @@ class Store:
     def traces(self, trial_id: str, part: str = WINDOW) -> tuple[PowerTrace, ...]:
         """Raw traces of one part of a trial; empty where none were stored."""
         path = self._trace_path(trial_id)
-        return _read_traces(path, part) if path.is_file() else ()
+        return _stored_traces(path, part) if path.is_file() else ()
 
     def _trace_path(self, trial_id: str) -> Path:
         return self.directory / "traces" / f"{trial_id}.parquet"
@@ -318,64 +312,14 @@ def _schema_version(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0])
 
 
-def _write_traces(path: Path, traces: dict[str, Sequence[PowerTrace]]) -> None:
-    """One row a reading, grouped by trace; what describes a trace stands in the file's metadata."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _window(trial: Trial) -> tuple[float, float] | None:
+    if trial.window_start_s is None or trial.window_end_s is None:
+        return None
+    return trial.window_start_s, trial.window_end_s
 
-    flat = [(part, trace) for part, own in traces.items() for trace in own]
-    described = [{"part": part, **_describe(trace)} for part, trace in flat]
-    lengths = [len(trace.times_s) for _, trace in flat]
-    table = pa.table(
-        {
-            "trace": pa.array(np.repeat(np.arange(len(flat), dtype=np.int32), lengths)),
-            "time_s": pa.array(np.concatenate([t.times_s for _, t in flat])),
-            "value": pa.array(np.concatenate([t.values for _, t in flat])),
-        }
-    ).replace_schema_metadata({"joulebench": json.dumps(described)})
-    temporary = path.with_suffix(".tmp")
+
+def _stored_traces(path: Path, part: str) -> tuple[PowerTrace, ...]:
     try:
-        with temporary.open("wb") as file:
-            pq.write_table(table, file, write_page_checksum=True)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _describe(trace: PowerTrace) -> dict[str, Any]:
-    return {k: v for k, v in vars(trace).items() if k not in ("times_s", "values")}
-
-
-def _read_traces(path: Path, part: str) -> tuple[PowerTrace, ...]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        described = json.loads((table.schema.metadata or {})[b"joulebench"])
-        index, times_s, values = (table[name].to_numpy() for name in ("trace", "time_s", "value"))
-        return tuple(
-            _described_trace(one, times_s[index == i], values[index == i])
-            for i, one in enumerate(described)
-            if one["part"] == part
-        )
-    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
-        raise StoreError(
-            f"trace file {path} is damaged ({error}); its trial's figures stand, its trace is lost"
-        ) from error
-
-
-def _described_trace(
-    described: dict[str, Any], times_s: NDArray[np.float64], values: NDArray[np.float64]
-) -> PowerTrace:
-    fields = {k: v for k, v in described.items() if k not in ("part", "gaps_s")}
-    gaps_s = tuple((start_s, end_s) for start_s, end_s in described["gaps_s"])
-    return PowerTrace(times_s=times_s, values=values, gaps_s=gaps_s, **fields)
+        return read_traces(path, part)
+    except TraceFileError as error:
+        raise StoreError(f"{error}; its trial's figures stand, its trace is lost") from error

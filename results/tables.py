@@ -196,7 +196,7 @@ _REQUEST_COLUMNS = (
     "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "attempts",
     "status", "started_at", "marks", "failure", "sample_id", "request_id", "prompt_tokens", "cached_tokens",
     "generated_tokens", "time_method", "ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method",
-    "energy_meter", "energy_reason",
+    "energy_meter", "energy_reason", "foreign_cpu_share", "contention_repeats",
 )  # fmt: skip
 
 
@@ -215,8 +215,8 @@ def trials(run: RunData) -> pd.DataFrame:
     ]
     scores = dict.fromkeys(key for row in rows for key in row if key.startswith("score_"))
     text = ("marks", "failure", "sample_id", "request_id", "energy_meter", "energy_reason")
-    numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", *scores)
-    counts = ("prompt_tokens", "cached_tokens", "generated_tokens")
+    numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "foreign_cpu_share", *scores)
+    counts = ("prompt_tokens", "cached_tokens", "generated_tokens", "contention_repeats")
     return _frame(rows, (*_REQUEST_COLUMNS, *scores), text, numbers, counts)
 
 
@@ -230,6 +230,8 @@ def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
         "marks": ", ".join(trial.marks),
         "failure": trial.failure.error if trial.failure else None,
         "time_method": trial.time_method,
+        "foreign_cpu_share": trial.foreign_cpu_share,
+        "contention_repeats": len(trial.contention_shares),
     }
     if not trial.completions:
         yield head | {"energy_method": "missing", "energy_reason": "no request was completed"}

@@ -16,7 +16,10 @@ BOOLQ: Raw = {"name": "boolq", "limit": 2, "num_fewshot": 0}
 SHAREGPT: Raw = {"name": "sharegpt", "limit": 1, "max_turns": 1, "max_new_tokens": 8}
 HOST: Raw = {"name": "host", "meters": ["modelled"]}
 M2_ULTRA: Raw = {"name": "model:m2-ultra"}
-FAST: Raw = {"warmup": 0, "repeats": 1, "idle_s": 0, "sample_interval_s": 0.01}
+IPHONE: Raw = {"name": "ios:00008110-000E"}
+PHONE: Raw = {"name": "adb:R58M42ABCDE"}
+FAST: Raw = {"warmup": 0, "repeats": 1, "idle_s": 0, "sample_interval_s": 0.01, "max_foreign_cpu_share": 1}
+"""Also on a busy machine: what other processes take is no reason to repeat a trial of a test."""
 
 
 def raw_plan(**changes: Any) -> Raw:

@@ -15,7 +15,7 @@ from devices.android.gates import Gates
 from devices.android.server import ServerAddress
 from devices.base import TransientDeviceError
 from devices.clock import MonotonicClock
-from harness.plan import Protocol
+from harness.schema import Protocol
 from harness.session import Arm, derive_energy, run_trial
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery

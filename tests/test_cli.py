@@ -20,6 +20,8 @@ from harness.cli import app
 from results.store import FREE_BYTES_NEEDED, Store
 from tests.command import EXECUTABLE, environment, joulebench, start
 from tests.conftest import FinishedRun
+from tests.fakes.adb_server import FakeAdbServer
+from tests.fakes.phone import DISCHARGING, FakePhone
 from tests.fakes.random_models import copy_bundled
 from tests.plans import BOOLQ, FAST, MODEL, raw_plan, write_plan
 
@@ -370,6 +372,30 @@ def test_devices_says_of_every_meter_whether_it_is_ready() -> None:
     assert {m for d, m in rows if d == "host"} == {"nvml", "rapl", "zeus", "modelled"}
     assert all(r["remark"] for r in rows.values() if not r["ready"])
     assert done.stderr == ""
+
+
+def test_devices_lists_attached_phones_and_why_one_cannot_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, charging = FakePhone(tmp_path / "a", "READY001"), FakePhone(tmp_path / "b", "CHARGING2")
+    charging.answer("dumpsys battery", DISCHARGING.replace("status: 3", "status: 2"))
+    with FakeAdbServer(ready, charging) as server:
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
+        done = joulebench("devices", "--json")
+    rows = {r["device"]: r for r in json.loads(done.stdout) if r["meter"] == "battery"}
+    assert rows["adb:READY001"]["ready"] is True
+    assert rows["adb:READY001"]["method"] == "battery gauge"
+    assert rows["adb:READY001"]["components"] == "battery"
+    assert "Phone One" in rows["adb:READY001"]["remark"]
+    assert rows["adb:CHARGING2"]["ready"] is False
+    assert "unplug it" in rows["adb:CHARGING2"]["remark"]
+
+
+def test_without_an_adb_server_devices_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "1")
+    rows = [r for r in json.loads(joulebench("devices", "--json").stdout) if r["meter"] == "battery"]
+    assert [(r["device"], r["ready"]) for r in rows] == [("adb:", False)]
+    assert "adb start-server" in rows[0]["remark"]
 
 
 def test_the_environment_of_these_tests_has_no_data_folder() -> None:

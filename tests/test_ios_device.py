@@ -18,6 +18,7 @@ from devices.ios import battery as battery_module
 from devices.ios import energy_gauge
 from devices.ios.device import IosDevice, MeterName
 from results.energy import energy_between
+from results.records import EnergyReading, PowerTrace
 from tests.fakes.ios_phone import BATTERY, ENGINE_PID, UDID, FakeIphone, Plist, ServedIphone, eventually
 from tests.fakes.ios_tunneld import FakeTunneld
 
@@ -75,22 +76,27 @@ def device(tunneld: FakeTunneld) -> Iterator[IosDevice]:
     opened.close()
 
 
+def measured(device: IosDevice, seconds: float) -> tuple[EnergyReading, PowerTrace]:
+    """The energy of a window of the device's only meter, and its trace."""
+    [meter] = device.meters
+    meter.start()
+    start_s = CLOCK.now_s()
+    time.sleep(seconds)
+    end_s = CLOCK.now_s()
+    [trace] = meter.stop()
+    return energy_between([trace], [(start_s, end_s)], "all", meter.name), trace
+
+
 # --- battery ---------------------------------------------------------------------------------------------------------
 
 
 def test_joules_are_current_times_voltage_over_time(device: IosDevice) -> None:
-    [meter] = device.meters
-    meter.start()
-    start_s = CLOCK.now_s()
-    time.sleep(2.0)
-    end_s = CLOCK.now_s()
-    [trace] = meter.stop()
-    reading = energy_between([trace], [(start_s, end_s)], "all", "battery")
+    reading, trace = measured(device, 2.0)
     assert reading.method == "battery gauge"
     assert reading.energy_j is not None
     assert reading.uncertainty_j is not None
-    assert reading.energy_j == pytest.approx(2.0 * (end_s - start_s), rel=0.05)
-    assert abs(reading.energy_j - 2.0 * (end_s - start_s)) < 3 * reading.uncertainty_j
+    assert reading.energy_j == pytest.approx(2.0 * reading.duration_s, rel=0.05)
+    assert abs(reading.energy_j - 2.0 * reading.duration_s) < 3 * reading.uncertainty_j
     assert trace.update_period_s == pytest.approx(UPDATE_S, abs=0.04)
     assert "whole phone, through tunneld" in str(trace.note)
 
@@ -100,13 +106,8 @@ def test_a_value_that_stands_was_renewed_where_the_phone_says_so(fake: FakeIphon
     fake.battery = lambda: BATTERY | {"UpdateTime": WALL_S + int(CLOCK.now_s() / UPDATE_S)}
     device = device_at(tunneld)
     device.open()
-    [meter] = device.meters
-    meter.start()
-    start_s = CLOCK.now_s()
-    time.sleep(1.5)
-    end_s = CLOCK.now_s()
-    reading = energy_between(meter.stop(), [(start_s, end_s)], "all", "battery")
-    assert reading.energy_j == pytest.approx(0.520 * 4.012 * (end_s - start_s))
+    reading, _ = measured(device, 1.5)
+    assert reading.energy_j == pytest.approx(0.520 * 4.012 * reading.duration_s)
     device.close()
 
 
@@ -114,11 +115,7 @@ def test_a_gauge_that_is_stuck_has_no_energy_but_a_reason(fake: FakeIphone, tunn
     fake.battery = lambda: BATTERY
     device = device_at(tunneld)
     device.open()
-    [meter] = device.meters
-    meter.start()
-    start_s = CLOCK.now_s()
-    time.sleep(0.5)
-    reading = energy_between(meter.stop(), [(start_s, start_s + 0.5)], "all", "battery")
+    reading, _ = measured(device, 0.5)
     assert reading.energy_j is None
     assert "unresolved" in str(reading.reason)
     device.close()

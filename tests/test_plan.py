@@ -19,19 +19,23 @@ from typer.testing import CliRunner
 from engines.quantised import Quantisation
 from harness.catalog import TECHNIQUES, WORKLOADS
 from harness.cli import app
-from harness.plan import (
-    DeviceSpec,
-    EngineSpec,
-    ModelSpec,
-    Plan,
-    PlanError,
-    PlanFile,
-    Protocol,
-    StopSpec,
-    build_plan,
-    load_plan,
+from harness.plan import Plan, PlanError, build_plan, load_plan
+from harness.schema import DeviceSpec, EngineSpec, ModelSpec, PlanFile, Protocol, StopSpec
+from tests.plans import (
+    BOOLQ,
+    DROPLESS,
+    FAST,
+    HOST,
+    IPHONE,
+    M2_ULTRA,
+    MODEL,
+    NPUMOE,
+    PHONE,
+    SHAREGPT,
+    TIERS,
+    raw_plan,
+    write_plan,
 )
-from tests.plans import BOOLQ, DROPLESS, FAST, HOST, M2_ULTRA, MODEL, NPUMOE, SHAREGPT, TIERS, raw_plan, write_plan
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "plans" / "demo.toml"
@@ -61,7 +65,7 @@ def problems(raw: Any) -> list[str]:
         ({"device": [HOST | {"meter": "rapl"}]}, ["device[0].meter: unknown key", "'rapl'", "mean meters"]),
         ({"protocol": {"repeat": 3}}, ["protocol.repeat: unknown key", "3", "mean repeats"]),
         ({"protocol": {"stop": {"min_repeat": 3}}}, ["protocol.stop.min_repeat", "3", "mean min_repeats"]),
-        ({"protocol": {"zzz": 3}}, ["protocol.zzz: unknown key", "known: cooldown_s, idle_s"]),
+        ({"protocol": {"zzz": 3}}, ["protocol.zzz: unknown key", "known: contention_retries, cooldown_s"]),
         # unknown names
         (
             {"engine": [{"name": "a", "technique": {"name": "capacity_tier"}}]},
@@ -121,14 +125,35 @@ def problems(raw: Any) -> list[str]:
         # settings that would do nothing, or count twice
         ({"device": [{"name": "host", "meters": ["modelled", "modelled"]}]}, ["device[0].meters", "2 times", "once"]),
         ({"device": [{"name": "host", "meters": ["auto", "modelled"]}]}, ["device[0].meters", "a second time"]),
-        ({"device": [{"name": "host", "meters": ["replay"]}]}, ["device[0].replay_csv: missing", "power.csv"]),
-        ({"device": [{"name": "host", "replay_csv": "p.csv"}]}, ["device[0].replay_csv: has no effect", '"replay"']),
+        ({"device": [{"name": "host", "meters": ["replay"]}]}, ["device[0].recording: missing", "trace.parquet"]),
+        ({"device": [{"name": "host", "recording": "p.csv"}]}, ["device[0].recording: has no effect", '"replay"']),
         (
             {"device": [{"name": "host", "meters": ["rapl"], "watts_sheet": "x.toml"}]},
             ["device[0].watts_sheet: has no effect", '"modelled"'],
         ),
         ({"device": [HOST | {"priced_as": "phi-3.5-moe"}]}, ["device[0].priced_as", "remove"]),
         ({"device": [M2_ULTRA | {"meters": ["rapl"]}]}, ["device[0].meters", "its own meter", "remove"]),
+        (
+            {"device": [PHONE | {"meters": ["rapl"]}]},
+            ["device[0].meters", "'rapl'", "it has auto"],
+        ),
+        ({"device": [PHONE | {"recording": "x.parquet"}]}, ["device[0].recording", "no effect on a phone", "remove"]),
+        (
+            {"device": [IPHONE | {"meters": ["rapl"]}]},
+            ["device[0].meters", "'rapl'", "it has auto, battery, energy gauge"],
+        ),
+        (
+            {"device": [IPHONE | {"meters": ["energy gauge"]}]},
+            ["device[0].app", "follows one app", "None", "both or neither"],
+        ),
+        ({"device": [HOST | {"app": "org.example"}]}, ["device[0].app", "energy gauge of an iPhone", "remove"]),
+        ({"device": [{"name": "R58M"}]}, ["device[0].name", "'R58M'", "adb:SERIAL"]),
+        (
+            {"protocol": {"max_foreign_cpu_share": 1.5}},
+            ["protocol.max_foreign_cpu_share", "1.5", "less than or equal to 1"],
+        ),
+        ({"protocol": {"contention_retries": -1}}, ["protocol.contention_retries", "-1", "greater than or equal to 0"]),
+        ({"protocol": {"gate_wait_s": -1.0}}, ["protocol.gate_wait_s", "-1", "greater than or equal to 0"]),
     ],
 )
 def test_a_problem_is_one_line_with_place_value_and_remedy(changes: dict[str, Any], expected: list[str]) -> None:
@@ -296,6 +321,15 @@ def test_the_matrix_is_the_product_without_what_makes_no_sense() -> None:
     assert len(plan.skipped) == 2
     assert "npumoe" in plan.skipped[0]
     assert "dropless, tiers" in plan.skipped[1]
+
+
+def test_a_phone_is_measured_and_no_model() -> None:
+    plan = build_plan(raw_plan(engine=[DROPLESS, NPUMOE], device=[PHONE, M2_ULTRA]))
+    assert [(c.cell.engine, c.cell.device, c.is_modelled) for c in plan.cells] == [
+        ("dropless", "adb:R58M42ABCDE", False),
+        ("npumoe", "model:m2-ultra", True),
+    ]
+    assert plan.skipped[0] == "adb:R58M42ABCDE: npumoe: placements are for modelled devices"
 
 
 def test_the_same_plan_has_the_same_ids_and_hash() -> None:

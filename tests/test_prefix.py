@@ -100,8 +100,8 @@ def cached(completions: Sequence[Completion]) -> list[int]:
     return [c.n_cached_tokens for c in completions]
 
 
-def assert_same_answers(requests: Sequence[Request], got: Sequence[Completion], expected: Sequence[Completion]) -> None:
-    for request, ours, theirs in zip(requests, got, expected, strict=True):
+def assert_same_answers(got: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    for ours, theirs in zip(got, expected, strict=True):
         assert ours.n_prompt_tokens == theirs.n_prompt_tokens
         assert (ours.token_ids, ours.text, ours.is_greedy) == (theirs.token_ids, theirs.text, theirs.is_greedy)
         if theirs.loglikelihood is not None:
@@ -137,7 +137,7 @@ def test_answers_equal_those_without_reuse(checkpoint: Checkpoint, technique: Te
     for seed in range(3):
         requests = random.Random(seed).sample(MIXED, len(MIXED)) if seed else MIXED
         expected, got = answers(plain, requests), answers(reusing, requests)
-        assert_same_answers(requests, got, expected)
+        assert_same_answers(got, expected)
         assert cached(expected) == [0] * len(requests)
         assert sum(n > 0 for n in cached(got)) >= 3, "an order that reuses nothing would show nothing"
     if technique.technique == "capacity_tiers":
@@ -153,7 +153,7 @@ def test_tiers_that_reused_part_of_a_chunk_would_answer_otherwise(
     monkeypatch.setattr("engines.techniques.capacity_tiers.CapacityTiers.couples_tokens", False)
     got = answers(built(checkpoint, technique, True), MIXED)
     with pytest.raises(AssertionError):
-        assert_same_answers(MIXED, got, expected)
+        assert_same_answers(got, expected)
 
 
 @pytest.mark.parametrize("family", ["mixtral-sliding", "gpt-oss", "llama4", "deepseek-v3", "gemma2", "glm4-moe"])
@@ -164,7 +164,7 @@ def test_every_layout_of_cache_can_be_cut(family: str, tmp_path: Path) -> None:
     plain, reusing = (built(model, DroplessParameters(), reuse) for reuse in (False, True))
     requests = [ask(CONTEXT, ANSWER[:3]), ask(CONTEXT, ANSWER), ask(CONTEXT[:37], OTHER), generate(CONTEXT[:37], 12)]
     got = answers(reusing, requests)
-    assert_same_answers(requests, got, answers(plain, requests))
+    assert_same_answers(got, answers(plain, requests))
     assert cached(got) == [0, 49, 36, 36]
 
 
@@ -243,7 +243,7 @@ def test_requests_at_the_models_length_are_reused_to_the_last_position(tmp_path:
     ]
     got = answers(reusing, requests)
     n = len(full)
-    assert_same_answers(requests, got, answers(plain, requests))
+    assert_same_answers(got, answers(plain, requests))
     assert cached(got) == [0, n - 1, n - 13, n - 7, n - 6]
     with pytest.raises(EngineError, match="exceed max_length"):
         reusing.run(ask(full, [5, 6]), ignore)
@@ -271,7 +271,7 @@ def test_longrope_keeps_nothing_across_its_original_length(tmp_path: Path) -> No
     requests = [generate(context, 10), generate(context, 11), generate(context, 12), generate(context, 10)]
     plain, reusing = (built(model, DroplessParameters(), reuse) for reuse in (False, True))
     got = answers(reusing, requests)
-    assert_same_answers(requests, got, answers(plain, requests))
+    assert_same_answers(got, answers(plain, requests))
     assert cached(got) == [0, 0, len(context) - 1, 0]
 
 
@@ -318,7 +318,7 @@ def test_a_request_that_breaks_off_leaves_no_false_claim(
             reusing.run(forking, ignore)
     requests = [ask(CONTEXT, ANSWER), forking]
     got = answers(reusing, requests)
-    assert_same_answers(requests, got, answers(plain, requests))
+    assert_same_answers(got, answers(plain, requests))
     assert got[0].n_cached_tokens == 20
 
 
@@ -333,7 +333,7 @@ def test_a_listener_that_fails_leaves_no_false_claim(checkpoint: Checkpoint) -> 
         with pytest.raises(BrokenError):
             reusing.run(generate(CONTEXT), failing)
         requests = [generate((*CONTEXT, *ANSWER)), generate(OTHER)]
-        assert_same_answers(requests, answers(reusing, requests), answers(plain, requests))
+        assert_same_answers(answers(reusing, requests), answers(plain, requests))
 
 
 # --- the record and the cache ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from harness.plan import Plan, PlanError, build_plan
 from harness.preflight import preflight
 from harness.workbench import Workbench
 from tests.fakes.random_models import write_random_model
-from tests.plans import BOOLQ, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
+from tests.plans import BOOLQ, HOST, M2_ULTRA, NPUMOE, PHONE, TIERS, raw_plan
 
 
 def checked(**changes: Any) -> Plan:
@@ -39,8 +39,8 @@ def test_a_note_does_not_change_what_a_cell_is() -> None:
     ("changes", "expected"),
     [
         (
-            {"device": [{"name": "host", "meters": ["replay"], "replay_csv": "/no/power.csv"}]},
-            ["device host: replay_csv", "/no/power.csv"],
+            {"device": [{"name": "host", "meters": ["replay"], "recording": "/no/power.csv"}]},
+            ["device host: recording", "/no/power.csv"],
         ),
         ({"device": [HOST | {"watts_sheet": "/no/sheet.toml"}]}, ["device host: watts_sheet", "/no/sheet.toml"]),
         (
@@ -48,6 +48,14 @@ def test_a_note_does_not_change_what_a_cell_is() -> None:
             ["workload ruler_niah_single_2", "1000000", "lower"],
         ),
         ({"workload": [BOOLQ | {"data": "folder"}]}, ["workload boolq", "no data folder was given"]),
+        (
+            {"device": [PHONE]},
+            [
+                "device adb:R58M42ABCDE: no engine",
+                "computes on this host",
+                "joulebench record --device adb:R58M42ABCDE",
+            ],
+        ),
     ],
 )
 def test_what_is_not_there_is_one_line(changes: dict[str, Any], expected: list[str]) -> None:

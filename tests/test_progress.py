@@ -41,6 +41,34 @@ def test_a_terminal_keeps_only_what_failed() -> None:
     assert "3/3" in text.getvalue()
 
 
+def test_a_log_says_once_what_is_waited_for_and_why_a_trial_is_taken_again() -> None:
+    text = io.StringIO()
+    progress = PlainProgress(Console(file=text, width=40))
+    for left_s in (600.0, 595.0):
+        progress.waiting("adb:R58M", "the battery is at 43.1 degC", left_s)
+    progress.trial_started("arm", 0)
+    progress.trial_repeated("arm", 0, "other processes took 50% of the CPU")
+    progress.waiting("adb:R58M", "the battery is at 43.1 degC", 600.0)
+    waits = "adb:R58M: the battery is at 43.1 degC; waiting, at most 600 s"
+    assert text.getvalue().splitlines() == [
+        waits,
+        "arm · trial 1 · again: other processes took 50% of the CPU",
+        waits,
+    ]
+
+
+def test_a_terminal_counts_down_also_before_the_run_begins() -> None:
+    text = io.StringIO()
+    with LiveProgress(Console(file=text, force_terminal=True, width=120)) as progress:
+        progress.waiting("adb:R58M", "the battery is at 43.1 degC", 595.4)
+        progress._bar.refresh()
+        assert "adb:R58M · gives up in 9:55 · the battery is at 43.1 degC" in text.getvalue()
+        progress.begin(n_trials=2, n_done=0)
+        progress.trial_repeated("arm", 1, "link dropped")
+        progress._bar.refresh()
+        assert "arm · trial 2 · again: link dropped" in text.getvalue()
+
+
 def test_an_outcome_says_method_and_what_is_missing() -> None:
     assert outcome(build.trial()) == "1.5 s · 1 requests · no meter"
     unresolved = build.reading(energy_j=None, reason="unresolved, the window is 3 ms")

@@ -18,7 +18,8 @@ from rich.console import Console
 from harness.plan import Plan, build_plan
 from harness.progress import PlainProgress
 from harness.runner import Runner, RunOutcome, open_run
-from results.store import DATABASE, WINDOW, Store
+from results.store import DATABASE, Store
+from results.trace_files import WINDOW
 from tests.command import start
 from tests.fakes.machine import FakeBench
 from tests.plans import BOOLQ, DROPLESS, FAST, SHAREGPT, TIERS, raw_plan, write_plan

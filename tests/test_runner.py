@@ -25,6 +25,8 @@ class Heard:
         self.expected: tuple[int, int] = (0, 0)
         self.finished: list[Trial] = []
         self.left_out: list[int] = []
+        self.waited_for: list[str] = []
+        self.repeated: list[str] = []
 
     def begin(self, n_trials: int, n_done: int) -> None:
         self.expected = (n_trials, n_done)
@@ -32,8 +34,14 @@ class Heard:
     def preparing(self, cell: str) -> None:
         """Not looked at."""
 
+    def waiting(self, device: str, reason: str, left_s: float) -> None:
+        self.waited_for.append(reason)
+
     def trial_started(self, cell: str, repeat: int) -> None:
         """Not looked at."""
+
+    def trial_repeated(self, cell: str, repeat: int, reason: str) -> None:
+        self.repeated.append(reason)
 
     def trial_finished(self, cell: str, trial: Trial) -> None:
         self.finished.append(trial)
@@ -144,9 +152,10 @@ def test_cooldown_passes_on_the_clock_between_trials(tmp_path: Path) -> None:
 def test_a_transient_failure_that_passes_is_retried_and_counted(tmp_path: Path) -> None:
     bench = FakeBench()
     bench.engine.errors = [TransientDeviceError("link"), TransientDeviceError("link")]
-    outcome, _, trials = run(planned({"retries": 2}), bench, tmp_path / "run")
+    outcome, heard, trials = run(planned({"retries": 2}), bench, tmp_path / "run")
     assert outcome == RunOutcome(n_ok=2, n_failed=0)
     assert [t.attempts for t in trials] == [3, 1]
+    assert heard.repeated == ["link", "link"]
 
 
 def test_a_transient_failure_that_stays_stands_as_failed(tmp_path: Path) -> None:
@@ -215,6 +224,49 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
     assert sorted((t.cell_id, t.repeat) for t in after) == sorted(
         (c.cell.cell_id, r) for c in plan.cells for r in (0, 1)
     )
+
+
+# --- a device that is waited for -------------------------------------------------------------------------------------
+
+
+class GatedDevice(FakeDevice):
+    """Ready but for the waits whose numbers are told: there it gives up."""
+
+    def __init__(self, bench: FakeBench, gives_up_at: set[int]) -> None:
+        super().__init__(bench.machine, bench.fake_device.meters)
+        self.windows_before: list[int] = []
+        """How many requests had been answered at each wait."""
+        self._bench = bench
+        self._gives_up_at = gives_up_at
+
+    def wait_until_ready(self) -> None:
+        self.windows_before.append(len(self._bench.engine.answered) // 2)
+        if len(self.windows_before) in self._gives_up_at:
+            raise DeviceError("the battery is at 48 %, 50 % is the limit")
+
+
+def gated(gives_up_at: set[int]) -> tuple[FakeBench, GatedDevice]:
+    bench = FakeBench()
+    device = GatedDevice(bench, gives_up_at)
+    bench.fake_device = device
+    return bench, device
+
+
+def test_a_gated_device_is_waited_for_before_every_trial(tmp_path: Path) -> None:
+    bench, device = gated(gives_up_at=set())
+    outcome, _, _ = run(planned({"repeats": 2}), bench, tmp_path / "run")
+    assert outcome.n_ok == 4
+    assert device.windows_before == [0, 1, 2, 3]
+
+
+def test_a_device_that_never_gets_ready_fails_its_trial_with_the_reason_and_the_next_is_tried(tmp_path: Path) -> None:
+    bench, device = gated(gives_up_at={1})
+    outcome, _, (failed, ok) = run(planned(), bench, tmp_path / "run")
+    assert outcome == RunOutcome(n_ok=1, n_failed=1)
+    assert failed.failure is not None
+    assert (failed.failure.kind, failed.failure.error) == ("stable", "the battery is at 48 %, 50 % is the limit")
+    assert ok.status == "ok"
+    assert device.windows_before == [0, 0]
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ import pytest
 from devices.base import DeviceError, TransientDeviceError
 from devices.meters.replay import ReplayMeter
 from engines.errors import EngineError
-from harness.plan import Protocol
+from harness.schema import Protocol
 from harness.session import Arm, derive_energy, run_trial
 from results.records import EnergyReading, Trial
-from results.store import IDLE_AFTER, IDLE_BEFORE, WINDOW, Store
+from results.store import Store
+from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 from tests.conftest import FinishedRun
 from tests.fakes.machine import (
     DECODE_W,

@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy import stats
 
-from harness.plan import Protocol, StopSpec
+from harness.schema import Protocol, StopSpec
 from harness.stopping import FixedRepeats, IntervalWidth, stopping_rule, trial_value
 from results.records import Trial
 from tests import run_builders as build

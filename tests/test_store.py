@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 import results.store
 from results.records import Completion, EnergyReading, Failure, PowerTrace, RunInfo, Score, Trial
-from results.store import IDLE_AFTER, IDLE_BEFORE, WINDOW, Store, StoreError, check_free_space
+from results.store import Store, StoreError, check_free_space
+from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 from tests.fakes.waveforms import trace
 from tests.run_builders import ENVIRONMENT, cell, completion, failed, reading, trial
 
@@ -235,12 +236,12 @@ def test_process_killed_between_trace_and_row_costs_that_trial_only(directory: P
     died = in_new_process(
         """
         import results.store
-        def die(path, traces):
-            written(path, traces)
+        def die(*arguments):
+            written(*arguments)
             os._exit(9)
         with Store.create(Path(sys.argv[1]), INFO, CELLS) as store:
             store.add_trial(trial("c1", 0), {WINDOW: [POWER]})
-            written, results.store._write_traces = results.store._write_traces, die
+            written, results.store.write_traces = results.store.write_traces, die
             store.add_trial(trial("c1", 1), {WINDOW: [POWER]})
         """,
         str(directory),

@@ -7,8 +7,7 @@ no way around unplugging: `dumpsys battery unplug` only changes what the phone s
 from __future__ import annotations
 
 from devices.android.state import DISCHARGING, STATUS_WORDS, BatteryState
-from devices.gates import Gates as Gates
-from devices.gates import too_hot_or_empty
+from devices.gates import Gates, too_hot_or_empty
 
 
 def why_not_ready(battery: BatteryState | None, gates: Gates) -> str | None:

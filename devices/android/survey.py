@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from devices.android.battery import BatteryMeter, find_sources
 from devices.android.gates import why_not_ready
 from devices.android.server import DEVICE_PREFIX, ServerAddress, list_phones
 from devices.android.shell import Phone
 from devices.android.state import parse_battery, read_facts
+from devices.attached import AttachedMeter
 from devices.base import DeviceError
 from devices.gates import Gates
 
 INTERVAL_S = 0.05
-
-
-class AttachedMeter(NamedTuple):
-    """One meter of one phone. The update period is known once the meter is open: it is observed."""
-
-    device: str
-    meter: str
-    method: str
-    ready: bool
-    remark: str
 
 
 def attached(address: ServerAddress | None = None) -> list[AttachedMeter]:

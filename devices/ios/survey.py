@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from devices.attached import AttachedMeter
 from devices.base import DeviceError
 from devices.gates import Gates
 from devices.ios.battery import BatteryMeter
@@ -14,17 +14,6 @@ from devices.ios.errors import require_library
 from devices.ios.event_loop import EventLoopThread
 from devices.ios.link import DEVICE_PREFIX, TUNNELD, TunneldAddress, find_phones
 from devices.ios.phone import ANSWER_TIMEOUT_S, Phone
-from results.records import Method
-
-
-class AttachedMeter(NamedTuple):
-    """One meter of one phone. The update period is observed in each window."""
-
-    device: str
-    meter: str
-    method: Method
-    ready: bool
-    remark: str
 
 
 def attached(tunneld: TunneldAddress = TUNNELD) -> list[AttachedMeter]:

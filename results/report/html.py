@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from results import tables
-from results.cells import data_sources, disturbances, usable
+from results.cells import data_sources, disturbances, mark_words, usable
 from results.records import Cell, Environment, Failure, Method, RunData, Trial
 from results.report import figures
 from results.report.arms import Arm, arms_of
@@ -26,6 +26,7 @@ from results.report.figures import Figure
 from results.report.files import replace_text
 from results.report.headline import headline_tables
 from results.report.plan_text import toml_text
+from results.report.self_test import self_test_lines
 from results.report.verdict import verdicts
 from results.units import format_bytes
 
@@ -92,8 +93,9 @@ def page_context(run: RunData) -> dict[str, Any]:
         "headlines": headline_tables(run, frame, arms),
         "figures": numbered,
         "failed": _failures(run, arms),
-        "marked": [t for t in _with_cells(run, arms) if t[2].status == "ok" and t[2].marks],
+        "marked": [(c, a, t, mark_words(t)) for c, a, t in _with_cells(run, arms) if t.status == "ok" and t.marks],
         "machines": _machines(run),
+        "self_tests": _self_tests(run),
         "plan_text": toml_text(run.info.plan),
         "charts_json": json_in_script({"config": CONFIG, "specs": specs}),
         "library": chart_library() if specs else "",
@@ -230,6 +232,16 @@ def _machines(run: RunData) -> list[tuple[list[str], list[tuple[str, str]], dict
         else:
             same.append(device)
     return [(devices, machine_rows(environment), environment.packages) for devices, environment in found]
+
+
+def _self_tests(run: RunData) -> list[tuple[str, list[str]]]:
+    """(device, what its last self-test before the run found) of each device that can have one."""
+    devices = dict.fromkeys(cell.device for cell in run.cells)
+    return [
+        (device, self_test_lines(run.info.self_tests[device]) if device in run.info.self_tests else [])
+        for device in devices
+        if not device.startswith("model:")
+    ]
 
 
 def _with_cells(run: RunData, arms: dict[str, Arm]) -> Iterable[tuple[Cell, Arm, Trial]]:

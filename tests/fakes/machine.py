@@ -12,7 +12,8 @@ import numpy as np
 
 from devices.base import Channel, CpuSeconds, DeviceError
 from engines.base import PhaseListener
-from harness.plan import CellPlan, Protocol
+from harness.plan import CellPlan
+from harness.schema import Protocol
 from harness.session import Arm
 from harness.workbench import Workbench
 from results.records import Completion, Conditions, EngineCounters, Environment, Method, PowerTrace, Request, Score

@@ -1,0 +1,100 @@
+"""Plays a trace file back in place of a meter: the window of a recording, or of a trial, with everything it was.
+
+Kinds, update periods, gains and notes are those of the meter that was recorded, so that the same reading gives the same
+joules with the same uncertainty. Every window replays it from the recorded window's start, readings before it included;
+a window longer than the recording has no energy. Method "replayed": these joules are not of this run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
+from results.records import Method, PowerTrace
+from results.trace_files import TraceFileError, read_traces, read_window
+
+
+class TraceReplayMeter:
+    """The traces of a Parquet file. Of several meters only the first is summed: they may have seen the same energy."""
+
+    name = "replay"
+    method: Method = "replayed"
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.channels: tuple[Channel, ...] = ()
+        self._path = path
+        self._clock = clock
+        self._traces: tuple[PowerTrace, ...] = ()
+        self._recorded_start_s = 0.0
+        self._start_s: float | None = None
+
+    def open(self) -> None:
+        try:
+            traces, window = read_traces(self._path), read_window(self._path)
+        except TraceFileError as error:
+            raise MeterUnavailableError(f"replay: {error}") from error
+        if not traces or any(len(t.times_s) < 2 for t in traces):
+            raise MeterUnavailableError(
+                f"replay: {self._path} holds no trace of at least 2 readings; record one with `joulebench record`"
+            )
+        if any(t.method == "relative gauge" for t in traces):
+            raise MeterUnavailableError(f"replay: {self._path} is of a relative gauge, which has no joules to replay")
+        first_meter = traces[0].meter
+        several = any(t.meter != first_meter for t in traces)
+        self._traces = tuple(
+            replace(
+                t,
+                meter=self.name,
+                method=self.method,
+                component=f"{t.meter} {t.component}" if several else t.component,
+                additive=t.additive and t.meter == first_meter,
+                note=f"replayed from {self._path.name}, recorded as {t.method}" + (f": {t.note}" if t.note else ""),
+            )
+            for t in traces
+        )
+        self._recorded_start_s = window[0] if window else max(float(t.times_s[0]) for t in traces)
+        self.channels = tuple(_channel(t) for t in self._traces)
+
+    def start(self) -> None:
+        if self._start_s is not None:
+            raise DeviceError("meter replay is already running; stop it before another window starts")
+        self._start_s = self._clock.now_s()
+
+    def mark(self) -> None:
+        """A recording has no more readings than it has."""
+
+    def stop(self) -> Sequence[PowerTrace]:
+        if self._start_s is None:
+            raise DeviceError("meter replay is not running; start it first")
+        start_s, self._start_s = self._start_s, None
+        return [self._shifted(t, start_s, self._clock.now_s()) for t in self._traces]
+
+    def _shifted(self, trace: PowerTrace, start_s: float, now_s: float) -> PowerTrace:
+        """The recording as if it had begun at `start_s`, until an update and a reading behind now."""
+        later_s = start_s - self._recorded_start_s
+        until_s = now_s - later_s + 2 * (trace.update_period_s + trace.sample_interval_s)
+        n = int(trace.times_s.searchsorted(until_s, side="right")) + 1
+        return replace(
+            trace,
+            times_s=trace.times_s[:n] + later_s,
+            values=trace.values[:n],
+            gaps_s=tuple((a + later_s, b + later_s) for a, b in trace.gaps_s),
+        )
+
+    def close(self) -> None:
+        self._start_s = None
+
+
+def _channel(trace: PowerTrace) -> Channel:
+    return Channel(
+        component=trace.component,
+        kind=trace.kind,
+        update_period_s=trace.update_period_s,
+        resolution=trace.resolution,
+        relative_accuracy=trace.relative_accuracy,
+        wrap_at_j=trace.wrap_at_j,
+        additive=trace.additive,
+        note=trace.note,
+    )

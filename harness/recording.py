@@ -1,0 +1,59 @@
+"""A recording: the raw traces of a device's meters over some seconds, whatever the device does meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from devices.base import Clock, Device
+from harness.session import running_meters
+from results.energy import energy_between
+from results.records import EnergyReading, PowerTrace
+from results.report.trace_plot import write_plot
+from results.trace_files import WINDOW, write_traces
+
+TICK_S = 0.5
+"""Between two signs of life to whoever waits."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Traces and the window they were taken for; some readings lie before and behind it."""
+
+    traces: tuple[PowerTrace, ...]
+    window: tuple[float, float]
+
+    def readings(self) -> list[EnergyReading]:
+        """Of each meter: the total, then its components where there are several."""
+        found = []
+        for meter in dict.fromkeys(t.meter for t in self.traces):
+            components = [t.component for t in self.traces if t.meter == meter]
+            for component in ["total", *(components if len(components) > 1 else ())]:
+                found.append(energy_between(self.traces, [self.window], "all", meter, component))
+        return found
+
+
+def record(device: Device, clock: Clock, seconds: float, on_tick: Callable[[float], None]) -> Recording:
+    """An opened device's meters for some seconds; Ctrl-C ends it early and keeps it. on_tick: told the seconds left.
+
+    Raises `DeviceError`.
+    """
+    with running_meters(device.meters) as traces:
+        start_s = clock.now_s()
+        try:
+            while (left_s := start_s + seconds - clock.now_s()) > 0:
+                on_tick(left_s)
+                clock.sleep_until_s(clock.now_s() + min(left_s, TICK_S))
+        except KeyboardInterrupt:
+            on_tick(0.0)
+        end_s = clock.now_s()
+    return Recording(tuple(traces), (start_s, end_s))
+
+
+def write_recording(recording: Recording, path: Path) -> Sequence[Path]:
+    """The trace file, and a picture of it beside it."""
+    write_traces(path, {WINDOW: recording.traces}, recording.window)
+    picture = path.with_suffix(".png")
+    write_plot(recording.traces, recording.window, picture)
+    return path, picture

@@ -1,0 +1,160 @@
+"""The schema of plan files: one record a section, unknown keys rejected. `harness.plan` reads and expands them."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, create_model, model_validator
+
+from engines.quantised import Quantisation
+from harness.catalog import TECHNIQUES, WORKLOADS
+from results.records import Record
+
+PLAN_SCHEMA = 1
+MODEL_PREFIX, ANDROID_PREFIX, IOS_PREFIX = "model:", "adb:", "ios:"
+IOS_METERS: tuple[Literal["battery", "energy gauge"], ...] = ("battery", "energy gauge")
+"""The whole phone in watts, or one app in units of Apple's own."""
+
+
+def _tagged(name: str, parameters: type[Record], **more: Any) -> type[BaseModel]:
+    """A parameters record with its name as the union's tag."""
+    tag: Any = (Literal[name], ...)
+    return create_model(name, __base__=parameters, name=tag, **more)
+
+
+def _union(members: Iterable[type[BaseModel]]) -> Any:
+    return Annotated[functools.reduce(operator.or_, members), Field(discriminator="name")]
+
+
+if TYPE_CHECKING:
+    TechniqueSpec = Any
+    WorkloadSpec = Any
+else:
+    TechniqueSpec = _union(_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())
+    WorkloadSpec = _union(
+        _tagged(name, entry.parameters, label=(str | None, None)) for name, entry in WORKLOADS.items()
+    )
+
+
+class ModelSpec(Record):
+    """Which checkpoint, and in what type its weights are held (arithmetic is fp32 on a CPU)."""
+
+    source: str = Field(min_length=1)
+    """A Hugging Face folder, a hub id, or `bundled:NAME`. safetensors only."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+class EngineSpec(Record):
+    """One arm: the reference engine with a technique; on a modelled device also a placement."""
+
+    name: str = Field(min_length=1)
+    technique: TechniqueSpec
+    placement: str = "host"
+    prefill_chunk: int = Field(512, ge=1)
+    threads: int | None = Field(None, ge=1)
+    """CPU threads; torch's own number where it is not given."""
+    reuse_prefix: bool = False
+    """Start each request behind the tokens it shares with the one before: other latencies, the same answers."""
+    quantise: Quantisation = Quantisation()
+    """How each component's matrices are stored; one that is not named keeps the model's dtype."""
+
+
+class DeviceSpec(Record):
+    """Where it runs and what measures it."""
+
+    name: str
+    """`host`, `model:SHEET`, or a phone: `adb:SERIAL`, `adb:HOST:PORT`, `ios:UDID`."""
+    meters: tuple[str, ...] = Field(("auto",), min_length=1)
+    watts_sheet: str = "generic"
+    """Sheet of the modelled meter: a bundled name or a TOML file."""
+    recording: str | None = None
+    """What the replay meter plays: a power CSV, or the Parquet file of `joulebench record`."""
+    app: str | None = None
+    """Bundle identifier of the app that an iPhone's energy gauge follows."""
+    priced_as: str | None = None
+    """Modelled devices: price the routing with the shapes of this model instead of the plan's own."""
+
+    @property
+    def is_modelled(self) -> bool:
+        return self.name.startswith(MODEL_PREFIX)
+
+    @property
+    def is_android(self) -> bool:
+        return self.name.startswith(ANDROID_PREFIX)
+
+    @property
+    def is_ios(self) -> bool:
+        return self.name.startswith(IOS_PREFIX)
+
+    @property
+    def is_phone(self) -> bool:
+        return self.is_android or self.is_ios
+
+
+class StopSpec(Record):
+    """Repeat until the 95 % interval of a metric is narrow enough."""
+
+    metric: Literal["e2e_s", "ttft_s", "tpot_s", "energy_j"] = "e2e_s"
+    relative_width: float = Field(0.05, gt=0, lt=1)
+    """Half the interval over the mean."""
+    min_repeats: int = Field(3, ge=2)
+    max_repeats: int = Field(20, ge=2)
+
+    @model_validator(mode="after")
+    def _can_stop(self) -> StopSpec:
+        if self.min_repeats > self.max_repeats:
+            raise ValueError(f"min_repeats {self.min_repeats} is above max_repeats {self.max_repeats}; raise it")
+        return self
+
+
+class Protocol(Record):
+    """How trials are taken. The same for all cells of a run."""
+
+    warmup: int = Field(1, ge=0)
+    """Requests answered before each window, outside it."""
+    repeats: int = Field(3, ge=1)
+    stop: StopSpec | None = None
+    """Replaces `repeats`."""
+    idle_s: float = Field(1.0, ge=0)
+    """Idle baseline before and after each window; 0: none, and no net energy."""
+    cooldown_s: float = Field(0.0, ge=0)
+    order: Literal["interleaved", "sequential", "shuffled"] = "interleaved"
+    """interleaved: every cell once, then again, so that drift hits all arms alike."""
+    sample_interval_s: float = Field(0.05, ge=0.001, le=10)
+    retries: int = Field(2, ge=0)
+    """Of transient failures, a trial."""
+    max_foreign_cpu_share: float = Field(0.1, ge=0, le=1)
+    """Of the machine's CPU time, taken by other processes in a window; above it the trial is taken again. 1: never.
+
+    An engine on n cores waits for its slowest: one busy neighbour is 1/n of the machine and may cost most of the speed.
+    """
+    contention_retries: int = Field(2, ge=0)
+    """How often a trial is taken again because of others, before it stands, marked."""
+    max_temperature_c: float = Field(40.0, gt=0)
+    """Of a phone's battery: a trial waits until it is below."""
+    min_charge_percent: float = Field(50.0, ge=0, lt=100)
+    """Of a phone's battery: a trial waits until it is above."""
+    gate_wait_s: float = Field(600.0, ge=0)
+    """How long a trial waits for a phone to be on battery, cool and charged, before it fails."""
+    seed: int = 0
+
+    def for_modelled(self) -> Protocol:
+        """The same, taken once."""
+        return self.model_copy(update={"repeats": 1, "stop": None})
+
+
+class PlanFile(Record):
+    """A plan as it stands in its TOML file."""
+
+    schema_version: int = Field(PLAN_SCHEMA, alias="schema")
+    name: str = Field(min_length=1)
+    model: ModelSpec
+    engine: tuple[EngineSpec, ...] = Field(min_length=1)
+    workload: tuple[WorkloadSpec, ...] = Field(min_length=1)
+    device: tuple[DeviceSpec, ...] = Field(min_length=1)
+    protocol: Protocol = Protocol()
+    sweep: dict[str, Any] = Field(default_factory=dict)
+    """Dotted path to a list of values; each combination is an element of its own."""

@@ -1,0 +1,110 @@
+"""Trace files: raw readings of meters in Parquet, one row a reading, with all that describes them in the metadata.
+
+    trace     which trace of the file (its description is in metadata `joulebench`, a JSON list)
+    time_s    on the clock of whoever recorded
+    value     W, or J of a counter
+
+A file holds the traces of several parts: a trial's window and its idle baselines, or a recording's window.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from results.records import PowerTrace
+
+IDLE_BEFORE, WINDOW, IDLE_AFTER = "idle before", "window", "idle after"
+"""Parts of a trial that have traces of their own."""
+
+
+_DESCRIPTION, _WINDOW = b"joulebench", b"joulebench window"
+
+
+class TraceFileError(Exception):
+    """A file that holds no traces, or damaged ones."""
+
+
+def write_traces(
+    path: Path, traces: Mapping[str, Sequence[PowerTrace]], window: tuple[float, float] | None = None
+) -> None:
+    """Writes a file of traces by part; it appears whole or not at all.
+
+    window: (start, end) on the clock of the readings, of which some may lie before and behind it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    flat = [(part, trace) for part, own in traces.items() for trace in own]
+    described = [{"part": part, **_describe(trace)} for part, trace in flat]
+    lengths = [len(trace.times_s) for _, trace in flat]
+    table = pa.table(
+        {
+            "trace": pa.array(np.repeat(np.arange(len(flat), dtype=np.int32), lengths)),
+            "time_s": pa.array(np.concatenate([t.times_s for _, t in flat])),
+            "value": pa.array(np.concatenate([t.values for _, t in flat])),
+        }
+    ).replace_schema_metadata({_DESCRIPTION: json.dumps(described), _WINDOW: json.dumps(window)})
+    temporary = path.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            pq.write_table(table, file, write_page_checksum=True)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _describe(trace: PowerTrace) -> dict[str, Any]:
+    return {k: v for k, v in vars(trace).items() if k not in ("times_s", "values")}
+
+
+def read_traces(path: Path, part: str = WINDOW) -> tuple[PowerTrace, ...]:
+    """Traces of one part. Raises `TraceFileError`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+        described = json.loads((table.schema.metadata or {})[_DESCRIPTION])
+        index, times_s, values = (table[name].to_numpy() for name in ("trace", "time_s", "value"))
+        return tuple(
+            _described_trace(one, times_s[index == i], values[index == i])
+            for i, one in enumerate(described)
+            if one["part"] == part
+        )
+    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
+        raise TraceFileError(f"trace file {path} is damaged ({error})") from error
+
+
+def read_window(path: Path) -> tuple[float, float] | None:
+    """The window's start and end; None where the file does not say. Raises `TraceFileError`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        window = json.loads((pq.read_schema(path).metadata or {}).get(_WINDOW, b"null"))
+        return None if window is None else (float(window[0]), float(window[1]))
+    except (OSError, pa.ArrowException, IndexError, ValueError, TypeError) as error:
+        raise TraceFileError(f"trace file {path} is damaged ({error})") from error
+
+
+def _described_trace(
+    described: dict[str, Any], times_s: NDArray[np.float64], values: NDArray[np.float64]
+) -> PowerTrace:
+    fields = {k: v for k, v in described.items() if k not in ("part", "gaps_s")}
+    gaps_s = tuple((start_s, end_s) for start_s, end_s in described["gaps_s"])
+    return PowerTrace(times_s=times_s, values=values, gaps_s=gaps_s, **fields)

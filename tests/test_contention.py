@@ -1,0 +1,160 @@
+"""Other processes on the machine: their share of the CPU is injected, and what the harness makes of it is counted."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from devices.base import CpuSeconds, TransientDeviceError
+from harness.plan import build_plan
+from harness.progress import PlainProgress, outcome
+from harness.runner import Runner, open_run
+from harness.schema import StopSpec
+from harness.stopping import IntervalWidth
+from results.records import RunData, Trial
+from results.report.html import html_text
+from results.store import Store
+from results.tables import summary, tidy
+from results.tables import trials as trials_table
+from tests.fakes.machine import FakeBench, FakeDevice
+from tests.plans import FAST, raw_plan
+
+N_CORES = 2
+
+
+class SharedDevice(FakeDevice):
+    """Others take shares[k] of the CPU in the k-th window, and the last of them in all windows behind it."""
+
+    def __init__(self, bench: FakeBench, shares: Sequence[float]) -> None:
+        super().__init__(bench.machine, bench.fake_device.meters)
+        self._shares = shares
+        self._n_windows = 0
+        self._opened_s: float | None = None
+        self._foreign_s = 0.0
+
+    def cpu_seconds(self) -> CpuSeconds | None:
+        now_s = self._machine.time_s
+        if self._opened_s is None:
+            self._opened_s = now_s
+        else:
+            share = self._shares[min(self._n_windows, len(self._shares) - 1)]
+            self._foreign_s += share * N_CORES * (now_s - self._opened_s)
+            self._n_windows += 1
+            self._opened_s = None
+        return CpuSeconds(busy_s=now_s + self._foreign_s, ours_s=now_s, available_s=N_CORES * now_s)
+
+
+def shared(*shares: float) -> FakeBench:
+    bench = FakeBench()
+    bench.fake_device = SharedDevice(bench, shares)
+    return bench
+
+
+def run(bench: FakeBench, folder: Path, **protocol: Any) -> tuple[RunData, list[Trial], str]:
+    """(the stored run, its trials, what a log says of it)."""
+    plan = build_plan(raw_plan(protocol=FAST | {"max_foreign_cpu_share": 0.2, "contention_retries": 2} | protocol))
+    text = io.StringIO()
+    progress = PlainProgress(Console(file=text, width=200))
+    with open_run(plan, folder, False, bench) as store:
+        Runner(plan, store, bench, progress).run()
+    with Store.view(folder) as store:
+        data = store.data()
+    return data, list(data.trials), text.getvalue()
+
+
+def test_a_disturbed_window_is_thrown_away_counted_and_taken_again(tmp_path: Path) -> None:
+    data, (trial,), log = run(shared(0.5, 0.05), tmp_path / "run")
+    assert trial.marks == ()
+    assert trial.foreign_cpu_share == pytest.approx(0.05)
+    assert trial.contention_shares == (pytest.approx(0.5),)
+    assert trial.attempts == 2
+    assert "dropless · boolq · host · trial 1 · again: other processes took 50% of the CPU" in log
+    table = trials_table(data)
+    assert set(table["contention_repeats"]) == {1}
+    assert list(table["foreign_cpu_share"]) == pytest.approx([0.05] * len(table))
+    assert "1 windows were thrown away and taken again: other processes took up to 50% of the CPU." in html_text(data)
+
+
+def test_a_trial_that_is_disturbed_every_time_stands_marked_and_in_no_mean(tmp_path: Path) -> None:
+    bench = shared(0.5, 0.6, 0.7, 0.0)
+    data, trials, log = run(bench, tmp_path / "run", repeats=2)
+    disturbed, quiet = trials
+    assert disturbed.marks == ("contended",)
+    assert disturbed.foreign_cpu_share == pytest.approx(0.7)
+    assert disturbed.contention_shares == (pytest.approx(0.5), pytest.approx(0.6))
+    assert disturbed.attempts == 3
+    assert (quiet.marks, quiet.attempts) == ((), 1)
+    # Three windows of two requests, then one.
+    assert len(bench.engine.answered) == 8
+    words = "contended: other processes took 70% of the CPU, as in 2 windows before that were thrown away"
+    assert f"left out: {words}" in log
+    assert words in html_text(data)
+    table = trials_table(data)
+    assert set(table.loc[table["repeat"] == 0, "marks"]) == {"contended"}
+    assert set(table.loc[table["repeat"] == 0, "contention_repeats"]) == {2}
+    e2e = tidy(data).query("metric == 'e2e'").to_dict("records")[0]
+    assert (e2e["n"], e2e["reason"]) == (1, "n = 1: no interval from one value; 1 of 2 trials left out (contended)")
+    assert "(contended)" in summary(data)["reason"][0]
+
+
+@pytest.mark.parametrize(("share", "limit"), [(0.2, 0.2), (1.0, 1.0), (0.0, 0.0)])
+def test_a_share_at_the_limit_is_allowed(tmp_path: Path, share: float, limit: float) -> None:
+    _, (trial,), _ = run(shared(share), tmp_path / "run", max_foreign_cpu_share=limit)
+    assert (trial.marks, trial.attempts) == ((), 1)
+
+
+def test_without_retries_a_disturbed_trial_stands_at_once(tmp_path: Path) -> None:
+    _, (trial,), _ = run(shared(0.5), tmp_path / "run", contention_retries=0)
+    assert (trial.marks, trial.attempts, trial.contention_shares) == (("contended",), 1, ())
+
+
+def test_a_tick_of_the_cpu_accounting_disturbs_no_short_window(tmp_path: Path) -> None:
+    # The window is 1.75 s of two cores: two ticks of 10 ms are 0.57 % of it.
+    ticks = 2 * 0.01 / (N_CORES * 1.75)
+    _, (trial,), _ = run(shared(0.99 * ticks), tmp_path / "one", max_foreign_cpu_share=0.0)
+    assert trial.marks == ()
+    _, (trial,), _ = run(shared(1.01 * ticks), tmp_path / "two", max_foreign_cpu_share=0.0)
+    assert trial.marks == ("contended",)
+
+
+def test_lost_links_and_busy_neighbours_are_counted_apart(tmp_path: Path) -> None:
+    bench = shared(0.5, 0.0)
+    bench.engine.errors = [None, None, TransientDeviceError("link"), None, None, None]
+    _, (trial,), log = run(bench, tmp_path / "run", retries=1, contention_retries=1)
+    assert (trial.status, trial.attempts) == ("ok", 3)
+    assert len(trial.contention_shares) == 1
+    assert [line.split("again: ")[1] for line in log.splitlines() if "again: " in line] == [
+        "other processes took 50% of the CPU",
+        "link",
+    ]
+
+
+class Unreadable(SharedDevice):
+    def cpu_seconds(self) -> CpuSeconds | None:
+        return None
+
+
+def test_where_the_share_cannot_be_read_nothing_is_repeated_or_claimed(tmp_path: Path) -> None:
+    bench = FakeBench()
+    bench.fake_device = Unreadable(bench, [0.9])
+    data, (trial,), _ = run(bench, tmp_path / "run")
+    assert (trial.foreign_cpu_share, trial.marks, trial.attempts) == (None, (), 1)
+    assert trials_table(data)["foreign_cpu_share"].isna().all()
+
+
+def test_disturbed_trials_do_not_make_an_interval_narrow(tmp_path: Path) -> None:
+    rule = IntervalWidth(StopSpec(min_repeats=2, max_repeats=6))
+    _, trials, _ = run(shared(0.5), tmp_path / "run", repeats=3)
+    assert not rule.enough(trials)
+    assert rule.enough([t.model_copy(update={"marks": ()}) for t in trials])
+
+
+def test_progress_says_nothing_of_a_quiet_trial(tmp_path: Path) -> None:
+    _, (trial,), log = run(shared(0.0), tmp_path / "run")
+    assert "left out" not in outcome(trial)
+    assert "again" not in log

@@ -1,0 +1,469 @@
+"""The doctor: its figures against closed forms on virtual time; all of it on this host and on a fake phone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from devices.android import battery as battery_module
+from devices.base import Channel, ComputeUnit, CpuSeconds, DeviceError
+from harness.doctor import examine, not_ready
+from harness.examination import examine_device
+from harness.loads import RunningLoad, matrix_products, no_load
+from harness.plan import build_plan
+from harness.progress import PlainProgress
+from harness.runner import Runner, open_run
+from harness.schema import DeviceSpec
+from harness.state import keep_self_test, last_self_test, state_folder
+from results.energy import energy_between
+from results.records import Check, Conditions, Environment, Method, PowerTrace, SelfTest, TraceKind
+from results.report.html import html_text
+from results.report.self_test import check_line, meter_line, self_test_lines
+from tests import run_builders as build
+from tests.command import EXECUTABLE, environment
+from tests.fakes.adb_server import FakeAdbServer
+from tests.fakes.battery import FakeBattery
+from tests.fakes.machine import FakeBench, FakeDevice, FakeMachine
+from tests.fakes.phone import DISCHARGING, FakePhone
+from tests.fakes.waveforms import StepPower, counter_trace, trace
+from tests.plans import FAST, raw_plan
+
+IDLE_W, LOAD_W = 40.0, 200.0
+SECONDS = 10.0
+INTERVAL_S = 0.05
+
+
+class Machine(FakeMachine):
+    """Draws `watts` while time passes, and remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watts = IDLE_W
+        self.edges_s, self.history_w = [self.time_s - 5.0], [IDLE_W]
+
+    def sleep_until_s(self, at_s: float) -> None:
+        self.edges_s.append(self.time_s)
+        self.history_w.append(self.watts)
+        self.time_s = max(self.time_s, at_s)
+
+    @property
+    def power(self) -> StepPower:
+        # As now, also a little later: a counter is read past the window.
+        return StepPower(np.array([*self.edges_s, self.time_s + 5.0]), np.array(self.history_w))
+
+    @contextmanager
+    def load(self) -> Iterator[RunningLoad]:
+        self.watts = LOAD_W
+        yield RunningLoad("a load of 160 W", ("cpu",))
+        self.watts = IDLE_W
+
+
+class Meter:
+    """A simulated instrument. gain: what it reads per watt; swing_w: added and taken in turns of 0.5 s."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        kind: TraceKind = "power",
+        update_s: float = 0.0,
+        name: str = "meter",
+        gain: float = 1.0,
+        offset_w: float = 0.0,
+        swing_w: float = 0.0,
+        computes: ComputeUnit = "cpu",
+        relative_accuracy: float = 0.0,
+    ) -> None:
+        self.name = name
+        self.method: Method = "counter" if kind == "counter" else "integrated power"
+        self.channels: tuple[Channel, ...] = (Channel("package", kind, update_s, computes=computes),)
+        self._machine, self._kind, self._update_s = machine, kind, update_s
+        self._gain, self._offset_w, self._swing_w = gain, offset_w, swing_w
+        self._relative_accuracy = relative_accuracy
+        self._start_s = 0.0
+
+    def open(self) -> None:
+        """Nothing to acquire."""
+
+    def start(self) -> None:
+        self._start_s = self._machine.now_s()
+
+    def mark(self) -> None:
+        """Not fresh."""
+
+    def stop(self) -> Sequence[PowerTrace]:
+        power, start_s, end_s = self._machine.power, self._start_s, self._machine.now_s()
+        power = StepPower(power.edges_s, self._gain * power.watts + self._offset_w)
+        # Off the grid of the stretches, as a real sampler's readings are.
+        at_s = np.arange(start_s - 0.223, end_s + 0.3, INTERVAL_S)
+        if self._kind == "counter":
+            found = counter_trace(power, at_s, self._update_s, phase_s=0.03)
+        else:
+            in_turns = np.where(np.floor((at_s - start_s) / 0.5) % 2 == 0, 1.0, -1.0)
+            found = trace("power", at_s, power.power_w(at_s) + self._swing_w * in_turns, INTERVAL_S)
+        return [
+            replace(
+                found,
+                meter=self.name,
+                component="package",
+                sample_interval_s=INTERVAL_S,
+                relative_accuracy=self._relative_accuracy,
+            )
+        ]
+
+    def close(self) -> None:
+        """Nothing was acquired."""
+
+
+class Device(FakeDevice):
+    def __init__(self, machine: Machine, *meters: Meter) -> None:
+        super().__init__(machine, meters)  # type: ignore[arg-type]
+        self.busy_cores, self.own_cores = 0.0, 0.004
+        self.temperature_c: float | None = 50.0
+
+    def cpu_seconds(self) -> CpuSeconds | None:
+        t = self._machine.time_s
+        return CpuSeconds((self.busy_cores + self.own_cores) * t, self.own_cores * t, 2 * t)
+
+    def conditions(self) -> Conditions:
+        return super().conditions().model_copy(update={"temperature_c": self.temperature_c})
+
+
+def examined(device: Device, refusals: dict[str, str] | None = None) -> SelfTest:
+    machine = device._machine
+    assert isinstance(machine, Machine)
+    return examine(device, machine, machine.load, SECONDS, refusals or {}, INTERVAL_S, lambda stage: None)
+
+
+def check(found: SelfTest, name: str) -> Check:
+    return next(c for c in found.checks if c.name == name)
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_power_meter_is_known_by_its_idle_its_load_and_its_shortest_windows() -> None:
+    machine = Machine()
+    found = examined(Device(machine, Meter(machine)))
+    (meter,) = found.meters
+    assert found.verdict == "ready"
+    assert found.load == "a load of 160 W"
+    assert meter.idle_w == pytest.approx(IDLE_W)
+    assert meter.load_w == pytest.approx(LOAD_W, rel=0.01)
+    assert meter.noise_w == pytest.approx(0.0, abs=1e-9)
+    assert meter.sees_load is True
+    # A step of 160 W hides between two readings at either end: 160 W x 50 ms / sqrt(12) each, in the same direction.
+    hidden_j = 2 * (LOAD_W - IDLE_W) * INTERVAL_S / 12**0.5
+    assert meter.shortest_1_percent_s == pytest.approx(hidden_j / (0.01 * LOAD_W), rel=0.02)
+    assert meter.shortest_5_percent_s == pytest.approx(hidden_j / (0.05 * LOAD_W), rel=0.02)
+
+
+def test_a_counter_is_seen_to_tick_and_its_windows_are_ten_ticks_at_least() -> None:
+    machine = Machine()
+    (meter,) = examined(Device(machine, Meter(machine, "counter", update_s=0.2))).meters
+    assert meter.seen_update_s == pytest.approx(0.2)
+    assert meter.stated_update_s == 0.2
+    assert meter.idle_w == pytest.approx(IDLE_W, rel=0.02)
+    assert meter.load_w == pytest.approx(LOAD_W, rel=0.02)
+    assert meter.shortest_5_percent_s is not None
+    assert meter.shortest_1_percent_s is not None
+    # Ten ticks are 2 s.
+    assert meter.shortest_5_percent_s == pytest.approx(2.0)
+    # Windows of that length over a load of their own: about right to 1 %. The ticks may meet the load's edges anywhere,
+    # and the doctor saw one case of it: between a half and twice.
+    rng = np.random.default_rng(0)
+    errors = []
+    for _ in range(300):
+        end_s = meter.shortest_1_percent_s
+        power = StepPower(np.array([-5.0, 0.0, end_s, end_s + 5.0]), np.array([IDLE_W, LOAD_W, IDLE_W]))
+        at_s = np.arange(-0.3 - rng.uniform(0.0, INTERVAL_S), end_s + 0.6, INTERVAL_S)
+        counted = counter_trace(power, at_s, 0.2, rng.uniform(0.0, 0.2), sample_interval_s=INTERVAL_S)
+        reading = energy_between([counted], [(0.0, end_s)], "all", "m")
+        assert reading.energy_j is not None
+        errors.append(reading.energy_j / (LOAD_W * end_s) - 1)
+    assert 0.005 < float(np.sqrt(np.mean(np.square(errors)))) < 0.02
+
+
+def test_noise_is_the_scatter_of_short_idle_windows() -> None:
+    machine = Machine()
+    (meter,) = examined(Device(machine, Meter(machine, swing_w=1.0))).meters
+    # 20 windows of 41 and 39 W in turns: sqrt(20 / 19) W.
+    assert meter.noise_w == pytest.approx((20 / 19) ** 0.5, rel=0.12)
+
+
+def test_the_gain_is_told_apart_and_makes_no_window_longer() -> None:
+    machine = Machine()
+    found = examined(Device(machine, Meter(machine, relative_accuracy=0.03), Meter(machine, name="exact")))
+    gained, exact = found.meters
+    assert gained.relative_accuracy == 0.03
+    assert gained.shortest_1_percent_s == exact.shortest_1_percent_s
+    assert "gain ± 3 %" in meter_line(gained)
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("meter", [{"gain": 0.0, "offset_w": 40.0}, {"gain": -1.0, "offset_w": 300.0}])
+def test_a_meter_that_does_not_rise_with_the_load_does_not_see_it(meter: dict[str, float]) -> None:
+    machine = Machine()
+    found = examined(Device(machine, Meter(machine, **meter)))  # type: ignore[arg-type]
+    assert found.meters[0].sees_load is False
+    assert found.meters[0].shortest_1_percent_s is None
+    assert found.verdict == "to be fixed"
+    failed = check(found, "meter sees the load")
+    assert failed.ok is False
+    assert "its sign" in str(failed.remedy)
+    assert "does NOT see the load" in meter_line(found.meters[0])
+
+
+def test_a_device_on_which_no_load_runs_is_untested() -> None:
+    machine = Machine()
+    device = Device(machine, Meter(machine))
+    found = examine(device, machine, no_load, SECONDS, {}, INTERVAL_S, lambda stage: None)
+    assert found.verdict == "untested"
+    assert found.meters[0].sees_load is None
+    assert check(found, "meter sees the load").found == "nothing that it sees was put under load"
+
+
+def test_a_meter_of_what_was_not_loaded_is_not_judged() -> None:
+    machine = Machine()
+    found = examined(
+        Device(machine, Meter(machine), Meter(machine, name="gpu", gain=0.0, offset_w=70.0, computes="gpu"))
+    )
+    assert found.meters[1].sees_load is None
+    assert found.meters[1].idle_w == pytest.approx(70.0)
+    assert check(found, "gpu sees the load").ok is None
+    assert found.verdict == "ready"
+
+
+@pytest.mark.parametrize(("gain", "agrees"), [(1.01, True), (1.2, False)])
+def test_two_meters_of_one_unit_must_agree_within_two_uncertainties(gain: float, agrees: bool) -> None:
+    machine = Machine()
+    meters = [
+        Meter(machine, name="a", relative_accuracy=0.02),
+        Meter(machine, name="b", gain=gain, relative_accuracy=0.02),
+    ]
+    found = examined(Device(machine, *meters))
+    (agreement,) = found.agreements
+    mean = (1 + gain) / 2
+    assert agreement.difference == pytest.approx((gain - 1) / mean, rel=0.02)
+    # Gains dominate: 2 % each.
+    assert agreement.allowed == pytest.approx(2 * 0.02 * (1 + gain**2) ** 0.5 / mean, rel=0.05)
+    assert agreement.agrees is agrees
+    assert found.verdict == ("ready" if agrees else "to be fixed")
+
+
+def test_a_busy_neighbour_and_a_costly_reading_are_told() -> None:
+    machine = Machine()
+    device = Device(machine, Meter(machine))
+    device.busy_cores, device.own_cores = 0.5, 0.03
+    found = examined(device)
+    assert check(found, "other processes").found == "they take 25% of the CPU"
+    assert check(found, "cost of reading").found == "3 % of a core"
+    assert found.verdict == "to be fixed"
+    assert {c.name for c in found.checks if c.ok is False} == {"other processes", "cost of reading"}
+    assert all(c.remedy for c in found.checks if c.ok is False)
+
+
+def test_heat_throttling_and_a_charger_are_told() -> None:
+    machine = Machine()
+    gauge = Meter(machine)
+    gauge.method = "battery gauge"
+    device = Device(machine, gauge)
+    device.charging, device.throttled, device.temperature_c = True, True, 91.0
+    found = examined(device)
+    assert {c.name for c in found.checks if c.ok is False} == {"power source", "throttling", "temperature"}
+    # A counter does not mind the charger.
+    beside = Device(machine, Meter(machine))
+    beside.charging = True
+    assert check(examined(beside), "power source").ok is True
+
+
+def test_without_a_meter_the_reasons_are_the_remedy() -> None:
+    machine = Machine()
+    modelled = Meter(machine)
+    modelled.method = "modelled"
+    found = examined(Device(machine, modelled), {"rapl": "readable by root only; run as root"})
+    assert found.verdict == "modelled only"
+    assert check_line(check(found, "meters")) == (
+        "meters: nothing here measures energy; rapl: readable by root only; run as root"
+    )
+
+
+def test_readings_that_come_late_are_told() -> None:
+    machine = Machine()
+
+    class Late(Meter):
+        def stop(self) -> Sequence[PowerTrace]:
+            [found] = super().stop()
+            late_s = np.where(np.arange(len(found.times_s)) % 10 == 0, 0.02, 0.0)
+            return [replace(found, times_s=found.times_s + late_s)]
+
+    late = check(examined(Device(machine, Late(machine))), "readings of meter")
+    assert late.ok is False
+    assert late.found == "every 50 ms; off by 0.0 ms (median), 20.0 ms (99 %)"
+
+
+# --- kept, and shown -------------------------------------------------------------------------------------------------
+
+
+def test_the_state_folder_is_where_the_system_keeps_such_things() -> None:
+    assert state_folder({"HOME": "/home/a"}, "linux") == Path("/home/a/.local/state/joulebench")
+    assert state_folder({"HOME": "/home/a", "XDG_STATE_HOME": "/s"}, "linux") == Path("/s/joulebench")
+    assert state_folder({"HOME": "/Users/a"}, "darwin") == Path("/Users/a/Library/Application Support/joulebench")
+    assert state_folder({"HOME": "/home/a", "JOULEBENCH_STATE": "/x"}, "darwin") == Path("/x")
+
+
+def self_test_of(device: str, machine: Environment) -> SelfTest:
+    virtual = Machine()
+    found = examined(Device(virtual, Meter(virtual)))
+    return found.model_copy(update={"device": device, "environment": machine})
+
+
+def test_a_self_test_is_kept_by_device_and_holds_for_its_machine_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = self_test_of("adb:192.168.1.7:5555", build.ENVIRONMENT)
+    kept = keep_self_test(found, tmp_path)
+    assert last_self_test(found.device, build.ENVIRONMENT, tmp_path) == found
+    assert last_self_test("host", build.ENVIRONMENT, tmp_path) is None
+    elsewhere = build.ENVIRONMENT.model_copy(update={"cpu_model": "another"})
+    assert last_self_test(found.device, elsewhere, tmp_path) is None
+    kept.write_text("{", encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        assert last_self_test(found.device, build.ENVIRONMENT, tmp_path) is None
+    assert "make it anew: joulebench doctor --device adb:192.168.1.7:5555" in caplog.text
+
+
+def test_a_device_that_does_not_open_is_not_ready() -> None:
+    found = not_ready("adb:X", "adb: no device X attached")
+    assert found.verdict == "not ready"
+    assert self_test_lines(found)[-1] == "opens: adb: no device X attached"
+
+
+def test_a_run_keeps_the_last_self_test_of_its_devices_and_its_report_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    bench = FakeBench()
+    found = self_test_of("host", bench.fake_device.environment())
+    keep_self_test(found, tmp_path / "state")
+    plan = build_plan(raw_plan(protocol=FAST))
+    with open_run(plan, tmp_path / "run", False, bench) as store:
+        Runner(plan, store, bench, PlainProgress(Console(quiet=True))).run()
+        data = store.data()
+    assert data.info.self_tests == {"host": found}
+    page = html_text(data)
+    assert "Self-test of host" in page
+    assert "host: ready (it measures, and nothing is wrong)" in page
+    assert "sees the load; 1 % from 2.31 s; 5 % from 462 ms" in page
+
+
+def test_a_report_says_where_no_self_test_was_made() -> None:
+    page = html_text(build.example_run())
+    assert "joulebench doctor --device host" in page
+    assert "Self-test of model:m2-ultra" not in page
+
+
+# --- the real thing --------------------------------------------------------------------------------------------------
+
+
+def test_matrix_products_keep_the_cpu_busy_until_they_are_stopped() -> None:
+    with matrix_products(["cpu"]) as running:
+        before_s = time.process_time()
+        started_s = time.perf_counter()
+        time.sleep(0.3)
+        busy = (time.process_time() - before_s) / (time.perf_counter() - started_s)
+    assert running.units == ("cpu",)
+    assert "CPU threads" in running.words
+    after_s = time.process_time()
+    time.sleep(0.2)
+    assert busy > 10 * (time.process_time() - after_s) / 0.2
+    assert busy > 0.2  # of a core: others may need it too
+
+
+def test_the_doctor_examines_this_host(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [EXECUTABLE, "doctor", "--seconds", "1", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment() | {"JOULEBENCH_STATE": str(tmp_path)},
+        check=False,
+    )
+    told = json.loads(done.stdout)
+    assert done.returncode == (0 if told["verdict"] == "ready" else 5), done.stderr
+    modelled = next(m for m in told["meters"] if m["meter"] == "modelled")
+    assert modelled["sees_load"] is True
+    assert Path(told["file"]) == tmp_path / "doctor" / "host.json"
+    kept = SelfTest.model_validate_json(Path(told["file"]).read_text(encoding="utf-8"))
+    assert kept.environment is not None
+    assert last_self_test("host", kept.environment, tmp_path) == kept
+
+
+@pytest.fixture
+def phone(tmp_path: Path) -> FakePhone:
+    fake = FakePhone(tmp_path / "phone")
+    fake.file("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n")
+    fake.file("/proc/meminfo", "MemTotal:        7654321 kB\n")
+    return fake
+
+
+def spinning(phone: FakePhone) -> int:
+    return sum("do :; done" in str(process.args) for process in list(phone._processes))
+
+
+def test_the_doctor_examines_a_phone_by_its_own_busy_loops(phone: FakePhone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
+    with FakeAdbServer(phone) as server, FakeBattery(phone, lambda at_s: 1.5 + 2.5 * spinning(phone)):
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
+        found = examine_device(DeviceSpec(name="adb:FAKE0001"), 1.5, lambda stage: None, lambda *waiting: None)
+        assert spinning(phone) == 0
+    assert found.verdict != "not ready", found.checks
+    (meter,) = found.meters
+    assert meter.idle_w == pytest.approx(1.5, rel=0.05)
+    assert meter.load_w == pytest.approx(4.0, rel=0.1)
+    assert meter.seen_update_s == pytest.approx(0.1, abs=0.03)
+    assert meter.sees_load is True
+    assert "current in uA, negative while discharging" in str(meter.note)
+    assert check(found, "power source").found == "on battery"
+
+
+def test_a_phone_on_a_charger_is_not_ready_and_says_why(phone: FakePhone, monkeypatch: pytest.MonkeyPatch) -> None:
+    phone.answer("dumpsys battery", DISCHARGING.replace("status: 3", "status: 2"))
+    waits: list[str] = []
+
+    def give_up(device: str, reason: str, left_s: float) -> None:
+        waits.append(f"{device}: {reason}")
+        raise DeviceError("nobody wants to wait")
+
+    with FakeAdbServer(phone) as server:
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
+        found = examine_device(DeviceSpec(name="adb:FAKE0001"), 1.0, lambda stage: None, give_up)
+    assert found.verdict == "not ready"
+    assert len(waits) == 1
+    assert waits[0].startswith("adb:FAKE0001: the battery is charging")
+    assert "unplug it" in waits[0]
+
+
+def test_without_an_adb_server_the_doctor_says_how_to_start_one(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [EXECUTABLE, "doctor", "--device", "adb:X"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment() | {"JOULEBENCH_STATE": str(tmp_path), "ANDROID_ADB_SERVER_PORT": "1"},
+        check=False,
+    )
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "adb start-server" in done.stdout
+    assert "Traceback" not in done.stderr

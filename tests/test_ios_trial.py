@@ -1,0 +1,111 @@
+"""Trials on a fake iPhone through the harness, in real time: joules beside gauge units, and what faults do to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+pytest.importorskip("pymobiledevice3", reason="the extra joulebench[ios] is not installed")
+
+from devices.base import TransientDeviceError
+from devices.clock import MonotonicClock
+from devices.gates import Gates
+from devices.ios import battery as battery_module
+from devices.ios import energy_gauge
+from devices.ios.device import IosDevice
+from harness.schema import Protocol
+from harness.session import Arm, derive_energy, run_trial
+from results.energy import NO_JOULES
+from tests.fakes.ios_phone import BATTERY, UDID, FakeIphone, Plist, ServedIphone, gauge_sample
+from tests.fakes.ios_tunneld import FakeTunneld
+from tests.fakes.machine import FakeDevice, FakeEngine, FakeMachine, FakeWorkload, fake_requests
+
+CLOCK = MonotonicClock()
+PROTOCOL = Protocol(warmup=0, idle_s=1.5)
+UPDATE_S = 0.1
+
+
+class RealTime(FakeMachine):
+    """The fake engine's machine on the real clock."""
+
+    def now_s(self) -> float:
+        return CLOCK.now_s()
+
+    def work(self, seconds: float, watts: float) -> None:
+        time.sleep(seconds)
+
+
+def two_watts() -> Plist:
+    """500 mA at 4 V, renewed every `UPDATE_S`."""
+    return BATTERY | {"InstantAmperage": -500, "Voltage": 4000, "UpdateTime": int(CLOCK.now_s() / UPDATE_S)}
+
+
+@pytest.fixture
+def fake() -> FakeIphone:
+    """75 units a second on average: 65 and 85 in turns."""
+    return FakeIphone(
+        battery=two_watts, gauge=lambda tracing_s: gauge_sample(cpu=40.0 + 20.0 * (int(tracing_s / UPDATE_S) % 2))
+    )
+
+
+@pytest.fixture
+def served(fake: FakeIphone) -> Iterator[ServedIphone]:
+    with ServedIphone(fake) as running:
+        yield running
+
+
+@pytest.fixture
+def arm(served: ServedIphone, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arm]:
+    monkeypatch.setattr(battery_module, "READ_EVERY_S", 0.03)
+    monkeypatch.setattr(battery_module, "OBSERVE_S", 0.5)
+    monkeypatch.setattr(energy_gauge, "READ_EVERY_S", 0.03)
+    monkeypatch.setenv("USBMUXD_SOCKET_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    machine = RealTime()
+    with FakeTunneld([served]) as tunneld:
+        device = IosDevice(
+            f"ios:{UDID}",
+            0.01,
+            CLOCK,
+            Gates(wait_s=0.0),
+            app="com.example.engine",
+            meter_names=("battery", "energy gauge"),
+            tunneld=tunneld.address,
+        )
+        device.open()
+        # The engine asks its own device only whether meters run, for its diary.
+        engine = FakeEngine(machine, FakeDevice(machine, []), name=f"ios:{UDID}")
+        yield Arm("cell", engine, FakeWorkload(), device, CLOCK, fake_requests())
+        device.close()
+
+
+def test_a_trial_has_joules_of_the_battery_and_units_of_the_gauge(arm: Arm) -> None:
+    trial, traces = run_trial(arm, PROTOCOL, repeat=0)
+    whole = {e.meter: e for e in trial.energy if e.phase == "all" and e.component == "total"}
+    battery, gauge = whole["battery"], whole["energy gauge"]
+    assert battery.energy_j == pytest.approx(2.0 * battery.duration_s, rel=0.01)
+    assert (battery.method, battery.gauge_units) == ("battery gauge", None)
+    # The same power idle and busy: nothing is left above it.
+    assert battery.net_energy_j == pytest.approx(0.0, abs=0.02 * 2.0 * battery.duration_s)
+    assert gauge.gauge_units == pytest.approx(75.0 * gauge.duration_s, rel=0.05)
+    assert (gauge.method, gauge.energy_j, gauge.net_energy_j) == ("relative gauge", None, None)
+    assert gauge.reason == NO_JOULES
+    assert trial.marks == ()
+    assert trial.window_start_s is not None
+    assert trial.window_end_s is not None
+    again, _ = derive_energy(trial.completions, traces, (trial.window_start_s, trial.window_end_s))
+    assert tuple(again) == trial.energy
+
+
+def test_a_cable_pulled_in_a_trial_is_worth_a_retry(arm: Arm, served: ServedIphone) -> None:
+    Timer(4.0, served.pull_cable).start()
+    with pytest.raises(TransientDeviceError):
+        run_trial(arm, PROTOCOL, repeat=0)
+    served.plug_in()
+    trial, _ = run_trial(arm, PROTOCOL, repeat=0)
+    assert trial.status == "ok"
+    assert all(e.energy_j is not None for e in trial.energy if e.meter == "battery" and e.phase == "all")

@@ -1,0 +1,96 @@
+"""Joules of known waveforms through every kind of meter: a seeded part of the published table, against closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from results.records import EnergyReading
+from tests.benchmarks.meter_truth import compared, floor_variance, page, simulated
+from tests.fakes.instruments import END_S, GAUGE_UPDATE_S, INSTRUMENTS, START_S, WAVEFORMS
+from tests.fakes.waveforms import StepPower
+
+N_WINDOWS = 40
+FINE = [m for m in INSTRUMENTS if not m.startswith("charge counter")]
+
+
+@pytest.mark.parametrize("waveform", WAVEFORMS)
+@pytest.mark.parametrize("meter", FINE)
+def test_joules_are_within_the_stated_uncertainty_in_95_of_100_windows(meter: str, waveform: str) -> None:
+    found = simulated(meter, waveform, N_WINDOWS)
+    assert found.n_without_energy == 0
+    assert found.within_two is not None
+    assert found.within_two >= 0.95 * N_WINDOWS
+
+
+@pytest.mark.parametrize("waveform", WAVEFORMS)
+@pytest.mark.parametrize("meter", [m for m in FINE if m.startswith("counter")])
+def test_counters_know_ten_seconds_of_any_waveform_to_1_percent(meter: str, waveform: str) -> None:
+    found = simulated(meter, waveform, N_WINDOWS)
+    assert found.within_target is not None
+    assert found.within_target >= 0.95 * N_WINDOWS
+
+
+def test_a_gauge_knows_ten_seconds_of_a_constant_load_to_1_percent() -> None:
+    for meter in ("gauge, 250 ms, instants", "gauge, 250 ms, means"):
+        assert simulated(meter, "constant", N_WINDOWS).within_target == N_WINDOWS
+
+
+def test_a_gauge_of_instants_errs_by_what_hides_between_them_and_no_more() -> None:
+    """The floor is a closed form: no reader of such a gauge can do better where steps are rarer than its updates."""
+    found = simulated("gauge, 250 ms, instants", "square, 1 to 3 s", 200)
+    assert found.rms_error is not None
+    assert found.floor_rms is not None
+    assert 0.8 * found.floor_rms < found.rms_error < 1.5 * found.floor_rms
+
+
+def test_the_floor_of_one_step_is_its_height_times_the_update_over_root_12() -> None:
+    step = StepPower(np.array([0.0, START_S + 4.0, 100.0]), np.array([1.0, 3.0]))
+    energy_j = 4 * 1.0 + 6 * 3.0
+    assert floor_variance(step, GAUGE_UPDATE_S) == pytest.approx((2.0 * 0.25 / energy_j) ** 2 / 12)
+
+
+def test_a_charge_counter_has_no_energy_in_ten_seconds_rather_than_a_wrong_one() -> None:
+    found = simulated("charge counter, 1 mAh", "square, 1 to 3 s", 20)
+    assert found.n_without_energy == 20
+    assert found.reason is not None
+    assert "unresolved" in found.reason
+
+
+def reading(energy_j: float | None, uncertainty_j: float | None = None) -> EnergyReading:
+    return EnergyReading(
+        phase="all",
+        meter="m",
+        component="total",
+        method="counter",
+        duration_s=END_S - START_S,
+        energy_j=energy_j,
+        uncertainty_j=uncertainty_j,
+        reason=None if energy_j is not None else "gap",
+    )
+
+
+def test_windows_are_counted_by_hand() -> None:
+    pairs = [
+        (100.0, reading(100.5, 0.4)),  # 0.5 %, 1.25 sigma
+        (100.0, reading(98.0, 0.5)),  # -2 %, 4 sigma
+        (200.0, reading(200.0, 1.0)),  # exact
+        (100.0, reading(None)),
+    ]
+    found = compared("m", "w", pairs)
+    assert (found.n_windows, found.n_without_energy, found.reason) == (4, 1, "gap")
+    assert (found.within_one, found.within_two, found.within_target) == (1, 2, 2)
+    assert found.mean_error == pytest.approx((0.005 - 0.02) / 3)
+    assert found.rms_error == pytest.approx(((0.005**2 + 0.02**2) / 3) ** 0.5)
+    assert found.worst_error == pytest.approx(0.02)
+    assert not found.covered
+
+
+def test_the_page_shows_every_row_and_says_where_there_is_no_energy() -> None:
+    rows = [
+        compared("a", "constant", [(100.0, reading(100.5, 0.4))]),
+        compared("b", "constant", [(1.0, reading(None))]),
+    ]
+    text = page(rows)
+    assert "| a | constant | 1 of 1 | 0 of 1 | 1 of 1 | 0.5 % |" in text
+    assert "| b | constant | no energy: gap |" in text
