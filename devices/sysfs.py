@@ -7,7 +7,6 @@ from pathlib import Path
 
 from devices.base import DeviceError, MeterUnavailableError
 
-
 LONGEST_VALUE_BYTES = 64
 
 
