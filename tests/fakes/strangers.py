@@ -25,9 +25,12 @@ while time.monotonic() < end:
 
 @contextmanager
 def busy_stranger(seconds: float) -> Iterator[int]:
-    """Its process id. Our child forked it and has ended, so it belongs to whoever adopts orphans."""
+    """Its process id. Our child forked it and has ended, so it belongs to whoever adopts orphans.
+
+    It lets go of the pipe to us, or we would wait for its end instead of its parent's.
+    """
     code = _FORK.format(seconds=seconds)
-    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=30)
+    ended = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, timeout=30)
     pid = int(ended.stdout)
     try:
         yield pid
