@@ -334,6 +334,7 @@ def _cell_plan(
             **({"threads": engine.spec.threads} if engine.spec.threads else {}),
             **({"reuse_prefix": True} if engine.spec.reuse_prefix else {}),
             **engine.spec.quantise.asked,
+            **({"computes": device.spec.computes} if device.spec.computes != "cpu" else {}),
         },
     )
     return CellPlan(cell, model.spec, engine.spec, workload.spec, device.spec)

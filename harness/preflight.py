@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from devices.base import DeviceError
+from engines.accelerator import find_backend
 from engines.checkpoints import CheckpointFacts
 from engines.errors import EngineError
 from engines.placements import check as check_placement
@@ -51,9 +52,21 @@ def _noted(cell_plan: CellPlan, facts: CheckpointFacts | None) -> CellPlan:
     return replace(cell_plan, cell=cell_plan.cell.model_copy(update={"model_note": note}))
 
 
+def _backend_problems(device: DeviceSpec) -> Iterator[str]:
+    if device.name != "host":
+        yield f"device {device.name}: computes = {device.computes!r} is for the host; remove it"
+        return
+    try:
+        find_backend(device.computes, None)
+    except EngineError as error:
+        yield f"device {device.name}: computes: {error}"
+
+
 def _device_problems(device: DeviceSpec) -> Iterator[str]:
     if device.is_phone:
         yield f"device {device.name}: {NO_ENGINE_ON_PHONES.format(device=device.name)}"
+    if device.computes != "cpu":
+        yield from _backend_problems(device)
     if device.name != "host":
         return
     if device.recording is not None and not Path(device.recording).is_file():

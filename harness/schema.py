@@ -68,6 +68,8 @@ class DeviceSpec(Record):
     name: str
     """`host`, `model:SHEET`, or a phone: `adb:SERIAL`, `adb:HOST:PORT`, `ios:UDID`."""
     meters: tuple[str, ...] = Field(("auto",), min_length=1)
+    computes: Literal["cpu", "cuda", "mps"] = "cpu"
+    """Where the engine computes on `host`: in fp32 on the CPU, in bf16 elsewhere. `auto` takes a meter that sees it."""
     watts_sheet: str = "generic"
     """Sheet of the modelled meter: a bundled name or a TOML file."""
     recording: str | None = None

@@ -115,6 +115,7 @@ class Workbench:
                 self._host_clock.now_s,
                 plan.engine.threads,
                 plan.engine.reuse_prefix,
+                plan.device.computes,
             )
             engine: Engine = reference
             if isinstance(device, ModelDevice):
@@ -164,7 +165,7 @@ def build_device(spec: DeviceSpec, protocol: Protocol, clock: Clock, on_wait: Wa
     constructors: dict[str, Callable[[], Meter]] = {
         name: partial(entry.build, protocol.sample_interval_s, clock, spec) for name, entry in METERS.items()
     }
-    return Host(spec.name, spec.meters, constructors, clock)
+    return Host(spec.name, spec.meters, constructors, clock, "cpu" if spec.computes == "cpu" else "gpu")
 
 
 def _phone(spec: DeviceSpec, protocol: Protocol, clock: Clock, on_wait: Callable[[str, float], None]) -> Device:

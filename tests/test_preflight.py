@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from harness.plan import Plan, PlanError, build_plan
 from harness.preflight import preflight
@@ -33,6 +34,24 @@ def test_random_weights_are_noted_on_every_cell() -> None:
 def test_a_note_does_not_change_what_a_cell_is() -> None:
     raw = raw_plan()
     assert checked().plan_hash == build_plan(raw).plan_hash
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_device_that_torch_does_not_see_is_told_before_anything_runs() -> None:
+    (found,) = problems(device=[HOST | {"computes": "cuda"}])
+    assert "device host: computes: torch" in found
+    assert "sees no cuda device" in found
+
+
+def test_where_the_engine_computes_is_the_hosts_to_say() -> None:
+    (found,) = problems(engine=[NPUMOE], device=[M2_ULTRA | {"computes": "mps"}])
+    assert "computes = 'mps' is for the host" in found
+
+
+def test_cells_that_compute_elsewhere_are_other_cells_and_say_so() -> None:
+    here, there = build_plan(raw_plan(device=[HOST], sweep={"device.computes": ["cpu", "cuda"]})).cells
+    assert here.cell.cell_id != there.cell.cell_id
+    assert ("computes" in here.cell.engine_parameters, there.cell.engine_parameters["computes"]) == (False, "cuda")
 
 
 @pytest.mark.parametrize(
