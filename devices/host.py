@@ -13,8 +13,8 @@ from results.records import Conditions, Environment
 
 log = logging.getLogger(__name__)
 
-AUTO_ORDER = ("nvml", "rapl", "zeus", "modelled")
-"""A real counter before a model; the model always opens."""
+AUTO_ORDER = ("nvml", "rapl", "perf", "jetson", "zeus", "hwmon", "battery", "modelled")
+"""A counter of what computes before one of more than that, and a model last: it always opens."""
 
 
 @runtime_checkable
@@ -76,7 +76,7 @@ class Host:
 
     def _first_that_opens(self) -> Meter:
         refusals = []
-        for name in AUTO_ORDER:
+        for name in (n for n in AUTO_ORDER if n in self._constructors):
             meter = self._constructors[name]()
             try:
                 meter.open()

@@ -69,6 +69,30 @@ def _rapl(interval_s: float, clock: Clock, spec: Any) -> Meter:
     return RaplMeter(interval_s, clock)
 
 
+def _perf(interval_s: float, clock: Clock, spec: Any) -> Meter:
+    from devices.meters.perf import PerfMeter
+
+    return PerfMeter(interval_s, clock)
+
+
+def _jetson(interval_s: float, clock: Clock, spec: Any) -> Meter:
+    from devices.meters.rails import JetsonMeter
+
+    return JetsonMeter(interval_s, clock)
+
+
+def _hwmon(interval_s: float, clock: Clock, spec: Any) -> Meter:
+    from devices.meters.rails import HwmonMeter
+
+    return HwmonMeter(interval_s, clock)
+
+
+def _battery(interval_s: float, clock: Clock, spec: Any) -> Meter:
+    from devices.meters.laptop_battery import LaptopBatteryMeter
+
+    return LaptopBatteryMeter(interval_s, clock)
+
+
 def _zeus(interval_s: float, clock: Clock, spec: Any) -> Meter:
     from devices.meters.zeus import ZeusMeter
 
@@ -95,6 +119,10 @@ def _replay(interval_s: float, clock: Clock, spec: Any) -> Meter:
 METERS: dict[str, MeterEntry] = {
     "nvml": MeterEntry(_nvml, "counter", "NVIDIA GPUs, energy counter (power samples where there is none)"),
     "rapl": MeterEntry(_rapl, "counter", "Linux powercap: CPU package, cores, memory"),
+    "perf": MeterEntry(_perf, "counter", "the counters of RAPL as perf events"),
+    "jetson": MeterEntry(_jetson, "integrated power", "INA3221 rails of a Jetson"),
+    "hwmon": MeterEntry(_hwmon, "integrated power", "Linux sensors: GPU packages, the input of a server"),
+    "battery": MeterEntry(_battery, "battery gauge", "a laptop on its battery: the whole machine"),
     "zeus": MeterEntry(_zeus, "counter", "Apple Silicon, AMD and NVIDIA GPUs, through Zeus"),
     "modelled": MeterEntry(_modelled, "modelled", "CPU time x watts of a sheet: always there, never measured"),
     "replay": MeterEntry(_replay, "replayed", "a recorded trace, Parquet or power CSV (recording)"),

@@ -11,8 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Protocol as TypingProtocol
+from typing import runtime_checkable
 
 from devices.base import Clock, CpuSeconds, Device, DeviceError, Meter
+from devices.cpu_cycles import CpuCycles
 from engines.base import Engine, PhaseEvent
 from harness.schema import Protocol
 from results.energy import Interval, energy_between, idle_baseline
@@ -36,8 +39,16 @@ Traces = dict[str, Sequence[PowerTrace]]
 GAUGES: tuple[Method, ...] = ("battery gauge", "relative gauge")
 CONTENDED = "contended"
 """Mark of a trial in whose window other processes took more of the CPU than the plan allows."""
+NO_CYCLES = CpuCycles(None, "CPU cycles: this device does not count them")
 CPU_TICK_S = 0.01
 """Linux counts the CPU time of a machine in ticks (USER_HZ)."""
+
+
+@runtime_checkable
+class CountsCycles(TypingProtocol):
+    """A device that counts the CPU cycles of what we run on it."""
+
+    def cpu_cycles(self) -> CpuCycles: ...
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,7 @@ class _Window:
     foreign_cpu_share: float | None = None
     foreign_share_step: float = 0.0
     """How much of the share is one tick of the CPU accounting."""
+    cycles: CpuCycles = NO_CYCLES
 
 
 def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]:
@@ -106,6 +118,8 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         scores=tuple(scores),
         conditions=tuple(conditions),
         foreign_cpu_share=window.foreign_cpu_share,
+        cpu_cycles=window.cycles.cycles,
+        cpu_cycles_remark=window.cycles.remark,
         notes=tuple(arm.workload.notes),
         marks=_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
     )
@@ -151,16 +165,28 @@ def _measure(arm: Arm) -> _Window:
             meter.mark()
 
     with running_meters(meters) as window.traces:
-        cpu_before = arm.device.cpu_seconds()
+        cpu_before, cycles_before = arm.device.cpu_seconds(), _cycles(arm.device)
         window.start_s = arm.clock.now_s()
         for request in arm.requests:
             window.completions.append(arm.engine.run(request, on_phase))
         window.end_s = arm.clock.now_s()
-        cpu_after = arm.device.cpu_seconds()
+        cpu_after, cycles_after = arm.device.cpu_seconds(), _cycles(arm.device)
     if cpu_before is not None and cpu_after is not None and cpu_after.available_s > cpu_before.available_s:
         window.foreign_cpu_share = _foreign_share(cpu_before, cpu_after)
         window.foreign_share_step = CPU_TICK_S / (cpu_after.available_s - cpu_before.available_s)
+    if cycles_before is not None and cycles_after is not None:
+        window.cycles = _cycles_between(cycles_before, cycles_after)
     return window
+
+
+def _cycles(device: Device) -> CpuCycles | None:
+    return device.cpu_cycles() if isinstance(device, CountsCycles) else None
+
+
+def _cycles_between(before: CpuCycles, after: CpuCycles) -> CpuCycles:
+    if before.cycles is None or after.cycles is None:
+        return after if after.cycles is None else before
+    return CpuCycles(after.cycles - before.cycles, after.remark)
 
 
 @contextmanager

@@ -197,6 +197,7 @@ _REQUEST_COLUMNS = (
     "status", "started_at", "marks", "failure", "sample_id", "request_id", "prompt_tokens", "cached_tokens",
     "generated_tokens", "time_method", "ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method",
     "energy_meter", "energy_reason", "foreign_cpu_share", "contention_repeats",
+    "cpu_cycles", "cpu_cycles_remark",
 )  # fmt: skip
 
 
@@ -214,9 +215,9 @@ def trials(run: RunData) -> pd.DataFrame:
         for row in _request_rows(run, trial)
     ]
     scores = dict.fromkeys(key for row in rows for key in row if key.startswith("score_"))
-    text = ("marks", "failure", "sample_id", "request_id", "energy_meter", "energy_reason")
+    text = ("marks", "failure", "sample_id", "request_id", "energy_meter", "energy_reason", "cpu_cycles_remark")
     numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "foreign_cpu_share", *scores)
-    counts = ("prompt_tokens", "cached_tokens", "generated_tokens", "contention_repeats")
+    counts = ("prompt_tokens", "cached_tokens", "generated_tokens", "contention_repeats", "cpu_cycles")
     return _frame(rows, (*_REQUEST_COLUMNS, *scores), text, numbers, counts)
 
 
@@ -232,6 +233,8 @@ def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
         "time_method": trial.time_method,
         "foreign_cpu_share": trial.foreign_cpu_share,
         "contention_repeats": len(trial.contention_shares),
+        "cpu_cycles": trial.cpu_cycles,
+        "cpu_cycles_remark": trial.cpu_cycles_remark,
     }
     if not trial.completions:
         yield head | {"energy_method": "missing", "energy_reason": "no request was completed"}

@@ -45,12 +45,11 @@ def power_variance_j2(trace: PowerTrace, edges: Array) -> float:
     change_j = np.abs(np.diff(v)) * np.sqrt((between * np.diff(t) ** 2 + 4 * update_s**2) / 12)
     sum_j = np.concatenate([[0.0], np.cumsum(change_j)])
     sum_j2 = np.concatenate([[0.0], np.cumsum(change_j**2)])
-    scatter_sum_j2 = np.cumsum(_scatter_j2(trace, change_j))
     first = np.clip(np.searchsorted(t, edges, side="right") - 1, 0, len(t) - 1)
     last = np.clip(np.searchsorted(t, edges + update_s, side="left"), 0, len(t) - 1)
     at_edges_j, at_edges_j2 = (sum_j[last] - sum_j[first]).sum(), (sum_j2[last] - sum_j2[first]).sum()
     inside_j2 = max(0.0, float((sum_j2[last[:, 1]] - sum_j2[first[:, 0]]).sum() - at_edges_j2))
-    scatter_j2 = max(0.0, float((scatter_sum_j2[last[:, 1]] - scatter_sum_j2[first[:, 0]]).sum()))
+    scatter_j2 = _scatter_j2(trace, change_j, first[:, 0], last[:, 1])
     late_j = float((v[last[:, 1]] - v[first[:, 0]]).sum()) * _lateness_s(trace, int(first.min()), int(last.max()))
     total_s = float((edges[:, 1] - edges[:, 0]).sum())
     return inside_j2 + scatter_j2 + late_j**2 + float(at_edges_j) ** 2 + (trace.resolution * total_s) ** 2 / 12
@@ -63,20 +62,28 @@ def _lateness_s(trace: PowerTrace, first: int, last: int) -> float:
     return trace.update_period_s / 2
 
 
-def _scatter_j2(trace: PowerTrace, change_j: Array) -> Array:
-    """For each reading [n]: the scatter at a value that was shown once, beyond what its two changes count already."""
+def _scatter_j2(trace: PowerTrace, change_j: Array, first: NDArray[np.intp], last: NDArray[np.intp]) -> float:
+    """The scatter of values that were shown once, between readings first and last, beyond what their changes count.
+
+    From n such values it is known as their number is: up to (1 + sqrt(n))^2 / n of what was seen (Gehrels 1986, eq. 7).
+    """
     t, v = trace.times_s, trace.values
-    added_j2 = np.zeros(len(t))
     begins = np.flatnonzero(np.concatenate([[True], np.diff(v) != 0]))
     if len(begins) < 3:
-        return added_j2
+        return 0.0
     before, shown, after = begins[:-2], begins[1:-1], begins[2:]
     shown_s = t[after] - t[shown]
     once = shown_s < ONCE_FACTOR * max(trace.update_period_s, trace.sample_interval_s)
-    found_j2 = (v[shown] - v[before]) * (v[shown] - v[after]) * shown_s**2
-    counted_j2 = change_j[shown - 1] ** 2 + change_j[after - 1] ** 2
-    added_j2[shown] = np.where(once, np.where(found_j2 > 0, np.maximum(found_j2 - counted_j2, 0.0), found_j2), 0.0)
-    return added_j2
+    opened = np.bincount(first + 1, minlength=len(t) + 2) - np.bincount(last + 1, minlength=len(t) + 2)
+    inside = (np.cumsum(opened)[shown] > 0) & once
+    found_j2 = ((v[shown] - v[before]) * (v[shown] - v[after]) * shown_s**2)[inside]
+    counted_j2 = (change_j[shown - 1] ** 2 + change_j[after - 1] ** 2)[inside]
+    stands_out = found_j2 > 0
+    n = int(stands_out.sum())
+    if n == 0:
+        return 0.0
+    at_most_j2 = float(found_j2.sum()) * float((1 + np.sqrt(n)) ** 2) / n
+    return max(0.0, at_most_j2 - float(counted_j2[stands_out].sum()))
 
 
 def counter_variance_j2(times_s: Array, watts: Array, renewed_within_s: Array, step_j: float, edges: Array) -> float:

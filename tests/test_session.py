@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from devices.base import DeviceError, TransientDeviceError
+from devices.cpu_cycles import CpuCycles
 from devices.meters.replay import ReplayMeter
 from engines.errors import EngineError
 from harness.schema import Protocol
@@ -227,6 +228,42 @@ def test_cpu_time_of_others_is_a_share_of_the_machines() -> None:
     bench.fake_device.foreign_cores = 0.5
     trial, _ = run_trial(bench.arm_of("c"), BARE, repeat=0)
     assert trial.foreign_cpu_share == pytest.approx(0.25)  # half a core of two
+
+
+class CountingDevice(FakeDevice):
+    """2 GHz, while time passes; from a given reading on the counter is lost."""
+
+    def __init__(self, bench: FakeBench, lost_from: int = 9) -> None:
+        super().__init__(bench.machine, bench.fake_device.meters)
+        self._readings_left = lost_from
+
+    def cpu_cycles(self) -> CpuCycles:
+        self._readings_left -= 1
+        if self._readings_left < 0:
+            return CpuCycles(None, "CPU cycles: a counter could not be read")
+        return CpuCycles(int(2e9 * self._machine.time_s), "user mode only")
+
+
+def test_cpu_cycles_are_those_of_the_window() -> None:
+    bench = FakeBench()
+    bench.fake_device = CountingDevice(bench)
+    trial, _ = run_trial(bench.arm_of("c"), BARE.model_copy(update={"idle_s": 1.0, "warmup": 1}), repeat=0)
+    assert trial.cpu_cycles == pytest.approx(2e9 * WINDOW_S)
+    assert trial.cpu_cycles_remark == "user mode only"
+
+
+@pytest.mark.parametrize("lost_from", [0, 1])
+def test_cycles_that_could_not_be_read_are_none_with_the_reason(lost_from: int) -> None:
+    bench = FakeBench()
+    bench.fake_device = CountingDevice(bench, lost_from)
+    trial, _ = run_trial(bench.arm_of("c"), BARE, repeat=0)
+    assert (trial.cpu_cycles, trial.cpu_cycles_remark) == (None, "CPU cycles: a counter could not be read")
+
+
+def test_a_device_without_such_a_counter_has_no_cycles_and_says_so() -> None:
+    trial, _ = run_trial(FakeBench().arm_of("c"), BARE, repeat=0)
+    assert trial.cpu_cycles is None
+    assert "does not count them" in str(trial.cpu_cycles_remark)
 
 
 # --- derivation again ------------------------------------------------------------------------------------------------

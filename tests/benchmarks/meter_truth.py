@@ -180,9 +180,12 @@ What physics does not allow:
 - **A gauge that shows instants cannot place a step between two of them.** A step by ΔP hides anywhere in an update T:
   ΔP·T/√12 each, whatever is done with the readings. Where steps are further apart than updates, the column *floor* is
   that sum, over the energy: {floors}. No arithmetic gets below it, so 1 % in ten seconds is out of reach for loads
-  that step every second or two; it takes a window about {longer} times as long, or a gauge that shows means.
-- **What happens and is over between two instants is not seen.** Spikes shorter than the update are sampled by chance;
-  the uncertainty says so, and means or counters do not have this error.
+  that step every second or two. It falls with the root of the window: about {longer_s} s are needed.
+- **A gauge that shows means** (of the time since its value before) meets every spike; what it does not show is how late
+  its value is. That error lies at the window's ends and falls with its length: about {means_s} s for bursts. A window
+  that begins and ends idle does not have it.
+- **What happens and is over between two instants is met by chance.** The uncertainty grows by what was met; where
+  nothing was met, nothing tells that there was anything: {unmet}.
 - **A charge counter of 1 mAh** takes a step every 14 J: ten seconds have no energy, and a reason.
 
 A load that alternates in step with the sampler errs more than stated, and no instrument of this kind can tell."""
@@ -208,11 +211,16 @@ def page(rows: Sequence[Truth]) -> str:
 
 def _remarks(rows: Sequence[Truth]) -> str:
     floors = [r for r in rows if r.floor_rms is not None]
-    told = ", ".join(f"{_percent(r.floor_rms)} for {r.waveform}" for r in floors) or "not computed"
-    worst = max((r.floor_rms or 0.0 for r in floors), default=0.0)
     # Steps are independent: the relative error falls with the root of the window; 95 % of windows are within 1.96 rms.
-    longer = f"{(1.96 * worst / TARGET) ** 2:.0f}"
-    return REMARKS.format(floors=told, longer=longer)
+    floor = max((r.floor_rms or 0.0 for r in floors), default=0.0)
+    means = max((r.rms_error or 0.0 for r in rows if "means" in r.meter and "bursts" in r.waveform), default=0.0)
+    unmet = [r for r in rows if r.covered is False]
+    return REMARKS.format(
+        floors=", ".join(f"{_percent(r.floor_rms)} for {r.waveform}" for r in floors),
+        longer_s=f"{WINDOW_S * (1.96 * floor / TARGET) ** 2:.0f}",
+        means_s=f"{WINDOW_S * 1.96 * means / TARGET:.0f}",
+        unmet="; ".join(f"{r.meter}, {r.waveform}: {r.within_two} of {r.n_windows}" for r in unmet) or "no row here",
+    )
 
 
 def _cells(row: Truth) -> Iterable[str]:

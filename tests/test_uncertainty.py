@@ -1,0 +1,107 @@
+"""Variances of what readings did not show, against closed forms worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from results.records import PowerTrace
+from results.uncertainty import counter_variance_j2, power_variance_j2
+from tests.fakes.waveforms import trace
+
+DT = 0.05
+AT_S = np.arange(0.0, 10.0 + DT / 2, DT)
+WINDOW = np.array([[1.0, 9.0]])
+
+
+def power(watts: np.ndarray, **fields: float) -> PowerTrace:
+    return trace("power", AT_S, watts, DT, **fields)
+
+
+def at(seconds: float) -> int:
+    return round(seconds / DT)
+
+
+def test_a_steady_power_leaves_only_the_step_of_the_reading() -> None:
+    steady = np.full(len(AT_S), 7.0)
+    assert power_variance_j2(power(steady), WINDOW) == 0.0
+    assert power_variance_j2(power(steady, resolution=0.3), WINDOW) == pytest.approx((0.3 * 8.0) ** 2 / 12)
+
+
+def test_a_step_inside_hides_between_two_readings() -> None:
+    watts = np.where(AT_S < 5.0, 2.0, 12.0)
+    assert power_variance_j2(power(watts), WINDOW) == pytest.approx((10.0 * DT) ** 2 / 12)
+
+
+def test_a_step_that_stays_shows_half_an_update_late_on_average() -> None:
+    """With an update of 0.1 s: hidden between readings and within the update, and late by half of it."""
+    watts = np.where(AT_S < 5.0, 2.0, 12.0)
+    expected = 10.0**2 * (DT**2 + 4 * 0.1**2) / 12 + (10.0 * 0.1 / 2) ** 2
+    assert power_variance_j2(power(watts, update_period_s=0.1), WINDOW) == pytest.approx(expected)
+    # Up and down again: nothing stays, and nothing is late at the ends.
+    bump = np.where((AT_S > 3.0) & (AT_S < 5.0), 12.0, 2.0)
+    expected = 2 * 10.0**2 * (DT**2 + 4 * 0.1**2) / 12
+    assert power_variance_j2(power(bump, update_period_s=0.1), WINDOW) == pytest.approx(expected)
+
+
+def test_a_value_shown_once_counts_as_met_by_chance() -> None:
+    """One of 10 W x 50 ms: as large as itself, and from one such value up to (1 + 1)^2 of it."""
+    watts = np.full(len(AT_S), 2.0)
+    watts[at(5.0)] = 12.0
+    assert power_variance_j2(power(watts), WINDOW) == pytest.approx(4 * (10.0 * DT) ** 2)
+    # Four of them: 4 times that, at most (1 + 2)^2 / 4 of it.
+    for seconds in (2.0, 4.0, 7.0):
+        watts[at(seconds)] = 12.0
+    assert power_variance_j2(power(watts), WINDOW) == pytest.approx(4 * (10.0 * DT) ** 2 * 9 / 4)
+    # Those outside of the window do not count.
+    assert power_variance_j2(power(watts), np.array([[4.5, 6.5]])) == pytest.approx(4 * (10.0 * DT) ** 2)
+
+
+def test_a_value_that_stands_for_longer_was_seen() -> None:
+    watts = np.full(len(AT_S), 2.0)
+    watts[at(5.0) : at(5.0) + 2] = 12.0
+    assert power_variance_j2(power(watts), WINDOW) == pytest.approx(2 * (10.0 * DT) ** 2 / 12)
+    # Where the update takes as long as that, it was shown once.
+    once = power_variance_j2(power(watts, update_period_s=0.1), WINDOW)
+    assert once == pytest.approx(4 * (10.0 * 2 * DT) ** 2)
+
+
+def test_the_scatter_of_independent_values_is_that_of_their_mean() -> None:
+    """Noise faster than it is read: the energy of N readings scatters by s dt sqrt(N)."""
+    rng = np.random.default_rng(0)
+    watts = 20.0 + rng.standard_normal(len(AT_S))
+    n = 8.0 / DT
+    expected = n * DT**2
+    assert expected < power_variance_j2(power(watts), WINDOW) < 2 * expected
+
+
+def test_a_ramp_is_no_scatter() -> None:
+    found = power_variance_j2(power(2.0 + AT_S), WINDOW)
+    # 160 changes of 50 mW; the two beside the edges count linearly.
+    assert found < 170 * (0.05 * DT) ** 2 / 12
+
+
+def counter(steps_j: list[float], edge_s: float, within_s: float = 0.0) -> float:
+    times_s = np.arange(len(steps_j) + 1.0)
+    edges = np.array([[edge_s, edge_s]])
+    return counter_variance_j2(times_s, np.asarray(steps_j), np.full(len(times_s), within_s), 0.0, edges)
+
+
+def test_a_counters_spike_lies_on_either_side_of_an_edge() -> None:
+    """Eleven steps of a second, one of 10 J among 0 J: 10^2 / 11 near the edge, f (1 - f) of it on either side."""
+    steps_j = [0.0] * 6 + [10.0] + [0.0] * 6
+    f = 0.25
+    scatter_j2 = 2 * 100 / 11 * f * (1 - f)
+    interpolated_j = 2 * 10.0 * f * (1 - f)
+    assert counter(steps_j, 6 + f) == pytest.approx(scatter_j2 + interpolated_j**2, rel=0.11)
+
+
+def test_a_counters_step_of_power_is_no_scatter() -> None:
+    steps_j = [1.0] * 7 + [5.0] * 7
+    f = 0.5
+    assert counter(steps_j, 7 + f) == pytest.approx((2 * 4.0 * f * (1 - f)) ** 2)
+
+
+def test_the_age_of_a_counters_value_is_power_times_its_renewal() -> None:
+    # At a reading: half of a renewal of 0.2 s either way, at both ends; 5 W all the time.
+    assert counter([5.0] * 8, 4.0, within_s=0.2) == pytest.approx(2 * (5.0 * 0.2) ** 2 / 12)
