@@ -88,7 +88,7 @@ def examine(
     meters = tuple(_meter_test(meter, measured, sample_interval_s) for meter in device.meters)
     agreements = tuple(_agreements(device.meters, measured))
     checks = [
-        _meter_check(meters, refusals),
+        *_meter_checks(meters, refusals),
         *_condition_checks(measured.conditions, device.meters),
         *_cpu_checks(measured.idle_cpu, seconds),
         *_sampling_checks(measured, sample_interval_s),
@@ -252,12 +252,16 @@ def _unit_energy(meter: Meter, unit: ComputeUnit, measured: Measured) -> EnergyR
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _meter_check(meters: Sequence[MeterTest], refusals: dict[str, str]) -> Check:
+def _meter_checks(meters: Sequence[MeterTest], refusals: dict[str, str]) -> Iterator[Check]:
+    """What measures; where nothing does, also why each meter of the machine does not."""
     measuring = [m for m in meters if m.method not in ("modelled", "replayed")]
     if measuring:
-        return Check(name="meters", ok=True, found=", ".join(f"{m.meter} ({m.method})" for m in measuring))
-    why = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
-    return Check(name="meters", ok=False, found="nothing here measures energy", remedy=why or None)
+        yield Check(name="meters", ok=True, found=", ".join(f"{m.meter} ({m.method})" for m in measuring))
+        return
+    remedy = "open one of the meters below, or name a watts_sheet of this machine"
+    yield Check(name="meters", ok=False, found="nothing here measures energy", remedy=remedy)
+    for name, reason in refusals.items():
+        yield Check(name=f"no {name}", ok=None, found=reason)
 
 
 def _condition_checks(conditions: Sequence[Conditions], meters: Sequence[Meter]) -> Iterator[Check]:

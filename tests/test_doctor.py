@@ -288,15 +288,14 @@ def test_heat_throttling_and_a_charger_are_told() -> None:
     assert check(examined(beside), "power source").ok is True
 
 
-def test_without_a_meter_the_reasons_are_the_remedy() -> None:
+def test_without_a_meter_each_says_why_it_is_none() -> None:
     machine = Machine()
     modelled = Meter(machine)
     modelled.method = "modelled"
     found = examined(Device(machine, modelled), {"rapl": "readable by root only; run as root"})
     assert found.verdict == "modelled only"
-    assert check_line(check(found, "meters")) == (
-        "meters: nothing here measures energy; rapl: readable by root only; run as root"
-    )
+    assert check(found, "meters").ok is False
+    assert check_line(check(found, "no rapl")) == "no rapl: readable by root only; run as root"
 
 
 def test_readings_that_come_late_are_told() -> None:

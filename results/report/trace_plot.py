@@ -40,6 +40,7 @@ def plot_spec(traces: Sequence[PowerTrace], window: tuple[float, float]) -> dict
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "config": CONFIG | {"background": "var(--paper)", "title": {"anchor": "start", "fontWeight": "normal"}},
         "spacing": 14,
+        "resolve": {"scale": {"x": "shared"}},
         "vconcat": panels,
     }
     coloured: dict[str, Any] = _with_colours(spec)
@@ -56,7 +57,8 @@ def _panel(trace: PowerTrace, window: tuple[float, float]) -> dict[str, Any]:
     rows = [
         {"at_s": float(t) - start_s, "power_w": float(w)} for t, w in zip(times_s.tolist(), watts.tolist(), strict=True)
     ]
-    at = {"field": "at_s", "type": "quantitative", "title": "s", "scale": {"nice": False}, "axis": {"grid": False}}
+    axis = {"grid": False, "tickCount": 12}
+    at = {"field": "at_s", "type": "quantitative", "title": "s", "scale": {"nice": False}, "axis": axis}
     interpolate = {"power": "linear", "held": "step-after", "counter": "step-before"}[trace.kind]
     return {
         "title": {"text": title, "color": "var(--ink)", "fontSize": 11},
