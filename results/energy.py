@@ -325,8 +325,8 @@ def _check_resolved(trace: PowerTrace, edges: Array) -> None:
     if period_s > 0 and mean_s < MIN_UPDATES * period_s:
         what = "the window is" if len(edges) == 1 else f"{len(edges)} intervals are on average"
         raise UnresolvedError(
-            f"{name}: unresolved, {what} {mean_s * 1e3:.3g} ms, {mean_s / period_s:.2g} updates of"
-            f" {period_s * 1e3:.3g} ms; {MIN_UPDATES} are needed (longer prompts, more requests or a faster meter)"
+            f"{name}: unresolved, {what} {_spoken(mean_s)}, {mean_s / period_s:.2g} updates of"
+            f" {_spoken(period_s)}; {MIN_UPDATES} are needed (longer prompts, more requests or a faster meter)"
         )
     if trace.kind == "counter":
         if period_s > 0 and np.ptp(trace.values) == 0:
@@ -338,8 +338,12 @@ def _check_resolved(trace: PowerTrace, edges: Array) -> None:
         if float(inside.mean()) < 2:
             raise UnresolvedError(
                 f"{name}: unresolved, {float(inside.mean()):.2g} counter readings per interval of"
-                f" {mean_s * 1e3:.3g} ms; 2 are needed (a shorter sample_interval_s)"
+                f" {_spoken(mean_s)}; 2 are needed (a shorter sample_interval_s)"
             )
+
+
+def _spoken(duration_s: float) -> str:
+    return f"{duration_s:.3g} s" if duration_s >= 1 else f"{duration_s * 1e3:.3g} ms"
 
 
 def _check_gaps(trace: PowerTrace, t: Array, edges: Array, name: str) -> None:

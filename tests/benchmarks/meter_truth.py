@@ -179,14 +179,17 @@ What physics does not allow:
 
 - **A gauge that shows instants cannot place a step between two of them.** A step by ΔP hides anywhere in an update T:
   ΔP·T/√12 each, whatever is done with the readings. Where steps are further apart than updates, the column *floor* is
-  that sum, over the energy: {floors}. No arithmetic gets below it, so 1 % in ten seconds is out of reach for loads
-  that step every second or two. It falls with the root of the window: about {longer_s} s are needed.
+  that sum, over the energy. No arithmetic gets below it, so 1 % in ten seconds is out of reach for loads that step
+  every second or two. It falls with the root of the window: about {longer_s} s are needed.
 - **A gauge that shows means** (of the time since its value before) meets every spike; what it does not show is how late
   its value is. That error lies at the window's ends and falls with its length: about {means_s} s for bursts. A window
   that begins and ends idle does not have it.
 - **What happens and is over between two instants is met by chance.** The uncertainty grows by what was met; where
   nothing was met, nothing tells that there was anything: {unmet}.
 - **A charge counter of 1 mAh** takes a step every 14 J: ten seconds have no energy, and a reason.
+
+The uncertainty of a gauge is wide where its load steps (two to four times the rms error): it is stated for windows
+whose ends are steps too, all in one direction, as those of requests are.
 
 A load that alternates in step with the sampler errs more than stated, and no instrument of this kind can tell."""
 
@@ -216,7 +219,6 @@ def _remarks(rows: Sequence[Truth]) -> str:
     means = max((r.rms_error or 0.0 for r in rows if "means" in r.meter and "bursts" in r.waveform), default=0.0)
     unmet = [r for r in rows if r.covered is False]
     return REMARKS.format(
-        floors=", ".join(f"{_percent(r.floor_rms)} for {r.waveform}" for r in floors),
         longer_s=f"{WINDOW_S * (1.96 * floor / TARGET) ** 2:.0f}",
         means_s=f"{WINDOW_S * 1.96 * means / TARGET:.0f}",
         unmet="; ".join(f"{r.meter}, {r.waveform}: {r.within_two} of {r.n_windows}" for r in unmet) or "no row here",
