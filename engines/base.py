@@ -24,6 +24,10 @@ class PhaseListener(Protocol):
     def __call__(self, event: PhaseEvent, at_s: float) -> None: ...
 
 
+def unheard(event: PhaseEvent, at_s: float) -> None:
+    """A listener for work outside any window: warm-up, calibration, a clock that is not the run's."""
+
+
 class Engine(Protocol):
     """A model that answers requests. At least: the reference engine, and the modelled engine of `engines.schedule`."""
 

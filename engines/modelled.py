@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from devices.models.timeline import Timeline
-from engines.base import EngineError, PhaseEvent, PhaseListener
+from engines.base import EngineError, PhaseListener, unheard
 from engines.dispatch import DispatchPlan
 from engines.placements import Placement
 from engines.reference import StepObserver
@@ -64,7 +64,7 @@ class ModelledEngine:
         pricing = _RequestPricing(request, self._timeline, self._placement, self._shape, on_phase)
         self._reference.observer = pricing
         try:
-            computed = self._reference.run(request, _unheard)
+            computed = self._reference.run(request, unheard)
         finally:
             self._reference.observer = None
         return pricing.completed(computed)
@@ -142,7 +142,3 @@ class _RequestPricing:
             self._prefill_end_s = self._timeline.now_s()
             self._on_phase("prefill end", self._prefill_end_s)
         return self._prefill_end_s
-
-
-def _unheard(event: PhaseEvent, at_s: float) -> None:
-    """The host's own phase stamps: of another clock than the run's, so nobody hears them."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engines.accelerator import DeviceType, find_backend, synchronised
 from engines.answers import Answer, Limits, Loglikelihood, answer_to, check_prompt, packed
-from engines.base import PhaseEvent, PhaseListener
+from engines.base import PhaseListener, unheard
 from engines.calibration import ChoiceCounts
 from engines.checkpoints import Checkpoint
 from engines.dispatch import DispatchPlan
@@ -201,7 +201,7 @@ class ReferenceEngine:
         self.reset()
         try:
             sequence = _Sequence(answer, self._cache, self._held, self._begin(answer, technique))
-            self._answer([sequence], technique, _unheard)
+            self._answer([sequence], technique, unheard)
         finally:
             self._counters, self.observer = counters, observer
 
@@ -325,7 +325,3 @@ def _added(a: EngineCounters, b: EngineCounters) -> EngineCounters:
         expert_calls=a.expert_calls + b.expert_calls,
         bytes_moved=a.bytes_moved + b.bytes_moved,
     )
-
-
-def _unheard(event: PhaseEvent, at_s: float) -> None:
-    """Outside any window nobody listens."""

@@ -110,12 +110,17 @@ def train(
     folder: Path,
     state_every_s: float = 300.0,
     device: str = "cpu",
+    set_first_weights: Callable[[Any, int], None] | None = None,
 ) -> dict[str, Tensor]:
     """Trains, or goes on with what `folder` holds; returns the weights by their checkpoint names, in fp32.
 
     config: a transformers config as a dict. draw: (step, its stage) -> batch. folder: for state and log.
+    set_first_weights: (new model, seed) changes the random weights before the first step.
     """
-    model = _model(config, recipe).to(device)
+    model = _model(config, recipe)
+    if set_first_weights is not None:
+        set_first_weights(model, recipe.seed)
+    model = model.to(device)
     optimizer = _optimizer(model, recipe)
     folder.mkdir(parents=True, exist_ok=True)
     first = _load_state(folder / STATE_FILE, model, optimizer)

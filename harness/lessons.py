@@ -27,21 +27,16 @@ from workloads.ruler_samples import lm_eval_text
 from workloads.small_talk import dialogue
 
 MIXES = {
-    "copying": {"pairs": 0.45, "drills": 0.3, "passages": 0.18, "dialogues": 0.07},
-    "matching": {
-        "needles": 0.25, "drills": 0.25, "pairs": 0.12, "passages": 0.25, "situations": 0.03, "dialogues": 0.06,
-        "prose": 0.04,
-    },
+    "copying": {"drills": 0.4, "pairs": 0.15, "passages": 0.35, "dialogues": 0.1},
     "all": {
-        "needles": 0.55, "drills": 0.06, "passages": 0.2, "situations": 0.05, "dialogues": 0.09, "prose": 0.05,
+        "needles": 0.45, "drills": 0.08, "passages": 0.3, "situations": 0.05, "dialogues": 0.07, "prose": 0.05,
     },
 }  # fmt: skip
-"""Shares of the sequences by kind of document. Heads that copy form within a million tokens of "copying", and not
-within three million of a mix with few drills."""
+"""Shares of the sequences by kind of document."""
 DECIDING_WEIGHT = 6.0
 """Of the tokens that decide an answer (yes or no, the first digit of a value) beside 1 of those that follow from them:
 who has the first digits finds the others without looking at the key again."""
-N_QUESTIONS = (4, 9)
+N_QUESTIONS = (3, 6)
 """About a passage that stands alone, at least and at most."""
 
 

@@ -16,7 +16,7 @@ from typing import Protocol as TypingProtocol
 
 from devices.base import Clock, CpuSeconds, Device, DeviceError, KeepsRaw, Meter
 from devices.cpu_cycles import CpuCycles
-from engines.base import Engine, PhaseEvent
+from engines.base import Engine, PhaseEvent, unheard
 from harness.agreement import disagreements
 from harness.schema import Protocol
 from harness.serving import at_once, serve
@@ -104,7 +104,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     before, raw_before = _idle(arm, protocol.idle_s)
     warmup = at_once(arm.requests[: protocol.warmup])
-    serve(arm.engine, arm.clock, warmup, arm.clock.now_s(), _unheard, arm.max_batch)
+    serve(arm.engine, arm.clock, warmup, arm.clock.now_s(), unheard, arm.max_batch)
     arm.engine.take_counters()
     # The window's first request may gain neither from the warm-up nor from the trial before.
     arm.engine.reset()
@@ -266,7 +266,3 @@ def _marks(
     if any(m.method == "battery gauge" for m in meters) and any(c.charging for c in conditions):
         marks.append("charging")
     return tuple(marks)
-
-
-def _unheard(event: PhaseEvent, at_s: float) -> None:
-    """Warm-up is outside the window: no meter runs."""

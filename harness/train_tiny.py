@@ -10,6 +10,7 @@ import logging
 from itertools import chain
 from pathlib import Path
 
+from engines.first_weights import set_copying_weights
 from engines.tiny import CONFIG, VOCABULARY_SIZE, write_model, write_tokenizer
 from engines.tiny_text import training_text
 from engines.tokenizer import Tokenizer
@@ -20,12 +21,13 @@ logger = logging.getLogger(__name__)
 
 RECIPE = Recipe(
     stages=(
-        Stage(n_steps=900, n_rows=16, length=128, lessons="copying"),
-        Stage(n_steps=1800, n_rows=8, length=256, lessons="matching"),
-        Stage(n_steps=400, n_rows=8, length=512, lessons="all"),
-        Stage(n_steps=600, n_rows=4, length=1024, lessons="all"),
+        Stage(n_steps=100, n_rows=16, length=128, lessons="copying"),
+        Stage(n_steps=1800, n_rows=8, length=256, lessons="all"),
+        Stage(n_steps=600, n_rows=8, length=512, lessons="all"),
+        Stage(n_steps=1000, n_rows=4, length=1024, lessons="all"),
     ),
-    decay_share=0.5,
+    decay_share=0.4,
+    warmup_steps=100,
 )
 N_TOKENIZER_TEXTS = 6000
 STATE_FOLDER = "training"
@@ -47,7 +49,7 @@ def train_tiny(folder: Path, device: str = "cpu", recipe: Recipe = RECIPE) -> No
     settings = {
         key: CONFIG[key] for key in CONFIG if key not in ("architectures", "joulebench_note", "dtype", "torch_dtype")
     }
-    tensors = train(settings, recipe, draw, folder / STATE_FOLDER, device=device)
+    tensors = train(settings, recipe, draw, folder / STATE_FOLDER, device=device, set_first_weights=set_copying_weights)
     write_model(folder, tensors)
     _thin_log(folder / STATE_FOLDER / LOG_FILE, folder / "training.csv")
 

@@ -1,4 +1,4 @@
-"""What tests share: one small real run through the command line, and the way to a file's own fake iPhone."""
+"""What tests share: one small real run through the command line, a fake phone, the way to a file's own fake iPhone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from tests.command import Finished, joulebench
 from tests.plans import two_device_plan, write_plan
 
 if TYPE_CHECKING:
+    from devices.android.shell import Phone
+    from tests.fakes.adb_server import FakeAdbServer
     from tests.fakes.ios_phone import FakeIphone, ServedIphone
     from tests.fakes.ios_tunneld import FakeTunneld
+    from tests.fakes.phone import FakePhone
 
 
 class FinishedRun(NamedTuple):
@@ -55,3 +58,29 @@ def tunneld(served: ServedIphone) -> Iterator[FakeTunneld]:
 
     with FakeTunneld([served]) as running:
         yield running
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakePhone:
+    """An Android phone that knows little; a test file that needs another one has its own."""
+    from tests.fakes.phone import FakePhone
+
+    return FakePhone(tmp_path / "phone")
+
+
+@pytest.fixture
+def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
+    """An adb server with that phone."""
+    from tests.fakes.adb_server import FakeAdbServer
+
+    with FakeAdbServer(fake) as running:
+        yield running
+
+
+@pytest.fixture
+def phone(server: FakeAdbServer) -> Phone:
+    """What our side sees of it."""
+    from devices.android.server import ServerAddress
+    from devices.android.shell import Phone
+
+    return Phone("adb:", ServerAddress("127.0.0.1", server.port))

@@ -40,22 +40,6 @@ def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.5)
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> FakePhone:
-    return FakePhone(tmp_path / "phone")
-
-
-@pytest.fixture
-def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
-    with FakeAdbServer(fake) as running:
-        yield running
-
-
-@pytest.fixture
-def phone(server: FakeAdbServer) -> Phone:
-    return Phone("adb:", ServerAddress("127.0.0.1", server.port))
-
-
 @contextmanager
 def opened(phone: Phone, reconnect_s: float = 0.0) -> Iterator[BatteryMeter]:
     meter = BatteryMeter(phone, INTERVAL_S, CLOCK, reconnect_s)

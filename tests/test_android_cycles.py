@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -29,19 +28,8 @@ HARDENED = (
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakePhone:
-    return FakePhone(tmp_path / "phone")
-
-
-@pytest.fixture
-def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
-    with FakeAdbServer(fake) as running:
-        yield running
-
-
-@pytest.fixture
-def cycles(server: FakeAdbServer) -> Iterator[PhoneCycles]:
-    counter = PhoneCycles(Phone("adb:", ServerAddress("127.0.0.1", server.port)))
+def cycles(phone: Phone) -> Iterator[PhoneCycles]:
+    counter = PhoneCycles(phone)
     yield counter
     counter.close()
 

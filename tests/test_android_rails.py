@@ -51,24 +51,8 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakePhone:
-    return FakePhone(tmp_path / "phone")
-
-
-@pytest.fixture
 def perfetto(fake: FakePhone) -> FakePerfetto:
     return FakePerfetto(fake)
-
-
-@pytest.fixture
-def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
-    with FakeAdbServer(fake) as running:
-        yield running
-
-
-@pytest.fixture
-def phone(server: FakeAdbServer) -> Phone:
-    return Phone("adb:", ServerAddress("127.0.0.1", server.port))
 
 
 @contextmanager

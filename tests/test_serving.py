@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.base import PhaseListener
+from engines.base import PhaseListener, unheard
 from engines.errors import EngineError
 from harness.schema import Protocol
 from harness.serving import Served, at_once, serve
@@ -56,11 +56,7 @@ def served(requests: Sequence[Request], max_batch: int = 1, batching: bool = Fal
     machine = FakeMachine()
     engine = (BatchingEngine if batching else FakeEngine)(machine, FakeDevice(machine, []))
     start_s = machine.now_s()
-    return serve(engine, machine, requests, start_s, _unheard, max_batch), start_s
-
-
-def _unheard(event: object, at_s: float) -> None:
-    """No meter runs."""
+    return serve(engine, machine, requests, start_s, unheard, max_batch), start_s
 
 
 class BatchingEngine(FakeEngine):
@@ -209,7 +205,7 @@ def test_a_batch_holds_no_turn_beside_the_one_that_it_follows() -> None:
     machine = FakeMachine()
     engine = BatchingEngine(machine, FakeDevice(machine, []))
     engine.tokenizer = EndTokens()
-    found = serve(engine, machine, [first, other, follower], machine.now_s(), _unheard, max_batch=3)
+    found = serve(engine, machine, [first, other, follower], machine.now_s(), unheard, max_batch=3)
     starts_s = [c.start_s for c in found.completions]
     assert starts_s[0] == starts_s[1] < starts_s[2]
     assert [r.prompt_ids for r in found.requests] == [(1, 2), (1, 2), (1, 2, 0, 1, 2)]
@@ -275,5 +271,5 @@ def test_an_answer_that_is_not_as_long_as_asked_fails_the_trial() -> None:
     engine = OneShort(machine, FakeDevice(machine, []))
     exact = [r.model_copy(update={"ignore_end_tokens": True}) for r in fake_requests()]
     with pytest.raises(EngineError, match="a#0: 3 prompt tokens and 4 new ones, asked for exactly 3 and 5"):
-        serve(engine, machine, exact, machine.now_s(), _unheard)
-    serve(engine, machine, fake_requests(), machine.now_s(), _unheard)
+        serve(engine, machine, exact, machine.now_s(), unheard)
+    serve(engine, machine, fake_requests(), machine.now_s(), unheard)

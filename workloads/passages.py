@@ -79,11 +79,10 @@ N_ROWS = 400
 
 
 def passage(rng: random.Random, n_questions: int) -> tuple[str, list[tuple[str, int]]]:
-    """(passage, [(question, 1 for yes or 0 for no)]): of different facts where there are enough."""
+    """(passage, [(question, 1 for yes or 0 for no)]): each of another fact, and no more than there are."""
     facts = _facts(rng, rng.randint(*N_FACTS))
     text = f"{facts[0].subject.capitalize()} -- " + " ".join(fact.sentence for fact in facts)
-    order = rng.sample(facts, len(facts))
-    asked = [order[i % len(order)] for i in range(n_questions)]
+    asked = rng.sample(facts, len(facts))[:n_questions]
     return text, [(fact.relation.question.format(s=fact.subject, o=fact.object), int(fact.is_so)) for fact in asked]
 
 

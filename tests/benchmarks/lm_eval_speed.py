@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from engines.base import unheard
 from engines.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
@@ -28,7 +29,7 @@ from harness.catalog import WORKLOADS
 from results.records import Request
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
 from tests.benchmarks.race_models import write_model
-from tests.benchmarks.shared_context import data_root, unheard
+from tests.benchmarks.shared_context import data_root
 from tests.benchmarks.timing import Turns, timed
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from engines.base import PhaseEvent
+from engines.base import unheard
 from engines.checkpoints import Checkpoint, load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
@@ -74,10 +74,6 @@ def answered(
             answers[turn] = [engines[turn].run(request, unheard) for request in asked]
         items.append(Item(answers[0], answers[1]))
     return items
-
-
-def unheard(event: PhaseEvent, at_s: float) -> None:
-    """No meter runs."""
 
 
 def prefill_s(completions: Sequence[Completion]) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from engines.base import unheard
 from engines.calibration import Calibration, ChoiceCounts, overlap_at_k
 from engines.checkpoints import Checkpoint, load_checkpoint
 from engines.reference import ReferenceEngine
@@ -147,7 +148,7 @@ def long_rows(checkpoint: Checkpoint) -> Iterator[Measurement]:
         for length in LENGTHS:
             workload = _workload(task, {"length": length, "limit": N_LONG, "seed": 1})
             requests = workload.requests(checkpoint.tokenizer, engine.max_length)
-            completions = [engine.run(request, _unheard) for request in requests]
+            completions = [engine.run(request, unheard) for request in requests]
             score = next(s for s in workload.score(requests, completions) if s.sample_id is None)
             yield measured(what, 100 * score.value, "%", f"{length} tokens", note=f"{N_LONG} samples")
 
@@ -169,7 +170,7 @@ def routings(checkpoint: Checkpoint) -> dict[str, tuple[Calibration, Calibration
         for counts, asked in ((profiled, offline), (seen, requests)):
             engine.layer_observer = counts
             for request in asked:
-                engine.run(request, _unheard)
+                engine.run(request, unheard)
         assert checkpoint.config.moe is not None
         top_k = checkpoint.config.moe.top_k
         found[task] = (profiled.calibration(top_k, len(offline)), seen.calibration(top_k, len(requests)))
@@ -193,10 +194,6 @@ def overlap_rows(found: Mapping[str, tuple[Calibration, Calibration]]) -> Iterat
 def _workload(name: str, parameters: Mapping[str, Any]) -> Workload:
     entry = WORKLOADS[name]
     return entry.build(entry.parameters(**parameters), None)
-
-
-def _unheard(event: object, at_s: float) -> None:
-    """Nothing is measured here."""
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
