@@ -1,9 +1,8 @@
 """The model that `joulebench train-tiny` trains: a Qwen3-MoE small enough to ship, its shape, tokenizer and folder.
 
 It is taught (`harness.train_tiny`, `harness.lessons`) to find needles, to answer questions about generated passages and
-to continue generated situations; of the world it learns nothing, and tables say so. It is meant to take the place of
-the bundled model, whose weights are still random and whose shape is smaller: then every path of the harness runs
-offline in seconds with accuracies that mean something. transformers reads the same folder.
+to continue generated situations; of the world it learns nothing, and tables say so. It is the bundled model: every path
+of the harness runs offline in seconds, with accuracies that mean something. transformers reads the same folder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Trains a small model from nothing: transformers computes, this keeps the schedule, the state and the log.
 
-Warm-up, a constant rate, then a linear fall to zero over the last part, so that a run can be lengthened before its fall
-begins. The loss is a weighted mean of cross-entropies (answers by their weight, other tokens OTHER_WEIGHT) plus the
-balancing loss of Switch Transformers. Of the other tokens a random part is taken, at a higher weight: the same
-expectation, and the head (a third of the arithmetic of so small a model) is computed for few.
+Warm-up, a constant rate, then a linear fall to zero over the last part. The loss is a weighted mean of cross-entropies
+(answers by their weight, other tokens OTHER_WEIGHT) plus the balancing loss of Switch Transformers. Of the other tokens
+a random part is taken, at a higher weight: the same expectation, and the head (a third of the arithmetic of so small a
+model) is computed for few.
 
 Every batch is a function of its step, and the state is written every few minutes, whole or not at all: after a kill,
 training goes on from there and ends with the same weights as if nothing had happened, on the same number of threads.
@@ -123,7 +123,7 @@ def train(
     model = model.to(device)
     optimizer = _optimizer(model, recipe)
     folder.mkdir(parents=True, exist_ok=True)
-    first = _load_state(folder / STATE_FILE, model, optimizer)
+    first = _load_state(folder / STATE_FILE, model, optimizer, recipe)
     _cut_log(folder / LOG_FILE, first)
     saved_at_s = time.monotonic()
     for step in range(first, recipe.n_steps):
@@ -144,9 +144,9 @@ def train(
         if step % 50 == 0:
             logger.info(" ".join(f"{key} {value}" for key, value in row.items()))
         if time.monotonic() - saved_at_s > state_every_s:
-            _save_state(folder / STATE_FILE, model, optimizer, step + 1)
+            _save_state(folder / STATE_FILE, model, optimizer, recipe, step + 1)
             saved_at_s = time.monotonic()
-    _save_state(folder / STATE_FILE, model, optimizer, recipe.n_steps)
+    _save_state(folder / STATE_FILE, model, optimizer, recipe, recipe.n_steps)
     return {name: tensor.detach().cpu() for name, tensor in _checkpoint_tensors(model).items()}
 
 
@@ -215,7 +215,7 @@ def _checkpoint_tensors(model: Any) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def _save_state(path: Path, model: Any, optimizer: torch.optim.Optimizer, n_steps: int) -> None:
+def _save_state(path: Path, model: Any, optimizer: torch.optim.Optimizer, recipe: Recipe, n_steps: int) -> None:
     from safetensors.torch import save_file
 
     tensors = {f"weight/{name}": p.detach() for name, p in model.named_parameters()}
@@ -223,11 +223,12 @@ def _save_state(path: Path, model: Any, optimizer: torch.optim.Optimizer, n_step
         for key, value in optimizer.state.get(p, {}).items():
             tensors[f"{key}/{name}"] = value
     partial = path.with_suffix(".partial")
-    save_file({name: t.contiguous() for name, t in tensors.items()}, partial, metadata={"steps": str(n_steps)})
+    metadata = {"steps": str(n_steps), "recipe": recipe.model_dump_json()}
+    save_file({name: t.contiguous() for name, t in tensors.items()}, partial, metadata=metadata)
     os.replace(partial, path)
 
 
-def _load_state(path: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
+def _load_state(path: Path, model: Any, optimizer: torch.optim.Optimizer, recipe: Recipe) -> int:
     """Fills model and optimizer from a state file; steps done, 0 where there is none."""
     from safetensors import safe_open
 
@@ -235,6 +236,9 @@ def _load_state(path: Path, model: Any, optimizer: torch.optim.Optimizer) -> int
         return 0
     with safe_open(path, framework="pt") as state, torch.no_grad():
         names = set(state.keys())
+        begun = state.metadata().get("recipe")
+        if begun != recipe.model_dump_json():
+            raise EngineError(f"{path}: begun with another recipe, {begun}; name another folder")
         for name, p in model.named_parameters():
             if f"weight/{name}" not in names or state.get_slice(f"weight/{name}").get_shape() != list(p.shape):
                 raise EngineError(f"{path}: the state of another model ({name} differs); name another folder")

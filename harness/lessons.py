@@ -191,7 +191,7 @@ def _frame(
     return document
 
 
-def passages_document(rng: random.Random, weight: float = 1.0, n_questions: tuple[int, int] = (2, 4)) -> Document:
+def passages_document(rng: random.Random) -> Document:
     """One passage with several questions, or a few passages with one each, as few-shot prompts have them."""
     document: Document = []
     n_passages = rng.choice([1, 1, 2, 3])

@@ -70,6 +70,18 @@ def ask_hf(
     return found["results"][task["task"]], found["samples"][task["task"]]
 
 
+def texts_of_hf(hf: Any, prompts: Sequence[str], generation: Mapping[str, Any]) -> list[str]:
+    """What lm-eval's model writes after each prompt. generation: as lm-eval's YAML has it, `until` and the rest."""
+    from lm_eval.api.instance import Instance
+
+    asked = [
+        Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(generation)), idx=i)
+        for i, prompt in enumerate(prompts)
+    ]
+    texts: list[str] = hf.generate_until(asked, disable_tqdm=True)
+    return texts
+
+
 def ask_ours(workload: Workload, engine: ReferenceEngine) -> tuple[list[Request], list[Completion], list[Score]]:
     requests = list(workload.requests(engine.tokenizer, engine.max_length))
     completions = [engine.run(request, lambda event, at_s: None) for request in requests]

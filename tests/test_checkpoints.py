@@ -68,9 +68,9 @@ def test_tied_head_is_the_embedding_itself_and_an_untied_one_is_not(tmp_path: Pa
     assert not torch.equal(untied.head_LH, untied.embedding_LH)
 
 
-def test_facts_of_the_bundled_model_tell_that_its_weights_are_random() -> None:
+def test_facts_of_the_bundled_model_tell_what_it_has_learnt() -> None:
     facts = inspect_checkpoint("bundled:tiny-qwen3-moe")
-    assert facts.note == "random weights"
+    assert facts.note == "trained on generated text"
     assert facts.tokenizer.eos_token_ids == facts.config.eos_token_ids == (0,)
     assert facts.tokenizer.name.startswith("tiny-qwen3-moe@")
 

@@ -10,19 +10,23 @@ from typing import Any
 
 import pytest
 
+from engines.base import unheard
 from harness.plan import PlanError, build_plan
 from harness.preflight import preflight
 from harness.workbench import Workbench
 from results.records import Request, Score
 from tests.data_folder import data_folder
 from tests.fakes.answers import answer
+from tests.fakes.random_models import BUNDLED
 from tests.fakes.tiny_tokenizer import TinyTokenizer
+from tests.hf_peer import load_pair, texts_of_hf
 from tests.plans import raw_plan
 from workloads.base import WorkloadError
 from workloads.benchmark import GeneratingParameters
 from workloads.code_eval import CodeEval
 from workloads.code_tasks import HUMANEVAL, HUMANEVAL_INSTRUCT, MBPP_PLUS, CodeBenchmark, CodeTask
 from workloads.datasets import read_jsonl
+from workloads.lm_eval_index import lm_eval_tasks
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is made of Landlock and seccomp of Linux")
 TOKENIZER = TinyTokenizer()
@@ -71,6 +75,22 @@ def scored(asked: CodeBenchmark, reply: Callable[[Request], str]) -> dict[tuple[
 
 def prompts(requests: Sequence[Request]) -> list[str]:
     return [TOKENIZER.decode(list(request.prompt_ids)) for request in requests]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [HUMANEVAL, HUMANEVAL_INSTRUCT, MBPP_PLUS], ids=lambda task: task.name)
+def test_the_same_programs_as_from_lm_evals_hf_model(task: CodeTask, folder: Path) -> None:
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    pair = load_pair(BUNDLED)
+    tokenizer = pair.engine.tokenizer
+    requests = workload(task, folder, max_new_tokens=12).requests(tokenizer, 8192)
+    ours = [pair.engine.run(request, unheard).text for request in requests]
+    generation = load_yaml(lm_eval_tasks() / task.definition, resolve_func=False)["generation_kwargs"]
+    asked = [tokenizer.decode(list(request.prompt_ids)) for request in requests]
+    assert ours == texts_of_hf(pair.hf, asked, generation | {"max_gen_toks": 12})
 
 
 # --- permission -------------------------------------------------------------------------------------------------------

@@ -26,9 +26,9 @@ def problems(**changes: Any) -> list[str]:
     return list(caught.value.problems)
 
 
-def test_random_weights_are_noted_on_every_cell() -> None:
+def test_what_a_model_has_learnt_is_noted_on_every_cell() -> None:
     plan = checked(engine=[TIERS, NPUMOE], device=[HOST, M2_ULTRA])
-    assert [c.cell.model_note for c in plan.cells] == ["random weights"] * 2
+    assert [c.cell.model_note for c in plan.cells] == ["trained on generated text"] * 2
 
 
 def test_a_note_does_not_change_what_a_cell_is() -> None:

@@ -43,13 +43,13 @@ def test_unigrams_of_a_uniform_text_are_as_perplexed_as_the_vocabulary_is_large(
 
 
 def test_bytes_of_components_are_counted_from_the_model() -> None:
-    """The bundled model: 4 layers, hidden 128, 16 experts of 96, query 128, key and value 64 wide, 2048 rows."""
+    """The bundled model: 4 layers, hidden 192, 16 experts of 128, query 256, key and value 128 wide, 2048 rows."""
     weights = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32, Quantisation(experts="int8")).weights
     assert benchmark.component_bytes(weights) == {
-        "experts": 4 * 16 * (3 * 96 * 128 + 4 * (96 + 96 + 128)),
+        "experts": 4 * 16 * (3 * 128 * 192 + 4 * (128 + 128 + 192)),
         "dense": 0,
-        "attention": 4 * 4 * 128 * (128 + 64 + 64 + 128),
-        "head": 4 * 2048 * 128,
+        "attention": 4 * 4 * 192 * (256 + 128 + 128 + 256),
+        "head": 4 * 2048 * 192,
     }
 
 

@@ -1,7 +1,8 @@
-"""The demo plan on real data sets, where there are any: same plan, and the tables say where the items came from."""
+"""The demo's arms on real data sets, where there are any, and the tables say where the items came from."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pandas as pd
@@ -9,8 +10,17 @@ import pytest
 
 from tests.command import joulebench
 from tests.data_folder import data_folder
+from tests.plans import write_plan
 
 DEMO = Path(__file__).parents[1] / "plans" / "demo.toml"
+
+
+def demo_on_data(folder: Path) -> Path:
+    """The demo's plan, with the workloads' own items instead of generated ones."""
+    raw = tomllib.loads(DEMO.read_text(encoding="utf-8"))
+    for workload in raw["workload"]:
+        workload.pop("data", None)
+    return write_plan(folder / "plan.toml", raw)
 
 
 @pytest.mark.slow
@@ -18,7 +28,7 @@ def test_the_demo_runs_on_real_hellaswag_boolq_and_sharegpt(tmp_path: Path) -> N
     data = data_folder()
     settings = ("workload.limit=2", "workload.sharegpt.max_new_tokens=4", "protocol.repeats=1", "protocol.idle_s=0")
     arguments = [a for setting in settings for a in ("--set", setting)]
-    done = joulebench("run", str(DEMO), "--out", str(tmp_path / "run"), *arguments, data=data)
+    done = joulebench("run", str(demo_on_data(tmp_path)), "--out", str(tmp_path / "run"), *arguments, data=data)
     assert done.code == 0, done.stderr
     trials = pd.read_csv(tmp_path / "run" / "trials.csv")
     assert set(trials["status"]) == {"ok"}
@@ -39,7 +49,7 @@ def test_the_demo_runs_on_real_hellaswag_boolq_and_sharegpt(tmp_path: Path) -> N
 
 
 def test_a_data_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    done = joulebench("plan", "check", str(DEMO), data=tmp_path / "nowhere")
+    done = joulebench("plan", "check", str(demo_on_data(tmp_path)), data=tmp_path / "nowhere")
     assert done.code == 2
     assert "Traceback" not in done.stderr
     assert {line.split(":")[1].strip() for line in done.problems} == {

@@ -14,11 +14,11 @@ from tests import ruler_answers
 from tests.fakes.answers import answer
 from tests.fakes.random_models import BUNDLED
 from tests.hf_peer import Pair, load_pair
-from tests.test_ruler_families import squad, write_qa
+from tests.test_ruler_families import hotpot, squad, write_qa
 from workloads import ruler
 from workloads.base import Workload
 from workloads.ruler import HaystackParameters, NeedleInHaystackParameters, NeedleParameters
-from workloads.ruler_qa import qa_squad
+from workloads.ruler_qa import qa_hotpot, qa_squad
 from workloads.ruler_samples import RulerParameters
 from workloads.ruler_tracking import RulerVariableTracking
 from workloads.ruler_words import RulerCommonWords, RulerFrequentWords
@@ -27,9 +27,17 @@ N_NEW_TOKENS = 12
 """Of a generated answer, on both sides: models with random weights never end."""
 
 
+def asked_for(prompt: str) -> str:
+    asked: str = re.findall(r"Question: (.*)", prompt)[-1].split("\nAnswer:")[0].strip()
+    return asked.removesuffix(" Answer:")
+
+
+def hotpot_answers(prompt: str) -> list[str]:
+    return [row["answer"] for row in hotpot() if row["question"] == asked_for(prompt)]
+
+
 def squad_answers(prompt: str) -> list[str]:
-    asked = re.findall(r"Question: (.*)", prompt)[-1].split("\nAnswer:")[0].strip()
-    asked = asked.removesuffix(" Answer:")
+    asked = asked_for(prompt)
     questions = [q for article in squad()["data"] for p in article["paragraphs"] for q in p["qas"]]
     return [a["text"] for q in questions if q["question"] == asked for a in q["answers"]]
 
@@ -74,6 +82,7 @@ CASES = {
         family("cwe", RulerCommonWords, ruler_answers.common_words, 768),
         family("fwe", RulerFrequentWords, ruler_answers.frequent_words, 768),
         family("qa_squad", qa_squad, squad_answers, 512),
+        family("qa_hotpot", qa_hotpot, hotpot_answers, 512),
     )
 }
 

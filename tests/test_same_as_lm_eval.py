@@ -1,5 +1,6 @@
-"""Every task of lm-eval that is served: our results equal those of lm-eval's own `hf` model on the same checkpoint.
+"""Tasks of lm-eval that are served: our results equal those of lm-eval's own `hf` model on the same checkpoint.
 
+RULER has its own file, and code tasks are in theirs: lm-eval's metric for programs fetches itself from the network.
 Per-sample log-likelihoods within 1e-3 in fp32, the same greedy choices and texts, the same metric to the last digit
 where it counts right answers. Both read the same files, lm-eval by itself.
 """

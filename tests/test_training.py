@@ -150,6 +150,26 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
         train(SHAPE | {"hidden_size": 48}, SIX_STEPS, counting, tmp_path)
 
 
+def test_the_state_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    train(SHAPE, SIX_STEPS, counting, tmp_path)
+    with pytest.raises(EngineError, match="another recipe"):
+        train(SHAPE, SIX_STEPS.model_copy(update={"seed": 1}), counting, tmp_path)
+
+
+def test_a_model_from_elsewhere_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(EngineError, match="not trained here"):
+        train_tiny(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_device_that_torch_does_not_see_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="cuda"):
+        train_tiny(tmp_path / "new", device="cuda")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="lower peak_rate"):
         train(

@@ -32,6 +32,7 @@ from tests.benchmarks.race_models import write_model
 from tests.benchmarks.shared_context import data_root
 from tests.benchmarks.timing import Turns, timed
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
+from tests.hf_peer import texts_of_hf
 
 NAME = "lm-eval-speed"
 TARGET = 3.0
@@ -61,25 +62,12 @@ def ask_ours(engine: ReferenceEngine, requests: Sequence[Request]) -> None:
 
 def ask_hf(hf: Any, requests: Sequence[Request], tokenizer: Tokenizer) -> None:
     """lm-eval's own methods for token ids and for texts."""
-    from lm_eval.api.instance import Instance
-
     if requests[0].kind == "loglikelihood":
         ids = [(("", r.request_id), list(r.prompt_ids), list(r.continuation_ids)) for r in requests]
         hf._loglikelihood_tokens(ids, disable_tqdm=True)
         return
-    asked = [
-        Instance(
-            request_type="generate_until",
-            doc={},
-            arguments=(
-                tokenizer.decode(list(r.prompt_ids)),
-                {"until": list(r.stop), "max_gen_toks": r.max_new_tokens, "do_sample": False},
-            ),
-            idx=i,
-        )
-        for i, r in enumerate(requests)
-    ]
-    hf.generate_until(asked, disable_tqdm=True)
+    settings = {"until": list(requests[0].stop), "max_gen_toks": requests[0].max_new_tokens, "do_sample": False}
+    texts_of_hf(hf, [tokenizer.decode(list(r.prompt_ids)) for r in requests], settings)
 
 
 def race(folder: Path, what: str, limits: Sequence[int], n_turns: int) -> list[Measurement]:

@@ -103,8 +103,9 @@ def arms_table(table: pd.DataFrame) -> str:
     lines = [_row(header), "|" + "---|" * len(header)]
     for engine in dict.fromkeys(table["engine"]):
         own = table[table["engine"] == engine]
-        drops, pads = (own[own["quantity"] == name]["value"].dropna() for name in ("drop_rate", "pad_rate"))
-        cells = [engine, *(format_number(100 * rates.mean()) if len(rates) else "" for rates in (drops, pads))]
+        asked = own[own["workload"].isin(SCORES)]
+        drops, pads = (asked[asked["quantity"] == name]["value"].dropna() for name in ("drop_rate", "pad_rate"))
+        cells = [engine, *(format_number(rates.mean()) if len(rates) else "" for rates in (drops, pads))]
         for workload, (metric, _) in SCORES.items():
             row = own[(own["workload"] == workload) & (own["quantity"] == metric)].iloc[0]
             text = f"{100 * row['value']:.1f} ± {100 * row['standard_error']:.1f}"
@@ -128,7 +129,7 @@ def curve(table: pd.DataFrame, path: Path) -> None:
         values = own.set_index("quantity")["value"]
         dropped = values.get("drop_rate")
         if metric in values and dropped is not None and pd.notna(dropped):
-            points.append({"arm": engine, "task": what, "dropped %": 100 * dropped, "accuracy %": 100 * values[metric]})
+            points.append({"arm": engine, "task": what, "dropped %": dropped, "accuracy %": 100 * values[metric]})
     base = alt.Chart(pd.DataFrame(points)).encode(
         x=alt.X("dropped %:Q", title="routed pairs dropped, %"),
         y=alt.Y("accuracy %:Q", scale=alt.Scale(domain=[0, 100])),
