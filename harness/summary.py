@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from results.asked import unlike_notes
 from results.cells import disturbances
-from results.units import format_interval, format_number, format_p, signed
+from results.units import format_interval, format_mean, format_number, format_p, signed
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
 
-    from results.records import RunData
+    from results.derived import Derived
 
 Row = Mapping[str, Any]
 COLUMNS = (
@@ -27,20 +26,23 @@ COLUMNS = (
     ("drop %", "dropped_percent", 1.0),
     ("pad %", "padded_percent", 1.0),
 )
+ROOMY_COLUMNS = 100
+"""Width of a terminal from which on columns stand two blanks apart, and not one."""
 REPEATED = 1e-9
 """Relative width below which an interval only says that the same number was computed again."""
 
 
-def print_summary(run: RunData, table: pd.DataFrame, console: Console) -> None:
-    """table: `results.tables.summary` of the run. Fits 80 columns."""
-    rows: list[dict[str, Any]] = [{str(k): v for k, v in r.items()} for r in table.to_dict("records")]
+def print_summary(derived: Derived, console: Console) -> None:
+    """Fits 80 columns."""
+    run = derived.run
+    rows: list[dict[str, Any]] = [{str(k): v for k, v in r.items()} for r in derived.summary.to_dict("records")]
     reasons: list[str] = []
     for model in dict.fromkeys(_model(r) for r in rows):
         console.print(f"model {model}", markup=False, highlight=False)
     for workload, device in dict.fromkeys((r["workload"], r["device"]) for r in rows):
         own = [r for r in rows if (r["workload"], r["device"]) == (workload, device)]
         _print_table(own, reasons, console)
-    for line in _changes(run):
+    for line in _changes(derived):
         console.print(line, markup=False, highlight=False)
     for i, reason in enumerate(reasons, start=1):
         console.print(f"[{i}] {reason}", markup=False, highlight=False)
@@ -50,16 +52,12 @@ def print_summary(run: RunData, table: pd.DataFrame, console: Console) -> None:
     console.print(f"{len(run.trials) - failed} trials ok, {failed} failed", highlight=False)
 
 
-def _changes(run: RunData) -> Iterator[str]:
+def _changes(derived: Derived) -> Iterator[str]:
     """A line for each workload and device: how the first score of its arms differs from the reference's."""
     import pandas as pd
 
-    from results.accuracy_energy import accuracy_energy
-    from results.tables import tidy
-
-    compared = accuracy_energy(run, tidy(run))
-    scores = compared[compared["n_of"] == "samples"]
-    untrained = {c.cell_id for c in run.cells if c.model_note == "random weights"}
+    scores = derived.compared[derived.compared["n_of"] == "samples"]
+    untrained = {c.cell_id for c in derived.run.cells if c.model_note == "random weights"}
     for (workload, device), rows in scores.groupby(["workload", "device"], sort=False):
         first = rows[(rows["quantity"] == rows["quantity"].iloc[0]) & ~rows["cell"].isin(untrained)]
         told = [_change(row) for _, row in first.iterrows() if not pd.isna(row["change"])]
@@ -89,17 +87,26 @@ def _print_table(rows: list[dict[str, Any]], reasons: list[str], console: Consol
     scored = any(_known(r["accuracy"]) for r in rows)
     columns = [c for c in COLUMNS if any(_known(r[c[1]]) for r in rows)]
     table = Table(
-        title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        title=Text(title, style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 0 if console.width < ROOMY_COLUMNS else 1, 0, 0),
     )
     table.add_column("arm", overflow="fold", min_width=10)
-    headings = [*(heading for heading, _, _ in columns), *(["accuracy"] if scored else []), "n"]
-    for heading in headings:
+    for heading, _, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
+    accuracies = [_accuracy(row) for row in rows]
+    if scored:
+        # On a narrow terminal the interval stands below its value, whole.
+        longest = max(len(word) for text in ("accuracy", *accuracies) for word in text.split())
+        table.add_column("accuracy", justify="right", min_width=longest)
+    table.add_column("n", justify="right", no_wrap=True)
+    for row, accuracy in zip(rows, accuracies, strict=True):
         name = f"{row['engine']} {_model(row)}" if several_models else str(row["engine"])
         entries = [name + _mark(row, reasons), *(_figure(row, column, scale) for _, column, scale in columns)]
         if scored:
-            entries.append(_accuracy(row))
+            entries.append(accuracy)
         failed = f" ({row['n_failed']} failed)" if row["n_failed"] else ""
         table.add_row(*map(Text, [*entries, f"{row['n']}{failed}"]))
     console.print(table)
@@ -126,10 +133,13 @@ def _figure(row: Row, column: str, scale: float) -> str:
 
 
 def _accuracy(row: Row) -> str:
-    if not _known(row["accuracy"]):
+    """The score with its 95 % interval over samples, which is not symmetric: "0.75 [0.53,0.89]"."""
+    value, low, high = (row[f"accuracy{end}"] for end in ("", "_low", "_high"))
+    if not _known(value):
         return ""
-    stderr = float(row["accuracy_stderr"]) if _known(row["accuracy_stderr"]) else None
-    return format_number(float(row["accuracy"]), stderr).replace(" ± ", "±")
+    if not (_known(low) and _known(high)) or low == high:
+        return format_number(value)
+    return f"{format_mean(value, low, high)} {format_interval(low, high).replace(', ', ',')}"
 
 
 def _methods(rows: list[dict[str, Any]]) -> str:
@@ -149,7 +159,9 @@ def _model(row: Row) -> str:
 
 
 def _notes(rows: list[dict[str, Any]]) -> list[str]:
-    notes = ["± is half the 95 % interval over the trials (accuracy: lm-eval's standard error); n: trials."]
+    scored = any(_known(r["accuracy_low"]) for r in rows)
+    of_scores = "; [ ] is that of an accuracy over its samples" if scored else ""
+    notes = [f"± is half the 95 % interval over the trials{of_scores}; n: trials."]
     for device in dict.fromkeys(str(r["device"]) for r in rows if r["energy_method"] == "modelled"):
         why = "CPU time x watts of a sheet"
         if device.startswith("model:"):

@@ -21,6 +21,7 @@ from results.cells import model_name, technique_name, trials_of, usable
 from results.energy import energy_between
 from results.metrics import NO_METER
 from results.records import Cell, Completion, EnergyReading, Method, PowerTrace, RunData, Sample, Trial
+from results.zero_one import zero_one_metrics
 
 NOT_KEPT = "(not kept: the run is from before samples were stored)"
 SHARED = "other requests ran at the same time: these joules cannot be told apart"
@@ -56,6 +57,8 @@ class Answered:
     device: str
     sample: Sample
     answers: tuple[Answer, ...]
+    zero_one: frozenset[str]
+    """Scores of the workload that say right or wrong (`results.zero_one`)."""
 
     @property
     def verdicts_differ(self) -> float:
@@ -81,6 +84,7 @@ class Answered:
 def answered_samples(run: RunData) -> list[Answered]:
     """By workload and device, in the order in which they were asked."""
     trials = {cell_id: usable(own) for cell_id, own in trials_of(run).items()}
+    zero_one = zero_one_metrics(run)
     found: list[Answered] = []
     for workload, device in dict.fromkeys((c.workload, c.device) for c in run.cells):
         cells = [c for c in run.cells if (c.workload, c.device) == (workload, device)]
@@ -90,7 +94,13 @@ def answered_samples(run: RunData) -> list[Answered]:
             for sample_id, answer in _answers(run, cell, trials[cell.cell_id], texts):
                 by_sample.setdefault(sample_id, []).append(answer)
         found += [
-            Answered(workload, device, texts.get(i, Sample(sample_id=i, question=NOT_KEPT)), tuple(answers))
+            Answered(
+                workload,
+                device,
+                texts.get(i, Sample(sample_id=i, question=NOT_KEPT)),
+                tuple(answers),
+                zero_one[workload],
+            )
             for i, answers in by_sample.items()
         ]
     return found
@@ -220,14 +230,18 @@ def _mean_answer(cell: Cell, time_method: Method, seen: Sequence[_Once]) -> Answ
 
 
 def _said(requests: Sequence[Completion], sample: Sample | None) -> str:
-    """The text, or the choice that was likelier than all others; a single text's log-likelihood is no answer."""
+    """The text, or the choice that was likelier than all others; the likelihood of a text is no answer."""
     if requests[0].loglikelihood is None:
         return "\n".join(c.text for c in requests)
-    if len(requests) == 1:
-        return f"log-likelihood {requests[0].loglikelihood:.4g}"
     likelihoods = [-math.inf if c.loglikelihood is None else c.loglikelihood for c in requests]
-    best = likelihoods.index(max(likelihoods))
+    if len(requests) == 1:
+        return f"log-likelihood {likelihoods[0]:.4g}"
+    if sample is not None and not sample.choices:
+        return f"log-likelihood {math.fsum(likelihoods):.4g}, in {len(requests)} windows"
     choices = sample.choices if sample is not None else ()
+    # Mutual information asks each choice a second time, without its question.
+    asked = likelihoods[: len(choices) or None]
+    best = asked.index(max(asked))
     return choices[best] if best < len(choices) else f"choice {best + 1} of {len(requests)}"
 
 

@@ -3,8 +3,8 @@
 Which n: a trial's value is one number, and `n`, `mean`, `median` and the interval are over the trials that are ok and
 unmarked. `p90` and `p99` of ttft, tpot, itl, e2e and of waits under load are pooled over all their requests (itl:
 gaps), because a tail belongs to requests; a percentile q needs 1 / (1 - q) values, else it is empty. For accuracy `n`
-counts samples (and `n_failed` still trials): its interval is the mean +- 1.96 closed-form standard errors of the task,
-because the repeats ask the same items again.
+counts samples (and `n_failed` still trials), because the repeats ask the same items again: its interval is Wilson's
+where every sample is right or wrong (`results.zero_one`), else the mean +- 1.96 standard errors of the task.
 
 Every row has one method. A missing figure is an empty cell (NaN) beside its reason, with method "missing".
 """
@@ -48,6 +48,7 @@ from results.metrics import (
 )
 from results.records import Cell, Completion, EnergyReading, Method, PowerTrace, RunData, Score, Summary, Trial
 from results.statistics import NORMAL_95, percentile, summarise
+from results.zero_one import is_share, wilson_interval, zero_one_metrics
 
 COLUMNS = (
     "run_id", "cell", "device", "engine", "technique", "model", "workload", "phase", "metric", "unit", "method",
@@ -59,9 +60,10 @@ _STATISTICS = ("mean", "median", "p90", "p99", "ci_low", "ci_high")
 def tidy(run: RunData) -> pd.DataFrame:
     """One row per cell, metric, phase, meter and method; columns `COLUMNS`."""
     trials = trials_of(run)
-    asked, sources = _aggregates_by_workload(run), data_sources(run)
+    asked, sources, zero_one = _aggregates_by_workload(run), data_sources(run), zero_one_metrics(run)
     rows = chain.from_iterable(
-        _rows(_identity(run, cell, sources), trials[cell.cell_id], asked[cell.workload]) for cell in run.cells
+        _rows(_identity(run, cell, sources), trials[cell.cell_id], asked[cell.workload], zero_one[cell.workload])
+        for cell in run.cells
     )
     return _frame(rows, COLUMNS, ("phase", "meter", "reason"), _STATISTICS, ("n", "n_failed"))
 
@@ -109,7 +111,10 @@ def _identity(run: RunData, cell: Cell, sources: dict[str, str | None]) -> dict[
     }
 
 
-def _rows(identity: dict[str, Any], trials: list[Trial], asked: list[str]) -> Iterator[dict[str, Any]]:
+def _rows(
+    identity: dict[str, Any], trials: list[Trial], asked: list[str], zero_one: frozenset[str]
+) -> Iterator[dict[str, Any]]:
+    """asked: scores of the workload. zero_one: those that are 0 or 1 for each sample."""
     good = usable(trials)
     n_failed = sum(t.status == "failed" for t in trials)
     left_out = left_out_reason(trials, with_errors=not good)
@@ -120,6 +125,8 @@ def _rows(identity: dict[str, Any], trials: list[Trial], asked: list[str]) -> It
     else:
         grouped = _grouped(good)
     samples = _sample_counts(good)
+    wholes = [s for t in good for s in t.scores if s.sample_id is None]
+    shares = samples.keys() - {s.metric for s in wholes if not is_share(s, zero_one)}
     stderrs = {g[0].metric: _mean(g) for g in grouped if g[0].metric.endswith("_stderr")}
     for group in grouped:
         for method, summary, reason in _summaries(group, n_good=len(good), n_failed=n_failed):
@@ -133,7 +140,8 @@ def _rows(identity: dict[str, Any], trials: list[Trial], asked: list[str]) -> It
                 "reason": _joined([no_interval if good else None, reason, left_out if good else None]),
             }
             if scored in samples:
-                row |= _closed_form(row["mean"], stderrs.get(f"{first.metric}_stderr"), samples[scored])
+                stderr = stderrs.get(f"{first.metric}_stderr")
+                row |= _over_samples(row["mean"], stderr, samples[scored], first.metric in shares)
             yield row
 
 
@@ -175,10 +183,12 @@ def _summaries(
         yield method, summary, ": ".join(filter(None, [without, reasons])) or None
 
 
-def _closed_form(mean: float | None, stderr: float | None, n_samples: int) -> dict[str, Any]:
+def _over_samples(mean: float | None, stderr: float | None, n_samples: int, is_a_share: bool) -> dict[str, Any]:
     """An accuracy's interval is over items, not over repeats of the same items; its standard error has none."""
     row: dict[str, Any] = {"n": n_samples, "p90": None, "p99": None, "ci_low": None, "ci_high": None}
-    if mean is not None and stderr is not None:
+    if mean is not None and is_a_share:
+        row["ci_low"], row["ci_high"] = wilson_interval(mean, n_samples)
+    elif mean is not None and stderr is not None:
         row |= {"ci_low": mean - NORMAL_95 * stderr, "ci_high": mean + NORMAL_95 * stderr}
     return row
 
@@ -396,20 +406,22 @@ def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 _WIDE_NAMES = {column for column, _, _, _ in _WIDE} | {"energy_uncertainty_percent", "accuracy", "accuracy_stderr"}
+_ACCURACY = ("accuracy_metric", "accuracy", "accuracy_low", "accuracy_high", "accuracy_stderr", "accuracy_samples")
 _SAID_IN_SUMMARY = {metric for _, metric, _, _ in _WIDE} - {"drop_rate", "pad_rate"}
 
 
 def _wide_accuracy(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The task's first metric; all of them are in the accuracy table."""
     own = accuracy_rows(pd.DataFrame(rows)).to_dict("records") if rows else []
-    empty = dict.fromkeys(("accuracy_metric", "accuracy", "accuracy_stderr", "accuracy_samples"))
     if not own:
-        return empty
+        return dict.fromkeys(_ACCURACY)
     row = own[0]
     stderr = next((r["mean"] for r in own if r["metric"] == f"{row['metric']}_stderr"), None)
     return {
         "accuracy_metric": row["metric"],
         "accuracy": row["mean"],
+        "accuracy_low": row["ci_low"],
+        "accuracy_high": row["ci_high"],
         "accuracy_stderr": stderr,
         "accuracy_samples": row["n"],
     }

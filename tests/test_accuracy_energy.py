@@ -12,6 +12,7 @@ from results.accuracy_energy import COLUMNS, IS_REFERENCE, NO_REFERENCE, accurac
 from results.compare import mcnemar
 from results.records import RunData, Score, Trial
 from results.report.accuracy import AccuracyTable
+from results.report.headline import Entry
 from results.report.html import page_context
 from tests.run_builders import cell, reading, run
 from tests.scored_runs import arm, scored, two_arms
@@ -111,7 +112,9 @@ def test_the_report_names_the_reference_and_puts_changes_beside_values() -> None
     assert table.reference == "A exact (on-demand)"
     assert table.headings == [("acc", "more is better")]
     exact, tiers = table.rows
-    assert [entry.text for entry in (exact.scores[0].value, exact.scores[0].change)] == ["0.75 ± 0.10", "reference"]
+    assert exact.scores[0].change.text == "reference"
+    # scipy.stats.binomtest(15, 20).proportion_ci(method="wilson"): [0.5313, 0.8881].
+    assert exact.scores[0].value == Entry("0.75", ("[0.53, 0.89]", "s.e. 0.100, n = 20"))
     change = tiers.scores[0].change
     # Bonett and Price by hand: -3 / 22 -+ 1.96 sqrt((7 - 9 / 22) / 22 / 22).
     assert (change.text, change.below) == ("-0.150", ("[-0.4, 0.1]", "p = 0.38, 5 of 20 changed"))

@@ -82,6 +82,21 @@ def test_a_multiple_choice_answer_is_its_likeliest_choice_and_costs_all_its_requ
     assert answer.energy_method == "integrated power"
 
 
+def test_windows_of_a_text_are_no_choices() -> None:
+    """A text longer than the model's context is asked in windows; its likelihood is their product."""
+    text = Sample(sample_id="q", question="A whole page.", expected="A whole page.")
+    one = metered([choice(0, 0.0, -30.0), choice(1, 1.0, -2.5)])
+    (found,) = answered_samples(data(one, samples=(text,)))
+    assert found.answers[0].said == "log-likelihood -32.5, in 2 windows"
+
+
+def test_a_choice_asked_again_without_its_question_is_no_further_choice() -> None:
+    """acc_mutual_info: two choices, then both alone, where one is likelier than anything before it."""
+    likelihoods = (-3.0, -1.0, -0.5, -4.0)
+    one = metered([choice(i, float(i), likelihood) for i, likelihood in enumerate(likelihoods)])
+    assert answered_samples(data(one))[0].answers[0].said == "yes"
+
+
 def test_figures_are_means_over_trials_and_a_changed_answer_is_told() -> None:
     first = metered([answering("left", lasting_s=2.0)], 0, acc=1.0)
     second = metered([answering("right", lasting_s=4.0)], 1, acc=0.0)
@@ -173,6 +188,39 @@ def test_a_panel_says_how_many_samples_there_are() -> None:
     assert panel["total"] == 100
     assert len(panel["samples"]) < 100
     assert json.loads(json.dumps(panel, allow_nan=False)) == json.loads(json.dumps(panel))
+
+
+def panel_answer(*scores: Score, expected: str | None = "yes") -> dict[str, Any]:
+    own = tuple(score.model_copy(update={"sample_id": "q"}) for score in scores)
+    one = trial(completions=[answering("x")], scores=own)
+    made = data(one, samples=(Sample(sample_id="q", question="Is it?", expected=expected),))
+    (panel,) = sample_panels(answered_samples(made), arms_of(made.cells))
+    shown: dict[str, Any] = panel["samples"][0]["answers"][0]
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("score", "shown", "wrong"),
+    [
+        (Score(metric="acc", value=1.0), "right", False),
+        (Score(metric="acc", value=0.0), "wrong", True),
+        (Score(metric="bleu_max", value=0.0), "0", False),
+        (Score(metric="bleu_diff", value=0.0), "0", False),
+        (Score(metric="nll_nats", value=1.0, higher_is_better=False), "1", False),
+        (Score(metric="4096", value=0.5), "0.5", False),
+    ],
+)
+def test_only_scores_of_0_or_1_are_called_right_or_wrong(score: Score, shown: str, wrong: bool) -> None:
+    answer = panel_answer(score)
+    assert answer["scores"] == [(score.metric, shown)]
+    assert answer["wrong"] is wrong
+
+
+def test_an_answer_is_wrong_by_the_first_score_that_can_say_so_and_where_a_right_one_is_known() -> None:
+    scores = (Score(metric="bleu_max", value=12.5), Score(metric="bleu_acc", value=0.0))
+    assert panel_answer(*scores)["scores"] == [("bleu_max", "12.5"), ("bleu_acc", "wrong")]
+    assert panel_answer(*scores)["wrong"] is True
+    assert panel_answer(*scores, expected=None)["wrong"] is False
 
 
 @given(st.text(max_size=3000))

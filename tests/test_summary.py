@@ -8,14 +8,14 @@ from dataclasses import replace
 from rich.console import Console
 
 from harness.summary import print_summary
-from results import tables
+from results.derived import Derived
 from results.records import RunData
 from tests.scored_runs import two_arms
 
 
-def printed(data: RunData) -> str:
+def printed(data: RunData, width: int = 200) -> str:
     out = io.StringIO()
-    print_summary(data, tables.summary(data), Console(file=out, width=200))
+    print_summary(Derived(data), Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -30,3 +30,20 @@ def test_random_weights_have_no_such_line() -> None:
     cells = tuple(c.model_copy(update={"model_note": "random weights"}) for c in data.cells)
     assert "against exact" in printed(data)
     assert "against exact" not in printed(replace(data, cells=cells))
+
+
+def test_four_of_four_is_not_certain_and_no_tool_is_named_that_did_not_say_so() -> None:
+    said = printed(two_arms("1111", "1101"))
+    # scipy.stats.binomtest(4, 4) and (3, 4), proportion_ci(method="wilson"): [0.510, 1] and [0.301, 0.954].
+    assert "1.0 [0.5,1.0]" in said
+    assert "0.8 [0.3,1.0]" in said
+    assert "[ ] is that of an accuracy over its samples" in said
+    assert "lm-eval" not in said
+
+
+def test_on_80_columns_nothing_is_cut_and_no_interval_is_torn() -> None:
+    said = printed(two_arms("1" * 15 + "0" * 5, "1" * 11 + "0" * 8 + "1"), width=80)
+    assert max(map(len, said.splitlines())) <= 80
+    assert "…" not in said
+    # scipy.stats.binomtest(15, 20).proportion_ci(method="wilson"): [0.531, 0.888].
+    assert "0.75 [0.53,0.89] 3" in said

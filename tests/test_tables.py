@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binomtest
 
 from results import tables
 from results.energy import NO_JOULES
 from results.records import EngineCounters, PowerTrace, RunData, Score, Trial
 from tests.run_builders import cell, completion, example_run, failed, reading, run, trial
+from tests.scored_runs import scored
 
 
 def one_cell(*trials: Trial, **changes: Any) -> RunData:
@@ -205,6 +207,24 @@ def test_accuracy_interval_is_the_closed_form_over_items() -> None:
     assert (acc["ci_low"], acc["ci_high"]) == pytest.approx((0.4 - 0.098, 0.4 + 0.098), abs=1e-4)
     assert row(data, "acc_stderr")["mean"] == pytest.approx(0.05)
     assert list(tables.accuracy(data)["metric"]) == ["acc", "acc_stderr"]
+
+
+@pytest.mark.parametrize("right", ["1111", "0000", "1101", "1"])
+def test_a_share_of_right_samples_has_an_interval_with_a_width_and_within_0_and_1(right: str) -> None:
+    expected = binomtest(right.count("1"), len(right)).proportion_ci(method="wilson")
+    acc = row(one_cell(*(scored("c1", right, repeat) for repeat in range(3))), "acc")
+    assert (acc["n"], acc["mean"]) == (len(right), right.count("1") / len(right))
+    assert (acc["ci_low"], acc["ci_high"]) == pytest.approx((expected.low, expected.high), rel=1e-6, abs=1e-12)
+    wide = tables.summary(one_cell(scored("c1", right))).iloc[0]
+    assert (wide["accuracy_low"], wide["accuracy_high"]) == (acc["ci_low"], acc["ci_high"])
+    assert wide["accuracy_stderr"] == 0.1, "what the task states stays beside it"
+
+
+def test_a_mean_of_unlike_subjects_keeps_the_closed_form_of_its_task() -> None:
+    """(1 + 1/2) / 2 of three samples, as a group that does not weight by size: no share of them."""
+    singles = tuple(Score(metric="acc", value=v, sample_id=f"s{i}") for i, v in enumerate((1.0, 1.0, 0.0)))
+    acc = row(one_cell(trial(scores=(*singles, Score(metric="acc", value=0.75, stderr=0.1, n=3)))), "acc")
+    assert (acc["ci_low"], acc["ci_high"]) == pytest.approx((0.75 - 0.196, 0.75 + 0.196), abs=1e-4)
 
 
 def test_drop_and_pad_rates_are_what_the_engine_counted() -> None:

@@ -13,21 +13,13 @@ from results.records import Cell, RunData
 from results.report.arms import Arm
 from results.report.charts import TradePoint, pareto_front, trade_chart
 from results.report.figures import Figure
+from results.report.headline import Entry
 from results.units import format_interval, format_mean, format_number, format_p, si_scale, signed
 
 Row = dict[str, Any]
 MAX_SCORES = 4
 """Scores of one workload that a table shows; further ones are in accuracy_energy.csv."""
 HIGHER, LOWER = "more is better", "less is better"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One figure as text, what stands below it in small, and the number of its note."""
-
-    text: str
-    below: tuple[str, ...] = ()
-    note: int | None = None
 
 
 @dataclass(frozen=True)
@@ -160,8 +152,13 @@ def _reference(run: RunData, cells: Sequence[Cell], arms: dict[str, Arm]) -> str
 def _score(table: AccuracyTable, row: Row | None) -> Entry:
     if row is None or pd.isna(row["value"]):
         return _missing(table, row)
-    stderr = None if pd.isna(row["standard_error"]) else float(row["standard_error"])
-    return Entry(format_number(row["value"], stderr), (f"n = {row['n']}",))
+    stderr = "" if pd.isna(row["standard_error"]) else f"s.e. {format_number(row['standard_error'])}, "
+    counted = f"{stderr}n = {row['n']}"
+    if pd.isna(row["ci_low"]):
+        return Entry(format_number(row["value"]), (counted,))
+    low, high = row["ci_low"], row["ci_high"]
+    interval = "no spread" if low == high else format_interval(low, high)
+    return Entry(format_mean(row["value"], low, high), (interval, counted))
 
 
 def _change(table: AccuracyTable, row: Row | None, scale: float) -> Entry:

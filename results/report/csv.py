@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from results import tables
-from results.accuracy_energy import accuracy_energy
-from results.answers import answer_table, answered_samples
+from results.answers import answer_table
+from results.derived import Derived
 from results.records import RunData
 from results.report.files import replace_text
 
@@ -17,17 +17,20 @@ _EXECUTED = re.compile(r"^(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
 """Text that a spreadsheet takes for a formula (full-width signs too), or that a tab or line break moves on."""
 
 
-def write_csv(run: RunData, directory: Path) -> list[Path]:
-    """The CSV files of a run (latency, energy, accuracy, ...) in `directory`; each appears whole."""
-    frame = tables.tidy(run)
+def write_csv(run: RunData, directory: Path, derived: Derived | None = None) -> list[Path]:
+    """The CSV files of a run (latency, energy, accuracy, ...) in `directory`; each appears whole.
+
+    derived: the run's frames, where the caller has them already.
+    """
+    derived = derived or Derived(run)
     frames = {
-        "latency": tables.latency_rows(frame),
-        "energy": tables.energy_rows(frame),
-        "accuracy": tables.accuracy_rows(frame),
-        "accuracy_energy": accuracy_energy(run, frame),
-        "samples": answer_table(run, answered_samples(run)),
+        "latency": tables.latency_rows(derived.tidy),
+        "energy": tables.energy_rows(derived.tidy),
+        "accuracy": tables.accuracy_rows(derived.tidy),
+        "accuracy_energy": derived.compared,
+        "samples": answer_table(run, derived.answered),
         "trials": tables.trials(run),
-        "summary": tables.summary(run, frame),
+        "summary": derived.summary,
     }
     paths = []
     for name, content in frames.items():

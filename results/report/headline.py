@@ -51,10 +51,13 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure as text. note: number of the note that says why it is missing, or what else to know."""
+    """One figure as text, and what stands below it in small.
+
+    note: number of the note that says why it is missing, or what else to know.
+    """
 
     text: str
-    interval: str = ""
+    below: tuple[str, ...] = ()
     note: int | None = None
 
 
@@ -170,17 +173,15 @@ def _entry(table: HeadlineTable, column: Column, scale: float, rows: Sequence[Ro
     unit = f" {row['unit']}" if row["unit"] != column.unit else ""
     also = [f"{r['meter'] or r['method']}: {format_number(r['mean'])} {r['unit']}" for r in others if r["n"]]
     note = table.note(f"also read by another meter or method: {'; '.join(also)}") if also else None
-    if column.unit == "1":
-        stderr = next((r["mean"] for r in rows if r["metric"] == f"{column.metric}_stderr"), None)
-        text = format_number(mean, None if stderr is None or pd.isna(stderr) else stderr)
-        return Entry(text, f"n = {row['n']} items", note)
     if column.unit == "%":
-        return Entry(format_number(mean), "", note)
+        return Entry(format_number(mean), note=note)
+    is_score = column.unit == "1"
+    counted = f"n = {row['n']} items" if is_score else "n = 1"
     if pd.isna(row["ci_low"]):
-        return Entry(format_number(mean) + unit, "n = 1", note)
+        return Entry(format_number(mean) + unit, (counted,), note)
     low, high = row["ci_low"] / scale, row["ci_high"] / scale
-    interval = "no spread" if low == high else format_interval(low, high)
-    return Entry(format_mean(mean, low, high) + unit, interval, note)
+    below = ("no spread" if low == high else format_interval(low, high), *([counted] if is_score else []))
+    return Entry(format_mean(mean, low, high) + unit, below, note)
 
 
 def _methods(rows: Sequence[Row]) -> tuple[str, ...]:

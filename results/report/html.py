@@ -16,11 +16,9 @@ from typing import Any
 
 import pandas as pd
 
-from results import tables
-from results.accuracy_energy import accuracy_energy
-from results.answers import answered_samples
 from results.asked import unlike_notes
 from results.cells import data_sources, disturbances, mark_words, usable
+from results.derived import Derived
 from results.records import Cell, Environment, Failure, Method, RunData, Trial
 from results.report import figures
 from results.report.accuracy import accuracy_figures, accuracy_tables
@@ -58,12 +56,12 @@ for (const [id, spec] of Object.entries(page.specs)) {
 """
 
 
-def write_html(run: RunData, path: Path) -> None:
-    """Writes the page of a run; it appears whole or not at all."""
-    replace_text(path, html_text(run))
+def write_html(run: RunData, path: Path, derived: Derived | None = None) -> None:
+    """Writes the page of a run; it appears whole or not at all. derived: the run's frames, where they are there."""
+    replace_text(path, html_text(run, derived))
 
 
-def html_text(run: RunData) -> str:
+def html_text(run: RunData, derived: Derived | None = None) -> str:
     from jinja2 import Environment as Templates
     from jinja2 import PackageLoader, StrictUndefined
 
@@ -74,14 +72,14 @@ def html_text(run: RunData) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return templates.get_template("report.html.j2").render(page_context(run))
+    return templates.get_template("report.html.j2").render(page_context(run, derived))
 
 
-def page_context(run: RunData) -> dict[str, Any]:
+def page_context(run: RunData, derived: Derived | None = None) -> dict[str, Any]:
     """Everything that the template shows, as text and records."""
-    frame = tables.tidy(run)
+    derived = derived or Derived(run)
+    frame, compared = derived.tidy, derived.compared
     arms = arms_of(run.cells)
-    compared = accuracy_energy(run, frame)
     sections = {
         "latency_energy": figures.latency_energy_figures(run, frame, arms),
         "energy": figures.energy_figures(run, frame, arms),
@@ -89,7 +87,7 @@ def page_context(run: RunData) -> dict[str, Any]:
         "power": figures.power_figures(run, arms),
     }
     numbered = {name: _numbered(name, found) for name, found in sections.items()}
-    panels = sample_panels(answered_samples(run), arms)
+    panels = sample_panels(derived.answered, arms)
     specs = {id_: figure.spec for found in numbered.values() for id_, figure in found if figure.spec is not None}
     return {
         "info": run.info,
@@ -167,8 +165,8 @@ def _counts(trials: Sequence[Trial]) -> dict[str, int]:
     }
 
 
-def _method_sentences(run: RunData, frame: pd.DataFrame) -> list[tuple[str, str, bool]]:
-    """(device, how its time and energy came to be, whether both were measured)."""
+def _method_sentences(run: RunData, frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """(device, how its time and energy came to be)."""
     found = []
     notes = _meter_notes(run)
     for device, rows in frame.groupby("device", sort=False):
@@ -182,8 +180,7 @@ def _method_sentences(run: RunData, frame: pd.DataFrame) -> list[tuple[str, str,
         ]
         time_text = f"Time is {' and '.join(times)}. " if times else "No trial gave a time. "
         energy_text = f"Energy is {'; '.join(energy)}." if energy else "Energy is missing; the tables say why."
-        measured = times == ["measured"] and not {m for m, _ in ways} & {"modelled", "replayed"} and bool(ways)
-        found.append((str(device), time_text + energy_text, measured))
+        found.append((str(device), time_text + energy_text))
     return found
 
 

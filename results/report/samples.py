@@ -20,7 +20,7 @@ QUESTION_CHARACTERS, ANSWER_CHARACTERS = (400, 1000), (500, 200)
 """Kept at the start and at the end of a text: a question's end is what is asked, an answer's start what is said."""
 BROWSE_SAMPLES = (Path(__file__).parent / "browse_samples.js").read_text(encoding="utf-8")
 RIGHT_OR_WRONG = {1.0: "right", 0.0: "wrong"}
-"""Of scores where a right answer is known."""
+"""Of scores that are 0 or 1 for each sample, where a right answer is known. Between them repeats differ."""
 
 
 def sample_panels(answered: Sequence[Answered], arms: dict[str, Arm]) -> list[dict[str, Any]]:
@@ -64,13 +64,13 @@ def _panel(answered: Sequence[Answered], arms: dict[str, Arm]) -> dict[str, Any]
         "title": f"{answered[0].workload} on {answered[0].device}",
         "how": ", ".join([*times, *methods]),
         "total": len(answered),
-        "scored": any(a.scores for one in answered for a in one.answers),
         "samples": [_sample(one, position, arms) for position, one in enumerate(shown)],
     }
 
 
 def _sample(one: Answered, position: int, arms: dict[str, Arm]) -> dict[str, Any]:
     verdicts, said = _disagreement(one)
+    judged = one.zero_one if one.sample.expected is not None else frozenset()
     return {
         "id": one.sample.sample_id,
         "position": position,
@@ -82,15 +82,14 @@ def _sample(one: Answered, position: int, arms: dict[str, Arm]) -> dict[str, Any
         "disagreement": verdicts + said / 2,
         "verdictsDiffer": verdicts > 0,
         "answersDiffer": said > 0,
-        "answers": [
-            _answer(answer, arms[answer.cell.cell_id], one.sample.expected is not None) for answer in one.answers
-        ],
+        "answers": [_answer(answer, arms[answer.cell.cell_id], judged) for answer in one.answers],
     }
 
 
-def _answer(answer: Answer, arm: Arm, has_right_answer: bool) -> dict[str, Any]:
-    words = RIGHT_OR_WRONG if has_right_answer else {}
-    scores = [(metric, words.get(value, f"{value:.3g}")) for metric, value in answer.scores.items()]
+def _answer(answer: Answer, arm: Arm, judged: frozenset[str]) -> dict[str, Any]:
+    """judged: scores that say right or wrong. An answer is wrong by the first of them."""
+    verdicts = {m: RIGHT_OR_WRONG.get(value) for m, value in answer.scores.items() if m in judged}
+    scores = [(metric, verdicts.get(metric) or f"{value:.3g}") for metric, value in answer.scores.items()]
     joules, why = None, answer.energy_reason
     if answer.energy_j is not None:
         joules = format_quantity(answer.energy_j, "J", answer.energy_uncertainty_j)
@@ -100,7 +99,7 @@ def _answer(answer: Answer, arm: Arm, has_right_answer: bool) -> dict[str, Any]:
         "said": shortened(answer.said, ANSWER_CHARACTERS),
         "varies": answer.varies,
         "scores": scores,
-        "wrong": bool(scores) and scores[0][1] == "wrong",
+        "wrong": next(iter(verdicts.values()), None) == "wrong",
         "tokens": f"{answer.prompt_tokens} + {answer.generated_tokens}",
         "joules": joules,
         "why": why,

@@ -1,0 +1,40 @@
+"""What tables, report and terminal say of a run stands on the same few frames; here each is computed once.
+
+Joules of every sample of every trial are integrated from the traces: of a large run that takes minutes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from results import tables
+from results.accuracy_energy import accuracy_energy
+from results.answers import Answered, answered_samples
+from results.records import RunData
+
+
+@dataclass(frozen=True)
+class Derived:
+    """Frames of a run, each made when it is first asked for, while the run's traces can be read."""
+
+    run: RunData
+
+    @cached_property
+    def tidy(self) -> pd.DataFrame:
+        return tables.tidy(self.run)
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        return tables.summary(self.run, self.tidy)
+
+    @cached_property
+    def compared(self) -> pd.DataFrame:
+        """Accuracy beside energy."""
+        return accuracy_energy(self.run, self.tidy)
+
+    @cached_property
+    def answered(self) -> list[Answered]:
+        return answered_samples(self.run)

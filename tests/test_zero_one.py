@@ -1,0 +1,52 @@
+"""Shares of samples that are right: Wilson's interval against scipy's, and which metrics are such shares."""
+
+from __future__ import annotations
+
+import pytest
+from scipy.stats import binomtest
+
+from results.records import Score, Trial
+from results.zero_one import is_share, wilson_interval, zero_one_metrics
+from tests.run_builders import cell, run, trial
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 7, 20, 1319])
+def test_the_interval_of_a_share_is_scipys(n: int) -> None:
+    for n_right in {0, 1, n // 2, n - 1, n}:
+        expected = binomtest(n_right, n).proportion_ci(method="wilson")
+        assert wilson_interval(n_right / n, n) == pytest.approx((expected.low, expected.high), rel=1e-7, abs=1e-12)
+
+
+def answered(cell_id: str, metric: str, *values: float, higher_is_better: bool = True) -> Trial:
+    scores = [
+        Score(metric=metric, value=value, sample_id=f"s{i}", higher_is_better=higher_is_better)
+        for i, value in enumerate(values)
+    ]
+    return trial(cell_id, scores=tuple(scores))
+
+
+def test_a_metric_is_right_or_wrong_where_no_sample_of_any_arm_says_otherwise() -> None:
+    cells = [cell("a"), cell("b"), cell("other", workload="boolq")]
+    trials = [
+        answered("a", "acc", 1, 0, 1),
+        answered("b", "acc", 0, 0, 0),
+        answered("a", "4096", 1, 1),
+        answered("b", "4096", 1, 0.5),
+        answered("a", "kl_nats", 0, 0, higher_is_better=False),
+        answered("other", "acc", 0.25, 1),
+    ]
+    assert zero_one_metrics(run(cells, trials)) == {"gsm8k": {"acc"}, "boolq": set()}
+
+
+def test_no_overlap_of_words_is_no_wrong_answer() -> None:
+    names = ("bleu_max", "bleu_diff", "rouge1_max", "rouge_l", "bleu_acc", "rougeL_acc")
+    found = zero_one_metrics(run([cell("a")], [answered("a", name, 0, 0) for name in names]))
+    assert found == {"gsm8k": {"bleu_acc", "rougeL_acc"}}
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "expected"),
+    [("acc", 0.75, True), ("acc/stem", 1.0, True), ("acc", 1 / 3, False), ("acc_norm", 0.75, False)],
+)
+def test_a_mean_over_unlike_subjects_is_no_share_of_its_samples(metric: str, value: float, expected: bool) -> None:
+    assert is_share(Score(metric=metric, value=value, n=4), frozenset({"acc"})) is expected
