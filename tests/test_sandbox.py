@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,16 @@ from pathlib import Path
 import pytest
 
 from workloads import sandbox
-from workloads.sandbox import MIB, Limits, Outcome, SandboxError, check_walls, run_program, run_programs
+from workloads.sandbox import (
+    MIB,
+    Limits,
+    Outcome,
+    SandboxError,
+    available_bytes,
+    check_walls,
+    run_program,
+    run_programs,
+)
 from workloads.sandbox_filter import CALL_TABLES, COMMON_REFUSED, filter_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are Landlock and seccomp of Linux")
@@ -85,6 +95,44 @@ def test_sets_have_the_same_order_in_every_run() -> None:
 def test_verdicts_come_in_the_order_of_the_programs() -> None:
     outcomes = run_programs(["assert False", "pass", "import time; time.sleep(0.3)", "assert False"])
     assert [o.passed for o in outcomes] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("free_mib", "together"), [(2 * 4096 + 100, 2), (100, 1), (100 * 4096, 6)])
+def test_no_more_programs_run_at_once_than_memory_holds(
+    free_mib: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six programs of up to 4 GiB each, on sixteen CPUs."""
+    lock, running, most = threading.Lock(), 0, 0
+
+    def program(_source: str, _limits: Limits) -> Outcome:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.1)
+        with lock:
+            running -= 1
+        return Outcome("passed", "", 0.1)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
+    monkeypatch.setattr(sandbox, "available_bytes", lambda: free_mib * MIB)
+    monkeypatch.setattr(sandbox, "run_program", program)
+    run_programs(["pass"] * 6, Limits(memory_bytes=4096 * MIB))
+    assert most == together
+
+
+def test_memory_is_what_the_narrowest_control_group_leaves(tmp_path: Path) -> None:
+    """A job of 3 MiB has taken 2 MiB, of which half is cached files; the slice above it has no limit."""
+    membership = tmp_path / "cgroup"
+    membership.write_text("0::/slice/job\n")
+    for group, limit in (("slice", "max"), ("slice/job", str(3 * MIB))):
+        folder = tmp_path / "fs" / group
+        folder.mkdir(parents=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{2 * MIB}\n")
+        (folder / "memory.stat").write_text(f"anon {MIB}\ninactive_file {MIB}\n")
+    assert available_bytes(tmp_path / "fs", membership) == 2 * MIB
+    assert available_bytes(tmp_path / "fs", tmp_path / "none") > 2 * MIB
 
 
 def test_the_programs_see_nothing_of_our_environment_and_own_an_empty_folder(monkeypatch: pytest.MonkeyPatch) -> None:
