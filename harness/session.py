@@ -6,6 +6,7 @@ loading lie outside it.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +37,7 @@ from results.records import (
 )
 from results.requests import requests_sha256
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
-from workloads.base import Workload
+from workloads.base import Workload, WorkloadError
 
 Traces = dict[str, Sequence[PowerTrace]]
 CONTENDED = "contended"
@@ -44,6 +45,8 @@ CONTENDED = "contended"
 NO_CYCLES = CpuCycles(None, "CPU cycles: this device does not count them")
 CPU_TICK_S = 0.01
 """Linux counts the CPU time of a machine in ticks (USER_HZ)."""
+
+log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -113,7 +116,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
     conditions.append(arm.device.conditions())
     counters = arm.engine.take_counters()
     after, raw_after = _idle(arm, protocol.idle_s)
-    scores: Sequence[Score] = arm.workload.score(arm.requests, window.completions) if arm.workload.scored else ()
+    scores, not_scored = _scores(arm, window.completions)
     traces: Traces = {IDLE_BEFORE: before, WINDOW: window.traces, IDLE_AFTER: after}
     energy, idle = derive_energy(window.completions, traces, (window.start_s, window.end_s))
     trial = Trial(
@@ -138,7 +141,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         foreign_cpu_share=window.foreign_cpu_share,
         cpu_cycles=window.cycles.cycles,
         cpu_cycles_remark=window.cycles.remark,
-        notes=(*arm.workload.notes, *arm.unmeasured.notes),
+        notes=(*arm.workload.notes, *not_scored, *arm.unmeasured.notes),
         disagreements=tuple(disagreements(arm.device.meters, window.traces, (window.start_s, window.end_s))),
         marks=_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
     )
@@ -201,6 +204,17 @@ def _measure(arm: Arm) -> _Window:
     if cycles_before is not None and cycles_after is not None:
         window.cycles = _cycles_between(cycles_before, cycles_after)
     return window
+
+
+def _scores(arm: Arm, completions: Sequence[Completion]) -> tuple[Sequence[Score], tuple[str, ...]]:
+    """(scores, the note on why there are none). What was measured stands, also where it cannot be scored."""
+    if not arm.workload.scored:
+        return (), ()
+    try:
+        return arm.workload.score(arm.requests, completions), ()
+    except WorkloadError as error:
+        log.info("%s: not scored", arm.workload.name, exc_info=error)
+        return (), (f"not scored: {error}",)
 
 
 def _cycles(device: Device) -> CpuCycles | None:

@@ -29,6 +29,7 @@ from tests.fakes.machine import (
     FakeWorkload,
     fake_requests,
 )
+from workloads.base import WorkloadError
 
 BARE = Protocol(warmup=0, repeats=1, idle_s=0)
 N_DECODED = (5 - 1) + (3 - 1)
@@ -108,6 +109,18 @@ def test_counters_of_a_trial_that_failed_do_not_enter_the_next() -> None:
 def test_an_unscored_workload_has_no_scores() -> None:
     trial, _ = run_trial(FakeBench(scored=False).arm_of("c"), BARE, repeat=0)
     assert trial.scores == ()
+
+
+def test_what_was_measured_stands_where_it_cannot_be_scored() -> None:
+    bench = FakeBench()
+    scored, _ = run_trial(bench.arm_of("c"), BARE, repeat=0)
+    bench.fake_workload.score_error = WorkloadError("a#0: log-likelihood nan; try dtype float32")
+    trial, traces = run_trial(bench.arm_of("c"), BARE, repeat=1)
+    assert (trial.status, trial.failure, trial.scores) == ("ok", None, ())
+    assert trial.notes == ("two items", "not scored: a#0: log-likelihood nan; try dtype float32")
+    assert [c.e2e_s for c in trial.completions] == [c.e2e_s for c in scored.completions]
+    assert energy(trial, "all").energy_j == pytest.approx(2 * PREFILL_S * PREFILL_W + N_DECODED * TOKEN_S * DECODE_W)
+    assert len(traces[WINDOW]) == 1
 
 
 def test_the_engine_must_run_on_the_device_that_is_measured() -> None:
