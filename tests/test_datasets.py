@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socketserver
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.damaged import unreadable
 from workloads.base import WorkloadError
 from workloads.boolq import DATASET as BOOLQ
-from workloads.datasets import SAMPLES, choose, data_source, read_jsonl, read_rows
+from workloads.datasets import SAMPLES, choose, data_source, find_file, read_jsonl, read_rows
 from workloads.hellaswag import DATASET as HELLASWAG
 from workloads.sharegpt import DATASET as SHAREGPT
 
@@ -126,16 +129,22 @@ def test_conversations_of_another_shape_are_refused(tmp_path: Path, conversation
 
 
 def test_the_hub_out_of_reach_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    message = hub_complaint(os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}, tmp_path)
+    assert "aps/super_glue (validation) could not be read from the hub" in message
+    assert "name a local data folder" in message
+
+
+def hub_complaint(environment: dict[str, str], cache: Path) -> str:
+    """What a process of its own, with an empty cache, says that asks for a data set of the hub."""
     code = (
         "from workloads.base import WorkloadError\n"
         "from workloads.datasets import data_source\nfrom workloads.boolq import DATASET\n"
         "try: data_source('hub', None).rows(DATASET, 'validation')\n"
         "except WorkloadError as error: raise SystemExit(str(error))"
     )
-    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, check=False)
-    assert "aps/super_glue (validation) could not be read from the hub" in run.stderr
-    assert "name a local data folder" in run.stderr
+    environment = environment | {"HF_HOME": str(cache)}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    return run.stderr
 
 
 def test_generated_rows_are_checked_like_any_other(tmp_path: Path) -> None:
@@ -148,6 +157,60 @@ def test_generated_rows_are_checked_like_any_other(tmp_path: Path) -> None:
         source.rows(spoilt, "train")
     with pytest.raises(WorkloadError, match='has no generator; set data = "folder"'):
         source.rows(replace(HELLASWAG, generate=None), "train")
+
+
+@pytest.mark.parametrize("name", ["hellaswag/validation.jsonl", "hellaswag/validation.jsonl.gz"])
+def test_a_file_that_may_not_be_read_is_told(tmp_path: Path, name: str) -> None:
+    path = unreadable(tmp_path / name)
+    assert complaint(tmp_path).startswith(f"{path}: ")
+    assert "check that this user may read it" in complaint(tmp_path)
+
+
+def test_a_parquet_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"away\.parquet.*check that this user may read it"):
+        list(read_rows(tmp_path / "away.parquet"))
+
+
+def test_files_of_the_hub_that_make_up_no_data_set_are_told(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"query": "?"}\n{half a line\n')
+    dataset = replace(
+        HELLASWAG, hub_id=str(tmp_path), hub_config=None, hub_options={"cache_dir": str(tmp_path / "cache")}
+    )
+    with pytest.raises(WorkloadError, match=r"\(train\) could not be read from the hub or its cache \(DatasetGen"):
+        data_source("hub", None).rows(dataset, "train")
+
+
+def test_a_proxy_that_refuses_is_told(tmp_path: Path) -> None:
+    with socketserver.TCPServer(("127.0.0.1", 0), Refusal) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{proxy.server_address[1]}"
+        env = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy") and "OFFLINE" not in k}
+        message = hub_complaint(env | {"HTTPS_PROXY": url, "HF_HUB_DISABLE_TELEMETRY": "1"}, tmp_path)
+        proxy.shutdown()
+    assert "aps/super_glue (validation) could not be read from the hub or its cache (ProxyError: 403" in message
+
+
+class Refusal(socketserver.StreamRequestHandler):
+    """A proxy that lets nobody through."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+
+@pytest.mark.parametrize("where", ["called", "data"])
+def test_a_file_that_a_plan_names_is_looked_for_where_joulebench_is_called_and_in_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    for folder in ("called", "data"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "called")
+    (tmp_path / where / "own.txt").write_text("One. Two.")
+    assert find_file("text", "own.txt", tmp_path / "data").resolve() == tmp_path / where / "own.txt"
+    with pytest.raises(WorkloadError, match=r"^text: no file away\.txt or \S+/data/away\.txt; "):
+        find_file("text", "away.txt", tmp_path / "data")
+    with pytest.raises(WorkloadError, match=r"^text: no file /away\.txt; "):
+        find_file("text", "/away.txt", tmp_path / "data")
 
 
 def test_a_file_that_is_no_parquet_is_told(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from harness.workbench import Workbench
 from results.records import Completion, Divergence, Request, Score
 from tests.data_folder import data_folder
 from tests.fakes.answers import answer
+from tests.fakes.damaged import BROKEN_GZIP, unreadable
 from tests.fakes.random_models import BUNDLED, write_random_model
 from tests.fakes.tiny_tokenizer import TinyTokenizer
 from tests.plans import DROPLESS, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
@@ -94,6 +95,13 @@ def test_divergences_are_scores_of_samples_and_their_mean() -> None:
     assert (same.value, same.stderr, same.higher_is_better) == (pytest.approx(0.75), pytest.approx(0.25), True)
 
 
+def test_a_perplexity_beyond_any_number_is_refused() -> None:
+    workload = Fidelity(FidelityParameters(length=8, limit=1), None)
+    requests = workload.requests(TinyTokenizer(), 512)
+    with pytest.raises(WorkloadError, match="1000 nats a token have a perplexity beyond any number"):
+        workload.score(requests, answer(requests, lambda r: -1000.0 * len(r.continuation_ids)))
+
+
 def test_a_likelihood_that_is_no_number_is_refused() -> None:
     workload = Fidelity(FidelityParameters(length=8, limit=1), None)
     requests = workload.requests(TinyTokenizer(), 512)
@@ -127,18 +135,42 @@ def test_samples_of_a_file_are_its_words_and_calibration_reads_another_part(
 
 
 def test_a_text_that_is_absent_short_or_binary_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"absent\.txt.*name a text file"):
+    with pytest.raises(WorkloadError, match=r"text: no file \S*absent\.txt; name one that is there"):
         Fidelity(FidelityParameters(text=str(tmp_path / "absent.txt")), None)
     with pytest.raises(WorkloadError, match="no data folder was given; set JOULEBENCH_DATA"):
         Fidelity(FidelityParameters(text="books"), None)
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(WorkloadError, match="UTF-8 text is expected"):
         Fidelity(FidelityParameters(text=str(tmp_path / "binary.txt")), None)
+    (tmp_path / "broken.txt.gz").write_bytes(BROKEN_GZIP)
+    with pytest.raises(WorkloadError, match="UTF-8 text is expected"):
+        Fidelity(FidelityParameters(text=str(tmp_path / "broken.txt.gz")), None)
+    with pytest.raises(WorkloadError, match=r"locked\.txt: .*name a text file"):
+        Fidelity(FidelityParameters(text=str(unreadable(tmp_path / "locked.txt"))), None)
     (tmp_path / "short.txt").write_text("too short a text")
     with pytest.raises(WorkloadError, match="a sample needs 256; lower length, or name a longer text"):
         Fidelity(FidelityParameters(text=str(tmp_path / "short.txt")), None).requests(TinyTokenizer(), 512)
-    with pytest.raises(WorkloadError, match="length 600 is more than the model's 512 tokens and one"):
+    with pytest.raises(WorkloadError, match=r"length 600 is more than the 513 tokens .*; lower length"):
         Fidelity(FidelityParameters(length=600), None).requests(TinyTokenizer(), 512)
+
+
+def test_a_text_may_lie_where_joulebench_is_called_or_in_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for place in ("here.txt", "data/there.txt"):
+        (tmp_path / place).write_text("A word and another. " * 50)
+        workload = Fidelity(FidelityParameters(text=Path(place).name, length=8, limit=1), tmp_path / "data")
+        assert (tmp_path / workload.data_source) == tmp_path / place
+
+
+def test_a_length_beyond_the_model_is_left_out_where_the_plan_says_so() -> None:
+    workload = Fidelity(FidelityParameters(length=34, limit=2, too_long="skip"), None)
+    assert list(workload.requests(TinyTokenizer(), 32)) == []
+    assert workload.notes == ("length 34 skipped: a sample may have 33 tokens with this model",)
+    assert len(workload.requests(TinyTokenizer(), 33)) == 2
+    assert workload.notes == ()
 
 
 @pytest.mark.parametrize("name", ["books", "wikipedia", "shakespeare"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import datasets
@@ -11,7 +12,7 @@ import pytest
 from tests.fakes.answers import answer
 from tests.fakes.tiny_tokenizer import TinyTokenizer
 from workloads.base import WorkloadError
-from workloads.lm_eval_bridge import load_task, record_requests, score_completions
+from workloads.lm_eval_bridge import AskedTask, load_task, record_requests, sample_texts, score_completions
 
 TOKENIZER = TinyTokenizer()
 ROWS = [{"question": "What is red?", "answer": "a rose"}, {"question": "What is wet?", "answer": "rain"}]
@@ -77,6 +78,45 @@ def test_a_choice_that_melts_into_its_context_is_an_error() -> None:
     }
     with pytest.raises(WorkloadError, match=r"toy/10: choice 0 \(' a'\) has no token of its own"):
         record_requests(toy(**choice), Blocks(), IDS)
+
+
+def test_a_row_that_lm_eval_cannot_ask_is_told_with_the_task() -> None:
+    rows: list[dict[str, Any]] = [ROWS[0], {"question": None, "answer": "rain"}]
+    task = load_task(GENERATE | {"doc_to_text": "question"}, {"test": rows}, seed=0)
+    with pytest.raises(WorkloadError, match=r"^toy: lm-eval cannot ask .* \(AssertionError: Context is") as caught:
+        record_requests(task, TOKENIZER, IDS)
+    assert isinstance(caught.value.__cause__, AssertionError)
+    assert caught.value.__cause__.__traceback__ is not None
+
+
+def test_a_row_whose_answer_lm_eval_cannot_tell_is_told_by_its_name() -> None:
+    rows = [row | {"place": place} for row, place in zip(ROWS, ("0", "7"), strict=True)]
+    choice = {"output_type": "multiple_choice", "doc_to_choice": ["a rose", "rain"], "doc_to_target": "{{place}}"}
+    task = load_task(GENERATE | choice | {"metric_list": [{"metric": "acc"}]}, {"test": rows}, seed=0)
+    with pytest.raises(WorkloadError, match=r"^toy/20: lm-eval cannot tell .* \(IndexError: "):
+        sample_texts(AskedTask(task, IDS))
+
+
+def test_what_lm_eval_raises_when_it_scores_is_told_with_the_task() -> None:
+    def process_results(document: dict[str, Any], results: list[str]) -> dict[str, float]:
+        raise LookupError(f"\n{'*' * 70}\n  Resource punkt_tab not found.\n  Searched in: nowhere\n{'*' * 70}")
+
+    requests = record_requests(toy(), TOKENIZER, IDS)
+    with pytest.raises(WorkloadError) as caught:
+        score_completions(
+            toy(process_results=process_results), requests, answer(requests, lambda _: "x"), IDS, {"exact_match": "em"}
+        )
+    told = "toy: lm-eval cannot score the answers (LookupError: *"
+    assert str(caught.value).startswith(told)
+    assert "* Resource punkt_tab not found. Searched in: nowhere *" in str(caught.value)
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_a_completion_that_is_no_number_is_told_in_our_own_words() -> None:
+    choice = {"output_type": "multiple_choice", "doc_to_choice": ["a rose", "rain"], "metric_list": [{"metric": "acc"}]}
+    requests = record_requests(toy(**choice), TOKENIZER, IDS)
+    with pytest.raises(WorkloadError, match=r"^toy/10#0: log-likelihood nan; the engine must return a number"):
+        score_completions(toy(**choice), requests, answer(requests, lambda _: math.nan), IDS, {"acc": "acc"})
 
 
 def test_loggers_and_progress_bars_are_left_as_they_were() -> None:

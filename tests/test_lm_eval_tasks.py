@@ -173,6 +173,29 @@ def test_calibration_shows_items_that_are_not_asked(items: Path) -> None:
         asked(truthfulqa.MC1, items).calibration_prompts(TOKENIZER, LONG, 9)
 
 
+def test_a_calibration_item_too_long_is_left_out_whatever_the_plan_says_of_asked_ones(tmp_path: Path) -> None:
+    write_data_folder(tmp_path)
+    train = math_qa()[:4]
+    long = train[0] | {"Problem": "what is 1 " + "and 1 " * 1000 + "?"}
+    write_rows(tmp_path / "math_qa" / "train.jsonl", [*train, long])
+    for too_long in ("fail", "skip"):
+        ours = asked(mathqa.TASK, tmp_path, too_long=too_long)
+        assert len({r.sample_id for r in ours.requests(TOKENIZER, 500)}) == 4
+        prompts = ours.calibration_prompts(TOKENIZER, 500, 9)
+        shown = [TOKENIZER.decode(list(ids)).split("\n")[0].removeprefix("Question: ") for ids in prompts]
+        assert sorted(shown) == sorted(row["Problem"] for row in train)
+
+
+def test_a_subject_whose_calibration_items_are_all_too_long_leaves_the_others(tmp_path: Path) -> None:
+    write_data_folder(tmp_path)
+    short, (long, *_) = mmlu({"virology": 2}), mmlu({"anatomy": 1})
+    write_rows(tmp_path / "mmlu" / "validation.jsonl", [long | {"question": "Which? " * 1000}, *short])
+    ours = MMLU(MMLUParameters(num_fewshot=0, too_long="skip"), tmp_path)
+    texts = [TOKENIZER.decode(list(ids)) for ids in ours.calibration_prompts(TOKENIZER, 500, 9)]
+    assert len(texts) == 2
+    assert all("of virology is" in text for text in texts)
+
+
 def test_samples_tell_question_answer_and_choices(items: Path) -> None:
     (first, *_) = asked(mathqa.TASK, items).samples()
     assert first.question == "Question: what is 16 more than 16 ?\nAnswer:"

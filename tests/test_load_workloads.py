@@ -14,6 +14,7 @@ import pytest
 from scipy.stats import kstest
 
 from tests.data_folder import data_folder
+from tests.fakes.damaged import BROKEN_GZIP, unreadable
 from tests.fakes.tiny_tokenizer import TinyTokenizer
 from workloads.azure_trace import AzureTrace, AzureTraceParameters
 from workloads.base import WorkloadError
@@ -165,6 +166,8 @@ def test_what_the_model_cannot_hold_is_left_out_and_the_others_keep_their_times(
         ("yesterday,10,2", r":4: .* a time and two counts are expected"),
         ("2023-11-16 18:00:09.0,ten,2", r":4: .* a time and two counts are expected"),
         ("2023-11-16 18:00:09.0,0,2", r":4: 0 and 2 tokens; at least 1"),
+        ("0001-01-01 00:00:00+14:00,10,2", r":4: .* a time and two counts are expected"),
+        (f"2023-11-16 18:00:09.0,10,{'2' * 200_000}", r"unreadable after line 3 \(field larger"),
     ],
 )
 def test_a_line_that_is_no_request_is_told(tmp_path: Path, line: str, expected: str) -> None:
@@ -185,6 +188,20 @@ def test_an_absent_or_damaged_file_is_told_with_where_to_get_it(tmp_path: Path) 
     path.write_text("time,in,out\n")
     with pytest.raises(WorkloadError, match="columns time, in, out; TIMESTAMP"):
         AzureTrace(CODE, root).requests(TOKENIZER, 4096)
-    path.rename(path.with_name("AzureLLMInferenceTrace_code.csv.gz"))
-    with pytest.raises(WorkloadError, match="unreadable after line 1"):
+    packed = path.rename(path.with_name("AzureLLMInferenceTrace_code.csv.gz"))
+    for content in (b"not packed", BROKEN_GZIP):
+        packed.write_bytes(content)
+        with pytest.raises(WorkloadError, match="unreadable after line 1"):
+            AzureTrace(CODE, root).requests(TOKENIZER, 4096)
+    packed.unlink()
+    unreadable(path)
+    with pytest.raises(WorkloadError, match=r"code\.csv: .*check that this user may read it"):
         AzureTrace(CODE, root).requests(TOKENIZER, 4096)
+
+
+def test_times_with_a_zone_are_told_in_utc(tmp_path: Path) -> None:
+    """As the traces of 2024 have them."""
+    root = trace_folder(tmp_path, "2024-05-10 02:00:00.25+02:00,30,4", "2024-05-10 00:00:01.5+00:00,90,4")
+    workload = AzureTrace(CODE, root)
+    assert [r.arrival_s for r in workload.requests(TOKENIZER, 4096)] == [0.0, 1.25]
+    assert "2 requests from 2024-05-10 00:00:00.250000 on came in 1.2 s, here in 1.2 s" in workload.notes

@@ -109,8 +109,16 @@ def test_the_largest_fit_is_found_with_few_counts(
 
 
 def test_a_length_beyond_the_model_is_an_error() -> None:
-    with pytest.raises(WorkloadError, match="length 4096 is more than the model's 2048 tokens; lower length"):
+    with pytest.raises(WorkloadError, match=r"length 4096 is more than the 2048 tokens .*; lower length"):
         workload("niah_single_2", length=4096).requests(TOKENIZER, 2048)
+
+
+def test_a_length_beyond_the_model_is_left_out_where_the_plan_says_so() -> None:
+    made = workload("niah_single_2", length=513, limit=2, too_long="skip")
+    assert list(made.requests(TOKENIZER, 512)) == []
+    assert made.notes == ("length 513 skipped: a sample may have 512 tokens with this model",)
+    assert len(made.requests(TOKENIZER, 513)) == 2
+    assert made.notes == ()
 
 
 @every_task

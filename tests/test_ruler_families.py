@@ -15,6 +15,7 @@ import pytest
 from results.records import Request
 from tests import ruler_answers
 from tests.fakes.answers import answer
+from tests.fakes.damaged import unreadable
 from tests.fakes.tiny_tokenizer import TinyTokenizer
 from workloads.base import Workload, WorkloadError
 from workloads.ruler_qa import qa_hotpot, qa_squad
@@ -260,6 +261,13 @@ def test_a_file_that_is_not_squad_is_an_error_that_names_it_and_its_schema(
         (tmp_path / "ruler").mkdir()
         (tmp_path / "ruler/dev-v2.0.json").write_text(content)
     with pytest.raises(WorkloadError, match=rf"dev-v2\.0\.json.*({problem}|SQuAD).*({problem}|SQuAD)"):
+        qa_squad(RulerParameters(), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["dev-v2.0.json", "dev-v2.0.json.gz"])
+def test_a_file_of_questions_that_may_not_be_read_is_told(tmp_path: Path, name: str) -> None:
+    path = unreadable(tmp_path / "ruler" / name)
+    with pytest.raises(WorkloadError, match=rf"{re.escape(str(path))}: .*check that this user may read it"):
         qa_squad(RulerParameters(), tmp_path)
 
 

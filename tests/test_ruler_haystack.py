@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.data_folder import data_folder
+from tests.fakes.damaged import BROKEN_GZIP, unreadable
 from workloads.base import WorkloadError
 from workloads.haystack import FOLDER_TEXTS, generated_text, haystack, sentence_starts
 
@@ -81,6 +82,7 @@ def test_generated_text_has_nothing_that_could_be_a_needle() -> None:
         ("broken.json", b'{"text": '),
         ("plain.txt.gz", b"not packed"),
         ("cut.txt.gz", gzip.compress(b"some text " * 500, mtime=0)[:-12]),
+        ("broken.txt.gz", BROKEN_GZIP),
     ],
 )
 def test_a_haystack_without_text_is_an_error_that_names_the_file(
@@ -90,3 +92,21 @@ def test_a_haystack_without_text_is_an_error_that_names_the_file(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(WorkloadError, match=re.escape(str(tmp_path / name))):
         haystack(name, tmp_path)
+
+
+def test_a_haystack_that_may_not_be_read_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = unreadable(tmp_path / "own.txt")
+    with pytest.raises(WorkloadError, match=re.escape(str(path))):
+        haystack("own.txt", tmp_path)
+
+
+def test_a_haystack_may_lie_where_joulebench_is_called_or_in_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "here.txt").write_text("Here.")
+    (tmp_path / "data" / "there.txt").write_text("There.")
+    monkeypatch.chdir(tmp_path)
+    for name, place in (("here.txt", "here.txt"), ("there.txt", str(tmp_path / "data" / "there.txt"))):
+        text, source = haystack(name, tmp_path / "data")
+        assert (next(text(random.Random(0))).lower(), source) == (name.replace("txt", ""), place)

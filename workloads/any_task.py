@@ -16,7 +16,7 @@ from pydantic import Field
 
 from workloads.base import WorkloadError
 from workloads.benchmark import GeneratingParameters, Part, ScoredOnce
-from workloads.datasets import Dataset, DataSource, Row, SourceKind, read_rows
+from workloads.datasets import Dataset, DataSource, Row, SourceKind, find_file, read_rows
 from workloads.lm_eval_index import Group, find_definition
 
 
@@ -35,7 +35,10 @@ class AnyTask(ScoredOnce):
             if group or parameters.data is not None:
                 what = f"the group {parameters.task}" if group else f"data = {parameters.data!r}"
                 raise WorkloadError(f"data_files does not go with {what}; remove one of them, or name a single task")
-            files = {split: _file(split, name, data_root) for split, name in parameters.data_files.items()}
+            files = {
+                split: find_file(f"data_files.{split}", name, data_root)
+                for split, name in parameters.data_files.items()
+            }
             parts = [_part_of_files(definitions[0], files)]
             source = ", ".join(dict.fromkeys(str(file.parent) for file in files.values()))
         else:
@@ -91,15 +94,6 @@ def _part_of_files(definition: Mapping[str, Any], files: Mapping[str, Path]) -> 
     return Part(
         str(definition["task"]), {**definition, "training_split": training if training in files else None}, rows
     )
-
-
-def _file(split: str, name: str, data_root: Path | None) -> Path:
-    """Where the file is: paths start where joulebench is called, or in the data folder."""
-    places = [Path(name), *([data_root / name] if data_root else [])]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise WorkloadError(f"data_files.{split}: no file {' or '.join(map(str, places))}")
-    return found
 
 
 def _has_rows(folder: Path) -> bool:

@@ -16,7 +16,7 @@ import csv
 import gzip
 import random
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ from pydantic import Field
 
 from results.records import Record
 from workloads.base import Tokenizer, WorkloadError
-from workloads.datasets import shortage
+from workloads.datasets import DAMAGED, MAKE_READABLE, shortage
 from workloads.fitting import TooLong, told_too_long
 from workloads.fixed_lengths import exact_request
 from workloads.generation import Built, GenerationWorkload
@@ -50,7 +50,7 @@ class AzureTraceParameters(Record):
 
 
 class Arrival(NamedTuple):
-    """One request of the trace. at: the service's own time, to the microsecond."""
+    """One request of the trace. at: the service's own time, to the microsecond; in UTC where the file names a zone."""
 
     at: datetime
     prompt_tokens: int
@@ -135,17 +135,22 @@ def _arrivals(path: Path) -> Iterator[Arrival]:
                     )
                 before = arrival.at
                 yield arrival
-    except (EOFError, UnicodeDecodeError, gzip.BadGzipFile) as error:
+    except (*DAMAGED, csv.Error) as error:
         raise WorkloadError(f"{path}: unreadable after line {number} ({error}); fetch the file again") from error
+    except OSError as error:
+        raise WorkloadError(f"{path}: {error}; {MAKE_READABLE}") from error
     if number == 1:
         raise WorkloadError(f"{path}: no request in it; fetch the file again")
 
 
 def _arrival(where: str, row: Sequence[str]) -> Arrival:
     try:
-        at, prompt_tokens, new_tokens = row
-        arrival = Arrival(datetime.fromisoformat(at), int(prompt_tokens), int(new_tokens))
-    except ValueError as error:
+        time, prompt_tokens, new_tokens = row
+        at = datetime.fromisoformat(time)
+        if at.tzinfo is not None:
+            at = at.astimezone(UTC).replace(tzinfo=None)
+        arrival = Arrival(at, int(prompt_tokens), int(new_tokens))
+    except (ValueError, OverflowError) as error:  # OverflowError: a time that is in no year of UTC
         raise WorkloadError(f"{where}: {', '.join(row)!r:.80} ({error}); a time and two counts are expected") from error
     if arrival.prompt_tokens < 1 or arrival.new_tokens < 1:
         raise WorkloadError(f"{where}: {arrival.prompt_tokens} and {arrival.new_tokens} tokens; at least 1 is expected")

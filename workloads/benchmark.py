@@ -17,6 +17,7 @@ from pydantic import Field
 from results.records import Completion, Record, Request, Sample, Score
 from workloads.base import Tokenizer, WorkloadError, n_tokens
 from workloads.datasets import Row, SourceKind, choose, shortage
+from workloads.lm_eval_boundary import lm_eval_code
 from workloads.lm_eval_bridge import AskedTask, check_lengths, load_task, record_tasks, sample_texts, score_tasks
 from workloads.lm_eval_index import Group
 
@@ -87,7 +88,10 @@ class Benchmark:
         return requests
 
     def calibration_prompts(self, tokenizer: Tokenizer, max_length: int, n: int) -> Sequence[Sequence[int]]:
-        """Items of another split asked in the same way, or items of this one that are not asked; without answers."""
+        """Items of another split asked in the same way, or items of this one that are not asked; without answers.
+
+        Those that the model does not hold are left out, whatever the plan says of asked ones: nothing is scored here.
+        """
         asked = self._chosen
         candidates = [
             (part, i) for part, own in zip(self._parts, asked, strict=True) for i in part.for_calibration(own)
@@ -103,8 +107,8 @@ class Benchmark:
             if own := sorted(i for other, i in chosen if other is part):
                 requests = record_tasks([part.calibrating(own)], tokenizer, max_length)
                 first = {request.sample_id: request for request in reversed(requests)}
-                prompts += [part.shown(request) for request in self._fitting(list(first.values()), max_length)]
-        return prompts
+                prompts += map(part.shown, first.values())
+        return [prompt for prompt in prompts if len(prompt) <= max_length]
 
     def samples(self) -> Sequence[Sample]:
         """What each asked item says, in words, without the examples before it."""
@@ -248,20 +252,16 @@ class _LoadedPart:
 
     def _load(self, documents: Sequence[Row]) -> Any:
         """lm-eval's task with these rows as what is asked. Raises `WorkloadError`."""
-        import jinja2
-
         name, definition = self._part.name, self._definition
         splits = {_asked_split(definition): documents}
         examples = _example_split(definition) if self._n_examples else None
         if examples:
             splits.setdefault(examples, self._part.rows(examples))
-        try:
+        with lm_eval_code(
+            f"{name}: lm-eval's task cannot read the rows of {self._data_source}",
+            f"the schema of {self._part.definition.get('dataset_path')} is expected",
+        ):
             task = load_task(definition, splits, self._seed)
-        except (LookupError, TypeError, ValueError, AttributeError, jinja2.UndefinedError) as error:
-            raise WorkloadError(
-                f"{name}: lm-eval's task cannot read the rows of {self._data_source} ({type(error).__name__}: "
-                f"{error}); the schema of {self._part.definition.get('dataset_path')} is expected"
-            ) from error
         # Where examples come from the split that is asked, lm-eval draws one more, and drops the question itself.
         n_wanted = self._n_examples + (task.fewshot_cfg.split == task.config.test_split)
         if self._n_examples and len(task.sampler.df) < n_wanted:

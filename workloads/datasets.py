@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,9 @@ Row = dict[str, Any]
 SourceKind = Literal["sample", "folder", "hub", "generated"]
 
 SAMPLES = Path(__file__).parent / "samples"
+DAMAGED = (EOFError, UnicodeDecodeError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+"""What reading a text file, plain or packed, raises where its content is broken."""
+MAKE_READABLE = "check that this user may read it, and the disk that it is on"
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,10 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
                     yield number, json.loads(line)
     except json.JSONDecodeError as error:
         raise WorkloadError(f"{path}:{number}: not JSON ({error}); one JSON object per line is expected") from error
-    except (EOFError, UnicodeDecodeError, gzip.BadGzipFile, zlib.error) as error:
+    except DAMAGED as error:
         raise WorkloadError(f"{path}: unreadable after line {number} ({error}); fetch the file again") from error
+    except OSError as error:
+        raise WorkloadError(f"{path}: {error}; {MAKE_READABLE}") from error
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -125,17 +131,40 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
         yield from enumerate(pyarrow.parquet.read_table(path).to_pylist(), start=1)
     except pyarrow.ArrowInvalid as error:
         raise WorkloadError(f"{path}: not Parquet ({error}); fetch the file again") from error
+    except OSError as error:
+        raise WorkloadError(f"{path}: {error}; {MAKE_READABLE}") from error
+
+
+def find_file(option: str, name: str, data_root: Path | None) -> Path:
+    """The file that an option of a plan names: paths start where joulebench is called, or in the data folder.
+
+    Raises `WorkloadError`.
+    """
+    places = list(dict.fromkeys([Path(name), *([data_root / name] if data_root else [])]))
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise WorkloadError(
+            f"{option}: no file {' or '.join(map(str, places))}; name one that is there: paths start where joulebench "
+            "is called, or in the data folder"
+        )
+    return found
 
 
 def _hub_rows(dataset: Dataset, split: str) -> Sequence[Mapping[str, Any]]:
     from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    # The hub's own client: the package httpx, or with later versions of the hub's, httpx2.
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     try:
         if dataset.hub_files:
             rows = load_dataset(dataset.hub_id, data_files=dataset.hub_files, split="train")
         else:
             rows = load_dataset(dataset.hub_id, dataset.hub_config, split=split, **dataset.hub_options)
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a repository with a loading script
+    # RuntimeError: a repository with a loading script. DatasetsError: files that do not make up the set they claim to
+    # be. HTTPError: a proxy's refusal, a broken answer; those of the connection itself are turned into OSError there.
+    except (OSError, ValueError, RuntimeError, DatasetsError, httpx.HTTPError) as error:
         raise WorkloadError(
             f"{dataset.hub_id} ({split}) could not be read from the hub or its cache "
             f"({type(error).__name__}: {error}); check the connection and HF_HUB_OFFLINE, or name a local data folder"

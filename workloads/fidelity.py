@@ -29,6 +29,8 @@ from pydantic import Field
 
 from results.records import Completion, Divergence, Record, Request, Score
 from workloads.base import Tokenizer, WorkloadError
+from workloads.datasets import DAMAGED, find_file
+from workloads.fitting import TooLong, told_length
 from workloads.prose import exact_prompt
 
 FOLDER_TEXTS = {
@@ -48,11 +50,14 @@ class FidelityParameters(Record):
     """What a plan may say about the texts."""
 
     text: str = "generated"
-    """"generated" prose, "books", "wikipedia" or "shakespeare" of the data folder, or the path of a text (.gz, .xz)."""
+    """"generated" prose, "books", "wikipedia" or "shakespeare" of the data folder, or the path of a text (.gz,
+    .xz), also below that folder."""
     length: int = Field(default=256, ge=2)
     """Tokens of a sample."""
     limit: int = Field(default=16, ge=1)
     """Samples."""
+    too_long: TooLong = "fail"
+    """A length beyond the model's context: an error, or no cell for this model."""
     seed: int = 0
 
 
@@ -61,20 +66,18 @@ class Fidelity:
 
     name = "fidelity"
     scored = True
-    notes: tuple[str, ...] = ()
 
     def __init__(self, parameters: FidelityParameters, data_root: Path | None) -> None:
         self._parameters = parameters
         self._text, self.data_source = _text(parameters.text, data_root)
+        self.notes: tuple[str, ...] = ()
         self._built: dict[str, tuple[Request, ...]] = {}
 
     def requests(self, tokenizer: Tokenizer, max_length: int) -> Sequence[Request]:
         # The last token is asked about and never read.
-        if self._parameters.length - 1 > max_length:
-            raise WorkloadError(
-                f"{self.name}: length {self._parameters.length} is more than the model's {max_length} tokens and one; "
-                "lower length"
-            )
+        self.notes = told_length(self._parameters.length, max_length + 1, self._parameters.too_long, self.name)
+        if self.notes:
+            return ()
         if tokenizer.name not in self._built:
             asked = self._stretches(tokenizer, self._parameters.limit, "asked")
             self._built[tokenizer.name] = tuple(_request(name, tokens) for name, tokens in asked)
@@ -90,7 +93,13 @@ class Fidelity:
             for r, c in zip(requests, completions, strict=True)
         }
         mean, stderr = _mean(nll.values())
-        perplexity = math.exp(mean)
+        try:
+            perplexity = math.exp(mean)
+        except OverflowError as error:
+            raise WorkloadError(
+                f"{self.name}: {mean:.0f} nats a token have a perplexity beyond any number; try dtype float32, or look "
+                "for what breaks the model"
+            ) from error
         spread = None if stderr is None else perplexity * stderr
         return [
             Score(metric="perplexity", value=perplexity, stderr=spread, n=len(nll), higher_is_better=False),
@@ -179,17 +188,20 @@ def _text(name: str, data_root: Path | None) -> tuple[str | None, str]:
     """(text, None where it is generated; what tables print as its source). Raises `WorkloadError`."""
     if name == "generated":
         return None, name
-    if name in FOLDER_TEXTS and data_root is None:
+    if name not in FOLDER_TEXTS:
+        path = find_file("text", name, data_root)
+    elif data_root is None:
         raise WorkloadError(
             f'text = "{name}" is {FOLDER_TEXTS[name]} of the data folder, but no data folder was given; '
             'set JOULEBENCH_DATA, name a text file, or use "generated"'
         )
-    path = (data_root or Path()) / FOLDER_TEXTS.get(name, name)
+    else:
+        path = data_root / FOLDER_TEXTS[name]
     try:
         with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
             text: str = file.read()
+    except DAMAGED as error:
+        raise WorkloadError(f"text {path}: {error}; UTF-8 text is expected, plain, .gz or .xz") from error
     except OSError as error:
         raise WorkloadError(f'text {path}: {error}; name a text file, or set text = "generated"') from error
-    except (EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
-        raise WorkloadError(f"text {path}: {error}; UTF-8 text is expected, plain, .gz or .xz") from error
     return text, str(path)

@@ -61,3 +61,18 @@ def told_too_long(
             'them out with too_long = "skip"'
         )
     return (f"{len(left_out)} of {len(n_tokens_of)} {what} skipped: longer than {max_length} tokens",)
+
+
+def told_length(length: int, most: int, too_long: TooLong, name: str) -> tuple[str, ...]:
+    """The note on a length that all samples share, if it is too long. Raises `WorkloadError` where the plan says so.
+
+    most: tokens that a sample may have with this model.
+    """
+    if length <= most:
+        return ()
+    if too_long == "fail":
+        raise WorkloadError(
+            f"{name}: length {length} is more than the {most} tokens that a sample may have with this model; lower "
+            'length, use a model with a longer context, or leave this length out with too_long = "skip"'
+        )
+    return (f"length {length} skipped: a sample may have {most} tokens with this model",)

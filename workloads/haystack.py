@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from workloads.base import WorkloadError
+from workloads.datasets import DAMAGED, find_file
 
 Haystack = Callable[[random.Random], Iterator[str]]
 """Random state -> endless running text, word by word; another stretch for another random state."""
@@ -63,12 +64,15 @@ def haystack(name: str, data_root: Path | None) -> tuple[Haystack, str]:
     """(text, what tables print as its source). A name of `FOLDER_TEXTS`, "generated", or the path of a text."""
     if name == "generated":
         return generated_text, "generated"
-    if name in FOLDER_TEXTS and data_root is None:
+    if name not in FOLDER_TEXTS:
+        path = find_file("haystack", name, data_root)
+    elif data_root is None:
         raise WorkloadError(
             f'haystack = "{name}" is {FOLDER_TEXTS[name]} of the data folder, but no data folder was given; '
             'set JOULEBENCH_DATA, name a text file, or use "generated"'
         )
-    path = (data_root or Path()) / FOLDER_TEXTS.get(name, name)
+    else:
+        path = data_root / FOLDER_TEXTS[name]
     return file_text(path), str(path)
 
 
@@ -142,12 +146,12 @@ def _read(path: Path) -> str:
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
         if ".json" in path.suffixes:
             text = json.loads(text)["text"]
-    except OSError as error:
-        raise WorkloadError(f'haystack {path}: {error}; name a text file, or set haystack = "generated"') from error
-    except (EOFError, ValueError, KeyError, TypeError) as error:
+    except (*DAMAGED, ValueError, KeyError, TypeError) as error:
         raise WorkloadError(
             f'haystack {path}: {type(error).__name__} ({error}); UTF-8 text, or JSON with "text", is expected'
         ) from error
+    except OSError as error:
+        raise WorkloadError(f'haystack {path}: {error}; name a text file, or set haystack = "generated"') from error
     if not isinstance(text, str) or not text.split():
         raise WorkloadError(f"haystack {path}: no text found in it; name another file")
     return text

@@ -23,6 +23,7 @@ import numpy as np
 from results.records import Completion, Request, Sample, Score
 from workloads.base import Tokenizer, WorkloadError, n_tokens
 from workloads.datasets import Row
+from workloads.lm_eval_boundary import COMPARE_ROWS, lm_eval_code
 from workloads.lm_eval_index import Group
 from workloads.lm_eval_index import lm_eval_tasks as lm_eval_tasks
 
@@ -79,31 +80,34 @@ def record_tasks(tasks: Sequence[AskedTask], tokenizer: Tokenizer, max_length: i
     model = RecordingLM(tokenizer, {asked.name: asked.sample_ids for asked in tasks}, max_length)
     with _quiet():
         for asked in tasks:
-            asked.task.build_all_requests(samples=None if asked.documents is None else list(asked.documents))
-            instances = [instance for instance in asked.task.instances for _ in range(instance.repeats)]
-            getattr(model, instances[0].request_type)(instances)
+            with lm_eval_code(f"{asked.name}: lm-eval cannot ask its items", COMPARE_ROWS):
+                asked.task.build_all_requests(samples=None if asked.documents is None else list(asked.documents))
+                instances = [instance for instance in asked.task.instances for _ in range(instance.repeats)]
+                getattr(model, instances[0].request_type)(instances)
     return list(model.recorded.values())
 
 
 def sample_texts(asked: AskedTask) -> list[Sample]:
     """What each asked document says, in words, without the examples before it."""
-    task, samples = asked.task, []
-    documents = task.eval_docs
+    samples = []
+    documents = asked.task.eval_docs
     positions = range(len(documents)) if asked.documents is None else asked.documents
     for sample_id, position in zip(asked.sample_ids, positions, strict=True):
-        document = documents[position]
-        question, expected = task.doc_to_text(document), task.doc_to_target(document)
-        choices = task.doc_to_choice(document) if task.config.doc_to_choice is not None else []
-        if task.multiple_input:  # the choices are the questions, and which of them is right is where a text would be
-            question, expected = expected, question
-        if isinstance(expected, list):
-            expected = " | ".join(str(choices[e]) if choices and isinstance(e, int) else str(e) for e in expected)
-        elif choices and isinstance(expected, int):
-            expected = choices[expected]
-        samples.append(
-            Sample(sample_id=sample_id, question=str(question), expected=str(expected), choices=tuple(choices))
-        )
+        with lm_eval_code(f"{sample_id}: lm-eval cannot tell its question and answer", COMPARE_ROWS):
+            samples.append(_sample_text(asked.task, sample_id, documents[position]))
     return samples
+
+
+def _sample_text(task: Any, sample_id: str, document: Any) -> Sample:
+    question, expected = task.doc_to_text(document), task.doc_to_target(document)
+    choices = task.doc_to_choice(document) if task.config.doc_to_choice is not None else []
+    if task.multiple_input:  # the choices are the questions, and which of them is right is where a text would be
+        question, expected = expected, question
+    if isinstance(expected, list):
+        expected = " | ".join(str(choices[e]) if choices and isinstance(e, int) else str(e) for e in expected)
+    elif choices and isinstance(expected, int):
+        expected = choices[expected]
+    return Sample(sample_id=sample_id, question=str(question), expected=str(expected), choices=tuple(choices))
 
 
 def score_completions(
@@ -148,8 +152,10 @@ def score_tasks(
         )
     sample_ids = {asked.name: asked.sample_ids for asked in tasks}
     model = AnsweringLM(requests, {c.request_id: c for c in completions}, sample_ids)
-    groups = {} if group is None else _groups(group, {asked.name: asked.task for asked in tasks})
-    results = _evaluate(tasks, model, groups)
+    whole = tasks[0].name if group is None else group.definition["group"]
+    with lm_eval_code(f"{whole}: lm-eval cannot score the answers", f"give it what it asks for, or {COMPARE_ROWS}"):
+        groups = {} if group is None else _groups(group, {asked.name: asked.task for asked in tasks})
+        results = _evaluate(tasks, model, groups)
     better = {
         part: {m for m, up in all_.items() if up is not False} for part, all_ in results["higher_is_better"].items()
     }
@@ -161,7 +167,6 @@ def score_tasks(
         for sample_id, value in of_samples.items()
         if _is_number(value)
     ]
-    whole = tasks[0].name if group is None else group.definition["group"]
     # lm-eval lists tasks, then groups from below: the whole comes first here.
     for part, aggregates in reversed(results["results"].items()):
         members = [task.task_name for task in groups[part].get_all_tasks()] if part in groups else [part]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import WorkloadError
+from workloads.lm_eval_boundary import lm_eval_code
 
 _NAME = re.compile(rb"""^["']?(?:task|group)["']?[ \t]*:[ \t]*["']?([^\s"'#\[\]{},|>]+)["']?[ \t]*(?:#.*)?\r?$""", re.M)
 
@@ -58,14 +59,9 @@ def read_definition(path: Path) -> dict[str, Any]:
     """The YAML with what it includes, its functions imported. Raises `WorkloadError` where they cannot be."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    try:
+    # Its functions' modules are imported, which may import others, or fetch a metric from the hub.
+    with lm_eval_code(f"{path.stem}: lm-eval's definition needs what is not here", "install it, or take another task"):
         return dict(load_yaml(path))
-    except (ImportError, AttributeError, OSError, SystemExit) as error:
-        # OSError: a metric would be fetched from the hub. SystemExit: a module that wants a program, and leaves.
-        raise WorkloadError(
-            f"{path.stem}: lm-eval's definition needs what is not here ({type(error).__name__}: {error}); install it, "
-            "or take another task"
-        ) from error
 
 
 def _read_served(path: Path) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from workloads.base import WorkloadError
+from workloads.datasets import DAMAGED, MAKE_READABLE
 from workloads.ruler_samples import Prompt, RulerParameters, RulerTask, lm_eval_text
 
 
@@ -168,11 +168,13 @@ def _path(file: QAFile, data_root: Path | None) -> Path:
 
 
 def _read(path: Path, file: QAFile) -> Corpus:
-    raw = path.read_bytes()
     try:
+        raw = path.read_bytes()
         corpus = file.parse(json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw))
-    except (EOFError, OSError, zlib.error, ValueError, KeyError, TypeError) as error:
+    except (*DAMAGED, ValueError, KeyError, TypeError) as error:
         raise WorkloadError(f"{path}: {type(error).__name__} ({error}); {file.schema} is expected") from error
+    except OSError as error:
+        raise WorkloadError(f"{path}: {error}; {MAKE_READABLE}") from error
     if not corpus.questions:
         raise WorkloadError(f"{path}: no question with an answer in it; {file.schema} is expected")
     return corpus

@@ -22,6 +22,7 @@ from pydantic import Field
 from results.records import Completion, Record, Request, Score
 from workloads.base import Tokenizer, WorkloadError, n_tokens
 from workloads.datasets import Row
+from workloads.fitting import TooLong, told_length
 from workloads.lm_eval_bridge import check_lengths, lm_eval_tasks, load_task, record_requests, score_completions
 
 
@@ -32,6 +33,8 @@ class RulerParameters(Record):
     """Tokens of prompt and answer together."""
     limit: int = Field(default=100, ge=1)
     """Samples asked."""
+    too_long: TooLong = "fail"
+    """A length beyond the model's context: an error, or no cell for this model."""
     seed: int = 0
 
 
@@ -94,7 +97,9 @@ class RulerTask(ABC):
         return range(n)
 
     def requests(self, tokenizer: Tokenizer, max_length: int) -> Sequence[Request]:
-        self._check_length(max_length)
+        self.notes = told_length(self.length, max_length, self._parameters.too_long, self.name)
+        if self.notes:
+            return ()
         if tokenizer.name not in self._built:
             self._built[tokenizer.name] = self._build(tokenizer, self._ids())
         requests, self.notes = self._built[tokenizer.name]
@@ -102,7 +107,6 @@ class RulerTask(ABC):
 
     def calibration_prompts(self, tokenizer: Tokenizer, max_length: int, n: int) -> Sequence[Sequence[int]]:
         """Prompts of samples that are never asked."""
-        self._check_length(max_length)
         ids = {f"{self._id_stem()}/calibration/{i}": i for i in self._calibration_numbers(n)}
         return [request.prompt_ids for request in self._build(tokenizer, ids)[0]]
 
@@ -124,12 +128,6 @@ class RulerTask(ABC):
     def _ids(self) -> dict[str, int]:
         """Number by sample id, in the order of asking."""
         return {f"{self._id_stem()}/{i}": i for i in self._numbers()}
-
-    def _check_length(self, max_length: int) -> None:
-        if self.length > max_length:
-            raise WorkloadError(
-                f"{self.name}: length {self.length} is more than the model's {max_length} tokens; lower length"
-            )
 
     def _build(self, tokenizer: Tokenizer, ids: Mapping[str, int]) -> tuple[tuple[Request, ...], tuple[str, ...]]:
         """(requests, notes) of those samples that can be as short as asked."""
