@@ -113,14 +113,19 @@ def _workload_problems(
 
     empty: takes the cell and its workload's reasons where it has nothing to ask of this model.
     """
-    wanted = technique_spec(cell_plan.engine).calibration_prompts
+    technique = technique_spec(cell_plan.engine)
+    wanted = technique.calibration_prompts
     max_length = facts.config.max_length
     try:
         workload = workbench.workload(cell_plan)
         if not workload.requests(facts.tokenizer, max_length):
             reasons = workload.notes or (f"no request fits the model's {max_length} tokens",)
             empty[cell_plan.cell.cell_id] = [f"{cell_plan.cell.workload}: {reason}" for reason in reasons]
-        elif wanted:
-            workload.calibration_prompts(facts.tokenizer, max_length, wanted)
+        elif wanted and not workload.calibration_prompts(facts.tokenizer, max_length, wanted):
+            yield (
+                f"workload {cell_plan.cell.workload}: technique {technique.technique} is calibrated, and no item kept "
+                f"for that fits the model's {max_length} tokens; give the data shorter items, lower max_new_tokens, or "
+                "take a technique without calibration"
+            )
     except WorkloadError as error:
         yield f"workload {cell_plan.cell.workload}: {error}"

@@ -1,0 +1,66 @@
+"""Workloads before anything runs: lengths that a model does not hold, and data that leaves nothing to calibrate on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.plan import Plan, PlanError, build_plan
+from harness.preflight import preflight
+from harness.workbench import Workbench
+from tests.fakes.items import write_rows
+from tests.plans import DROPLESS, TIERS, raw_plan
+
+HELD = 8192
+"""Tokens that the bundled model holds."""
+
+
+def checked(**changes: Any) -> Plan:
+    plan = build_plan(raw_plan(**changes))
+    return preflight(plan, Workbench(plan.protocol))
+
+
+@pytest.mark.parametrize(
+    ("workload", "fitting", "longer", "most"),
+    [
+        ({"name": "ruler_niah_single_2", "limit": 1}, 512, HELD + 1, HELD),
+        # The last token of a text is asked about and never read.
+        ({"name": "fidelity", "limit": 1}, 16, HELD + 2, HELD + 1),
+    ],
+)
+def test_a_length_of_a_sweep_that_a_model_does_not_hold_leaves_the_others_to_run(
+    workload: dict[str, Any], fitting: int, longer: int, most: int
+) -> None:
+    sweep = {f"workload.{workload['name']}.length": [fitting, longer]}
+    plan = checked(workload=[workload | {"too_long": "skip"}], sweep=sweep)
+    assert [c.cell.workload_parameters["length"] for c in plan.cells] == [fitting]
+    (left_out,) = plan.left_out
+    assert left_out.endswith(f"length {longer} skipped: a sample may have {most} tokens with this model")
+    with pytest.raises(PlanError) as caught:
+        checked(workload=[workload], sweep=sweep)
+    (problem,) = caught.value.problems
+    assert f"length {longer} is more than the {most} tokens" in problem
+    assert 'leave this length out with too_long = "skip"' in problem
+
+
+def test_data_without_a_calibration_prompt_is_told_where_a_technique_needs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, long = "Is it far?", "and on " * 2 * HELD
+    rows = [
+        {"id": name, "conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": "No."}]}
+        for name, text in (("asked", short), ("kept for calibration", long))
+    ]
+    write_rows(tmp_path / "sharegpt" / "test.jsonl", rows)
+    monkeypatch.setenv("JOULEBENCH_DATA", str(tmp_path))
+    workload = [{"name": "sharegpt"}]
+    assert len(checked(workload=workload, engine=[DROPLESS]).cells) == 1
+    with pytest.raises(PlanError) as caught:
+        checked(workload=workload, engine=[DROPLESS, TIERS])
+    (problem,) = caught.value.problems
+    assert problem.startswith(
+        f"workload sharegpt: technique capacity_tiers is calibrated, and no item kept for that fits the model's {HELD} "
+    )
+    assert "take a technique without calibration" in problem
