@@ -13,6 +13,7 @@ from results.report.charts import (
     TradePoint,
     drawn_range,
     energy_chart,
+    label_sides,
     latency_energy_chart,
     pareto_front,
     point_labels,
@@ -46,6 +47,22 @@ def test_points_that_would_overprint_share_one_label() -> None:
 def test_labels_keep_their_distance_on_an_axis_that_wide_intervals_stretch() -> None:
     wide = TradePoint("A", "A", 1.0, -50.0, 50.0, 1.0, None, None, False)
     assert point_labels([wide, point("B", 2.0, 1.0), point("C", 40.0, 1.0)]) == ["A, B", "", "C"]
+
+
+@pytest.mark.parametrize(
+    ("at", "labels", "left"),
+    [
+        # Of 240 px, 29 lie between the first two: "B, C" on the right reaches over 33, and "A" on the left over 12.
+        ([40.0, 52.0, 90.0], ["B, C", "A", "D"], [True, True, True]),
+        ([0.0, 12.0, 90.0], ["A", "B", "C"], [False, True, True]),
+        ([0.0, 12.0, 90.0], ["A, D", "B", "C"], [False, False, True]),
+    ],
+)
+def test_labels_stand_on_the_left_unless_the_edge_or_another_label_is_there(
+    at: list[float], labels: list[str], left: list[bool]
+) -> None:
+    points = [point(label[0], x, 1.0) for x, label in zip(at, labels, strict=True)]
+    assert label_sides(points, labels, [0.0, 100.0]) == left
 
 
 def test_an_axis_of_equal_values_still_has_a_width() -> None:

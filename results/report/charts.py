@@ -22,6 +22,11 @@ MAX_POINTS = 1200
 LABEL_DISTANCE = 0.08
 """Points nearer than this part of both axes share one label: two letters would overprint."""
 
+PLOT_PX = 240
+"""Width of the narrowest plot: what has room there has room on wider pages."""
+LETTER_PX, LABEL_GAP_PX = 7, 5
+"""Width of a bold character of a label, and how far a label stands from its point."""
+
 CONFIG: dict[str, Any] = {
     "background": "transparent",
     "font": "system-ui, sans-serif",
@@ -104,6 +109,18 @@ def point_labels(points: Sequence[TradePoint]) -> list[str]:
     ]
 
 
+def label_sides(points: Sequence[TradePoint], labels: Sequence[str], x_range: Sequence[float]) -> list[bool]:
+    """Whether each label stands left of its point: where it fits there and meets no other, else on the right."""
+    px = PLOT_PX / (x_range[1] - x_range[0])
+    is_left = [False] * len(points)
+    last_px = 0.0
+    for i in sorted((i for i, label in enumerate(labels) if label), key=lambda i: points[i].x):
+        at_px, width_px = (points[i].x - x_range[0]) * px, LETTER_PX * len(labels[i]) + LABEL_GAP_PX
+        is_left[i] = at_px - width_px >= last_px
+        last_px = at_px if is_left[i] else at_px + width_px
+    return is_left
+
+
 def drawn_range(values: Sequence[float]) -> list[float]:
     """Axis from a little below the values to a little above; equal values get an axis that can still be labelled."""
     low, high = min(values), max(values)
@@ -125,23 +142,14 @@ def trade_chart(
     """Scatter of arms with 95 % intervals and the Pareto front through the means. across, up: axis and short title."""
     import altair as alt
 
-    middle = (max(p.x for p in points) + min(p.x for p in points)) / 2
+    rows = [asdict(p) | _ends("x_", p.x, p.x_low, p.x_high) | _ends("y_", p.y, p.y_low, p.y_high) for p in points]
+    ranges = [drawn_range([v for row in rows for v in (row[f"{axis}_low"], row[f"{axis}_high"])]) for axis in "xy"]
     labels = point_labels(points)
-    rows = [
-        asdict(p)
-        | _ends("x_", p.x, p.x_low, p.x_high)
-        | _ends("y_", p.y, p.y_low, p.y_high)
-        | {"label": label, "right_half": p.x > middle}
-        for p, label in zip(points, labels, strict=True)
-    ]
+    for row, label, is_left in zip(rows, labels, label_sides(points, labels, ranges[0]), strict=True):
+        row |= {"label": label, "label_left": is_left}
     # What is drawn last lies on top: a point on the front must not vanish under its neighbours.
     base = alt.Chart(alt.InlineData(values=sorted(rows, key=lambda row: bool(row["on_front"]))))
-    x_scale, y_scale = (
-        alt.Scale(
-            domain=drawn_range([v for row in rows for v in (row[f"{axis}_low"], row[f"{axis}_high"])]), nice=False
-        )
-        for axis in ("x", "y")
-    )
+    x_scale, y_scale = (alt.Scale(domain=ends, nice=False) for ends in ranges)
     x = alt.X("x:Q", title=across[0], scale=x_scale).axis(tickCount=5)
     y = alt.Y("y:Q", title=up[0], scale=y_scale).axis(tickCount=5)
     tooltip = [
@@ -163,8 +171,8 @@ def trade_chart(
     rule = {"color": "var(--ink-2)", "strokeWidth": 1}
     along_x = base.mark_rule(**rule).encode(x="x_low:Q", x2="x_high:Q", y=y)
     along_y = base.mark_rule(**rule).encode(y="y_low:Q", y2="y_high:Q", x=x)
-    # Towards the middle of the chart, where there is room for several letters.
-    align, dx = alt.expr("datum.right_half ? 'right' : 'left'"), alt.expr("datum.right_half ? -5 : 5")
+    align = alt.expr("datum.label_left ? 'right' : 'left'")
+    dx = alt.expr(f"datum.label_left ? {-LABEL_GAP_PX} : {LABEL_GAP_PX}")
     letters = base.mark_text(align=align, dx=dx, dy=-11, fontWeight="bold", color="var(--ink)").encode(
         x=x, y=y, text="label:N"
     )
