@@ -44,7 +44,7 @@ class Backend:
     dtype: torch.dtype
 
 
-def find_backend(device: DeviceType, dtype: torch.dtype | None) -> Backend | None:
+def find_backend(device: str, dtype: torch.dtype | None) -> Backend | None:
     """None for fp32 on the CPU, which has kernels of its own. dtype None: the device's own.
 
     Raises `EngineError` where this machine or this build of torch does not have the device.

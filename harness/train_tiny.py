@@ -40,7 +40,7 @@ def train_tiny(folder: Path, device: str = "cpu", recipe: Recipe = RECIPE) -> No
 
     EngineError: the folder holds a model that was not begun here, or torch does not see the device.
     """
-    find_backend(torch.device(device).type, torch.float32)
+    find_backend(device, None)
     if (folder / "config.json").exists() and not (folder / STATE_FOLDER).is_dir():
         raise EngineError("a model that was not trained here; name another folder")
     if not (folder / "tokenizer_config.json").is_file():

@@ -48,7 +48,7 @@ def curve(log: pd.DataFrame, path: Path) -> None:
         y=alt.Y("nat:Q", title="cross-entropy, nat a token", scale=alt.Scale(type="log")),
         color=alt.Color("of:N", title=None),
     )
-    starts = log[log["length"].diff().fillna(0) != 0].assign(tokens=lambda rows: rows["tokens"] / 1e6)
+    starts = log[log["length"].diff().fillna(1) != 0].assign(tokens=lambda rows: rows["tokens"] / 1e6)
     marks = alt.Chart(starts).encode(x="tokens:Q")
     rules = marks.mark_rule(strokeDash=[4, 4], opacity=0.5)
     words = marks.mark_text(align="left", dx=4, dy=-140).encode(text=alt.Text("length:Q"))
