@@ -1,6 +1,6 @@
 """What tables, report and terminal say of a run stands on the same few frames; here each is computed once.
 
-Joules of every sample of every trial are integrated from the traces: of a large run that takes minutes.
+Joules of every sample are integrated from the traces of every trial: that is not for twice.
 """
 
 from __future__ import annotations
