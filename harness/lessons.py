@@ -107,7 +107,9 @@ def _documents(kind: str, stage: Stage, tokenizer: Tokenizer, rng: random.Random
 def needles_document(length: int, tokenizer: Tokenizer, rng: random.Random) -> Document:
     """Needles in a text that fills `length` tokens, but for a sentence or line, and some of them asked for.
 
-    The text is prose, or RULER's one line again and again, or other needles.
+    The text is prose, or RULER's one line again and again, or other needles. A line is counted with a blank before it;
+    with the line break that stands there it may be a token longer, and a batch cuts what is too long at its end. (The
+    bundled model was trained so; counting otherwise would make another model.)
     """
     n_needles = rng.choice([1, 2, 3, 4] if length <= 256 else [1, 2, 4, 4, 6, 8])
     needles = [_key_and_value(rng) for _ in range(n_needles)]

@@ -105,8 +105,8 @@ def test_missing_tensor_is_named(folder: Path) -> None:
 
 
 def test_misshapen_tensor_is_named_with_both_shapes(folder: Path) -> None:
-    rewrite(folder, lambda tensors: tensors.update({GATE: torch.zeros(96, 127)}))
-    refuse_to_load_and_to_inspect(folder, rf"tensor '{GATE}' has shape \(96, 127\), config.json asks for \(96, 128\)")
+    rewrite(folder, lambda tensors: tensors.update({GATE: torch.zeros(128, 191)}))
+    refuse_to_load_and_to_inspect(folder, rf"tensor '{GATE}' has shape \(128, 191\), config.json asks for \(128, 192\)")
 
 
 def test_left_over_tensor_is_named(folder: Path) -> None:
@@ -121,7 +121,7 @@ def test_rotary_frequencies_of_old_exports_are_no_left_over(folder: Path) -> Non
 
 def test_head_beside_tied_embeddings_must_equal_them(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
-    assert load_checkpoint(str(folder), torch.float32).weights.head_LH.shape == (2048, 128)
+    assert load_checkpoint(str(folder), torch.float32).weights.head_LH.shape == (2048, 192)
     rewrite(folder, lambda tensors: tensors["lm_head.weight"].mul_(2))
     with pytest.raises(EngineError, match=r"lm_head\.weight.*tie_word_embeddings"):
         load_checkpoint(str(folder), torch.float32)
@@ -169,7 +169,7 @@ def test_file_of_another_content_is_named(folder: Path, name: str, content: byte
     [
         (
             {"hidden_size": 256},
-            r"tensor 'model.embed_tokens.weight' has shape \(2048, 128\), .* asks for \(2048, 256\)",
+            r"tensor 'model.embed_tokens.weight' has shape \(2048, 192\), .* asks for \(2048, 256\)",
         ),
         ({"num_hidden_layers": 5}, r"tensor 'model.layers.4.\S+' missing \(\d+ in all\)"),
         ({"num_hidden_layers": 1000}, r"tensor 'model.layers.10.\S+' missing \(\d+ in all\)"),
@@ -180,7 +180,7 @@ def test_file_of_another_content_is_named(folder: Path, name: str, content: byte
         ),
         ({"num_experts": 17}, r"tensor 'model.layers.0.mlp.experts.16.\S+' missing"),
         ({"moe_intermediate_size": 2**31 - 1}, r"tensor 'model.layers.0.mlp.experts.0.gate_proj.weight' has shape"),
-        ({"moe_intermediate_size": 97}, r"has shape \(96, 128\), config.json asks for \(97, 128\)"),
+        ({"moe_intermediate_size": 97}, r"has shape \(128, 192\), config.json asks for \(97, 192\)"),
         ({"tie_word_embeddings": False}, r"tensor 'lm_head.weight' missing \(1 in all\)"),
         ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 16}, r"missing \(\d+ in all\)"),
     ],

@@ -68,7 +68,8 @@ def test_every_needle_asked_for_is_in_the_text_and_the_sequence_is_full(length: 
         said_again = [text for key, value in answers for text in (f" {key}", f" {value[0]}", f"{value[1:]}.<|end|>")]
         assert [piece.text for piece in document if piece.weight] == said_again
         # What is left is less than the longest unit of text, a line of grass and sky or a long sentence.
-        assert length - 60 < len(tokenizer.encode(text)) <= length
+        n_lines = text.count("\nThe grass is green.")
+        assert length - 60 < len(tokenizer.encode(text)) <= length + n_lines
 
 
 def test_a_drill_repeats_every_needle_once(tokenizer: Tokenizer) -> None:
