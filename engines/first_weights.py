@@ -8,7 +8,7 @@ learning and induction heads"; setting first weights to the shape that training 
 words are keys nor what a question asks.
 """
 
-# H width, D width of a head, F = D / 2 planes that the rotary embedding turns.
+# H width, D width of a head, F = D / 2 planes that the rotary embedding turns, R rows, C columns.
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def _turns(config: Any) -> Tensor:
 
 
 def _orthonormal(rows: int, columns: int, random: torch.Generator) -> Tensor:
-    return torch.linalg.qr(torch.randn(rows, columns, generator=random))[0]
+    columns_RC: Tensor = torch.linalg.qr(torch.randn(rows, columns, generator=random)).Q
+    return columns_RC
 
 
 def _rows(linear: Any, head: int, width: int) -> Tensor:

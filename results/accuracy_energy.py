@@ -20,6 +20,7 @@ from results.compare import Difference, UnlikeError, compare_scores, compare_tri
 from results.metrics import TECHNIQUE_METRICS
 from results.records import Cell, Phase, RunData
 from results.tables import accuracy_rows
+from results.zero_one import zero_one_metrics
 
 COLUMNS = (
     "run_id", "cell", "workload", "device", "engine", "technique", "model", "quantity", "phase", "unit", "method",
@@ -68,6 +69,7 @@ class Comparison:
         self._cells = {cell.cell_id: cell for cell in run.cells}
         self._trials = {cell_id: usable(trials) for cell_id, trials in trials_of(run).items()}
         self._rows: dict[str, list[dict[str, Any]]] = {cell.cell_id: [] for cell in run.cells}
+        self._zero_one = zero_one_metrics(run)
         self._scores = {m for m in accuracy_rows(frame)["metric"] if not m.endswith("_stderr")}
         for record in frame.to_dict("records"):
             self._rows[record["cell"]].append({str(k): v for k, v in record.items()})
@@ -144,7 +146,7 @@ class Comparison:
         before_by_sample, after_by_sample = (sample_scores(trials, row["metric"]) for trials in (before, after))
         if not before_by_sample and not after_by_sample:
             return _unpaired(row, other, NO_SAMPLE_SCORES)
-        found = compare_scores(before_by_sample, after_by_sample)
+        found = compare_scores(before_by_sample, after_by_sample, row["metric"] in self._zero_one[cell.workload])
         means = (math.fsum(own.values()) / len(own) for own in (before_by_sample, after_by_sample))
         if not all(math.isclose(m, r["mean"], rel_tol=1e-6) for m, r in zip(means, (other, row), strict=True)):
             return _unpaired(row, other, f"{row['metric']} is no mean over samples: their differences do not test it")

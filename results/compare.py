@@ -62,15 +62,15 @@ class Difference:
         return self.p is None or self.p < 1 - CONFIDENCE
 
 
-def compare_scores(reference: Mapping[str, float], arm: Mapping[str, float]) -> Difference:
-    """Scores by sample id. Raises `UnlikeError` where the samples are not the same."""
+def compare_scores(reference: Mapping[str, float], arm: Mapping[str, float], is_zero_one: bool) -> Difference:
+    """Scores by sample id; is_zero_one: each is right or wrong. Raises `UnlikeError` where samples are not the same."""
     if reference.keys() != arm.keys():
         raise UnlikeError(_unlike(reference.keys(), arm.keys(), "sample"))
     if not reference:
         raise UnlikeError("no sample has a score of its own, so nothing can be paired")
     samples = sorted(reference)
     pairs = [(reference[s], arm[s]) for s in samples]
-    if all(value in (0.0, 1.0) for pair in pairs for value in pair):
+    if is_zero_one:
         n10 = sum(before > after for before, after in pairs)
         n01 = sum(before < after for before, after in pairs)
         return mcnemar(n10, n01, len(pairs))

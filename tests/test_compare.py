@@ -74,14 +74,20 @@ def test_no_changed_sample_is_no_proof_of_equality() -> None:
 def test_scores_are_joined_by_sample_whatever_their_order() -> None:
     reference, arm = scores("110100"), scores("100101")
     shuffled = dict(reversed(arm.items()))
-    assert compare_scores(reference, shuffled) == mcnemar(n10=1, n01=1, n=6)
+    assert compare_scores(reference, shuffled, is_zero_one=True) == mcnemar(n10=1, n01=1, n=6)
 
 
 def test_unlike_samples_are_refused_in_a_sentence() -> None:
     with pytest.raises(UnlikeError, match=r"not the same samples: 1 of 3 only in the first, 0 of 2 .* \(such as s2\)"):
-        compare_scores(scores("101"), scores("10"))
+        compare_scores(scores("101"), scores("10"), is_zero_one=True)
     with pytest.raises(UnlikeError, match="no sample has a score of its own"):
-        compare_scores({}, {})
+        compare_scores({}, {}, is_zero_one=True)
+
+
+def test_divergences_that_are_all_zero_are_no_answers() -> None:
+    """Two arms of KL 0: nothing changed, and no share of right answers has an interval here."""
+    found = compare_scores(scores("0000"), scores("0000"), is_zero_one=False)
+    assert (found.mean, found.low, found.high, found.test) == (0.0, 0.0, 0.0, PAIRED_T)
 
 
 def test_other_scores_have_the_paired_t_test_of_scipy() -> None:
@@ -92,7 +98,9 @@ def test_other_scores_have_the_paired_t_test_of_scipy() -> None:
     expected = stats.ttest_rel(after, before)
     interval = expected.confidence_interval()
     found = compare_scores(
-        {f"s{i}": float(v) for i, v in enumerate(before)}, {f"s{i}": float(v) for i, v in enumerate(after)}
+        {f"s{i}": float(v) for i, v in enumerate(before)},
+        {f"s{i}": float(v) for i, v in enumerate(after)},
+        is_zero_one=False,
     )
     assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, interval.low, interval.high))
     assert found.test == PAIRED_T

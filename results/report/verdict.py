@@ -21,6 +21,7 @@ from results.compare import Difference, UnlikeError, compare_scores, compare_tri
 from results.records import RunData, Trial
 from results.report.arms import Arm
 from results.units import format_interval, format_mean, si_scale
+from results.zero_one import zero_one_metrics
 
 _QUESTIONS = (("Fastest", "e2e"), ("Fewest joules", "energy_per_token"))
 _PER_WINDOW = {"energy_per_token": "energy"}
@@ -60,7 +61,7 @@ def verdicts(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[Ve
     cells = {cell.cell_id: cell for cell in run.cells}
     trials = {cell_id: usable(own) for cell_id, own in trials_of(run).items()}
     rising = _rising_is_better(run)
-    hashes = hashes_by_cell(run)
+    hashes, zero_one = hashes_by_cell(run), zero_one_metrics(run)
     found = []
     for (workload, device), group in frame.groupby(["workload", "device"], sort=False):
         rows = [{str(k): v for k, v in row.items()} for row in group.to_dict("records")]
@@ -83,7 +84,7 @@ def verdicts(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[Ve
                 found.append(Verdict(str(workload), str(device), question, "measured", answer, decided=False))
                 continue
             for (method, meter), figures in _comparable(main, arms):
-                paired = partial(_paired_samples, trials, str(scores[0]["metric"]))
+                paired = partial(_paired_samples, trials, str(scores[0]["metric"]), zero_one[str(workload)])
                 where = (str(workload), str(device), question, _way_words(method, meter))
                 found.append(_verdict(*where, figures, rising[scores[0]["metric"]], paired, alike))
     return found
@@ -140,9 +141,12 @@ def _paired_repeats(
         return None
 
 
-def _paired_samples(trials: dict[str, list[Trial]], metric: str, best: Figure, other: Figure) -> Difference | None:
+def _paired_samples(
+    trials: dict[str, list[Trial]], metric: str, zero_one: frozenset[str], best: Figure, other: Figure
+) -> Difference | None:
+    first, second = (sample_scores(trials[f.cell], metric) for f in (best, other))
     try:
-        return compare_scores(*(sample_scores(trials[f.cell], metric) for f in (best, other)))
+        return compare_scores(first, second, metric in zero_one)
     except UnlikeError:
         return None
 
