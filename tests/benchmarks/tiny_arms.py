@@ -58,6 +58,8 @@ TOP = 4
 LENGTHS = (512, 1024, 2048, 4096)
 N_LONG = 50
 SIGNIFICANT = 0.05
+ONE_TIER = "one tier, "
+"""Begins the names of arms in which all experts hold as much; the multiple of their mean load follows."""
 
 
 # --- the arms ---------------------------------------------------------------------------------------------------------
@@ -117,8 +119,8 @@ def arms_table(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def curve(table: pd.DataFrame, path: Path) -> None:
-    """SVG: accuracy of each task against the share of routed pairs that the arm dropped in it."""
+def curves(table: pd.DataFrame, path: Path) -> None:
+    """SVG: accuracy of each task against the capacity of one tier, and against what any arm dropped in it."""
     import altair as alt
 
     points = []
@@ -129,14 +131,23 @@ def curve(table: pd.DataFrame, path: Path) -> None:
         values = own.set_index("quantity")["value"]
         dropped = values.get("drop_rate")
         if metric in values and dropped is not None and pd.notna(dropped):
-            points.append({"arm": engine, "task": what, "dropped %": dropped, "accuracy %": 100 * values[metric]})
+            multiple = str(engine).removeprefix(ONE_TIER).removesuffix("x")
+            capacity = float(multiple) if str(engine).startswith(ONE_TIER) else None
+            point = {"task": what, "capacity": capacity, "dropped %": dropped, "accuracy %": 100 * values[metric]}
+            points.append(point)
     base = alt.Chart(pd.DataFrame(points)).encode(
-        x=alt.X("dropped %:Q", title="routed pairs dropped, %"),
-        y=alt.Y("accuracy %:Q", scale=alt.Scale(domain=[0, 100])),
-        color=alt.Color("task:N", title=None),
+        y=alt.Y("accuracy %:Q", scale=alt.Scale(domain=[0, 100])), color=alt.Color("task:N", title=None)
     )
-    chart = base.mark_line(opacity=0.4) + base.mark_point(filled=True, size=60).encode(shape=alt.Shape("task:N"))
-    chart.properties(width=640, height=320, title="Accuracy against what capacity drops, bundled model").save(path)
+    axes = (
+        alt.X("capacity:Q", title="capacity of an expert, x its mean load", scale=alt.Scale(type="log", base=2)),
+        alt.X("dropped %:Q", title="routed pairs dropped, %"),
+    )
+    halves = []
+    for x, drawn in zip(axes, (base.transform_filter("datum.capacity != null"), base), strict=True):
+        marks = drawn.encode(x=x)
+        points_drawn = marks.mark_point(filled=True, size=60).encode(shape=alt.Shape("task:N", title=None))
+        halves.append((marks.mark_line(opacity=0.4) + points_drawn).properties(width=330, height=300))
+    alt.hconcat(*halves, title="What capacity does to the bundled model").save(path)
 
 
 # --- long contexts ----------------------------------------------------------------------------------------------------
@@ -223,7 +234,7 @@ multiples of 4. One needle is asked at twice the length that training showed.
 
 {arms}
 
-![Accuracy against dropped pairs](tiny-arms.svg)
+![Accuracy against capacity and dropped pairs](tiny-arms.svg)
 
 Routing imbalance, r = the most chosen expert's tokens over the mean's, per task and layer:
 
@@ -247,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = routings(checkpoint)
     arms, long = arm_rows(table), list(long_rows(checkpoint))
     imbalance, overlap = list(imbalance_rows(found)), list(overlap_rows(found))
-    curve(table, FOLDER / f"{NAME}.svg")
+    curves(table, FOLDER / f"{NAME}.svg")
     remarks = REMARKS.format(
         arms=arms_table(table),
         imbalance=matrix(imbalance, "task"),
