@@ -188,7 +188,7 @@ def test_padding_and_drops_of_a_plan_are_kept(checkpoint: Checkpoint) -> None:
     experts = stacked(checkpoint)
     parameters = CapacityTiersParameters(multiples=(0.5,), base="B/E", align=3)
     tiers = CapacityTiers(parameters, 24, Calibration({0: (1,) * 16}, top_k=2, n_prompts=1))
-    hidden = torch.randn(24, 128, generator=torch.Generator().manual_seed(1))
+    hidden = torch.randn(24, 192, generator=torch.Generator().manual_seed(1))
     routing, saliency = random_routing(24, 16, 2, seed=6), hidden.norm(dim=-1)
     plan = tiers.plan(routing, 0, "prefill", saliency)
     assert plan.dropped_pairs > 0
@@ -223,7 +223,7 @@ def test_experts_too_narrow_for_groups_go_one_by_one(checkpoint: Checkpoint) -> 
         gate_up_bias_EJ=None,
         down_bias_EH=None,
     )
-    hidden = torch.randn(5, 128, generator=torch.Generator().manual_seed(1))
+    hidden = torch.randn(5, 192, generator=torch.Generator().manual_seed(1))
     routing = random_routing(5, 16, 2, seed=7)
     plan = Dropless().plan(routing, 0, "prefill", None)
     torch.testing.assert_close(

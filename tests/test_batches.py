@@ -151,7 +151,7 @@ def test_prompts_share_prefill_steps_and_finished_sequences_leave(
     checkpoint: Checkpoint, steps: list[tuple[str, int]]
 ) -> None:
     engine = ReferenceEngine(checkpoint, RecordingParameters(), prefill_chunk=16)
-    requests = [generate("a", 10, 2), loglikelihood("b", 8, [5, 6, 7]), generate("c", 15, 4)]
+    requests = [generate("a", 10, 2), loglikelihood("b", 8, [5, 6, 7]), generate("c", 15, 4, ignore_end_tokens=True)]
     completions = engine.run_batch(requests, ignore)
     assert [c.n_generated for c in completions] == [2, 0, 4], "no end token may cut these answers short"
     # 10 + (8 + 3 - 1) + 15 = 35 tokens in steps of 16; then the tokens of a and c, of which a leaves after its second.
@@ -198,7 +198,7 @@ def test_two_sequences_may_not_share_a_cache(checkpoint: Checkpoint) -> None:
 def test_stamps_are_those_of_the_step_that_gave_the_token(checkpoint: Checkpoint) -> None:
     heard: list[tuple[str, float]] = []
     engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=16, now_s=TickingClock().now_s)
-    requests = [generate("a", 10, 2), loglikelihood("b", 8, [5, 6, 7]), generate("c", 15, 4)]
+    requests = [generate("a", 10, 2), loglikelihood("b", 8, [5, 6, 7]), generate("c", 15, 4, ignore_end_tokens=True)]
     a, b, c = engine.run_batch(requests, lambda event, at_s: heard.append((event, at_s)))
     # 1: start. 2: a's prompt ends in the first step. 3: b's in the second. 4: c's in the third. 5: the first decode
     # step, whose end a has for itself: 6. Then two more of c alone, 7 and 8, and its end.

@@ -28,6 +28,12 @@ from tests.fakes.random_models import BUNDLED, write_random_model
 MODEL = "bundled:tiny-qwen3-moe"
 TOKENS = torch.randint(0, 2048, (24,), generator=torch.Generator().manual_seed(3))
 # hidden and intermediate sizes that fill blocks of 64 columns
+WIDE_MOE = FamilyCase(
+    "Qwen3Moe",
+    {"hidden_size": 128, "moe_intermediate_size": 128, "head_dim": 64, "num_attention_heads": 4}
+    | {"num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": True},
+)
+"""As wide as the largest groups everywhere."""
 WIDE_MXFP4 = FamilyCase("GptOss", {**CASES["gpt-oss-mxfp4"].changes, "intermediate_size": 128}, eager=True, mxfp4=True)
 
 
@@ -109,17 +115,20 @@ def test_component_is_its_tensors_and_no_others(tmp_path: Path, case: str, compo
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_held_by_every_component_that_it_fits(form: Any) -> None:
-    # Experts of the bundled model are 96 wide.
-    experts = form if form in ("fp32", "bf16", "fp16", "int8", "fp8") else None
-    checkpoint = load_checkpoint(MODEL, torch.float32, Quantisation(experts=experts, attention=form, head=form))
-    tensors = load_file(BUNDLED / "model.safetensors")
+def test_every_form_is_held_by_every_component(form: Any, tmp_path: Path) -> None:
+    folder = BUNDLED
+    if form == "int4-g128":  # The bundled model is 192 wide.
+        folder = tmp_path
+        write_family(folder, WIDE_MOE)
+    quantise = Quantisation(experts=form, attention=form, head=form)
+    checkpoint = load_checkpoint(str(folder), torch.float32, quantise)
+    tensors = load_file(folder / "model.safetensors")
     layer = checkpoint.weights.layers[1]
     assert isinstance(layer.mlp, SparseWeights)
     pairs = [
         (checkpoint.weights.head_LH, "model.embed_tokens.weight", form),
         (layer.attention.out_HQ, "model.layers.1.self_attn.o_proj.weight", form),
-        (layer.mlp.experts.experts[3].down_HI, "model.layers.1.mlp.experts.3.down_proj.weight", experts or "fp32"),
+        (layer.mlp.experts.experts[3].down_HI, "model.layers.1.mlp.experts.3.down_proj.weight", form),
     ]
     for matrix, name, own in pairs:
         expected = store(tensors[name], own)
@@ -133,7 +142,7 @@ def test_bytes_per_expert_are_those_of_its_form() -> None:
     """What a technique that moves experts counts."""
     mlp = load_checkpoint(MODEL, torch.float32, Quantisation(experts="int8")).weights.layers[0].mlp
     assert isinstance(mlp, SparseWeights)
-    assert mlp.experts.n_bytes_per_expert == 3 * 96 * 128 + (96 + 96 + 128) * 4
+    assert mlp.experts.n_bytes_per_expert == 3 * 128 * 192 + (128 + 128 + 192) * 4
 
 
 def test_tied_head_of_another_form_leaves_the_embedding_alone() -> None:
@@ -141,7 +150,7 @@ def test_tied_head_of_another_form_leaves_the_embedding_alone() -> None:
     weights = load_checkpoint(MODEL, torch.float32, Quantisation(head="int8")).weights
     assert isinstance(weights.head_LH, QuantisedMatrix)
     assert torch.equal(weights.embedding_LH, plain.embedding_LH)
-    assert load_checkpoint(MODEL, torch.float32, Quantisation(head="fp32")).weights.head_LH.shape == (2048, 128)
+    assert load_checkpoint(MODEL, torch.float32, Quantisation(head="fp32")).weights.head_LH.shape == (2048, 192)
 
 
 # --- MXFP4 files ------------------------------------------------------------------------------------------------------

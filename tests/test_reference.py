@@ -226,7 +226,9 @@ def test_stamps_are_the_clocks_and_the_listener_hears_those_very_stamps(checkpoi
 def test_observer_hears_every_chunk_with_the_length_of_the_cache(checkpoint: Checkpoint) -> None:
     engine, steps = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=8), Steps()
     engine.observer = steps
-    request = generate(checkpoint, max_new_tokens=4).model_copy(update={"prompt_ids": tuple(range(10, 29))})
+    request = generate(checkpoint, max_new_tokens=4).model_copy(
+        update={"prompt_ids": tuple(range(10, 29)), "ignore_end_tokens": True}
+    )
     engine.run(request, ignore)
     assert steps.seen == [
         (8, 8, "prefill", 4),

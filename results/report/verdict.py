@@ -84,7 +84,9 @@ def verdicts(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[Ve
                 found.append(Verdict(str(workload), str(device), question, "measured", answer, decided=False))
                 continue
             for (method, meter), figures in _comparable(main, arms):
-                paired = partial(_paired_samples, trials, str(scores[0]["metric"]), zero_one[str(workload)])
+                paired = partial(
+                    _paired_samples, trials, str(scores[0]["metric"]), zero_one[cells[main[0]["cell"]].workload]
+                )
                 where = (str(workload), str(device), question, _way_words(method, meter))
                 found.append(_verdict(*where, figures, rising[scores[0]["metric"]], paired, alike))
     return found
