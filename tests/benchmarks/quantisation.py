@@ -288,8 +288,8 @@ REMARKS = """Each component in each form, beside the same model with all weights
 int8 and fp8 have one scale for each output, int4-gN one for each N inputs, mxfp4 a power of two for each 32. No form
 uses data to choose its values. The bundled model is not in the table: what narrow weights do to its answers is in
 [tiny-arms](tiny-arms.md). What follows is measured on a model that had a few minutes to learn, of 5 million weights;
-large models, whose weights hold rarer and larger outliers, lose other amounts. It tells whether forms are computed right
-and how they rank, and not what int4 does to a model of yours: measure that with `quantise` in a plan."""
+large models, whose weights hold rarer and larger outliers, lose other amounts. It tells whether forms are computed
+right and how they rank, and not what int4 does to a model of yours: measure that with `quantise` in a plan."""
 
 
 def page(found: Sequence[Measurement], model: str) -> str:
