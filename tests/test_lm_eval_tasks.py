@@ -331,6 +331,11 @@ def test_an_unknown_task_is_told_with_near_names(items: Path) -> None:
         any_task(items, task="wikitxt")
 
 
+def test_a_tag_is_told_from_a_task_with_the_tasks_that_bear_it(items: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"no task or group 'ai2_arc'; it is a tag, .* such as arc_easy"):
+        any_task(items, task="ai2_arc")
+
+
 @pytest.mark.parametrize(
     ("task", "reason"),
     [

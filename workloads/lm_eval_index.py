@@ -80,8 +80,12 @@ def find_definition(name: str) -> Definition:
     """A task or a group by lm-eval's name. Raises `WorkloadError`: unknown, or defined in a form that is not served."""
     paths = _paths()
     if name not in paths:
+        tagged = [str(bare["task"]) for _, bare in _bearing(name, lm_eval_tasks())]
         near = difflib.get_close_matches(name, paths, n=4, cutoff=0.6)
-        remedy = f"did you mean {', '.join(near)}?" if near else "`lm_eval ls tasks` prints the names it has"
+        if tagged:
+            remedy = f"it is a tag, without a score of its own; ask its tasks, such as {', '.join(sorted(tagged)[:8])}"
+        else:
+            remedy = f"did you mean {', '.join(near)}?" if near else "`lm_eval ls tasks` prints the names it has"
         raise WorkloadError(f"lm-eval 0.4.13 has no task or group {name!r}; {remedy}")
     definition = _read_served(paths[name])
     return _group(definition, paths[name], paths) if "group" in definition else definition
@@ -104,18 +108,22 @@ def _group(definition: dict[str, Any], path: Path, paths: Mapping[str, Path]) ->
 
 def _tagged(tag: str, folder: Path) -> list[Definition]:
     """The tasks of a group's folder that bear a tag, in the order of their names, as lm-eval asks them."""
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    found = {}
-    for path in folder.rglob("*.yaml"):
-        if tag.encode() in path.read_bytes():
-            tags = load_yaml(path, resolve_func=False).get("tag") or []
-            if tag in ([tags] if isinstance(tags, str) else tags):
-                definition = _read_served(path)
-                found[definition["task"]] = definition
+    found = {definition["task"]: definition for path, _ in _bearing(tag, folder) for definition in [_read_served(path)]}
     if not found:
         raise WorkloadError(f"{tag}: named in a group of lm-eval, but no task in {folder} bears it; name a task")
     return [found[name] for name in sorted(found)]
+
+
+def _bearing(tag: str, folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Files of tasks below a folder that bear a tag, and what they say without what their functions import."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    for path in folder.rglob("*.yaml"):
+        if tag.encode() in path.read_bytes():
+            bare = load_yaml(path, resolve_func=False)
+            tags = bare.get("tag") or []
+            if "task" in bare and tag in ([tags] if isinstance(tags, str) else tags):
+                yield path, bare
 
 
 @cache
