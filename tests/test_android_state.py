@@ -5,16 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.android.gates import why_not_ready
-from devices.android.server import ServerAddress
 from devices.android.shell import Phone
 from devices.android.state import (
     BatteryState,
@@ -31,21 +28,9 @@ from devices.android.state import (
 )
 from devices.gates import Gates
 from tests.data_folder import data_folder
-from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.phone import DISCHARGING, THERMAL, FakePhone
 
 READY = BatteryState(status=3, powered_by=(), is_faked=False, percent=82.0, temperature_c=31.2)
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> FakePhone:
-    return FakePhone(tmp_path / "phone")
-
-
-@pytest.fixture
-def phone(fake: FakePhone) -> Iterator[Phone]:
-    with FakeAdbServer(fake) as server:
-        yield Phone("adb:", ServerAddress("127.0.0.1", server.port))
 
 
 def test_battery_dump() -> None:
