@@ -4,42 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.sandboxed import SHORT, failure
 from workloads import sandbox
 from workloads.sandbox import (
-    MIB,
     Limits,
-    Outcome,
     SandboxError,
-    available_bytes,
     check_walls,
     run_program,
     run_programs,
 )
-from workloads.sandbox_filter import CALL_TABLES, COMMON_REFUSED, filter_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are Landlock and seccomp of Linux")
-
-SHORT = Limits(cpu_s=2, wall_s=20.0)
-"""A busy machine gives a process a fraction of its time: the CPU limit is what ends a loop."""
-
-
-def failure(program: str, limits: Limits = SHORT) -> Outcome:
-    outcome = run_program(program, limits)
-    assert not outcome.passed, outcome
-    return outcome
 
 
 # --- honest programs --------------------------------------------------------------------------------------------------
@@ -97,44 +83,6 @@ def test_verdicts_come_in_the_order_of_the_programs() -> None:
     assert [o.passed for o in outcomes] == [False, True, True, False]
 
 
-@pytest.mark.parametrize(("free_mib", "together"), [(2 * 4096 + 100, 2), (100, 1), (100 * 4096, 6)])
-def test_no_more_programs_run_at_once_than_memory_holds(
-    free_mib: int, together: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six programs of up to 4 GiB each, on sixteen CPUs."""
-    lock, running, most = threading.Lock(), 0, 0
-
-    def program(_source: str, _limits: Limits) -> Outcome:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0.1)
-        with lock:
-            running -= 1
-        return Outcome("passed", "", 0.1)
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
-    monkeypatch.setattr(sandbox, "available_bytes", lambda: free_mib * MIB)
-    monkeypatch.setattr(sandbox, "run_program", program)
-    run_programs(["pass"] * 6, Limits(memory_bytes=4096 * MIB))
-    assert most == together
-
-
-def test_memory_is_what_the_narrowest_control_group_leaves(tmp_path: Path) -> None:
-    """A job of 3 MiB has taken 2 MiB, of which half is cached files; the slice above it has no limit."""
-    membership = tmp_path / "cgroup"
-    membership.write_text("0::/slice/job\n")
-    for group, limit in (("slice", "max"), ("slice/job", str(3 * MIB))):
-        folder = tmp_path / "fs" / group
-        folder.mkdir(parents=True)
-        (folder / "memory.max").write_text(f"{limit}\n")
-        (folder / "memory.current").write_text(f"{2 * MIB}\n")
-        (folder / "memory.stat").write_text(f"anon {MIB}\ninactive_file {MIB}\n")
-    assert available_bytes(tmp_path / "fs", membership) == 2 * MIB
-    assert available_bytes(tmp_path / "fs", tmp_path / "none") > 2 * MIB
-
-
 def test_the_programs_see_nothing_of_our_environment_and_own_an_empty_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_THE_TESTS", "xyzzy")
     program = """
@@ -183,91 +131,6 @@ def test_leaving_before_the_tests_is_no_pass(early: str) -> None:
 )
 def test_redefining_what_tests_stand_on_is_no_pass(dodge: str) -> None:
     failure(f"{dodge}\ndef check(candidate):\n    assert candidate() == 1\ncheck(lambda: 2)")
-
-
-# --- limits -----------------------------------------------------------------------------------------------------------
-
-
-def test_an_endless_loop_ends_at_the_cpu_limit() -> None:
-    outcome = failure("while True: pass", Limits(cpu_s=1, wall_s=30.0))
-    assert (outcome.end, "1 s of CPU time" in outcome.reason) == ("met a limit", True)
-
-
-def test_a_loop_that_catches_everything_ends_too() -> None:
-    program = """
-import signal
-signal.signal(signal.SIGXCPU, signal.SIG_IGN)
-while True:
-    try:
-        while True: pass
-    except BaseException: pass
-"""
-    assert failure(program, Limits(cpu_s=1, wall_s=30.0)).end == "met a limit"
-
-
-def test_a_sleeper_ends_at_the_wall_limit() -> None:
-    outcome = failure("import time; time.sleep(60)", Limits(wall_s=0.5))
-    assert (outcome.end, outcome.reason) == ("met a limit", "ran longer than 0.5 s")
-    assert outcome.wall_s < 10
-
-
-@pytest.mark.parametrize("hog", ["x = bytearray(2**31)", "x = []\nwhile True: x.append(bytearray(2**24))"])
-def test_a_memory_hog_gets_an_error_not_the_machine(hog: str) -> None:
-    assert failure(hog, Limits(cpu_s=4, wall_s=30.0, memory_bytes=512 * MIB)).reason.startswith("MemoryError")
-
-
-def test_memory_beside_the_address_space_is_refused() -> None:
-    program = "import os; os.memfd_create('x')"
-    assert failure(program).reason.startswith("PermissionError")
-
-
-def test_output_without_end_reaches_nobody() -> None:
-    assert failure("while True: print('x' * 100_000)", Limits(cpu_s=1, wall_s=30.0)).end == "met a limit"
-
-
-def test_a_pipe_filled_by_the_program_is_not_read_without_end() -> None:
-    program = """
-import os
-for fd in range(3, 32):
-    try:
-        while True: os.write(fd, b"x" * 65536)
-    except OSError: pass
-"""
-    outcome = failure(program, Limits(cpu_s=4, wall_s=30.0))
-    assert outcome.reason == "wrote into the pipe of its verdict"
-
-
-def test_a_huge_file_is_refused() -> None:
-    assert failure("open('huge', 'wb').write(b'x' * 2**26)").reason.startswith("OSError: [Errno 27] File too large")
-
-
-def test_many_large_files_end_the_program() -> None:
-    program = "import itertools\nfor i in itertools.count(): open(str(i), 'wb').write(b'x' * 2**21)"
-    assert "MiB of files" in failure(program, Limits(cpu_s=10, wall_s=60.0)).reason
-
-
-def test_many_small_files_end_the_program() -> None:
-    program = "import itertools\nfor i in itertools.count(): open(str(i), 'w')"
-    assert "256 files" in failure(program, Limits(cpu_s=10, wall_s=60.0)).reason
-
-
-def test_folders_cannot_be_made_so_none_can_be_too_deep_to_remove() -> None:
-    assert failure("import os; os.mkdir('deep')").reason.startswith("PermissionError")
-
-
-def test_too_many_open_files_are_refused() -> None:
-    assert "Too many open files" in failure("kept = [open('x', 'w') for _ in range(100)]").reason
-
-
-def test_too_many_threads_end_the_program() -> None:
-    program = "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()"
-    outcome = failure(program, Limits(cpu_s=10, wall_s=60.0))
-    assert "64 threads" in outcome.reason or "can't start new thread" in outcome.reason
-
-
-def test_a_limit_cannot_be_raised() -> None:
-    program = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))"
-    assert failure(program).end == "raised"
 
 
 # --- walls ------------------------------------------------------------------------------------------------------------
@@ -456,79 +319,6 @@ assert ctypes.CDLL(None).capget(header, sets) == 0
 assert struct.unpack("6I", sets.raw[:24])[:2] == (0, 0)
 """
     assert run_program(program).passed
-
-
-# --- the filter -------------------------------------------------------------------------------------------------------
-
-HEADERS = {
-    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
-    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
-}
-
-
-@pytest.mark.parametrize("machine", HEADERS)
-def test_numbers_of_calls_are_the_kernels(machine: str) -> None:
-    header = HEADERS[machine]
-    if not header.is_file():
-        pytest.skip(f"no {header}")
-    defined = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text())
-    kernels = {name: int(number) for name, number in reversed(defined)}
-    table = CALL_TABLES[machine]
-    ours = {name: n for calls in (*table.refused.values(), *COMMON_REFUSED.values()) for name, n in calls.items()}
-    ours |= {name: getattr(table, name) for name in ("clone", "clone3", "fcntl", "ioctl", "prctl", "prlimit64")}
-    known = {name: number for name, number in ours.items() if name in kernels}
-    assert len(known) > 50
-    assert known == {name: kernels[name] for name in known}
-    # What an older header does not have is newer than all that it has.
-    assert all(number > max(kernels.values()) for name, number in ours.items() if name not in kernels)
-
-
-def decide(program: bytes, machine: int, number: int, *arguments: int) -> int:
-    """Runs a filter as the kernel would: seccomp(2), linux/filter.h. Returns the action."""
-    seen = struct.pack("<iIQ6Q", number, machine, 0, *arguments, *[0] * (6 - len(arguments)))
-    instructions = list(struct.iter_unpack("<HBBI", program))
-    at, loaded = 0, 0
-    while True:
-        code, if_true, if_false, operand = instructions[at]
-        at += 1
-        match code:
-            case 0x20:
-                (loaded,) = struct.unpack_from("<I", seen, operand)
-            case 0x15:
-                at += if_true if loaded == operand else if_false
-            case 0x25:
-                at += if_true if loaded > operand else if_false
-            case 0x45:
-                at += if_true if loaded & operand else if_false
-            case 0x06:
-                return int(operand)
-            case _:
-                raise AssertionError(f"code {code:#x}")
-
-
-ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-
-
-@pytest.mark.parametrize("machine", CALL_TABLES)
-def test_the_filter_decides_by_number_and_argument(machine: str) -> None:
-    table = CALL_TABLES[machine]
-    program = filter_program(table)
-
-    def action(number: int, *arguments: int) -> int:
-        return decide(program, table.audit_machine, number, *arguments)
-
-    assert {action(n) for calls in table.refused.values() for n in calls.values()} == {EPERM}
-    assert {action(n) for calls in COMMON_REFUSED.values() for n in calls.values()} == {EPERM}
-    assert action(table.clone, 0x3D0F00) == ALLOW  # what the C library gives a new thread
-    assert action(table.clone, signal.SIGCHLD) == EPERM
-    assert (action(table.clone3), action(10_000), action(0x40000000)) == (ENOSYS,) * 3
-    assert (action(table.ioctl, 3, 0x5401), action(table.ioctl, 3, 0x40086602)) == (ALLOW, EPERM)
-    assert (action(table.fcntl, 3, 1), action(table.fcntl, 3, 8)) == (ALLOW, EPERM)
-    assert (action(table.prctl, 15), action(table.prctl, 1)) == (ALLOW, EPERM)
-    assert (action(table.prlimit64, 0), action(table.prlimit64, 1)) == (ALLOW, EPERM)
-    assert decide(program, 0x40000003, 1) == KILL  # a 32-bit call
-    allowed = [n for n in range(462) if action(n) == ALLOW]
-    assert len(allowed) > 300
 
 
 # --- where it cannot stand --------------------------------------------------------------------------------------------

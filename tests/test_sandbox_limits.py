@@ -1,0 +1,143 @@
+"""Time, memory, files and threads of a program, and how many programs run at once: what is over a limit ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.sandboxed import failure
+from workloads import sandbox
+from workloads.sandbox import (
+    MIB,
+    Limits,
+    Outcome,
+    available_bytes,
+    run_programs,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are Landlock and seccomp of Linux")
+
+
+def test_an_endless_loop_ends_at_the_cpu_limit() -> None:
+    outcome = failure("while True: pass", Limits(cpu_s=1, wall_s=30.0))
+    assert (outcome.end, "1 s of CPU time" in outcome.reason) == ("met a limit", True)
+
+
+def test_a_loop_that_catches_everything_ends_too() -> None:
+    program = """
+import signal
+signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+while True:
+    try:
+        while True: pass
+    except BaseException: pass
+"""
+    assert failure(program, Limits(cpu_s=1, wall_s=30.0)).end == "met a limit"
+
+
+def test_a_sleeper_ends_at_the_wall_limit() -> None:
+    outcome = failure("import time; time.sleep(60)", Limits(wall_s=0.5))
+    assert (outcome.end, outcome.reason) == ("met a limit", "ran longer than 0.5 s")
+    assert outcome.wall_s < 10
+
+
+@pytest.mark.parametrize("hog", ["x = bytearray(2**31)", "x = []\nwhile True: x.append(bytearray(2**24))"])
+def test_a_memory_hog_gets_an_error_not_the_machine(hog: str) -> None:
+    assert failure(hog, Limits(cpu_s=4, wall_s=30.0, memory_bytes=512 * MIB)).reason.startswith("MemoryError")
+
+
+def test_memory_beside_the_address_space_is_refused() -> None:
+    program = "import os; os.memfd_create('x')"
+    assert failure(program).reason.startswith("PermissionError")
+
+
+def test_output_without_end_reaches_nobody() -> None:
+    assert failure("while True: print('x' * 100_000)", Limits(cpu_s=1, wall_s=30.0)).end == "met a limit"
+
+
+def test_a_pipe_filled_by_the_program_is_not_read_without_end() -> None:
+    program = """
+import os
+for fd in range(3, 32):
+    try:
+        while True: os.write(fd, b"x" * 65536)
+    except OSError: pass
+"""
+    outcome = failure(program, Limits(cpu_s=4, wall_s=30.0))
+    assert outcome.reason == "wrote into the pipe of its verdict"
+
+
+def test_a_huge_file_is_refused() -> None:
+    assert failure("open('huge', 'wb').write(b'x' * 2**26)").reason.startswith("OSError: [Errno 27] File too large")
+
+
+def test_many_large_files_end_the_program() -> None:
+    program = "import itertools\nfor i in itertools.count(): open(str(i), 'wb').write(b'x' * 2**21)"
+    assert "MiB of files" in failure(program, Limits(cpu_s=10, wall_s=60.0)).reason
+
+
+def test_many_small_files_end_the_program() -> None:
+    program = "import itertools\nfor i in itertools.count(): open(str(i), 'w')"
+    assert "256 files" in failure(program, Limits(cpu_s=10, wall_s=60.0)).reason
+
+
+def test_folders_cannot_be_made_so_none_can_be_too_deep_to_remove() -> None:
+    assert failure("import os; os.mkdir('deep')").reason.startswith("PermissionError")
+
+
+def test_too_many_open_files_are_refused() -> None:
+    assert "Too many open files" in failure("kept = [open('x', 'w') for _ in range(100)]").reason
+
+
+def test_too_many_threads_end_the_program() -> None:
+    program = "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()"
+    outcome = failure(program, Limits(cpu_s=10, wall_s=60.0))
+    assert "64 threads" in outcome.reason or "can't start new thread" in outcome.reason
+
+
+def test_a_limit_cannot_be_raised() -> None:
+    program = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))"
+    assert failure(program).end == "raised"
+
+
+@pytest.mark.parametrize(("free_mib", "together"), [(2 * 4096 + 100, 2), (100, 1), (100 * 4096, 6)])
+def test_no_more_programs_run_at_once_than_memory_holds(
+    free_mib: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six programs of up to 4 GiB each, on sixteen CPUs."""
+    lock, running, most = threading.Lock(), 0, 0
+
+    def program(_source: str, _limits: Limits) -> Outcome:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.1)
+        with lock:
+            running -= 1
+        return Outcome("passed", "", 0.1)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
+    monkeypatch.setattr(sandbox, "available_bytes", lambda: free_mib * MIB)
+    monkeypatch.setattr(sandbox, "run_program", program)
+    run_programs(["pass"] * 6, Limits(memory_bytes=4096 * MIB))
+    assert most == together
+
+
+def test_memory_is_what_the_narrowest_control_group_leaves(tmp_path: Path) -> None:
+    """A job of 3 MiB has taken 2 MiB, of which half is cached files; the slice above it has no limit."""
+    membership = tmp_path / "cgroup"
+    membership.write_text("0::/slice/job\n")
+    for group, limit in (("slice", "max"), ("slice/job", str(3 * MIB))):
+        folder = tmp_path / "fs" / group
+        folder.mkdir(parents=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{2 * MIB}\n")
+        (folder / "memory.stat").write_text(f"anon {MIB}\ninactive_file {MIB}\n")
+    assert available_bytes(tmp_path / "fs", membership) == 2 * MIB
+    assert available_bytes(tmp_path / "fs", tmp_path / "none") > 2 * MIB
