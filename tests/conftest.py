@@ -35,6 +35,14 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return FinishedRun(plan, folder / "run", process)
 
 
+@pytest.fixture(scope="session")
+def items(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with a few items of every task."""
+    from tests.fakes.items import write_data_folder
+
+    return write_data_folder(tmp_path_factory.mktemp("items"))
+
+
 @pytest.fixture
 def no_usbmuxd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither this machine's iPhones nor its pairing records."""

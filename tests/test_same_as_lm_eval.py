@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from tests.data_folder import data_folder
-from tests.fakes.items import write_data_folder
 from tests.fakes.random_models import BUNDLED, write_random_model
 from tests.hf_peer import Pair, ask_hf, ask_ours, assert_same_answers, load_pair
 from workloads import aime, gsm8k, mathqa, strategyqa, truthfulqa
@@ -133,11 +132,6 @@ CASES = {
 }
 REAL = [name for name in CASES if not name.startswith("lm_eval:") and name != "strategyqa"]
 """Those whose real files lm-eval can read by itself."""
-
-
-@pytest.fixture(scope="module")
-def items(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data_folder(tmp_path_factory.mktemp("items"))
 
 
 @pytest.fixture(scope="module")
