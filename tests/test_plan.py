@@ -456,9 +456,13 @@ def test_schema_and_loader_refuse_the_same(changes: dict[str, Any]) -> None:
     problems(raw)
 
 
-def test_demo_and_readme_plans_are_valid() -> None:
+def test_demo_plan_is_valid() -> None:
     assert load_plan(DEMO).cells
-    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/plans.md"])
+def test_plans_of_the_pages_are_valid(page: str) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     assert build_plan(tomllib.loads(example)).cells
 
 
