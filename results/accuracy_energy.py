@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from results.cells import trials_of, usable
-from results.compare import Difference, UnlikeError, compare_scores, compare_trials, sample_scores
+from results.compare import Difference, UnlikeError, compare_scores, compare_trials, mean_score, sample_scores
 from results.metrics import TECHNIQUE_METRICS
 from results.records import Cell, Phase, RunData
 from results.tables import accuracy_rows
@@ -25,8 +25,8 @@ from results.zero_one import zero_one_metrics
 COLUMNS = (
     "run_id", "cell", "workload", "device", "engine", "technique", "model", "quantity", "phase", "unit", "method",
     "meter", "n", "n_of", "value", "standard_error", "ci_low", "ci_high", "meter_uncertainty_percent", "reference",
-    "change", "change_low", "change_high", "change_percent", "p", "test", "n_pairs", "n_changed", "reason",
-    "change_reason",
+    "change", "change_low", "change_high", "change_percent", "p", "test", "n_pairs", "n_changed", "n_answers",
+    "n_answers_changed", "reason", "change_reason",
 )  # fmt: skip
 COSTS: tuple[tuple[str, Phase], ...] = (("energy_per_token", "all"), ("ttft", "prefill"), ("e2e", "all"))
 """Metrics that are put beside the accuracy, with their phase."""
@@ -52,7 +52,7 @@ def accuracy_energy(run: RunData, frame: pd.DataFrame) -> pd.DataFrame:
     rows = [row for cell in run.cells for row in comparison.rows(cell)]
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     text = ("phase", "meter", "reference", "test", "reason", "change_reason")
-    counts = ("n", "n_pairs", "n_changed")
+    counts = ("n", "n_pairs", "n_changed", "n_answers", "n_answers_changed")
     numbers = (
         "value", "standard_error", "ci_low", "ci_high", "meter_uncertainty_percent", "change", "change_low",
         "change_high", "change_percent", "p",
@@ -116,6 +116,8 @@ class Comparison:
             "test": difference.test if difference else None,
             "n_pairs": difference.n if difference else None,
             "n_changed": difference.n_changed if difference else None,
+            "n_answers": difference.n_answers if difference else None,
+            "n_answers_changed": difference.n_answers_changed if difference else None,
             "reason": row["reason"],
             "change_reason": found.reason or (difference.reason if difference else None),
         }
@@ -147,7 +149,7 @@ class Comparison:
         if not before_by_sample and not after_by_sample:
             return _unpaired(row, other, NO_SAMPLE_SCORES)
         found = compare_scores(before_by_sample, after_by_sample, row["metric"] in self._zero_one[cell.workload])
-        means = (math.fsum(own.values()) / len(own) for own in (before_by_sample, after_by_sample))
+        means = (mean_score(own) for own in (before_by_sample, after_by_sample))
         if not all(math.isclose(m, r["mean"], rel_tol=1e-6) for m, r in zip(means, (other, row), strict=True)):
             return _unpaired(row, other, f"{row['metric']} is no mean over samples: their differences do not test it")
         return found

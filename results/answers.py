@@ -62,8 +62,15 @@ class Answered:
 
     @property
     def verdicts_differ(self) -> float:
-        """Share of pairs of arms whose first scores differ; 0 where nothing is scored."""
-        return _differing([next(iter(a.scores.values()), None) for a in self.answers])
+        """Share of pairs of arms whose first scores differ; 0 where nothing is scored.
+
+        Of right or wrong: by how much their shares of repeats that were right differ, so that 4 of 5 is no whole loss.
+        """
+        first = [next(iter(a.scores.items()), None) for a in self.answers]
+        if first and all(found is not None and found[0] in self.zero_one for found in first):
+            pairs = list(combinations([found[1] for found in first if found is not None], 2))
+            return math.fsum(abs(a - b) for a, b in pairs) / len(pairs) if pairs else 0.0
+        return _differing([found and found[1] for found in first])
 
     @property
     def answers_differ(self) -> float:

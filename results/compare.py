@@ -1,11 +1,17 @@
 """Two arms over the same samples, or the same repeats: the difference of each pair, and what it proves.
 
-Of 0/1 scores only the discordant pairs tell: n10 samples that the reference alone got right, n01 the arm alone.
+Of 0/1 scores only the discordant pairs tell: n10 answers that the reference alone got right, n01 the arm alone. An
+answer is one sample in one repeat; N = n samples x R repeats of them. Answers to one sample are not independent of each
+other, so the sample is the cluster (d_s: n01 - n10 within sample s).
 
-    difference    (n01 - n10) / n
-    p             McNemar's exact test: n01 is binomial(n01 + n10, 1/2) where neither arm is better (McNemar 1947)
-    interval      of Bonett and Price 2012, eq. 9: one sample is added to each discordant count, so that no discordant
-                  pair at all does not claim certainty; it holds its level from few samples on (Fagerland et al. 2014)
+    difference    (n01 - n10) / N: a sample that is right in 4 of 5 repeats lost a fifth of itself
+    p             exact: of all ways to swap the two arms within samples (each sign of d_s as likely as the other), the
+                  share that is as lopsided. Where repeats answer alike this is McNemar's exact test over n samples
+                  (McNemar 1947): n01 is binomial(n01 + n10, 1/2) where neither arm is better
+    interval      of Bonett and Price 2012, eq. 9: one answer is added to each discordant count, so that no discordant
+                  pair at all does not claim certainty; it holds its level from few samples on (Fagerland et al. 2014).
+                  All counts are first divided by the design effect, sum d_s^2 / (n01 + n10), from 1 (answers to a
+                  sample vary freely) to R (they are all alike, and the interval is that of n samples)
 
 Other values have the mean of their differences with its interval (`results.statistics.mean_interval`: Student's t, from
 20 pairs on BCa bootstrap), and p of the paired t test.
@@ -17,15 +23,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from results.metrics import energy_observations, latency_observations
 from results.records import Phase, Trial
 from results.statistics import BOOTSTRAP_FROM, CONFIDENCE, NORMAL_95, mean_interval
 
 MCNEMAR = "McNemar, exact"
+MCNEMAR_CLUSTERED = "McNemar, exact, clustered by sample"
 PAIRED_T = "paired t"
 PAIRED_T_BOOTSTRAP = "paired t, interval BCa bootstrap"
 
@@ -42,7 +50,8 @@ class UnlikeError(Exception):
 class Difference:
     """Mean of (arm - reference) over n pairs. Without an interval `reason` says why.
 
-    n_changed: pairs that differ at all.
+    n_changed: pairs that differ at all. n_answers: of 0/1 scores that vary between repeats, samples x repeats that were
+    compared, and n_answers_changed how many of them differ; None where a sample is one answer.
     """
 
     n: int
@@ -53,6 +62,8 @@ class Difference:
     test: str | None
     n_changed: int
     reason: str | None = None
+    n_answers: int | None = None
+    n_answers_changed: int | None = None
 
     @property
     def is_clear(self) -> bool:
@@ -62,19 +73,33 @@ class Difference:
         return self.p is None or self.p < 1 - CONFIDENCE
 
 
-def compare_scores(reference: Mapping[str, float], arm: Mapping[str, float], is_zero_one: bool) -> Difference:
-    """Scores by sample id; is_zero_one: each is right or wrong. Raises `UnlikeError` where samples are not the same."""
+SampleScores = Mapping[str, Sequence[float]]
+"""By sample id: its score in each repeat, in their order."""
+
+
+def compare_scores(reference: SampleScores, arm: SampleScores, is_zero_one: bool) -> Difference:
+    """is_zero_one: each score is right or wrong. Raises `UnlikeError` where samples are not the same."""
     if reference.keys() != arm.keys():
         raise UnlikeError(_unlike(reference.keys(), arm.keys(), "sample"))
     if not reference:
         raise UnlikeError("no sample has a score of its own, so nothing can be paired")
     samples = sorted(reference)
-    pairs = [(reference[s], arm[s]) for s in samples]
     if is_zero_one:
-        n10 = sum(before > after for before, after in pairs)
-        n01 = sum(before < after for before, after in pairs)
-        return mcnemar(n10, n01, len(pairs))
-    return mean_difference([after - before for before, after in pairs])
+        return _compare_answers([reference[s] for s in samples], [arm[s] for s in samples])
+    return mean_difference([_mean(arm[s]) - _mean(reference[s]) for s in samples])
+
+
+def _compare_answers(reference: Sequence[Sequence[float]], arm: Sequence[Sequence[float]]) -> Difference:
+    """Right or wrong, by sample and repeat. Swapping arms within a sample is fair only where both answered as often."""
+    if not any(len(set(own)) > 1 for own in (*reference, *arm)):
+        pairs = [(before[0], after[0]) for before, after in zip(reference, arm, strict=True)]
+        return mcnemar(sum(before > after for before, after in pairs), sum(a > b for b, a in pairs), len(pairs))
+    n_repeats = min(len(own) for own in (*reference, *arm))
+    before, after = (np.asarray([own[:n_repeats] for own in scores], dtype=np.int64) for scores in (reference, arm))
+    found = clustered_mcnemar(after - before)
+    if any(len(own) > n_repeats for own in (*reference, *arm)):
+        return replace(found, reason=f"over the first {n_repeats} repeats of both arms")
+    return found
 
 
 def mcnemar(n10: int, n01: int, n: int) -> Difference:
@@ -82,11 +107,60 @@ def mcnemar(n10: int, n01: int, n: int) -> Difference:
     from scipy import stats
 
     p = 1.0 if n10 + n01 == 0 else float(stats.binomtest(n01, n10 + n01, 0.5).pvalue)
+    low, high = _bonett_price(n10, n01, n)
+    return Difference(n, (n01 - n10) / n, low, high, p, MCNEMAR, n10 + n01)
+
+
+def clustered_mcnemar(changes: NDArray[np.int64]) -> Difference:
+    """changes: samples x repeats, each 1 (right with the arm only), -1 (with the reference only) or 0."""
+    n, n_repeats = changes.shape
+    n01, n10 = int((changes > 0).sum()), int((changes < 0).sum())
+    by_sample = changes.sum(axis=1)
+    design_effect = float(n_repeats)
+    if n01 + n10:
+        design_effect = min(max(float((by_sample**2).sum()) / (n01 + n10), 1.0), design_effect)
+    low, high = _bonett_price(*(count / design_effect for count in (n10, n01, n * n_repeats)))
+    return Difference(
+        n=n,
+        mean=(n01 - n10) / (n * n_repeats),
+        low=low,
+        high=high,
+        p=_share_of_sign_flips(by_sample),
+        test=MCNEMAR_CLUSTERED,
+        n_changed=int((changes != 0).any(axis=1).sum()),
+        n_answers=n * n_repeats,
+        n_answers_changed=n01 + n10,
+    )
+
+
+def _bonett_price(n10: float, n01: float, n: float) -> tuple[float, float]:
     share10, share01 = (n10 + 1) / (n + 2), (n01 + 1) / (n + 2)
     middle = share01 - share10
     half = NORMAL_95 * math.sqrt((share10 + share01 - middle**2) / (n + 2))
-    low, high = max(-1.0, middle - half), min(1.0, middle + half)
-    return Difference(n, (n01 - n10) / n, low, high, p, MCNEMAR, n10 + n01)
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def _share_of_sign_flips(by_sample: NDArray[np.int64]) -> float:
+    """Of all choices of signs of the samples' differences, the share whose sum is at least as far from 0.
+
+    m samples that differ by size k add k (2 binomial(m, 1/2) - m); the sum over the sizes is their convolution.
+    """
+    from scipy import stats
+
+    sizes, counts = np.unique(np.abs(by_sample[by_sample != 0]), return_counts=True)
+    total = int((sizes * counts).sum())
+    sums = np.zeros(2 * total + 1)
+    sums[total] = 1.0
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        before, sums = sums, np.zeros_like(sums)
+        for n_up, share in enumerate(stats.binom.pmf(np.arange(count + 1), count, 0.5).tolist()):
+            step = size * (2 * n_up - count)
+            if share > 0:
+                sums[max(step, 0) : len(sums) + min(step, 0)] += (
+                    share * before[max(-step, 0) : len(before) - max(step, 0)]
+                )
+    is_as_far = np.abs(np.arange(-total, total + 1)) >= abs(int(by_sample.sum()))
+    return min(1.0, float(sums[is_as_far].sum()))
 
 
 def mean_difference(differences: Sequence[float]) -> Difference:
@@ -112,15 +186,20 @@ def mean_difference(differences: Sequence[float]) -> Difference:
 # --- what is paired --------------------------------------------------------------------------------------------------
 
 
-def sample_scores(trials: Sequence[Trial], metric: str) -> dict[str, float]:
-    """Score of each sample, the mean over the trials. Raises `UnlikeError` where trials scored different samples."""
+def sample_scores(trials: Sequence[Trial], metric: str) -> dict[str, tuple[float, ...]]:
+    """Scores of each sample, one a trial. Raises `UnlikeError` where trials scored different samples."""
     found: list[dict[str, float]] = []
     for trial in trials:
         own = {s.sample_id: s.value for s in trial.scores if s.metric == metric and s.sample_id is not None}
         if found and own.keys() != found[0].keys():
             raise UnlikeError(f"repeats of one arm: {_unlike(found[0].keys(), own.keys(), 'sample')}")
         found.append(own)
-    return {s: math.fsum(own[s] for own in found) / len(found) for s in found[0]} if found else {}
+    return {s: tuple(own[s] for own in found) for s in found[0]} if found else {}
+
+
+def mean_score(scores: SampleScores) -> float:
+    """Over all samples and repeats."""
+    return math.fsum(map(_mean, scores.values())) / len(scores)
 
 
 def compare_trials(
@@ -158,3 +237,7 @@ def _unlike(reference: Collection[str], arm: Collection[str], what: str) -> str:
         f"not the same {what}s: {len(only)} of {len(reference)} only in the first, {len(other)} of {len(arm)} only in"
         f" the second (such as {examples}); ask all arms the same"
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from results.compare import (
     MCNEMAR,
+    MCNEMAR_CLUSTERED,
     PAIRED_T,
     PAIRED_T_BOOTSTRAP,
     UnlikeError,
+    clustered_mcnemar,
     compare_scores,
     compare_trials,
     mcnemar,
@@ -24,9 +26,9 @@ from results.records import Score, Trial
 from tests.run_builders import completion, reading, trial
 
 
-def scores(values: str) -> dict[str, float]:
+def scores(*repeats: str) -> dict[str, tuple[float, ...]]:
     """One sample a digit."""
-    return {f"s{i}": float(value) for i, value in enumerate(values)}
+    return {f"s{i}": tuple(map(float, values)) for i, values in enumerate(zip(*repeats, strict=True))}
 
 
 def test_the_published_example_of_paired_proportions() -> None:
@@ -98,8 +100,8 @@ def test_other_scores_have_the_paired_t_test_of_scipy() -> None:
     expected = stats.ttest_rel(after, before)
     interval = expected.confidence_interval()
     found = compare_scores(
-        {f"s{i}": float(v) for i, v in enumerate(before)},
-        {f"s{i}": float(v) for i, v in enumerate(after)},
+        {f"s{i}": (float(v) - 1, float(v) + 1) for i, v in enumerate(before)},
+        {f"s{i}": (float(v), float(v)) for i, v in enumerate(after)},
         is_zero_one=False,
     )
     assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, interval.low, interval.high))
@@ -131,10 +133,82 @@ def scored(repeat: int, **values: float) -> Trial:
     return trial(repeat=repeat, scores=tuple(Score(metric="acc", value=v, sample_id=s) for s, v in values.items()))
 
 
-def test_a_samples_score_is_its_mean_over_repeats() -> None:
-    assert sample_scores([scored(0, a=1.0, b=0.0), scored(1, a=0.0, b=0.0)], "acc") == {"a": 0.5, "b": 0.0}
+def test_a_sample_keeps_its_score_of_each_repeat() -> None:
+    found = sample_scores([scored(0, a=1.0, b=0.0), scored(1, a=0.0, b=0.0)], "acc")
+    assert found == {"a": (1.0, 0.0), "b": (0.0, 0.0)}
     with pytest.raises(UnlikeError, match="repeats of one arm: not the same samples"):
         sample_scores([scored(0, a=1.0), scored(1, b=1.0)], "acc")
+
+
+# --- answers that vary between repeats -------------------------------------------------------------------------------
+
+
+def test_repeats_that_answer_alike_are_no_more_evidence_than_one() -> None:
+    before, after = "1" * 15 + "0" * 5, "1" * 11 + "0" * 8 + "1"
+    once = compare_scores(scores(before), scores(after), is_zero_one=True)
+    assert compare_scores(scores(*[before] * 5), scores(*[after] * 5), is_zero_one=True) == once
+    # The same where one sample varies and changes nothing between the arms: all of the rest counts as it did.
+    varied = [before + "1", before + "0"], [after + "1", after + "0"]
+    found = compare_scores(scores(*varied[0]), scores(*varied[1]), is_zero_one=True)
+    assert found.p == pytest.approx(once.p)
+    assert (found.test, found.n_changed) == (MCNEMAR_CLUSTERED, 5)
+
+
+@given(st.lists(st.tuples(*[st.sampled_from((-1, 0, 1))] * 3), min_size=1, max_size=9))
+def test_p_of_varying_answers_is_the_share_of_swaps_of_arms_within_samples(changes: list[tuple[int, int, int]]) -> None:
+    found = clustered_mcnemar(np.array(changes))
+    sums = [sum(own) for own in changes]
+    swaps = [
+        sum(s * d for s, d in zip(signs, sums, strict=True)) for signs in itertools.product((-1, 1), repeat=len(sums))
+    ]
+    assert found.p == pytest.approx(sum(abs(swap) >= abs(sum(sums)) for swap in swaps) / len(swaps))
+
+
+SHARES_RIGHT = {
+    "the same for all": lambda rng, n: np.full(n, 0.95),
+    "most sure, some not": lambda rng, n: rng.beta(0.5, 0.3, n),
+    "half of them sure": lambda rng, n: np.where(rng.random(n) < 0.5, 1.0, rng.random(n)),
+}
+
+
+@pytest.mark.parametrize("n_repeats", [2, 5])
+@pytest.mark.parametrize("kind", SHARES_RIGHT)
+def test_two_arms_alike_that_vary_are_told_apart_in_5_of_100_runs_at_most(kind: str, n_repeats: int) -> None:
+    """Each sample is right with a chance of its own, the same for both arms; samples are drawn anew for each run."""
+    rng, n, n_runs = np.random.default_rng(11), 40, 500
+    n_false = n_covered = 0
+    for _ in range(n_runs):
+        chance = SHARES_RIGHT[kind](rng, n)[:, None]
+        before, after = (rng.random((n, n_repeats)) < chance for _ in range(2))
+        found = clustered_mcnemar(after.astype(np.int64) - before)
+        assert found.p is not None
+        assert found.low is not None
+        assert found.high is not None
+        n_false += found.p < 0.05
+        n_covered += found.low <= 0 <= found.high
+    # Three standard errors of 500 draws at 0.05 are 0.03.
+    assert n_false / n_runs <= 0.08
+    assert n_covered / n_runs >= 0.92
+
+
+def test_the_interval_of_varying_answers_covers_a_true_loss() -> None:
+    """A tenth of the samples loses half of its chance: -0.05 by all samples there are."""
+    rng, n, n_repeats, n_runs = np.random.default_rng(12), 60, 3, 500
+    covered = 0
+    for _ in range(n_runs):
+        chance = np.where(rng.random(n) < 0.1, 0.5, 1.0)[:, None]
+        after = rng.random((n, n_repeats)) < chance
+        found = clustered_mcnemar(after.astype(np.int64) - 1)
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= -0.05 <= found.high
+    assert covered / n_runs >= 0.93
+
+
+def test_an_arm_with_fewer_repeats_is_compared_over_those_that_both_have() -> None:
+    found = compare_scores(scores("11", "11", "00"), scores("11", "10"), is_zero_one=True)
+    assert (found.n_answers, found.n_answers_changed, found.mean) == (4, 1, -0.25)
+    assert found.reason == "over the first 2 repeats of both arms"
 
 
 # --- repeats ---------------------------------------------------------------------------------------------------------

@@ -173,13 +173,18 @@ def _change(table: AccuracyTable, row: Row | None, scale: float) -> Entry:
     if pd.isna(row["change_low"]):
         return Entry(signed(format_number(change)), note=table.note(row["change_reason"]))
     low, high = row["change_low"] / scale, row["change_high"] / scale
-    counted = (
-        f"{row['n_changed']} of {row['n_pairs']} changed" if row["n_of"] == "samples" else f"{row['n_pairs']} pairs"
-    )
-    below = ("no spread" if low == high else format_interval(low, high), f"{format_p(row['p'])}, {counted}")
+    below = ("no spread" if low == high else format_interval(low, high), f"{format_p(row['p'])}, {_counted(row)}")
     # What these samples changed is exact, only what others would is not.
     text = format_number(change) if row["n_of"] == "samples" else format_mean(change, low, high)
     return Entry(signed(text), below)
+
+
+def _counted(row: Row) -> str:
+    if row["n_of"] != "samples":
+        return f"{row['n_pairs']} pairs"
+    if pd.isna(row["n_answers"]):
+        return f"{row['n_changed']} of {row['n_pairs']} changed"
+    return f"{row['n_answers_changed']} of {row['n_answers']} answers to {row['n_pairs']} samples changed"
 
 
 def _cost(table: AccuracyTable, row: Row | None, scale: float) -> Entry:

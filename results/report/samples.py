@@ -20,7 +20,8 @@ QUESTION_CHARACTERS, ANSWER_CHARACTERS = (400, 1000), (500, 200)
 """Kept at the start and at the end of a text: a question's end is what is asked, an answer's start what is said."""
 BROWSE_SAMPLES = (Path(__file__).parent / "browse_samples.js").read_text(encoding="utf-8")
 RIGHT_OR_WRONG = {1.0: "right", 0.0: "wrong"}
-"""Of scores that are 0 or 1 for each sample, where a right answer is known. Between them repeats differ."""
+"""Of scores that are 0 or 1 for each sample, where a right answer is known. Between them repeats differ: then how many
+of them were right is said."""
 
 
 def sample_panels(answered: Sequence[Answered], arms: dict[str, Arm]) -> list[dict[str, Any]]:
@@ -88,7 +89,11 @@ def _sample(one: Answered, position: int, arms: dict[str, Arm]) -> dict[str, Any
 
 def _answer(answer: Answer, arm: Arm, judged: frozenset[str]) -> dict[str, Any]:
     """judged: scores that say right or wrong. An answer is wrong by the first of them."""
-    verdicts = {m: RIGHT_OR_WRONG.get(value) for m, value in answer.scores.items() if m in judged}
+    verdicts = {
+        m: RIGHT_OR_WRONG.get(value, f"right in {round(value * answer.n_trials)} of {answer.n_trials}")
+        for m, value in answer.scores.items()
+        if m in judged
+    }
     scores = [(metric, verdicts.get(metric) or f"{value:.3g}") for metric, value in answer.scores.items()]
     joules, why = None, answer.energy_reason
     if answer.energy_j is not None:
