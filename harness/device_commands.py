@@ -1,0 +1,160 @@
+"""Commands of devices: what is here, whether its meters tell the truth, what it draws now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    EXIT_DEVICE_NOT_READY,
+    EXIT_INTERRUPTED,
+    EXIT_SOME_FAILED,
+    AsJson,
+    console_of,
+    fail,
+    print_rows,
+    quiet_libraries,
+    rounded,
+)
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from harness.schema import DeviceSpec
+    from harness.workbench import WaitListener
+    from results.records import SelfTest
+
+DeviceName = Annotated[
+    str, typer.Option("--device", help="host, or a phone: adb:SERIAL, ios:UDID (`joulebench devices` lists them).")
+]
+
+
+def devices(as_json: AsJson = False) -> None:
+    """Show this machine, its meters, and what is missing for the others."""
+    from harness.inventory import device_rows
+
+    print_rows(device_rows(), as_json, "Devices and meters")
+
+
+def doctor(
+    device: DeviceName = "host",
+    seconds: Annotated[
+        float, typer.Option(min=1.0, max=600.0, help="Length of each stretch: idle, load, idle.")
+    ] = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Check a device, and test its meters: idle against a known load. Reports show the verdict from then on."""
+    quiet_libraries()
+    from harness.examination import examine_device
+    from harness.state import keep_self_test, state_folder
+
+    console = console_of(stderr=True)
+    spec = _device_spec(device, "auto")
+    try:
+        with console.status(f"opening {device}") as status:
+            found = examine_device(spec, seconds, on_stage=status.update, on_wait=_waits_on(status))
+    except KeyboardInterrupt:
+        fail("interrupted; the verdict before stands", EXIT_INTERRUPTED)
+    try:
+        kept = keep_self_test(found, state_folder())
+    except OSError as error:
+        fail(f"the verdict cannot be kept ({error}); name another folder with JOULEBENCH_STATE", EXIT_BAD_PLAN)
+    if as_json:
+        typer.echo(json.dumps(found.model_dump(mode="json") | {"verdict": found.verdict, "file": str(kept)}, indent=2))
+    else:
+        _print_self_test(found, kept)
+    if found.verdict == "not ready":
+        raise typer.Exit(EXIT_DEVICE_NOT_READY)
+    if found.verdict != "ready":
+        raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def record(
+    path: Annotated[Path, typer.Argument(metavar="TRACE.parquet", help="File to write; a PNG appears beside it.")],
+    device: DeviceName = "host",
+    meter: Annotated[str, typer.Option(help="`joulebench devices` lists them; auto: the first that opens.")] = "auto",
+    app: Annotated[str | None, typer.Option(help="An iPhone's energy gauge: the app that it follows.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=86400.0, help="How long; Ctrl-C ends it early.")] = 10.0,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.001, max=10.0, help="Seconds between readings.")
+    ] = 0.05,
+    as_json: AsJson = False,
+) -> None:
+    """Record what a device draws; a plan plays it back with meters = ["replay"]."""
+    quiet_libraries()
+    from devices.base import DeviceError
+    from devices.clock import MonotonicClock
+    from harness.recording import record, write_recording
+    from harness.schema import Protocol
+    from harness.workbench import build_device
+
+    if path.suffix != ".parquet":
+        fail(f"{path}: a recording is a Parquet file; end its name with .parquet", EXIT_BAD_PLAN)
+    if not path.parent.is_dir():
+        fail(f"{path}: no folder {path.parent}; make it first", EXIT_BAD_PLAN)
+    if meter == "replay":
+        fail("--meter replay: a recording is not recorded again; name a meter of this machine", EXIT_BAD_PLAN)
+    spec, clock = _device_spec(device, meter, app), MonotonicClock()
+    console = console_of(stderr=True)
+    with console.status(f"opening {device}") as status:
+        found = build_device(spec, Protocol(sample_interval_s=interval_s), clock, _waits_on(status))
+        try:
+            found.open()
+            recording = record(found, clock, seconds, lambda left_s: status.update(f"recording, {left_s:.0f} s left"))
+        except DeviceError as error:
+            fail(str(error), EXIT_DEVICE_NOT_READY)
+        except KeyboardInterrupt:
+            fail("interrupted before the recording began; nothing was written", EXIT_INTERRUPTED)
+        finally:
+            found.close()
+    try:
+        files = write_recording(recording, path)
+    except OSError as error:
+        fail(f"{path} cannot be written ({error})", EXIT_BAD_PLAN)
+    readings = [r.model_dump(mode="json") | {"average_power_w": r.average_power_w} for r in recording.readings()]
+    if as_json:
+        typer.echo(json.dumps({"files": [str(f) for f in files], "readings": readings}, indent=2))
+        return
+    shown = ("meter", "component", "method", "duration_s", "energy_j", "uncertainty_j", "average_power_w", "reason")
+    print_rows([{key: rounded(r[key]) for key in shown} for r in readings], False, f"{device}, recorded")
+    for file in files:
+        typer.echo(str(file))
+
+
+def _print_self_test(found: SelfTest, kept: Path) -> None:
+    from results.report.self_test import CHECK_WORDS, agreement_line, check_line, meter_line, verdict_line
+
+    lines = [
+        *(f"{CHECK_WORDS[c.ok]:5}{check_line(c)}" for c in found.checks),
+        *(["", f"idle against {found.load}:"] if found.load else []),
+        *map(meter_line, found.meters),
+        *map(agreement_line, found.agreements),
+        "",
+        verdict_line(found),
+        f"kept in {kept}; reports of runs made from now on show it",
+    ]
+    for line in lines:
+        typer.echo(line)
+
+
+def _device_spec(device: str, meter: str, app: str | None = None) -> DeviceSpec:
+    """Of a device that is here. Fails where a name is unknown, or only a model."""
+    from harness.plan import device_problems
+    from harness.schema import DeviceSpec
+
+    spec = DeviceSpec(name=device, meters=(meter,), app=app)
+    if spec.is_modelled:
+        fail(
+            f"device {device} is a hardware sheet, there is nothing to measure; name host or adb:SERIAL", EXIT_BAD_PLAN
+        )
+    for problem in device_problems("device", spec):
+        fail(problem, EXIT_BAD_PLAN)
+    return spec
+
+
+def _waits_on(status: Status) -> WaitListener:
+    return lambda device, reason, left_s: status.update(f"{device}: {reason}; waiting, {left_s:.0f} s left")

@@ -1,0 +1,181 @@
+"""Commands of a plan and of its run: run, report, plan check, plan schema."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    EXIT_DEVICE_NOT_READY,
+    EXIT_INTERRUPTED,
+    EXIT_SOME_FAILED,
+    AsJson,
+    console_of,
+    fail,
+    print_rows,
+    quiet_libraries,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.plan import Plan
+    from harness.runner import RunOutcome
+    from harness.workbench import Workbench
+
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file (TOML).")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Override a value, such as protocol.repeats=5. May be repeated."),
+]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Let workloads run code that the model wrote, each program in a sandbox.")
+]
+
+
+def run(
+    plan_path: PlanPath,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME by default.")] = None,
+    settings: Settings = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the matrix and an estimate of time only.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    allow_code: AllowCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a plan: measure every cell, then write tables and report."""
+    console = console_of(stderr=as_json)
+    try:
+        with _prepared(plan_path, settings, allow_code) as (plan, workbench):
+            if dry_run:
+                _print_dry_run(plan, workbench, console, as_json)
+                return
+            directory = out or Path("runs") / plan.name
+            outcome = _run(plan, workbench, directory, resume, console)
+        _show_run(directory, console, as_json)
+    except KeyboardInterrupt:
+        fail("interrupted; finished trials are kept, go on with --resume", EXIT_INTERRUPTED)
+    if outcome.n_failed:
+        fail(
+            f"{outcome.n_failed} of {outcome.n_ok + outcome.n_failed} trials failed; their reasons are in report.html"
+            " and trials.csv",
+            EXIT_SOME_FAILED,
+        )
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")], as_json: AsJson = False
+) -> None:
+    """Write tables and report again from what a run stored."""
+    _show_run(directory, console_of(stderr=as_json), as_json)
+
+
+def plan_check(plan_path: PlanPath, settings: Settings = None, allow_code: AllowCode = False) -> None:
+    """Check a plan and everything that it names."""
+    with _prepared(plan_path, settings, allow_code) as (plan, _):
+        typer.echo(f"{plan_path}: ok, {len(plan.cells)} cells")
+
+
+def plan_schema() -> None:
+    """Print the JSON Schema of plans, for editors."""
+    from harness.schema import PlanFile
+
+    schema = PlanFile.model_json_schema()
+    typer.echo(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2))
+
+
+@contextlib.contextmanager
+def _prepared(plan_path: Path, settings: list[str] | None, allow_code: bool) -> Iterator[tuple[Plan, Workbench]]:
+    """A plan that is valid in itself and against what it names, with the workbench that holds its parts."""
+    quiet_libraries()
+    from harness.plan import PlanError, load_plan
+    from harness.preflight import preflight
+    from harness.workbench import Workbench, data_root
+
+    with contextlib.ExitStack() as closing:
+        try:
+            with console_of(stderr=True).status("checking the plan and what it names"):
+                plan = load_plan(plan_path, settings or (), data_root())
+                workbench = Workbench(plan.protocol, allow_code)
+                closing.callback(workbench.close)
+                plan = preflight(plan, workbench)
+        except PlanError as error:
+            for problem in error.problems:
+                typer.echo(f"error: {problem}", err=True)
+            raise typer.Exit(EXIT_BAD_PLAN) from error
+        yield plan, workbench
+
+
+def _run(plan: Plan, workbench: Workbench, directory: Path, resume: bool, console: Console) -> RunOutcome:
+    from harness.progress import LiveProgress, PlainProgress
+    from harness.runner import DeviceNotReadyError, Runner, open_run
+    from results.store import StoreError
+
+    for note in (*plan.skipped, *plan.left_out):
+        console.print(f"left out: {note}", markup=False, highlight=False)
+    try:
+        with LiveProgress(console) if console.is_terminal else PlainProgress(console) as progress:
+            workbench.on_wait = progress.waiting
+            with open_run(plan, directory, resume, workbench) as store:
+                return Runner(plan, store, workbench, progress).run()
+    except StoreError as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    except DeviceNotReadyError as error:
+        fail(str(error), EXIT_DEVICE_NOT_READY)
+
+
+def _show_run(directory: Path, console: Console, as_json: bool) -> None:
+    """Writes the tables and the report of a stored run, prints the summary, says where everything is."""
+    from harness.summary import print_summary
+    from results.derived import Derived
+    from results.report.csv import write_csv
+    from results.report.html import write_html
+    from results.store import Store, StoreError
+
+    try:
+        with Store.view(directory) as store:
+            derived = Derived(store.data())
+            files = [*write_csv(derived.run, directory, derived), directory / "report.html"]
+            write_html(derived.run, directory / "report.html", derived)
+    except (StoreError, OSError) as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {"files": [str(f) for f in files], "summary": json.loads(derived.summary.to_json(orient="records"))}
+            )
+        )
+        return
+    print_summary(derived, console)
+    for file in files:
+        console.print(str(file), markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_dry_run(plan: Plan, workbench: Workbench, console: Console, as_json: bool) -> None:
+    from harness.estimate import estimate
+
+    found = estimate(plan, workbench)
+    rows = [
+        {
+            "engine": e.cell_plan.cell.engine,
+            "workload": e.cell_plan.cell.workload,
+            "device": e.cell_plan.cell.device,
+            "trials": e.n_trials,
+            "requests": e.n_requests,
+            "prefill_tokens": e.prefill_tokens,
+            "decode_tokens": e.decode_tokens,
+            "estimated_s": round(e.seconds, 1),
+        }
+        for e in found
+    ]
+    print_rows(rows, as_json, f"{plan.name}: {len(rows)} cells")
+    if not as_json:
+        total_s = sum(e.seconds for e in found)
+        for note in (*plan.skipped, *plan.left_out):
+            console.print(f"left out: {note}", markup=False, highlight=False)
+        console.print(f"about {total_s / 60:.1f} minutes (decode tokens at most; speeds are guessed from a probe)")

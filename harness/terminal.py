@@ -1,0 +1,59 @@
+"""What every command prints with: the console, rows as a table or JSON, the error that ends it, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_WIDTH = 160
+EXIT_BAD_PLAN, EXIT_DEVICE_NOT_READY, EXIT_SOME_FAILED, EXIT_INTERRUPTED = 2, 4, 5, 130
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def console_of(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    found = Console(stderr=stderr)
+    # A file or a pipe has no width of its own: wide enough that no table folds its words.
+    return found if found.is_terminal or "COLUMNS" in os.environ else Console(stderr=stderr, width=PIPE_WIDTH)
+
+
+def print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for key in rows[0] if rows else ():
+        numeric = all(isinstance(r[key], int | float) for r in rows)
+        table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if value is None else str(value)) for value in row.values()))
+    console_of().print(table)
+
+
+def rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def quiet_libraries() -> None:
+    """Their progress bars and advice would tear our display apart. Read when they are imported, so it comes first."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
