@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 
 from torch import Tensor
@@ -27,15 +28,14 @@ class Calibration:
         frozen = MappingProxyType({layer: tuple(counts) for layer, counts in self.tokens_per_expert.items()})
         object.__setattr__(self, "tokens_per_expert", frozen)
 
-    def relative_load(self, layer: int) -> tuple[float, ...]:
-        """n_{l,e} / mean_e n_{l,e}: 1 for every expert under perfect balance."""
+    def relative_load(self, layer: int) -> tuple[Fraction, ...]:
+        """n_{l,e} / mean_e n_{l,e}: 1 for every expert under perfect balance. Exact, for shapes are cut from it."""
         counts = self.tokens_per_expert[layer]
-        mean = sum(counts) / len(counts)
-        return tuple(count / mean for count in counts)
+        return tuple(Fraction(count * len(counts), sum(counts)) for count in counts)
 
     def imbalance(self, layer: int) -> float:
         """r_l = max_e n_{l,e} / mean_e n_{l,e} (§4.1)."""
-        return max(self.relative_load(layer))
+        return float(max(self.relative_load(layer)))
 
     def popularity(self, layer: int) -> tuple[int, ...]:
         """Experts from the most to the least chosen; the lower index first where counts are equal (§4.3)."""

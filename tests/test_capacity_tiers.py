@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given
@@ -40,7 +42,7 @@ def kept_pairs(plan: DispatchPlan) -> dict[tuple[int, int], float]:
 
 def test_busiest_expert_of_the_sources_example() -> None:
     """§4.1 of 000: B = 256, E = 8, r = 2 -> 2 * 256 / 8 = 64 rows; under top-2 the true mean doubles it."""
-    relative_load = (2.0, 2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0)
+    relative_load = [Fraction(load) for load in (2, 2, 2, 2, 0, 0, 0, 0)]
     assert max(expected_load(relative_load, chunk=256, top_k=2, base="B/E")) == 64
     assert max(expected_load(relative_load, chunk=256, top_k=2, base="BK/E")) == 128
 
@@ -48,19 +50,60 @@ def test_busiest_expert_of_the_sources_example() -> None:
 def test_expert_gets_the_smallest_tier_that_holds_it_and_the_largest_when_none_does() -> None:
     # Mean 10; base BK/E = 128 * 2 / 4 = 64; tiers 128, 64, 32; loads 153.6, 64, 32, 6.4.
     parameters = CapacityTiersParameters(multiples=(2, 1, 0.5))
-    assert frozen_capacities(parameters, (2.4, 1.0, 0.5, 0.1), chunk=128, top_k=2) == (128, 64, 32, 32)
+    relative_load = [Fraction(load) for load in ("2.4", "1", "0.5", "0.1")]
+    assert frozen_capacities(parameters, relative_load, chunk=128, top_k=2) == (128, 64, 32, 32)
 
 
 def test_capacities_are_rounded_up_to_the_alignment() -> None:
     # Base 100 * 2 / 8 = 25 rows: tiers 100, 50, 25 become 112, 64, 32; load 32 still fits the last.
-    parameters = CapacityTiersParameters()
-    assert frozen_capacities(parameters, (32 / 25, 33 / 25, 3.0, 0, 0, 0, 0, 0), chunk=100, top_k=2) == (
+    relative_load = [Fraction(rows, 25) for rows in (32, 33, 75, 0, 0, 0, 0, 0)]
+    assert frozen_capacities(CapacityTiersParameters(), relative_load, chunk=100, top_k=2) == (
         32, 64, 112, 32, 32, 32, 32, 32,
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("multiple", "n_experts", "top_k", "chunk", "align", "rows"),
+    # 1.8 * 1000 * 8 / 60 = 240 and 1.1 * 400 / 8 = 55: floats come out above both.
+    [(1.8, 60, 8, 1000, 16, 240), (1.1, 8, 1, 400, 55, 55)],
+)
+def test_rows_that_divide_evenly_get_no_step_more(
+    multiple: float, n_experts: int, top_k: int, chunk: int, align: int, rows: int
+) -> None:
+    parameters = CapacityTiersParameters(multiples=(multiple,), align=align)
+    assert frozen_capacities(parameters, [Fraction(1)] * n_experts, chunk, top_k) == (rows,) * n_experts
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 2000), st.integers(1, 64), st.data())
+def test_rows_are_those_of_whole_numbers(
+    n_experts: int, top_k: int, chunk: int, align: int, data: st.DataObject
+) -> None:
+    """A multiple of n tenths: n B K / (10 E) rows, at most B, in steps of `align`, by division of integers alone. An
+    expert that was chosen c times of N expects c B K / N rows."""
+    tenths = sorted(data.draw(st.sets(st.integers(1, 100), min_size=1, max_size=4)), reverse=True)
+    counts = data.draw(st.lists(st.integers(1, 500), min_size=n_experts, max_size=n_experts))
+    tiers = [-(-min(n * chunk * top_k, 10 * n_experts * chunk) // (10 * n_experts * align)) * align for n in tenths]
+    wanted = []
+    for count in counts:
+        holding = [tier for tier in tiers if count * chunk * top_k <= tier * sum(counts)]
+        wanted.append(min(holding, default=tiers[0]))
+    relative_load = Calibration({0: tuple(counts)}, top_k, 1).relative_load(0)
+    parameters = CapacityTiersParameters(multiples=tuple(float(f"{n // 10}.{n % 10}") for n in tenths), align=align)
+    assert frozen_capacities(parameters, relative_load, chunk, top_k) == tuple(wanted)
+
+
+def test_load_of_exactly_a_tier_gets_that_tier() -> None:
+    """An expert chosen 69 times of 138 expects 96 * 69 / 138 = 48 rows; in floats 48.00000000000001."""
+    counts = (69, 11, *[1] * 58)
+    assert (len(counts), sum(counts)) == (60, 138)
+    assert technique(96, counts, 1, multiples=(60, 30)).capacities(0, "prefill")[0] == 48
+
+
 def test_capacity_never_exceeds_the_chunk_since_a_token_chooses_an_expert_once() -> None:
-    assert frozen_capacities(CapacityTiersParameters(multiples=(1000,)), (1.0, 1.0), chunk=40, top_k=1) == (48, 48)
+    assert frozen_capacities(CapacityTiersParameters(multiples=(1000,)), [Fraction(1)] * 2, chunk=40, top_k=1) == (
+        48,
+        48,
+    )
 
 
 def test_decode_and_prefill_have_shapes_of_their_own() -> None:
@@ -161,7 +204,7 @@ def test_unlimited_capacity_equals_the_oracle(renormalise: bool) -> None:
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("multiples", [(), (1.0, 2.0), (2.0, 2.0), (1.0, 0.0), (float("nan"),)])
+@pytest.mark.parametrize("multiples", [(), (1.0, 2.0), (2.0, 2.0), (1.0, 0.0), (float("nan"),), (float("inf"),)])
 def test_multiples_that_do_not_descend_above_zero_are_refused(multiples: tuple[float, ...]) -> None:
     with pytest.raises(ValidationError):
         CapacityTiersParameters(multiples=multiples)

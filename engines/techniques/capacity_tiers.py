@@ -10,6 +10,8 @@ run it. Per layer l, with B the chunk, E experts, K per token:
 Rules that the source leaves open, as built here:
 - base: the source prints B/E; the true mean under top-k is B*K/E. Both are offered, the latter is the default.
 - Weights of surviving pairs stay as they are; `renormalise_survivors` scales each token's to their sum before the drop.
+- Rows are computed in whole numbers and fractions, a multiple counting as the decimal number that the plan writes:
+  floats would put 1.8 * 1000 * 8 / 60 above 240, and a load of exactly 48 above the tier of 48.
 - A capacity never exceeds B (rounded up): a token chooses an expert at most once, so more rows could not fill.
 - A call none of whose rows is valid is not launched: the runtime knows the counts before it dispatches.
 - Decode steps (B = 1) have shapes of their own; a short last prefill chunk uses the full chunk's.
@@ -20,6 +22,8 @@ Legend: T tokens, K experts per token, P = T * K routed pairs, E experts, R rows
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -52,8 +56,8 @@ class CapacityTiersParameters(Record):
     @field_validator("multiples")
     @classmethod
     def _descending(cls, multiples: tuple[float, ...]) -> tuple[float, ...]:
-        if any(not m > 0 for m in multiples) or any(not a > b for a, b in pairwise(multiples)):
-            raise ValueError(f"multiples {multiples} must be above 0 and descend, such as (4, 2, 1)")
+        if any(not 0 < m < math.inf for m in multiples) or any(not a > b for a, b in pairwise(multiples)):
+            raise ValueError(f"multiples {multiples} must be finite, above 0 and descend, such as (4, 2, 1)")
         return multiples
 
     def build(self, prefill_chunk: int, calibration: Calibration | None) -> CapacityTiers:
@@ -63,19 +67,21 @@ class CapacityTiersParameters(Record):
 
 
 def expected_load(
-    relative_load: tuple[float, ...], chunk: int, top_k: int, base: Literal["B/E", "BK/E"]
-) -> tuple[float, ...]:
+    relative_load: Sequence[Fraction], chunk: int, top_k: int, base: Literal["B/E", "BK/E"]
+) -> tuple[Fraction, ...]:
     """Rows that each expert should get from one chunk: relative load times the balanced load per expert."""
     base_rows = _base_rows(len(relative_load), chunk, top_k, base)
     return tuple(load * base_rows for load in relative_load)
 
 
 def frozen_capacities(
-    parameters: CapacityTiersParameters, relative_load: tuple[float, ...], chunk: int, top_k: int
+    parameters: CapacityTiersParameters, relative_load: Sequence[Fraction], chunk: int, top_k: int
 ) -> tuple[int, ...]:
     """Rows of each expert's graph for chunks of up to `chunk` tokens."""
     base_rows = _base_rows(len(relative_load), chunk, top_k, parameters.base)
-    tiers = [_round_up(min(m * base_rows, chunk), parameters.align) for m in parameters.multiples]
+    # str is the shortest decimal that is this float: what was written.
+    multiples = [Fraction(str(multiple)) for multiple in parameters.multiples]
+    tiers = [_round_up(min(multiple * base_rows, Fraction(chunk)), parameters.align) for multiple in multiples]
     loads = expected_load(relative_load, chunk, top_k, parameters.base)
     return tuple(min((tier for tier in tiers if load <= tier), default=tiers[0]) for load in loads)
 
@@ -139,11 +145,11 @@ class CapacityTiers:
         )
 
 
-def _base_rows(n_experts: int, chunk: int, top_k: int, base: Literal["B/E", "BK/E"]) -> float:
-    return chunk * (top_k if base == "BK/E" else 1) / n_experts
+def _base_rows(n_experts: int, chunk: int, top_k: int, base: Literal["B/E", "BK/E"]) -> Fraction:
+    return Fraction(chunk * (top_k if base == "BK/E" else 1), n_experts)
 
 
-def _round_up(rows: float, align: int) -> int:
+def _round_up(rows: Fraction, align: int) -> int:
     return math.ceil(rows / align) * align
 
 
