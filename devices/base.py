@@ -118,6 +118,39 @@ class KeepsRaw(Protocol):
         ...
 
 
+@runtime_checkable
+class SeesState(Protocol):
+    """A meter that reads the state of its device beside its own readings."""
+
+    def states(self) -> Sequence[Conditions]:
+        """Those of the last window, in order; also of one that failed."""
+        ...
+
+
+@runtime_checkable
+class CarriesMarks(Protocol):
+    """A meter that knows what taints the readings of its last window: a recording that was marked, say."""
+
+    def marks(self) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class WatchesState(Protocol):
+    """A device whose state may change within a window."""
+
+    @property
+    def watch_every_s(self) -> float | None:
+        """Between two readings in a window; None: it need not be read there, before and after are enough."""
+        ...
+
+    def watched_state(self) -> Conditions:
+        """What may change (power source, boot id, heat, screen, level), read cheaply, on a thread of its own.
+
+        Raises `DeviceError`.
+        """
+        ...
+
+
 class Device(Protocol):
     """A machine with its meters."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import time
 from pathlib import Path
 
 import psutil
@@ -20,16 +21,36 @@ _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 
 def host_conditions(at_s: float, throttled: bool | None = None) -> Conditions:
     """Snapshot of this machine; at_s: the run's clock. throttled: what the machine's counters and meters know of it."""
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return host_power(at_s).model_copy(
+        update={
+            "load_average_1m": os.getloadavg()[0],
+            "cpu_frequency_mhz": _cpu_frequency_mhz(),
+            "temperature_c": _cpu_temperature_c(),
+            "throttled": throttled,
+        }
+    )
+
+
+def host_power(at_s: float) -> Conditions:
+    """What feeds this machine, and how long it has slept: cheap enough to be read within a window."""
+    try:
+        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    except OSError:
+        # A kernel without the class power_supply: a machine without a battery, as far as anybody can tell.
+        battery = None
     return Conditions(
         at_s=at_s,
-        load_average_1m=os.getloadavg()[0],
-        cpu_frequency_mhz=_cpu_frequency_mhz(),
-        temperature_c=_cpu_temperature_c(),
         battery_percent=float(battery.percent) if battery else None,
-        charging=bool(battery.power_plugged) if battery else None,
-        throttled=throttled,
+        charging=battery.power_plugged if battery else None,
+        suspended_s=_suspended_s(),
     )
+
+
+def _suspended_s() -> float | None:
+    """One clock goes on while the machine sleeps, the other stands. Linux; elsewhere not told."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 def cpu_throttle_events(cpus: Path = CPUS) -> int | None:

@@ -10,9 +10,17 @@ from devices.gates import CountdownListener, Gates, wait_until_ready
 
 FactsT = TypeVar("FactsT")
 
+WATCH_EVERY_S = 5.0
+"""Between two looks at a phone's state in a window: each costs it some 0.1 s of one core."""
+
 
 class GatedPhone(ABC, Generic[FactsT]):
-    """A phone that is measured only while nothing keeps it from being so. `open` sets its facts and its meters."""
+    """A phone that is measured only while nothing keeps it from being so. `open` sets its facts and its meters.
+
+    One that has `watched_state` too is a `WatchesState`; or its meter sees the state itself (`SeesState`).
+    """
+
+    watch_every_s: float | None = WATCH_EVERY_S
 
     def __init__(
         self, name: str, interval_s: float, clock: Clock, gates: Gates | None, on_wait: CountdownListener | None

@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from devices.base import Clock, ComputeUnit, CpuSeconds, DeviceError, Meter, MeterUnavailableError
-from devices.conditions import cpu_throttle_events, host_conditions, host_environment
+from devices.conditions import cpu_throttle_events, host_conditions, host_environment, host_power
 from devices.cpu_cycles import CpuCycles, CycleCounter
 from devices.cpu_seconds import host_cpu_seconds, usable_cpus
 from results.records import Conditions, Environment
 
 log = logging.getLogger(__name__)
 
+POWER_WATCH_S = 1.0
+"""Between two looks at the power source of a machine with a battery, in a window."""
 AUTO_ORDER = ("nvml", "rapl", "perf", "jetson", "zeus", "hwmon", "battery", "modelled")
 """A counter of what computes before one of more than that, and a model last: it always opens."""
 
@@ -44,6 +46,7 @@ class Host:
         self._clock = clock
         self._computes = computes
         self._throttle_events: int | None = None
+        self._has_battery = False
         # Asked for before there is an engine: OpenMP may bind the thread that asks to a single CPU later.
         self._cpus = usable_cpus()
         self._cycles = CycleCounter()
@@ -70,6 +73,7 @@ class Host:
             self.close()
             raise
         self._throttle_events = cpu_throttle_events()
+        self._has_battery = host_power(self._clock.now_s()).battery_percent is not None
         self._no_cycles = None
         try:
             self._cycles.open()
@@ -101,6 +105,14 @@ class Host:
     def conditions(self) -> Conditions:
         """The state now; throttled also where something was slowed down since the last look."""
         return host_conditions(self._clock.now_s(), self._throttled())
+
+    @property
+    def watch_every_s(self) -> float | None:
+        """None on a machine without a battery: its power source cannot change."""
+        return POWER_WATCH_S if self._has_battery else None
+
+    def watched_state(self) -> Conditions:
+        return host_power(self._clock.now_s())
 
     def _throttled(self) -> bool | None:
         before, self._throttle_events = self._throttle_events, cpu_throttle_events()

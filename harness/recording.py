@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devices.base import Clock, Device
-from harness.session import raw_traces, running_meters
+from devices.state_watch import changes, watched
+from harness.session import raw_traces, running_meters, window_marks
 from results.energy import energy_between
-from results.records import EnergyReading, PowerTrace
+from results.records import Conditions, EnergyReading, PowerTrace
 from results.report.trace_plot import write_plot
 from results.trace_files import WINDOW, raw_part, write_traces
 
@@ -25,6 +26,10 @@ class Recording:
     window: tuple[float, float]
     raw: tuple[PowerTrace, ...] = ()
     """What the traces were derived from, where a meter keeps that."""
+    conditions: tuple[Conditions, ...] = ()
+    """Before it, at every change of state that was seen in it, and after it."""
+    marks: tuple[str, ...] = ()
+    """What taints it, as it would a trial: a charger was on, it slept, ..."""
 
     def readings(self) -> list[EnergyReading]:
         """Of each meter: the total, then its components where there are several."""
@@ -41,7 +46,7 @@ def record(device: Device, clock: Clock, seconds: float, on_tick: Callable[[floa
 
     Raises `DeviceError`.
     """
-    with running_meters(device.meters) as traces:
+    with watched(device) as conditions, running_meters(device.meters) as traces:
         start_s = clock.now_s()
         try:
             while (left_s := start_s + seconds - clock.now_s()) > 0:
@@ -50,12 +55,24 @@ def record(device: Device, clock: Clock, seconds: float, on_tick: Callable[[floa
         except KeyboardInterrupt:
             on_tick(0.0)
         end_s = clock.now_s()
-    return Recording(tuple(traces), (start_s, end_s), tuple(raw_traces(device.meters)))
+    return Recording(
+        tuple(traces),
+        (start_s, end_s),
+        tuple(raw_traces(device.meters)),
+        changes(conditions),
+        tuple(window_marks(conditions, device.meters)),
+    )
 
 
 def write_recording(recording: Recording, path: Path) -> Sequence[Path]:
     """The trace file, and a picture of it beside it."""
-    write_traces(path, {WINDOW: recording.traces, raw_part(WINDOW): recording.raw}, recording.window)
+    write_traces(
+        path,
+        {WINDOW: recording.traces, raw_part(WINDOW): recording.raw},
+        recording.window,
+        recording.marks,
+        [state.model_dump(exclude_none=True) for state in recording.conditions],
+    )
     picture = path.with_suffix(".png")
     write_plot(recording.traces, recording.window, picture)
     return path, picture

@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from typing import NamedTuple, runtime_checkable
 from typing import Protocol as TypingProtocol
 
-from devices.base import Clock, CpuSeconds, Device, DeviceError, KeepsRaw, Meter
+from devices.base import CarriesMarks, Clock, CpuSeconds, Device, DeviceError, KeepsRaw, Meter
 from devices.cpu_cycles import CpuCycles
+from devices.state_watch import changes, state_marks, watched
 from engines.base import Engine, PhaseEvent, unheard
 from harness.agreement import disagreements
 from harness.schema import Protocol
@@ -111,9 +112,8 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
     arm.engine.take_counters()
     # The window's first request may gain neither from the warm-up nor from the trial before.
     arm.engine.reset()
-    conditions = [arm.device.conditions()]
-    window = _measure(arm)
-    conditions.append(arm.device.conditions())
+    with watched(arm.device) as conditions:
+        window = _measure(arm)
     counters = arm.engine.take_counters()
     after, raw_after = _idle(arm, protocol.idle_s)
     scores, not_scored = _scores(arm, window.completions)
@@ -137,7 +137,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         idle=tuple(idle),
         counters=counters,
         scores=(*scores, *arm.unmeasured.scores),
-        conditions=tuple(conditions),
+        conditions=changes(conditions),
         foreign_cpu_share=window.foreign_cpu_share,
         cpu_cycles=window.cycles.cycles,
         cpu_cycles_remark=window.cycles.remark,
@@ -274,9 +274,12 @@ def _marks(
     # The share lies between two counts, each of them up to a tick off: less than that above the limit says nothing.
     if (window.foreign_cpu_share or 0.0) > max_foreign_cpu_share + 2 * window.foreign_share_step:
         marks.append(CONTENDED)
-    if any(c.throttled for c in conditions):
-        marks.append("throttled")
-    # A charger hides the load from the battery's gauge; no other meter looks there, an app's energy gauge neither.
-    if any(m.method == "battery gauge" for m in meters) and any(c.charging for c in conditions):
-        marks.append("charging")
+    marks += window_marks(conditions, meters)
     return tuple(marks)
+
+
+def window_marks(conditions: Sequence[Conditions], meters: Sequence[Meter]) -> list[str]:
+    """What taints the readings of these meters, from the states around and in their last window."""
+    own = state_marks(conditions, any(m.method == "battery gauge" for m in meters))
+    carried = [mark for meter in meters if isinstance(meter, CarriesMarks) for mark in meter.marks()]
+    return list(dict.fromkeys([*own, *carried]))

@@ -303,11 +303,17 @@ class Conditions(Record):
     temperature_c: float | None = None
     battery_percent: float | None = None
     charging: bool | None = None
+    """The power source: whether a charger is on line, though the battery may give a part of the load."""
+    boot_id: str | None = None
+    """Another one: the device was restarted, or it is another device."""
+    suspended_s: float | None = None
+    """How long it has slept since it was started: more than before means that it slept meanwhile."""
     throttled: bool | None = None
     thermal_status: int | None = None
     """Android's: 0 none, 1 light, 2 moderate, 3 severe, 4 critical, 5 emergency, 6 shutdown."""
     frequency_caps: tuple[str, ...] | None = None
     """Limits in force below the highest clock of CPU cores, in words; empty: there are none."""
+    screen_on: bool | None = None
     screen_brightness: int | None = None
     """0 to 255."""
     airplane_mode: bool | None = None
@@ -363,7 +369,7 @@ class Trial(Record):
     counters: EngineCounters | None = None
     scores: tuple[Score, ...] = ()
     conditions: tuple[Conditions, ...] = ()
-    """At the window's start and end."""
+    """Before the window, at every change of state that was seen in it, and after it."""
     foreign_cpu_share: float | None = None
     """Busy CPU time of others in the window over all there was, on the CPUs that we may use; None where unreadable."""
     cpu_cycles: int | None = None

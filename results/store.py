@@ -209,7 +209,7 @@ class Store:
                     if any(traces.values()):
                         # Only from here on: before, a file of this name would be that of a finished trial.
                         undo.callback(path.unlink, missing_ok=True)
-                        write_traces(path, traces, _window(trial))
+                        write_traces(path, traces, _window(trial), trial.marks)
                 undo.pop_all()
         except sqlite3.IntegrityError as error:
             raise StoreError(

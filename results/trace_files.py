@@ -30,6 +30,7 @@ def raw_part(part: str) -> str:
 
 
 _DESCRIPTION, _WINDOW = b"joulebench", b"joulebench window"
+_MARKS, _STATES = b"joulebench marks", b"joulebench states"
 
 
 class TraceFileError(Exception):
@@ -37,11 +38,16 @@ class TraceFileError(Exception):
 
 
 def write_traces(
-    path: Path, traces: Mapping[str, Sequence[PowerTrace]], window: tuple[float, float] | None = None
+    path: Path,
+    traces: Mapping[str, Sequence[PowerTrace]],
+    window: tuple[float, float] | None = None,
+    marks: Sequence[str] = (),
+    states: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Writes a file of traces by part; it appears whole or not at all.
 
-    window: (start, end) on the clock of the readings, of which some may lie before and behind it.
+    window: (start, end) on the clock of the readings, of which some may lie before and behind it. marks: what taints
+    it. states: the device's, for people.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -55,7 +61,14 @@ def write_traces(
             "time_s": pa.array(np.concatenate([t.times_s for _, t in flat])),
             "value": pa.array(np.concatenate([t.values for _, t in flat])),
         }
-    ).replace_schema_metadata({_DESCRIPTION: json.dumps(described), _WINDOW: json.dumps(window)})
+    ).replace_schema_metadata(
+        {
+            _DESCRIPTION: json.dumps(described),
+            _WINDOW: json.dumps(window),
+            _MARKS: json.dumps(list(marks)),
+            _STATES: json.dumps(list(states)),
+        }
+    )
     temporary = path.with_suffix(".tmp")
     try:
         with temporary.open("wb") as file:
@@ -97,13 +110,37 @@ def read_traces(path: Path, part: str = WINDOW) -> tuple[PowerTrace, ...]:
 
 def read_window(path: Path) -> tuple[float, float] | None:
     """The window's start and end; None where the file does not say. Raises `TraceFileError`."""
+    window = _read_metadata(path, _WINDOW)
+    try:
+        return None if window is None else (float(window[0]), float(window[1]))
+    except (IndexError, ValueError, TypeError, KeyError) as error:
+        raise TraceFileError(f"trace file {path} is damaged ({error})") from error
+
+
+def read_marks(path: Path) -> tuple[str, ...]:
+    """What taints the window of a recording; empty where nothing does. Raises `TraceFileError`."""
+    return tuple(map(str, _read_list(path, _MARKS)))
+
+
+def read_states(path: Path) -> list[Any]:
+    """The device's states around and in the window of a recording. Raises `TraceFileError`."""
+    return _read_list(path, _STATES)
+
+
+def _read_list(path: Path, key: bytes) -> list[Any]:
+    found = _read_metadata(path, key)
+    if found is not None and not isinstance(found, list):
+        raise TraceFileError(f"trace file {path} is damaged ({key.decode()} is no list)")
+    return found or []
+
+
+def _read_metadata(path: Path, key: bytes) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        window = json.loads((pq.read_schema(path).metadata or {}).get(_WINDOW, b"null"))
-        return None if window is None else (float(window[0]), float(window[1]))
-    except (OSError, pa.ArrowException, IndexError, ValueError, TypeError) as error:
+        return json.loads((pq.read_schema(path).metadata or {}).get(key, b"null"))
+    except (OSError, pa.ArrowException, ValueError) as error:
         raise TraceFileError(f"trace file {path} is damaged ({error})") from error
 
 

@@ -138,12 +138,15 @@ def test_the_whole_state_comes_in_one_round_trip(fake: FakePhone, phone: Phone) 
         load_average_1m=1.25,
         cpu_frequency_mhz=1200.0,
         frequency_caps=("cpu 1 limited to 1500 of 2000 MHz",),
+        screen_on=True,
+        boot_id="2b1ab1f3-5c6e-4b0d-9a52-1d9f6c0c7a11",
     )
 
 
 def test_what_a_phone_hides_is_none_and_not_zero(fake: FakePhone, phone: Phone) -> None:
-    for call in ("dumpsys battery", "dumpsys thermalservice"):
+    for call in ("dumpsys battery", "dumpsys thermalservice", "dumpsys power"):
         fake.answer(call, None)
+    fake.local("/proc/sys/kernel/random/boot_id").unlink()
     fake.answer("settings get system screen_brightness", "null\n")
     assert read_state(phone) == PhoneState(battery=None)
 

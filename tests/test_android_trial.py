@@ -21,19 +21,21 @@ from devices.android.server import ServerAddress
 from devices.base import Channel, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
+from devices.meters.trace_replay import TraceReplayMeter
 from engines.base import PhaseListener
 from harness.plan import CellPlan, build_plan
 from harness.progress import PlainProgress
+from harness.recording import record, write_recording
 from harness.runner import Runner, open_run
 from harness.schema import Protocol
 from harness.session import Arm, derive_energy, run_trial
 from results.records import Completion, Request
 from results.store import Store
-from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part, read_traces, write_traces
+from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part, read_states, read_traces, write_traces
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.machine import FakeBench, FakeDevice, FakeEngine, FakeMachine, FakeWorkload, fake_requests
-from tests.fakes.phone import DISCHARGING, FakePhone
+from tests.fakes.phone import DISCHARGING, THERMAL, FakePhone
 from tests.plans import FAST, raw_plan
 
 POWER_W = 2.0
@@ -121,6 +123,50 @@ def test_a_trial_in_which_the_phone_was_plugged_in_is_marked(arm: Arm, fake: Fak
     Timer(2.5, fake.answer, ("dumpsys battery", charging)).start()
     trial, _ = run_trial(arm, PROTOCOL, repeat=0)
     assert trial.marks == ("charging",)
+
+
+def test_a_charger_that_came_and_went_within_the_window_marks_it(
+    arm: Arm, fake: FakePhone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status stays `discharging`, as on a weak port; neither before nor after is anything to be seen."""
+    monkeypatch.setattr(arm.device, "watch_every_s", 0.2)
+    # The idle stretch before takes 1.5 s, the window as long.
+    Timer(2.0, fake.answer, ("dumpsys battery", DISCHARGING.replace("USB powered: false", "USB powered: true"))).start()
+    Timer(2.8, fake.answer, ("dumpsys battery", DISCHARGING)).start()
+    trial, _ = run_trial(arm, PROTOCOL, repeat=0)
+    assert [c.charging for c in trial.conditions] == [False, True, False, False]
+    assert trial.marks == ("charging",)
+
+
+RESTARTED = "00000000-5c6e-4b0d-9a52-1d9f6c0c7a11\n"
+DOZING = "  mWakefulness=Dozing\n"
+
+
+@pytest.mark.parametrize(
+    ("what", "is_now", "mark"),
+    [
+        ("/proc/sys/kernel/random/boot_id", RESTARTED, "restarted"),
+        ("dumpsys power", DOZING, "screen changed"),
+        ("settings get system screen_brightness", "200\n", "screen changed"),
+        ("dumpsys thermalservice", THERMAL.replace("Thermal Status: 0", "Thermal Status: 2"), "throttled"),
+        ("dumpsys battery", DISCHARGING.replace("level: 82", "level: 83"), "battery level rose"),
+        ("dumpsys battery", DISCHARGING.replace("level: 82", "level: 70"), "battery level jumped"),
+        ("dumpsys battery", DISCHARGING.replace("state:", "state: (UPDATES STOPPED)"), "power source unknown"),
+    ],
+)
+def test_a_state_that_is_another_after_a_recording_marks_it(
+    arm: Arm, fake: FakePhone, tmp_path: Path, what: str, is_now: str, mark: str
+) -> None:
+    fake.answer("settings get system screen_brightness", "102\n")
+    put = fake.file if what.startswith("/") else fake.answer
+    Timer(0.3, put, (what, is_now)).start()
+    recording = record(arm.device, arm.clock, 1.2, lambda left_s: None)
+    assert recording.marks == (mark,)
+    write_recording(recording, tmp_path / "trace.parquet")
+    replay = TraceReplayMeter(tmp_path / "trace.parquet", arm.clock)
+    replay.open()
+    assert replay.marks() == (f"{mark} when recorded",)
+    assert read_states(tmp_path / "trace.parquet")[0]["battery_percent"] == 82
 
 
 def test_a_cable_pulled_in_the_window_is_worth_a_retry(arm: Arm, fake: FakePhone) -> None:

@@ -20,7 +20,7 @@ from devices.android.processes import (
 from devices.android.server import ServerAddress
 from devices.android.shell import Phone
 from devices.android.simpleperf import PhoneCycles
-from devices.android.state import PhoneFacts, PhoneState, parse_battery, read_facts, read_state
+from devices.android.state import PhoneFacts, PhoneState, parse_battery, read_facts, read_state, read_watched_state
 from devices.android.topology import Topology, read_topology
 from devices.base import Clock, CpuSeconds, DeviceError
 from devices.conditions import host_environment
@@ -116,8 +116,14 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
 
     def conditions(self) -> Conditions:
         """The state in the harness' words. The temperature is the battery's: every phone has it, and it gates."""
+        return self._in_words(self.state())
+
+    def watched_state(self) -> Conditions:
+        """What of it may change in a window. Raises `DeviceError`."""
+        return self._in_words(read_watched_state(self.phone))
+
+    def _in_words(self, state: PhoneState) -> Conditions:
         at_s = self._clock.now_s()
-        state = self.state()
         battery = state.battery
         return Conditions(
             at_s=at_s,
@@ -126,9 +132,11 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
             temperature_c=battery.temperature_c if battery else None,
             battery_percent=battery.percent if battery else None,
             charging=battery.is_charging if battery else None,
+            boot_id=state.boot_id,
             throttled=None if state.thermal_status is None else state.thermal_status > 0,
             thermal_status=state.thermal_status,
             frequency_caps=state.frequency_caps,
+            screen_on=state.screen_on,
             screen_brightness=state.brightness,
             airplane_mode=state.airplane_mode,
         )

@@ -5,11 +5,13 @@ Parsers are pure functions of text; `read_state` fetches all in one round trip. 
     dumpsys battery          status 2 charging, 3 discharging, 4 not charging, 5 full; temperature in 0.1 degC, level in
                              `scale`ths, voltage in mV, charge counter in uAh (android.os.BatteryManager)
     dumpsys thermalservice   status 0 none, 1 light, 2 moderate, 3 severe ... 6 shutdown (android.os.PowerManager)
+    dumpsys power            mWakefulness: Awake, Asleep, Dreaming, Dozing (PowerManagerInternal)
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from devices.android.shell import Phone, split_grep
@@ -28,8 +30,14 @@ _COMMANDS = {
     "load": "cat /proc/loadavg",
     "frequencies": "cat /sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq",
     "caps": f"grep -sH '' {' '.join(CAP_FILES)}",
+    "power": "dumpsys power | grep mWakefulness=",
+    "boot": "cat /proc/sys/kernel/random/boot_id",
 }
+_WATCHED = ("battery", "thermal", "brightness", "airplane", "power", "boot")
+"""What may change in a window, and costs little to ask for."""
 _PROPERTY = re.compile(r"^\[([^\]]+)\]: \[(.*)\]$", re.MULTILINE)
+_WAKEFULNESS = re.compile(r"mWakefulness=(\w+)")
+_BOOT_ID = re.compile(r"[0-9a-f-]{36}")
 _CPU_SENSOR = re.compile(r"Temperature\{mValue=(-?[0-9]+(?:\.[0-9]+)?), mType=0,")
 
 
@@ -52,6 +60,8 @@ class BatteryState:
 
         A phone on a weak port says it discharges, and the gauge sees only what the port leaves to the battery.
         """
+        if self.is_faked:
+            return None
         if self.powered_by:
             return True
         return None if self.status is None else self.status != DISCHARGING
@@ -67,6 +77,9 @@ class PhoneState:
     """The hottest CPU sensor of the thermal HAL."""
     brightness: int | None = None
     """Of the screen, 0 to 255."""
+    screen_on: bool | None = None
+    boot_id: str | None = None
+    """Made anew by the kernel at each start."""
     airplane_mode: bool | None = None
     load_average_1m: float | None = None
     cpu_frequency_mhz: float | None = None
@@ -153,6 +166,8 @@ def parse_state(sections: dict[str, str]) -> PhoneState:
     load = _number(sections.get("load", "").partition(" ")[0])
     frequencies_khz = [f for f in map(_number, sections.get("frequencies", "").split()) if f is not None]
     brightness, airplane = (_number(sections.get(key, "").strip()) for key in ("brightness", "airplane"))
+    wakefulness = _WAKEFULNESS.search(sections.get("power", ""))
+    boot_id = sections.get("boot", "").strip()
     return PhoneState(
         battery=parse_battery(sections.get("battery", "")),
         thermal_status=thermal_status,
@@ -162,12 +177,23 @@ def parse_state(sections: dict[str, str]) -> PhoneState:
         load_average_1m=load,
         cpu_frequency_mhz=sum(frequencies_khz) / len(frequencies_khz) / 1e3 if frequencies_khz else None,
         frequency_caps=frequency_caps(split_grep(sections.get("caps", ""))),
+        screen_on=wakefulness[1] in ("Awake", "Dreaming") if wakefulness else None,
+        boot_id=boot_id if _BOOT_ID.fullmatch(boot_id) else None,
     )
 
 
 def read_state(phone: Phone) -> PhoneState:
     """The phone now, in one round trip. Raises `DeviceError`."""
-    script = "; ".join(f"echo '{_SECTION}{name}'; {command} 2>/dev/null" for name, command in _COMMANDS.items())
+    return _read_state(phone, _COMMANDS)
+
+
+def read_watched_state(phone: Phone) -> PhoneState:
+    """What of its state may change in a window; the rest is None. Raises `DeviceError`."""
+    return _read_state(phone, _WATCHED)
+
+
+def _read_state(phone: Phone, names: Iterable[str]) -> PhoneState:
+    script = "; ".join(f"echo '{_SECTION}{name}'; {{ {_COMMANDS[name]}; }} 2>/dev/null" for name in names)
     return parse_state(split_sections(phone.run(script).stdout))
 
 

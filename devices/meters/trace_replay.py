@@ -14,7 +14,7 @@ from pathlib import Path
 from devices.base import Channel, Clock, MeterUnavailableError
 from devices.meters.playback import Playback
 from results.records import PowerTrace
-from results.trace_files import TraceFileError, read_traces, read_window
+from results.trace_files import TraceFileError, read_marks, read_traces, read_window
 
 
 class TraceReplayMeter(Playback):
@@ -24,10 +24,12 @@ class TraceReplayMeter(Playback):
         super().__init__(path, clock)
         self._traces: tuple[PowerTrace, ...] = ()
         self._recorded_start_s = 0.0
+        self._marks: tuple[str, ...] = ()
 
     def open(self) -> None:
         try:
             traces, window = read_traces(self._path), read_window(self._path)
+            self._marks = tuple(f"{mark} when recorded" for mark in read_marks(self._path))
         except TraceFileError as error:
             raise MeterUnavailableError(f"replay: {error}") from error
         if not traces or any(len(t.times_s) < 2 for t in traces):
@@ -54,6 +56,10 @@ class TraceReplayMeter(Playback):
 
     def played(self, start_s: float, now_s: float) -> Sequence[PowerTrace]:
         return [self._shifted(t, start_s, now_s) for t in self._traces]
+
+    def marks(self) -> tuple[str, ...]:
+        """Those of the recording: what tainted it taints every window that plays it."""
+        return self._marks
 
     def _shifted(self, trace: PowerTrace, start_s: float, now_s: float) -> PowerTrace:
         """The recording as if it had begun at `start_s`, until an update and a reading behind now."""

@@ -1,8 +1,8 @@
 """A phone behind a fake adb server: a real shell runs its commands in a folder that stands for the phone's root.
 
-/sys, /data and a few files of /proc are looked up in that folder; `dumpsys`, `cmd`, `getprop` and `settings` answer
-with the file that has the words of the call as its name. mksh, the shell of Android, is taken where it is installed,
-else bash, which has the two things that the gauge's loop needs: `read -t` with fractions, and EPOCHREALTIME.
+/sys, /data, /proc/sys and a few files of /proc are looked up in that folder; `dumpsys`, `cmd`, `getprop` and `settings`
+answer with the file that has the words of the call as its name. mksh, the shell of Android, is taken where it is
+installed, else bash, which has what the gauge's loop needs: `read -t` with fractions, and EPOCHREALTIME.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import IO
 
 SHELL = shutil.which("mksh") or shutil.which("bash") or "/bin/bash"
 STDIN, STDOUT, STDERR, EXIT, CLOSE_STDIN = 0, 1, 2, 3, 4
-_ROOTED = re.compile(r"(?<![\w.])/(?=(?:sys|data|system)/|proc/(?:stat|cpuinfo|meminfo|loadavg)\b)")
+_ROOTED = re.compile(r"(?<![\w.])/(?=(?:sys|data|system)/|proc/(?:stat|cpuinfo|meminfo|loadavg|sys)\b)")
 _ANSWERING = ("dumpsys", "cmd", "getprop", "settings")
 _ANSWER_SCRIPT = """#!/bin/sh
 answer="$PHONE/answers/${0##*/}${1:+ $*}"
@@ -102,6 +102,10 @@ class FakePhone:
             script.chmod(0o755)
         self.answer("dumpsys battery", DISCHARGING)
         self.answer("dumpsys thermalservice", THERMAL)
+        self.answer(
+            "dumpsys power", "POWER MANAGER (dumpsys power)\n  mWakefulness=Awake\n  mWakefulnessChanging=false\n"
+        )
+        self.file("/proc/sys/kernel/random/boot_id", "2b1ab1f3-5c6e-4b0d-9a52-1d9f6c0c7a11\n")
         self.answer("getprop", "".join(f"[{k}]: [{v}]\n" for k, v in PROPERTIES.items()))
 
     def answer(self, call: str, text: str | None) -> None:
