@@ -17,6 +17,12 @@ CountdownListener = Callable[[str, float], None]
 """Told why the phone is not ready, and how many seconds are left."""
 
 
+MIN_TOLD_C, MAX_TOLD_C = -40.0, 150.0
+MAX_TOLD_PERCENT = 110.0
+"""A gauge that has not learnt its battery goes a little beyond 100."""
+RESTART = "look at it again, and restart the phone where it goes on"
+
+
 @dataclass(frozen=True)
 class Gates:
     """Below this temperature, above this charge; how long to wait for it, and how often to look."""
@@ -28,9 +34,18 @@ class Gates:
 
 
 def too_hot_or_empty(temperature_c: float | None, percent: float | None, gates: Gates) -> str | None:
-    """What of a battery's state keeps a phone from being measured, with the remedy; None where nothing does."""
-    if temperature_c is not None and temperature_c >= gates.max_temperature_c:
+    """What of a battery's state keeps a phone from being measured, with the remedy; None where nothing does.
+
+    A figure that no battery has (NaN above all, which no comparison stops) is no figure: it opens no gate.
+    """
+    if temperature_c is not None and not temperature_c < gates.max_temperature_c:
+        if not temperature_c <= MAX_TOLD_C:
+            return f"the battery tells {temperature_c:g} degC, which no battery has; {RESTART}"
         return f"the battery is at {temperature_c:.1f} degC, {gates.max_temperature_c:g} is the limit; let it cool"
+    if temperature_c is not None and temperature_c < MIN_TOLD_C:
+        return f"the battery tells {temperature_c:g} degC, which no battery has; {RESTART}"
+    if percent is not None and not 0 <= percent <= MAX_TOLD_PERCENT:
+        return f"the battery tells a level of {percent:g} %, which no battery has; {RESTART}"
     if percent is not None and percent <= gates.min_charge_percent:
         return (
             f"the battery is at {percent:.0f} %, {gates.min_charge_percent:g} % is the limit; charge it, then unplug it"

@@ -51,6 +51,16 @@ def stuck_stretches_s(times_s: Array, shown: Array, update_period_s: float) -> t
     return tuple(run for run in runs_s if run[1] - run[0] > STUCK_UPDATES * update_period_s > 0)
 
 
+def left_out_stretches_s(
+    times_s: Array, kept: NDArray[np.bool_], update_period_s: float
+) -> tuple[tuple[float, float], ...]:
+    """Stretches of left-out readings that are longer than an update: the value before does not stand for so long."""
+    at_s = times_s[kept]
+    between = np.diff(np.flatnonzero(kept)) > 1
+    runs_s = zip(at_s[:-1][between].tolist(), at_s[1:][between].tolist(), strict=True)
+    return tuple(run for run in runs_s if run[1] - run[0] > 2 * update_period_s)
+
+
 def smallest_step(values: Array) -> float:
     """The smallest change from one reading to the next; 0 where nothing changed."""
     steps = np.abs(np.diff(values))

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("pymobiledevice3", reason="the extra joulebench[ios] is not installed")
 
 from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
-from devices.ios.link import TunneldAddress
 from devices.ios.phone import Phone
 from devices.ios.survey import attached
+from devices.ios.tunneld import TunneldAddress
 from tests.fakes.ios_phone import UDID, FakeIphone, ServedIphone
 from tests.fakes.ios_tunneld import FakeTunneld
 from tests.fakes.ios_usbmuxd import FakeUsbmuxd
@@ -129,7 +129,7 @@ def test_a_tunnel_that_died_is_told(served: ServedIphone) -> None:
     served.rsd_port = 1
     with FakeTunneld([served]) as tunneld:
         phone = Phone("ios:", tunneld.address)
-        with pytest.raises(TransientDeviceError, match="tunnel to it that does not answer"):
+        with pytest.raises(TransientDeviceError, match="tunnel that tunneld lists does not answer"):
             phone.reach()
         phone.close()
 

@@ -38,6 +38,9 @@ def test_a_register_read_as_unsigned_keeps_its_sign(bits: int, milliampere: int)
         ({"IsCharging": True}, True),
         ({}, False),
         ({"ExternalConnected": None, "IsCharging": None}, None),
+        # A full phone on its cable does not charge either.
+        ({"ExternalConnected": None}, None),
+        ({"ExternalConnected": 1}, True),
     ],
 )
 def test_a_cable_counts_as_charging_also_when_the_battery_is_full(changes: dict[str, Any], charging: bool) -> None:
@@ -55,6 +58,15 @@ def test_a_battery_without_a_current_has_no_power_and_not_zero() -> None:
     battery = parse_battery({"Voltage": 4000})
     assert battery == BatteryState(voltage_v=4.0)
     assert battery.power_w is None
+
+
+def test_numbers_beyond_any_register_are_no_figures() -> None:
+    """As the XML of a property list may hold them."""
+    huge = dict.fromkeys(("InstantAmperage", "Temperature", "CurrentCapacity", "UpdateTime"), 10**400)
+    battery = parse_battery(BATTERY | huge)
+    assert battery is not None
+    assert (battery.current_a, battery.power_w, battery.updated_at) == (None, None, None)
+    assert why_not_ready(battery, Gates(), reads_battery=True) is not None
 
 
 @pytest.mark.parametrize(
@@ -77,5 +89,5 @@ def test_a_phone_that_is_not_ready_says_why(
 
 
 def test_facts_are_none_where_nothing_tells_them() -> None:
-    facts = parse_facts({"UniqueDeviceID": "X", "ProductType": "iPhone17,1", "OSVersion": "18.5"}, {}, {})
+    facts = parse_facts({"UniqueDeviceID": "X", "ProductType": "iPhone17,1", "OSVersion": "18.5"}, {})
     assert (facts.os, facts.architecture, facts.n_cores) == ("iOS 18.5", None, None)

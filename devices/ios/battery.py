@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from devices.base import Channel, Clock, MeterUnavailableError, TransientDeviceError
 from devices.gauges import (
+    MAX_POWER_W,
+    MIN_POWER_W,
+    left_out_stretches_s,
     observed_update_period_s,
     plausible_power,
     renewed_readings,
@@ -74,7 +77,9 @@ class BatteryMeter(PolledMeter):
             times_s.append(self._clock.now_s())
             shown.append(self.read())
             self._wait(self._interval_s)
-        period_s = observed_update_period_s(np.asarray(times_s), _versions(np.asarray(shown)[:, :3]))
+        readings = np.asarray(shown)
+        self._refuse_implausible(readings)
+        period_s = observed_update_period_s(np.asarray(times_s), _versions(readings[:, :3]))
         self.channels = (
             Channel(
                 "battery",
@@ -83,6 +88,17 @@ class BatteryMeter(PolledMeter):
                 relative_accuracy=RELATIVE_ACCURACY,
                 note=f"whole phone, through {self._phone.way}",
             ),
+        )
+
+    def _refuse_implausible(self, readings: Array) -> None:
+        """Where none of the first readings can be a phone's, none later will. Raises `MeterUnavailableError`."""
+        if plausible_power(-readings[:, 0] * readings[:, 1])[0].any():
+            return
+        current_a, voltage_v = readings[-1, :2].tolist()
+        raise MeterUnavailableError(
+            f"battery: {self._phone.udid} tells {current_a * 1e3:.4g} mA at {voltage_v:.4g} V, and no phone draws less"
+            f" than {MIN_POWER_W:g} or more than {MAX_POWER_W:g} W: one of them is not in the unit that Apple uses"
+            " (mA, mV); this release of iOS is not known here"
         )
 
     def read(self) -> Sequence[float]:
@@ -102,11 +118,18 @@ class BatteryMeter(PolledMeter):
             super().start()
 
     def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
-        """Raises `TransientDeviceError` where a charger was on."""
-        if np.any(values[:, 3] == 1):
+        """Raises `TransientDeviceError` where a charger was on, or may have been."""
+        charging = values[:, 3]
+        if np.any(charging == 1):
             raise TransientDeviceError(
                 f"battery: {self._phone.udid} was on a charger in the window, and its gauge did not see the load;"
                 " take it off every cable and charging pad"
+            )
+        if (unsaid := ~np.isfinite(charging)).any():
+            raise TransientDeviceError(
+                f"battery: {self._phone.udid} did not say whether it charges in {int(unsaid.sum())} of {len(charging)}"
+                " readings of the window, and a charger would hide the load; look at its cable, and restart it where"
+                " this goes on"
             )
         [channel] = self.channels
         self._raw = tuple(
@@ -142,7 +165,7 @@ def power_of(raw: Sequence[PowerTrace], channel: Channel) -> PowerTrace:
         at_s[kept],
         watts[plausible][kept],
         current.sample_interval_s,
-        stuck_stretches_s(at_s, shown, period_s),
+        stuck_stretches_s(at_s, shown, period_s) + left_out_stretches_s(current.times_s, plausible, period_s),
     )
 
 

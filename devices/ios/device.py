@@ -12,9 +12,9 @@ from devices.gated_phone import GatedPhone
 from devices.gates import CountdownListener, Gates, too_hot_or_empty
 from devices.ios.battery import BatteryMeter
 from devices.ios.energy_gauge import EnergyGaugeMeter
-from devices.ios.link import TUNNELD, TunneldAddress
 from devices.ios.phone import Phone
 from devices.ios.state import BatteryState, PhoneFacts
+from devices.ios.tunneld import TUNNELD, TunneldAddress
 from results.records import Conditions, Environment
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,11 @@ def why_not_ready(battery: BatteryState | None, gates: Gates, reads_battery: boo
         return (
             f"{what}, and the battery's gauge does not see it; take it off every cable and charging pad, and reach it"
             " over Wi-Fi (tunneld finds it there)"
+        )
+    if reads_battery and battery.current_a is not None and battery.current_a >= 0:
+        return (
+            f"its battery tells {battery.current_a * 1e3:+.4g} mA, not a negative one: its gauge has"
+            " shown nothing new since the charger went (up to a minute), or a charging pad or battery case is on it"
         )
     return too_hot_or_empty(battery.temperature_c, battery.percent, gates)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
@@ -12,6 +13,8 @@ from typing import Any, TypeVar
 from devices.base import TransientDeviceError
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 1.0
 """How much longer than its limit a call is waited for: it ends by itself, unless something blocks the loop."""
@@ -23,6 +26,8 @@ class EventLoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        # What a task of a library leaves behind that nobody waits for, once its link broke.
+        self._loop.set_exception_handler(lambda _, context: log.debug("%s: %s", name, context.get("message")))
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 

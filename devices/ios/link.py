@@ -12,34 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
 from devices.base import DeviceError, TransientDeviceError
 from devices.ios.errors import DEVELOPER_IMAGE, DEVELOPER_MODE, ios_errors
+from devices.ios.tunneld import NoTunnelsError, Tunnel, TunneldAddress, Tunnels, list_tunnels
 
 log = logging.getLogger(__name__)
 
 DEVICE_PREFIX = "ios:"
 INSTRUMENTS = "com.apple.instruments.dtservicehub"
 CLOSE_TIMEOUT_S = 5.0
-START_TUNNELD = "sudo python3 -m pymobiledevice3 remote tunneld"
-
-
-class TunneldAddress(NamedTuple):
-    host: str
-    port: int
-
-
-TUNNELD = TunneldAddress("127.0.0.1", 49151)
-"""Where tunneld listens unless it was told otherwise."""
+USBMUXD_TIMEOUT_S = 3.0
 
 
 class Reachable(NamedTuple):
     """Phones that tunneld (with its tunnels) and usbmuxd know, by UDID; and why one of the two knows none."""
 
-    tunnels: Mapping[str, Sequence[Mapping[str, Any]]]
+    tunnels: Tunnels
     attached: tuple[str, ...]
     remarks: tuple[str, ...]
 
@@ -50,25 +41,23 @@ class Reachable(NamedTuple):
 
 async def find_phones(tunneld: TunneldAddress) -> Reachable:
     """Asks both. Neither has to run: what is amiss is in the remarks."""
-    from pymobiledevice3.exceptions import MuxException, TunneldConnectionError
-    from pymobiledevice3.tunneld.api import get_tunneld_tunnels
     from pymobiledevice3.usbmux import list_devices
 
     remarks = []
-    tunnels: Mapping[str, Sequence[Mapping[str, Any]]] = {}
+    tunnels: Tunnels = {}
     attached: tuple[str, ...] = ()
     try:
-        # The other calls of this module speak HTTP on the loop itself and would stop all else meanwhile.
-        tunnels = await get_tunneld_tunnels(tunneld)
+        tunnels = await list_tunnels(tunneld)
         if not tunnels:
             remarks.append("tunneld has no tunnel to a phone (one shows up some seconds after it is plugged in)")
-    except TunneldConnectionError:
-        remarks.append(f"tunneld does not run at {tunneld.host}:{tunneld.port} (start it with: {START_TUNNELD})")
+    except NoTunnelsError as error:
+        remarks.append(str(error))
     try:
-        attached = tuple(device.serial for device in await list_devices())
+        with ios_errors("usbmuxd"):
+            attached = tuple(device.serial for device in await asyncio.wait_for(list_devices(), USBMUXD_TIMEOUT_S))
         if not attached:
             remarks.append("usbmuxd sees none either (plug the phone in, unlock it, tap Trust)")
-    except (MuxException, OSError) as error:
+    except DeviceError as error:
         remarks.append(f"usbmuxd does not answer, so a tunnel without root cannot be built ({error})")
     return Reachable(tunnels, attached, tuple(remarks))
 
@@ -83,7 +72,7 @@ def choose(reachable: Reachable, name: str) -> str:
     why = "; ".join(reachable.remarks)
     if wanted:
         for udid in udids:
-            if udid.replace("-", "").lower() == wanted.replace("-", "").lower():
+            if _is_same(udid, wanted):
                 return udid
         raise TransientDeviceError(
             f"ios: {wanted} is not in reach (in reach: {', '.join(udids) or 'none'})" + (f"; {why}" if why else "")
@@ -93,6 +82,10 @@ def choose(reachable: Reachable, name: str) -> str:
     if len(udids) > 1:
         raise DeviceError(f"ios: {len(udids)} devices are in reach; name one with ios:UDID ({', '.join(udids)})")
     return udids[0]
+
+
+def _is_same(udid: str, other: str) -> bool:
+    return udid.replace("-", "").lower() == other.replace("-", "").lower()
 
 
 class Link:
@@ -154,33 +147,34 @@ class Link:
 
 async def open_link(name: str, tunneld: TunneldAddress) -> Link:
     """To the phone that a plan names. Raises `DeviceError`."""
-    from pymobiledevice3.exceptions import ConnectionTerminatedError
-
     reachable = await find_phones(tunneld)
     udid = choose(reachable, name)
-    with ios_errors(f"ios: {udid}"):
-        for tunnel in reachable.tunnels.get(udid, ()):
-            # A tunnel that died is still listed for a while; another one may live.
-            with suppress(OSError, EOFError, ConnectionTerminatedError):
+    subject = f"ios: {udid}"
+    failures = []
+    for tunnel in reachable.tunnels.get(udid, ()):
+        # A tunnel that died is still listed for a while; another one may live.
+        try:
+            with ios_errors(subject):
                 return await _through_tunneld(udid, tunnel, tunneld)
-        if udid in reachable.attached:
+        except TransientDeviceError as error:
+            failures.append(str(error).removeprefix(subject).lstrip(": "))
+    if udid in reachable.attached:
+        with ios_errors(subject):
             return await _without_root(udid)
     raise TransientDeviceError(
-        f"ios: {udid}: tunneld lists a tunnel to it that does not answer; is the phone awake?"
-        " (restart tunneld if it is)"
+        f"{subject}: the tunnel that tunneld lists does not answer as it should: {'; '.join(failures)};"
+        " is the phone awake and unlocked? (restart tunneld if it is)"
     )
 
 
-async def _through_tunneld(udid: str, tunnel: Mapping[str, Any], tunneld: TunneldAddress) -> Link:
+async def _through_tunneld(udid: str, tunnel: Tunnel, tunneld: TunneldAddress) -> Link:
     from pymobiledevice3.remote.remote_service_discovery import RemoteServiceDiscoveryService
 
-    services = RemoteServiceDiscoveryService(
-        (tunnel["tunnel-address"], tunnel["tunnel-port"]), name=tunnel.get("interface")
-    )
-    await services.connect()
+    services = RemoteServiceDiscoveryService((tunnel.host, tunnel.port), name=tunnel.interface)
     closing = AsyncExitStack()
     closing.push_async_callback(services.close)
-    return Link(udid, f"tunneld at {tunneld.host}:{tunneld.port}", services, closing)
+    await services.connect()
+    return await _checked(Link(udid, f"tunneld at {tunneld.host}:{tunneld.port}", services, closing))
 
 
 async def _without_root(udid: str) -> Link:
@@ -190,4 +184,19 @@ async def _without_root(udid: str) -> Link:
     tunnel = PreferredRsdTunnel(serial=udid, autopair=False)
     closing = AsyncExitStack()
     closing.push_async_callback(tunnel.aclose)
-    return Link(udid, "root-free tunnel", await tunnel.aopen(), closing)
+    return await _checked(Link(udid, "root-free tunnel", await tunnel.aopen(), closing))
+
+
+async def _checked(link: Link) -> Link:
+    """A tunnel's port may have gone to another phone meanwhile: what answers says who it is.
+
+    Raises `TransientDeviceError` after closing the link.
+    """
+    answers = str(link.services.peer_info["Properties"].get("UniqueDeviceID", "nobody"))
+    if not _is_same(answers, link.udid):
+        await link.close()
+        raise TransientDeviceError(
+            f"ios: {link.udid}: the {link.way} leads to another phone ({answers}), whose joules are not its own;"
+            " restart tunneld, or connect the phone again"
+        )
+    return link

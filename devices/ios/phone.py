@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from devices.base import DeviceError, TransientDeviceError
 from devices.ios.errors import ios_errors, require_library
 from devices.ios.event_loop import EventLoopThread
-from devices.ios.link import CLOSE_TIMEOUT_S, TUNNELD, Link, TunneldAddress, open_link
-from devices.ios.state import BatteryState, PhoneFacts, parse_battery, parse_facts
+from devices.ios.link import CLOSE_TIMEOUT_S, Link, open_link
+from devices.ios.state import BatteryState, PhoneFacts, parse_battery, parse_core_count, parse_facts
+from devices.ios.tunneld import TUNNELD, TunneldAddress
 
 T = TypeVar("T")
 
@@ -57,7 +59,8 @@ class Phone:
         with self._changing:
             while self._link is None:
                 try:
-                    self._link = self._run(open_link(self._name, self._tunneld), LINK_TIMEOUT_S, f"{self._name}")
+                    with ios_errors(self._name):
+                        self._link = self._run(open_link(self._name, self._tunneld), LINK_TIMEOUT_S, self._name)
                 except TransientDeviceError:
                     if time.monotonic() + every_s > deadline_s:
                         raise
@@ -86,8 +89,14 @@ class Phone:
         return self.ask(_read_battery, "battery")
 
     def facts(self) -> PhoneFacts:
-        """What the phone is. Raises `DeviceError`."""
-        return self.ask(_read_facts, "device information")
+        """What the phone is. Raises `DeviceError`, not where its instruments alone are broken."""
+        facts = self.ask(_read_facts, "device information")
+        try:
+            return replace(facts, n_cores=self.ask(_count_cores, "hardware information"))
+        except DeviceError as error:
+            # A battery is measured without them.
+            log.info("the number of cores is not known: %s", error)
+            return facts
 
     def launch(self, app: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
         """Starts an installed app anew by its bundle identifier: its process id. Raises `DeviceError`."""
@@ -96,14 +105,14 @@ class Phone:
             from pymobiledevice3.services.dvt.instruments.process_control import ProcessControl
 
             async with ProcessControl(await link.instruments()) as control:
-                return int(await control.launch(app, list(arguments), environment=dict(environment or {})))
+                try:
+                    return int(await control.launch(app, list(arguments), environment=dict(environment or {})))
+                except AssertionError as error:  # the library's way to say that the answer was no process id
+                    raise DeviceError(
+                        f"ios: {link.udid}: {app} did not start; is it installed, and its developer trusted?"
+                    ) from error
 
-        try:
-            return self.ask(start, f"starting {app}")
-        except AssertionError as error:  # the library's way to say that the answer was no process id
-            raise DeviceError(
-                f"ios: {self.udid}: {app} did not start; is it installed, and its developer trusted?"
-            ) from error
+        return self.ask(start, f"starting {app}")
 
     def find_process(self, app: str) -> int | None:
         """The process id of a running app by its bundle identifier; None where it does not run."""
@@ -128,7 +137,10 @@ class Phone:
         self.ask(end, f"ending process {process_id}")
 
     def why_no_instruments(self) -> str | None:
-        """What the phone lacks for its energy gauge and for starting apps, with the remedy; None where it has all."""
+        """What the phone lacks for its energy gauge and for starting apps, with the remedy; None where it has all.
+
+        Raises `DeviceError` where they are offered and do not answer.
+        """
         return self.ask(_why_no_instruments, "prerequisites")
 
     def close(self) -> None:
@@ -171,15 +183,21 @@ async def _read_battery(link: Link) -> BatteryState | None:
 
 
 async def _read_facts(link: Link) -> PhoneFacts:
+    services = link.services
+    return parse_facts(services.peer_info["Properties"], services.all_values or {})
+
+
+async def _count_cores(link: Link) -> int | None:
     from pymobiledevice3.services.dvt.instruments.device_info import DeviceInfo
 
-    hardware: Mapping[str, Any] = {}
-    if link.has_instruments():
-        async with DeviceInfo(await link.instruments()) as information:
-            hardware = await information.hardware_information()
-    services = link.services
-    return parse_facts(services.peer_info["Properties"], services.all_values or {}, hardware)
+    if not link.has_instruments():
+        return None
+    async with DeviceInfo(await link.instruments()) as information:
+        return parse_core_count(await information.hardware_information())
 
 
 async def _why_no_instruments(link: Link) -> str | None:
-    return await link.why_no_instruments()
+    lacks = await link.why_no_instruments()
+    if lacks is None:
+        await link.instruments()  # offered, but do they answer?
+    return lacks

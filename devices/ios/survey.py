@@ -10,10 +10,11 @@ from devices.gates import Gates
 from devices.ios.battery import BatteryMeter
 from devices.ios.device import why_not_ready
 from devices.ios.energy_gauge import EnergyGaugeMeter
-from devices.ios.errors import require_library
+from devices.ios.errors import ios_errors, require_library
 from devices.ios.event_loop import EventLoopThread
-from devices.ios.link import DEVICE_PREFIX, TUNNELD, TunneldAddress, find_phones
+from devices.ios.link import DEVICE_PREFIX, find_phones
 from devices.ios.phone import ANSWER_TIMEOUT_S, Phone
+from devices.ios.tunneld import TUNNELD, TunneldAddress
 
 
 def attached(tunneld: TunneldAddress = TUNNELD) -> list[AttachedMeter]:
@@ -25,7 +26,8 @@ def attached(tunneld: TunneldAddress = TUNNELD) -> list[AttachedMeter]:
         require_library()
         loop = EventLoopThread("ios-survey")
         try:
-            reachable = loop.run(find_phones(tunneld), ANSWER_TIMEOUT_S, "ios: looking for phones")
+            with ios_errors("ios: looking for phones"):
+                reachable = loop.run(find_phones(tunneld), ANSWER_TIMEOUT_S, "ios: looking for phones")
         finally:
             loop.close()
     except DeviceError as error:
@@ -36,17 +38,23 @@ def attached(tunneld: TunneldAddress = TUNNELD) -> list[AttachedMeter]:
 
 
 def _survey(name: str, tunneld: TunneldAddress) -> Iterator[AttachedMeter]:
+    """The battery needs neither Developer Mode nor instruments: what is amiss with them stands in their row alone."""
     phone = Phone(name, tunneld)
     try:
-        facts = phone.facts()
-        what = f"{facts.model}, {facts.os}, {phone.way}"
-        reason = why_not_ready(phone.battery(), Gates(), reads_battery=True)
-        yield _battery(name, reason is None, f"{what}; {reason}" if reason else what)
-        lacks = phone.why_no_instruments()
+        try:
+            facts = phone.facts()
+            what = f"{facts.model}, {facts.os}, {phone.way}"
+            reason = why_not_ready(phone.battery(), Gates(), reads_battery=True)
+            yield _battery(name, reason is None, f"{what}; {reason}" if reason else what)
+        except DeviceError as error:
+            yield _battery(name, False, str(error))
+            return
+        try:
+            lacks = phone.why_no_instruments()
+        except DeviceError as error:
+            lacks = str(error)
         remark = lacks or f"{what}; relative units of one app, no joules"
         yield AttachedMeter(name, EnergyGaugeMeter.name, EnergyGaugeMeter.method, lacks is None, remark)
-    except DeviceError as error:
-        yield _battery(name, False, str(error))
     finally:
         phone.close()
 

@@ -46,6 +46,21 @@ BATTERY: Plist = {
 """A phone that discharges: 520 mA at 4.012 V."""
 
 
+FAULTS = {
+    "instruments garbage": "bytes that are no DTX message, at opening",
+    "instruments close": "the connection ends at opening",
+    "instruments silent": "taken, and never answered",
+    "lockdown drops": "the connection ends before the first answer",
+    "lockdown drops later": "the connection ends at the question whether Developer Mode is on",
+    "diagnostics bad plist": "an XML property list that breaks off",
+    "diagnostics no plist": "bytes that are none",
+    "diagnostics no dictionary": "a list in the place of the answer",
+    "diagnostics no registry": "a list in the place of the battery's properties",
+    "diagnostics refuse": "a status that is no success",
+    "locked": "no service starts: PasswordProtected",
+}
+
+
 def gauge_sample(cpu: float = 40.0, gpu: float = 25.0, age: int = 5) -> Plist:
     """One whole sample of the energy gauge, with the arithmetic of real ones: see test_ios_energy_gauge.py."""
     return {
@@ -83,6 +98,10 @@ class FakeIphone:
     """Of seconds since the tracing began: the sample of the process, {} where it is not traced."""
     delay_s: float = 0.0
     """Before each answer of the instruments and of the diagnostics."""
+    faults: set[str] = field(default_factory=set)
+    """Words of `FAULTS`."""
+    answers_as: str | None = None
+    """The UDID that its discovery tells, where the tunnel's port has gone to another phone."""
     log: list[tuple[Any, ...]] = field(default_factory=list)
     """What it was told to do."""
 
@@ -191,7 +210,7 @@ class ServedIphone:
             "MessageType": "Handshake",
             "MessagingProtocolVersion": XpcUInt64Type(7),
             "Properties": {
-                "UniqueDeviceID": self.phone.udid,
+                "UniqueDeviceID": self.phone.answers_as or self.phone.udid,
                 "ProductType": "iPhone17,1",
                 "OSVersion": "18.5",
                 "BuildVersion": "22F76",
@@ -208,13 +227,40 @@ class ServedIphone:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             assert (await receive_plist(reader))["Request"] == "RSDCheckin"
             send_plist(writer, {"Request": "RSDCheckin"})
-            send_plist(writer, {"Request": "StartService"})
+            locked = "locked" in self.phone.faults
+            send_plist(writer, {"Request": "StartService"} | ({"Error": "PasswordProtected"} if locked else {}))
             while True:
                 request = await receive_plist(reader)
                 await asyncio.sleep(self.phone.delay_s)
+                if (raw := self._broken_answer(request)) is not None:
+                    if not raw:
+                        return
+                    writer.write(struct.pack(">I", len(raw)) + raw)
+                    continue
                 send_plist(writer, answer(request))
 
         return serve
+
+    def _broken_answer(self, request: Plist) -> bytes | None:
+        """What is sent for a property list: empty where the connection ends, None for the right answer."""
+        faults, registry = self.phone.faults, request["Request"] == "IORegistry"
+        if "lockdown drops" in faults and not registry:
+            return b""
+        if "lockdown drops later" in faults and request.get("Key") == "DeveloperModeStatus":
+            return b""
+        if not registry:
+            return None
+        if "diagnostics bad plist" in faults:
+            return plistlib.dumps({"Status": "Success"})[:-20]
+        if "diagnostics no plist" in faults:
+            return b"\xde\xad\xbe\xef" * 4
+        if "diagnostics no dictionary" in faults:
+            return plistlib.dumps(["Success"])
+        if "diagnostics no registry" in faults:
+            return plistlib.dumps({"Status": "Success", "Diagnostics": {"IORegistry": ["Voltage"]}})
+        if "diagnostics refuse" in faults:
+            return plistlib.dumps({"Status": "UnknownRequest"})
+        return None
 
     def _lockdown(self, request: Plist) -> Plist:
         answers: dict[tuple[Any, Any], Any] = {
@@ -240,6 +286,15 @@ class ServedIphone:
     # --- instruments -----------------------------------------------------------------------------------------------
 
     async def _instruments(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if "instruments close" in self.phone.faults:
+            return
+        if "instruments silent" in self.phone.faults:
+            await asyncio.sleep(3600)
+        if "instruments garbage" in self.phone.faults:
+            writer.write(b"\xff\x00garbage" * 64)
+            await writer.drain()
+            await reader.read()
+            return
         connection = DTXConnection(reader, writer)
         for service in (_EnergyGauge, _ProcessControl, _DeviceInformation):
             # One class a connection: it has to know its phone, and the library makes the instances.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from devices.ios.link import TunneldAddress
+from devices.ios.tunneld import TunneldAddress
 from tests.fakes.ios_phone import ServedIphone
 
 
@@ -16,16 +17,26 @@ class FakeTunneld:
 
     def __init__(self, phones: Sequence[ServedIphone]) -> None:
         self.phones = list(phones)
+        self.body: bytes | None = None
+        """Sent in the place of the list."""
+        self.drips = False
+        """A byte at a time, and no end."""
+        self._ended = threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body = json.dumps(outer.tunnels()).encode()
+                body = json.dumps(outer.tunnels()).encode() if outer.body is None else outer.body
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                if not outer.drips:
+                    self.wfile.write(body)
+                    return
+                with suppress(OSError):
+                    while not outer._ended.wait(0.2):
+                        self.wfile.write(b" ")
 
             def log_message(self, *_: object) -> None:
                 """Not to the test's output."""
@@ -50,6 +61,7 @@ class FakeTunneld:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
