@@ -20,7 +20,8 @@ import pandas as pd
 from results.cells import model_name, technique_name, trials_of, usable
 from results.energy import energy_between
 from results.metrics import NO_METER
-from results.records import Cell, Completion, EnergyReading, Method, PowerTrace, RunData, Sample, Trial
+from results.records import Cell, Completion, EnergyReading, Method, RunData, Sample, Trial
+from results.trial_traces import TrialTraces, traces_of
 from results.zero_one import zero_one_metrics
 
 NOT_KEPT = "(not kept: the run is from before samples were stored)"
@@ -194,8 +195,7 @@ def _answers(
 
 
 def _of_trial(run: RunData, trial: Trial, texts: Mapping[str, Sample]) -> Iterator[tuple[str, _Once]]:
-    meter = next((r.meter for r in trial.energy), None)
-    traces = run.load_traces(trial.trial_id) if meter is not None else ()
+    measured = traces_of(run, trial)
     requests: dict[str, list[Completion]] = {}
     for completion in trial.completions:
         requests.setdefault(completion.sample_id, []).append(completion)
@@ -206,7 +206,7 @@ def _of_trial(run: RunData, trial: Trial, texts: Mapping[str, Sample]) -> Iterat
     overlapping = _overlapping(trial.completions)
     for sample_id, own in requests.items():
         is_shared = any(c.request_id in overlapping for c in own)
-        energy = _energy(own, traces, meter, is_shared)
+        energy = _energy(own, measured, is_shared)
         yield sample_id, _Once(_said(own, texts.get(sample_id)), tuple(own), scores.get(sample_id, {}), energy)
 
 
@@ -252,14 +252,13 @@ def _said(requests: Sequence[Completion], sample: Sample | None) -> str:
     return choices[best] if best < len(choices) else f"choice {best + 1} of {len(requests)}"
 
 
-def _energy(
-    requests: Sequence[Completion], traces: Sequence[PowerTrace], meter: str | None, is_shared: bool
-) -> EnergyReading:
+def _energy(requests: Sequence[Completion], measured: TrialTraces, is_shared: bool) -> EnergyReading:
     intervals = [(c.start_s, c.end_s) for c in requests]
-    if meter is not None and not is_shared:
-        return energy_between(traces, intervals, "all", meter)
+    meter = measured.meter
+    if meter is not None and not is_shared and not measured.lost:
+        return energy_between(measured.traces, intervals, "all", meter)
     duration_s = math.fsum(end - start for start, end in intervals)
-    reason = NO_METER if meter is None else SHARED
+    reason = NO_METER if meter is None else SHARED if is_shared else measured.lost
     return EnergyReading(
         phase="all", meter=meter or "", component="total", method="missing", duration_s=duration_s, reason=reason
     )

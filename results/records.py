@@ -511,7 +511,10 @@ class RunInfo(Record):
 
 @dataclass(frozen=True)
 class RunData:
-    """All that tables and reports are made from. `load_traces` reads one trial's raw traces, by trial id."""
+    """All that tables and reports are made from.
+
+    load_traces: reads one trial's raw traces, by trial id. Raises `TraceFileError`; `results.trial_traces` catches it.
+    """
 
     info: RunInfo
     cells: tuple[Cell, ...]
@@ -519,3 +522,5 @@ class RunData:
     load_traces: Callable[[str], tuple[PowerTrace, ...]]
     samples: Mapping[tuple[str, str], tuple[Sample, ...]] = field(default_factory=dict)
     """By workload and model, as cells name them: a prompt may depend on the model's tokenizer."""
+    lost_traces: dict[str, str] = field(default_factory=dict)
+    """Trials whose traces cannot be read, and why; filled as they are read."""

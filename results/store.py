@@ -5,57 +5,47 @@
 
 A trial is committed whole or not at all: in one transaction its row is inserted, its trace file is written under a
 temporary name, flushed to disk and renamed, and the row is committed. A crash before the commit leaves a file without a
-row, which the next `open` removes.
+row, which the next `open` removes. After each commit the WAL is written into the main file, so that a copy of
+`run.sqlite` alone, or a lost WAL, costs no finished trial.
 At most one finished trial exists for a (cell, repeat): the database holds it by a unique index.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from filelock import FileLock, Timeout
 
+from results.database import (
+    DATABASE,
+    OWNER_ONLY,
+    READ_FROM_VERSION,
+    StoreError,
+    damage_told,
+    damaged,
+    holds_run,
+    opened_for_reading,
+    opened_for_writing,
+    schema_version,
+    transaction,
+)
 from results.records import Cell, PowerTrace, RunData, RunInfo, Sample, Trial
-from results.trace_files import WINDOW, TraceFileError, read_traces, write_traces
+from results.trace_files import WINDOW, read_traces, write_traces
 
-SCHEMA_VERSION: Final = 3
-DATABASE: Final = "run.sqlite"
+__all__ = ["DATABASE", "FREE_BYTES_NEEDED", "Store", "StoreError", "check_free_space"]
+
 _OWN_NAMES: Final = {DATABASE, *(f"{DATABASE}-{s}" for s in ("journal", "wal", "shm")), "run.lock", "traces"}
 """The journal exists only for the moment before the database is in WAL mode; a kill may leave it."""
 FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
 """A run does not start, and a trial is not written, with less room than this on the disk."""
 
-_SCHEMA_1 = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE run (run_id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT;
-CREATE TABLE cell (cell_id TEXT PRIMARY KEY, position INTEGER NOT NULL UNIQUE, record TEXT NOT NULL) STRICT;
-CREATE TABLE trial (
-    trial_id TEXT PRIMARY KEY,
-    cell_id TEXT NOT NULL REFERENCES cell (cell_id),
-    repeat INTEGER NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('ok', 'failed')),
-    record TEXT NOT NULL
-) STRICT;
-CREATE UNIQUE INDEX trial_once ON trial (cell_id, repeat);
-"""
-_MIGRATIONS: Final[dict[int, str]] = {
-    # The order in which trials were finished: interleaving and drift cannot be judged without it.
-    1: "ALTER TABLE trial ADD COLUMN finished_order INTEGER NOT NULL DEFAULT 0;"
-    " UPDATE trial SET finished_order = rowid;",
-    # What was asked, in words: a report could only show token ids. Runs from before have none.
-    2: "CREATE TABLE sample (workload TEXT NOT NULL, model TEXT NOT NULL, position INTEGER NOT NULL,"
-    " record TEXT NOT NULL, PRIMARY KEY (workload, model, position)) STRICT;",
-}
-"""From version k to k + 1. A new run takes the same path as an old one: schema 1, then every step."""
-
-
-class StoreError(Exception):
-    """A run folder that cannot be used: what, the value found, the remedy."""
+log = logging.getLogger(__name__)
 
 
 class Store:
@@ -77,6 +67,9 @@ class Store:
             raise StoreError(
                 f"{directory} holds other files ({', '.join(strangers[:3])}); name an empty or new folder with --out"
             )
+        lost = _trace_files(directory)
+        if lost and not cls.holds_run(directory):
+            raise StoreError(_without_rows(directory, lost))
         check_free_space(directory)
         made = not directory.exists()
         try:
@@ -88,12 +81,13 @@ class Store:
                     raise StoreError(
                         f"{directory} already holds a run; go on with --resume or name another folder with --out"
                     )
-                with store._transaction() as db:
+                with transaction(store._connection) as db:
                     db.execute("INSERT INTO run VALUES (?, ?)", (info.run_id, info.model_dump_json()))
                     db.executemany(
                         "INSERT INTO cell VALUES (?, ?, ?)",
                         [(cell.cell_id, i, cell.model_dump_json()) for i, cell in enumerate(cells)],
                     )
+                store._checkpoint()
                 undo.pop_all()
         except (OSError, sqlite3.Error) as error:
             # Not on a StoreError: then the folder is another process's, or holds another run.
@@ -103,14 +97,11 @@ class Store:
 
     @staticmethod
     def holds_run(directory: Path) -> bool:
-        """Whether a run was started there (a process killed while creating the folder leaves one that was not)."""
-        if not (directory / DATABASE).is_file():
-            return False
-        with contextlib.closing(sqlite3.connect(directory / DATABASE)) as db:
-            try:
-                return db.execute("SELECT 1 FROM run").fetchone() is not None
-            except sqlite3.DatabaseError:
-                return False
+        """Whether a run was started there (a process killed while creating the folder leaves one that was not).
+
+        Raises `StoreError` where the database is damaged.
+        """
+        return holds_run(directory / DATABASE)
 
     def _started(self) -> bool:
         return self._connection.execute("SELECT 1 FROM run").fetchone() is not None
@@ -118,35 +109,35 @@ class Store:
     @classmethod
     def open(cls, directory: Path) -> Store:
         """An existing run folder, for going on with it. Removes what a killed process left half-written."""
-        if not (directory / DATABASE).is_file():
-            raise StoreError(
-                f"{directory} holds no run ({DATABASE} is absent); give the folder that `joulebench run` wrote"
-            )
-        try:
-            store = cls._connect(directory)
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(
-                f"{directory / DATABASE} cannot be used ({error}); is it damaged, or read-only?"
-            ) from error
-        store._remove_orphans()
+        _check_holds_run(directory)
+        with contextlib.ExitStack() as undo:
+            try:
+                store = cls._connect(directory)
+                undo.callback(store.close)
+                store._remove_orphans()
+            except (OSError, sqlite3.Error) as error:
+                raise StoreError(damaged(directory / DATABASE, error)) from error
+            undo.pop_all()
         return store
 
     @classmethod
     def view(cls, directory: Path) -> Store:
-        """For reading, also while another process runs; brings an older schema up to date first."""
-        if not cls.holds_run(directory):
-            raise StoreError(f"{directory} holds no run; give the folder that `joulebench run` wrote")
-        connection = sqlite3.connect(f"{(directory / DATABASE).absolute().as_uri()}?mode=ro", uri=True)
-        if _schema_version(connection) != SCHEMA_VERSION:
-            connection.close()
-            cls.open(directory).close()
-            return cls.view(directory)
-        return cls(directory, connection, None)
+        """For reading, also while another process runs; brings an old schema up to date first."""
+        _check_holds_run(directory)
+        path = directory / DATABASE
+        with damage_told(path), contextlib.ExitStack() as undo:
+            connection = opened_for_reading(path)
+            undo.callback(connection.close)
+            if schema_version(connection, path) >= READ_FROM_VERSION:
+                undo.pop_all()
+                return cls(directory, connection, None)
+        cls.open(directory).close()
+        return cls.view(directory)
 
     @classmethod
     def _connect(cls, directory: Path) -> Store:
-        (directory / "traces").mkdir(exist_ok=True)
-        lock = FileLock(directory / "run.lock", timeout=0)
+        (directory / "traces").mkdir(mode=0o700, exist_ok=True)
+        lock = FileLock(directory / "run.lock", timeout=0, mode=OWNER_ONLY)
         try:
             lock.acquire()
         except Timeout as error:
@@ -155,31 +146,9 @@ class Store:
             ) from error
         with contextlib.ExitStack() as undo:
             undo.callback(lock.release)
-            connection = sqlite3.connect(directory / DATABASE, isolation_level=None)
-            undo.callback(connection.close)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            store = cls(directory, connection, lock)
-            store._migrate()
+            connection = opened_for_writing(directory / DATABASE)
             undo.pop_all()
-        return store
-
-    def _migrate(self) -> None:
-        with self._transaction() as db:
-            fresh = db.execute("SELECT name FROM sqlite_master WHERE name = 'meta'").fetchone() is None
-            if fresh:
-                _execute_all(db, _SCHEMA_1)
-                db.execute("INSERT INTO meta VALUES ('schema_version', '1')")
-            version = _schema_version(db)
-            if version > SCHEMA_VERSION:
-                raise StoreError(
-                    f"{self.directory} was written by a newer joulebench (schema {version}, this one reads"
-                    f" {SCHEMA_VERSION}); update joulebench"
-                )
-            for step in range(version, SCHEMA_VERSION):
-                _execute_all(db, _MIGRATIONS[step])
-            db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION),))
+        return cls(directory, connection, lock)
 
     def close(self) -> None:
         self._connection.close()
@@ -200,7 +169,7 @@ class Store:
         path = self._trace_path(trial.trial_id)
         try:
             with contextlib.ExitStack() as undo:
-                with self._transaction() as db:
+                with transaction(self._connection) as db:
                     db.execute(
                         "INSERT INTO trial (trial_id, cell_id, repeat, status, record, finished_order)"
                         " VALUES (?, ?, ?, ?, ?, (SELECT coalesce(max(finished_order), 0) + 1 FROM trial))",
@@ -211,6 +180,7 @@ class Store:
                         undo.callback(path.unlink, missing_ok=True)
                         write_traces(path, traces, _window(trial), trial.marks)
                 undo.pop_all()
+            self._checkpoint()
         except sqlite3.IntegrityError as error:
             raise StoreError(
                 f"trial {trial.trial_id} (cell {trial.cell_id}, repeat {trial.repeat}) does not fit what"
@@ -226,37 +196,33 @@ class Store:
         """Commits what a workload asks of a model, once: what is there already stays. Raises `StoreError`."""
         check_free_space(self.directory)
         try:
-            with self._transaction() as db:
+            with transaction(self._connection) as db:
                 db.executemany(
                     "INSERT OR IGNORE INTO sample VALUES (?, ?, ?, ?)",
                     [(workload, model, i, sample.model_dump_json()) for i, sample in enumerate(samples)],
                 )
+            self._checkpoint()
         except sqlite3.Error as error:
             raise StoreError(
                 f"the samples of {workload} could not be written to {self.directory} ({error}); make room and go on"
                 " with --resume"
             ) from error
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._connection.execute("BEGIN IMMEDIATE")
+    def _checkpoint(self) -> None:
+        """Writes the WAL into the main file, as far as readers let it; the rest follows with the next trial."""
         try:
-            yield self._connection
-            self._connection.execute("COMMIT")
-        except GeneratorExit:
-            # Ctrl-C fell between entering and the body: nobody is left to leave it. Closing the connection rolls back.
-            raise
-        except BaseException:
-            # A full disk makes SQLite roll back by itself.
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error as error:
+            log.warning("%s: the last trial stands in the -wal file alone (%s)", self.directory / DATABASE, error)
 
     def _remove_orphans(self) -> None:
         known = {row[0] for row in self._connection.execute("SELECT trial_id FROM trial")}
-        for path in (self.directory / "traces").iterdir():
-            if path.suffix == ".tmp" or (path.suffix == ".parquet" and path.stem not in known):
-                path.unlink(missing_ok=True)
+        orphans = [p for p in _trace_files(self.directory) if p.stem not in known]
+        if len(orphans) > 1:
+            # A kill leaves one: that of the trial that was being written.
+            raise StoreError(_without_rows(self.directory, orphans))
+        for path in (*orphans, *(self.directory / "traces").glob("*.tmp")):
+            path.unlink(missing_ok=True)
         # Tables and reports appear under hidden names before they are renamed.
         for path in (*self.directory.glob(".*.csv.*"), *self.directory.glob(".*.html.*")):
             path.unlink(missing_ok=True)
@@ -265,41 +231,51 @@ class Store:
 
     def finished(self) -> set[tuple[str, int]]:
         """(cell_id, repeat) of every trial that is there."""
-        return {(c, r) for c, r in self._connection.execute("SELECT cell_id, repeat FROM trial")}
+        with damage_told(self.directory / DATABASE):
+            return {(c, r) for c, r in self._connection.execute("SELECT cell_id, repeat FROM trial")}
 
     def info(self) -> RunInfo:
-        row = self._connection.execute("SELECT record FROM run").fetchone()
-        if row is None:
-            raise StoreError(f"{self.directory}: the run was never started; remove the folder and run again")
-        return RunInfo.model_validate_json(row[0])
+        with damage_told(self.directory / DATABASE):
+            row = self._connection.execute("SELECT record FROM run").fetchone()
+            if row is None:
+                raise StoreError(f"{self.directory}: the run was never started; remove the folder and run again")
+            return RunInfo.model_validate_json(row[0])
 
     def trials(self) -> tuple[Trial, ...]:
         """In the order in which they were finished."""
-        rows = self._connection.execute("SELECT record FROM trial ORDER BY finished_order")
-        return tuple(Trial.model_validate_json(r) for (r,) in rows)
+        with damage_told(self.directory / DATABASE):
+            rows = self._connection.execute("SELECT record FROM trial ORDER BY finished_order")
+            return tuple(Trial.model_validate_json(r) for (r,) in rows)
 
     def samples(self) -> dict[tuple[str, str], tuple[Sample, ...]]:
         """By workload and model. Empty for runs from before they were kept."""
         found: dict[tuple[str, str], list[Sample]] = {}
-        rows = self._connection.execute("SELECT workload, model, record FROM sample ORDER BY workload, model, position")
-        for workload, model, record in rows:
-            found.setdefault((workload, model), []).append(Sample.model_validate_json(record))
+        with damage_told(self.directory / DATABASE):
+            query = "SELECT workload, model, record FROM sample ORDER BY workload, model, position"
+            for workload, model, record in self._connection.execute(query):
+                found.setdefault((workload, model), []).append(Sample.model_validate_json(record))
         return {key: tuple(own) for key, own in found.items()}
 
     def data(self) -> RunData:
-        cells = self._connection.execute("SELECT record FROM cell ORDER BY position")
+        with damage_told(self.directory / DATABASE):
+            rows = self._connection.execute("SELECT record FROM cell ORDER BY position")
+            cells = tuple(Cell.model_validate_json(r) for (r,) in rows)
+        trials = self.trials()
+        strays = {t.cell_id for t in trials} - {c.cell_id for c in cells}
+        if strays:
+            raise StoreError(damaged(self.directory / DATABASE, f"trials of a cell that is not there: {min(strays)}"))
         return RunData(
             info=self.info(),
-            cells=tuple(Cell.model_validate_json(r) for (r,) in cells),
-            trials=self.trials(),
+            cells=cells,
+            trials=trials,
             load_traces=lambda trial_id: self.traces(trial_id),
             samples=self.samples(),
         )
 
     def traces(self, trial_id: str, part: str = WINDOW) -> tuple[PowerTrace, ...]:
-        """Raw traces of one part of a trial; empty where none were stored."""
+        """Raw traces of one part of a trial; empty where none were stored. Raises `TraceFileError`."""
         path = self._trace_path(trial_id)
-        return _stored_traces(path, part) if path.is_file() else ()
+        return read_traces(path, part) if path.is_file() else ()
 
     def _trace_path(self, trial_id: str) -> Path:
         return self.directory / "traces" / f"{trial_id}.parquet"
@@ -328,25 +304,29 @@ def _remove_new(directory: Path, found: set[str], made: bool) -> None:
             (directory / name).unlink(missing_ok=True)
 
 
-def _execute_all(db: sqlite3.Connection, script: str) -> None:
-    """Like executescript, but inside the open transaction (executescript commits first)."""
-    for statement in script.split(";"):
-        if statement.strip():
-            db.execute(statement)
+def _trace_files(directory: Path) -> list[Path]:
+    return sorted((directory / "traces").glob("*.parquet"))
 
 
-def _schema_version(db: sqlite3.Connection) -> int:
-    return int(db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0])
+def _check_holds_run(directory: Path) -> None:
+    """Raises `StoreError` where there is nothing to look at or to go on with."""
+    if Store.holds_run(directory):
+        return
+    if lost := _trace_files(directory):
+        raise StoreError(_without_rows(directory, lost))
+    absent = "" if (directory / DATABASE).is_file() else f" ({DATABASE} is absent)"
+    raise StoreError(f"{directory} holds no run{absent}; give the folder that `joulebench run` wrote")
+
+
+def _without_rows(directory: Path, lost: Sequence[Path]) -> str:
+    many = f"{len(lost)} trace files" if len(lost) > 1 else "a trace file"
+    return (
+        f"{directory / 'traces'} holds {many} of trials that {DATABASE} does not hold ({lost[0].name}); was it emptied,"
+        f" or its {DATABASE}-wal lost? Put back the {DATABASE} and {DATABASE}-wal of then, or name another --out"
+    )
 
 
 def _window(trial: Trial) -> tuple[float, float] | None:
     if trial.window_start_s is None or trial.window_end_s is None:
         return None
     return trial.window_start_s, trial.window_end_s
-
-
-def _stored_traces(path: Path, part: str) -> tuple[PowerTrace, ...]:
-    try:
-        return read_traces(path, part)
-    except TraceFileError as error:
-        raise StoreError(f"{error}; its trial's figures stand, its trace is lost") from error

@@ -46,8 +46,9 @@ from results.metrics import (
     technique_observations,
     unseen,
 )
-from results.records import Cell, Completion, EnergyReading, Method, PowerTrace, RunData, Score, Summary, Trial
+from results.records import Cell, Completion, EnergyReading, Method, RunData, Score, Summary, Trial
 from results.statistics import NORMAL_95, percentile, summarise
+from results.trial_traces import TrialTraces, traces_of
 from results.zero_one import is_share, wilson_interval, zero_one_metrics
 
 COLUMNS = (
@@ -263,8 +264,7 @@ def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
     if not trial.completions:
         yield head | {"energy_method": "missing", "energy_reason": "no request was completed"}
         return
-    meter = next((r.meter for r in trial.energy), None)
-    traces = run.load_traces(trial.trial_id) if meter is not None else ()
+    own = traces_of(run, trial)
     scores: dict[str | None, list[Score]] = {}
     for score in trial.scores:
         scores.setdefault(score.sample_id, []).append(score)
@@ -273,7 +273,7 @@ def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
         yield (
             head
             | _request_cells(completion, trial.window_start_s)
-            | _request_energy(completion, traces, meter, begun[completion.start_s])
+            | _request_energy(completion, own, begun[completion.start_s])
             | {f"score_{s.metric}": s.value for s in scores.get(completion.sample_id, ())}
         )
 
@@ -295,15 +295,16 @@ def _request_cells(completion: Completion, window_start_s: float | None) -> dict
     }
 
 
-def _request_energy(
-    completion: Completion, traces: Sequence[PowerTrace], meter: str | None, n_together: int
-) -> dict[str, Any]:
+def _request_energy(completion: Completion, own: TrialTraces, n_together: int) -> dict[str, Any]:
+    meter = own.meter
     if meter is None:
         return {"energy_method": "missing", "energy_reason": "no meter was read in this trial"}
     if n_together > 1:
         why = f"answered in a batch of {n_together}: its joules cannot be told from the others'"
         return {"energy_method": "missing", "energy_meter": meter, "energy_reason": why}
-    reading: EnergyReading = energy_between(traces, [(completion.start_s, completion.end_s)], "all", meter)
+    if own.lost:
+        return {"energy_method": "missing", "energy_meter": meter, "energy_reason": own.lost}
+    reading: EnergyReading = energy_between(own.traces, [(completion.start_s, completion.end_s)], "all", meter)
     return {
         "energy_j": reading.energy_j,
         "energy_uncertainty_j": reading.uncertainty_j,

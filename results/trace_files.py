@@ -34,7 +34,7 @@ _MARKS, _STATES = b"joulebench marks", b"joulebench states"
 
 
 class TraceFileError(Exception):
-    """A file that holds no traces, or damaged ones."""
+    """A file that holds no traces, or damaged ones. What was derived from them before stands."""
 
 
 def write_traces(

@@ -24,6 +24,7 @@ from results.report.charts import (
     pareto_front,
     power_chart,
 )
+from results.trial_traces import traces_of
 from results.units import format_number, si_scale
 
 SHOWN_TOKENS = 300
@@ -154,9 +155,7 @@ def _example_trial(
         for trial in usable(trials[cell.cell_id]):
             if not trial.energy or not any(c.token_times_s for c in trial.completions):
                 continue
-            traces = [
-                t for t in run.load_traces(trial.trial_id) if t.method != "relative gauge" and len(t.times_s) >= 2
-            ]
+            traces = [t for t in traces_of(run, trial).traces if t.method != "relative gauge" and len(t.times_s) >= 2]
             if traces:
                 return cell, trial, traces
     return None

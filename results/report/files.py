@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes UTF-8 under a temporary name in the same folder, flushes it to disk and renames it onto `path`."""
+    """Writes UTF-8 under a temporary name in the same folder, flushes it to disk and renames it onto `path`.
+
+    Only its owner may read it (tables and reports hold prompts), unless its owner gave the file before another mode.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -16,8 +21,8 @@ def replace_text(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files that only their owner reads; a report is meant to be shared.
-        os.chmod(temporary, 0o644)
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

@@ -31,6 +31,7 @@ from results.report.plan_text import toml_text
 from results.report.samples import BROWSE_SAMPLES, sample_panels
 from results.report.self_test import self_test_lines
 from results.report.verdict import verdicts
+from results.trial_traces import TrialTraces, lost_trace_notes, traces_of
 from results.units import format_bytes
 
 METHOD_WORDS: dict[Method, str] = {
@@ -191,10 +192,11 @@ def _meter_notes(run: RunData) -> dict[tuple[str, str], str]:
     device_of = {cell.cell_id: cell.device for cell in run.cells}
     for trial in run.trials:
         device = device_of[trial.cell_id]
-        if device in seen or not trial.energy:
+        own = TrialTraces(None) if device in seen else traces_of(run, trial)
+        if own.meter is None or own.lost:
             continue
         seen.add(device)
-        for trace in run.load_traces(trial.trial_id):
+        for trace in own.traces:
             if trace.note:
                 notes.setdefault((device, trace.meter), trace.note)
     return notes
@@ -209,7 +211,7 @@ def _warnings(run: RunData) -> list[str]:
     samples = [w for w, source in data_sources(run).items() if source == "sample"]
     if samples:
         found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
-    return found + unlike_notes(run) + disturbances(run)
+    return found + unlike_notes(run) + disturbances(run) + lost_trace_notes(run)
 
 
 def _verdict_rows(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[dict[str, Any]]:

@@ -1,0 +1,175 @@
+"""The SQLite file of a run: its schema, how it is opened, and what is said where it is damaged.
+
+Only its owner may read it (0600), because it holds prompts and answers; a mode that its owner gave it later stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+SCHEMA_VERSION: Final = 4
+READ_FROM_VERSION: Final = 3
+"""Of an older run that is only looked at: what came later is an index."""
+DATABASE: Final = "run.sqlite"
+OWNER_ONLY: Final = 0o600
+
+_SCHEMA_1 = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE run (run_id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT;
+CREATE TABLE cell (cell_id TEXT PRIMARY KEY, position INTEGER NOT NULL UNIQUE, record TEXT NOT NULL) STRICT;
+CREATE TABLE trial (
+    trial_id TEXT PRIMARY KEY,
+    cell_id TEXT NOT NULL REFERENCES cell (cell_id),
+    repeat INTEGER NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('ok', 'failed')),
+    record TEXT NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX trial_once ON trial (cell_id, repeat);
+"""
+_MIGRATIONS: Final[dict[int, str]] = {
+    # The order in which trials were finished: interleaving and drift cannot be judged without it.
+    1: "ALTER TABLE trial ADD COLUMN finished_order INTEGER NOT NULL DEFAULT 0;"
+    " UPDATE trial SET finished_order = rowid;",
+    # What was asked, in words: a report could only show token ids. Runs from before have none.
+    2: "CREATE TABLE sample (workload TEXT NOT NULL, model TEXT NOT NULL, position INTEGER NOT NULL,"
+    " record TEXT NOT NULL, PRIMARY KEY (workload, model, position)) STRICT;",
+    # Each new trial asks for the last number, and each report for all of them in order.
+    3: "CREATE INDEX trial_finished ON trial (finished_order);",
+}
+"""From version k to k + 1. A new run takes the same path as an old one: schema 1, then every step."""
+
+
+class StoreError(Exception):
+    """A run folder that cannot be used: what, the value found, the remedy."""
+
+
+@contextlib.contextmanager
+def damage_told(path: Path) -> Iterator[None]:
+    """Turns what SQLite, or a record that does not fit, raises into a `StoreError` that names the file."""
+    try:
+        yield
+    except (sqlite3.Error, ValidationError, UnicodeDecodeError) as error:
+        raise StoreError(damaged(path, error)) from error
+
+
+def damaged(path: Path, error: object) -> str:
+    what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+    return (
+        f"{path} cannot be used ({what}); is it damaged, read-only or in use? Put a copy of it back, or save what can"
+        f" be read: sqlite3 {path.name} .recover | sqlite3 saved.sqlite"
+    )
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a run was started in a database (a kill while it is made leaves one without). Raises `StoreError`."""
+    if not path.is_file():
+        return False
+    with damage_told(path), contextlib.closing(opened_for_reading(path)) as db:
+        return _has_table(db, "run") and db.execute("SELECT 1 FROM run").fetchone() is not None
+
+
+def opened_for_writing(path: Path) -> sqlite3.Connection:
+    """The database, made where it is not there, with the newest schema. Raises `StoreError`, `sqlite3.Error`."""
+    if not path.exists():
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, OWNER_ONLY))  # SQLite gives its side files the same mode
+    with contextlib.ExitStack() as undo:
+        db = sqlite3.connect(path, isolation_level=None)
+        undo.callback(db.close)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise StoreError(damaged(path, found))
+        with transaction(db):
+            _migrate(db, path)
+        undo.pop_all()
+    return db
+
+
+def opened_for_reading(path: Path) -> sqlite3.Connection:
+    """Raises `sqlite3.Error`."""
+    try:
+        return _opened(path, "mode=ro")
+    except sqlite3.OperationalError:
+        wal = path.with_name(f"{path.name}-wal")
+        if os.access(path.parent, os.W_OK):
+            # The journal of a process that was killed while it made the database has to be rolled back first.
+            _opened(path, "mode=rw").close()
+            return _opened(path, "mode=ro")
+        if wal.is_file() and wal.stat().st_size:
+            raise
+        # A folder that is only read holds no side files, and SQLite cannot make them: nobody writes there.
+        return _opened(path, "mode=ro&immutable=1")
+
+
+def _opened(path: Path, how: str) -> sqlite3.Connection:
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)
+    try:
+        db.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def schema_version(db: sqlite3.Connection, path: Path) -> int:
+    """Raises `StoreError` where it is newer than what this version reads."""
+    row = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    if row is None or not str(row[0]).isdecimal():
+        raise StoreError(damaged(path, "it does not say its schema"))
+    version = int(row[0])
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path.parent} was written by a newer joulebench (schema {version}, this one reads {SCHEMA_VERSION});"
+            " update joulebench"
+        )
+    return version
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield db
+        db.execute("COMMIT")
+    except GeneratorExit:
+        # Ctrl-C fell between entering and the body: nobody is left to leave it. Closing the connection rolls back.
+        raise
+    except BaseException:
+        # A full disk makes SQLite roll back by itself.
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def _migrate(db: sqlite3.Connection, path: Path) -> None:
+    if db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+        _execute_all(db, _SCHEMA_1)
+        db.execute("INSERT INTO meta VALUES ('schema_version', '1')")
+    if not _has_table(db, "meta"):
+        raise StoreError(f"{path} is a database of another program; name another folder with --out")
+    version = schema_version(db, path)
+    for step in range(version, SCHEMA_VERSION):
+        _execute_all(db, _MIGRATIONS[step])
+    if version < SCHEMA_VERSION:
+        db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION),))
+
+
+def _has_table(db: sqlite3.Connection, name: str) -> bool:
+    found = db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
+    return found.fetchone() is not None
+
+
+def _execute_all(db: sqlite3.Connection, script: str) -> None:
+    """Like executescript, but inside the open transaction (executescript commits first)."""
+    for statement in script.split(";"):
+        if statement.strip():
+            db.execute(statement)

@@ -1,0 +1,39 @@
+"""A trial's raw traces for tables and pages: one damaged file costs what is made of it, and nothing else."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from results.records import PowerTrace, RunData, Trial
+from results.trace_files import TraceFileError
+
+
+class TrialTraces(NamedTuple):
+    """meter: the trial's first, None where none was read. lost: why there are no traces, where they are damaged."""
+
+    meter: str | None
+    traces: tuple[PowerTrace, ...] = ()
+    lost: str | None = None
+
+
+def traces_of(run: RunData, trial: Trial) -> TrialTraces:
+    """What a trial's meters read in its window; joules that were derived when it ran stand without it."""
+    meter = next((r.meter for r in trial.energy), None)
+    if meter is None:
+        return TrialTraces(None)
+    try:
+        return TrialTraces(meter, run.load_traces(trial.trial_id))
+    except TraceFileError as error:
+        run.lost_traces[trial.trial_id] = str(error)
+        return TrialTraces(meter, lost="the trial's trace file is damaged; its joules as a whole stand")
+
+
+def lost_trace_notes(run: RunData) -> list[str]:
+    """What a reader must know of traces that could not be read; to be asked once they were."""
+    if not run.lost_traces:
+        return []
+    n, first = len(run.lost_traces), next(iter(run.lost_traces.values()))
+    return [
+        f"the traces of {n} of {len(run.trials)} trials are lost ({first}); the joules of these trials stand, those of"
+        " their single requests are missing."
+    ]

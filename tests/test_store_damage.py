@@ -1,0 +1,265 @@
+"""A run folder that was damaged, emptied or half copied: a clear error, and nothing finished is removed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+import stat
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from results import tables
+from results.database import DATABASE, StoreError
+from results.derived import Derived
+from results.report.csv import write_csv
+from results.report.html import html_text
+from results.store import Store
+from results.trace_files import WINDOW
+from tests.run_builders import cell, power_trace, reading, trial
+from tests.test_store import CELLS, INFO, POWER
+
+N_TRIALS = 40
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def stored(directory: Path, n: int = 2, traced: bool = True) -> Path:
+    """A closed run with n trials of one cell, each with energy and a trace of one request."""
+    with Store.create(directory, INFO, CELLS) as store:
+        for repeat in range(n):
+            one = trial("c1", repeat, energy=(reading(meter=POWER.meter, method=POWER.method),))
+            store.add_trial(one, {WINDOW: [POWER]} if traced else {})
+    return directory
+
+
+def everything(directory: Path) -> list[Path]:
+    return sorted(p for p in directory.rglob("*") if not p.name.endswith(("-shm", "-wal", ".lock")))
+
+
+# --- the database ----------------------------------------------------------------------------------------------------
+
+
+def overwritten(content: bytes) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(content) and None
+
+
+def first_page_cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+def half(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def garbage_inside(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4096:] = random.Random(0).randbytes(len(content) - 4096)
+    path.write_bytes(content)
+
+
+def changed(statement: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as db:
+            db.executescript(statement)
+
+    return change
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "text": overwritten(b"this is no database" * 100),
+    "zeros": overwritten(bytes(20000)),
+    "first page cut": first_page_cut,
+    "half written": half,
+    "garbage inside": garbage_inside,
+    "no schema version": changed("DELETE FROM meta"),
+    "schema version is no number": changed("UPDATE meta SET value = 'four'"),
+    "no meta": changed("DROP TABLE meta"),
+    "no trials": changed("DROP TABLE trial"),
+    "run is no record": changed("UPDATE run SET record = '{}'"),
+    "trial is no record": changed("UPDATE trial SET record = 'half a rec'"),
+    "trial of no cell": changed("DELETE FROM cell"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_database_is_named_with_a_remedy(directory: Path, damage: str) -> None:
+    stored(directory, N_TRIALS)
+    DAMAGE[damage](directory / DATABASE)
+    before = everything(directory)
+
+    def read(opened: Callable[[Path], Store]) -> None:
+        with opened(directory) as store:
+            store.finished()
+            store.data()
+
+    for opened in (Store.view, Store.open):
+        with pytest.raises(StoreError, match=r"run\.sqlite .*(damaged|another program)") as caught:
+            read(opened)
+        assert "holds no run" not in str(caught.value)
+    assert everything(directory) == before
+
+
+def test_any_page_of_the_database_may_be_damaged(directory: Path, tmp_path: Path) -> None:
+    """Ten stretches of 200 bytes, one at a time: an error of ours, or the whole run where the stretch was unused."""
+    stored(directory, N_TRIALS, traced=False)
+    content = (directory / DATABASE).read_bytes()
+    with Store.view(directory) as store:
+        intact = store.trials()
+    chance = random.Random(20261122)
+    told = []
+    for i in range(10):
+        at = chance.randrange(len(content) - 200)
+        copy = tmp_path / f"copy{i}"
+        shutil.copytree(directory, copy)
+        (copy / DATABASE).write_bytes(content[:at] + chance.randbytes(200) + content[at + 200 :])
+        try:
+            with Store.view(copy) as store:
+                store.data()
+            with Store.open(copy) as store:
+                assert len(store.trials()) == len(intact)
+        except StoreError as error:
+            told.append(str(error))
+    assert len(told) >= 5
+    assert all(DATABASE in line for line in told)
+
+
+def test_a_database_of_another_program_is_left_alone(directory: Path) -> None:
+    directory.mkdir()
+    changed("CREATE TABLE bookmark (id INTEGER); INSERT INTO bookmark VALUES (7)")(directory / DATABASE)
+    with pytest.raises(StoreError, match="holds no run"):
+        Store.open(directory)
+    with pytest.raises(StoreError, match="a database of another program"):
+        Store.create(directory, INFO, CELLS)
+    with closing(sqlite3.connect(directory / DATABASE)) as db:
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("bookmark",)]
+
+
+# --- what was lost beside it -----------------------------------------------------------------------------------------
+
+
+def test_each_trial_is_in_the_main_file_once_it_is_finished(directory: Path, tmp_path: Path) -> None:
+    """A copy of run.sqlite alone, taken while the run goes on, holds every finished trial."""
+    with Store.create(directory, INFO, CELLS) as store:
+        for repeat in range(3):
+            store.add_trial(trial("c1", repeat), {WINDOW: [POWER]})
+            shutil.copy(directory / DATABASE, tmp_path / f"copy{repeat}.sqlite")
+            with closing(sqlite3.connect(tmp_path / f"copy{repeat}.sqlite")) as db:
+                assert db.execute("SELECT count(*) FROM trial").fetchone() == (repeat + 1,)
+
+
+def test_a_reader_that_looks_on_does_not_keep_trials_out_of_the_main_file_for_long(directory: Path) -> None:
+    with Store.create(directory, INFO, CELLS) as store:
+        with Store.view(directory) as looking:
+            looking._connection.execute("BEGIN")
+            assert looking.trials() == ()
+            store.add_trial(trial("c1", 0), {})
+        store.add_trial(trial("c1", 1), {})
+        shutil.copy(directory / DATABASE, directory / "copy.sqlite")
+    with closing(sqlite3.connect(directory / "copy.sqlite")) as db:
+        assert db.execute("SELECT count(*) FROM trial").fetchone() == (2,)
+
+
+def test_traces_without_their_rows_are_kept_and_told(directory: Path) -> None:
+    """As after the -wal of an older version was not copied along: the traces of many trials, and no row of them."""
+    stored(directory, 3)
+    changed("DELETE FROM trial")(directory / DATABASE)
+    before = everything(directory)
+    with pytest.raises(StoreError, match=r"holds 3 trace files of trials that run\.sqlite does not hold .*-wal lost"):
+        Store.open(directory)
+    assert everything(directory) == before
+
+
+@pytest.mark.parametrize("how", ["emptied", "removed"])
+def test_a_store_without_a_run_beside_traces_says_so(directory: Path, how: str) -> None:
+    stored(directory)
+    if how == "emptied":
+        changed("DELETE FROM trial; DELETE FROM cell; DELETE FROM run")(directory / DATABASE)
+    else:
+        (directory / DATABASE).unlink()
+    before = everything(directory)
+    for opened in (Store.open, Store.view, lambda d: Store.create(d, INFO, CELLS)):
+        with pytest.raises(StoreError, match=r"holds 2 trace files of trials that run\.sqlite does not hold"):
+            opened(directory)
+    assert everything(directory) == before
+
+
+# --- traces ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_trace_costs_its_requests_their_joules_and_nothing_else(directory: Path, tmp_path: Path) -> None:
+    watts = power_trace(3.0, 10.0, "nvml", "integrated power")
+    with Store.create(directory, INFO, CELLS) as store:
+        for repeat in range(3):
+            store.add_trial(trial("c1", repeat, energy=(reading(),)), {WINDOW: [watts]})
+    with Store.view(directory) as store:
+        whole = tables.energy(store.data())
+    (directory / "traces" / "c1-t0.parquet").write_bytes(b"PAR1 half")
+    with Store.view(directory) as store:
+        derived = Derived(store.data())
+        write_csv(derived.run, tmp_path, derived)
+        page = html_text(derived.run, derived)
+    assert "the traces of 1 of 3 trials are lost" in page
+    assert "c1-t0.parquet is damaged" in page
+    single = tables.trials(derived.run).set_index("trial")
+    assert single.loc["c1-t0", "energy_reason"] == "the trial's trace file is damaged; its joules as a whole stand"
+    assert single.loc["c1-t0", "energy_method"] == "missing"
+    assert single.loc["c1-t1", "energy_method"] == "integrated power"
+    assert tables.energy(derived.run).equals(whole)
+
+
+# --- who may read it -------------------------------------------------------------------------------------------------
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_store_and_tables_are_for_their_owner_alone(directory: Path) -> None:
+    before = os.umask(0)
+    try:
+        with Store.create(directory, INFO, CELLS) as store:
+            store.add_trial(trial("c1"), {WINDOW: [POWER]})
+            beside = [mode(p) for p in directory.glob(f"{DATABASE}*")]
+            write_csv(store.data(), directory)
+    finally:
+        os.umask(before)
+    assert beside == [0o600] * 3
+    assert {p.name: oct(mode(p)) for p in directory.iterdir() if p.is_file()} == {
+        p.name: "0o600" for p in directory.iterdir() if p.is_file()
+    }
+    assert mode(directory / "traces") == 0o700
+
+
+def test_a_mode_that_the_owner_gave_stays(directory: Path) -> None:
+    stored(directory)
+    with Store.view(directory) as store:
+        write_csv(store.data(), directory)
+        (directory / "trials.csv").chmod(0o644)
+        write_csv(store.data(), directory)
+    (directory / DATABASE).chmod(0o640)
+    Store.open(directory).close()
+    assert (mode(directory / "trials.csv"), mode(directory / "summary.csv")) == (0o644, 0o600)
+    assert mode(directory / DATABASE) == 0o640
+
+
+# --- order -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_order_of_trials_is_found_by_an_index(directory: Path) -> None:
+    with Store.create(directory, INFO, [cell("c1")]), closing(sqlite3.connect(directory / DATABASE)) as db:
+        for query in (
+            "SELECT record FROM trial ORDER BY finished_order",
+            "SELECT coalesce(max(finished_order), 0) + 1 FROM trial",
+        ):
+            plan = " ".join(str(row[3]) for row in db.execute(f"EXPLAIN QUERY PLAN {query}"))
+            assert "trial_finished" in plan
+            assert "TEMP B-TREE" not in plan
