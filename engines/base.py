@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from engines.errors import EngineError as EngineError
 from engines.tokenizer import Tokenizer
-from results.records import Completion, EngineCounters, Request
+from results.records import Completion, EngineCounters, Request, Road
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,4 +69,13 @@ class ShowsLogProbabilities(Protocol):
         listener: told the log-probabilities [A, L] over the vocabulary at the next A positions of the continuation,
         chunk by chunk. Raises `EngineError`.
         """
+        ...
+
+
+@runtime_checkable
+class TellsRoad(Protocol):
+    """An engine that says what computed its tokens: the same technique takes several times as long on another road."""
+
+    def take_road(self) -> Road:
+        """Of the requests answered since the last call."""
         ...

@@ -19,7 +19,7 @@ from engines.placements import Placement
 from engines.reference import StepObserver
 from engines.schedule import ModelShape, Step, lm_head, operations
 from engines.tokenizer import Tokenizer
-from results.records import Completion, EngineCounters, Request
+from results.records import Completion, EngineCounters, Request, Road
 
 
 class ObservedEngine(Protocol):
@@ -36,6 +36,7 @@ class ObservedEngine(Protocol):
     def show_log_probabilities(self, request: Request, listener: Callable[[Tensor], object]) -> None: ...
     def reset(self) -> None: ...
     def take_counters(self) -> EngineCounters: ...
+    def take_road(self) -> Road: ...
 
 
 class ModelledEngine:
@@ -78,6 +79,10 @@ class ModelledEngine:
 
     def take_counters(self) -> EngineCounters:
         return self._reference.take_counters()
+
+    def take_road(self) -> Road:
+        """Of the host that computes; the time of the road has no part in the timeline."""
+        return self._reference.take_road()
 
 
 class _RequestPricing:

@@ -20,14 +20,16 @@ from engines.answers import Answer, Limits, Loglikelihood, answer_to, check_prom
 from engines.base import PhaseListener, unheard
 from engines.calibration import ChoiceCounts
 from engines.checkpoints import Checkpoint
+from engines.decode import DecodePlans
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.observers import LayerObserver
 from engines.prefix import HeldTokens, turned_alike
+from engines.road import Decoding, road
 from engines.techniques.base import ChunkPhase, Technique, TechniqueParameters
 from engines.techniques.dropless import Dropless
 from engines.transformer import KeyValueCache, Transformer
-from results.records import Completion, EngineCounters, Request
+from results.records import Completion, EngineCounters, Request, Road
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class ReferenceEngine:
         self.observer: StepObserver | None = None
         self.layer_observer: LayerObserver | None = None
         backend = find_backend(torch_device, compute_dtype)
+        self._backend = backend
         self._model = Transformer(checkpoint, backend)
         self._limits = Limits(checkpoint.config.max_length, checkpoint.config.vocabulary_size)
         self._cache = self._model.new_cache()
@@ -103,6 +106,7 @@ class ReferenceEngine:
         )
         self._counters = EngineCounters()
         self._uncounted: list[Sequence[DispatchPlan | None]] = []
+        self._decoded: set[Decoding] = set()
 
     @property
     def needs_calibration(self) -> bool:
@@ -213,6 +217,10 @@ class ReferenceEngine:
         counters, self._counters = self._counters, EngineCounters()
         return counters
 
+    def take_road(self) -> Road:
+        decoded, self._decoded = self._decoded, set()
+        return road(self._backend, decoded, self._threads)
+
     def _ready(self) -> Technique:
         if self._technique is None:
             raise EngineError(f"technique {self._parameters.technique} is not calibrated; call calibrate first")
@@ -258,6 +266,8 @@ class ReferenceEngine:
         self._uncounted.append(plans)
         if phase == "prefill":
             self._count()
+        else:
+            self._decoded.add("fused" if isinstance(plans, DecodePlans) else "layer by layer")
         if self.observer is not None:
             self.observer.step(n_rows, caches[0].length, phase, plans)
         if not asking:

@@ -95,7 +95,7 @@ def _environments(plan: Plan, workbench: Workbench) -> dict[str, Environment]:
     found = {}
     for cell_plan in {c.cell.device: c for c in plan.cells}.values():
         try:
-            found[cell_plan.cell.device] = workbench.device(cell_plan).environment()
+            found[cell_plan.cell.device] = workbench.environment(cell_plan)
         except DeviceError as error:
             raise DeviceNotReadyError(str(error)) from error
     return found

@@ -18,7 +18,7 @@ from typing import Protocol as TypingProtocol
 from devices.base import CarriesMarks, Clock, CpuSeconds, Device, DeviceError, KeepsRaw, Meter
 from devices.cpu_cycles import CpuCycles
 from devices.state_watch import changes, state_marks, watched
-from engines.base import Engine, PhaseEvent, unheard
+from engines.base import Engine, PhaseEvent, TellsRoad, unheard
 from harness.agreement import disagreements
 from harness.schema import Protocol
 from harness.serving import at_once, serve
@@ -33,6 +33,7 @@ from results.records import (
     Phase,
     PowerTrace,
     Request,
+    Road,
     Score,
     Trial,
 )
@@ -110,11 +111,12 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
     warmup = at_once(arm.requests[: protocol.warmup])
     serve(arm.engine, arm.clock, warmup, arm.clock.now_s(), unheard, arm.max_batch)
     arm.engine.take_counters()
+    _road(arm.engine)
     # The window's first request may gain neither from the warm-up nor from the trial before.
     arm.engine.reset()
     with watched(arm.device) as conditions:
         window = _measure(arm)
-    counters = arm.engine.take_counters()
+    counters, road = arm.engine.take_counters(), _road(arm.engine)
     after, raw_after = _idle(arm, protocol.idle_s)
     scores, not_scored = _scores(arm, window.completions)
     traces: Traces = {IDLE_BEFORE: before, WINDOW: window.traces, IDLE_AFTER: after}
@@ -136,6 +138,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         energy=tuple(energy),
         idle=tuple(idle),
         counters=counters,
+        road=road,
         scores=(*scores, *arm.unmeasured.scores),
         conditions=changes(conditions),
         foreign_cpu_share=window.foreign_cpu_share,
@@ -215,6 +218,10 @@ def _scores(arm: Arm, completions: Sequence[Completion]) -> tuple[Sequence[Score
     except WorkloadError as error:
         log.info("%s: not scored", arm.workload.name, exc_info=error)
         return (), (f"not scored: {error}",)
+
+
+def _road(engine: Engine) -> Road | None:
+    return engine.take_road() if isinstance(engine, TellsRoad) else None
 
 
 def _cycles(device: Device) -> CpuCycles | None:

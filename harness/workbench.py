@@ -27,7 +27,7 @@ from harness.plan import CellPlan
 from harness.references import as_lossless
 from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, EngineSpec, ModelSpec, Protocol
 from harness.session import Arm, ArmScores
-from results.records import Record, Request
+from results.records import Environment, Record, Request
 from workloads.base import ComparesDistributions, Workload
 
 DATA_FOLDER_VARIABLE = "JOULEBENCH_DATA"
@@ -104,6 +104,15 @@ class Workbench:
                 raise
             self._devices[plan.cell.device] = device
         return self._devices[plan.cell.device]
+
+    def environment(self, plan: CellPlan) -> Environment:
+        """Of a cell's device, with what engines compute by where they run on this host. Raises `DeviceError`."""
+        found = self.device(plan).environment()
+        if plan.device.is_phone:
+            return found
+        from engines.road import build
+
+        return found.model_copy(update={"build": build()})
 
     def workload(self, plan: CellPlan) -> Workload:
         if plan.cell.workload not in self._workloads:

@@ -319,6 +319,23 @@ class Conditions(Record):
     airplane_mode: bool | None = None
 
 
+class Build(Record):
+    """What an engine on this machine computes with: compiled kernels, or torch alone and why."""
+
+    road: Literal["kernels", "torch"]
+    reason: str | None = None
+    """Why there are no kernels."""
+    compiler: str | None = None
+    """As it calls itself: "g++ (Debian 12.2.0-14) 12.2.0"."""
+    flags: str | None = None
+    instruction_set: str | None = None
+    """What the kernels were compiled for, as they say themselves: "AVX-512", "AVX2", ..."""
+    sha256: str | None = None
+    """Of the library."""
+    torch_instruction_set: str | None = None
+    """What torch's own products use on the CPU, in its words: "AVX512", "AVX2", ..."""
+
+
 class Environment(Record):
     """The machine and the software of a run."""
 
@@ -332,6 +349,27 @@ class Environment(Record):
     python: str
     joulebench: str
     packages: dict[str, str]
+    build: Build | None = None
+    """None where no engine of ours runs (a phone), and in runs from before it was kept."""
+
+
+class Road(Record):
+    """What computed the tokens of a window. Two arms with unlike roads differ in more than their techniques."""
+
+    arithmetic: Literal["kernels", "torch"]
+    decoding: Literal["fused", "layer by layer", "both"] | None = None
+    """How steps that decode were computed: in one call of the kernels, or with Python between layers. None: no step."""
+    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    dtype: str = "float32"
+    """Of the arithmetic; weights may be narrower."""
+    n_threads: int
+    instruction_set: str | None = None
+    """Of what multiplies: the kernels', else torch's. None on a GPU."""
+    build: str | None = None
+    """The first `BUILD_DIGITS` of the library's SHA-256. None: torch alone."""
+
+
+BUILD_DIGITS = 12
 
 
 class Failure(Record):
@@ -367,6 +405,8 @@ class Trial(Record):
     energy: tuple[EnergyReading, ...] = ()
     idle: tuple[IdleBaseline, ...] = ()
     counters: EngineCounters | None = None
+    road: Road | None = None
+    """None where the engine does not tell."""
     scores: tuple[Score, ...] = ()
     conditions: tuple[Conditions, ...] = ()
     """Before the window, at every change of state that was seen in it, and after it."""

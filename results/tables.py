@@ -47,6 +47,7 @@ from results.metrics import (
     unseen,
 )
 from results.records import Cell, Completion, EnergyReading, Method, RunData, Score, Summary, Trial
+from results.roads import road_words, roads_of
 from results.statistics import NORMAL_95, percentile, summarise
 from results.trial_traces import TrialTraces, traces_of
 from results.zero_one import is_share, wilson_interval, zero_one_metrics
@@ -218,7 +219,7 @@ _REQUEST_COLUMNS = (
     "status", "started_at", "marks", "failure", "sample_id", "request_id", "prompt_tokens", "cached_tokens",
     "generated_tokens", "time_method", "ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method",
     "energy_meter", "energy_reason", "foreign_cpu_share", "contention_repeats",
-    "cpu_cycles", "cpu_cycles_remark", "arrival_s", "queueing_s", "ttft_from_arrival_s", "requests_sha256",
+    "cpu_cycles", "cpu_cycles_remark", "arrival_s", "queueing_s", "ttft_from_arrival_s", "requests_sha256", "road",
 )  # fmt: skip
 
 
@@ -238,7 +239,7 @@ def trials(run: RunData) -> pd.DataFrame:
     ]
     scores = dict.fromkeys(key for row in rows for key in row if key.startswith("score_"))
     text = ("marks", "failure", "sample_id", "request_id", "energy_meter", "energy_reason", "cpu_cycles_remark",
-            "requests_sha256")  # fmt: skip
+            "requests_sha256", "road")  # fmt: skip
     numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "foreign_cpu_share", "arrival_s",
                "queueing_s", "ttft_from_arrival_s", *scores)  # fmt: skip
     counts = ("prompt_tokens", "cached_tokens", "generated_tokens", "contention_repeats", "cpu_cycles")
@@ -260,6 +261,7 @@ def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
         "cpu_cycles": trial.cpu_cycles,
         "cpu_cycles_remark": trial.cpu_cycles_remark,
         "requests_sha256": trial.requests_sha256,
+        "road": road_words(trial.road) if trial.road is not None else None,
     }
     if not trial.completions:
         yield head | {"energy_method": "missing", "energy_reason": "no request was completed"}
@@ -350,11 +352,12 @@ def summary(run: RunData, frame: pd.DataFrame | None = None) -> pd.DataFrame:
     rows = [
         _wide_identity(run, cell, sources[cell.workload])
         | {"requests_sha256": " ".join(hashes[cell.cell_id]) or None}
+        | {"road": " / ".join(roads_of(by_cell[cell.cell_id])) or None}
         | _wide(by_cell[cell.cell_id], of_cell[cell.cell_id])
         for cell in run.cells
     ]
     columns = list(rows[0]) if rows else []
-    text = ("model_note", "data_source", "requests_sha256", "energy_meter", "accuracy_metric", "reason")
+    text = ("model_note", "data_source", "requests_sha256", "road", "energy_meter", "accuracy_metric", "reason")
     numbers = [c for c in columns if c.removesuffix("_low").removesuffix("_high") in _WIDE_NAMES]
     return _frame(rows, columns, text, numbers, ("accuracy_samples",)) if rows else pd.DataFrame()
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -258,33 +257,7 @@ def test_layouts_that_the_kernels_do_not_read_are_left_to_torch() -> None:
 
 
 @needs_compiler
-def test_kernels_are_built_once(tmp_path: Path) -> None:
-    built = compiling.build(tmp_path)
-    stamp = built.stat().st_mtime_ns
-    assert compiling.build(tmp_path) == built
-    assert built.stat().st_mtime_ns == stamp
-    assert list(tmp_path.iterdir()) == [built]
-    assert isinstance(compiling.load(built), ctypes.CDLL)
-
-
-def test_machine_without_compiler_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(compiling.CompileError, match="no C\\+\\+ compiler found; install"):
-        compiling.build(tmp_path)
-
-
-def test_compiler_that_fails_is_named_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "c++"
-    compiler.write_text("#!/bin/sh\necho 'kernels.cpp:1: error: too old' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(compiling.CompileError, match=r"c\+\+ failed on kernels.cpp: kernels.cpp:1: error: too old"):
-        compiling.build(tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-@needs_compiler
 def test_source_compiles_without_a_warning(tmp_path: Path) -> None:
-    command = ["c++", *compiling.FLAGS, "-Wall", "-Wextra", "-Werror", str(compiling.SOURCE), "-o"]
+    command = ["c++", *compiling.flags(), "-Wall", "-Wextra", "-Werror", str(compiling.SOURCE), "-o"]
     done = subprocess.run([*command, str(tmp_path / "k.so")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ from engines.reference import ReferenceEngine
 from engines.schedule import ModelShape, own_shape
 from engines.techniques.capacity_tiers import CapacityTiersParameters
 from engines.techniques.dropless import DroplessParameters
-from results.records import Completion, EngineCounters, Request
+from results.records import Completion, EngineCounters, Request, Road
 from tests.toy_sheet import toy_sheet
 
 VOCABULARY = 10
@@ -65,6 +65,9 @@ class ScriptedEngine:
 
     def take_counters(self) -> EngineCounters:
         return EngineCounters(routed_pairs=42)
+
+    def take_road(self) -> Road:
+        return Road(arithmetic="torch", n_threads=7)
 
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:
         on_phase("request start", 1e6)

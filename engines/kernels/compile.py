@@ -1,16 +1,21 @@
-"""Builds the kernels with the machine's own compiler, once, into the user's cache."""
+"""Compiles the kernels with a C++ compiler of this machine.
+
+`CXX` names a compiler to try before the usual ones. `JOULEBENCH_KERNEL_FLAGS` stands in for `-march=native`: with
+`-march=x86-64-v3` the kernels use AVX2 and no more, whatever the processor has.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
-import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -18,96 +23,133 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.cpp")
 HEADERS = tuple(sorted(SOURCE.parent.glob("*.h")))
 # No -ffast-math: sums must not lose NaN or infinity.
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-shared", "-fPIC")
+FLAGS = ("-O3", "-std=c++17", "-pthread", "-shared", "-fPIC")
+NATIVE = "-march=native"
+FLAGS_VARIABLE = "JOULEBENCH_KERNEL_FLAGS"
+USUAL_COMPILERS = ("c++", "g++", "clang++")
+X86_FLAGS = {
+    "AVX-512": ("avx512f", "avx512vl", "avx512bw", "avx512dq"),
+    "AVX2": ("avx2", "fma", "f16c"),
+    "AVX": ("avx",),
+}
+"""By what the library says of itself, the words of /proc/cpuinfo."""
 TIMEOUT_S = 120
+SHOWN_CHARACTERS = 200
+"""Of what a compiler says."""
 
 
 class CompileError(Exception):
     """No compiler, or one that does not take this source."""
 
 
-@functools.cache
-def library() -> ctypes.CDLL | None:
-    """The kernels, built if they are not in the cache; None where that fails, with the reason in the log."""
+@dataclass(frozen=True)
+class Compiler:
+    """command: its path and what `CXX` put behind it."""
+
+    command: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Another one after an update: by the size and the time of the program."""
+        at = Path(os.path.realpath(self.command[0]))
+        try:
+            found = at.stat()
+            program = f"{at} {found.st_size} {found.st_mtime_ns}"
+        except OSError:
+            program = str(at)
+        return hashlib.sha256(f"{program} {self.command}".encode(errors="replace")).hexdigest()[:8]
+
+    def __str__(self) -> str:
+        return shlex.join(self.command)
+
+
+def flags() -> tuple[str, ...]:
+    """Raises `CompileError` where the user's cannot be read."""
+    own = os.environ.get(FLAGS_VARIABLE, NATIVE)
     try:
-        return load(build(cache_folder()))
-    except CompileError as error:
-        logger.warning("the engine runs on torch alone, several times slower with narrow weights: %s", error)
-        return None
+        return (*FLAGS, *shlex.split(own))
+    except ValueError as error:
+        raise CompileError(f"{FLAGS_VARIABLE}={own[:SHOWN_CHARACTERS]!r} cannot be read: {error}") from error
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulebench" / "kernels"
+def compilers() -> Iterator[Compiler]:
+    """Those that are there, `CXX` first, each once."""
+    seen = set()
+    for words in (_wanted(), *((name,) for name in USUAL_COMPILERS)):
+        path = shutil.which(words[0]) if words else None
+        if path is None:
+            if words and words[0] not in USUAL_COMPILERS:
+                logger.warning("CXX=%s is no program that can be started; other compilers are tried", shown(words[0]))
+            continue
+        compiler = Compiler((path, *words[1:]))
+        if compiler.key not in seen:
+            seen.add(compiler.key)
+            yield compiler
 
 
-def build(folder: Path) -> Path:
-    """Compiles into `folder` unless this source was built there for this processor. Raises `CompileError`."""
-    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
-    if compiler is None:
-        raise CompileError("no C++ compiler found; install g++ (Debian: apt install g++)")
-    source = "".join(path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS))
-    key = hashlib.sha256(f"{source} {FLAGS} {compiler} {_processor()}".encode()).hexdigest()
-    target = folder / f"kernels-{key[:16]}.so"
-    if target.is_file():
-        return target
+def _wanted() -> tuple[str, ...]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            unfinished = Path(scratch) / target.name
-            _compile(compiler, unfinished)
-            unfinished.replace(target)  # at once, so that another process never loads half a file
-    except OSError as error:
-        raise CompileError(f"{folder} cannot be written ({error}); set XDG_CACHE_HOME to a folder that can") from error
-    logger.info("built %s with %s", target, compiler)
-    return target
+        return tuple(shlex.split(os.environ.get("CXX", "")))
+    except ValueError as error:
+        logger.warning("CXX=%s cannot be read (%s); other compilers are tried", shown(os.environ["CXX"]), error)
+        return ()
 
 
-def _compile(compiler: str, target: Path) -> None:
+def source_key() -> str:
+    """What a library follows from, whatever compiled it."""
+    source = b"".join(path.read_bytes() for path in (SOURCE, *HEADERS))
+    return hashlib.sha256(source + f" {flags()} {_processor()}".encode()).hexdigest()[:16]
+
+
+def compile_kernels(compiler: Compiler, target: Path) -> str:
+    """Writes the library; returns how the compiler calls itself. Raises `CompileError`."""
+    command = [*compiler.command, *flags(), str(SOURCE), "-o", str(target)]
+    done = _run(compiler, command)
+    if done.returncode or not target.is_file():
+        said = done.stderr.strip()
+        first = next((line for line in said.splitlines() if "error" in line), said)
+        why = shown(first) or f"it ended with {done.returncode} and wrote no library"
+        raise CompileError(f"{compiler} failed on {SOURCE.name}: {why}; g++ 12 and clang 16 are known to take it")
+    version = _run(compiler, [*compiler.command, "--version"]).stdout.strip()
+    return shown(version.partition("\n")[0]) or str(compiler)
+
+
+def _run(compiler: Compiler, command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
-            [compiler, *FLAGS, str(SOURCE), "-o", str(target)],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise CompileError(f"{compiler} took more than {TIMEOUT_S} s on {SOURCE.name}") from error
-    if done.returncode:
-        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-        raise CompileError(f"{compiler} failed on {SOURCE.name}: {first}; g++ 12 and clang 16 are known to take it")
+    except (OSError, ValueError) as error:
+        raise CompileError(f"{compiler} cannot be started ({error})") from error
 
 
-def load(path: Path) -> ctypes.CDLL:
-    """Loads a built library and declares its functions."""
-    try:
-        kernels = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CompileError(f"{path} does not load ({error}); delete it to build it anew") from error
-    pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-    f32 = ctypes.c_float
-    arguments = {
-        "linear": [pointer, pointer, i64, pointer, pointer, i32],
-        "experts": [pointer, i64, pointer, pointer, pointer, pointer, pointer, i64, pointer, i32],
-        "rms_norm": [pointer, i64, i64, pointer, f32, pointer, i32],
-        "attention": [pointer, pointer, i64, pointer, pointer, i64, pointer, i64, pointer, i32],
-        "route": [pointer, pointer, i64, pointer, pointer],
-        "step": [
-            *(pointer, i64, i64, pointer, pointer, pointer, i64),
-            *(pointer, pointer, i64, i64, pointer, pointer, i32),
-        ],
-    }
-    for name, types in arguments.items():
-        function = getattr(kernels, f"joulebench_{name}")
-        function.argtypes, function.restype = types, None
-    return kernels
+def shown(text: str) -> str:
+    """One printable line of somebody else's words."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
 
 
+@functools.cache
 def _processor() -> str:
     """What -march=native depends on: a home folder may be shared by unlike machines."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
+    lines = _cpuinfo()
+    if not lines:
         return f"{platform.machine()} {platform.processor()}"
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     described = ("model", "flags", "Features", "CPU part")
     return " ".join(sorted({line for line in lines if line.startswith(described)}))
+
+
+def has(instruction_set: str) -> bool:
+    """Whether this processor knows what kernels were compiled for; where it does not tell, it is believed to."""
+    flags = next((line.partition(":")[2].split() for line in _cpuinfo() if line.startswith("flags")), None)
+    return flags is None or set(X86_FLAGS.get(instruction_set, ())) <= set(flags)
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

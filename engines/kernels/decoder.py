@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engines.kernels.compile import library
+from engines.kernels.library import library
 from engines.kernels.native import (
     AttentionStruct,
     AttentionTable,

@@ -18,6 +18,25 @@
 
 extern "C" {
 
+// What the compiler was allowed to use here.
+const char* joulebench_instruction_set() {
+#if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+  return "AVX-512";
+#elif defined(JOULEBENCH_AVX2) && defined(__FMA__)
+  return "AVX2";
+#elif defined(__AVX__)
+  return "AVX";
+#elif defined(__SSE2__)
+  return "SSE2";
+#elif defined(__ARM_FEATURE_SVE)
+  return "SVE";
+#elif defined(__ARM_NEON)
+  return "NEON";
+#else
+  return "none";
+#endif
+}
+
 // out[T, rows] = x[T, columns] m^T + bias; bias may be null.
 void joulebench_linear(const Matrix* m, const float* x, int64_t n_tokens, const float* bias, float* out,
                        int32_t n_threads) {

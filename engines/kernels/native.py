@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engines.kernels.compile import library
+from engines.kernels.library import library
 from engines.quantised import Matrix, QuantisedMatrix
 
 # Numbers of `enum Format` in matrix.h.

@@ -31,6 +31,7 @@ from results.report.plan_text import toml_text
 from results.report.samples import BROWSE_SAMPLES, sample_panels
 from results.report.self_test import self_test_lines
 from results.report.verdict import verdicts
+from results.roads import build_words, road_notes
 from results.trial_traces import TrialTraces, lost_trace_notes, traces_of
 from results.units import format_bytes
 
@@ -149,6 +150,7 @@ def machine_rows(environment: Environment) -> list[tuple[str, str]]:
         ("system", f"{environment.os}, {environment.machine}"),
         ("Python", environment.python),
         ("joulebench", environment.joulebench),
+        *([("arithmetic", build_words(environment.build))] if environment.build is not None else []),
     ]
 
 
@@ -211,7 +213,7 @@ def _warnings(run: RunData) -> list[str]:
     samples = [w for w, source in data_sources(run).items() if source == "sample"]
     if samples:
         found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
-    return found + unlike_notes(run) + disturbances(run) + lost_trace_notes(run)
+    return found + unlike_notes(run) + road_notes(run) + disturbances(run) + lost_trace_notes(run)
 
 
 def _verdict_rows(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.kernels.compile import library
+from engines.kernels.library import library
 from tests.benchmarks.measurement import Measurement, beside, measured, write_page
 from tests.benchmarks.timing import Figure, Turns, timed
 

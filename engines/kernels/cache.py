@@ -1,0 +1,195 @@
+"""Libraries that were built, kept for the next process, and trusted only where nobody else can have written them.
+
+    FOLDER/SOURCE-COMPILER.json      what was built: a `Manifest`
+    FOLDER/kernels-SHA256.so         the library, named after its own contents
+
+A library is code that we run and memory that we map: cut short it ends the process (SIGBUS), and written by somebody
+else it does what they want. So folder and files must be the user's own and no one else's to write, and size and SHA-256
+those of the manifest, before the library is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field, ValidationError
+
+from engines.kernels.compile import CompileError, Compiler, compile_kernels, compilers, flags, source_key
+from results.records import Record
+
+logger = logging.getLogger(__name__)
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+MAX_MANIFEST_BYTES = 64 * 1024
+
+
+class CacheError(Exception):
+    """A folder or a file in it that cannot be used or trusted; the message says why, and what to do."""
+
+
+class Manifest(Record):
+    """What a library was built from, and what it must still be."""
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    n_bytes: int
+    compiler: str
+    flags: str
+
+    @property
+    def library_name(self) -> str:
+        return f"kernels-{self.sha256[:16]}.so"
+
+
+class Kept(NamedTuple):
+    """A library in the cache."""
+
+    library: Path
+    manifest: Manifest
+    manifest_path: Path
+
+
+def cache_folder() -> Path:
+    """The user's. Raises `CacheError` for a user without a home."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    if named:
+        return Path(named) / "joulebench" / "kernels"
+    try:
+        return Path.home() / ".cache" / "joulebench" / "kernels"
+    except RuntimeError as error:
+        raise CacheError(f"this user has no home folder ({error}); set XDG_CACHE_HOME to a folder of yours") from error
+
+
+def prepared(folder: Path) -> Path:
+    """The folder, made where it is not there, ours alone to write. Raises `CacheError`."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise CacheError(f"{folder} is no folder; remove it, or set XDG_CACHE_HOME to a folder of yours")
+        if found.st_uid != os.geteuid():
+            raise CacheError(
+                f"{folder} belongs to user {found.st_uid}, not to you ({os.geteuid()}); set XDG_CACHE_HOME to a folder"
+                " of yours"
+            )
+        if found.st_mode & OTHERS_WRITE:
+            folder.chmod(0o700)
+        os.listdir(folder)
+    except OSError as error:
+        raise CacheError(f"{folder} cannot be used ({error}); set XDG_CACHE_HOME to a folder that can") from error
+    return folder
+
+
+def find(folder: Path, compiler: Compiler | None = None) -> list[Kept]:
+    """Libraries of this source for this processor that can be trusted: of one compiler, or of any, newest first.
+
+    Others are forgotten, with a line. Raises `CacheError` where the folder cannot be listed, `CompileError` where the
+    flags cannot be read.
+    """
+    name = f"{source_key()}-{'*' if compiler is None else compiler.key}.json"
+    try:
+        manifests = sorted(folder.glob(name), key=lambda path: path.lstat().st_mtime_ns, reverse=True)
+    except OSError as error:
+        raise CacheError(f"{folder} cannot be read ({error}); set XDG_CACHE_HOME to a folder that can") from error
+    found = []
+    for path in manifests:
+        try:
+            found.append(_verified(path))
+        except CacheError as error:
+            logger.warning("kernels in the cache are not used, and forgotten: %s", error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+    return found
+
+
+def add(folder: Path, compiler: Compiler) -> Kept:
+    """Compiles, and keeps what came out. Raises `CompileError`, `CacheError`."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            unfinished = Path(scratch) / "kernels.so"
+            version = compile_kernels(compiler, unfinished)
+            unfinished.chmod(0o700)
+            contents = unfinished.read_bytes()
+            manifest = Manifest(
+                sha256=hashlib.sha256(contents).hexdigest(),
+                n_bytes=len(contents),
+                compiler=version,
+                flags=" ".join(flags()),
+            )
+            described = Path(scratch) / "manifest.json"
+            described.write_text(manifest.model_dump_json(), encoding="utf-8")
+            described.chmod(0o600)
+            # Each at once and the manifest last: another process never sees one that names half a file.
+            library = unfinished.replace(folder / manifest.library_name)
+            kept = Kept(library, manifest, described.replace(folder / f"{source_key()}-{compiler.key}.json"))
+    except OSError as error:
+        raise CacheError(f"{folder} cannot be written ({error}); set XDG_CACHE_HOME to a folder that can") from error
+    logger.info("built %s with %s", library, compiler)
+    return kept
+
+
+def find_or_add(folder: Path) -> list[Kept]:
+    """Libraries to try, the best first. One that is there is taken before a compiler is started.
+
+    A compiler that fails is told, and the next is tried; with none left, what another compiler built before serves.
+    Raises `CompileError` where there is nothing, `CacheError`.
+    """
+    there = list(compilers())
+    for compiler in there[:1] if os.environ.get("CXX") else there:
+        if found := find(folder, compiler):
+            return found
+    failures = []
+    for compiler in there:
+        try:
+            found = find(folder, compiler) or [add(folder, compiler)]
+        except CompileError as error:
+            failures.append(str(error))
+            continue
+        return _told(failures, found)
+    if found := find(folder):
+        return _told(failures, found)
+    raise CompileError("; ".join(failures) or "no C++ compiler found; install g++ (Debian: apt install g++)")
+
+
+def _told(failures: list[str], found: list[Kept]) -> list[Kept]:
+    if failures:
+        logger.warning("%s; kernels of %s are used", "; ".join(failures), found[0].manifest.compiler)
+    return found
+
+
+def _verified(manifest_path: Path) -> Kept:
+    """Raises `CacheError` for a library that is not what was built here by us."""
+    written = _own_bytes(manifest_path, MAX_MANIFEST_BYTES)
+    try:
+        manifest = Manifest.model_validate_json(written)
+    except ValidationError as error:
+        raise CacheError(f"{manifest_path} is damaged ({error.errors()[0]['msg']})") from error
+    library = manifest_path.parent / manifest.library_name
+    contents = _own_bytes(library, manifest.n_bytes)
+    if len(contents) != manifest.n_bytes:
+        raise CacheError(f"{library} has {len(contents)} bytes and was built with {manifest.n_bytes}")
+    if hashlib.sha256(contents).hexdigest() != manifest.sha256:
+        raise CacheError(f"{library} is not what was built (its SHA-256 differs)")
+    return Kept(library, manifest, manifest_path)
+
+
+def _own_bytes(path: Path, limit: int) -> bytes:
+    """Of a plain file that is ours and that nobody else can write; at most one byte more than `limit`."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise CacheError(f"{path} is no plain file")
+            if found.st_uid != os.geteuid():
+                raise CacheError(f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()})")
+            if found.st_mode & OTHERS_WRITE:
+                raise CacheError(f"{path} can be written by others (mode {found.st_mode & 0o777:o})")
+            return file.read(limit + 1)
+    except OSError as error:
+        raise CacheError(f"{path} cannot be read ({error})") from error

@@ -1,0 +1,103 @@
+"""The kernels of this process: from the cache, built, or none, and then why."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.kernels.cache import CacheError, Kept, Manifest, cache_folder, find_or_add, prepared
+from engines.kernels.compile import FLAGS_VARIABLE, CompileError, has
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """kernels None: torch computes everything; reason says why."""
+
+    kernels: ctypes.CDLL | None
+    manifest: Manifest | None = None
+    instruction_set: str | None = None
+    reason: str | None = None
+
+
+def library() -> ctypes.CDLL | None:
+    """The kernels, built if they are not in the cache; None where that fails, with the reason in the log."""
+    return loaded().kernels
+
+
+@functools.cache
+def loaded() -> Loaded:
+    """What this process computes with, decided once."""
+    try:
+        try:
+            return load_first(prepared(cache_folder()))
+        except CacheError as error:
+            logger.warning("the kernels are built anew for this process alone, which takes seconds: %s", error)
+        # A library may go from the disk once it is mapped.
+        with tempfile.TemporaryDirectory(prefix="joulebench-") as scratch:
+            return load_first(Path(scratch))
+    except (CompileError, CacheError, OSError) as error:
+        logger.warning("the engine runs on torch alone, several times slower with narrow weights: %s", error)
+        return Loaded(None, reason=str(error))
+
+
+def load_first(folder: Path) -> Loaded:
+    """The first library of a folder, found or built there, that loads. Raises `CompileError`, `CacheError`.
+
+    One that was kept and does not load is built anew.
+    """
+    for is_last in (False, True):
+        failures = []
+        for kept in find_or_add(folder):
+            try:
+                return _loaded(kept)
+            except CompileError as error:
+                failures.append(str(error))
+                kept.manifest_path.unlink(missing_ok=True)
+        if not is_last:
+            logger.warning("kernels are built anew: %s", "; ".join(failures))
+    raise CacheError("; ".join(failures))
+
+
+def _loaded(kept: Kept) -> Loaded:
+    kernels = load(kept.library)
+    instruction_set = kernels.joulebench_instruction_set().decode("ascii", "replace")
+    if not has(instruction_set):
+        raise CompileError(f"{kept.library} is for {instruction_set}, which this processor lacks ({FLAGS_VARIABLE})")
+    return Loaded(kernels, kept.manifest, instruction_set)
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Loads a built library and declares its functions. Raises `CompileError`."""
+    try:
+        kernels = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _functions().items():
+            function = getattr(kernels, f"joulebench_{name}")
+            function.argtypes, function.restype = arguments, result
+    except (OSError, AttributeError) as error:
+        raise CompileError(f"{path} does not load ({error})") from error
+    return kernels
+
+
+def _functions() -> dict[str, tuple[Any, list[Any]]]:
+    pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    f32 = ctypes.c_float
+    step = [
+        *(pointer, i64, i64, pointer, pointer, pointer, i64),
+        *(pointer, pointer, i64, i64, pointer, pointer, i32),
+    ]
+    return {
+        "instruction_set": (ctypes.c_char_p, []),
+        "linear": (None, [pointer, pointer, i64, pointer, pointer, i32]),
+        "experts": (None, [pointer, i64, pointer, pointer, pointer, pointer, pointer, i64, pointer, i32]),
+        "rms_norm": (None, [pointer, i64, i64, pointer, f32, pointer, i32]),
+        "attention": (None, [pointer, pointer, i64, pointer, pointer, i64, pointer, i64, pointer, i32]),
+        "route": (None, [pointer, pointer, i64, pointer, pointer]),
+        "step": (None, step),
+    }

@@ -1,0 +1,50 @@
+"""What computes here: the kernels and their build, or torch; and what a window's tokens were computed by."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from functools import cache
+from typing import TYPE_CHECKING, Literal, cast
+
+from engines.kernels.library import loaded
+from results.records import BUILD_DIGITS, Build, Road
+
+if TYPE_CHECKING:
+    from engines.accelerator import Backend, DeviceType
+
+Decoding = Literal["fused", "layer by layer"]
+
+
+@cache
+def build() -> Build:
+    """Of this process. Builds the kernels where they are not there yet."""
+    import torch
+
+    found, torch_instruction_set = loaded(), torch.backends.cpu.get_cpu_capability()
+    if found.manifest is None:
+        return Build(road="torch", reason=found.reason, torch_instruction_set=torch_instruction_set)
+    return Build(
+        road="kernels",
+        compiler=found.manifest.compiler,
+        flags=found.manifest.flags,
+        instruction_set=found.instruction_set,
+        sha256=found.manifest.sha256,
+        torch_instruction_set=torch_instruction_set,
+    )
+
+
+def road(backend: Backend | None, decoded: Set[Decoding], n_threads: int) -> Road:
+    """Of an engine. decoded: how each of its steps was computed that gave a token."""
+    built = build()
+    by_kernels = backend is None and built.road == "kernels"
+    device = "cpu" if backend is None else backend.device.type
+    on_cpu = built.instruction_set if by_kernels else built.torch_instruction_set
+    return Road(
+        arithmetic="kernels" if by_kernels else "torch",
+        decoding="both" if len(decoded) > 1 else next(iter(decoded), None),
+        device=cast("DeviceType", device),
+        dtype="float32" if backend is None else str(backend.dtype).removeprefix("torch."),
+        n_threads=n_threads,
+        instruction_set=on_cpu if device == "cpu" else None,
+        build=built.sha256[:BUILD_DIGITS] if by_kernels and built.sha256 else None,
+    )

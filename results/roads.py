@@ -1,0 +1,72 @@
+"""What computed the tokens of each arm, in words, and where arms or repeats differ in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from results.cells import trials_of
+from results.records import BUILD_DIGITS, Build, Cell, Road, RunData, Trial
+
+
+def road_words(road: Road) -> str:
+    """ "kernels, AVX-512, build f73b2221ada7, 2 threads, decoding fused"."""
+    parts = [road.arithmetic if road.device == "cpu" else f"{road.arithmetic} on {road.device}"]
+    parts += [road.instruction_set] if road.instruction_set else []
+    parts += [road.dtype] if road.dtype != "float32" else []
+    parts += [f"build {road.build}"] if road.build else []
+    parts.append(f"{road.n_threads} thread{'s' if road.n_threads != 1 else ''}")
+    return ", ".join(parts) + (f", decoding {road.decoding}" if road.decoding else "")
+
+
+def build_words(build: Build) -> str:
+    """For a list of what a machine is: "kernels for AVX-512, build f73b2221ada7 (g++ 12.2.0; -O3 ...)"."""
+    if build.road == "torch":
+        return f"torch alone, {build.torch_instruction_set} (no kernels: {build.reason})"
+    digits = (build.sha256 or "")[:BUILD_DIGITS]
+    return (
+        f"kernels for {build.instruction_set}, build {digits} ({build.compiler}; {build.flags});"
+        f" torch {build.torch_instruction_set}"
+    )
+
+
+def roads_of(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Each road of a cell's trials once; more than one means that its mean is over unlike things."""
+    return tuple(dict.fromkeys(road_words(t.road) for t in trials if t.road is not None))
+
+
+def road_notes(run: RunData) -> list[str]:
+    """By device what computed, and what a reader must know of arms that stand side by side on unlike roads."""
+    notes = [
+        f"{device}: the engine ran on torch alone, which is several times slower with narrow weights"
+        f" ({environment.build.reason})."
+        for device, environment in run.info.environments.items()
+        if environment.build is not None and environment.build.road == "torch"
+    ]
+    trials = trials_of(run)
+    for (workload, device), cells in _compared(run.cells).items():
+        roads = {cell.engine: roads_of(trials[cell.cell_id]) for cell in cells}
+        notes += _unlike(f"{workload} · {device}", roads)
+    return notes
+
+
+def _unlike(where: str, roads: Mapping[str, tuple[str, ...]]) -> list[str]:
+    arms_by_road: dict[str, list[str]] = {}
+    for arm, own in roads.items():
+        for road in own:
+            arms_by_road.setdefault(road, []).append(arm)
+    mixed = [arm for arm, own in roads.items() if len(own) > 1]
+    told = "; ".join(f"{', '.join(arms)}: {road}" for road, arms in arms_by_road.items())
+    if mixed:
+        return [
+            f"{where}: the repeats of {', '.join(mixed)} were computed in unlike ways ({told}); trust no mean of them."
+        ]
+    if len(arms_by_road) > 1:
+        return [f"{where}: the arms differ in how they were computed too, not in their techniques alone ({told})."]
+    return []
+
+
+def _compared(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:
+    found: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((cell.workload, cell.device), []).append(cell)
+    return found

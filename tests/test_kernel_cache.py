@@ -1,0 +1,348 @@
+"""What is loaded was built here, by us, and is whole; every damage costs a line and seconds, never the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engines.kernels import cache, library
+from engines.kernels.compile import FLAGS_VARIABLE, CompileError, compilers, source_key
+from engines.kernels.library import Loaded, load_first, loaded
+
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: there is nothing to keep")
+as_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
+
+SYMBOLS = ("linear", "experts", "rms_norm", "attention", "route", "step")
+STAND_IN = (
+    'extern "C" {'
+    + "".join(f"void joulebench_{name}() {{}} " for name in SYMBOLS)
+    + 'const char* joulebench_instruction_set() { return "SSE2"; } }'
+)
+"""In place of the kernels where only the keeping is tested: compiled in a tenth of a second."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache, empty, with a small source to build."""
+    source = tmp_path / "kernels.cpp"
+    source.write_text(STAND_IN)
+    monkeypatch.setattr("engines.kernels.compile.SOURCE", source)
+    monkeypatch.setattr("engines.kernels.compile.HEADERS", ())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(FLAGS_VARIABLE, "")
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path / "joulebench" / "kernels"
+
+
+def load_anew() -> Loaded:
+    """As a process that begins would."""
+    return loaded.__wrapped__()
+
+
+def build_only(folder: Path) -> None:
+    """As another process did: what this one has loaded must not be damaged under it."""
+    cache.find_or_add(cache.prepared(folder))
+
+
+def library_in(folder: Path) -> Path:
+    (found,) = folder.glob("*.so")
+    return found
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+def program(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_kernels_are_built_once_and_kept_for_the_user_alone(folder: Path) -> None:
+    first = load_anew()
+    assert first.kernels is not None
+    assert first.manifest is not None
+    before = stamps(folder)
+    assert load_anew().manifest == first.manifest
+    assert stamps(folder) == before
+    kept = library_in(folder)
+    assert first.manifest.sha256 == hashlib.sha256(kept.read_bytes()).hexdigest()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+
+
+def cut_short(folder: Path) -> None:
+    os.truncate(library_in(folder), 5000)
+
+
+def changed_in_one_byte(folder: Path) -> None:
+    contents = bytearray(library_in(folder).read_bytes())
+    contents[-1] ^= 1
+    library_in(folder).write_bytes(contents)
+
+
+def replaced_by_a_link(folder: Path) -> None:
+    kept = library_in(folder)
+    kept.symlink_to(kept.rename(kept.with_suffix(".elsewhere")))
+
+
+def writable_by_all(folder: Path) -> None:
+    library_in(folder).chmod(0o777)
+
+
+def manifest_of_somebody_else(folder: Path) -> None:
+    next(folder.glob("*.json")).chmod(0o666)
+
+
+def manifest_that_is_no_json(folder: Path) -> None:
+    next(folder.glob("*.json")).write_bytes(b"\xff{")
+
+
+def manifest_that_names_another_file(folder: Path) -> None:
+    path = next(folder.glob("*.json"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sha256": "../" * 21 + "x"}))
+
+
+DAMAGES = [
+    cut_short, changed_in_one_byte, replaced_by_a_link, writable_by_all, manifest_of_somebody_else,
+    manifest_that_is_no_json, manifest_that_names_another_file,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_library_that_is_not_what_was_built_is_told_and_built_anew(
+    damage: object, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_only(folder)
+    assert callable(damage)
+    damage(folder)
+    found = load_anew()
+    assert found.kernels is not None
+    (line,) = (r.message for r in caplog.records if r.levelno == logging.WARNING)
+    assert line.startswith("kernels in the cache are not used, and forgotten: ")
+    assert str(folder) in line
+    caplog.clear()
+    assert load_anew().kernels is not None
+    assert not caplog.records, "the damage was mended"
+
+
+@as_root
+def test_library_of_another_user_is_not_loaded(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build_only(folder)
+    os.chown(library_in(folder), 12345, -1)
+    assert load_anew().kernels is not None
+    assert "belongs to user 12345, not to you (0)" in caplog.text
+    assert library_in(folder).stat().st_uid == 0
+
+
+@as_root
+def test_folder_of_another_user_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.mkdir(parents=True)
+    os.chown(folder, 12345, -1)
+    found = load_anew()
+    assert found.kernels is not None, "built for this process alone"
+    assert "belongs to user 12345, not to you (0); set XDG_CACHE_HOME" in caplog.text
+    assert list(folder.iterdir()) == []
+
+
+def test_folder_that_others_could_write_is_closed_to_them(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert load_anew().kernels is not None
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_library_without_our_functions_is_built_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As one that a change of the manifest's meaning could leave: whole by size and hash, and of no use."""
+    build_only(folder)
+    kept, manifest = library_in(folder), next(folder.glob("*.json"))
+    foreign = folder / "foreign.cpp"
+    foreign.write_text('extern "C" void somebody() {}')
+    subprocess.run(["c++", "-shared", "-fPIC", str(foreign), "-o", str(kept)], check=True)
+    contents = kept.read_bytes()
+    told = {"sha256": hashlib.sha256(contents).hexdigest(), "n_bytes": len(contents)}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | told))
+    kept.rename(folder / f"kernels-{told['sha256'][:16]}.so")  # type: ignore[index]
+    assert load_anew().kernels is not None
+    assert "undefined symbol: joulebench_" in caplog.text
+
+
+def test_folder_that_cannot_be_used_costs_a_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "joulebench").write_text("a file where a folder should be")
+    assert load_anew().kernels is not None
+    (line,) = (r.message for r in caplog.records if r.levelno == logging.WARNING)
+    assert line.startswith("the kernels are built anew for this process alone")
+    assert "set XDG_CACHE_HOME to a folder that can" in line
+
+
+def test_user_without_home_still_has_kernels(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("engines.kernels.cache.Path.home", no_home)
+    assert load_anew().kernels is not None
+    assert "no home folder (Could not determine home directory.); set XDG_CACHE_HOME" in caplog.text
+
+
+def test_nowhere_to_write_leaves_torch_with_the_reason(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "joulebench").write_text("")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    found = load_anew()
+    assert found.kernels is None
+    assert found.reason is not None
+    assert "absent" in found.reason
+    assert "the engine runs on torch alone" in caplog.text
+
+
+def test_kept_build_serves_once_the_compiler_is_gone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = load_anew().manifest
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert load_anew().manifest == built
+
+
+def test_machine_without_compiler_is_told_what_to_install(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = load_anew()
+    assert found.kernels is None
+    assert found.reason == "no C++ compiler found; install g++ (Debian: apt install g++)"
+
+
+def test_broken_compiler_does_not_end_the_search(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = shutil.which("c++")
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    program(bin_folder / "c++", "echo 'kernels.cpp:1: error: too old' >&2; exit 1")
+    program(bin_folder / "g++", f'exec {real} "$@"')
+    monkeypatch.setenv("PATH", f"{bin_folder}:/usr/bin:/bin")
+    assert load_anew().kernels is not None
+    assert f"{bin_folder}/c++ failed on kernels.cpp: kernels.cpp:1: error: too old; g++ 12 and" in caplog.text
+    caplog.clear()
+    assert load_anew().kernels is not None
+    assert not caplog.records, "what the second compiler built is found before the first is tried again"
+
+
+BROKEN = {
+    "fails": ("echo 'error: no' >&2; exit 1", "failed on kernels.cpp: error: no"),
+    "says what is no text": (r"printf 'error: \377\n' >&2; exit 1", "failed on kernels.cpp: error: \ufffd"),
+    "says nothing": ("exit 3", "failed on kernels.cpp: it ended with 3 and wrote no library"),
+    "writes nothing": ("exit 0", "failed on kernels.cpp: it ended with 0 and wrote no library"),
+    "says a megabyte": ("echo error: $(head -c 1000000 /dev/zero | tr '\\0' x) >&2; exit 1", "…"),
+}
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_compiler_that_fails_is_named_with_its_reason(
+    way: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, words = BROKEN[way]
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    for name in ("head", "tr", "sh", "printf"):
+        (bin_folder / name).symlink_to(shutil.which(name) or name)
+    program(bin_folder / "c++", script)
+    monkeypatch.setenv("PATH", str(bin_folder))
+    found = load_anew()
+    assert found.kernels is None
+    assert found.reason is not None
+    assert words in found.reason
+    assert len(found.reason) < 600
+    assert [path.name for path in folder.iterdir()] == []
+
+
+def test_file_that_is_no_program_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "c++").write_bytes(b"\x7fELF but not really")
+    (bin_folder / "c++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(bin_folder))
+    reason = load_anew().reason
+    assert reason is not None
+    assert "c++ cannot be started ([Errno 8] Exec format error" in reason
+
+
+def test_compiler_that_the_user_names_is_the_one_that_builds(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_anew()
+    own = program(tmp_path / "my-c++", f'[ "$1" = --version ] && echo my own 1.0 || exec {shutil.which("c++")} "$@"')
+    monkeypatch.setenv("CXX", str(own))
+    found = load_anew().manifest
+    assert found is not None
+    assert found.compiler == "my own 1.0"
+
+
+@pytest.mark.parametrize(("named", "words"), [("/no/such/compiler", "is no program"), ("'g++", "cannot be read")])
+def test_compiler_that_is_not_there_is_told_and_another_builds(
+    named: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", named)
+    assert load_anew().kernels is not None
+    assert words in caplog.text
+
+
+def test_flags_of_the_user_are_built_apart_and_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_anew()
+    monkeypatch.setenv(FLAGS_VARIABLE, "-march=x86-64 -DOTHER=1" if os.uname().machine == "x86_64" else "-DOTHER=1")
+    found = load_anew().manifest
+    assert found is not None
+    assert found.flags.endswith(" -DOTHER=1")
+    assert len(list(folder.glob("*.json"))) == 2
+    monkeypatch.setenv(FLAGS_VARIABLE, "'")
+    reason = load_anew().reason
+    assert reason is not None
+    assert f'{FLAGS_VARIABLE}="\'" cannot be read' in reason
+
+
+def test_kernels_for_another_processor_are_not_called(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder kept from another machine, or flags beyond this one, would end the process (SIGILL)."""
+    monkeypatch.setitem(library.has.__globals__["X86_FLAGS"], "SSE2", ("a-flag-of-tomorrow",))
+    monkeypatch.setattr("engines.kernels.compile._cpuinfo", lambda: ["flags\t\t: sse2 avx"])
+    with pytest.raises(cache.CacheError, match="is for SSE2, which this processor lacks"):
+        load_first(cache.prepared(folder))
+
+
+def test_compilers_are_kept_apart_by_program_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for named in ("c++", "c++ -m64", "g++"):
+        monkeypatch.setenv("CXX", named)
+        keys.add(next(iter(compilers())).key)
+    assert len(keys) == 3
+    assert len(source_key()) == 16
+
+
+@pytest.mark.slow
+def test_two_processes_that_build_at_once_both_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FLAGS_VARIABLE, "-O0")  # they build the kernels, not the stand-in
+    script = "from engines.kernels.library import library; raise SystemExit(library() is None)"
+    both = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+
+
+def test_error_of_the_flags_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FLAGS_VARIABLE, '"')
+    with pytest.raises(CompileError, match="cannot be read"):
+        source_key()

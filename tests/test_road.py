@@ -1,0 +1,146 @@
+"""A run without compiled kernels cannot be taken for one with them, nor arms on unlike roads for arms on one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from engines.base import unheard
+from engines.checkpoints import Checkpoint, load_checkpoint
+from engines.oracle import OracleParameters
+from engines.reference import ReferenceEngine
+from engines.road import build
+from engines.techniques.dropless import DroplessParameters
+from results.records import Build, Request, Road
+from results.report.html import html_text
+from results.roads import road_notes
+from results.store import Store
+from results.tables import summary, trials
+from tests.command import EXECUTABLE, environment
+from tests.plans import BOOLQ, FAST, raw_plan, write_plan
+from tests.run_builders import cell, run, trial
+
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: there is one road only")
+KERNELS = Road(arithmetic="kernels", decoding="fused", n_threads=2, instruction_set="AVX2", build="0123456789ab")
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return load_checkpoint("bundled:tiny-qwen3-moe", torch.float32)
+
+
+GENERATE = Request(request_id="r", sample_id="s", kind="generate", prompt_ids=(5, 6, 7), max_new_tokens=3)
+LOGLIKELIHOOD = Request(
+    request_id="r", sample_id="s", kind="loglikelihood", prompt_ids=(5, 6, 7), continuation_ids=(8, 9)
+)
+
+
+@needs_compiler
+def test_engine_tells_how_it_decoded_what_it_was_asked(checkpoint: Checkpoint) -> None:
+    dropless = ReferenceEngine(checkpoint, DroplessParameters(), threads=1)
+    dropless.run(LOGLIKELIHOOD, unheard)
+    assert dropless.take_road().decoding is None, "nothing was decoded"
+    dropless.run(GENERATE, unheard)
+    alone = dropless.take_road()
+    assert (alone.arithmetic, alone.decoding, alone.n_threads, alone.device) == ("kernels", "fused", 1, "cpu")
+    assert alone.build == str(build().sha256)[:12]
+    dropless.run_batch([GENERATE, GENERATE], unheard)
+    assert dropless.take_road().decoding == "layer by layer"
+    oracle = ReferenceEngine(checkpoint, OracleParameters(), threads=1)
+    oracle.run(GENERATE, unheard)
+    assert oracle.take_road() == alone.model_copy(update={"decoding": "layer by layer"})
+
+
+def test_arithmetic_of_an_accelerator_is_torchs(checkpoint: Checkpoint) -> None:
+    engine = ReferenceEngine(checkpoint, DroplessParameters(), threads=1, compute_dtype=torch.bfloat16)
+    engine.run(GENERATE, unheard)
+    road = engine.take_road()
+    assert (road.arithmetic, road.dtype, road.build, road.decoding) == ("torch", "bfloat16", None, "layer by layer")
+    assert road.instruction_set == torch.backends.cpu.get_cpu_capability()
+
+
+@needs_compiler
+@pytest.mark.parametrize("march", ["x86-64-v3", "x86-64"])
+def test_kernels_say_what_they_were_compiled_for(march: str, tmp_path: Path) -> None:
+    if "x86" not in __import__("platform").machine():
+        pytest.skip("names of x86")
+    script = "from engines.road import build; b = build(); print(b.instruction_set, b.flags.split()[-2:])"
+    env = environment() | {"JOULEBENCH_KERNEL_FLAGS": f"-march={march} -O0", "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.strip() == f"{'AVX2' if march == 'x86-64-v3' else 'SSE2'} ['-march={march}', '-O0']"
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_store_csv_report_and_terminal_say_what_computed(has_kernels: bool, tmp_path: Path) -> None:
+    if has_kernels and build().road == "torch":
+        pytest.skip("no kernels here")
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(workload=[BOOLQ | {"limit": 1}], protocol=FAST))
+    (tmp_path / "empty").mkdir()
+    without = {"PATH": str(tmp_path / "empty"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [str(EXECUTABLE), "run", str(plan), "--out", str(out)],
+        env=environment() | ({} if has_kernels else without), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    store = Store.view(out)
+    stored, (one,) = store.info().environments["host"].build, store.trials()
+    store.close()
+    assert stored is not None
+    assert one.road is not None
+    assert stored.road == one.road.arithmetic == ("kernels" if has_kernels else "torch")
+    words = str(stored.sha256)[:12] if has_kernels else "no C++ compiler found"
+    page = (out / "report.html").read_text()
+    assert words in " ".join(done.stdout.split())
+    assert words in page
+    assert ("torch alone, which is several times slower" in page) is not has_kernels
+    for table in ("trials.csv", "summary.csv"):
+        (road,) = pd.read_csv(out / table)["road"].unique()
+        assert road.startswith(f"{stored.road}, "), table
+    assert ("the engine runs on torch alone" in done.stderr) is not has_kernels
+
+
+def noted(first: Road | None, second: Road | None, third: Road | None) -> list[str]:
+    """Two repeats of one arm, and another arm."""
+    cells = [cell("c1", engine="tiers"), cell("c2", engine="oracle")]
+    repeats = [trial("c1", 0, road=first), trial("c1", 1, road=second), trial("c2", 0, road=third)]
+    return road_notes(run(cells, repeats))
+
+
+def test_arms_and_repeats_on_unlike_roads_are_told() -> None:
+    slow = KERNELS.model_copy(update={"decoding": "layer by layer"})
+    other_build = KERNELS.model_copy(update={"build": "ba9876543210"})
+    assert noted(KERNELS, KERNELS, KERNELS) == []
+    assert noted(None, None, None) == []
+    assert noted(KERNELS, KERNELS, slow) == [
+        "gsm8k · host: the arms differ in how they were computed too, not in their techniques alone (tiers: kernels,"
+        " AVX2, build 0123456789ab, 2 threads, decoding fused; oracle: kernels, AVX2, build 0123456789ab, 2 threads,"
+        " decoding layer by layer)."
+    ]  # fmt: skip
+    (mixed,) = noted(KERNELS, other_build, KERNELS)
+    assert mixed.startswith("gsm8k · host: the repeats of tiers were computed in unlike ways (")
+
+
+def test_tables_name_every_road_of_a_cell() -> None:
+    repeats = [trial("c1", 0, road=KERNELS), trial("c1", 1, road=KERNELS.model_copy(update={"n_threads": 1}))]
+    made = run([cell("c1")], repeats)
+    words = [f"kernels, AVX2, build 0123456789ab, {n}, decoding fused" for n in ("2 threads", "1 thread")]
+    assert list(trials(made)["road"]) == words
+    assert list(summary(made)["road"]) == [" / ".join(words)]
+
+
+def test_page_names_the_build_of_the_machine() -> None:
+    made = run([cell("c1")], [trial("c1", 0, road=KERNELS)])
+    machine = made.info.environments["host"]
+    built = Build(
+        road="kernels", compiler="g++ 12.2.0", flags="-O3 -march=native", instruction_set="AVX2",
+        sha256="0123456789ab" + 52 * "c", torch_instruction_set="AVX512",
+    )  # fmt: skip
+    made.info.environments["host"] = machine.model_copy(update={"build": built})
+    expected = "kernels for AVX2, build 0123456789ab (g++ 12.2.0; -O3 -march=native); torch AVX512"
+    assert expected in html_text(made).replace("&#43;", "+")
