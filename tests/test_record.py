@@ -135,6 +135,11 @@ def test_what_cannot_be_replayed_is_no_meter(tmp_path: Path) -> None:
     write_traces(path, {WINDOW: [replace(read, method="relative gauge")]}, (START_S, END_S))
     with pytest.raises(MeterUnavailableError, match="relative gauge, which has no joules"):
         TraceReplayMeter(path, FakeMachine()).open()
+    for wrong in (-3.0, 1e300):
+        values = np.where(np.arange(len(read.values)) == 16, wrong, read.values)
+        write_traces(path, {WINDOW: [replace(read, values=values)]}, (START_S, END_S))
+        with pytest.raises(MeterUnavailableError, match=r"reading 17 of .* nothing draws that"):
+            TraceReplayMeter(path, FakeMachine()).open()
     write_traces(path, {IDLE_BEFORE: [read]})
     with pytest.raises(MeterUnavailableError, match="holds no trace of at least 2 readings"):
         TraceReplayMeter(path, FakeMachine()).open()

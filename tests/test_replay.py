@@ -55,18 +55,29 @@ def test_gap_in_the_recording_is_a_gap(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "cannot be read"),
-        ("time_s,gpu_w\n", "at least two rows"),
-        ("time_s,gpu_w\n0,1\n", "at least two rows"),
+        ("", "has the columns none; it needs time_s"),
+        ("time_s,gpu_w\n", "0 rows of numbers; at least two rows"),
+        ("time_s,gpu_w\n0,1\n", "1 row of numbers; at least two rows"),
         ("t,gpu_w\n0,1\n1,1\n", "has the columns t, gpu_w; it needs time_s"),
         ("time_s,gpu\n0,1\n1,1\n", "at least one that ends in _w"),
-        ("time_s,gpu_w\n0,1\n1,high\n", "something other than numbers"),
-        ("time_s,gpu_w\n0,1\n1,\n", "finite numbers"),
-        ("time_s,gpu_w\n0,1\n1,inf\n", "finite numbers"),
-        ("time_s,gpu_w\n0,1\n2,1\n1,1\n", "increasing time_s"),
-        ("time_s,gpu_w\n0,1\n0,1\n", "increasing time_s"),
-        ("time_s,gpu_w\n0,1,9\n1,1,9\n", "more fields than its header"),
-        ("time_s,gpu_w\n0,1\n1,1,9\n", "cannot be read"),
+        ("time_s;gpu_w\n0;1\n1;1\n", "write commas between columns"),
+        ("time_s,gpu_w,gpu_w\n0,1,1\n1,1,1\n", "line 1: the column gpu_w is there twice"),
+        ("time_s,gpu_w\n0,1\n1,high\n", "line 3: gpu_w is 'high', and that is no number"),
+        ("time_s,gpu_w\n0,1\n1,\n2,1\n", "line 3: gpu_w is empty; delete the row"),
+        ("time_s,gpu_w\n0,1\n1,nan\n2,1\n", "line 3: gpu_w is 'nan', no finite number; delete the row"),
+        ("time_s,gpu_w\n0,1\n1,inf\n", "line 3: gpu_w is 'inf', no finite number"),
+        ("time_s,gpu_w\n0,1\n1,1e300\n", "line 3: gpu_w is '1e300', beyond 1e.06 W"),
+        ("time_s,gpu_w\n0,1\n1,1e9999\n", "line 3: gpu_w is '1e9999', no finite number"),
+        ("time_s,gpu_w\n0,1\n1e300,1\n", "line 3: time_s is '1e300', beyond 1e.11 s"),
+        ("time_s,gpu_w\n0,1\n1,-1\n", "line 3: gpu_w is '-1', and power that is drawn is not negative; turn the sign"),
+        ('time_s,gpu_w\n0,1\n1,"3,5"\n', "line 3: gpu_w is '3,5', a decimal comma; write a point"),
+        ("time_s,gpu_w\n0,0,1,5\n0,1,1,5\n", "line 2: 4 fields under 2 names; are its decimals commas"),
+        ("time_s,gpu_w\n0,1\n2,1\n1,1\n", "line 4: time_s is 1 after 2; it must increase"),
+        ("time_s,gpu_w\n0,1\n\n0,1\n", "line 4: time_s is 0 after 0; it must increase"),
+        ("time_s,gpu_w\n0,1,9\n1,1,9\n", "line 2: 3 fields under 2 names"),
+        ("time_s,gpu_w\n0,1\n1,1,9\n", "line 3: 3 fields under 2 names"),
+        ("time_s,gpu_w\n0,1\n1\n", "line 3: 1 fields under 2 names; was the recording cut off here"),
+        ("time_s,gpu_w\n0,1\n1,\0\n", "line 3: gpu_w is '.', and that is no number"),
         ("\x00\x01\xff", "replay: "),
     ],
 )
@@ -76,6 +87,34 @@ def test_bad_recording_is_refused_when_it_is_opened(tmp_path: Path, text: str, m
     with pytest.raises(MeterUnavailableError, match=message) as caught:
         ReplayMeter(path, CLOCK).open()
     assert "bad.csv" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "watts"),
+    [
+        ("cpu_w,total_w", "3,10", 10.0),
+        ("total_w,gpu_w,cpu_w", "10,2,3", 10.0),
+        ("cpu_w,VDD_IN_w", "3,10", 10.0),
+        ("cpu_w,gpu_w", "3,10", 13.0),
+        ("package_w,core0_w,core1_w,dram_w", "10,4,5,2", 12.0),
+        # No name tells it; the numbers do.
+        ("a_w,b_w,c_w", "3,10,7", 10.0),
+        ("a_w,b_w,c_w", "3,9,7", 19.0),
+    ],
+)
+def test_the_whole_is_not_added_to_its_parts(tmp_path: Path, columns: str, rows: str, watts: float) -> None:
+    text = "\n".join([f"time_s,{columns}", *(f"{i / 100},{rows}" for i in range(101))])
+    meter = replay(tmp_path / "power.csv", text)
+    assert total(*measure(meter, sleep(0.3))).average_power_w == pytest.approx(watts)
+
+
+def test_two_columns_that_are_each_the_whole_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MeterUnavailableError, match="total_w and wall_w are each the whole; keep one of them"):
+        replay(tmp_path / "power.csv", "time_s,total_w,wall_w\n0,1,2\n1,1,2\n")
+
+
+def test_noise_about_zero_is_no_negative_power(tmp_path: Path) -> None:
+    replay(tmp_path / "power.csv", "time_s,gpu_w\n0,-0.05\n1,10\n")
 
 
 def test_missing_recording_is_no_meter(tmp_path: Path) -> None:
@@ -121,6 +160,9 @@ def test_powermetrics_text_gives_the_energy_of_its_means(tmp_path: Path) -> None
     [
         ("powermetrics must be invoked as the superuser", "was it called with root"),
         ("*** Sampled system activity (now) (20.00ms elapsed) ***\nno power\n", "tells no power"),
+        ("*** Sampled system activity (now) (20.0.0ms elapsed) ***\nCPU Power: 5 mW\n", "20.0.0"),
+        ("*** Sampled system activity (now) (20.00ms elapsed) ***\nCPU Power: 1" + 300 * "0" + " mW\n", "e.297 W"),
+        ("*** Sampled system activity (now) (0.00ms elapsed) ***\nCPU Power: 5 mW\n", "0 ms long"),
     ],
 )
 def test_text_of_something_else_is_refused(tmp_path: Path, text: str, message: str) -> None:

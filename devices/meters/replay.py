@@ -1,13 +1,13 @@
 """Plays recorded power back in place of a meter: for demonstrations, tests and re-analysis.
 
 A CSV has a column `time_s` (increasing, from any start) and one column per component that ends in `_w`: watts at an
-instant. A text of Apple's powermetrics has the mean watts of each of its samples. Every window replays the recording
-from its beginning; a window longer than it has no energy. Method "replayed": these joules are not of this run.
+instant (`devices.meters.power_csv`). A text of Apple's powermetrics has the mean watts of each of its samples. Every
+window replays the recording from its beginning; a window longer than it has no energy. Method "replayed": these joules
+are not of this run.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
 from devices.meters.playback import Playback
+from devices.meters.power_csv import is_power, read_power_csv
 from devices.powermetrics import parse_powermetrics
 from results.records import PowerTrace
 
@@ -42,10 +43,6 @@ class ReplayMeter(Playback):
     def open(self) -> None:
         recording = _read_powermetrics(self._path) if self._path.suffix == ".txt" else _read_csv(self._path)
         self.channels, times_s, self._watts = recording
-        if len(times_s) < 2 or not np.isfinite(times_s).all() or not np.isfinite(self._watts).all():
-            raise MeterUnavailableError(f"replay: {self._path} needs at least two rows of finite numbers")
-        if not (np.diff(times_s) > 0).all():
-            raise MeterUnavailableError(f"replay: {self._path} needs increasing time_s")
         self._times_s = times_s - times_s[0]
 
     def played(self, start_s: float, now_s: float) -> Sequence[PowerTrace]:
@@ -59,39 +56,23 @@ class ReplayMeter(Playback):
 
 
 def _read_csv(path: Path) -> _Recording:
-    import pandas as pd
-
-    try:
-        with warnings.catch_warnings():
-            # Fields without a name would be dropped with a warning, or shift the columns.
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            table = pd.read_csv(path, index_col=False)
-    except pd.errors.ParserWarning as error:
-        raise MeterUnavailableError(
-            f"replay: {path} has rows with more fields than its header; name them all"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise MeterUnavailableError(f"replay: {path} cannot be read ({error})") from error
-    components = [str(c) for c in table.columns if str(c).endswith("_w")]
-    if "time_s" not in table.columns or not components:
-        raise MeterUnavailableError(
-            f"replay: {path} has the columns {', '.join(map(str, table.columns))};"
-            " it needs time_s and at least one that ends in _w"
-        )
-    try:
-        numbers = table[["time_s", *components]].to_numpy(dtype=np.float64)
-    except ValueError as error:
-        raise MeterUnavailableError(f"replay: {path} holds something other than numbers ({error})") from error
-    note = f"replayed from {path.name}"
-    channels = tuple(Channel(component=c.removesuffix("_w"), kind="power", note=note) for c in components)
-    return _Recording(channels, numbers[:, 0], numbers[:, 1:])
+    table = read_power_csv(path)
+    shown = tuple(c for c, is_summed in zip(table.components, table.additive, strict=True) if not is_summed)
+    note = f"replayed from {path.name}" + (
+        f"; a part of another column, not added: {', '.join(shown)}" if shown else ""
+    )
+    channels = tuple(
+        Channel(component=c, kind="power", additive=is_summed, note=note)
+        for c, is_summed in zip(table.components, table.additive, strict=True)
+    )
+    return _Recording(channels, table.times_s, table.watts)
 
 
 def _read_powermetrics(path: Path) -> _Recording:
     """Means that stand from the start of their sample to its end."""
     try:
         log = parse_powermetrics(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, DeviceError) as error:
+    except (OSError, ValueError, DeviceError) as error:
         raise MeterUnavailableError(f"replay: {path}: {error}") from error
     components = [c for c in log.samples[0].power_w if all(c in sample.power_w for sample in log.samples)]
     if not components:
@@ -102,4 +83,9 @@ def _read_powermetrics(path: Path) -> _Recording:
     channels = tuple(
         Channel(component=c, kind="held", additive=c in POWERMETRICS_ADDITIVE, note=note) for c in components
     )
-    return _Recording(channels, np.concatenate([[0.0], np.cumsum(durations_s)]), np.array([*watts, watts[-1]]))
+    times_s, read = np.concatenate([[0.0], np.cumsum(durations_s)]), np.array([*watts, watts[-1]])
+    if not is_power(times_s, read):
+        raise MeterUnavailableError(
+            f"replay: {path}: a sample is 0 ms long, or tells {read.max():.3g} W; is it as powermetrics wrote it?"
+        )
+    return _Recording(channels, times_s, read)

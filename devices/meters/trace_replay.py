@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from devices.base import Channel, Clock, MeterUnavailableError
 from devices.meters.playback import Playback
+from devices.meters.power_csv import MAX_W, least_power_w
 from results.records import PowerTrace
 from results.trace_files import TraceFileError, read_marks, read_traces, read_window
+
+MAX_J = 1e15
+"""A gigawatt for eleven days: a counter that shows more was not written by a meter."""
 
 
 class TraceReplayMeter(Playback):
@@ -38,6 +44,8 @@ class TraceReplayMeter(Playback):
             )
         if any(t.method == "relative gauge" for t in traces):
             raise MeterUnavailableError(f"replay: {self._path} is of a relative gauge, which has no joules to replay")
+        for trace in traces:
+            _refuse_nonsense(self._path, trace)
         first_meter = traces[0].meter
         several = any(t.meter != first_meter for t in traces)
         self._traces = tuple(
@@ -71,6 +79,22 @@ class TraceReplayMeter(Playback):
             times_s=trace.times_s[:n] + later_s,
             values=trace.values[:n],
             gaps_s=tuple((a + later_s, b + later_s) for a, b in trace.gaps_s),
+        )
+
+
+def _refuse_nonsense(path: Path, trace: PowerTrace) -> None:
+    """Watts that nothing draws. What is no number has no energy, and that says so itself."""
+    if trace.kind == "counter":
+        wrong = np.abs(trace.values) > MAX_J
+    else:
+        least_w = least_power_w(trace.values) - 2 * trace.resolution
+        wrong = (trace.values < least_w) | (trace.values > MAX_W)
+    if (np.isfinite(trace.values) & wrong).any():
+        i = int(np.argmax(np.isfinite(trace.values) & wrong))
+        unit = "J" if trace.kind == "counter" else "W"
+        raise MeterUnavailableError(
+            f"replay: {path}: reading {i + 1} of {trace.meter} {trace.component} is {trace.values[i]:.6g} {unit};"
+            " nothing draws that: was it recorded while a battery was filled, or changed since?"
         )
 
 
