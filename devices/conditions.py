@@ -6,12 +6,18 @@ import importlib.metadata
 import os
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
+from devices.base import DeviceError
+from devices.boundary import library_errors
 from devices.sysfs import read_word
 from results.records import Conditions, Environment
+
+T = TypeVar("T")
 
 PACKAGES = ("torch", "numpy", "lm_eval", "transformers", "tokenizers", "zeus", "pandas", "pyarrow", "nvidia-ml-py")
 """Those whose version can change a figure."""
@@ -23,7 +29,7 @@ def host_conditions(at_s: float, throttled: bool | None = None) -> Conditions:
     """Snapshot of this machine; at_s: the run's clock. throttled: what the machine's counters and meters know of it."""
     return host_power(at_s).model_copy(
         update={
-            "load_average_1m": os.getloadavg()[0],
+            "load_average_1m": _told(lambda: os.getloadavg()[0]),
             "cpu_frequency_mhz": _cpu_frequency_mhz(),
             "temperature_c": _cpu_temperature_c(),
             "throttled": throttled,
@@ -33,11 +39,8 @@ def host_conditions(at_s: float, throttled: bool | None = None) -> Conditions:
 
 def host_power(at_s: float) -> Conditions:
     """What feeds this machine, and how long it has slept: cheap enough to be read within a window."""
-    try:
-        battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    except OSError:
-        # A kernel without the class power_supply: a machine without a battery, as far as anybody can tell.
-        battery = None
+    # A kernel without the class power_supply is a machine without a battery, as far as anybody can tell.
+    battery = _told(lambda: psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None)
     return Conditions(
         at_s=at_s,
         battery_percent=float(battery.percent) if battery else None,
@@ -94,16 +97,22 @@ def _cpu_model() -> str:
 
 
 def _cpu_frequency_mhz() -> float | None:
-    try:
-        frequency = psutil.cpu_freq()
-    except (OSError, RuntimeError, NotImplementedError):
-        return None
+    frequency = _told(psutil.cpu_freq)
     return float(frequency.current) if frequency and frequency.current else None
 
 
 def _cpu_temperature_c() -> float | None:
-    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    sensors = _told(lambda: psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else None) or {}
     for name in _CPU_SENSORS:
         if sensors.get(name):
             return max(float(s.current) for s in sensors[name])
     return None
+
+
+def _told(read: Callable[[], T]) -> T | None:
+    """None where this kernel does not have what is read, or has it in a form that its reader does not expect."""
+    try:
+        with library_errors("host", "psutil"):
+            return read()
+    except DeviceError:
+        return None

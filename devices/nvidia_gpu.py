@@ -1,12 +1,18 @@
 """One NVIDIA GPU behind NVML: its energy counter, its power, why it is slowed. Units are SI from here on.
 
-Calls raise `pynvml.NVMLError`; what a GPU does not offer shows at the first call, as NVMLError_NotSupported.
+Calls raise `pynvml.NVMLError`, or what a binding raises that does not fit its driver: `nvml_errors` turns both into
+ours. What a GPU does not offer shows at the first call, as NVMLError_NotSupported.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from devices.base import DeviceError
+from devices.boundary import library_errors
 
 J_PER_MJ = 1e-3
 W_PER_MW = 1e-3
@@ -14,6 +20,18 @@ INSTANT_PERIOD_S = 0.1
 """The power sensor renews its value about every 100 ms (A100 and H100 look a quarter of the time)."""
 AVERAGED_S = 1.0
 """nvmlDeviceGetPowerUsage on Ampere and later is the mean of the last second (its manual)."""
+
+
+@contextmanager
+def nvml_errors(error_type: type[DeviceError], words: str) -> Iterator[None]:
+    """Raises `error_type` for whatever goes wrong behind NVML. words: behind what it says, with the remedy."""
+    with library_errors("NVML", "pynvml", error_type):
+        import pynvml
+
+        try:
+            yield
+        except pynvml.NVMLError as error:
+            raise error_type(f"NVML: {error}{words}") from error
 
 
 class NvidiaGpu:
@@ -33,9 +51,13 @@ class NvidiaGpu:
     def power_period_s(self) -> float:
         import pynvml
 
-        if self._is_instant or pynvml.nvmlDeviceGetArchitecture(self._handle) < pynvml.NVML_DEVICE_ARCH_AMPERE:
+        if self._is_instant:
             return INSTANT_PERIOD_S
-        return AVERAGED_S
+        try:
+            architecture = pynvml.nvmlDeviceGetArchitecture(self._handle)
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+            return AVERAGED_S  # the longer of the two
+        return INSTANT_PERIOD_S if architecture < pynvml.NVML_DEVICE_ARCH_AMPERE else AVERAGED_S
 
     def is_split(self) -> bool:
         """Whether MIG divides it into instances."""

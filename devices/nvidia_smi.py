@@ -66,7 +66,14 @@ def parse_nvidia_smi(xml: str) -> SmiReport:
 def read_nvidia_smi(program: str = "nvidia-smi") -> SmiReport:
     """The GPUs now. Raises `DeviceError`."""
     try:
-        ended = subprocess.run([program, "-q", "-x"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        ended = subprocess.run(
+            [program, "-q", "-x"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
     except OSError as error:
         raise DeviceError(f"nvidia-smi: {error.strerror}; is NVIDIA's driver installed?") from error
     except subprocess.TimeoutExpired as error:

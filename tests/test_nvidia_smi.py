@@ -125,3 +125,9 @@ def test_program_that_fails_or_is_not_there_is_told(tmp_path: Path) -> None:
         read_nvidia_smi(program(tmp_path, "echo No devices were found; exit 9"))
     with pytest.raises(DeviceError, match="is NVIDIA's driver installed"):
         read_nvidia_smi(str(tmp_path / "absent"))
+
+
+def test_a_name_that_is_no_utf_8_is_no_traceback(tmp_path: Path) -> None:
+    report = "<nvidia_smi_log><gpu><product_name>\\377</product_name></gpu></nvidia_smi_log>"
+    [gpu] = read_nvidia_smi(program(tmp_path, f"printf '{report}'")).gpus
+    assert gpu.product == "\N{REPLACEMENT CHARACTER}"

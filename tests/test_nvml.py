@@ -115,17 +115,60 @@ def test_gpu_that_is_lost_is_a_transient_error_not_0_joules(nvml: FakeNvml) -> N
     assert "was it lost or reset?" in message
 
 
-@pytest.mark.parametrize(("came_back", "outcome"), [(True, "started"), (False, "MeterUnavailableError")])
-def test_lost_gpu_is_looked_for_again_in_the_next_window(nvml: FakeNvml, came_back: bool, outcome: str) -> None:
-    code = window_code("devices.meters.nvml.NvmlMeter", 0.3, meanwhile="set_state(energy=15)") + (
-        f"set_state(energy={0 if came_back else 15})\n"
+@pytest.mark.parametrize(
+    ("afterwards", "outcome"),
+    [
+        ("set_state(energy=0)", "started"),
+        # A reset takes seconds.
+        ("threading.Timer(1.2, set_state, kwargs={'energy': 0}).start()", "started"),
+        ("threading.Timer(1.2, set_state, kwargs={'init': 0}).start(); set_state(init=9)", "started"),
+        ("pass", "MeterUnavailableError NVML: GPU is lost"),
+        (
+            "set_state(gpus=1)",
+            "MeterUnavailableError NVML: gpu0, gpu0 power, gpu1, gpu1 power were measured",
+        ),
+    ],
+)
+def test_lost_gpu_is_waited_for_in_the_next_window(nvml: FakeNvml, afterwards: str, outcome: str) -> None:
+    code = window_code("devices.meters.nvml.NvmlMeter", 0.3, meanwhile="set_state(gpus=2, energy=15)") + (
+        "import threading\n"
+        "import devices.reconnect as reconnect\n"
+        "reconnect.RECONNECT_S, reconnect.LOOK_EVERY_S = 4.0, 0.2\n"
+        f"{afterwards.replace('set_state(', 'set_state(gpus=2, ') if 'gpus' not in afterwards else afterwards}\n"
         "try:\n"
         "    meter.start()\n"
         "    answer = 'started' if len(meter.stop()[0].values) >= 2 else 'no readings'\n"
         "except DeviceError as error:\n"
-        "    answer = type(error).__name__\n"
+        "    answer = f'{type(error).__name__} {error}'\n"
     )
-    assert nvml.run(code) == outcome
+    assert nvml.run(code.replace("kwargs={", "kwargs={'gpus': 2, "), gpus=2).startswith(outcome)
+
+
+def test_gpu_that_was_waited_for_in_vain_is_looked_at_once_from_then_on(nvml: FakeNvml) -> None:
+    code = window_code("devices.meters.nvml.NvmlMeter", 0.3, meanwhile="set_state(energy=15)") + (
+        "import devices.reconnect as reconnect\n"
+        "reconnect.RECONNECT_S, reconnect.LOOK_EVERY_S = 1.0, 0.1\n"
+        "answer = []\n"
+        "for _ in range(2):\n"
+        "    begun_s = time.monotonic()\n"
+        "    try:\n"
+        "        meter.start()\n"
+        "    except DeviceError:\n"
+        "        answer.append(time.monotonic() - begun_s)\n"
+    )
+    first_s, second_s = nvml.run(code)
+    assert first_s >= 0.8
+    assert second_s < 0.5 * first_s
+
+
+def test_whatever_the_binding_raises_is_our_error(nvml: FakeNvml) -> None:
+    """A call of NVML's that this binding and this driver understand differently."""
+    broken = (
+        "import pynvml\n"
+        "def odd(*_): raise UnicodeDecodeError('utf-8', b'\\xff', 0, 1, 'from the driver')\n"
+        "pynvml.nvmlDeviceGetCount = odd\n"
+    )
+    assert "pynvml failed (UnicodeDecodeError" in nvml.run(broken + OPEN)
 
 
 def test_counter_that_steps_back_has_no_energy_and_power_beside_it_has(nvml: FakeNvml) -> None:

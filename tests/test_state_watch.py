@@ -158,6 +158,12 @@ def test_a_kernel_without_power_supplies_is_a_machine_without_a_battery(power_su
     assert state.load_average_1m is not None
 
 
+def test_a_battery_whose_files_hold_no_numbers_costs_no_trial(power_supply: Path) -> None:
+    laptop_files(power_supply, "0")
+    (power_supply / "BAT0" / "energy_now").write_text("unknown\n")
+    assert host_conditions(1.0).battery_percent is None
+
+
 def test_a_laptop_whose_power_source_changes_within_a_window_is_seen(power_supply: Path) -> None:
     laptop_files(power_supply, "0")
     host = Host("host", (), {}, MonotonicClock())

@@ -55,6 +55,26 @@ def test_nvidia_gpu_without_a_counter_is_read_by_its_power(nvml: FakeNvml) -> No
     assert watts(answer)["total"] == pytest.approx(70.0, rel=0.01)
 
 
+@pytest.mark.parametrize("names", ["GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "0,GPU-89", "GPU-8932", "-1"])
+def test_gpus_by_name_are_refused_with_the_remedy(nvml: FakeNvml, names: str) -> None:
+    code = f"import os; os.environ['CUDA_VISIBLE_DEVICES'] = {names!r}\n"
+    answer = nvml.run(code + OPEN)
+    assert f"CUDA_VISIBLE_DEVICES={names} names GPUs, and Zeus takes their numbers alone" in answer
+    assert "or measure with nvml" in answer
+
+
+def test_nvidia_gpu_that_is_lost_is_waited_for_in_the_next_window(nvml: FakeNvml) -> None:
+    code = window_code("devices.meters.zeus.ZeusMeter", 0.3, meanwhile="set_state(energy=15)") + (
+        "import threading\n"
+        "import devices.reconnect as reconnect\n"
+        "reconnect.LOOK_EVERY_S = 0.2\n"
+        "threading.Timer(1.0, set_state, kwargs={'energy': 0}).start()\n"
+        "meter.start()\n"
+        "answer = len(meter.stop()[0].values) >= 2\n"
+    )
+    assert nvml.run(code) is True
+
+
 # --- AMD -------------------------------------------------------------------------------------------------------------
 
 
@@ -104,6 +124,15 @@ def test_apple_parts_stand_apart_and_add_up(tmp_path: Path) -> None:
     parts_w = {"cpu": 9.0, "dram": 1.5, "gpu": 20.0, "ane": 4.0}
     assert answer["kinds"] == dict.fromkeys(parts_w, "counter")
     assert watts(answer) == pytest.approx({"total": 34.5, **parts_w}, rel=0.02)
+
+
+def test_what_apples_library_raises_is_our_error(tmp_path: Path) -> None:
+    fails = "os.environ['FAKE_APPLE_FAILS'] = 'IOReport: subscription failed'"
+    at_once = on_mac(f"{fails}\n{OPEN}", tmp_path)
+    assert "SoC: its library failed (RuntimeError: IOReport: subscription failed)" in at_once
+    name, message = on_mac(window_code("devices.meters.zeus.ZeusMeter", 0.3, meanwhile=fails), tmp_path)
+    assert name == "TransientDeviceError"
+    assert "RuntimeError: IOReport: subscription failed" in message
 
 
 def test_parts_of_a_chip_are_summed_once() -> None:

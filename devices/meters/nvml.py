@@ -20,8 +20,9 @@ from dataclasses import replace
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.meters.cross_check import POWER_BESIDE, compare
 from devices.meters.polled import METHODS, Array, PolledMeter
-from devices.nvidia_gpu import J_PER_MJ, W_PER_MW, NvidiaGpu
+from devices.nvidia_gpu import J_PER_MJ, W_PER_MW, NvidiaGpu, nvml_errors
 from devices.nvidia_throttle import is_slowed, reasons_of, summary
+from devices.reconnect import Reconnection
 from results.records import Method, PowerTrace
 
 TICK_S = 0.1
@@ -43,25 +44,39 @@ class NvmlMeter(PolledMeter):
         self._gpus: list[NvidiaGpu] = []
         self._is_initialised = False
         self._is_lost = False
+        self._components: tuple[str, ...] = ()
+        """Of the first time it was open: a GPU that is not there any more is missing in every total."""
+        self._reconnection = Reconnection(clock)
         self._reasons_seen: frozenset[str] = frozenset()
 
     def open(self) -> None:
-        import pynvml
-
         try:
-            pynvml.nvmlInit()
-            self._is_initialised = True
-            self._gpus = [NvidiaGpu(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            self._refuse_split()
-            self._choose_channels()
+            with nvml_errors(MeterUnavailableError, "; is an NVIDIA GPU with its driver here?"):
+                import pynvml
+
+                pynvml.nvmlInit()
+                self._is_initialised = True
+                self._gpus = [NvidiaGpu(i) for i in range(pynvml.nvmlDeviceGetCount())]
+                self._refuse_split()
+                self._choose_channels()
             self.read()
-        except pynvml.NVMLError as error:
-            self.close()
-            raise MeterUnavailableError(f"NVML: {error}; is an NVIDIA GPU with its driver here?") from error
         except DeviceError as error:
             self.close()
             raise MeterUnavailableError(str(error)) from error
         self._is_lost = False
+
+    def _reopen(self) -> None:
+        """All that was there before must be there again. Raises `MeterUnavailableError`."""
+        self.close()
+        self.open()
+        components = tuple(channel.component for channel in self.channels)
+        if components != self._components:
+            self.close()
+            self._is_lost = True
+            raise MeterUnavailableError(
+                f"NVML: {', '.join(self._components)} were measured, and now {', '.join(components)} are there;"
+                " totals would not be of the same GPUs. See nvidia-smi -L and the kernel's log (Xid)"
+            )
 
     def _refuse_split(self) -> None:
         if not self._gpus:
@@ -90,26 +105,25 @@ class NvmlMeter(PolledMeter):
         return METHODS[channel.kind]
 
     def start(self) -> None:
-        """A GPU that was lost in the window before is looked for again: its handle does not come back to life."""
+        """A GPU that was lost in the window before is waited for: its handle does not come back to life."""
         if self._is_lost:
-            self.close()
-            self.open()
+            self._reconnection.reopen(self._reopen, "the GPUs")
+        self._components = tuple(channel.component for channel in self.channels)
         self._reasons_seen = frozenset()
         super().start()
 
     def read(self) -> Sequence[float]:
         """One value a channel, then a mask of clock event reasons a GPU (nan where it cannot be read)."""
-        import pynvml
-
         try:
-            values = [value for gpu in self._gpus for value in self._values(gpu)]
-        except pynvml.NVMLError as error:
+            with nvml_errors(
+                TransientDeviceError,
+                ": a GPU could not be read; was it lost or reset? See nvidia-smi and the kernel's log (Xid)",
+            ):
+                values = [value for gpu in self._gpus for value in self._values(gpu)]
+                return values + [gpu.event_reasons() for gpu in self._gpus]
+        except TransientDeviceError:
             self._is_lost = True
-            raise TransientDeviceError(
-                f"NVML: a GPU could not be read ({error}); was it lost or reset? See nvidia-smi and the kernel's log"
-                " (Xid)"
-            ) from error
-        return values + [gpu.event_reasons() for gpu in self._gpus]
+            raise
 
     def _values(self, gpu: NvidiaGpu) -> list[float]:
         import pynvml
@@ -147,7 +161,9 @@ class NvmlMeter(PolledMeter):
 
         A GPU at its power cap runs as its owner set it: that stands in the note, and taints no trial.
         """
-        masks = [mask for gpu in self._gpus if not math.isnan(mask := gpu.event_reasons())]
+        masks: list[float] = []
+        with suppress(DeviceError), nvml_errors(DeviceError, ""):
+            masks = [mask for gpu in self._gpus if not math.isnan(mask := gpu.event_reasons())]
         if not masks:
             return None
         return is_slowed(self._reasons_seen.union(*(reasons_of(int(m)) for m in masks)))
@@ -160,7 +176,7 @@ class NvmlMeter(PolledMeter):
 
             self._is_initialised = False
             # Of a driver that went away there is nothing left to shut down.
-            with suppress(pynvml.NVMLError):
+            with suppress(DeviceError), nvml_errors(DeviceError, ""):
                 pynvml.nvmlShutdown()
 
 

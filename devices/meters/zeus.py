@@ -8,13 +8,18 @@ counter (some err tenfold), or a GPU has none, its power readings are integrated
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
+from devices.boundary import library_errors
 from devices.meters.nvml import RELATIVE_ACCURACY
 from devices.meters.polled import METHODS, PolledMeter
+from devices.reconnect import Reconnection
 from results.records import Method
 
 J_PER_MJ = W_PER_MW = 1e-3
@@ -49,36 +54,78 @@ class ZeusMeter(PolledMeter):
         super().__init__(interval_s, clock)
         self.method: Method = "counter"
         self._sources: list[_Source] = []
+        self._is_lost = False
+        self._reconnection = Reconnection(clock)
 
     def open(self) -> None:
-        from zeus.exception import ZeusBaseError
-
-        self._sources = []
-        missing = []
-        for probe in (_soc_sources, _gpu_sources, _cpu_sources):
-            try:
-                self._sources += probe()
-            except ZeusBaseError as error:
-                missing.append(str(error))
-        self.channels = tuple(channel for source in self._sources for channel in source.channels)
+        missing = self._find(fresh=False)
         if not self.channels:
             raise MeterUnavailableError("Zeus finds no counter here: " + "; ".join(missing))
+        for reason in missing:
+            log.info("Zeus: %s", reason)
         self.method = next((METHODS[c.kind] for c in self.channels if c.additive), "counter")
+        self._is_lost = False
+
+    def _find(self, fresh: bool) -> list[str]:
+        """Sets sources and channels; gives what was not found, and why."""
+        self._sources = []
+        missing = []
+        for name, probe in (("SoC", _soc_sources), ("GPU", partial(_gpu_sources, fresh=fresh)), ("CPU", _cpu_sources)):
+            try:
+                with zeus_errors(MeterUnavailableError, f"{name}: "):
+                    self._sources += probe()
+            except MeterUnavailableError as error:
+                missing.append(str(error))
+        self.channels = tuple(channel for source in self._sources for channel in source.channels)
+        return missing
+
+    def start(self) -> None:
+        """What was lost in the window before is waited for. All of it must be there again, or totals differ."""
+        if self._is_lost:
+            self._reconnection.reopen(self._reopen, "what Zeus reads")
+        super().start()
+
+    def _reopen(self) -> None:
+        before = self.channels
+        missing = self._find(fresh=True)
+        if self.channels != before:
+            found, self.channels = self.channels, before
+            raise MeterUnavailableError(
+                f"Zeus: {_named(before)} were measured, and now {_named(found)} are there: {'; '.join(missing)}"
+            )
+        self.read()
+        self._is_lost = False
 
     def method_of(self, channel: Channel) -> Method:
         return METHODS[channel.kind]
 
     def read(self) -> Sequence[float]:
-        from zeus.exception import ZeusBaseError
-
         try:
-            values = [value for source in self._sources for value in source.read()]
-        except ZeusBaseError as error:
-            raise TransientDeviceError(f"Zeus: a counter could not be read ({error}); was the device lost?") from error
+            with zeus_errors(TransientDeviceError, "Zeus: a counter could not be read; was the device lost? "):
+                values = [value for source in self._sources for value in source.read()]
+        except TransientDeviceError:
+            self._is_lost = True
+            raise
         lost = [c.component for c, v in zip(self.channels, values, strict=True) if v is None]
         if lost:
             raise DeviceError(f"Zeus: {', '.join(lost)} stopped answering; None is not 0 J")
         return [v * J_PER_MJ for v in values if v is not None]
+
+
+@contextmanager
+def zeus_errors(error_type: type[DeviceError], words: str) -> Iterator[None]:
+    """Raises `error_type` for whatever Zeus and the libraries behind it raise. words: before what they say."""
+    with library_errors(words.rstrip(": "), "its library", error_type):
+        from zeus.exception import ZeusBaseError
+
+        try:
+            yield
+        except ZeusBaseError as error:
+            raise error_type(f"{words}{error}") from error
+
+
+def _named(channels: Sequence[Channel]) -> str:
+    return ", ".join(channel.component for channel in channels) or "nothing"
 
 
 def _soc_sources() -> list[_Source]:
@@ -95,12 +142,18 @@ def _soc_sources() -> list[_Source]:
     return [_Source(read, tuple(by_field.values()))]
 
 
-def _gpu_sources() -> list[_Source]:
-    """Counters and power are not added up: where one GPU does not count, all are read by their power."""
+def _gpu_sources(fresh: bool) -> list[_Source]:
+    """Counters and power are not added up: where one GPU does not count, all are read by their power.
+
+    fresh: with new handles; Zeus keeps those of GPUs that were lost.
+    """
     from zeus.device import get_gpus
     from zeus.device.gpu import NVIDIAGPUs
 
+    _refuse_names()
     gpus = get_gpus()
+    if fresh:
+        gpus = type(gpus)()
     calls = [_supported(gpus, i, gpus.get_total_energy_consumption) for i in range(len(gpus))]
     kind: Literal["counter", "power"] = "counter"
     if None in calls:
@@ -124,6 +177,17 @@ def _gpu_sources() -> list[_Source]:
         )
         sources.append(_Source(call, (channel,)))
     return sources
+
+
+def _refuse_names() -> None:
+    """Zeus takes numbers alone. Raises `MeterUnavailableError` for what CUDA also takes, with the remedy."""
+    for variable in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        names = os.environ.get(variable, "").split(",")
+        if any(names) and not all(name.strip().isdigit() for name in names):
+            raise MeterUnavailableError(
+                f"GPU: {variable}={os.environ[variable][:80]} names GPUs, and Zeus takes their numbers alone (such as"
+                f" {variable}=0,1, with CUDA_DEVICE_ORDER=PCI_BUS_ID); or measure with nvml, which reads all GPUs"
+            )
 
 
 def _supported(gpus: Any, index: int, *getters: Callable[[int], float]) -> Callable[[], Sequence[float]] | None:

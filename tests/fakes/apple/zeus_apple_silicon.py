@@ -1,10 +1,12 @@
 """The library behind Zeus on a Mac, on a machine that is none: an M4's figures that grow with the clock, in mJ.
 
-Figures that a chip does not have are None: this one has no cluster managers and no GPU SRAM.
+Figures that a chip does not have are None: this one has no cluster managers and no GPU SRAM. It fails, as the real one
+does, by a RuntimeError: FAKE_APPLE_FAILS holds its words.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -34,6 +36,8 @@ class AppleEnergyMonitor:
     """Counts since it was made."""
 
     def get_cumulative_energy(self) -> AppleEnergyMetrics:
+        if words := os.environ.get("FAKE_APPLE_FAILS"):
+            raise RuntimeError(words)
         passed_s = time.monotonic() - _STARTED_S
         millijoule = {part: int(watts * passed_s * 1e3) for part, watts in WATTS.items()}
         return AppleEnergyMetrics(
