@@ -8,15 +8,15 @@ from devices.base import Channel, DeviceError
 from devices.clock import MonotonicClock
 from devices.host import AUTO_ORDER
 from devices.models.device import available_sheets
+from harness.bundled_plans import about_plan, bundled_plans
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
 from harness.schema import DeviceSpec, Protocol
 
 Row = dict[str, Any]
-CATALOGS = ("engines", "techniques", "workloads", "devices", "meters")
 
 
 def catalog_rows(what: str) -> list[Row]:
-    """One row a name, of one of `CATALOGS`."""
+    """One row a name: of engines, techniques, workloads, devices, meters or plans."""
     if what == "engines":
         return [
             {"name": "reference", "what": "torch, on this host: every technique through its dispatch plan"},
@@ -34,6 +34,8 @@ def catalog_rows(what: str) -> list[Row]:
         return [{"name": "host", "what": "this machine"}, phone, iphone, *sheets]
     if what == "meters":
         return [{"name": n, "method": m.method, "what": m.what} for n, m in METERS.items()]
+    if what == "plans":
+        return [{"name": name, "what": about_plan(path)} for name, path in bundled_plans().items()]
     entries = TECHNIQUES if what == "techniques" else WORKLOADS
     return [{"name": n, "what": e.what} for n, e in entries.items()]
 

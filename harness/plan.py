@@ -96,13 +96,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise PlanError([f"{path}: no such file; give the path of a plan, such as plans/demo.toml"]) from error
+        raise PlanError([f"{path}: no such file; `joulebench init` writes a plan to start from"]) from error
     except IsADirectoryError as error:
         raise PlanError([f"{path}: is a folder; give the path of a plan file in it"]) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError([f"{path}: cannot be read as text ({error})"]) from error
     except tomllib.TOMLDecodeError as error:
-        raise PlanError([f"{path}: not TOML ({error}); see plans/demo.toml for the form"]) from error
+        raise PlanError([f"{path}: not TOML ({error}); `joulebench init` writes a plan to compare with"]) from error
 
 
 def load_plan(path: Path, settings: Sequence[str] = (), data_root: Path | None = None) -> Plan:

@@ -39,6 +39,7 @@ from tests.plans import (
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "plans" / "demo.toml"
+FIRST = ROOT / "plans" / "first.toml"
 
 
 def problems(raw: Any) -> list[str]:
@@ -456,8 +457,52 @@ def test_schema_and_loader_refuse_the_same(changes: dict[str, Any]) -> None:
     problems(raw)
 
 
-def test_demo_plan_is_valid() -> None:
-    assert load_plan(DEMO).cells
+@pytest.mark.parametrize("path", sorted(DEMO.parent.glob("*.toml")), ids=lambda path: path.stem)
+def test_plans_that_come_with_joulebench_are_valid(path: Path) -> None:
+    assert load_plan(path).cells
+
+
+KEY_LINE = re.compile(r"^(# )?(\w+) = (.*?) +# \S.*$")
+
+
+def explained_keys(path: Path) -> dict[str, dict[str, Any]]:
+    """Section to its keys with their values, those of comments too. Every line with a key must explain it."""
+    found: dict[str, dict[str, Any]] = {"": {}}
+    section = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if header := re.fullmatch(r"\[+(\w+)\]+", line):
+            section = header[1]
+        elif line.startswith("# [sweep]"):
+            break
+        elif line and (not line.startswith("# ") or re.match(r"# \w+ = ", line)):
+            key = KEY_LINE.match(line)
+            assert key, f"no explanation: {line}"
+            found.setdefault(section, {})[key[2]] = tomllib.loads(f"{key[2]} = {key[3]}")[key[2]]
+    return found
+
+
+def test_the_first_plan_explains_every_key_that_there_is() -> None:
+    explained = explained_keys(FIRST)
+    for section, record in (
+        ("model", ModelSpec),
+        ("engine", EngineSpec),
+        ("device", DeviceSpec),
+        ("protocol", Protocol),
+    ):
+        assert set(explained[section]) == set(record.model_fields)
+    assert {*explained[""], *(s for s in explained if s), "sweep"} == set(schema()["properties"])
+    assert explained["protocol"]["stop"] == StopSpec().model_dump()
+
+
+def test_the_first_plan_tells_defaults_as_they_are() -> None:
+    commented = re.findall(r"^# (\w+) = (.*?) +# ", FIRST.read_text(encoding="utf-8"), re.MULTILINE)
+    defaults = {n: f.default for r in (ModelSpec, EngineSpec, DeviceSpec, Protocol) for n, f in r.model_fields.items()}
+    told = {key: tomllib.loads(f"v = {value}")["v"] for key, value in commented}
+    # What has no default, or one that nobody would write, shows an example.
+    examples = {"threads", "label", "cross_check", "recording", "app", "priced_as", "stop"}
+    assert {k: v for k, v in told.items() if k not in examples} == {
+        k: list(defaults[k]) if k == "meters" else defaults[k] for k in told if k not in examples
+    }
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/plans.md"])
