@@ -160,6 +160,16 @@ def _weight_files(folder: Path) -> list[Path]:
     raise EngineError(f"{folder}: no model.safetensors and no model.safetensors.index.json; fetch the weights")
 
 
+def decisive_files(source: str) -> list[Path]:
+    """The files that decide what a model answers: config, tokenizer, chat template, weights. Raises `EngineError`.
+
+    Fetches what is not there yet of a hub model.
+    """
+    folder, _ = _find_folder(source, weights=True)
+    own = {path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}
+    return [*sorted(own), *_weight_files(folder)]
+
+
 def _check_tensors(config: ModelConfig, located: dict[str, TensorFile]) -> None:
     wanted = tensor_shapes(config)
     missing = sorted(wanted.keys() - located.keys())

@@ -6,23 +6,25 @@ import random
 import traceback
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple, runtime_checkable
 from typing import Protocol as TypingProtocol
 
 from devices.base import Device, DeviceError, NotReadyError, TransientDeviceError
 from engines.errors import EngineError
+from harness.inputs import changes, inputs_of, told_changes
 from harness.plan import CellPlan, Plan
 from harness.samples import samples_of
 from harness.session import CONTENDED, Arm, Traces, run_trial
 from harness.state import last_self_test, state_folder
 from harness.stopping import StoppingRule, stopping_rule
 from harness.workbench import Workbench
-from results.records import Environment, Failure, RunInfo, SelfTest, Trial
+from results.records import Build, Environment, Failure, Input, RunInfo, SelfTest, Trial
 from results.requests import requests_sha256, whole_requests
-from results.store import Store, StoreError
+from results.store import Store, StoreError, check_holds_run
 from workloads.base import WorkloadError
 
 
@@ -66,13 +68,18 @@ class DeviceNotReadyError(Exception):
 
 def open_run(plan: Plan, directory: Path, resume: bool, workbench: Workbench) -> Store:
     """A new run folder, or with `resume` the one that is there. Raises `StoreError`, `DeviceNotReadyError`."""
+    _check_folder(directory, resume)
     environments = _environments(plan, workbench)
-    if Store.holds_run(directory):
-        if not resume:
-            raise StoreError(f"{directory} already holds a run; go on with --resume or name another folder with --out")
+    try:
+        inputs = inputs_of(plan, workbench)
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename}: {error.strerror}; make it readable, its digest belongs to the run"
+        ) from error
+    if resume:
         store = Store.open(directory)
         try:
-            _check_same(store.info(), plan, environments, directory)
+            _check_same(store.info(), plan, environments, inputs, directory)
         except StoreError:
             store.close()
             raise
@@ -85,9 +92,24 @@ def open_run(plan: Plan, directory: Path, resume: bool, workbench: Workbench) ->
         plan_hash=plan.plan_hash,
         environments=environments,
         self_tests=_self_tests(plan, environments),
+        inputs=inputs,
         left_out=plan.left_out,
     )
     return Store.create(directory, info, [c.cell for c in plan.cells])
+
+
+def _check_folder(directory: Path, resume: bool) -> None:
+    """A run is begun where there is none, and gone on with where there is one: before a device is waited for."""
+    try:
+        there = Store.holds_run(directory)
+        if resume:
+            check_holds_run(directory)
+    except StoreError as error:
+        raise StoreError(
+            f"--resume: {error}, or leave --resume out to begin a run" if resume else str(error)
+        ) from error
+    if there and not resume:
+        raise StoreError(f"{directory} already holds a run; go on with --resume or name another folder with --out")
 
 
 def _environments(plan: Plan, workbench: Workbench) -> dict[str, Environment]:
@@ -109,8 +131,10 @@ def _self_tests(plan: Plan, environments: Mapping[str, Environment]) -> dict[str
     return {label: test for label, test in found.items() if test is not None}
 
 
-def _check_same(then: RunInfo, plan: Plan, now: Mapping[str, Environment], directory: Path) -> None:
-    """Repeats of one cell come from one plan, one machine and one software. Raises `StoreError`."""
+def _check_same(
+    then: RunInfo, plan: Plan, now: Mapping[str, Environment], inputs: Sequence[Input], directory: Path
+) -> None:
+    """Repeats of one cell come from one plan, one machine, one software and the same inputs. Raises `StoreError`."""
     if then.plan_hash != plan.plan_hash:
         raise StoreError(
             f"{directory} holds a run of another plan (hash {then.plan_hash}, this plan {plan.plan_hash});"
@@ -124,6 +148,26 @@ def _check_same(then: RunInfo, plan: Plan, now: Mapping[str, Environment], direc
                 f"{directory} was begun on another machine or software ({'; '.join(changed)}); go on there, or start"
                 " anew with another --out"
             )
+        road = _other_road(then.environments[device].build, environment.build)
+        if road:
+            raise StoreError(
+                f"{directory} was begun with other kernels ({'; '.join(road)}); go on with those of then, or start anew"
+                " with another --out"
+            )
+    unlike = changes(then.inputs, inputs) if then.inputs else []
+    if unlike:
+        raise StoreError(
+            f"{directory} was begun with other inputs ({told_changes(unlike)}); put back those of then, or start anew"
+            " with another --out"
+        )
+
+
+def _other_road(then: Build | None, now: Build | None) -> list[str]:
+    """How what computes differs, where both are known."""
+    if then is None or now is None:
+        return []
+    before, after = then.model_dump(exclude={"reason"}), now.model_dump(exclude={"reason"})
+    return [f"{key.replace('_', ' ')} {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
 
 
 class Runner:
@@ -146,6 +190,7 @@ class Runner:
     def run(self) -> RunOutcome:
         """Runs what is missing. KeyboardInterrupt passes through: finished trials are in the store by then."""
         self._check_requests()
+        self._check_samples()
         done = sum(len(t) for t in self._trials.values())
         self._progress.begin(sum(self._n_expected(c) for c in self._plan.cells), done)
         for cell_plan, repeat in trial_order(self._plan):
@@ -176,6 +221,19 @@ class Runner:
                     f"{self._store.directory}: the finished trials of {cell_plan.cell.label} were asked other requests "
                     f"(sha256 {str(then.requests_sha256)[:12]}) than this plan asks now; resume with the data of then, "
                     "or start anew with another --out"
+                )
+
+    def _check_samples(self) -> None:
+        """The right answers are those of then: they may change where the questions do not. Raises `StoreError`."""
+        asked = {(c.cell.workload, c.cell.model): c for c in self._plan.cells}
+        for key in asked.keys() & self._stored_samples:
+            now, then = self._workbench.samples(asked[key]), self._samples[key]
+            other = [n.sample_id for n, t in zip_longest(now, then) if n != t and n is not None]
+            if now != then:
+                raise StoreError(
+                    f"{self._store.directory}: {len(other)} of {len(then)} samples of {key[0]} ({', '.join(other[:3])})"
+                    " have another text or right answer than when the run began; resume with the data of then, or start"
+                    " anew with another --out"
                 )
 
     def _n_expected(self, cell_plan: CellPlan) -> int:

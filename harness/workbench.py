@@ -25,9 +25,11 @@ from harness.catalog import METERS, WORKLOADS, technique_parameters
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.plan import CellPlan
 from harness.references import as_lossless
+from harness.samples import samples_of
 from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, EngineSpec, ModelSpec, Protocol
 from harness.session import Arm, ArmScores
-from results.records import Environment, Record, Request
+from results.records import Environment, Record, Request, Sample
+from workloads import files_read
 from workloads.base import ComparesDistributions, Workload
 
 DATA_FOLDER_VARIABLE = "JOULEBENCH_DATA"
@@ -63,6 +65,10 @@ class Workbench:
         self._kept = KeptDistributions()
         self._arm_scores: dict[str, ArmScores] = {}
         self.on_wait: WaitListener = log_waiting
+        self.on_note: Callable[[str], None] = log.info
+        """Told what takes long before the first trial."""
+        self.data_files: set[Path] = set()
+        """What the items of the workloads were read from, so far."""
 
     def _told_waiting(self, device: str, reason: str, left_s: float) -> None:
         """To whoever listens when it happens: the display of a run is there later than its devices."""
@@ -93,6 +99,10 @@ class Workbench:
         facts = self.facts(plan.model.source)
         return self.workload(plan).requests(facts.tokenizer, facts.config.max_length)
 
+    def samples(self, plan: CellPlan) -> tuple[Sample, ...]:
+        """What a cell asks in words, with the right answers, without loading its weights."""
+        return samples_of(self.workload(plan), self.requests(plan), self.facts(plan.model.source).tokenizer)
+
     def device(self, plan: CellPlan) -> Device:
         """Opened. Raises `DeviceError`."""
         if plan.cell.device not in self._devices:
@@ -115,6 +125,7 @@ class Workbench:
         return found.model_copy(update={"build": build()})
 
     def workload(self, plan: CellPlan) -> Workload:
+        files_read.note_into(self.data_files)
         if plan.cell.workload not in self._workloads:
             self._workloads[plan.cell.workload] = build_workload(plan.workload, self._allow_code)
         return self._workloads[plan.cell.workload]

@@ -532,6 +532,15 @@ class SelfTest(Record):
 # --- a whole run -----------------------------------------------------------------------------------------------------
 
 
+class Input(Record):
+    """Something besides the plan that decides a run's numbers."""
+
+    name: str
+    """What it is: "model.safetensors of model bundled:tiny-qwen3-moe", "watts sheet generic", "OMP_NUM_THREADS"."""
+    value: str
+    """Of a file "sha256:" and its digest, else what a setting says."""
+
+
 class RunInfo(Record):
     """What identifies a run and what it ran on."""
 
@@ -545,6 +554,8 @@ class RunInfo(Record):
     """By device name. For a modelled device: the host that computed."""
     self_tests: dict[str, SelfTest] = {}
     """By device name: the last one made on the same machine before the run began."""
+    inputs: tuple[Input, ...] = ()
+    """Weights, sheets, recordings, data files, thread settings. Empty in runs from before they were kept."""
     left_out: tuple[str, ...] = ()
     """Cells of the matrix that were not run, and why: prompts longer than the model's context, ..."""
 

@@ -38,7 +38,7 @@ from results.database import (
 from results.records import Cell, PowerTrace, RunData, RunInfo, Sample, Trial
 from results.trace_files import WINDOW, read_traces, write_traces
 
-__all__ = ["DATABASE", "FREE_BYTES_NEEDED", "Store", "StoreError", "check_free_space"]
+__all__ = ["DATABASE", "FREE_BYTES_NEEDED", "Store", "StoreError", "check_free_space", "check_holds_run"]
 
 _OWN_NAMES: Final = {DATABASE, *(f"{DATABASE}-{s}" for s in ("journal", "wal", "shm")), "run.lock", "traces"}
 """The journal exists only for the moment before the database is in WAL mode; a kill may leave it."""
@@ -109,7 +109,7 @@ class Store:
     @classmethod
     def open(cls, directory: Path) -> Store:
         """An existing run folder, for going on with it. Removes what a killed process left half-written."""
-        _check_holds_run(directory)
+        check_holds_run(directory)
         with contextlib.ExitStack() as undo:
             try:
                 store = cls._connect(directory)
@@ -123,7 +123,7 @@ class Store:
     @classmethod
     def view(cls, directory: Path) -> Store:
         """For reading, also while another process runs; brings an old schema up to date first."""
-        _check_holds_run(directory)
+        check_holds_run(directory)
         path = directory / DATABASE
         with damage_told(path), contextlib.ExitStack() as undo:
             connection = opened_for_reading(path)
@@ -292,6 +292,16 @@ def check_free_space(directory: Path) -> None:
         )
 
 
+def check_holds_run(directory: Path) -> None:
+    """Raises `StoreError` where there is nothing to look at or to go on with."""
+    if Store.holds_run(directory):
+        return
+    if lost := _trace_files(directory):
+        raise StoreError(_without_rows(directory, lost))
+    absent = "" if (directory / DATABASE).is_file() else f" ({DATABASE} is absent)"
+    raise StoreError(f"{directory} holds no run{absent}; give the folder that `joulebench run` wrote")
+
+
 def _remove_new(directory: Path, found: set[str], made: bool) -> None:
     """Undoes a folder that could not be created: all of it, or what was not there before."""
     if made:
@@ -306,16 +316,6 @@ def _remove_new(directory: Path, found: set[str], made: bool) -> None:
 
 def _trace_files(directory: Path) -> list[Path]:
     return sorted((directory / "traces").glob("*.parquet"))
-
-
-def _check_holds_run(directory: Path) -> None:
-    """Raises `StoreError` where there is nothing to look at or to go on with."""
-    if Store.holds_run(directory):
-        return
-    if lost := _trace_files(directory):
-        raise StoreError(_without_rows(directory, lost))
-    absent = "" if (directory / DATABASE).is_file() else f" ({DATABASE} is absent)"
-    raise StoreError(f"{directory} holds no run{absent}; give the folder that `joulebench run` wrote")
 
 
 def _without_rows(directory: Path, lost: Sequence[Path]) -> str:

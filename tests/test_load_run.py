@@ -248,7 +248,7 @@ def test_a_resume_finds_a_conversation_as_its_answers_left_it(tmp_path: Path) ->
     plan = build_plan(raw_plan(workload=[TALK], protocol=FAST | {"repeats": 2}))
     for expected in (1, 2):
         workbench = Workbench(plan.protocol)
-        with open_run(plan, tmp_path / "run", True, workbench) as store:
+        with open_run(plan, tmp_path / "run", expected > 1, workbench) as store:
             one = build_plan(raw_plan(workload=[TALK], protocol=FAST | {"repeats": expected}))
             assert Runner(one, store, workbench, PlainProgress(Console(quiet=True))).run().n_ok == expected
         workbench.close()

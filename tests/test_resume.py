@@ -123,12 +123,13 @@ def assert_complete(run: Path, plan: Plan) -> None:
 
 
 def resumed(plan: Plan, run: Path) -> RunOutcome:
+    """Begins a run where none was begun."""
     bench = FakeBench()
-    with open_run(plan, run, True, bench) as store:
+    with open_run(plan, run, Store.holds_run(run), bench) as store:
         return Runner(plan, store, bench, PlainProgress(Console(quiet=True))).run()
 
 
-def test_a_kill_while_the_database_is_made_can_be_resumed(tmp_path: Path) -> None:
+def test_after_a_kill_while_the_database_is_made_a_run_can_begin(tmp_path: Path) -> None:
     _, plan = plan_of(tmp_path)
     run = tmp_path / "run"
     (run / "traces").mkdir(parents=True)
@@ -167,7 +168,9 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
             possible = [p for p in phases if p != ("trials" if len(seen) == 12 else "")]
             phase = possible[0] if possible else None
             with log.open("w", encoding="utf-8") as output:
-                process = start("run", str(plan_path), "--out", str(run), "--resume", output=output)
+                # A kill during start-up may have come before there was a run to go on with.
+                resume = ["--resume"] if Store.holds_run(run) else []
+                process = start("run", str(plan_path), "--out", str(run), *resume, output=output)
                 if phase is not None and kill_somewhere(process, phase, run, log, chance):
                     phases.remove(phase)
                     killed[phase] += 1

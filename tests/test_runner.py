@@ -301,10 +301,9 @@ class Unready(FakeBench):
         raise MeterUnavailableError("no counter here")
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_device_that_is_not_ready_leaves_no_folder(tmp_path: Path, resume: bool) -> None:
+def test_a_device_that_is_not_ready_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(DeviceNotReadyError, match="no counter here"):
-        run(planned(), Unready(), tmp_path / "run", resume)
+        run(planned(), Unready(), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -341,7 +340,7 @@ def test_a_run_of_another_plan_is_not_continued(tmp_path: Path) -> None:
         run(other, FakeBench(), tmp_path / "run", resume=True)
 
 
-def test_resume_without_a_run_begins_one(tmp_path: Path) -> None:
-    outcome, heard, _ = run(planned(), FakeBench(), tmp_path / "run", resume=True)
-    assert heard.expected == (2, 0)
-    assert outcome.n_ok == 2
+def test_resume_without_a_run_says_so_before_a_device_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"--resume: .*run holds no run .*leave --resume out to begin a run"):
+        run(planned(), Unready(), tmp_path / "run", resume=True)
+    assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from workloads import files_read
 from workloads.base import WorkloadError
 
 Row = dict[str, Any]
@@ -106,6 +107,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
     """(line number from 1, value) of each line that is not blank. Raises `WorkloadError` on what is not JSON."""
     opener: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
     number = 0
+    files_read.note(path)
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
@@ -127,6 +129,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
     import pyarrow
     import pyarrow.parquet
 
+    files_read.note(path)
     try:
         yield from enumerate(pyarrow.parquet.read_table(path).to_pylist(), start=1)
     except pyarrow.ArrowInvalid as error:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from workloads import files_read
 from workloads.base import WorkloadError
 from workloads.datasets import DAMAGED, find_file
 
@@ -141,6 +142,7 @@ def sentence_starts(words: Sequence[str]) -> list[int]:
 
 
 def _read(path: Path) -> str:
+    files_read.note(path)
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workloads import files_read
 from workloads.base import WorkloadError
 from workloads.datasets import DAMAGED, MAKE_READABLE
 from workloads.ruler_samples import Prompt, RulerParameters, RulerTask, lm_eval_text
@@ -168,6 +169,7 @@ def _path(file: QAFile, data_root: Path | None) -> Path:
 
 
 def _read(path: Path, file: QAFile) -> Corpus:
+    files_read.note(path)
     try:
         raw = path.read_bytes()
         corpus = file.parse(json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw))

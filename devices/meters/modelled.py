@@ -32,11 +32,15 @@ class WattsSheet(Record):
     origin: str
 
 
+def watts_sheet_path(name_or_path: str) -> Path:
+    """Of a bundled sheet by name, else the path itself."""
+    path = SHEETS / f"{name_or_path}.toml"
+    return path if path.is_file() else Path(name_or_path)
+
+
 def load_watts_sheet(name_or_path: str) -> WattsSheet:
     """A bundled sheet by name, or a TOML file. Raises `MeterUnavailableError`."""
-    path = SHEETS / f"{name_or_path}.toml"
-    if not path.is_file():
-        path = Path(name_or_path)
+    path = watts_sheet_path(name_or_path)
     try:
         return WattsSheet.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import tomllib
 from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, ValidationError, model_validator
@@ -119,6 +120,11 @@ def available_sheets() -> tuple[str, ...]:
     return tuple(
         sorted(entry.name.removesuffix(".toml") for entry in _FOLDER.iterdir() if entry.name.endswith(".toml"))
     )
+
+
+def sheet_path(name: str) -> Path:
+    """Of a sheet of this package."""
+    return Path(str(_FOLDER / f"{name}.toml"))
 
 
 def load_sheet(name: str) -> Sheet:

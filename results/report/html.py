@@ -16,10 +16,10 @@ from typing import Any
 
 import pandas as pd
 
-from results.asked import unlike_notes
+from results.asked import SHOWN_DIGITS, unlike_notes
 from results.cells import data_sources, disturbances, mark_words, usable
 from results.derived import Derived
-from results.records import Cell, Environment, Failure, Method, RunData, Trial
+from results.records import Cell, Environment, Failure, Input, Method, RunData, Trial
 from results.report import figures
 from results.report.accuracy import accuracy_figures, accuracy_tables
 from results.report.arms import Arm, arms_of
@@ -104,6 +104,7 @@ def page_context(run: RunData, derived: Derived | None = None) -> dict[str, Any]
         "failed": _failures(run, arms),
         "marked": [(c, a, t, mark_words(t)) for c, a, t in _with_cells(run, arms) if t.status == "ok" and t.marks],
         "machines": _machines(run),
+        "inputs": [(i.name, shown_input(i), i.value) for i in run.info.inputs],
         "self_tests": _self_tests(run),
         "plan_text": toml_text(run.info.plan),
         "charts_json": json_in_script({"config": CONFIG, "specs": specs}),
@@ -152,6 +153,12 @@ def machine_rows(environment: Environment) -> list[tuple[str, str]]:
         ("joulebench", environment.joulebench),
         *([("arithmetic", build_words(environment.build))] if environment.build is not None else []),
     ]
+
+
+def shown_input(one: Input) -> str:
+    """A digest cut for the page (its title has it whole), or a setting."""
+    kind, _, digest = one.value.partition("sha256:")
+    return f"sha256 {digest[:SHOWN_DIGITS]}" if digest and not kind else one.value
 
 
 def _numbered(section: str, found: Sequence[Figure]) -> list[tuple[str, Figure]]:

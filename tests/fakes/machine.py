@@ -13,10 +13,21 @@ import numpy as np
 from devices.base import Channel, CpuSeconds, DeviceError
 from engines.base import PhaseListener
 from harness.plan import CellPlan
+from harness.samples import samples_of
 from harness.schema import Protocol
 from harness.session import Arm
 from harness.workbench import Workbench
-from results.records import Completion, Conditions, EngineCounters, Environment, Method, PowerTrace, Request, Score
+from results.records import (
+    Completion,
+    Conditions,
+    EngineCounters,
+    Environment,
+    Method,
+    PowerTrace,
+    Request,
+    Sample,
+    Score,
+)
 
 IDLE_W, PREFILL_W, DECODE_W = 4.0, 20.0, 10.0
 PREFILL_S, TOKEN_S = 0.5, 0.125
@@ -254,6 +265,9 @@ class FakeBench(Workbench):
 
     def requests(self, plan: CellPlan) -> Sequence[Request]:
         return fake_requests()
+
+    def samples(self, plan: CellPlan) -> tuple[Sample, ...]:
+        return samples_of(self.fake_workload, self.requests(plan), self.engine.tokenizer)
 
     def arm_of(self, cell_id: str) -> Arm:
         return Arm(cell_id, self.engine, self.fake_workload, self.fake_device, self.machine, fake_requests())

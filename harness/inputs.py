@@ -1,0 +1,109 @@
+"""What decides a run's numbers besides its plan, by what it holds: files by their SHA-256, settings by their value.
+
+Repeats of one cell come from the same inputs, or one cell would hold two things. A resume compares them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import devices
+import engines
+import harness
+import results
+import workloads
+from devices.cpu_seconds import usable_cpus
+from devices.meters.modelled import watts_sheet_path
+from devices.models.sheet import sheet_path
+from engines.checkpoints import decisive_files
+from engines.errors import EngineError
+from harness.file_digests import file_digests
+from harness.plan import Plan
+from harness.schema import MODEL_PREFIX
+from harness.state import state_folder
+from harness.workbench import Workbench
+from results.records import Input
+
+SETTINGS = ("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "JOULEBENCH_KERNEL_FLAGS", "OPENBLAS_NUM_THREADS",
+            "MALLOC_CONF", "LD_PRELOAD")  # fmt: skip
+SETTING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_")
+"""Environment variables that choose threads, their places, or the instructions that libraries use."""
+NOT_SET = "not set"
+MOST_TOLD = 4
+DIGITS = 12
+OWN_CODE = "joulebench's own code"
+
+
+def inputs_of(plan: Plan, workbench: Workbench) -> tuple[Input, ...]:
+    """Everything, as it is now. Raises `OSError` where a file cannot be read."""
+    files = list(_files(plan, workbench))
+    digests = file_digests([path for _, path in files], state_folder(), workbench.on_note)
+    found = [Input(name=name, value=f"sha256:{digests[path]}") for name, path in files]
+    found.append(Input(name=OWN_CODE, value=f"sha256:{_own_code()}"))
+    return (*found, *_settings())
+
+
+def changes(then: Sequence[Input], now: Sequence[Input]) -> list[str]:
+    """What differs, in words; empty where all is the same."""
+    before, after = ({i.name: i.value for i in own} for own in (then, now))
+    names = dict.fromkeys([*before, *after])
+    return [
+        f"{name} {_short(before.get(name, 'absent'))} -> {_short(after.get(name, 'absent'))}"
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+
+
+def told_changes(found: Sequence[str]) -> str:
+    more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+    return "; ".join(found[:MOST_TOLD]) + more
+
+
+def _short(value: str) -> str:
+    kind, _, digest = value.partition("sha256:")
+    return f"sha256 {digest[:DIGITS]}" if digest and not kind else value
+
+
+def _files(plan: Plan, workbench: Workbench) -> Iterator[tuple[str, Path]]:
+    """(what it is, where it is) of each file, once."""
+    seen: dict[str, Path] = {}
+    for source in dict.fromkeys(c.model.source for c in plan.cells):
+        try:
+            own = decisive_files(source)
+        except EngineError:
+            continue  # its trials fail, and say why
+        seen |= {f"{path.name} of model {source}": path for path in own}
+    for device in {c.device.name: c.device for c in plan.cells}.values():
+        if device.is_modelled:
+            sheet = device.name.removeprefix(MODEL_PREFIX)
+            seen[f"hardware sheet {sheet}"] = sheet_path(sheet)
+        elif {"auto", "modelled"} & {*device.meters}:
+            seen[f"watts sheet {device.watts_sheet}"] = watts_sheet_path(device.watts_sheet)
+        if device.recording is not None:
+            seen[f"recording {device.recording}"] = Path(device.recording)
+    seen |= {f"data file {path}": path for path in sorted(workbench.data_files)}
+    yield from seen.items()
+
+
+def _settings() -> Iterator[Input]:
+    names = [*SETTINGS, *sorted(n for n in os.environ if n.startswith(SETTING_PREFIXES))]
+    yield from (Input(name=name, value=os.environ[name]) for name in names if name in os.environ)
+    cpus = usable_cpus()
+    if cpus is not None:
+        yield Input(name="CPUs that may be used", value=str(len(cpus)))
+
+
+def _own_code() -> str:
+    """Of all that computes figures; what draws a page of them decides none."""
+    whole = hashlib.sha256()
+    for package in (harness, engines, workloads, devices, results):
+        folder = Path(str(package.__file__)).parent
+        pages = folder / "report"
+        for path in sorted(p for kind in ("*.py", "*.cpp", "*.h") for p in folder.rglob(kind)):
+            if pages not in path.parents:
+                whole.update(f"{path.relative_to(folder.parent)}\n{path.stat().st_size}\n".encode())
+                whole.update(path.read_bytes())
+    return whole.hexdigest()

@@ -1,0 +1,305 @@
+"""Repeats of one cell come from the same inputs: what decides a number belongs to the run, and a change is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.file_digests import KEPT_IN, file_digests
+from harness.plan import CellPlan, Plan, build_plan
+from harness.preflight import preflight
+from harness.runner import Runner, RunOutcome, open_run
+from harness.workbench import Workbench
+from results.records import Build, Environment, RunData, Sample
+from results.report.html import html_text
+from results.store import Store, StoreError
+from tests.fakes.items import write_data_folder
+from tests.fakes.machine import FakeBench, FakeWorkload
+from tests.fakes.random_models import copy_bundled
+from tests.plans import BOOLQ, FAST, raw_plan
+from tests.test_runner import Heard
+
+ABC_SHA256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+"""Of "abc", from FIPS 180-2."""
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def planned(**changes: Any) -> Plan:
+    return build_plan(raw_plan(protocol=FAST | {"repeats": 2}, **changes))
+
+
+def run(plan: Plan, folder: Path, resume: bool = False, bench: Workbench | None = None) -> RunOutcome:
+    bench = bench or FakeBench()
+    with open_run(plan, folder, resume, bench) as store:
+        return Runner(plan, store, bench, Heard()).run()
+
+
+def refused(plan: Plan, folder: Path, bench: Workbench | None = None) -> str:
+    """The message of a resume that is not allowed; the trials stay."""
+    with pytest.raises(StoreError) as caught:
+        run(plan, folder, resume=True, bench=bench)
+    with Store.view(folder) as store:
+        assert len(store.trials()) == 2
+    return str(caught.value)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def one_byte_changed(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_another_model_in_the_same_folder_is_refused(tmp_path: Path, name: str) -> None:
+    model = copy_bundled(tmp_path / "model")
+    plan = planned(model={"source": str(model)})
+    run(plan, tmp_path / "run")
+    if name == "model.safetensors":
+        one_byte_changed(model / name)
+    else:
+        (model / name).write_text((model / name).read_text("utf-8") + "\n", encoding="utf-8")
+    told = refused(plan, tmp_path / "run")
+    assert re.search(
+        rf"begun with other inputs \({name} of model {model} sha256 [0-9a-f]{{12}} -> sha256 [0-9a-f]{{12}}\)", told
+    )
+
+
+def test_a_model_put_back_is_gone_on_with(tmp_path: Path) -> None:
+    model = copy_bundled(tmp_path / "model")
+    plan = planned(model={"source": str(model)})
+    run(plan, tmp_path / "run")
+    for _ in range(2):
+        one_byte_changed(model / "model.safetensors")
+    assert run(plan, tmp_path / "run", resume=True) == RunOutcome(n_ok=2, n_failed=0)
+
+
+def test_another_watts_sheet_or_recording_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    sheet, recording = tmp_path / "mine.toml", tmp_path / "trace.parquet"
+    sheet.write_text("watts = 1", encoding="utf-8")
+    recording.write_bytes(b"PAR1 a")
+    host = {"name": "host", "watts_sheet": str(sheet), "recording": str(recording), "meters": ["modelled", "replay"]}
+    plan = planned(device=[host])
+    run(plan, tmp_path / "run")
+    sheet.write_text("watts = 2", encoding="utf-8")
+    recording.write_bytes(b"PAR1 b")
+    told = refused(plan, tmp_path / "run")
+    assert f"watts sheet {sheet} sha256" in told
+    assert f"recording {recording} sha256" in told
+
+
+def test_a_right_answer_that_was_changed_in_the_data_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The questions, and so the requests and their hash, stay as they were."""
+    folder = write_data_folder(tmp_path / "data")
+    monkeypatch.setenv("JOULEBENCH_DATA", str(folder))
+
+    def begun(resume: bool) -> None:
+        plan = build_plan(raw_plan(workload=[BOOLQ]), folder)
+        bench = Workbench(plan.protocol)
+        open_run(preflight(plan, bench), tmp_path / "run", resume, bench).close()
+        bench.close()
+
+    begun(resume=False)
+    (path,) = (folder / "boolq").glob("validation.jsonl")
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    rows = [row | {"label": 1 - row["label"]} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with pytest.raises(StoreError, match=rf"begun with other inputs \(data file {path} sha256"):
+        begun(resume=True)
+
+
+# --- settings and software -------------------------------------------------------------------------------------------
+
+
+def test_other_thread_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.delenv("OMP_PROC_BIND", raising=False)
+    run(planned(), tmp_path / "run")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    told = refused(planned(), tmp_path / "run")
+    assert "OMP_NUM_THREADS 2 -> 1" in told
+    assert "OMP_PROC_BIND absent -> close" in told
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to CPUs")
+def test_fewer_cpus_are_refused(tmp_path: Path) -> None:
+    cpus = os.sched_getaffinity(0)
+    if len(cpus) < 2:
+        pytest.skip("one CPU")
+    run(planned(), tmp_path / "run")
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        assert f"CPUs that may be used {len(cpus)} -> 1" in refused(planned(), tmp_path / "run")
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
+class Computing(FakeBench):
+    """Computes by a given build."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.build = build
+
+    def environment(self, plan: CellPlan) -> Environment:
+        return super().environment(plan).model_copy(update={"build": self.build})
+
+
+KERNELS = Build(road="kernels", instruction_set="AVX-512", compiler="g++ 12", sha256="a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (Build(road="torch", reason="no compiler"), "road kernels -> torch"),
+        (KERNELS.model_copy(update={"instruction_set": "AVX2"}), "instruction set AVX-512 -> AVX2"),
+        (KERNELS.model_copy(update={"sha256": "b" * 64}), f"sha256 {'a' * 64} -> {'b' * 64}"),
+    ],
+)
+def test_another_road_or_build_of_the_kernels_is_refused(tmp_path: Path, other: Build, expected: str) -> None:
+    run(planned(), tmp_path / "run", bench=Computing(KERNELS))
+    told = refused(planned(), tmp_path / "run", Computing(other))
+    assert "was begun with other kernels" in told
+    assert expected in told
+    assert run(planned(), tmp_path / "run", True, Computing(KERNELS)).n_ok == 2
+
+
+# --- right answers ---------------------------------------------------------------------------------------------------
+
+
+class Telling(FakeWorkload):
+    """Knows its samples in words."""
+
+    def __init__(self, expected: str) -> None:
+        super().__init__()
+        self.expected_answer = expected
+
+    def samples(self) -> Sequence[Sample]:
+        return [Sample(sample_id=i, question="?", expected=self.expected_answer) for i in ("a", "b")]
+
+
+def test_other_right_answers_to_the_same_questions_are_refused(tmp_path: Path) -> None:
+    def bench(expected: str) -> FakeBench:
+        made = FakeBench()
+        made.fake_workload = Telling(expected)
+        return made
+
+    run(planned(), tmp_path / "run", bench=bench("yes"))
+    told = refused(planned(), tmp_path / "run", bench("no"))
+    assert "2 of 2 samples of boolq (a, b) have another text or right answer" in told
+    assert run(planned(), tmp_path / "run", True, bench("yes")).n_ok == 2
+
+
+# --- where it is kept ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_and_its_page_show_what_decided_the_numbers(tmp_path: Path) -> None:
+    model = copy_bundled(tmp_path / "model")
+    (model / "chat_template.jinja").write_text("abc", encoding="utf-8")
+    run(planned(model={"source": str(model)}), tmp_path / "run")
+    with Store.view(tmp_path / "run") as store:
+        data = store.data()
+    kept = {i.name: i.value for i in data.info.inputs}
+    assert kept[f"chat_template.jinja of model {model}"] == f"sha256:{ABC_SHA256}"
+    assert {f"{name} of model {model}" for name in ("config.json", "tokenizer.json", "model.safetensors")} <= {*kept}
+    assert {"watts sheet generic", "joulebench's own code"} <= {*kept}
+    page = html_text(data)
+    assert f"sha256 {ABC_SHA256[:12]}" in page
+    assert ABC_SHA256 in page
+
+
+def test_a_run_of_before_inputs_were_kept_is_gone_on_with(tmp_path: Path) -> None:
+    run(planned(), tmp_path / "run")
+    with Store.open(tmp_path / "run") as store:
+        info = store.info().model_copy(update={"inputs": ()})
+        store._connection.execute("UPDATE run SET record = ?", (info.model_dump_json(),))
+    assert run(planned(), tmp_path / "run", resume=True).n_ok == 2
+    assert "What decided the numbers" not in html_text(RunData(info, (), (), lambda _: ()))
+
+
+# --- digests of large files ------------------------------------------------------------------------------------------
+
+
+def old(path: Path, content: bytes) -> Path:
+    """A file that was written and changed long enough ago for its digest to be kept."""
+    path.write_bytes(content)
+    os.utime(path, ns=(0, 0))
+    return path
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock is ten seconds ahead, so that files that were just made are settled."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 10)
+
+
+def silent(note: str) -> None:
+    raise AssertionError(note)
+
+
+@pytest.mark.usefixtures("later")
+def test_a_file_is_read_once_and_again_after_any_change(tmp_path: Path, state: Path) -> None:
+    path = old(tmp_path / "weights", b"abc")
+    assert file_digests([path], state, silent) == {path: ABC_SHA256}
+    # A false digest in its place shows that it is looked up.
+    kept = (state / KEPT_IN).read_text("utf-8")
+    (state / KEPT_IN).write_text(kept.replace(ABC_SHA256, "0" * 64), encoding="utf-8")
+    assert file_digests([path], state, silent) == {path: "0" * 64}
+    # The same size and the same time of change, as a tool may set it: the inode's own time tells.
+    old(path, b"abd")
+    assert file_digests([path], state, silent)[path] not in {ABC_SHA256, "0" * 64}
+
+
+def test_a_file_that_was_just_written_is_not_looked_up(tmp_path: Path, state: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"abc")
+    assert file_digests([path], state, silent) == {path: ABC_SHA256}
+    assert not (state / KEPT_IN).exists()
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("broken", ["", "[1]", '{"a": 1}', '{"a": "0"}', "\x00"])
+def test_broken_notes_of_digests_are_read_over(tmp_path: Path, state: Path, broken: str) -> None:
+    state.mkdir()
+    (state / KEPT_IN).write_text(broken, encoding="utf-8")
+    path = old(tmp_path / "weights", b"abc")
+    assert file_digests([path], state, silent) == {path: ABC_SHA256}
+    assert ABC_SHA256 in (state / KEPT_IN).read_text("utf-8")
+
+
+@pytest.mark.usefixtures("later")
+def test_where_digests_cannot_be_kept_files_are_read_each_time(tmp_path: Path) -> None:
+    path = old(tmp_path / "weights", b"abc")
+    for _ in range(2):
+        assert file_digests([path], path / "no folder", silent) == {path: ABC_SHA256}
+
+
+def test_reading_gigabytes_is_told(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.file_digests.TOLD_FROM_BYTES", 1000)
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(b"abc")
+    large.write_bytes(bytes(2000))
+    heard: list[str] = []
+    file_digests([small], state, heard.append)
+    assert heard == []
+    file_digests([small, large], state, heard.append)
+    assert len(heard) == 1
+    assert "in 2 files for their SHA-256; this is done once a file" in heard[0]
