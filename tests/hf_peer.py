@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from engines.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
@@ -88,7 +89,41 @@ def ask_ours(workload: Workload, engine: ReferenceEngine) -> tuple[list[Request]
     return requests, completions, list(workload.score(requests, completions))
 
 
-def assert_same_answers(samples: Sequence[Mapping[str, Any]], requests: list[Request], ours: list[Completion]) -> None:
+def assert_same_text(pair: Pair, requests: list[Request], ours: list[Completion], total: float) -> None:
+    """Every token of a text as transformers has it: within 1e-3, and 2e-5 on average; and their sum is lm-eval's.
+
+    total: lm-eval's, whose tokens are added in fp32 in an order that depends on the processor. Any order is off by at
+    most (n - 1) units of rounding [Higham, Accuracy and Stability of Numerical Algorithms, eq. 4.4].
+    """
+    n_tokens, sum_of_tokens = 0, 0.0
+    for request, completion in zip(requests, ours, strict=True):
+        theirs_C, ours_C = tokens_of_hf(pair.hf, request), tokens_of_ours(pair.engine, request)
+        error_C = (ours_C - theirs_C).abs()
+        assert float(error_C.max()) < 1e-3
+        assert float(error_C.mean()) < 2e-5
+        assert completion.loglikelihood == pytest.approx(float(ours_C.double().sum()), rel=1e-9)
+        n_tokens += len(theirs_C)
+        sum_of_tokens += float(theirs_C.double().sum())
+    assert sum_of_tokens == pytest.approx(total, rel=(n_tokens - 1) * 2**-24)
+
+
+def tokens_of_hf(hf: Any, request: Request) -> Tensor:
+    """The log-probability of each token of the continuation, as lm-eval takes it from its model's logits."""
+    ids = torch.tensor([[*request.prompt_ids, *request.continuation_ids]])
+    with torch.inference_mode():
+        rows_CL = torch.log_softmax(hf.model(ids[:, :-1]).logits[0, len(request.prompt_ids) - 1 :], dim=-1)
+    return rows_CL.gather(1, torch.tensor(request.continuation_ids)[:, None])[:, 0]
+
+
+def tokens_of_ours(engine: ReferenceEngine, request: Request) -> Tensor:
+    parts: list[Tensor] = []
+    engine.show_log_probabilities(request, parts.append)
+    return torch.cat(parts).gather(1, torch.tensor(request.continuation_ids)[:, None])[:, 0]
+
+
+def assert_same_answers(
+    pair: Pair, samples: Sequence[Mapping[str, Any]], requests: list[Request], ours: list[Completion]
+) -> None:
     """Log-likelihoods within 1e-3, the same greedy choices, the same texts. samples: lm-eval's, of any filter."""
     by_sample: dict[str, list[Completion]] = {}
     for completion in ours:
@@ -100,9 +135,8 @@ def assert_same_answers(samples: Sequence[Mapping[str, Any]], requests: list[Req
         if requests[0].kind == "generate":
             assert [completion.text for completion in found] == theirs
         elif isinstance(theirs[0], float):  # a text whose every token is asked: one number for all of its windows
-            # Summed in fp32 over there: of a long text no more than its last digit is known.
-            total = sum(c.loglikelihood or 0.0 for c in found)
-            assert total == pytest.approx(theirs[0], abs=1e-3 * len(found), rel=2**-23)
+            of_sample = [r for r, c in zip(requests, ours, strict=True) if c.sample_id == found[0].sample_id]
+            assert_same_text(pair, of_sample, found, theirs[0])
         else:
             assert [c.loglikelihood for c in found] == [pytest.approx(value, abs=1e-3) for value, _ in theirs]
             assert [c.is_greedy for c in found] == [greedy for _, greedy in theirs]

@@ -154,7 +154,7 @@ def assert_same(case: Case, pair: Pair, root: Path, cache: Path) -> None:
     documents = sorted({int(request.sample_id.rpartition("/")[2]) for request in requests})
     n_new = N_NEW_TOKENS if case.is_generated else None
     theirs, samples = ask_hf(pair.hf, case.definition, files, cache, documents, case.num_fewshot, n_new)
-    assert_same_answers(samples, requests, completions)
+    assert_same_answers(pair, samples, requests, completions)
     expected = {
         key.removesuffix(",none"): value for key, value in theirs.items() if "," in key and "_stderr" not in key
     }
@@ -210,7 +210,7 @@ def test_mmlu_equals_lm_eval_by_subject_and_as_its_weighted_mean(random_moe: Pai
             random_moe.hf, f"mmlu/default/mmlu_{subject}.yaml", files, tmp_path, range(sizes[subject]), num_fewshot=5
         )
         own = [i for i, request in enumerate(requests) if request.sample_id.startswith(f"mmlu/{subject}/")]
-        assert_same_answers(samples, [requests[i] for i in own], [completions[i] for i in own])
+        assert_same_answers(random_moe, samples, [requests[i] for i in own], [completions[i] for i in own])
         accuracy[subject] = theirs["acc,none"]
         assert found[f"acc/{subject}"].value == theirs["acc,none"]
         assert found[f"acc/{subject}"].n == sizes[subject]
