@@ -37,6 +37,13 @@ START_TIMEOUT_S = 10.0
 SILENCE_S = 5.0
 """No sample for so long: the link or the phone is gone."""
 
+HIGHEST_READING = 1e15
+"""A clock in microseconds, or a kiloampere in nanoampere, is below."""
+MAX_LINE = 4096
+"""A sample has some 60 characters, a marker fewer."""
+FASTEST_SAMPLES_PER_S = 2000
+"""No loop that sleeps between readings is as fast: one that does not would fill the memory."""
+
 log = logging.getLogger(__name__)
 
 # `read -t` that comes back at once without a line, time and again, is the end of the input: shells differ in status.
@@ -75,6 +82,7 @@ class GaugeLoop:
 
     def __init__(self, phone: Phone, script: str, clock: Clock) -> None:
         self._clock = clock
+        self._begun_s = clock.now_s()
         self._rows: list[tuple[float, ...]] = []
         self._bursts: list[list[Marker]] = []
         self._sent_s: dict[str, float] = {}
@@ -154,10 +162,16 @@ class GaugeLoop:
 
     def _take(self, text: str, at_s: float) -> None:
         *lines, self._partial = (self._partial + text).split("\n")
+        if len(self._partial) > MAX_LINE:
+            raise TransientDeviceError(f"a line of {len(self._partial)} characters is none of the battery loop")
         for line in lines:
             kind, *fields = line.strip().split(",")
             if kind == "S" and len(fields) == 4:
                 self._rows.append(tuple(_number(f) for f in fields))
+                if len(self._rows) > FASTEST_SAMPLES_PER_S * (10.0 + at_s - self._begun_s):
+                    raise TransientDeviceError(
+                        f"{len(self._rows)} readings in {at_s - self._begun_s:.0f} s; none slept"
+                    )
                 self._keep_marking(at_s)
             elif kind == "M" and len(fields) == 3 and fields[2] in self._sent_s and self._is_bursting:
                 wall_s, uptime_s = _number(fields[0]), _number(fields[1])
@@ -200,7 +214,9 @@ def on_host_clock(readings: GaugeLog) -> tuple[Array, ClockMap, str]:
 
 
 def _number(text: str) -> float:
+    """NaN where it is none, and where no gauge or clock can show it: its square is beyond every arithmetic."""
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return float("nan")
+    return number if abs(number) < HIGHEST_READING else float("nan")

@@ -37,6 +37,7 @@ LIMIT_S = 3600.0
 """The longest trace. One that reaches it ends, and leaves the rest of its window uncovered."""
 BUFFER_KB = 32 * 1024
 """About 16 bytes a reading: 32 rails every 100 ms fill half of it in an hour. It is taken up as it fills."""
+MAX_TRACE_BYTES = 2 * BUFFER_KB * 1024
 MARKER_PERIOD_S = 0.5
 TRACE_TIMEOUT_S = 60.0
 """For the trace to come over a slow link."""
@@ -167,7 +168,7 @@ def _why_refused(said: Sequence[str]) -> str:
 
 def _finish(stream: ShellStream) -> bytes:
     """The trace. Raises `TransientDeviceError`."""
-    result = stream.finish(TRACE_TIMEOUT_S)
+    result = stream.finish(TRACE_TIMEOUT_S, MAX_TRACE_BYTES)
     trace = bytes(stream.written[STDOUT])
     if result.exit_code != 0 or not trace:
         last = result.stderr.strip().rpartition("\n")[2] or "it said nothing"

@@ -7,12 +7,14 @@ and ANDROID_ADB_SERVER_PORT, else 127.0.0.1:5037. A server is never started from
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from adbutils import AdbClient, AdbDevice, AdbError, AdbTimeout
 from adbutils._adb import AdbConnection
@@ -24,6 +26,7 @@ DEVICE_PREFIX = "adb:"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 5037
 ANSWER_TIMEOUT_S = 10.0
 """The longest wait for one answer of the server."""
+MAX_PIECE_BYTES = 1 << 16
 CONNECT_TIMEOUT_S = 15.0
 """adbd on Wi-Fi: the server itself gives up after about 10 s."""
 
@@ -61,12 +64,44 @@ class ListedPhone(NamedTuple):
         return DEVICE_PREFIX + self.serial
 
 
+class DeadlineSocket:
+    """A socket on which a limit is one for all that follows it, and not for each piece.
+
+    Else a link that gives a byte now and then holds whoever waits for a whole answer, for hours.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._deadline_s = math.inf
+
+    def settimeout(self, limit_s: float | None) -> None:
+        """From now on, for everything that is received until it is called again; for each piece that is sent."""
+        self._deadline_s = math.inf if limit_s is None else time.monotonic() + limit_s
+        self._socket.settimeout(limit_s)
+
+    def recv(self, n_bytes: int) -> bytes:
+        if self._deadline_s < math.inf:
+            left_s = self._deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("timed out")
+            self._socket.settimeout(left_s)
+        # A length that the other end claims is not memory that is taken here.
+        return self._socket.recv(min(n_bytes, MAX_PIECE_BYTES))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
 class _Connection(AdbConnection):  # type: ignore[misc]  # adbutils ships no types
     """A connection that fails where no server listens, instead of starting one."""
 
-    def _safe_connect(self) -> socket.socket:
-        connected: socket.socket = self._create_socket()
-        return connected
+    def _safe_connect(self) -> DeadlineSocket:
+        return DeadlineSocket(self._create_socket())
+
+    def read(self, n: int) -> bytes:
+        """All of it: an answer that was cut is no answer."""
+        whole: bytes = self.read_exact(n)
+        return whole
 
 
 class _Client(AdbClient):  # type: ignore[misc]
@@ -130,6 +165,8 @@ def adb_errors(subject: str) -> Iterator[None]:
     """Says what adb's own errors mean. Nothing is swallowed: each comes out as a `DeviceError`."""
     try:
         yield
+    except DeviceError:
+        raise
     except (AdbTimeout, TimeoutError) as error:
         raise TransientDeviceError(
             f"{subject}: no answer in time ({error}); is the phone asleep, or the link gone?"
@@ -138,6 +175,12 @@ def adb_errors(subject: str) -> Iterator[None]:
         raise TransientDeviceError(f"{subject}: the link broke ({error or 'end of stream'})") from error
     except AdbError as error:
         raise _translated(subject, str(error)) from error
+    except Exception as error:
+        # Whatever the library makes of an answer that is none: a length that is no number, a line without a state.
+        raise TransientDeviceError(
+            f"{subject}: an answer that makes no sense ({type(error).__name__}: {error}); is it an adb server that"
+            " listens there? Restart it: adb kill-server; adb start-server"
+        ) from error
 
 
 def _translated(subject: str, message: str) -> DeviceError:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from adbutils import AdbDevice
+from adbutils._adb import AdbConnection
 
-from devices.android.server import ServerAddress, adb_errors, find_phone
+from devices.android.server import ANSWER_TIMEOUT_S, ServerAddress, adb_errors, find_phone
 from devices.base import DeviceError, TransientDeviceError
 
 COMMAND_TIMEOUT_S = 20.0
@@ -27,8 +28,16 @@ RECONNECT_S = 30.0
 """How long a window's start waits for a phone or a server that went away."""
 _STDIN, STDOUT, STDERR, EXIT, _CLOSE_STDIN = 0, 1, 2, 3, 4
 _HEADER = struct.Struct("<BI")
+_SYNC = struct.Struct("<4sI")
 _SYNC_CHUNK_BYTES = 64 * 1024
 """The most that one DATA of the sync protocol may carry."""
+MAX_PACKET_BYTES = 4 << 20
+"""adb itself sends no more than 1 MiB at once (MAX_PAYLOAD)."""
+MAX_OUTPUT_BYTES = 16 << 20
+"""Of a command, output and errors together, while it is waited for."""
+MAX_REASON_BYTES = 4096
+_ANSWER_OF_PUSH_S = 60.0
+"""The phone has written a large file by then."""
 
 UNTIL_INPUT_ENDS = """n=0
 while kill -0 $p && [ $n -lt 20 ]; do
@@ -85,6 +94,11 @@ class ShellStream:
             while True:
                 if len(self._received) >= _HEADER.size:
                     packet_id, n_bytes = _HEADER.unpack_from(self._received)
+                    if n_bytes > MAX_PACKET_BYTES:
+                        raise TransientDeviceError(
+                            f"{self._subject}: a packet of {n_bytes} bytes, {MAX_PACKET_BYTES} are the most; what came"
+                            " is no output of a shell: restart the server (adb kill-server; adb start-server)"
+                        )
                     end = _HEADER.size + n_bytes
                     if len(self._received) >= end:
                         payload = bytes(self._received[_HEADER.size : end])
@@ -101,14 +115,23 @@ class ShellStream:
         while b"\n" not in self.written[source]:
             packet_id, payload = self.receive(deadline_s - time.monotonic())
             if packet_id == EXIT:
-                raise DeviceError(f"{self._subject}: the command ended early (exit code {payload[0]})")
-            if packet_id in self.written:
-                self.written[packet_id] += payload
+                raise DeviceError(f"{self._subject}: the command ended early (exit code {_exit_code(payload)})")
+            self._take(packet_id, payload, MAX_OUTPUT_BYTES)
         line, _, rest = self.written[source].partition(b"\n")
         self.written[source] = rest
         return line.decode(errors="replace")
 
-    def finish(self, timeout_s: float) -> CommandResult:
+    def _take(self, packet_id: int, payload: bytes, max_bytes: int) -> None:
+        if packet_id in self.written:
+            self.written[packet_id] += payload
+            n_bytes = sum(map(len, self.written.values()))
+            if n_bytes > max_bytes:
+                raise DeviceError(
+                    f"{self._subject}: the command has written {n_bytes} bytes, {max_bytes} are the most that is"
+                    " taken; let it write less, or to a file"
+                )
+
+    def finish(self, timeout_s: float, max_bytes: int = MAX_OUTPUT_BYTES) -> CommandResult:
         """All that is still to come, to the exit code."""
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -118,9 +141,8 @@ class ShellStream:
             packet_id, payload = self.receive(left_s)
             if packet_id == EXIT:
                 out, err = (self.written[i].decode(errors="replace") for i in (STDOUT, STDERR))
-                return CommandResult(out, err, payload[0] if payload else 255)
-            if packet_id in self.written:
-                self.written[packet_id] += payload
+                return CommandResult(out, err, _exit_code(payload))
+            self._take(packet_id, payload, max_bytes)
 
     def close(self) -> None:
         """Also wakes a thread that waits in `receive`. May be called again."""
@@ -215,21 +237,45 @@ class Phone:
             connection.check_okay()
             target = f"{remote},{stat.S_IFREG | mode}".encode()
             connection.conn.sendall(b"SEND" + struct.pack("<I", len(target)) + target)
+            connection.conn.settimeout(ANSWER_TIMEOUT_S)
             while chunk := source.read(_SYNC_CHUNK_BYTES):
                 connection.conn.sendall(b"DATA" + struct.pack("<I", len(chunk)) + chunk)
             connection.conn.sendall(b"DONE" + struct.pack("<I", int(local.stat().st_mtime)))
-            answer = connection.read_exact(4)
-            reason = connection.read_exact(int.from_bytes(connection.read_exact(4), "little")).decode(errors="replace")
+            connection.conn.settimeout(_ANSWER_OF_PUSH_S)
+            answer, n_bytes = _SYNC.unpack(connection.read_exact(_SYNC.size))
             if answer != b"OKAY":
+                reason = _reason(connection, n_bytes)
                 raise DeviceError(
                     f"{subject}: {reason}; is there room, and may the shell write there (/data/local/tmp)?"
                 )
 
     def pull(self, remote: str, local: Path) -> None:
-        """Copies a file from the phone."""
-        with local.open("wb") as target, adb_errors(f"adb: {self.serial}: pull {remote}"):
-            for chunk in self._found().sync.iter_content(remote):
-                target.write(chunk)
+        """Copies a file from the phone: each piece has its limit of size and of time."""
+        subject = f"adb: {self.serial}: pull {remote}"
+        with local.open("wb") as target, adb_errors(subject), self._found().open_transport() as connection:
+            connection.send_command("sync:")
+            connection.check_okay()
+            path = remote.encode()
+            connection.conn.sendall(b"RECV" + struct.pack("<I", len(path)) + path)
+            while True:
+                connection.conn.settimeout(ANSWER_TIMEOUT_S)
+                kind, n_bytes = _SYNC.unpack(connection.read_exact(_SYNC.size))
+                if kind == b"DONE":
+                    return
+                if kind == b"FAIL":
+                    raise DeviceError(f"{subject}: {_reason(connection, n_bytes)}")
+                if kind != b"DATA" or n_bytes > _SYNC_CHUNK_BYTES:
+                    raise TransientDeviceError(f"{subject}: {n_bytes} bytes of {kind!r} are no piece of a file")
+                target.write(connection.read_exact(n_bytes))
+
+
+def _reason(connection: AdbConnection, n_bytes: int) -> str:
+    text: str = connection.read_exact(min(n_bytes, MAX_REASON_BYTES)).decode(errors="replace")
+    return text
+
+
+def _exit_code(payload: bytes) -> int:
+    return payload[0] if payload else 255
 
 
 def split_grep(text: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from tests.fakes.phone import FakePhone, receive_exactly
@@ -25,6 +26,8 @@ class FakeAdbServer:
         self.port = 0
         self.requests: list[str] = []
         """Every host request, in order."""
+        self.speaks: Callable[[socket.socket], None] | None = None
+        """Writes what it likes to whoever asks anything."""
         self._listener: socket.socket | None = None
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -92,7 +95,9 @@ class FakeAdbServer:
         return request
 
     def _answer(self, connection: socket.socket, request: str) -> None:
-        if request == "host:version":
+        if self.speaks is not None:
+            self.speaks(connection)
+        elif request == "host:version":
             okay(connection, f"{VERSION:04x}")
         elif request in ("host:devices", "host:devices-l"):
             okay(connection, "".join(f"{p.serial}\t{p.state}\n" for p in self.phones if p.attached))

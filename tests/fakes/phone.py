@@ -17,6 +17,7 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -88,6 +89,8 @@ class FakePhone:
         self.link_jitter_s = link_jitter_s
         self.silent = False
         """True: the link stays up and nothing comes through it, as when Wi-Fi goes."""
+        self.speaks: Callable[[socket.socket], None] | None = None
+        """Writes what it likes to whoever asks for a shell or for files."""
         self.input_to_cut = 0
         """So many pieces of input lose their first byte, as in a shell whose `read -t` times out after it."""
         self._delays = random.Random(1)
@@ -153,7 +156,10 @@ class FakePhone:
             self._links.add(link)
         try:
             kind, _, argument = service.partition(":")
-            if kind.startswith("shell,v2"):
+            if self.speaks is not None:
+                link.sendall(b"OKAY")
+                self.speaks(link)
+            elif kind.startswith("shell,v2"):
                 link.sendall(b"OKAY")
                 self._shell(link, argument)
             elif kind == "sync":

@@ -1,0 +1,205 @@
+"""What a phone or a server may send: limits of time and size for whole answers, and answers that make no sense."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from devices.android import server as server_module
+from devices.android import shell as shell_module
+from devices.android.gauge_loop import GaugeLoop, loop_script
+from devices.android.server import ServerAddress, find_phone, list_phones
+from devices.android.shell import Phone
+from devices.base import DeviceError, TransientDeviceError
+from devices.clock import MonotonicClock
+from tests.fakes.adb_server import FakeAdbServer
+from tests.fakes.phone import EXIT, STDOUT, FakePhone
+
+BYTE_EVERY_S = 0.05
+LIMIT_S = 0.4
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakePhone:
+    return FakePhone(tmp_path / "phone")
+
+
+@pytest.fixture
+def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
+    with FakeAdbServer(fake) as running:
+        yield running
+
+
+@pytest.fixture
+def phone(server: FakeAdbServer) -> Phone:
+    found = Phone("adb:", ServerAddress("127.0.0.1", server.port))
+    found.reach()
+    return found
+
+
+def dripping(content: bytes) -> Callable[[socket.socket], None]:
+    def speak(link: socket.socket) -> None:
+        with suppress(OSError):
+            for byte in content:
+                link.sendall(bytes([byte]))
+                time.sleep(BYTE_EVERY_S)
+
+    return speak
+
+
+def endless(first: bytes) -> Callable[[socket.socket], None]:
+    def speak(link: socket.socket) -> None:
+        with suppress(OSError):
+            link.sendall(first)
+            while True:
+                link.sendall(bytes(1 << 16))
+
+    return speak
+
+
+def packet(packet_id: int, payload: bytes) -> bytes:
+    return struct.pack("<BI", packet_id, len(payload)) + payload
+
+
+def test_a_byte_now_and_then_meets_the_limit_of_the_whole_command(fake: FakePhone, phone: Phone) -> None:
+    fake.speaks = dripping(packet(STDOUT, b"x" * 200) + packet(EXIT, b"\0"))
+    begun_s = time.monotonic()
+    with pytest.raises(TransientDeviceError, match="no answer in time"):
+        phone.run("true", timeout_s=LIMIT_S)
+    assert LIMIT_S <= time.monotonic() - begun_s < 3 * LIMIT_S
+
+
+def test_a_server_that_drips_meets_the_limit_of_an_answer(
+    server: FakeAdbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "ANSWER_TIMEOUT_S", LIMIT_S)
+    server.speaks = dripping(b"OKAYffff" + b"x" * 200)
+    begun_s = time.monotonic()
+    with pytest.raises(TransientDeviceError, match="no answer in time"):
+        list_phones(ServerAddress("127.0.0.1", server.port))
+    assert LIMIT_S <= time.monotonic() - begun_s < 3 * LIMIT_S
+
+
+def test_a_gauge_that_drips_ends_its_window(fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devices.android.gauge_loop.SILENCE_S", LIMIT_S)
+    fake.speaks = dripping(packet(STDOUT, b"S,1,1,1,1\n" * 50))
+    loop = GaugeLoop(phone, loop_script("c=1; v=1", 0.05), MonotonicClock())
+    begun_s = time.monotonic()
+    with pytest.raises(TransientDeviceError, match="no answer in time"):
+        loop.start()
+    assert time.monotonic() - begun_s < 3 * LIMIT_S
+
+
+def test_four_gigabytes_in_one_packet_are_refused_at_its_head(fake: FakePhone, phone: Phone) -> None:
+    fake.speaks = endless(struct.pack("<BI", STDOUT, 0xFFFFFFFF))
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begun_s = time.monotonic()
+    with pytest.raises(TransientDeviceError, match="a packet of 4294967295 bytes"):
+        phone.run("true")
+    assert time.monotonic() - begun_s < 2.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 64 * 1024
+
+
+def test_a_command_that_writes_without_end_is_ended(phone: Phone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_module.ShellStream.finish, "__defaults__", (100_000,))
+    with pytest.raises(DeviceError, match=r"has written 1\d{5} bytes, 100000 are the most"):
+        phone.run("yes")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"S,1,1,1,1\n" * 100_000, "none slept"), (b"S" * 5000, "a line of 5000 characters")]
+)
+def test_a_loop_that_does_not_sleep_or_writes_no_lines_ends(
+    fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch, content: bytes, said: str
+) -> None:
+    def speak(link: socket.socket) -> None:
+        with suppress(OSError):
+            link.sendall(packet(STDOUT, content))
+            time.sleep(2.0)
+
+    fake.speaks = speak
+    loop = GaugeLoop(phone, loop_script("c=1; v=1", 0.05), MonotonicClock())
+    with pytest.raises(TransientDeviceError, match=said):
+        loop.start()
+
+
+def test_readings_beyond_every_arithmetic_are_none(fake: FakePhone, phone: Phone) -> None:
+    loop = GaugeLoop(phone, loop_script(f"c=1e300; v={'9' * 80}", 0.01), MonotonicClock())
+    loop.start()
+    readings = loop.stop()
+    assert len(readings.current) > 0
+    assert (readings.current != readings.current).all()
+    assert (readings.voltage != readings.voltage).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"OKAYzzzz", "makes no sense"),
+        (b"OKAY\xff\xfe\0\0", "makes no sense"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "adb refused|makes no sense"),
+        (b"FAIL0005\xffugly", "adb refused"),
+        (b"OKAY0010only a part", "no answer in time|the link broke|makes no sense"),
+        (b"", "adb refused|the link broke|makes no sense"),
+    ],
+)
+def test_what_is_no_adb_server_is_told(
+    server: FakeAdbServer, monkeypatch: pytest.MonkeyPatch, content: bytes, said: str
+) -> None:
+    monkeypatch.setattr(server_module, "ANSWER_TIMEOUT_S", LIMIT_S)
+    server.speaks = lambda link: link.sendall(content)
+    address = ServerAddress("127.0.0.1", server.port)
+    with pytest.raises(DeviceError, match=said):
+        list_phones(address)
+    with pytest.raises(DeviceError):
+        find_phone("adb:", address)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"DATA" + struct.pack("<I", 0xFFFFFFFF),
+        b"DATA" + struct.pack("<I", 100_000) + bytes(100_000),
+        b"NEWS" + struct.pack("<I", 4) + b"abcd",
+        b"DA",
+    ],
+)
+def test_a_pull_takes_pieces_of_a_file_and_nothing_else(
+    fake: FakePhone, phone: Phone, tmp_path: Path, content: bytes
+) -> None:
+    fake.speaks = lambda link: link.sendall(content)
+    with pytest.raises(DeviceError):
+        phone.pull("/data/local/tmp/file", tmp_path / "file")
+
+
+def test_a_reason_of_four_gigabytes_is_cut(fake: FakePhone, phone: Phone, tmp_path: Path) -> None:
+    fake.speaks = endless(b"FAIL" + struct.pack("<I", 0xFFFFFFFF))
+    with pytest.raises(DeviceError) as caught:
+        phone.pull("/data/local/tmp/file", tmp_path / "file")
+    assert len(str(caught.value)) < 10_000
+
+
+def test_random_bytes_in_place_of_a_shell_are_our_error_or_an_answer(fake: FakePhone, phone: Phone) -> None:
+    """Seeded: packets of every id and length, cut anywhere."""
+    import random
+
+    draw = random.Random(7)
+    for k in itertools.count():
+        if k == 60:
+            return
+        content = b"".join(
+            struct.pack("<BI", draw.choice((0, 1, 2, 3, 4, 200)), draw.choice((0, 1, 5, 70_000, 1 << 31)))
+            + draw.randbytes(draw.randrange(12))
+            for _ in range(draw.randrange(4))
+        )
+        fake.speaks = lambda link, content=content: link.sendall(content)  # type: ignore[misc]
+        with suppress(DeviceError):
+            phone.run("true", timeout_s=LIMIT_S)
