@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +23,7 @@ from harness.terminal import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.status import Status
 
     from harness.schema import DeviceSpec
@@ -31,6 +33,18 @@ if TYPE_CHECKING:
 DeviceName = Annotated[
     str, typer.Option("--device", help="host, or a phone: adb:SERIAL, ios:UDID (`joulebench devices` lists them).")
 ]
+
+Wait = Annotated[
+    float,
+    typer.Option(
+        "--wait",
+        min=0.0,
+        max=86400.0,
+        metavar="SECONDS",
+        help="How long to wait for a phone that is not ready (hot, on a charger); 0: not at all.",
+    ),
+]
+WAIT_S = 600.0
 
 
 def devices(as_json: AsJson = False) -> None:
@@ -45,18 +59,22 @@ def doctor(
     seconds: Annotated[
         float, typer.Option(min=1.0, max=600.0, help="Length of each stretch: idle, load, idle.")
     ] = 10.0,
+    wait_s: Wait = WAIT_S,
     as_json: AsJson = False,
 ) -> None:
     """Check a device, and test its meters: idle against a known load. Reports show the verdict from then on."""
     quiet_libraries()
     from harness.examination import examine_device
+    from harness.schema import Protocol
     from harness.state import keep_self_test, state_folder
 
     console = console_of(stderr=True)
     spec = _device_spec(device, "auto")
     try:
         with console.status(f"opening {device}") as status:
-            found = examine_device(spec, seconds, on_stage=status.update, on_wait=_waits_on(status))
+            found = examine_device(
+                spec, seconds, status.update, _waits_on(status, console), Protocol(gate_wait_s=wait_s)
+            )
     except KeyboardInterrupt:
         fail("interrupted; the verdict before stands", EXIT_INTERRUPTED)
     try:
@@ -82,6 +100,7 @@ def record(
     interval_s: Annotated[
         float, typer.Option("--interval", min=0.001, max=10.0, help="Seconds between readings.")
     ] = 0.05,
+    wait_s: Wait = WAIT_S,
     as_json: AsJson = False,
 ) -> None:
     """Record what a device draws; a plan plays it back with meters = ["replay"]."""
@@ -101,7 +120,8 @@ def record(
     spec, clock = _device_spec(device, meter, app), MonotonicClock()
     console = console_of(stderr=True)
     with console.status(f"opening {device}") as status:
-        found = build_device(spec, Protocol(sample_interval_s=interval_s), clock, _waits_on(status))
+        protocol = Protocol(sample_interval_s=interval_s, gate_wait_s=wait_s)
+        found = build_device(spec, protocol, clock, _waits_on(status, console))
         try:
             found.open()
             recording = record(found, clock, seconds, lambda left_s: status.update(f"recording, {left_s:.0f} s left"))
@@ -117,8 +137,17 @@ def record(
         fail(f"{path} cannot be written ({error})", EXIT_BAD_PLAN)
     readings = [r.model_dump(mode="json") | {"average_power_w": r.average_power_w} for r in recording.readings()]
     if as_json:
-        typer.echo(json.dumps({"files": [str(f) for f in files], "readings": readings}, indent=2))
-        return
+        told = {"files": [str(f) for f in files], "marks": recording.marks, "readings": readings}
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        _print_recording(device, readings, files)
+    if recording.marks:
+        typer.echo(f"marked: {', '.join(recording.marks)}; its joules are not those of an undisturbed device", err=True)
+    if missing := recording.missing_totals():
+        fail(f"no energy: {'; '.join(missing)} (the readings are kept)", EXIT_SOME_FAILED)
+
+
+def _print_recording(device: str, readings: Sequence[Mapping[str, Any]], files: Sequence[Path]) -> None:
     shown = ("meter", "component", "method", "duration_s", "energy_j", "uncertainty_j", "average_power_w", "reason")
     print_rows([{key: rounded(r[key]) for key in shown} for r in readings], False, f"{device}, recorded")
     for file in files:
@@ -156,5 +185,10 @@ def _device_spec(device: str, meter: str, app: str | None = None) -> DeviceSpec:
     return spec
 
 
-def _waits_on(status: Status) -> WaitListener:
-    return lambda device, reason, left_s: status.update(f"{device}: {reason}; waiting, {left_s:.0f} s left")
+def _waits_on(status: Status, console: Console) -> WaitListener:
+    """A countdown on a terminal; elsewhere a line, so that nobody wonders for ten minutes."""
+    if console.is_terminal:
+        return lambda device, reason, left_s: status.update(f"{device}: {reason}; waiting, {left_s:.0f} s left")
+    from harness.progress import WaitLines
+
+    return WaitLines(lambda line: typer.echo(f"{line} (--wait 0: not at all)", err=True)).waiting

@@ -17,10 +17,17 @@ from results.records import SelfTest
 
 
 def examine_device(
-    spec: DeviceSpec, seconds: float, on_stage: Callable[[str], None], on_wait: WaitListener
+    spec: DeviceSpec,
+    seconds: float,
+    on_stage: Callable[[str], None],
+    on_wait: WaitListener,
+    protocol: Protocol | None = None,
 ) -> SelfTest:
-    """The self-test of `host` or of a phone. One that does not open, or is lost, is not ready: nothing is raised."""
-    clock, protocol = MonotonicClock(), Protocol()
+    """The self-test of `host` or of a phone. One that does not open, or is lost, is not ready: nothing is raised.
+
+    protocol: how long a phone is waited for.
+    """
+    clock, protocol = MonotonicClock(), protocol or Protocol()
     refusals: dict[str, str] = {}
     if not spec.is_phone:
         probed = probed_meters(protocol.sample_interval_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from results.cells import mark_words
@@ -13,6 +14,28 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
+WAIT_LINE_EVERY_S = 60.0
+
+
+class WaitLines:
+    """A line when a wait begins, and one now and then while it goes on: the countdown would fill a log."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._device = ""
+        self._told_s = 0.0
+
+    def waiting(self, device: str, reason: str, left_s: float) -> None:
+        now_s = time.monotonic()
+        if device != self._device or now_s - self._told_s >= WAIT_LINE_EVERY_S:
+            self._device, self._told_s = device, now_s
+            self._say(f"{device}: {reason}; waiting, at most {left_s:.0f} s")
+
+    def ended(self) -> None:
+        """The next wait begins anew."""
+        self._device = ""
+
+
 class PlainProgress:
     """One line a finished trial, for logs."""
 
@@ -20,7 +43,7 @@ class PlainProgress:
         self._console = console
         self._n_trials = 0
         self._n_done = 0
-        self._waits_for = ""
+        self._wait_lines = WaitLines(self._say)
 
     def begin(self, n_trials: int, n_done: int) -> None:
         self._n_trials, self._n_done = n_trials, n_done
@@ -31,13 +54,10 @@ class PlainProgress:
         """Not worth a line."""
 
     def waiting(self, device: str, reason: str, left_s: float) -> None:
-        """A line when it begins to wait, or waits for something else; the countdown would fill a log."""
-        if reason != self._waits_for:
-            self._waits_for = reason
-            self._say(f"{device}: {reason}; waiting, at most {left_s:.0f} s")
+        self._wait_lines.waiting(device, reason, left_s)
 
     def trial_started(self, cell: str, repeat: int) -> None:
-        self._waits_for = ""
+        self._wait_lines.ended()
 
     def trial_repeated(self, cell: str, repeat: int, reason: str) -> None:
         self._say(f"{cell} · trial {repeat + 1} · again: {reason}")

@@ -40,6 +40,14 @@ class Recording:
                 found.append(energy_between(self.traces, [self.window], "all", meter, component))
         return found
 
+    def missing_totals(self) -> list[str]:
+        """Why a meter has neither joules nor units of its own of all its parts together."""
+        return [
+            str(r.reason)
+            for r in self.readings()
+            if r.component == "total" and r.energy_j is None and r.gauge_units is None
+        ]
+
 
 def record(device: Device, clock: Clock, seconds: float, on_tick: Callable[[float], None]) -> Recording:
     """An opened device's meters for some seconds; Ctrl-C ends it early and keeps it. on_tick: told the seconds left.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import time
 
+import pytest
 from rich.console import Console
 
-from harness.progress import LiveProgress, PlainProgress, outcome
+from harness.progress import LiveProgress, PlainProgress, WaitLines, outcome
 from tests import run_builders as build
 
 
@@ -44,8 +46,8 @@ def test_a_terminal_keeps_only_what_failed() -> None:
 def test_a_log_says_once_what_is_waited_for_and_why_a_trial_is_taken_again() -> None:
     text = io.StringIO()
     progress = PlainProgress(Console(file=text, width=40))
-    for left_s in (600.0, 595.0):
-        progress.waiting("adb:R58M", "the battery is at 43.1 degC", left_s)
+    for left_s, battery_c in ((600.0, 43.1), (595.0, 43.0), (590.0, 42.8)):
+        progress.waiting("adb:R58M", f"the battery is at {battery_c} degC", left_s)
     progress.trial_started("arm", 0)
     progress.trial_repeated("arm", 0, "other processes took 50% of the CPU")
     progress.waiting("adb:R58M", "the battery is at 43.1 degC", 600.0)
@@ -55,6 +57,17 @@ def test_a_log_says_once_what_is_waited_for_and_why_a_trial_is_taken_again() -> 
         "arm · trial 1 · again: other processes took 50% of the CPU",
         waits,
     ]
+
+
+def test_a_long_wait_shows_a_sign_of_life_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    lines: list[str] = []
+    waits = WaitLines(lines.append)
+    for left_s in range(600, 0, -5):
+        waits.waiting("adb:R58M", "a charger is on", float(left_s))
+        now_s[0] += 5.0
+    assert lines == [f"adb:R58M: a charger is on; waiting, at most {left_s} s" for left_s in range(600, 0, -60)]
 
 
 def test_a_terminal_counts_down_also_before_the_run_begins() -> None:

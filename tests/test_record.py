@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
+from devices.android import battery as battery_module
 from devices.base import MeterUnavailableError
 from devices.meters.trace_replay import TraceReplayMeter
 from harness.cli import app
@@ -21,8 +26,11 @@ from results.report.trace_plot import plot_spec
 from results.store import Store
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, TraceFileError, read_traces, read_window, write_traces
 from tests.command import joulebench
+from tests.fakes.adb_server import FakeAdbServer
+from tests.fakes.battery import FakeBattery
 from tests.fakes.instruments import END_S, INSTRUMENTS, START_S, WAVEFORMS
 from tests.fakes.machine import IDLE_W, FakeBench, FakeMachine
+from tests.fakes.phone import DISCHARGING, FakePhone
 from tests.fakes.waveforms import trace
 from tests.plans import FAST, raw_plan, write_plan
 
@@ -241,3 +249,77 @@ def test_what_cannot_be_recorded_is_refused_and_nothing_written(
     assert done.exit_code == code
     assert said in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+# --- a phone, off a terminal -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePhone]:
+    """Attached to an adb server that the command finds."""
+    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
+    phone = FakePhone(tmp_path / "phone")
+    phone.file("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n")
+    phone.file("/proc/meminfo", "MemTotal:        7654321 kB\n")
+    with FakeAdbServer(phone) as server:
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
+        yield phone
+
+
+def recorded_phone(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["record", str(folder / "t.parquet"), "--device", "adb:FAKE0001", *arguments])
+
+
+CHARGING = DISCHARGING.replace("status: 3", "status: 2")
+
+
+@pytest.mark.parametrize("command", [["record", "t.parquet"], ["doctor"]])
+def test_what_is_waited_for_is_said_off_a_terminal(
+    tmp_path: Path, fake: FakePhone, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    fake.answer("dumpsys battery", CHARGING)
+    done = CliRunner().invoke(app, [*command, "--device", "adb:FAKE0001", "--wait", "1"])
+    assert done.exit_code == 4
+    [told] = [line for line in done.stderr.splitlines() if "waiting" in line and "error" not in line]
+    assert told.startswith("adb:FAKE0001: the battery is charging")
+    assert told.endswith("waiting, at most 1 s (--wait 0: not at all)")
+    assert "is not ready, and was not after 1 s of waiting" in done.output
+
+
+def test_nothing_is_waited_for_where_nobody_wants_to_wait_or_waiting_cannot_help(
+    tmp_path: Path, fake: FakePhone
+) -> None:
+    fake.answer("dumpsys battery", CHARGING)
+    done = recorded_phone(tmp_path, "--wait", "0")
+    assert done.exit_code == 4
+    assert "waiting" not in done.stderr
+    fake.answer("dumpsys battery", DISCHARGING.replace("level: 82", "level: 20"))
+    begun_s = time.monotonic()
+    done = recorded_phone(tmp_path)
+    assert done.exit_code == 4
+    assert "the battery is at 20 %" in done.stderr
+    assert time.monotonic() - begun_s < 60.0  # of 600
+
+
+def test_a_recording_without_joules_is_kept_and_does_not_end_well(tmp_path: Path, fake: FakePhone) -> None:
+    with FakeBattery(fake, lambda at_s: 2.0):
+        done = recorded_phone(tmp_path, "--seconds", "0.3", "--json")
+    told = json.loads(done.stdout)
+    [reading] = told["readings"]
+    assert reading["energy_j"] is None
+    assert done.exit_code == 5
+    assert "no energy: " in done.stderr
+    assert reading["reason"] in done.stderr
+    assert read_traces(tmp_path / "t.parquet")
+
+
+def test_what_taints_a_recording_is_said(tmp_path: Path, fake: FakePhone) -> None:
+    with FakeBattery(fake, lambda at_s: 2.0):
+        plugged_in = threading.Timer(3.0, fake.answer, ("dumpsys battery", CHARGING))
+        plugged_in.start()
+        done = recorded_phone(tmp_path, "--seconds", "5", "--json")
+        plugged_in.join()
+    assert json.loads(done.stdout)["marks"] == ["charging"]
+    assert "marked: charging" in done.stderr

@@ -7,7 +7,7 @@ no way around unplugging: `dumpsys battery unplug` only changes what the phone s
 from __future__ import annotations
 
 from devices.android.state import DISCHARGING, STATUS_WORDS, BatteryState
-from devices.gates import Gates, too_hot_or_empty
+from devices.gates import Gates, Lasting, too_hot_or_empty
 
 
 def why_not_ready(battery: BatteryState | None, gates: Gates, reads_battery: bool = True) -> str | None:
@@ -16,7 +16,7 @@ def why_not_ready(battery: BatteryState | None, gates: Gates, reads_battery: boo
     reads_battery: whether joules come from the battery. Power rails do not mind a cable.
     """
     if battery is None:
-        return "`dumpsys battery` says nothing; is this an Android phone with a battery?"
+        return Lasting("`dumpsys battery` says nothing; is this an Android phone with a battery?")
     if battery.is_faked:
         return "its battery state is faked (dumpsys battery unplug or set); undo it: adb shell dumpsys battery reset"
     if reads_battery and battery.status != DISCHARGING:
@@ -26,4 +26,4 @@ def why_not_ready(battery: BatteryState | None, gates: Gates, reads_battery: boo
             f"the battery is {word}{by}, and its gauge does not see the load; unplug it and use Wi-Fi"
             " (adb tcpip 5555; adb connect HOST:5555), or switch the hub's port off"
         )
-    return too_hot_or_empty(battery.temperature_c, battery.percent, gates)
+    return too_hot_or_empty(battery.temperature_c, battery.percent, gates, battery.is_charging)

@@ -27,8 +27,9 @@ from devices.gauges import (
     stuck_stretches_s,
 )
 from devices.ios.phone import Phone
+from devices.ios.state import told_state
 from devices.meters.polled import PolledMeter
-from results.records import Method, PowerTrace
+from results.records import Conditions, Method, PowerTrace
 
 Array = NDArray[np.float64]
 
@@ -62,6 +63,7 @@ class BatteryMeter(PolledMeter):
         super().__init__(max(interval_s, READ_EVERY_S), clock)
         self._phone = phone
         self._raw: tuple[PowerTrace, ...] = ()
+        self._states: list[Conditions] = []
 
     def open(self) -> None:
         """Some seconds, in which the gauge may show an update. Raises `DeviceError`."""
@@ -103,13 +105,18 @@ class BatteryMeter(PolledMeter):
 
     def read(self) -> Sequence[float]:
         """Current in A, voltage in V, when the gauge was renewed, and whether a charger is on (1 or 0)."""
-        battery = self._phone.battery()
+        at_s, battery = self._clock.now_s(), self._phone.battery()
         if battery is None:
             raise TransientDeviceError(f"battery: {self._phone.udid} does not show its battery any more")
+        state = told_state(at_s, battery)
+        # For hours: what is as it was is not kept.
+        if not self._states or state.model_copy(update={"at_s": self._states[-1].at_s}) != self._states[-1]:
+            self._states.append(state)
         return [_or_nan(v) for v in (battery.current_a, battery.voltage_v, battery.updated_at, battery.is_charging)]
 
     def start(self) -> None:
         """Begins a window. A phone that went away is waited for, up to a limit. Raises `TransientDeviceError`."""
+        self._states = []
         try:
             super().start()
         except TransientDeviceError as error:
@@ -139,6 +146,10 @@ class BatteryMeter(PolledMeter):
             for (component, unit), column in zip(RAW.items(), values.T, strict=False)
         )
         return [power_of(self._raw, channel)]
+
+    def states(self) -> Sequence[Conditions]:
+        """Each reading tells it: charger, level, temperature."""
+        return self._states
 
     def raw_traces(self) -> Sequence[PowerTrace]:
         """The last window's readings as the phone gave them."""

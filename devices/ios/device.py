@@ -9,11 +9,11 @@ from typing import Literal
 from devices.base import Clock, CpuSeconds, DeviceError, Meter
 from devices.conditions import host_environment
 from devices.gated_phone import GatedPhone
-from devices.gates import CountdownListener, Gates, too_hot_or_empty
+from devices.gates import CountdownListener, Gates, Lasting, too_hot_or_empty
 from devices.ios.battery import BatteryMeter
 from devices.ios.energy_gauge import EnergyGaugeMeter
 from devices.ios.phone import Phone
-from devices.ios.state import BatteryState, PhoneFacts
+from devices.ios.state import BatteryState, PhoneFacts, told_state
 from devices.ios.tunneld import TUNNELD, TunneldAddress
 from results.records import Conditions, Environment
 
@@ -28,19 +28,23 @@ def why_not_ready(battery: BatteryState | None, gates: Gates, reads_battery: boo
     reads_battery: whether joules come from the battery. The energy gauge does not mind a cable.
     """
     if battery is None:
-        return "it shows no battery; is it an iPhone or an iPad?"
-    if reads_battery and battery.is_charging is not False:
-        what = "a charger carries the load" if battery.is_charging else "it does not say whether it charges"
+        return Lasting("it shows no battery; is it an iPhone or an iPad?")
+    if reads_battery and battery.is_charging is None:
+        return Lasting(
+            "it does not say whether it charges, and a charger would hide the load from the battery's gauge; take it"
+            " off every cable and charging pad, and restart it"
+        )
+    if reads_battery and battery.is_charging:
         return (
-            f"{what}, and the battery's gauge does not see it; take it off every cable and charging pad, and reach it"
-            " over Wi-Fi (tunneld finds it there)"
+            "a charger carries the load, and the battery's gauge does not see it; take it off every cable and charging"
+            " pad, and reach it over Wi-Fi (tunneld finds it there)"
         )
     if reads_battery and battery.current_a is not None and battery.current_a >= 0:
         return (
             f"its battery tells {battery.current_a * 1e3:+.4g} mA, not a negative one: its gauge has"
             " shown nothing new since the charger went (up to a minute), or a charging pad or battery case is on it"
         )
-    return too_hot_or_empty(battery.temperature_c, battery.percent, gates)
+    return too_hot_or_empty(battery.temperature_c, battery.percent, gates, battery.is_charging)
 
 
 class IosDevice(GatedPhone[PhoneFacts]):
@@ -62,6 +66,8 @@ class IosDevice(GatedPhone[PhoneFacts]):
             raise DeviceError(f"{name}: the energy gauge follows one app; name it by its bundle identifier")
         super().__init__(name, interval_s, clock, gates, on_wait)
         self.phone = Phone(name, tunneld)
+        if "battery" in meter_names:
+            self.watch_every_s = None  # it sees the state with every reading
         self._app = app
         self._meter_names = tuple(meter_names)
 
@@ -108,13 +114,11 @@ class IosDevice(GatedPhone[PhoneFacts]):
     def conditions(self) -> Conditions:
         """The temperature is the battery's. Neither the clock of the cores nor throttling is told."""
         at_s = self._clock.now_s()
-        battery = self.phone.battery() or BatteryState()
-        return Conditions(
-            at_s=at_s,
-            temperature_c=battery.temperature_c,
-            battery_percent=battery.percent,
-            charging=battery.is_charging,
-        )
+        return told_state(at_s, self.phone.battery())
+
+    def watched_state(self) -> Conditions:
+        """Where the battery is not the meter: the gauge of an app does not see it."""
+        return self.conditions()
 
     def cpu_seconds(self) -> CpuSeconds | None:
         """Not read: the instruments' own sampling would load the phone."""

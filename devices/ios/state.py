@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from results.records import Conditions
+
 _REGISTER_BITS = (64, 32, 16)
 A_PER_MA = 1e-3
 V_PER_MV = 1e-3
@@ -93,6 +95,21 @@ def signed(register: int) -> int:
         if 1 << (bits - 1) <= register < 1 << bits:
             return register - (1 << bits)
     return register
+
+
+def told_state(at_s: float, battery: BatteryState | None) -> Conditions:
+    """In the harness' words. A figure that is no number is not told."""
+    told = battery or BatteryState()
+    return Conditions(
+        at_s=at_s,
+        temperature_c=_finite(told.temperature_c),
+        battery_percent=_finite(told.percent),
+        charging=told.is_charging,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def parse_facts(properties: Mapping[str, Any], values: Mapping[str, Any]) -> PhoneFacts:
