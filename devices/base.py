@@ -9,13 +9,20 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from results.printable import printable
 from results.records import Conditions, Environment, Method, PowerTrace, TraceKind
 
 ComputeUnit = Literal["cpu", "gpu", "npu"]
 
 
 class DeviceError(Exception):
-    """A stable failure of a device or meter: what, the value found, the remedy. Not retried."""
+    """A stable failure of a device or meter: what, the value found, the remedy. Not retried.
+
+    A device's own words may be in it: it is made printable here.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class TransientDeviceError(DeviceError):
@@ -51,6 +58,12 @@ class Channel:
     note: str | None = None
     computes: ComputeUnit = "cpu"
     """What draws this energy: `auto` takes no meter that does not see the unit on which the engine computes."""
+
+    def __post_init__(self) -> None:
+        """Rails, sensors and GPUs are named by drivers and phones."""
+        object.__setattr__(self, "component", printable(self.component))
+        if self.note is not None:
+            object.__setattr__(self, "note", printable(self.note))
 
     def trace(
         self,

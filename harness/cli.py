@@ -16,7 +16,7 @@ import typer
 from harness.bundled_plans import FIRST_PLAN, bundled_plans, write_bundled_plan
 from harness.device_commands import devices, doctor, record
 from harness.run_commands import plan_check, plan_schema, report, run
-from harness.terminal import EXIT_BAD_PLAN, EXIT_INTERRUPTED, AsJson, fail, print_rows, quiet_libraries
+from harness.terminal import EXIT_BAD_PLAN, EXIT_INTERRUPTED, AsJson, fail, log_to_terminal, print_rows, quiet_libraries
 
 LISTS = ("engines", "techniques", "workloads", "devices", "meters", "plans")
 
@@ -54,7 +54,7 @@ def start(
     ] = False,
 ) -> None:
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    log_to_terminal(level)
     if not verbose:
         # It warns of every vendor's library that is absent, which `devices` says in its own words.
         logging.getLogger("zeus").setLevel(logging.ERROR)

@@ -21,6 +21,7 @@ from harness.terminal import (
     quiet_libraries,
     rounded,
 )
+from results.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,6 +65,8 @@ def doctor(
 ) -> None:
     """Check a device, and test its meters: idle against a known load. Reports show the verdict from then on."""
     quiet_libraries()
+    from rich.markup import escape
+
     from harness.examination import examine_device
     from harness.schema import Protocol
     from harness.state import keep_self_test, state_folder
@@ -71,7 +74,7 @@ def doctor(
     console = console_of(stderr=True)
     spec = _device_spec(device, "auto")
     try:
-        with console.status(f"opening {device}") as status:
+        with console.status(f"opening {escape(device)}") as status:
             found = examine_device(
                 spec, seconds, status.update, _waits_on(status, console), Protocol(gate_wait_s=wait_s)
             )
@@ -105,6 +108,8 @@ def record(
 ) -> None:
     """Record what a device draws; a plan plays it back with meters = ["replay"]."""
     quiet_libraries()
+    from rich.markup import escape
+
     from devices.base import DeviceError
     from devices.clock import MonotonicClock
     from harness.recording import record, write_recording
@@ -119,7 +124,7 @@ def record(
         fail("--meter replay: a recording is not recorded again; name a meter of this machine", EXIT_BAD_PLAN)
     spec, clock = _device_spec(device, meter, app), MonotonicClock()
     console = console_of(stderr=True)
-    with console.status(f"opening {device}") as status:
+    with console.status(f"opening {escape(device)}") as status:
         protocol = Protocol(sample_interval_s=interval_s, gate_wait_s=wait_s)
         found = build_device(spec, protocol, clock, _waits_on(status, console))
         try:
@@ -167,7 +172,7 @@ def _print_self_test(found: SelfTest, kept: Path) -> None:
         f"kept in {kept}; reports of runs made from now on show it",
     ]
     for line in lines:
-        typer.echo(line)
+        typer.echo(printable(line))
 
 
 def _device_spec(device: str, meter: str, app: str | None = None) -> DeviceSpec:
@@ -186,9 +191,17 @@ def _device_spec(device: str, meter: str, app: str | None = None) -> DeviceSpec:
 
 
 def _waits_on(status: Status, console: Console) -> WaitListener:
-    """A countdown on a terminal; elsewhere a line, so that nobody wonders for ten minutes."""
-    if console.is_terminal:
-        return lambda device, reason, left_s: status.update(f"{device}: {reason}; waiting, {left_s:.0f} s left")
+    """A countdown on a terminal; elsewhere a line, so that nobody wonders for ten minutes.
+
+    In words as they are: a phone's name is no markup.
+    """
+    from rich.text import Text
+
     from harness.progress import WaitLines
 
-    return WaitLines(lambda line: typer.echo(f"{line} (--wait 0: not at all)", err=True)).waiting
+    def count_down(device: str, reason: str, left_s: float) -> None:
+        status.update(Text(printable(f"{device}: {reason}; waiting, {left_s:.0f} s left")))
+
+    if console.is_terminal:
+        return count_down
+    return WaitLines(lambda line: typer.echo(f"{printable(line)} (--wait 0: not at all)", err=True)).waiting

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from results.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 PIPE_WIDTH = 160
+LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 EXIT_BAD_PLAN, EXIT_DEVICE_NOT_READY, EXIT_SOME_FAILED, EXIT_INTERRUPTED = 2, 4, 5, 130
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
@@ -38,7 +42,7 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
         numeric = all(isinstance(r[key], int | float) for r in rows)
         table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text("" if value is None else str(value)) for value in row.values()))
+        table.add_row(*(Text("" if value is None else printable(str(value))) for value in row.values()))
     console_of().print(table)
 
 
@@ -47,7 +51,7 @@ def rounded(value: Any) -> Any:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
+    typer.echo(f"error: {printable(message)}", err=True)
     raise typer.Exit(code)
 
 
@@ -57,3 +61,20 @@ def quiet_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+class PrintableLog(logging.Formatter):
+    """What devices say reaches the log, too."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(printable, super().formatException(ei).splitlines()))
+
+
+def log_to_terminal(level: int) -> None:
+    logging.basicConfig(level=level, format=LOG_FORMAT)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(PrintableLog(LOG_FORMAT))

@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from results.printable import printable
 
 Method = Literal[
     "counter", "integrated power", "battery gauge", "relative gauge", "modelled", "replayed", "measured", "missing"
@@ -349,6 +351,13 @@ class Environment(Record):
     python: str
     joulebench: str
     packages: dict[str, str]
+
+    @field_validator("os", "machine", "cpu_model")
+    @classmethod
+    def _printable(cls, told: str) -> str:
+        """A device tells these itself."""
+        return printable(told)
+
     build: Build | None = None
     """None where no engine of ours runs (a phone), and in runs from before it was kept."""
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from results.printable import printable
 from results.records import PowerTrace
 
 IDLE_BEFORE, WINDOW, IDLE_AFTER = "idle before", "window", "idle after"
@@ -119,7 +120,7 @@ def read_window(path: Path) -> tuple[float, float] | None:
 
 def read_marks(path: Path) -> tuple[str, ...]:
     """What taints the window of a recording; empty where nothing does. Raises `TraceFileError`."""
-    return tuple(map(str, _read_list(path, _MARKS)))
+    return tuple(printable(str(mark)) for mark in _read_list(path, _MARKS))
 
 
 def read_states(path: Path) -> list[Any]:
@@ -147,6 +148,8 @@ def _read_metadata(path: Path, key: bytes) -> Any:
 def _described_trace(
     described: dict[str, Any], times_s: NDArray[np.float64], values: NDArray[np.float64]
 ) -> PowerTrace:
-    fields = {k: v for k, v in described.items() if k not in ("part", "gaps_s")}
+    fields: dict[str, Any] = {
+        k: printable(v) if isinstance(v, str) else v for k, v in described.items() if k not in ("part", "gaps_s")
+    }
     gaps_s = tuple((start_s, end_s) for start_s, end_s in described["gaps_s"])
     return PowerTrace(times_s=times_s, values=values, gaps_s=gaps_s, **fields)

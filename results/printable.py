@@ -1,0 +1,24 @@
+"""The one place that makes text of devices, files and servers fit for a terminal, a log and a table.
+
+A phone's name or an error of its shell may hold escape codes, which set a terminal's title, hide lines or clear the
+screen; directions of writing that turn a line around; line ends that feign a second message; or megabytes.
+"""
+
+from __future__ import annotations
+
+LONGEST = 4000
+"""Characters of one message: a list of all meters that do not open, and why, is below."""
+
+
+def printable(text: str, longest: int = LONGEST) -> str:
+    """On one line: white space as blanks, other controls as \\xNN or \\uNNNN, the middle left out of what is long."""
+    if len(text) > longest:
+        half = longest // 2
+        text = f"{text[:half]} ... {len(text) - 2 * half} characters left out ... {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,95 @@
+"""What a device says reaches no terminal as it is: escape codes, controls, turned lines, megabytes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.base import Channel, DeviceError, MeterUnavailableError
+from harness.terminal import PrintableLog
+from results.printable import printable
+from tests.command import joulebench
+from tests.fakes.adb_server import FakeAdbServer
+from tests.fakes.machine import FakeDevice, FakeMachine
+from tests.fakes.phone import DISCHARGING, PROPERTIES, FakePhone
+
+CLEARS, TITLE, TURNED = "\x1b[2J", "\x1b]0;owned\x07", "\u202egnp.exe"
+HOSTILE = f"Phone{CLEARS}{TITLE}{TURNED}\r\nERROR root: forged\x00\x9b31m\x7f"
+
+
+def controls(text: str) -> set[str]:
+    return {c for c in text if not c.isprintable() and c != "\n"}
+
+
+def test_what_a_terminal_would_obey_is_shown_and_the_rest_stays() -> None:
+    assert printable("Pixel 9 Pro, Galaxy S24 Ultra, 小米 14, Télé") == "Pixel 9 Pro, Galaxy S24 Ultra, 小米 14, Télé"
+    assert printable("a\x1b[31mb\tc\r\nd\x9b\u202e\ud800") == r"a\x1b[31mb c  d\x9b\u202e\ud800"
+
+
+def test_a_message_of_megabytes_keeps_its_ends() -> None:
+    found = printable("start " + "x" * 5_000_000 + " end")
+    assert len(found) < 5000
+    assert found.startswith("start x")
+    assert found.endswith("x end")
+    assert "characters left out" in found
+
+
+@given(st.text())
+def test_the_result_is_printable_and_printing_it_again_changes_nothing(text: str) -> None:
+    found = printable(text)
+    assert not controls(found)
+    assert "\n" not in found
+    assert printable(found) == found
+
+
+@pytest.mark.parametrize("error", [DeviceError, MeterUnavailableError])
+def test_errors_and_channels_of_devices_are_printable(error: type[DeviceError]) -> None:
+    assert not controls(str(error(HOSTILE)))
+    channel = Channel(HOSTILE, "power", note=HOSTILE)
+    assert not controls(channel.component)
+    assert not controls(str(channel.note))
+    environment = FakeDevice(FakeMachine(), []).environment().model_dump() | {"os": HOSTILE, "cpu_model": HOSTILE}
+    told = type(FakeDevice(FakeMachine(), []).environment())(**environment)
+    assert not controls(told.os + told.cpu_model)
+
+
+def test_the_log_is_printable_and_keeps_the_lines_of_a_traceback() -> None:
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError as error:
+        record = logging.LogRecord("devices", logging.INFO, __file__, 1, "%s", (HOSTILE,), None)
+        record.exc_info = (type(error), error, error.__traceback__)
+    found = PrintableLog("%(levelname)s %(message)s").format(record)
+    assert not controls(found)
+    assert found.splitlines()[0].startswith("INFO Phone\\x1b[2J")
+    assert found.splitlines()[1] == "Traceback (most recent call last):"
+
+
+@pytest.fixture
+def hostile_phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePhone]:
+    phone = FakePhone(tmp_path / "phone", serial=f"FAKE{CLEARS}")
+    named = PROPERTIES | dict.fromkeys(("ro.product.model", "ro.build.version.release", "ro.soc.model"), HOSTILE[:30])
+    phone.answer("getprop", "".join(f"[{k}]: [{v}]\n" for k, v in named.items()))
+    phone.answer("dumpsys battery", DISCHARGING.replace("status: 3", "status: 2"))
+    with FakeAdbServer(phone) as server:
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
+        yield phone
+
+
+@pytest.mark.parametrize(
+    "arguments", [("devices",), ("-v", "devices"), ("-v", "doctor", "--device", f"adb:FAKE{CLEARS}", "--seconds", "1")]
+)
+def test_no_control_character_of_a_phone_reaches_the_terminal(
+    hostile_phone: FakePhone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    hostile_phone.answer("dumpsys battery", DISCHARGING.replace("temperature: 312", "temperature: 312\x1b[2J"))
+    hostile_phone.state = "device" if arguments[-1] == "devices" else f"strange{TITLE}"
+    done = joulebench(*arguments)
+    assert "FAKE" in done.stdout + done.stderr
+    assert not controls(done.stdout + done.stderr)
