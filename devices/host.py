@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from devices.base import Clock, ComputeUnit, CpuSeconds, DeviceError, Meter, MeterUnavailableError
+from devices.boundary import library_errors
 from devices.conditions import cpu_throttle_events, host_conditions, host_environment, host_power
 from devices.cpu_cycles import CpuCycles, CycleCounter
 from devices.cpu_seconds import host_cpu_seconds, usable_cpus
@@ -18,6 +19,12 @@ POWER_WATCH_S = 1.0
 """Between two looks at the power source of a machine with a battery, in a window."""
 AUTO_ORDER = ("nvml", "rapl", "perf", "jetson", "zeus", "hwmon", "battery", "modelled")
 """A counter of what computes before one of more than that, and a model last: it always opens."""
+
+
+def open_meter(name: str, meter: Meter) -> None:
+    """Opens a meter of this machine. Raises `DeviceError`, whatever its files hold or its library makes of them."""
+    with library_errors(name, "its reader", MeterUnavailableError):
+        meter.open()
 
 
 @runtime_checkable
@@ -64,7 +71,7 @@ class Host:
                     meter = self._first_that_opens()
                 else:
                     meter = self._constructors[wanted]()
-                    meter.open()
+                    open_meter(wanted, meter)
                 if meter.name in {m.name for m in self.meters}:
                     meter.close()
                 else:
@@ -86,7 +93,7 @@ class Host:
         for name in (n for n in AUTO_ORDER if n in self._constructors):
             meter = self._constructors[name]()
             try:
-                meter.open()
+                open_meter(name, meter)
             except MeterUnavailableError as error:
                 log.info("meter %s: %s", name, error)
                 refusals.append(f"{name}: {error}")

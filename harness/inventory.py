@@ -6,7 +6,7 @@ from typing import Any
 
 from devices.base import Channel, DeviceError
 from devices.clock import MonotonicClock
-from devices.host import AUTO_ORDER
+from devices.host import AUTO_ORDER, open_meter
 from devices.models.device import available_sheets
 from harness.bundled_plans import about_plan, bundled_plans
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
@@ -48,7 +48,7 @@ def probed_meters(sample_interval_s: float) -> dict[str, tuple[Channel, ...] | s
     for name in AUTO_ORDER:
         meter = METERS[name].build(sample_interval_s, clock, spec)
         try:
-            meter.open()
+            open_meter(name, meter)
             found[name] = meter.channels
         except DeviceError as error:
             found[name] = str(error)

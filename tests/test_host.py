@@ -94,6 +94,23 @@ class GpuMeter(OpenedMeter):
         self.channels = (Channel("gpu0", "counter", computes="gpu"),)
 
 
+class BrokenMeter(AbsentMeter):
+    """A meter whose library fails in a way of its own."""
+
+    def open(self) -> None:
+        raise RecursionError("deep in a library")
+
+
+def test_auto_goes_on_and_a_named_meter_says_so_whatever_a_library_raises(tmp_path: Path) -> None:
+    broken = {"nvml": lambda: BrokenMeter("nvml")}
+    opened = host(tmp_path, "auto", **broken)
+    opened.open()
+    assert [m.name for m in opened.meters] == ["modelled"]
+    opened.close()
+    with pytest.raises(MeterUnavailableError, match=r"nvml: its reader failed \(RecursionError: deep in a library\)"):
+        host(tmp_path, "nvml", **broken).open()
+
+
 def test_auto_passes_over_a_meter_that_does_not_see_the_engines_unit(tmp_path: Path) -> None:
     gpu = GpuMeter()
     machine = host(tmp_path, "auto", nvml=lambda: gpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from threading import Timer
@@ -10,12 +11,13 @@ import pytest
 
 pytest.importorskip("pymobiledevice3", reason="the extra joulebench[ios] is not installed")
 
-from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
+from devices.base import DeviceError, MeterUnavailableError, SeesState, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
 from devices.ios import battery as battery_module
 from devices.ios import energy_gauge
 from devices.ios.device import IosDevice, MeterName
+from devices.state_watch import changes, state_marks, watched
 from results.energy import energy_between
 from results.records import EnergyReading, PowerTrace
 from tests.fakes.ios_phone import BATTERY, ENGINE_PID, UDID, FakeIphone, Plist, ServedIphone, eventually
@@ -168,6 +170,50 @@ def test_a_phone_that_is_unplugged_meanwhile_was_waited_for(fake: FakeIphone, tu
     device.open()
     assert device.conditions().charging is False
     device.close()
+
+
+# --- its state in a window -------------------------------------------------------------------------------------------
+
+
+def test_each_reading_of_the_battery_tells_the_state_and_changes_alone_are_kept(
+    fake: FakeIphone, device: IosDevice
+) -> None:
+    [meter] = device.meters
+    assert isinstance(meter, SeesState)
+    assert device.watch_every_s is None  # nothing else has to ask
+    with watched(device) as seen:
+        meter.start()
+        time.sleep(0.3)
+        fake.battery = lambda: discharging() | {"ExternalConnected": True, "CurrentCapacity": 81}
+        time.sleep(0.3)
+        fake.battery = lambda: discharging() | {"CurrentCapacity": 81}
+        time.sleep(0.3)
+        with pytest.raises(TransientDeviceError, match="on a charger"):
+            meter.stop()
+    told = [(c.charging, c.battery_percent) for c in changes(seen)]
+    assert told == [(False, 82.0), (True, 81.0), (False, 81.0), (False, 81.0)]
+    assert state_marks(seen, reads_battery=True) == ("charging",)
+
+
+def test_an_app_is_watched_beside_its_gauge(fake: FakeIphone, tunneld: FakeTunneld) -> None:
+    device = device_at(tunneld, app=APP, meters=("energy gauge",))
+    device.open()
+    device.watch_every_s = 0.1
+    with watched(device) as seen:
+        time.sleep(0.3)
+        fake.battery = lambda: discharging() | {"ExternalConnected": True}
+        time.sleep(0.5)
+        fake.battery = discharging
+        time.sleep(0.3)
+    device.close()
+    # No joules of the battery are read, but a phone on a charger may hold other clocks.
+    assert state_marks(seen, reads_battery=False) == ("power source changed",)
+
+
+def test_figures_that_are_none_are_not_told_as_conditions(fake: FakeIphone, device: IosDevice) -> None:
+    fake.battery = lambda: discharging() | {"Temperature": math.nan, "MaxCapacity": math.inf}
+    conditions = device.conditions()
+    assert (conditions.temperature_c, conditions.battery_percent) == (None, 0.0)
 
 
 # --- the energy gauge, apps, and what the phone is -------------------------------------------------------------------

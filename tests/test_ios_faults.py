@@ -20,6 +20,7 @@ from devices.gates import Gates
 from devices.ios import battery as battery_module
 from devices.ios.device import IosDevice
 from devices.ios.phone import Phone
+from devices.ios.state import PhoneFacts
 from devices.ios.survey import attached
 from results.energy import energy_between
 from results.records import EnergyReading
@@ -99,6 +100,21 @@ def test_a_lockdown_that_is_dropped_later_is_told(fake: FakeIphone, tunneld: Fak
     assert "dropped its lockdown connection" in rows["energy gauge"].remark
 
 
+def test_what_escapes_in_one_phones_survey_costs_its_row_alone(
+    served: ServedIphone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def survey_of(phone: Phone) -> PhoneFacts:
+        if phone.udid == UDID:
+            raise KeyError("ProductName")
+        return facts(phone)
+
+    facts = Phone.facts
+    monkeypatch.setattr(Phone, "facts", survey_of)
+    with ServedIphone(FakeIphone(udid=OTHER_UDID)) as other, FakeTunneld([served, other]) as tunneld:
+        assert "its survey failed (KeyError: 'ProductName')" in rows_of(tunneld)["battery"].remark
+        assert [r.ready for r in rows_of(tunneld, OTHER_UDID).values()] == [True, True]
+
+
 def test_whatever_the_library_raises_is_our_error(tunneld: FakeTunneld) -> None:
     async def bug(link: object) -> None:
         raise RecursionError("deep in the library")
@@ -169,6 +185,7 @@ def test_a_tunneld_that_drips_holds_neither_the_answer_nor_the_end_of_the_progra
     tunneld.drips = True
     code = f"""
 from devices.ios import tunneld
+from devices.ios.state import PhoneFacts
 from devices.ios.survey import attached
 print(attached(tunneld.TunneldAddress("127.0.0.1", {tunneld.address.port})))
 """

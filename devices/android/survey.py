@@ -10,6 +10,7 @@ from devices.android.shell import Phone
 from devices.android.state import parse_battery, read_facts
 from devices.attached import AttachedMeter
 from devices.base import DeviceError
+from devices.boundary import library_errors
 from devices.clock import MonotonicClock
 from devices.gates import Gates
 
@@ -38,10 +39,11 @@ def attached(address: ServerAddress | None = None) -> list[AttachedMeter]:
 def _survey(name: str, address: ServerAddress | None) -> list[AttachedMeter]:
     phone = Phone(name, address)
     try:
-        phone.reach()
-        facts = read_facts(phone)
-        sources = find_sources(phone, INTERVAL_S)
-        battery = parse_battery(phone.read("dumpsys battery") or "")
+        with library_errors(name, "its survey"):
+            phone.reach()
+            facts = read_facts(phone)
+            sources = find_sources(phone, INTERVAL_S)
+            battery = parse_battery(phone.read("dumpsys battery") or "")
     except DeviceError as error:
         return [_row(name, False, str(error))]
     what = f"{facts.model}, Android {facts.android}"
@@ -58,7 +60,8 @@ def _survey(name: str, address: ServerAddress | None) -> list[AttachedMeter]:
 def _survey_rails(phone: Phone, name: str, reason: str | None) -> AttachedMeter:
     """reason: what keeps the phone from being measured at all."""
     try:
-        rails = find_rails(phone, MonotonicClock())
+        with library_errors(name, "its survey"):
+            rails = find_rails(phone, MonotonicClock())
     except DeviceError as error:
         return AttachedMeter(name, RailMeter.name, RailMeter.method, False, str(error))
     remark = reason or f"{len(rails)} rails through Perfetto: {', '.join(rail.name for rail in rails)}"

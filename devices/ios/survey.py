@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from devices.attached import AttachedMeter
 from devices.base import DeviceError
+from devices.boundary import library_errors
 from devices.gates import Gates
 from devices.ios.battery import BatteryMeter
 from devices.ios.device import why_not_ready
@@ -42,13 +43,14 @@ def _survey(name: str, tunneld: TunneldAddress) -> Iterator[AttachedMeter]:
     phone = Phone(name, tunneld)
     try:
         try:
-            facts = phone.facts()
-            what = f"{facts.model}, {facts.os}, {phone.way}"
-            reason = why_not_ready(phone.battery(), Gates(), reads_battery=True)
-            yield _battery(name, reason is None, f"{what}; {reason}" if reason else what)
+            with library_errors(name, "its survey"):
+                facts = phone.facts()
+                what = f"{facts.model}, {facts.os}, {phone.way}"
+                reason = why_not_ready(phone.battery(), Gates(), reads_battery=True)
         except DeviceError as error:
             yield _battery(name, False, str(error))
             return
+        yield _battery(name, reason is None, f"{what}; {reason}" if reason else what)
         try:
             lacks = phone.why_no_instruments()
         except DeviceError as error:
