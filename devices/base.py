@@ -29,6 +29,17 @@ class TransientDeviceError(DeviceError):
     """A failure that may pass (a dropped link, a busy meter). The runner retries and counts it."""
 
 
+class InterruptedWindowError(TransientDeviceError):
+    """The link broke in a window, or a part of its readings cannot count. A trial is repeated.
+
+    A recording keeps `traces`: what was received, with the gap in it.
+    """
+
+    def __init__(self, words: str, traces: Sequence[PowerTrace] = ()) -> None:
+        super().__init__(words)
+        self.traces = traces
+
+
 class NotReadyError(DeviceError):
     """A device that may be measured in a certain state only was waited for, and did not get into it."""
 

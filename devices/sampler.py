@@ -15,15 +15,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.base import Clock, DeviceError
+from devices.base import Clock, DeviceError, TransientDeviceError
 from results.energy import GAP_FACTOR
 
 HUNG_S = 10.0
 """A reading that takes longer does not come back."""
+LOST_S = 1.0
+"""The same where a reading has failed before: a link that is looked for takes its time."""
 
 
 class Sampler:
-    """One use: `start`, any number of `mark`, `stop`. An error of `read` is raised again by `stop`."""
+    """One use: `start`, any number of `mark`, `stop`. An error of `read` is raised again by `stop`.
+
+    After a transient one it goes on reading: what was `received` before and behind it can still be had.
+    """
 
     def __init__(self, read: Callable[[], Sequence[float]], interval_s: float, clock: Clock) -> None:
         self._read = read
@@ -62,30 +67,43 @@ class Sampler:
             self._lock.release()
 
     def stop(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(times [n], values [n, channels]), with a last reading taken now. Raises what `read` raised."""
+        """(times [n], values [n, channels]), with a last reading taken now. Raises what `read` raised first."""
         self._stop.set()
-        self._thread.join(HUNG_S)
-        if self._thread.is_alive():
-            raise _hung()
+        self._thread.join(HUNG_S if self._error is None else LOST_S)
         if self._error is not None:
             raise self._error
-        return np.asarray(self._times_s), np.asarray(self._rows, dtype=np.float64).reshape(len(self._rows), -1)
+        if self._thread.is_alive():
+            raise _hung()
+        return self.received()
+
+    def received(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(times [n], values [n, channels]) that are there, whatever was raised meanwhile."""
+        rows = list(self._rows)
+        if not rows:
+            return np.zeros(0), np.zeros((0, 0))
+        return np.asarray(self._times_s[: len(rows)]), np.asarray(rows, dtype=np.float64).reshape(len(rows), -1)
 
     def _run(self) -> None:
         try:
             self.mark()
             self._has_begun.set()
             self._read_on_the_grid(self._times_s[0])
-            self.mark()
+            self._mark_or_miss()
         except Exception as error:  # noqa: BLE001 - raised again where somebody waits for the readings
             self._error = error
         finally:
             self._has_begun.set()
 
+    def _mark_or_miss(self) -> None:
+        try:
+            self.mark()
+        except TransientDeviceError as error:
+            self._error = self._error or error
+
     def _read_on_the_grid(self, first_s: float) -> None:
         k = 1
         while not self._stop.wait(max(0.0, first_s + k * self._interval_s - self._clock.now_s())):
-            self.mark()
+            self._mark_or_miss()
             k = max(k + 1, int((self._clock.now_s() - first_s) / self._interval_s) + 1)
 
 

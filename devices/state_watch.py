@@ -29,10 +29,11 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def watched(device: Device) -> Iterator[list[Conditions]]:
+def watched(device: Device, may_be_lost: bool = False) -> Iterator[list[Conditions]]:
     """The list grows while the body runs, and is whole after it: before, during, after, in order of time.
 
-    Raises `DeviceError` of the first and the last reading; where the body fails, its error alone.
+    Raises `DeviceError` of the first and the last reading; where the body fails, its error alone. may_be_lost: the last
+    reading may fail, and is left out then.
     """
     seen = [device.conditions()]
     ended = threading.Event()
@@ -49,7 +50,12 @@ def watched(device: Device) -> Iterator[list[Conditions]]:
             # One that hangs ends with its own limit, and what it says then belongs to no window.
             thread.join(JOIN_S)
         seen += [*during, *_states(device.meters)]
-    seen.append(device.conditions())
+    try:
+        seen.append(device.conditions())
+    except DeviceError as error:
+        if not may_be_lost:
+            raise
+        log.info("%s: its state behind the window cannot be read: %s", device.name, error)
     seen.sort(key=lambda c: c.at_s)
 
 

@@ -142,12 +142,19 @@ def record(
         fail(f"{path} cannot be written ({error})", EXIT_BAD_PLAN)
     readings = [r.model_dump(mode="json") | {"average_power_w": r.average_power_w} for r in recording.readings()]
     if as_json:
-        told = {"files": [str(f) for f in files], "marks": recording.marks, "readings": readings}
+        told = {
+            "files": [str(f) for f in files],
+            "marks": recording.marks,
+            "interrupted": recording.interrupted,
+            "readings": readings,
+        }
         typer.echo(json.dumps(told, indent=2))
     else:
         _print_recording(device, readings, files)
     if recording.marks:
         typer.echo(f"marked: {', '.join(recording.marks)}; its joules are not those of an undisturbed device", err=True)
+    if recording.interrupted:
+        fail(f"interrupted: {'; '.join(recording.interrupted)} (what was received is kept)", EXIT_SOME_FAILED)
     if missing := recording.missing_totals():
         fail(f"no energy: {'; '.join(missing)} (the readings are kept)", EXIT_SOME_FAILED)
 

@@ -31,6 +31,9 @@ class Recording:
     marks: tuple[str, ...] = ()
     """What taints it, as it would a trial: a charger was on, it slept, ..."""
 
+    interrupted: tuple[str, ...] = ()
+    """Why readings are missing in it: a link that broke, a charger."""
+
     def readings(self) -> list[EnergyReading]:
         """Of each meter: the total, then its components where there are several."""
         found = []
@@ -52,9 +55,11 @@ class Recording:
 def record(device: Device, clock: Clock, seconds: float, on_tick: Callable[[float], None]) -> Recording:
     """An opened device's meters for some seconds; Ctrl-C ends it early and keeps it. on_tick: told the seconds left.
 
-    Raises `DeviceError`.
+    A link that breaks leaves a gap: what came before it, and behind it where it is there again, is kept. Raises
+    `DeviceError` where the recording cannot begin.
     """
-    with watched(device) as conditions, running_meters(device.meters) as traces:
+    interrupted: list[str] = []
+    with watched(device, may_be_lost=True) as conditions, running_meters(device.meters, interrupted) as traces:
         start_s = clock.now_s()
         try:
             while (left_s := start_s + seconds - clock.now_s()) > 0:
@@ -69,6 +74,7 @@ def record(device: Device, clock: Clock, seconds: float, on_tick: Callable[[floa
         tuple(raw_traces(device.meters)),
         changes(conditions),
         tuple(window_marks(conditions, device.meters)),
+        tuple(interrupted),
     )
 
 

@@ -15,7 +15,16 @@ from datetime import UTC, datetime
 from typing import NamedTuple, runtime_checkable
 from typing import Protocol as TypingProtocol
 
-from devices.base import CarriesMarks, Clock, CpuSeconds, Device, DeviceError, KeepsRaw, Meter
+from devices.base import (
+    CarriesMarks,
+    Clock,
+    CpuSeconds,
+    Device,
+    DeviceError,
+    InterruptedWindowError,
+    KeepsRaw,
+    Meter,
+)
 from devices.cpu_cycles import CpuCycles
 from devices.state_watch import changes, state_marks, watched
 from engines.base import Engine, PhaseEvent, TellsRoad, unheard
@@ -235,8 +244,11 @@ def _cycles_between(before: CpuCycles, after: CpuCycles) -> CpuCycles:
 
 
 @contextmanager
-def running_meters(meters: Sequence[Meter]) -> Iterator[list[PowerTrace]]:
-    """Meters run inside; the list holds their traces afterwards. None is left running, whatever fails."""
+def running_meters(meters: Sequence[Meter], interrupted: list[str] | None = None) -> Iterator[list[PowerTrace]]:
+    """Meters run inside; the list holds their traces afterwards. None is left running, whatever fails.
+
+    interrupted: where given, a window that broke is no error: its traces are kept, and the reason is put there.
+    """
     traces: list[PowerTrace] = []
     # A meter that failed to start is stopped too: it may have acquired something before it failed.
     to_stop: list[Meter] = []
@@ -246,7 +258,13 @@ def running_meters(meters: Sequence[Meter]) -> Iterator[list[PowerTrace]]:
             meter.start()
         yield traces
         while to_stop:
-            traces.extend(to_stop.pop(0).stop())
+            try:
+                traces.extend(to_stop.pop(0).stop())
+            except InterruptedWindowError as error:
+                if interrupted is None:
+                    raise
+                interrupted.append(str(error))
+                traces.extend(error.traces)
     finally:
         for meter in to_stop:
             # Another error is on its way up, and is the one to tell.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Timer
 
 import pytest
@@ -16,10 +17,11 @@ from devices.gates import Gates
 from devices.ios import battery as battery_module
 from devices.ios import energy_gauge
 from devices.ios.device import IosDevice
+from harness.recording import record, write_recording
 from harness.schema import Protocol
 from harness.session import Arm, derive_energy, run_trial
-from results.energy import NO_JOULES
-from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
+from results.energy import NO_JOULES, energy_between
+from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part, read_traces
 from tests.fakes.ios_phone import BATTERY, UDID, FakeIphone, Plist, ServedIphone, gauge_sample
 from tests.fakes.ios_tunneld import FakeTunneld
 from tests.fakes.machine import FakeDevice, FakeEngine, FakeMachine, FakeWorkload, fake_requests
@@ -108,3 +110,42 @@ def test_a_cable_pulled_in_a_trial_is_worth_a_retry(arm: Arm, served: ServedIpho
     trial, _ = run_trial(arm, PROTOCOL, repeat=0)
     assert trial.status == "ok"
     assert all(e.energy_j is not None for e in trial.energy if e.meter == "battery" and e.phase == "all")
+
+
+def test_a_cable_pulled_in_a_recording_leaves_a_gap_and_keeps_the_rest(
+    arm: Arm, served: ServedIphone, tmp_path: Path
+) -> None:
+    happens = {5.0: served.pull_cable, 3.5: served.plug_in}
+
+    def tick(left_s: float) -> None:
+        for at_s in [at_s for at_s in happens if left_s < at_s]:
+            happens.pop(at_s)()
+
+    recording = record(arm.device, CLOCK, 8.0, tick)
+    assert len(recording.interrupted) == 2  # battery and gauge
+    start_s, _ = recording.window
+    by_meter = {trace.meter: trace for trace in recording.traces}
+    for meter in ("battery", "energy gauge"):
+        at_s = by_meter[meter].times_s
+        assert (at_s < start_s + 2.9).sum() > 5, meter
+        assert (at_s > start_s + 5.5).sum() > 5, meter
+        [total] = [r for r in recording.readings() if (r.meter, r.component) == (meter, "total")]
+        assert (total.energy_j, total.gauge_units) == (None, None)
+        assert "gap of" in str(total.reason), meter
+    # The part before it stands.
+    before = energy_between(recording.traces, [(start_s, start_s + 2.5)], "all", "battery")
+    assert before.energy_j == pytest.approx(2.0 * 2.5, rel=0.05), before.reason
+    write_recording(recording, tmp_path / "t.parquet")
+    assert read_traces(tmp_path / "t.parquet")
+
+
+def test_a_charger_in_a_recording_is_marked_and_its_readings_are_a_gap(arm: Arm, fake: FakeIphone) -> None:
+    Timer(1.5, setattr, (fake, "battery", lambda: two_watts() | {"ExternalConnected": True})).start()
+    Timer(1.8, setattr, (fake, "battery", two_watts)).start()
+    recording = record(arm.device, CLOCK, 3.5, lambda left_s: None)
+    assert recording.marks == ("charging",)
+    assert len(recording.interrupted) == 1
+    assert "on a charger" in recording.interrupted[0]
+    [battery] = [r for r in recording.readings() if r.meter == "battery"]
+    assert battery.energy_j is None
+    assert "gap of" in str(battery.reason)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import devices.sampler
-from devices.base import DeviceError
+from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.sampler import Sampler, find_gaps
 
@@ -52,6 +52,26 @@ def test_last_reading_is_taken_by_stop() -> None:
     times_s, _ = sampler.stop()
     assert len(times_s) == 2
     assert asked_s <= times_s[1] <= CLOCK.now_s()
+
+
+def test_after_a_transient_error_it_goes_on_and_what_was_received_can_be_had() -> None:
+    calls = itertools.count()
+
+    def lost_for_a_while() -> Sequence[float]:
+        if 5 <= (n := next(calls)) < 25:
+            raise TransientDeviceError(f"the link broke at reading {n}")
+        return [float(n)]
+
+    sampler = Sampler(lost_for_a_while, 0.01, CLOCK)
+    sampler.start()
+    time.sleep(0.6)
+    with pytest.raises(TransientDeviceError, match="at reading 5"):
+        sampler.stop()
+    times_s, values = sampler.received()
+    assert values[:5, 0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert values[5, 0] == 25.0
+    [gap_s] = find_gaps(times_s, 0.01)
+    assert gap_s == (times_s[4], times_s[5])
 
 
 def test_readings_lie_on_a_grid_although_each_takes_its_time() -> None:
@@ -157,7 +177,7 @@ def test_reading_that_never_comes_back_is_an_error_not_a_hang(monkeypatch: pytes
 def test_a_driver_that_hangs_for_ever_does_not_keep_the_program_from_ending() -> None:
     program = """
 import devices.sampler, itertools, threading
-from devices.base import DeviceError
+from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 devices.sampler.HUNG_S = 0.2
 calls = itertools.count()

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.base import Channel, Clock, MeterUnavailableError, TransientDeviceError
+from devices.base import Channel, Clock, InterruptedWindowError, MeterUnavailableError, TransientDeviceError
 from devices.gauges import (
     MAX_POWER_W,
     MIN_POWER_W,
@@ -29,6 +29,7 @@ from devices.gauges import (
 from devices.ios.phone import Phone
 from devices.ios.state import told_state
 from devices.meters.polled import PolledMeter
+from devices.sampler import find_gaps
 from results.records import Conditions, Method, PowerTrace
 
 Array = NDArray[np.float64]
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 READ_EVERY_S = 1.0
 """Each reading wakes the phone's radio; the gauge has nothing new more often."""
 OBSERVE_S = 3.0
+MISSED_UPDATES = 3
+"""More of them without a reading are a gap."""
 RECONNECT_S = 30.0
 """How long a window's start waits for a phone that went away."""
 RELATIVE_ACCURACY = 0.02 / math.sqrt(3)
@@ -125,19 +128,7 @@ class BatteryMeter(PolledMeter):
             super().start()
 
     def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
-        """Raises `TransientDeviceError` where a charger was on, or may have been."""
-        charging = values[:, 3]
-        if np.any(charging == 1):
-            raise TransientDeviceError(
-                f"battery: {self._phone.udid} was on a charger in the window, and its gauge did not see the load;"
-                " take it off every cable and charging pad"
-            )
-        if (unsaid := ~np.isfinite(charging)).any():
-            raise TransientDeviceError(
-                f"battery: {self._phone.udid} did not say whether it charges in {int(unsaid.sum())} of {len(charging)}"
-                " readings of the window, and a charger would hide the load; look at its cable, and restart it where"
-                " this goes on"
-            )
+        """Raises `InterruptedWindowError` where a charger was on, or may have been: those readings are a gap."""
         [channel] = self.channels
         self._raw = tuple(
             Channel(component, "raw", additive=False, note=unit).trace(
@@ -145,7 +136,23 @@ class BatteryMeter(PolledMeter):
             )
             for (component, unit), column in zip(RAW.items(), values.T, strict=False)
         )
-        return [power_of(self._raw, channel)]
+        charging = values[:, 3]
+        discharged = charging == 0
+        traces = [power_of(self._raw, channel, discharged)]
+        if np.any(charging == 1):
+            raise InterruptedWindowError(
+                f"battery: {self._phone.udid} was on a charger in the window, and its gauge did not see the load;"
+                " take it off every cable and charging pad",
+                traces,
+            )
+        if not discharged.all():
+            raise InterruptedWindowError(
+                f"battery: {self._phone.udid} did not say whether it charges in {int((~discharged).sum())} of"
+                f" {len(charging)} readings of the window, and a charger would hide the load; look at its cable, and"
+                " restart it where this goes on",
+                traces,
+            )
+        return traces
 
     def states(self) -> Sequence[Conditions]:
         """Each reading tells it: charger, level, temperature."""
@@ -156,14 +163,24 @@ class BatteryMeter(PolledMeter):
         return self._raw
 
 
-def power_of(raw: Sequence[PowerTrace], channel: Channel) -> PowerTrace:
-    """Watts that stand until the next reading. What no phone draws is left out, and counted. raw: of `RAW`."""
+def power_of(raw: Sequence[PowerTrace], channel: Channel, discharged: NDArray[np.bool_] | None = None) -> PowerTrace:
+    """Watts that stand until the next reading. What no phone draws is left out, and counted. raw: of `RAW`.
+
+    discharged: where nothing else carried the load; without it, everywhere. The rest is a gap, however short.
+    """
     current = raw[0]
     values = np.stack([trace.values for trace in raw], axis=1)
     watts = -values[:, 0] * values[:, 1]
     plausible, left_out = plausible_power(watts)
+    if discharged is not None:
+        plausible &= discharged
     at_s, shown = current.times_s[plausible], _versions(values[plausible])
     period_s = observed_update_period_s(at_s, shown)
+    unread = find_gaps(current.times_s, current.sample_interval_s)
+    # A slow answer is none: the value would have stood.
+    gaps_s = tuple(gap for gap in unread if gap[1] - gap[0] > MISSED_UPDATES * period_s)
+    if discharged is not None:
+        gaps_s += left_out_stretches_s(current.times_s, discharged, 0.0)
     kept = renewed_readings(at_s, shown, period_s)
     return replace(
         channel,
@@ -176,7 +193,7 @@ def power_of(raw: Sequence[PowerTrace], channel: Channel) -> PowerTrace:
         at_s[kept],
         watts[plausible][kept],
         current.sample_interval_s,
-        stuck_stretches_s(at_s, shown, period_s) + left_out_stretches_s(current.times_s, plausible, period_s),
+        gaps_s + stuck_stretches_s(at_s, shown, period_s) + left_out_stretches_s(current.times_s, plausible, period_s),
     )
 
 

@@ -97,6 +97,12 @@ class EnergyGaugeMeter(PolledMeter):
         )
 
     def read(self) -> Sequence[float]:
+        if not self._phone.is_on(self._link):
+            # The link broke, and the tracing with it: a recording goes on with a gap.
+            try:
+                self._begin()
+            except DeviceError as error:
+                raise TransientDeviceError(str(error)) from error
         sample = self._sample()
         if sample is None:
             raise TransientDeviceError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,11 +11,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.base import Channel, Clock, DeviceError
+from devices.base import Channel, Clock, DeviceError, InterruptedWindowError, TransientDeviceError
 from devices.sampler import Sampler, find_gaps
 from results.records import Method, PowerTrace, TraceKind
 
 Array = NDArray[np.float64]
+
+log = logging.getLogger(__name__)
 
 SETTLE_UPDATES = 5
 """Updates of a fresh counter between its first two readings: enough to know the power before the window."""
@@ -94,7 +97,22 @@ class PolledMeter(ABC):
         if not self.fresh_on_read:
             self._wait_for_tick()
         sampler, self._sampler = self._sampler, None
-        return self.traces(*sampler.stop())
+        try:
+            readings = sampler.stop()
+        except TransientDeviceError as error:
+            raise InterruptedWindowError(str(error), self._kept(sampler)) from error
+        return self.traces(*readings)
+
+    def _kept(self, sampler: Sampler) -> Sequence[PowerTrace]:
+        """Traces of what was received."""
+        times_s, values = sampler.received()
+        try:
+            return self.traces(times_s, values) if len(times_s) else ()
+        except InterruptedWindowError as error:
+            return error.traces
+        except DeviceError as error:
+            log.info("%s: nothing to keep: %s", self.name, error)
+            return ()
 
     def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
         """The window's traces. values: [readings, what `read` gives]."""
