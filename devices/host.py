@@ -11,6 +11,7 @@ from devices.boundary import library_errors
 from devices.conditions import cpu_throttle_events, host_conditions, host_environment, host_power
 from devices.cpu_cycles import CpuCycles, CycleCounter
 from devices.cpu_seconds import host_cpu_seconds, usable_cpus
+from devices.peak_memory import PeakMemory, peak_memory, reset_peak_memory
 from results.records import Conditions, Environment
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,12 @@ class Host:
     def cpu_cycles(self) -> CpuCycles:
         """Of this process and its children since the host was opened, or why they are not known."""
         return CpuCycles(None, self._no_cycles) if self._no_cycles else self._cycles.read()
+
+    def reset_peak_memory(self) -> PeakMemory | None:
+        return reset_peak_memory()
+
+    def peak_memory(self) -> PeakMemory:
+        return peak_memory()
 
     def cpu_seconds(self) -> CpuSeconds | None:
         """Of the CPUs that this process might use when the host was made."""

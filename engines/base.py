@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from engines.errors import EngineError as EngineError
 from engines.tokenizer import Tokenizer
@@ -57,6 +57,20 @@ class Engine(Protocol):
     def take_counters(self) -> EngineCounters:
         """What the technique did since the last call, and starts counting anew."""
         ...
+
+
+class HeldWeights(NamedTuple):
+    """How large a model is as an engine holds it. n_bytes: in the form in which each matrix is stored."""
+
+    n_parameters: int
+    n_bytes: int
+
+
+@runtime_checkable
+class HoldsWeights(Protocol):
+    """An engine whose weights are here."""
+
+    def held_weights(self) -> HeldWeights: ...
 
 
 @runtime_checkable

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from engines.accelerator import DeviceType, find_backend, synchronised
 from engines.answers import Answer, Limits, Loglikelihood, answer_to, check_prompt, packed
-from engines.base import PhaseListener, unheard
+from engines.base import HeldWeights, PhaseListener, unheard
 from engines.calibration import ChoiceCounts
 from engines.checkpoints import Checkpoint
 from engines.decode import DecodePlans
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
+from engines.held_weights import held_weights
 from engines.observers import LayerObserver
 from engines.prefix import HeldTokens, turned_alike
 from engines.road import Decoding, road
@@ -208,6 +209,9 @@ class ReferenceEngine:
             self._answer([sequence], technique, unheard)
         finally:
             self._counters, self.observer = counters, observer
+
+    def held_weights(self) -> HeldWeights:
+        return held_weights(self._model.weights)
 
     def reset(self) -> None:
         """The next request computes all of its prompt, whatever was asked before."""

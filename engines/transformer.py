@@ -40,7 +40,7 @@ class Transformer:
         self.config = checkpoint.config
         self._device = None if backend is None else backend.device
         self._dtype = torch.float32 if backend is None else backend.dtype
-        self._weights = checkpoint.weights if backend is None else moved(checkpoint.weights, backend)
+        self.weights = self._weights = checkpoint.weights if backend is None else moved(checkpoint.weights, backend)
         self._tables = [
             kernel_table(weights.attention, self.config, layer) if backend is None else None
             for layer, weights in enumerate(self._weights.layers)

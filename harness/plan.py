@@ -155,7 +155,7 @@ def build_plan(raw: dict[str, Any], data_root: Path | None = None) -> Plan:
         protocol = _validated(Protocol, given if isinstance(given, dict) else {})
     except ValidationError as error:
         problems += told("protocol", error, Protocol)
-    problems += [*not_finite(raw, ""), *_reference_problems(parsed)]
+    problems += [*not_finite(raw, ""), *_reference_problems(parsed), *_baseline_problems(raw.get("baseline"), parsed)]
     if problems:
         raise PlanError(list(dict.fromkeys(problems)))
     cells, skipped = _matrix(parsed, data_root)
@@ -221,6 +221,14 @@ def _reference_problems(parsed: dict[str, list[Parsed]]) -> list[str]:
             if names.count(name) > 1
         ]
     return problems
+
+
+def _baseline_problems(baseline: object, parsed: dict[str, list[Parsed]]) -> Iterator[str]:
+    names = [labelled(p.spec.name, p.suffix) for p in parsed["engine"]]
+    if baseline is not None and not isinstance(baseline, str):
+        yield f"baseline: must be the name of an arm, found {baseline!r}"
+    elif baseline is not None and names and baseline not in names:
+        yield f"baseline: no arm has this name; {nearest(baseline, names)}"
 
 
 def device_problems(path: str, device: DeviceSpec) -> Iterator[str]:

@@ -69,10 +69,14 @@ def run(
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")], as_json: AsJson = False
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
+    baseline: Annotated[
+        str | None, typer.Option(metavar="ARM", help="Tell the others as times of this arm; else the plan's.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write tables and report again from what a run stored."""
-    _show_run(directory, console_of(stderr=as_json), as_json)
+    _show_run(directory, console_of(stderr=as_json), as_json, baseline)
 
 
 def plan_check(plan_path: PlanPath, settings: Settings = None, allow_code: AllowCode = False) -> None:
@@ -129,27 +133,28 @@ def _run(plan: Plan, workbench: Workbench, directory: Path, resume: bool, consol
         fail(str(error), EXIT_DEVICE_NOT_READY)
 
 
-def _show_run(directory: Path, console: Console, as_json: bool) -> None:
+def _show_run(directory: Path, console: Console, as_json: bool, baseline: str | None = None) -> None:
     """Writes the tables and the report of a stored run, prints the summary, says where everything is."""
     from harness.summary import print_summary
     from results.derived import Derived
     from results.report.csv import write_csv
     from results.report.html import write_html
+    from results.report.standings import NoArmError, standings_table
     from results.store import Store, StoreError
 
     try:
         with Store.view(directory) as store:
-            derived = Derived(store.data())
+            derived = Derived(store.data(), baseline)
             files = [*write_csv(derived.run, directory, derived), directory / "report.html"]
             write_html(derived.run, directory / "report.html", derived)
+    except NoArmError as error:
+        fail(f"--baseline: {error}", EXIT_BAD_PLAN)
     except (StoreError, OSError) as error:
         fail(str(error), EXIT_BAD_PLAN)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {"files": [str(f) for f in files], "summary": json.loads(derived.summary.to_json(orient="records"))}
-            )
-        )
+        tables = {"arms": standings_table(derived.standings), "summary": derived.summary}
+        found = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
+        typer.echo(json.dumps({"files": [str(f) for f in files]} | found))
         return
     print_summary(derived, console)
     for file in files:

@@ -160,6 +160,8 @@ class PlanFile(Record):
 
     schema_version: int = Field(PLAN_SCHEMA, alias="schema")
     name: str = Field(min_length=1)
+    baseline: str | None = None
+    """The arm that reports tell the others as times of, by its name; the reference arm where it is not given."""
     model: ModelSpec
     engine: tuple[EngineSpec, ...] = Field(min_length=1)
     workload: tuple[WorkloadSpec, ...] = Field(min_length=1)

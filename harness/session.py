@@ -26,13 +26,15 @@ from devices.base import (
     Meter,
 )
 from devices.cpu_cycles import CpuCycles
+from devices.peak_memory import PeakMemory
 from devices.state_watch import changes, state_marks, watched
-from engines.base import Engine, PhaseEvent, TellsRoad, unheard
+from engines.base import Engine, HoldsWeights, PhaseEvent, TellsRoad, unheard
 from harness.agreement import disagreements
 from harness.schema import Protocol
 from harness.serving import at_once, serve
 from results.energy import Interval, energy_between, idle_baseline
 from results.intervals import joined, outside
+from results.peak_power import p90_power
 from results.records import (
     PHASES,
     Completion,
@@ -54,6 +56,7 @@ Traces = dict[str, Sequence[PowerTrace]]
 CONTENDED = "contended"
 """Mark of a trial in whose window other processes took more of the CPU than the plan allows."""
 NO_CYCLES = CpuCycles(None, "CPU cycles: this device does not count them")
+NO_MEMORY = PeakMemory(None, "peak memory: this device does not tell it")
 CPU_TICK_S = 0.01
 """Linux counts the CPU time of a machine in ticks (USER_HZ)."""
 
@@ -65,6 +68,14 @@ class CountsCycles(TypingProtocol):
     """A device that counts the CPU cycles of what we run on it."""
 
     def cpu_cycles(self) -> CpuCycles: ...
+
+
+@runtime_checkable
+class CountsMemory(TypingProtocol):
+    """A device that tells the peak memory of what we run on it."""
+
+    def reset_peak_memory(self) -> PeakMemory | None: ...
+    def peak_memory(self) -> PeakMemory: ...
 
 
 class ArmScores(NamedTuple):
@@ -106,6 +117,7 @@ class _Window:
     foreign_share_step: float = 0.0
     """How much of the share is one tick of the CPU accounting."""
     cycles: CpuCycles = NO_CYCLES
+    memory: PeakMemory | None = None
 
 
 def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]:
@@ -130,6 +142,8 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
     scores, not_scored = _scores(arm, window.completions)
     traces: Traces = {IDLE_BEFORE: before, WINDOW: window.traces, IDLE_AFTER: after}
     energy, idle = derive_energy(window.completions, traces, (window.start_s, window.end_s))
+    weights = arm.engine.held_weights() if isinstance(arm.engine, HoldsWeights) else None
+    memory = window.memory or NO_MEMORY
     trial = Trial(
         trial_id=uuid.uuid4().hex,
         cell_id=arm.cell_id,
@@ -153,6 +167,10 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         foreign_cpu_share=window.foreign_cpu_share,
         cpu_cycles=window.cycles.cycles,
         cpu_cycles_remark=window.cycles.remark,
+        n_parameters=weights.n_parameters if weights is not None else None,
+        weight_bytes=weights.n_bytes if weights is not None else None,
+        peak_memory_bytes=memory.n_bytes,
+        peak_memory_remark=memory.remark,
         notes=(*arm.workload.notes, *not_scored, *arm.unmeasured.notes),
         disagreements=tuple(disagreements(arm.device.meters, window.traces, (window.start_s, window.end_s))),
         marks=_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
@@ -185,7 +203,10 @@ def derive_energy(
         if traces.get(IDLE_BEFORE) or traces.get(IDLE_AFTER):
             idle = idle_baseline(meter, traces.get(IDLE_BEFORE, ()), traces.get(IDLE_AFTER, ()))
             baselines.append(idle)
-        readings += [energy_between(own, intervals[phase], phase, meter, idle=idle) for phase in PHASES]
+        by_phase = [energy_between(own, intervals[phase], phase, meter, idle=idle) for phase in PHASES]
+        p90_w, why_none = p90_power(own, window, meter)
+        p90 = {"p90_power_w": p90_w, "p90_power_reason": why_none}
+        readings += [r.model_copy(update=p90) if r.phase == "all" else r for r in by_phase]
         components = [t.component for t in own if t.meter == meter]
         if len(components) > 1:
             readings += [energy_between(own, intervals["all"], "all", meter, component=c) for c in components]
@@ -201,6 +222,7 @@ def _measure(arm: Arm) -> _Window:
         for meter in meters:
             meter.mark()
 
+    window.memory = arm.device.reset_peak_memory() if isinstance(arm.device, CountsMemory) else None
     with running_meters(meters) as window.traces:
         cpu_before, cycles_before = arm.device.cpu_seconds(), _cycles(arm.device)
         window.start_s = arm.clock.now_s()
@@ -209,6 +231,8 @@ def _measure(arm: Arm) -> _Window:
         )
         window.end_s = arm.clock.now_s()
         cpu_after, cycles_after = arm.device.cpu_seconds(), _cycles(arm.device)
+    if isinstance(arm.device, CountsMemory) and window.memory is None:
+        window.memory = arm.device.peak_memory()
     window.raw = raw_traces(meters)
     if cpu_before is not None and cpu_after is not None and cpu_after.available_s > cpu_before.available_s:
         window.foreign_cpu_share = _foreign_share(cpu_before, cpu_after)

@@ -115,22 +115,27 @@ def clustered_mcnemar(changes: NDArray[np.int64]) -> Difference:
     """changes: samples x repeats, each 1 (right with the arm only), -1 (with the reference only) or 0."""
     n, n_repeats = changes.shape
     n01, n10 = int((changes > 0).sum()), int((changes < 0).sum())
-    by_sample = changes.sum(axis=1)
-    design_effect = float(n_repeats)
-    if n01 + n10:
-        design_effect = min(max(float((by_sample**2).sum()) / (n01 + n10), 1.0), design_effect)
-    low, high = _bonett_price(*(count / design_effect for count in (n10, n01, n * n_repeats)))
+    effect = design_effect(changes)
+    low, high = _bonett_price(*(count / effect for count in (n10, n01, n * n_repeats)))
     return Difference(
         n=n,
         mean=(n01 - n10) / (n * n_repeats),
         low=low,
         high=high,
-        p=_share_of_sign_flips(by_sample),
+        p=_share_of_sign_flips(changes.sum(axis=1)),
         test=MCNEMAR_CLUSTERED,
         n_changed=int((changes != 0).any(axis=1).sum()),
         n_answers=n * n_repeats,
         n_answers_changed=n01 + n10,
     )
+
+
+def design_effect(changes: NDArray[np.int64]) -> float:
+    """How many answers to one sample count as one: from 1 to the number of repeats, which stands where none changed."""
+    n_changed, n_repeats = int((changes != 0).sum()), changes.shape[1]
+    if not n_changed:
+        return float(n_repeats)
+    return min(max(float((changes.sum(axis=1) ** 2).sum()) / n_changed, 1.0), float(n_repeats))
 
 
 def _bonett_price(n10: float, n01: float, n: float) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from results import tables
 from results.accuracy_energy import accuracy_energy
 from results.answers import Answered, answered_samples
 from results.records import RunData
+from results.report.standings import Group, device_groups
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Derived:
     """Frames of a run, each made when it is first asked for, while the run's traces can be read."""
 
     run: RunData
+    baseline: str | None = None
+    """The arm that the others are told as times of; None: the plan's, else the reference."""
 
     @cached_property
     def tidy(self) -> pd.DataFrame:
@@ -38,3 +41,8 @@ class Derived:
     @cached_property
     def answered(self) -> list[Answered]:
         return answered_samples(self.run)
+
+    @cached_property
+    def standings(self) -> list[tuple[Group, list[Group]]]:
+        """By device: all workloads together, and each."""
+        return device_groups(self.run, self.tidy, self.baseline)

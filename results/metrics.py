@@ -24,7 +24,12 @@ from results.records import PHASES, Completion, EnergyReading, Method, Phase, Tr
 NO_GENERATION = "no request generated a token (log-likelihoods end with prefill)"
 ONE_TOKEN = "no request generated two tokens or more"
 NO_METER = "no meter was read in this trial"
-RELATIVE_UNITS = {"J": "gauge unit", "J/token": "gauge unit/token", "W": "gauge unit/s"}
+RELATIVE_UNITS = {
+    "J": "gauge unit",
+    "J/token": "gauge unit/token",
+    "J/response": "gauge unit/response",
+    "W": "gauge unit/s",
+}
 """A relative gauge counts in units of its own; they never stand under joules."""
 
 
@@ -55,6 +60,8 @@ ENERGY_METRICS: tuple[tuple[str, str], ...] = (
     ("net_energy_per_token", "J/token"),
     ("average_power", "W"),
     ("energy", "J"),
+    ("energy_per_response", "J/response"),
+    ("power_p90", "W"),
     ("energy_uncertainty", "%"),
 )
 LOAD_METRICS: tuple[tuple[str, Phase | None, str], ...] = (
@@ -63,6 +70,11 @@ LOAD_METRICS: tuple[tuple[str, Phase | None, str], ...] = (
     ("utilisation", None, "%"),
 )
 """Of workloads whose requests arrive by themselves; others have no such rows."""
+SIZE_METRICS: tuple[tuple[str, str], ...] = (
+    ("parameters", "parameters"),
+    ("weight_bytes", "B"),
+    ("peak_memory", "B"),
+)
 TECHNIQUE_METRICS: tuple[tuple[str, str], ...] = (("drop_rate", "%"), ("pad_rate", "%"))
 
 
@@ -164,6 +176,22 @@ def technique_observations(trial: Trial) -> list[Observation]:
     ]
 
 
+def size_observations(trial: Trial) -> list[Observation]:
+    """How large the model is as its engine holds it (derived), and the process's peak memory (measured)."""
+    elsewhere = "the engine does not hold the weights: they are elsewhere, or another model's are priced"
+    unread = trial.peak_memory_remark or "peak memory: not recorded"
+    found: dict[str, tuple[Method, float | None, str]] = {
+        "parameters": ("derived", trial.n_parameters, elsewhere),
+        "weight_bytes": ("derived", trial.weight_bytes, elsewhere),
+        "peak_memory": ("measured", trial.peak_memory_bytes, unread),
+    }
+    rows = []
+    for metric, unit in SIZE_METRICS:
+        method, value, reason = found[metric]
+        rows.append(Observation(metric, None, unit, method, value, reason if value is None else None))
+    return rows
+
+
 def tokens_of(trial: Trial, phase: Phase) -> int:
     if phase == "all":
         return trial.prefill_tokens + sum(c.n_generated for c in trial.completions)
@@ -184,6 +212,8 @@ def _of_reading(reading: EnergyReading, trial: Trial) -> Iterator[Observation]:
         "net_energy_per_token": (_over(reading.net_energy_j, n_tokens), no_tokens or no_net),
         "average_power": (_over(amount, reading.duration_s), no_energy or "the phase has no duration"),
         "energy": (amount, no_energy),
+        "energy_per_response": (_over(amount, len(trial.completions)), no_energy or "no request was answered"),
+        "power_p90": (reading.p90_power_w, reading.p90_power_reason or _no_p90(reading.phase)),
         "energy_uncertainty": (uncertainty_percent, no_energy or "the meter states no uncertainty"),
     }
     for metric, unit in ENERGY_METRICS:
@@ -198,6 +228,10 @@ def _of_reading(reading: EnergyReading, trial: Trial) -> Iterator[Observation]:
             reason=reason if value is None else None,
             meter=reading.meter,
         )
+
+
+def _no_p90(phase: Phase) -> str:
+    return "P90 power: not recorded" if phase == "all" else "P90 power is that of the whole window"
 
 
 def _over(amount: float | None, per: float) -> float | None:

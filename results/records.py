@@ -18,9 +18,18 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from results.printable import printable
 
 Method = Literal[
-    "counter", "integrated power", "battery gauge", "relative gauge", "modelled", "replayed", "measured", "missing"
+    "counter",
+    "integrated power",
+    "battery gauge",
+    "relative gauge",
+    "modelled",
+    "replayed",
+    "measured",
+    "derived",
+    "missing",
 ]
-"""How a figure came to be. `measured` is for clocks and scores; the others are for energy. Never mixed in one row."""
+"""How a figure came to be. `measured` is for clocks, memory and scores, `derived` for sizes that follow from what was
+loaded; the others are for energy. Never mixed in one row."""
 
 Phase = Literal["prefill", "decode", "all"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "all")
@@ -245,6 +254,10 @@ class EnergyReading(Record):
     """Of a relative gauge alone: the amount in units of its own. Never joules: `energy_j` stays None beside it."""
     gauge_units_uncertainty: float | None = None
     """One standard uncertainty."""
+    p90_power_w: float | None = None
+    """Of the whole window and the meter's total: power stays below it 90 % of the time."""
+    p90_power_reason: str | None = None
+    """Why there is none."""
     reason: str | None = None
     """Why a figure is None."""
 
@@ -425,6 +438,13 @@ class Trial(Record):
     """CPU cycles of the window, of the process that ran it and of those that it started."""
     cpu_cycles_remark: str | None = None
     """Why there are none, or what they leave out (the kernel's, for a user who may not see them)."""
+    n_parameters: int | None = None
+    weight_bytes: int | None = None
+    """Of the model as the engine holds it; None where its weights are elsewhere."""
+    peak_memory_bytes: int | None = None
+    """The most that the process had resident in the window."""
+    peak_memory_remark: str | None = None
+    """Why it is not known."""
     contention_shares: tuple[float, ...] = ()
     """That share in each window that was thrown away before this one, because it was above the plan's limit."""
     notes: tuple[str, ...] = ()

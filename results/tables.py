@@ -1,9 +1,9 @@
 """Tables of a run as pandas frames, made from its records and nothing else.
 
 Which n: a trial's value is one number, and `n`, `mean`, `median` and the interval are over the trials that are ok and
-unmarked. `p90` and `p99` of ttft, tpot, itl, e2e and of waits under load are pooled over all their requests (itl:
-gaps), because a tail belongs to requests; a percentile q needs 1 / (1 - q) values, else it is empty. For accuracy `n`
-counts samples (and `n_failed` still trials), because the repeats ask the same items again: its interval is Wilson's
+unmarked. `p50`, `p90` and `p99` of ttft, tpot, itl, e2e and of waits under load are pooled over all their requests
+(itl: gaps), because a tail belongs to requests; a percentile q needs 1 / (1 - q) values, else it is empty. For accuracy
+`n` counts samples (and `n_failed` still trials), because the repeats ask the same items again: its interval is Wilson's
 where every sample is right or wrong (`results.zero_one`), else the mean +- 1.96 standard errors of the task.
 
 Every row has one method. A missing figure is an empty cell (NaN) beside its reason, with method "missing".
@@ -37,12 +37,14 @@ from results.metrics import (
     ENERGY_METRICS,
     LATENCY_METRICS,
     LOAD_METRICS,
+    SIZE_METRICS,
     TECHNIQUE_METRICS,
     Observation,
     accuracy_observations,
     energy_observations,
     latency_observations,
     load_observations,
+    size_observations,
     technique_observations,
     unseen,
 )
@@ -54,9 +56,9 @@ from results.zero_one import is_share, wilson_interval, zero_one_metrics
 
 COLUMNS = (
     "run_id", "cell", "device", "engine", "technique", "model", "workload", "phase", "metric", "unit", "method",
-    "meter", "n", "n_failed", "mean", "median", "p90", "p99", "ci_low", "ci_high", "reason",
+    "meter", "n", "n_failed", "mean", "median", "p50", "p90", "p99", "ci_low", "ci_high", "reason",
 )  # fmt: skip
-_STATISTICS = ("mean", "median", "p90", "p99", "ci_low", "ci_high")
+_STATISTICS = ("mean", "median", "p50", "p90", "p99", "ci_low", "ci_high")
 
 
 def tidy(run: RunData) -> pd.DataFrame:
@@ -93,8 +95,9 @@ def energy_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def accuracy_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a tidy frame that are neither latency, energy nor technique: the tasks name their own metrics."""
-    own = {m for m, _, _ in (*LATENCY_METRICS, *LOAD_METRICS)} | {m for m, _ in (*ENERGY_METRICS, *TECHNIQUE_METRICS)}
+    """The rows of a tidy frame that are no latency, energy, technique or size: the tasks name their own metrics."""
+    own = {m for m, _, _ in (*LATENCY_METRICS, *LOAD_METRICS)}
+    own |= {m for m, _ in (*ENERGY_METRICS, *TECHNIQUE_METRICS, *SIZE_METRICS)}
     return frame[~frame["metric"].isin(own)].reset_index(drop=True)
 
 
@@ -156,6 +159,7 @@ def _grouped(trials: Sequence[Trial]) -> list[list[Observation]]:
         energy_observations,
         accuracy_observations,
         technique_observations,
+        size_observations,
     )
     for read in readers:
         for observation in chain.from_iterable(read(trial) for trial in trials):
@@ -179,7 +183,13 @@ def _summaries(
         summary = summarise(values, n_failed)
         pooled = [p for o in group if o.method == method for p in o.pooled]
         if pooled:
-            summary = summary.model_copy(update={"p90": percentile(pooled, 0.90), "p99": percentile(pooled, 0.99)})
+            summary = summary.model_copy(
+                update={
+                    "p50": percentile(pooled, 0.50),
+                    "p90": percentile(pooled, 0.90),
+                    "p99": percentile(pooled, 0.99),
+                }
+            )
         n_without = n_good - len(values)
         without = f"{n_without} of {n_good} trials without a {method} figure" if n_without else None
         yield method, summary, ": ".join(filter(None, [without, reasons])) or None
@@ -187,7 +197,7 @@ def _summaries(
 
 def _over_samples(mean: float | None, stderr: float | None, n_samples: int, is_a_share: bool) -> dict[str, Any]:
     """An accuracy's interval is over items, not over repeats of the same items; its standard error has none."""
-    row: dict[str, Any] = {"n": n_samples, "p90": None, "p99": None, "ci_low": None, "ci_high": None}
+    row: dict[str, Any] = {"n": n_samples, "p50": None, "p90": None, "p99": None, "ci_low": None, "ci_high": None}
     if mean is not None and is_a_share:
         row["ci_low"], row["ci_high"] = wilson_interval(mean, n_samples)
     elif mean is not None and stderr is not None:
@@ -328,6 +338,12 @@ _WIDE: tuple[tuple[str, str, str | None, float], ...] = (
     ("decode_j_per_token", "energy_per_token", "decode", 1),
     ("all_j_per_token", "energy_per_token", "all", 1),
     ("net_all_j_per_token", "net_energy_per_token", "all", 1),
+    ("j_per_response", "energy_per_response", "all", 1),
+    ("mean_power_w", "average_power", "all", 1),
+    ("p90_power_w", "power_p90", "all", 1),
+    ("parameters", "parameters", None, 1),
+    ("weight_bytes", "weight_bytes", None, 1),
+    ("peak_memory_bytes", "peak_memory", None, 1),
     ("queueing_ms", "queueing", None, 1e3),
     ("ttft_from_arrival_ms", "ttft_from_arrival", "prefill", 1e3),
     ("utilisation_percent", "utilisation", None, 1),
@@ -391,7 +407,7 @@ def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
     for column, metric, phase, scale in _WIDE:
         row = first.get((metric, phase), _NO_ROW)
-        in_joules = row["unit"] not in {"gauge unit/token"}
+        in_joules = not row["unit"].startswith("gauge unit")
         for suffix, statistic in (("", "mean"), ("_low", "ci_low"), ("_high", "ci_high")):
             wide[column + suffix] = row[statistic] * scale if in_joules else None
     energy_row = first["energy_per_token", "all"]
@@ -411,7 +427,9 @@ def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 _WIDE_NAMES = {column for column, _, _, _ in _WIDE} | {"energy_uncertainty_percent", "accuracy", "accuracy_stderr"}
 _ACCURACY = ("accuracy_metric", "accuracy", "accuracy_low", "accuracy_high", "accuracy_stderr", "accuracy_samples")
-_SAID_IN_SUMMARY = {metric for _, metric, _, _ in _WIDE} - {"drop_rate", "pad_rate"}
+_SAID_IN_SUMMARY = {metric for _, metric, _, _ in _WIDE} - {
+    *dict(TECHNIQUE_METRICS), *dict(SIZE_METRICS), "energy_per_response", "average_power", "power_p90"
+}  # fmt: skip
 
 
 def _wide_accuracy(rows: list[dict[str, Any]]) -> dict[str, Any]:

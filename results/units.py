@@ -13,7 +13,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 PLAIN_DIGITS = 3
 
 _PREFIXES = ((-12, "p"), (-9, "n"), (-6, "µ"), (-3, "m"), (0, ""), (3, "k"), (6, "M"), (9, "G"), (12, "T"))
-_PREFIXED_UNITS = frozenset({"s", "J", "W", "J/token"})
+_PREFIXED_UNITS = frozenset({"s", "J", "W", "J/token", "J/response"})
 """Units that take a prefix; %, token/s and the dimensionless 1 stay as they are."""
 
 
@@ -79,6 +79,14 @@ def format_bytes(n_bytes: int) -> str:
     """Memory in binary units: 137438953472 -> "128 GiB"."""
     exponent = min(max(int(math.log2(n_bytes)) // 10, 0), 4) if n_bytes > 0 else 0
     return f"{_plain(n_bytes / 1024**exponent)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"
+
+
+def format_count(n: float) -> str:
+    """A large count in words of thousands: 5734400 -> "5.73 million"."""
+    for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if n >= size:
+            return f"{_plain(n / size)} {word}"
+    return f"{n:.0f}"
 
 
 def _plain(value: float) -> str:

@@ -12,7 +12,7 @@ from results.accuracy_energy import COLUMNS, IS_REFERENCE, NO_REFERENCE, accurac
 from results.compare import mcnemar
 from results.records import RunData, Score, Trial
 from results.report.accuracy import AccuracyTable
-from results.report.headline import Entry
+from results.report.figure_tables import Entry
 from results.report.html import page_context
 from tests.run_builders import cell, reading, run
 from tests.scored_runs import arm, scored, two_arms
@@ -109,7 +109,7 @@ def shown(data: RunData) -> AccuracyTable:
 
 def test_the_report_names_the_reference_and_puts_changes_beside_values() -> None:
     table = shown(two_arms("1" * 15 + "0" * 5, "1" * 11 + "0" * 8 + "1"))
-    assert table.reference == "A exact (on-demand)"
+    assert table.reference == "exact (on-demand)"
     assert table.headings == [("acc", "more is better")]
     exact, tiers = table.rows
     assert exact.scores[0].change.text == "reference"
@@ -130,15 +130,3 @@ def test_random_weights_are_said_and_a_missing_change_has_its_note() -> None:
     assert "random" in (table.warning or "")
     assert table.rows[1].scores[0].change.text == "none"
     assert "not the same samples" in table.notes[(table.rows[1].scores[0].change.note or 0) - 1]
-
-
-def test_accuracy_and_joules_of_the_arms_are_drawn_with_the_front_of_those_that_nothing_beats() -> None:
-    """exact: 0.75 for 767 mJ; tiers: 0.6 for 400 mJ; worse: 0.5 for 1000 mJ, beaten by both."""
-    data = two_arms("1" * 15 + "0" * 5, "1" * 12 + "0" * 8)
-    worse = [scored("worse", "1" * 10 + "0" * 10, i, 8.0 + 0.1 * i) for i in range(3)]
-    data = run([*data.cells, arm("worse")], [*data.trials, *worse])
-    ((_, figure),) = page_context(data)["figures"]["accuracy"]
-    assert figure.spec is not None
-    drawn = {r["letter"]: r["on_front"] for rows in figure.spec["datasets"].values() for r in rows}
-    assert drawn == {"A": True, "B": True, "C": False}
-    assert "Energy counter (nvml); acc measured. Up and to the left is better." in figure.caption

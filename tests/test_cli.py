@@ -231,7 +231,7 @@ def _wait_for_trials(process: subprocess.Popen[str], run: Path, n: int) -> None:
 
 # --- a finished run --------------------------------------------------------------------------------------------------
 
-TABLES = ("latency", "energy", "accuracy", "accuracy_energy", "samples", "trials", "summary")
+TABLES = ("arms", "latency", "energy", "accuracy", "accuracy_energy", "samples", "trials", "summary")
 
 
 def read(run: FinishedRun, name: str) -> pd.DataFrame:
@@ -256,7 +256,7 @@ def test_progress_is_a_line_a_trial_where_there_is_no_terminal(finished_run: Fin
 def test_tidy_tables_have_the_columns_that_are_documented(finished_run: FinishedRun) -> None:
     documented = [
         "run_id", "cell", "device", "engine", "technique", "model", "workload", "phase", "metric", "unit", "method",
-        "meter", "n", "n_failed", "mean", "median", "p90", "p99", "ci_low", "ci_high", "reason",
+        "meter", "n", "n_failed", "mean", "median", "p50", "p90", "p99", "ci_low", "ci_high", "reason",
     ]  # fmt: skip
     for name in ("latency", "energy", "accuracy"):
         assert list(read(finished_run, name).columns) == documented
@@ -313,6 +313,17 @@ def test_report_writes_the_same_files_again(finished_run: FinishedRun) -> None:
     assert len(told["files"]) == len(TABLES) + 1
     assert len(told["summary"]) == 6
     assert {name: (finished_run.directory / f"{name}.csv").read_bytes() for name in TABLES} == before
+
+
+def test_a_reader_chooses_the_baseline_of_a_finished_run(finished_run: FinishedRun, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished_run.directory, tmp_path / "copy")
+    done = joulebench("report", str(folder), "--baseline", "tiers", "--json")
+    assert done.code == 0, done.stderr
+    on_host = [row for row in json.loads(done.stdout)["arms"] if row["device"] == "host"]
+    assert {row["baseline"] for row in on_host} == {"tiers"}
+    assert {row["ratio"] for row in on_host if row["arm"] == "tiers" and row["quantity"] == "time"} == {1.0}
+    refused = joulebench("report", str(folder), "--baseline", "tires")
+    assert_refused(refused.code, refused.stderr, ["--baseline: no arm of this run is named 'tires'; take one of"])
 
 
 # --- the other commands ----------------------------------------------------------------------------------------------

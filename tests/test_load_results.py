@@ -11,9 +11,10 @@ from results.asked import asked_alike, unlike_notes
 from results.compare import UnlikeError, compare_trials
 from results.records import Completion, RunData, Trial
 from results.report.arms import arms_of
-from results.report.headline import headline_tables
+from results.report.figure_tables import asked_of, figure_tables
 from results.report.html import html_text
-from results.report.verdict import verdicts
+from results.report.page_units import PageUnits
+from results.report.standings import ASKED_OTHERWISE, device_groups
 from tests.run_builders import cell, completion, failed, power_trace, reading, run, trial
 
 
@@ -82,14 +83,15 @@ def test_arrivals_in_the_table_count_from_the_windows_start() -> None:
     assert list(tables.trials(data)["arrival_s"]) == [1.0]
 
 
-def test_the_headline_shows_load_where_there_is_some() -> None:
-    def titles(data: RunData) -> list[str]:
-        (table,) = headline_tables(data, tables.tidy(data), arms_of(data.cells))
-        return [title for title, _ in table.headings]
+def test_the_tables_of_figures_show_load_where_there_is_some() -> None:
+    def groups(data: RunData) -> set[str]:
+        frame = tables.tidy(data)
+        found = figure_tables(data, frame, arms_of(data.cells), PageUnits(frame))
+        return {title for table in found for title, _ in table.groups}
 
     both = run([cell("c1"), cell("c2")], [loaded(), failed("c2")])
-    assert {"queueing", "TTFT + queueing", "utilisation"} <= set(titles(both))
-    assert not {"queueing", "utilisation"} & set(titles(run([cell()], [trial()])))
+    assert {"Queueing", "TTFT + queueing"} <= groups(both)
+    assert not {"Queueing", "TTFT + queueing"} & groups(run([cell()], [trial()]))
     assert "TTFT + queueing" in html_text(both)
 
 
@@ -118,7 +120,7 @@ def asked(cell_id: str, digest: str | None, repeat: int = 0, end_s: float = 2.0)
 def two_arms(first: str | None, second: str | None) -> RunData:
     cells = [cell("c1"), cell("c2", technique="other")]
     trials = [asked("c1", first, r, 2.0 + 0.01 * r) for r in range(3)]
-    return run(cells, [*trials, *(asked("c2", second, r, 4.0 + 0.02 * r) for r in range(3))])
+    return run(cells, [*trials, *(asked("c2", second, r, 4.0 + 0.03 * r) for r in range(3))])
 
 
 SAME, OTHER = "3fa94c127f01" + "0" * 52, "77c1" + "0" * 60
@@ -128,24 +130,26 @@ def test_arms_asked_the_same_show_its_hash_once() -> None:
     data = two_arms(SAME, SAME)
     assert asked_alike(data) == {"gsm8k": True}
     assert unlike_notes(data) == []
-    (table,) = headline_tables(data, tables.tidy(data), arms_of(data.cells))
-    assert table.requests == "requests 3fa94c127f01"
+    (asked_once,) = asked_of(data, arms_of(data.cells))
+    assert asked_once.requests == "requests 3fa94c127f01"
     assert "requests 3fa94c127f01" in html_text(data)
     assert set(tables.summary(data)["requests_sha256"]) == set(tables.trials(data)["requests_sha256"]) == {SAME}
-    answers = {v.question: v.answer for v in verdicts(data, tables.tidy(data), arms_of(data.cells))}
-    assert "not asked the same" not in answers["Fastest"]
+    ((group, _),) = device_groups(data, tables.tidy(data))
+    assert group.verdicts["time"].is_certain
 
 
-def test_arms_asked_otherwise_are_marked_and_their_verdict_says_so() -> None:
+def test_arms_asked_otherwise_are_told_and_none_is_named_fastest() -> None:
     data = two_arms(SAME, OTHER)
     assert asked_alike(data) == {"gsm8k": False}
     assert unlike_notes(data)[0].startswith("gsm8k: the arms were not asked the same requests")
-    (table,) = headline_tables(data, tables.tidy(data), arms_of(data.cells))
-    ((_, arms),) = table.devices
-    assert [arm.trials for arm in arms] == ["3 ok; requests 3fa94c127f01", "3 ok; requests 77c100000000"]
+    (asked_twice,) = asked_of(data, arms_of(data.cells))
+    assert "reference, on-demand, host: requests 3fa94c127f01; reference, other, host: requests 77c1" in (
+        asked_twice.requests
+    )
     assert "not asked the same requests" in html_text(data)
-    fastest = {v.question: v.answer for v in verdicts(data, tables.tidy(data), arms_of(data.cells))}["Fastest"]
-    assert fastest.endswith("; the arms were not asked the same requests")
+    ((group, _),) = device_groups(data, tables.tidy(data))
+    assert not group.verdicts["time"].is_certain
+    assert group.verdicts["time"].why == ASKED_OTHERWISE
     with pytest.raises(UnlikeError, match="not asked the same requests"):
         compare_trials(data.trials[:3], data.trials[3:], "e2e", "all")
 
@@ -159,8 +163,8 @@ def test_repeats_of_one_arm_that_differ_are_told_too() -> None:
 def test_runs_of_before_the_hash_are_taken_for_alike() -> None:
     data = two_arms(None, None)
     assert unlike_notes(data) == []
-    (table,) = headline_tables(data, tables.tidy(data), arms_of(data.cells))
-    assert table.requests == "requests not recorded"
+    (asked_before,) = asked_of(data, arms_of(data.cells))
+    assert asked_before.requests == "requests not recorded"
     assert tables.summary(data)["requests_sha256"].isna().all()
 
 

@@ -499,7 +499,7 @@ def test_the_first_plan_tells_defaults_as_they_are() -> None:
     defaults = {n: f.default for r in (ModelSpec, EngineSpec, DeviceSpec, Protocol) for n, f in r.model_fields.items()}
     told = {key: tomllib.loads(f"v = {value}")["v"] for key, value in commented}
     # What has no default, or one that nobody would write, shows an example.
-    examples = {"threads", "label", "cross_check", "recording", "app", "priced_as", "stop"}
+    examples = {"baseline", "threads", "label", "cross_check", "recording", "app", "priced_as", "stop"}
     assert {k: v for k, v in told.items() if k not in examples} == {
         k: list(defaults[k]) if k == "meters" else defaults[k] for k in told if k not in examples
     }
@@ -544,3 +544,9 @@ def names_read(packages: tuple[str, ...]) -> set[str]:
 def test_every_field_of_a_plan_is_read(record: type[BaseModel], packages: tuple[str, ...]) -> None:
     fields = {field.alias or name for name, field in record.model_fields.items()}
     assert fields - names_read(packages) == set()
+
+
+def test_a_baseline_that_is_no_arm_is_told_with_the_nearest() -> None:
+    assert problems(raw_plan(baseline="droples")) == ["baseline: no arm has this name; did you mean dropless?"]
+    assert problems(raw_plan(baseline=3)) == ["baseline: must be the name of an arm, found 3"]
+    assert build_plan(raw_plan(baseline="dropless")).raw["baseline"] == "dropless"

@@ -1,4 +1,4 @@
-"""Accuracy beside energy, as the report shows it: a table for each workload and device, and a chart of the trade."""
+"""Accuracy beside energy, as the report shows it: a table for each workload and device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pandas as pd
 from results.accuracy_energy import IS_REFERENCE
 from results.records import Cell, RunData
 from results.report.arms import Arm
-from results.report.charts import TradePoint, pareto_front, trade_chart
-from results.report.figures import Figure
-from results.report.headline import Entry
-from results.units import format_interval, format_mean, format_number, format_p, si_scale, signed
+from results.report.figure_tables import Entry
+from results.report.page_units import PageUnits
+from results.units import format_interval, format_mean, format_number, format_p, signed
 
 Row = dict[str, Any]
 MAX_SCORES = 4
@@ -66,27 +65,12 @@ class AccuracyTable:
         return self.notes.index(text) + 1
 
 
-def accuracy_tables(run: RunData, compared: pd.DataFrame, arms: dict[str, Arm]) -> list[AccuracyTable]:
+def accuracy_tables(
+    run: RunData, compared: pd.DataFrame, arms: dict[str, Arm], units: PageUnits
+) -> list[AccuracyTable]:
     """Of the workloads that are scored, by device. compared: `results.accuracy_energy` of the run."""
     rising = {s.metric: s.higher_is_better for t in run.trials for s in t.scores}
-    return [_table(run, cells, rows, rising, arms) for cells, rows in _groups(run, compared) if _scores(rows)]
-
-
-def accuracy_figures(run: RunData, compared: pd.DataFrame, arms: dict[str, Arm]) -> list[Figure]:
-    """The first score of each workload against joules, for each way in which those of several arms came to be."""
-    rising = {s.metric: s.higher_is_better for t in run.trials for s in t.scores}
-    found = []
-    for cells, rows in _groups(run, compared):
-        scores = _scores(rows)
-        if not scores:
-            continue
-        energy = [r for r in rows if r["quantity"] == "energy_per_token" and not pd.isna(r["value"])]
-        for method, meter in dict.fromkeys((r["method"], r["meter"]) for r in energy):
-            own = {r["cell"]: r for r in energy if (r["method"], r["meter"]) == (method, meter)}
-            by_cell = {r["cell"]: r for r in rows if r["quantity"] == scores[0] and not pd.isna(r["value"])}
-            if len(by_cell.keys() & own.keys()) > 1:
-                found.append(_figure(cells[0], scores[0], rising.get(scores[0], True), by_cell, own, arms))
-    return found
+    return [_table(run, cells, rows, rising, arms, units) for cells, rows in _groups(run, compared) if _scores(rows)]
 
 
 def _groups(run: RunData, compared: pd.DataFrame) -> list[tuple[list[Cell], list[Row]]]:
@@ -107,12 +91,17 @@ def _scores(rows: Sequence[Row]) -> list[str]:
 
 
 def _table(
-    run: RunData, cells: Sequence[Cell], rows: Sequence[Row], rising: dict[str, bool], arms: dict[str, Arm]
+    run: RunData,
+    cells: Sequence[Cell],
+    rows: Sequence[Row],
+    rising: dict[str, bool],
+    arms: dict[str, Arm],
+    units: PageUnits,
 ) -> AccuracyTable:
     scores = _scores(rows)[:MAX_SCORES]
     headings = [(score, HIGHER if rising.get(score, True) else LOWER) for score in scores]
-    energy_scale, energy_unit = _scale(rows, "energy_per_token", "J/token")
-    ttft_scale, ttft_unit = _scale(rows, "ttft", "s")
+    energy_scale, energy_unit = units.of("energy_per_token", "all", "J/token")
+    ttft_scale, ttft_unit = units.of("ttft", "prefill", "s")
     table = AccuracyTable(
         cells[0].workload, cells[0].device, _reference(run, cells, arms), headings, energy_unit, ttft_unit
     )
@@ -206,37 +195,3 @@ def _plain(table: AccuracyTable, row: Row | None) -> Entry:
 
 def _missing(table: AccuracyTable, row: Row | None) -> Entry:
     return Entry("missing", note=table.note((row and row["reason"]) or "nothing was recorded"))
-
-
-def _scale(rows: Sequence[Row], quantity: str, unit: str) -> tuple[float, str]:
-    """One unit for a whole column."""
-    values = [abs(r["value"]) for r in rows if r["quantity"] == quantity and not pd.isna(r["value"])]
-    return si_scale(max(values, default=1.0), unit)
-
-
-# --- the chart -------------------------------------------------------------------------------------------------------
-
-
-def _figure(
-    cell: Cell, score: str, is_rising: bool, scores: dict[str, Row], energy: dict[str, Row], arms: dict[str, Arm]
-) -> Figure:
-    title = f"{cell.workload} on {cell.device}"
-    both = [c for c in scores if c in energy]
-    scale, unit = si_scale(max(energy[c]["value"] for c in both), energy[both[0]]["unit"])
-    front = pareto_front([(energy[c]["value"], scores[c]["value"] * (-1 if is_rising else 1)) for c in both])
-    points = [
-        TradePoint(arms[c].letter, arms[c].name, *_ends(energy[c], scale), *_ends(scores[c], 1.0), on_front=on_front)
-        for c, on_front in zip(both, front, strict=True)
-    ]
-    how = f"energy {energy[both[0]]['method']} ({energy[both[0]]['meter']})"
-    values = "; ".join(f"{p.letter} {format_number(p.x)} {unit}, {format_number(p.y)}" for p in points)
-    better = "Up" if is_rising else "Down"
-    caption = f"{how[0].upper()}{how[1:]}; {score} measured. {better} and to the left is better."
-    description = f"{title}: {score} against energy per token, {how}. {values}."
-    spec = trade_chart(points, (f"energy per token ({unit})", unit), (score, score), description)
-    return Figure(title, caption, spec, description)
-
-
-def _ends(row: Row, scale: float) -> tuple[float, float | None, float | None]:
-    ends = [None if pd.isna(row[key]) else float(row[key]) / scale for key in ("ci_low", "ci_high")]
-    return float(row["value"]) / scale, ends[0], ends[1]

@@ -1,4 +1,4 @@
-"""Arms: what is compared. An arm is a cell without its workload and device; a letter names it in tables and charts."""
+"""Arms: what is compared. An arm is a cell without its workload and device. It goes by the name that the plan gave."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from results.records import Cell
 
 @dataclass(frozen=True)
 class Arm:
-    """letter: A, B, ... in the order of the run's cells; name: the letter with the name that the plan gave.
+    """index: in the order of the run's cells; it chooses the arm's symbol. name: the plan's, with the model behind it
+    where a run has several.
 
     how: technique and placement in short, for below the name.
     """
 
-    letter: str
+    index: int
     name: str
     engine: str
     technique: str
@@ -29,37 +30,41 @@ class Arm:
 
 def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
     """The arm of each cell, by cell id."""
-    letters: dict[tuple[str, ...], str] = {}
+    indices: dict[tuple[str, ...], int] = {}
+    keys = {cell.cell_id: _key(cell) for cell in cells}
+    by_engine: dict[str, set[tuple[str, ...]]] = {}
+    for cell in cells:
+        indices.setdefault(keys[cell.cell_id], len(indices))
+        by_engine.setdefault(cell.engine, set()).add(keys[cell.cell_id])
     found = {}
     for cell in cells:
-        parameters = ", ".join(f"{k}={v}" for k, v in sorted(cell.engine_parameters.items()))
-        key = (
-            cell.engine,
-            cell.technique,
-            json.dumps(cell.technique_parameters, sort_keys=True, default=str),
-            cell.placement,
-            model_name(cell),
-            parameters,
-        )
-        letter = letters.setdefault(key, letter_of(len(letters)))
+        key = keys[cell.cell_id]
+        alike = by_engine[cell.engine]
+        name = cell.engine if len(alike) == 1 else f"{cell.engine}, {_told_apart(cell, len({k[4] for k in alike}) > 1)}"
         found[cell.cell_id] = Arm(
-            letter,
-            f"{letter} {cell.engine}",
+            indices[key],
+            name,
             cell.engine,
             technique_name(cell),
             cell.placement,
             model_name(cell),
-            parameters,
+            key[5],
             cell.technique if cell.placement == "host" else f"{cell.technique}, {cell.placement}",
         )
     return found
 
 
-def letter_of(index: int) -> str:
-    """0 -> A, 25 -> Z, 26 -> AA, as spreadsheets count columns."""
-    letters = ""
-    index += 1
-    while index:
-        index, rest = divmod(index - 1, 26)
-        letters = chr(ord("A") + rest) + letters
-    return letters
+def _key(cell: Cell) -> tuple[str, ...]:
+    return (
+        cell.engine,
+        cell.technique,
+        json.dumps(cell.technique_parameters, sort_keys=True, default=str),
+        cell.placement,
+        model_name(cell),
+        ", ".join(f"{k}={v}" for k, v in sorted(cell.engine_parameters.items())),
+    )
+
+
+def _told_apart(cell: Cell, by_model: bool) -> str:
+    """What sets apart arms of one name: their models, else how they work."""
+    return model_name(cell) if by_model else f"{technique_name(cell)}, {cell.placement}"

@@ -44,7 +44,7 @@
     const row = element("tr");
     const name = element("th");
     name.scope = "row";
-    name.append(element("span", "letter", answer.letter), ` ${answer.name}`);
+    name.append(answer.name);
     const said = element("td", "sample-text", answer.said);
     if (answer.varies) said.append(element("span", "tag", "repeats differ; this is the first"));
     const score = element("td");

@@ -1,8 +1,8 @@
 """Charts as Vega-Lite specifications.
 
 Colours are CSS variables of the page (`var(--accent)`), so that charts follow light, dark and print without being drawn
-again. Nothing is said by colour alone: arms carry their letter, phases their name, points on the Pareto front are
-filled, traces have a name and a dash pattern. Widths follow the container.
+again. Nothing is said by colour alone: arms and phases carry their name, traces a name and a dash pattern. Widths
+follow the container.
 """
 
 from __future__ import annotations
@@ -18,14 +18,6 @@ from results.records import PowerTrace
 
 MAX_POINTS = 1200
 """Points drawn of a trace; more cannot be told apart at the width of a page."""
-
-LABEL_DISTANCE = 0.08
-"""Points nearer than this part of both axes share one label: two letters would overprint."""
-
-PLOT_PX = 240
-"""Width of the narrowest plot: what has room there has room on wider pages."""
-LETTER_PX, LABEL_GAP_PX = 7, 5
-"""Width of a bold character of a label, and how far a label stands from its point."""
 
 CONFIG: dict[str, Any] = {
     "background": "transparent",
@@ -50,21 +42,6 @@ _FIT = {"type": "fit-x", "contains": "padding"}
 
 
 @dataclass(frozen=True)
-class TradePoint:
-    """An arm between two figures, in the chart's units; interval ends None where there is no interval."""
-
-    letter: str
-    name: str
-    x: float
-    x_low: float | None
-    x_high: float | None
-    y: float
-    y_low: float | None
-    y_high: float | None
-    on_front: bool
-
-
-@dataclass(frozen=True)
 class EnergyBar:
     """Energy of one phase of an arm, in the chart's unit. label: the value as text, or why there is none."""
 
@@ -74,109 +51,6 @@ class EnergyBar:
     low: float | None
     high: float | None
     label: str
-
-
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Which points no other point beats: none is as good in both and better in one. Less is better."""
-    order = sorted(range(len(points)), key=lambda i: points[i])
-    on_front = [False] * len(points)
-    best_y = float("inf")
-    previous: tuple[float, float] | None = None
-    for i in order:
-        on_front[i] = points[i][1] < best_y or points[i] == previous
-        if on_front[i]:
-            best_y, previous = points[i][1], points[i]
-    return on_front
-
-
-def point_labels(points: Sequence[TradePoint]) -> list[str]:
-    """Letters to print at each point; points too close to tell apart share the label of the first of them."""
-    drawn_x = [v for p in points for v in (p.x, p.x_low, p.x_high) if v is not None]
-    drawn_y = [v for p in points for v in (p.y, p.y_low, p.y_high) if v is not None]
-    reach_x, reach_y = (LABEL_DISTANCE * (max(values) - min(values)) for values in (drawn_x, drawn_y))
-    owners: list[int] = []
-    for i, p in enumerate(points):
-        near = (
-            o
-            for o in owners
-            if owners[o] == o and abs(points[o].x - p.x) <= reach_x and abs(points[o].y - p.y) <= reach_y
-        )
-        owners.append(next(near, i))
-    letters = [p.letter for p in points]
-    return [
-        ", ".join(letter for letter, o in zip(letters, owners, strict=True) if o == i and owners[i] == i)
-        for i in range(len(points))
-    ]
-
-
-def label_sides(points: Sequence[TradePoint], labels: Sequence[str], x_range: Sequence[float]) -> list[bool]:
-    """Whether each label stands left of its point: where it fits there and meets no other, else on the right."""
-    px = PLOT_PX / (x_range[1] - x_range[0])
-    is_left = [False] * len(points)
-    last_px = 0.0
-    for i in sorted((i for i, label in enumerate(labels) if label), key=lambda i: points[i].x):
-        at_px, width_px = (points[i].x - x_range[0]) * px, LETTER_PX * len(labels[i]) + LABEL_GAP_PX
-        is_left[i] = at_px - width_px >= last_px
-        last_px = at_px if is_left[i] else at_px + width_px
-    return is_left
-
-
-def drawn_range(values: Sequence[float]) -> list[float]:
-    """Axis from a little below the values to a little above; equal values get an axis that can still be labelled."""
-    low, high = min(values), max(values)
-    margin = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
-    return [low - margin, high + margin]
-
-
-def latency_energy_chart(
-    points: Sequence[TradePoint], latency_unit: str, energy_unit: str, description: str
-) -> dict[str, Any]:
-    """Arms between latency (across) and energy (up)."""
-    across = (f"E2E latency per request ({latency_unit})", f"E2E ({latency_unit})")
-    return trade_chart(points, across, (f"energy per token ({energy_unit})", energy_unit), description)
-
-
-def trade_chart(
-    points: Sequence[TradePoint], across: tuple[str, str], up: tuple[str, str], description: str
-) -> dict[str, Any]:
-    """Scatter of arms with 95 % intervals and the Pareto front through the means. across, up: axis and short title."""
-    import altair as alt
-
-    rows = [asdict(p) | _ends("x_", p.x, p.x_low, p.x_high) | _ends("y_", p.y, p.y_low, p.y_high) for p in points]
-    ranges = [drawn_range([v for row in rows for v in (row[f"{axis}_low"], row[f"{axis}_high"])]) for axis in "xy"]
-    labels = point_labels(points)
-    for row, label, is_left in zip(rows, labels, label_sides(points, labels, ranges[0]), strict=True):
-        row |= {"label": label, "label_left": is_left}
-    # What is drawn last lies on top: a point on the front must not vanish under its neighbours.
-    base = alt.Chart(alt.InlineData(values=sorted(rows, key=lambda row: bool(row["on_front"]))))
-    x_scale, y_scale = (alt.Scale(domain=ends, nice=False) for ends in ranges)
-    x = alt.X("x:Q", title=across[0], scale=x_scale).axis(tickCount=5)
-    y = alt.Y("y:Q", title=up[0], scale=y_scale).axis(tickCount=5)
-    tooltip = [
-        alt.Tooltip("name:N", title="arm"),
-        alt.Tooltip("x:Q", title=across[1], format=".4~g"),
-        alt.Tooltip("y:Q", title=up[1], format=".4~g"),
-    ]
-    marks = base.mark_point(size=70, strokeWidth=1.6, opacity=1, stroke="var(--accent)").encode(
-        x=x,
-        y=y,
-        fill=alt.condition("datum.on_front", alt.value("var(--accent)"), alt.value("var(--paper)")),
-        tooltip=tooltip,
-    )
-    front = (
-        base.transform_filter("datum.on_front")
-        .mark_line(color="var(--accent)", strokeWidth=1, strokeDash=[4, 3])
-        .encode(x=x, y=y, order="x:Q")
-    )
-    rule = {"color": "var(--ink-2)", "strokeWidth": 1}
-    along_x = base.mark_rule(**rule).encode(x="x_low:Q", x2="x_high:Q", y=y)
-    along_y = base.mark_rule(**rule).encode(y="y_low:Q", y2="y_high:Q", x=x)
-    align = alt.expr("datum.label_left ? 'right' : 'left'")
-    dx = alt.expr(f"datum.label_left ? {-LABEL_GAP_PX} : {LABEL_GAP_PX}")
-    letters = base.mark_text(align=align, dx=dx, dy=-11, fontWeight="bold", color="var(--ink)").encode(
-        x=x, y=y, text="label:N"
-    )
-    return _spec(alt.layer(front, along_x, along_y, marks, letters), 220, description)
 
 
 def energy_chart(bars: Sequence[EnergyBar], unit: str, description: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from results.answers import answer_table
 from results.derived import Derived
 from results.records import RunData
 from results.report.files import replace_text
+from results.report.standings import standings_table
 
 _EXECUTED = re.compile(r"^(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
 """Text that a spreadsheet takes for a formula (full-width signs too), or that a tab or line break moves on."""
@@ -24,6 +25,7 @@ def write_csv(run: RunData, directory: Path, derived: Derived | None = None) -> 
     """
     derived = derived or Derived(run)
     frames = {
+        "arms": standings_table(derived.standings),
         "latency": tables.latency_rows(derived.tidy),
         "energy": tables.energy_rows(derived.tidy),
         "accuracy": tables.accuracy_rows(derived.tidy),

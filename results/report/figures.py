@@ -16,16 +16,10 @@ from results.cells import trials_of, usable
 from results.energy import UnresolvedError
 from results.records import Cell, Completion, PowerTrace, RunData, Trial
 from results.report.arms import Arm
-from results.report.charts import (
-    EnergyBar,
-    TradePoint,
-    energy_chart,
-    latency_energy_chart,
-    pareto_front,
-    power_chart,
-)
+from results.report.charts import EnergyBar, energy_chart, power_chart
+from results.report.page_units import PageUnits
 from results.trial_traces import traces_of
-from results.units import format_number, si_scale
+from results.units import format_number
 
 SHOWN_TOKENS = 300
 """A power trace is drawn up to the request that reaches this many tokens: single ticks can be told apart."""
@@ -43,20 +37,14 @@ class Figure:
     description: str = ""
 
 
-def latency_energy_figures(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[Figure]:
-    return [
-        _latency_energy(panel, e2e, energy, arms) for panel, rows in _panels(run, frame) for e2e, energy in _pairs(rows)
-    ]
-
-
-def energy_figures(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[Figure]:
+def energy_figures(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm], units: PageUnits) -> list[Figure]:
     found = []
     for panel, rows in _panels(run, frame):
         per_token = [r for r in rows if r["metric"] == "energy_per_token" and r["phase"] in ("prefill", "decode")]
         ways = dict.fromkeys((r["method"], r["meter"]) for r in per_token if r["method"] != "missing")
         for method, meter in ways:
             own = [r for r in per_token if (r["method"], r["meter"]) == (method, meter)]
-            found.append(_energy(f"{panel}: energy {method}, {meter}", own, per_token, arms))
+            found.append(_energy(f"{panel}: energy {method}, {meter}", own, per_token, arms, units))
     return found
 
 
@@ -74,7 +62,7 @@ def power_figures(run: RunData, arms: dict[str, Arm]) -> list[Figure]:
     return found
 
 
-# --- latency and energy ----------------------------------------------------------------------------------------------
+# --- energy by phase ----------------------------------------------------------------------------------------------
 
 
 def _panels(run: RunData, frame: pd.DataFrame) -> Iterator[tuple[str, list[Row]]]:
@@ -82,49 +70,8 @@ def _panels(run: RunData, frame: pd.DataFrame) -> Iterator[tuple[str, list[Row]]
         yield f"{workload} on {device}", [{str(k): v for k, v in r.items()} for r in group.to_dict("records")]
 
 
-def _pairs(rows: Sequence[Row]) -> Iterator[tuple[dict[str, Row], dict[str, Row]]]:
-    """(E2E rows, energy rows) by cell, for each way in which both came to be; ({}, {}) where no way gives both."""
-    e2e = [r for r in rows if r["metric"] == "e2e" and not pd.isna(r["mean"])]
-    energy = [r for r in rows if r["metric"] == "energy_per_token" and r["phase"] == "all" and not pd.isna(r["mean"])]
-    for time_method in dict.fromkeys(r["method"] for r in e2e):
-        for way in dict.fromkeys((r["method"], r["meter"]) for r in energy):
-            left = {r["cell"]: r for r in e2e if r["method"] == time_method}
-            right = {r["cell"]: r for r in energy if (r["method"], r["meter"]) == way}
-            if left.keys() & right.keys():
-                yield left, right
-
-
-def _latency_energy(panel: str, e2e: dict[str, Row], energy: dict[str, Row], arms: dict[str, Arm]) -> Figure:
-    both = [cell for cell in e2e if cell in energy]
-    absent = sorted({arms[c].letter for c in (e2e.keys() ^ energy.keys())})
-    left_out = f" Not drawn, one of the two figures is missing: {', '.join(absent)}." if absent else ""
-    if len(both) == 1:
-        return Figure(panel, f"Only {arms[both[0]].letter} has both figures: nothing to trade.{left_out}", None)
-    time_scale, time_unit = si_scale(max(e2e[c]["mean"] for c in both), "s")
-    energy_scale, energy_unit = si_scale(max(energy[c]["mean"] for c in both), energy[both[0]]["unit"])
-    front = pareto_front([(e2e[c]["mean"], energy[c]["mean"]) for c in both])
-    points = []
-    for c, on_front in zip(both, front, strict=True):
-        latency, latency_low, latency_high = _figure(e2e[c], time_scale)
-        joules, joules_low, joules_high = _figure(energy[c], energy_scale)
-        arm = arms[c]
-        points.append(
-            TradePoint(
-                arm.letter, arm.name, latency, latency_low, latency_high, joules, joules_low, joules_high, on_front
-            )
-        )
-    how = f"time {e2e[both[0]]['method']}, energy {energy[both[0]]['method']} ({energy[both[0]]['meter']})"
-    on_front_names = ", ".join(sorted(p.letter for p in points if p.on_front))
-    values = "; ".join(
-        f"{p.letter} {format_number(p.x)} {time_unit}, {format_number(p.y)} {energy_unit}" for p in points
-    )
-    description = f"{panel}, {how}. {values}. On the Pareto front: {on_front_names}."
-    caption = f"{how[0].upper()}{how[1:]}. On the front: {on_front_names}.{left_out}"
-    return Figure(panel, caption, latency_energy_chart(points, time_unit, energy_unit, description), description)
-
-
-def _energy(title: str, rows: Sequence[Row], all_rows: Sequence[Row], arms: dict[str, Arm]) -> Figure:
-    scale, unit = si_scale(max(r["mean"] for r in rows), rows[0]["unit"])
+def _energy(title: str, rows: Sequence[Row], all_rows: Sequence[Row], arms: dict[str, Arm], units: PageUnits) -> Figure:
+    scale, unit = units.of("energy_per_token", "all", rows[0]["unit"])
     drawn = {(r["cell"], r["phase"]): r for r in rows}
     bars = []
     for cell, phase in dict.fromkeys((r["cell"], r["phase"]) for r in all_rows):

@@ -1,7 +1,8 @@
-"""One self-contained HTML page of a run: verdicts, tables, charts, failures, environment; no request leaves it.
+"""One self-contained HTML page of a run: which arm to take, and folded below it all figures; no request leaves it.
 
-The charting library is inlined once for all charts. The page's policy (CSP) forbids every network access and every
-script but its own three, by their hashes: text from a run cannot become code even if escaping failed.
+The first screen needs no script. The charting library is inlined once for the charts below, which are drawn when their
+fold is opened. The page's policy (CSP) forbids every network access and every script but its own four, by their hashes:
+text from a run cannot become code even if escaping failed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,18 @@ from results.cells import data_sources, disturbances, mark_words, usable
 from results.derived import Derived
 from results.records import Cell, Environment, Failure, Input, Method, RunData, Trial
 from results.report import figures
-from results.report.accuracy import accuracy_figures, accuracy_tables
+from results.report.accuracy import accuracy_tables
 from results.report.arms import Arm, arms_of
 from results.report.charts import CONFIG
+from results.report.figure_tables import asked_of, figure_tables
 from results.report.figures import Figure
 from results.report.files import replace_text
-from results.report.headline import headline_tables
+from results.report.first_screen import device_screens
+from results.report.page_units import PageUnits
+from results.report.picture import symbol
 from results.report.plan_text import toml_text
 from results.report.samples import BROWSE_SAMPLES, sample_panels
 from results.report.self_test import self_test_lines
-from results.report.verdict import verdicts
 from results.roads import build_words, road_notes
 from results.trial_traces import TrialTraces, lost_trace_notes, traces_of
 from results.units import format_bytes
@@ -43,6 +46,7 @@ METHOD_WORDS: dict[Method, str] = {
     "modelled": "modelled, not measured",
     "replayed": "replayed from a recorded trace, not measured in this run",
     "measured": "measured",
+    "derived": "derived",
     "missing": "missing",
 }
 
@@ -50,12 +54,20 @@ NOT_TOLD = "not told by the device"
 
 DRAW_CHARTS = """
 const page = JSON.parse(document.getElementById("charts").textContent);
-for (const [id, spec] of Object.entries(page.specs)) {
-  const place = document.getElementById(id);
+function draw(place) {
+  const spec = page.specs[place.id];
+  delete page.specs[place.id];
+  if (!spec) return;
   vegaEmbed(place, spec, {mode: "vega-lite", renderer: "svg", actions: false, ast: true, config: page.config})
     .catch((error) => { place.textContent = "This chart could not be drawn: " + error.message; throw error; });
 }
+for (const fold of document.querySelectorAll("details")) {
+  const open = () => { if (fold.open) fold.querySelectorAll(".chart").forEach(draw); };
+  fold.addEventListener("toggle", open);
+  open();
+}
 """
+SORT_TABLES = (Path(__file__).parent / "sort_tables.js").read_text(encoding="utf-8")
 
 
 def write_html(run: RunData, path: Path, derived: Derived | None = None) -> None:
@@ -81,11 +93,9 @@ def page_context(run: RunData, derived: Derived | None = None) -> dict[str, Any]
     """Everything that the template shows, as text and records."""
     derived = derived or Derived(run)
     frame, compared = derived.tidy, derived.compared
-    arms = arms_of(run.cells)
+    arms, units = arms_of(run.cells), PageUnits(frame, derived.standings)
     sections = {
-        "latency_energy": figures.latency_energy_figures(run, frame, arms),
-        "energy": figures.energy_figures(run, frame, arms),
-        "accuracy": accuracy_figures(run, compared, arms),
+        "energy": figures.energy_figures(run, frame, arms, units),
         "power": figures.power_figures(run, arms),
     }
     numbered = {name: _numbered(name, found) for name, found in sections.items()}
@@ -96,10 +106,12 @@ def page_context(run: RunData, derived: Derived | None = None) -> dict[str, Any]
         "counts": _counts(run.trials),
         "method_sentences": _method_sentences(run, frame),
         "warnings": _warnings(run),
-        "verdict_rows": _verdict_rows(run, frame, arms),
+        "screens": device_screens(run, frame, derived.standings, units),
         "arms": list(dict.fromkeys(arms.values())),
-        "headlines": headline_tables(run, frame, arms),
-        "accuracy_tables": accuracy_tables(run, compared, arms),
+        "symbol": symbol,
+        "asked": asked_of(run, arms),
+        "figure_tables": figure_tables(run, frame, arms, units),
+        "accuracy_tables": accuracy_tables(run, compared, arms, units),
         "figures": numbered,
         "failed": _failures(run, arms),
         "marked": [(c, a, t, mark_words(t)) for c, a, t in _with_cells(run, arms) if t.status == "ok" and t.marks],
@@ -112,11 +124,19 @@ def page_context(run: RunData, derived: Derived | None = None) -> dict[str, Any]
         "draw_charts": DRAW_CHARTS if specs else "",
         "samples_json": json_in_script(panels) if panels else "",
         "browse_samples": BROWSE_SAMPLES,
-        "script_hashes": [
-            script_hash(s)
-            for s in (*((chart_library(), DRAW_CHARTS) if specs else ()), *((BROWSE_SAMPLES,) if panels else ()))
-        ],
+        "sort_tables": SORT_TABLES,
+        "script_hashes": [script_hash(s) for s in _scripts(has_charts=bool(specs), has_samples=bool(panels))],
     }
+
+
+def _scripts(has_charts: bool, has_samples: bool) -> Iterator[str]:
+    """Every script that the page runs."""
+    if has_charts:
+        yield chart_library()
+        yield DRAW_CHARTS
+    if has_samples:
+        yield BROWSE_SAMPLES
+    yield SORT_TABLES
 
 
 @cache
@@ -221,15 +241,6 @@ def _warnings(run: RunData) -> list[str]:
     if samples:
         found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
     return found + unlike_notes(run) + road_notes(run) + disturbances(run) + lost_trace_notes(run)
-
-
-def _verdict_rows(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm]) -> list[dict[str, Any]]:
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for verdict in verdicts(run, frame, arms):
-        key = (verdict.workload, verdict.device)
-        row = rows.setdefault(key, {"workload": verdict.workload, "device": verdict.device, "answers": {}})
-        row["answers"].setdefault(verdict.question.split(" (")[0], []).append(verdict)
-    return list(rows.values())
 
 
 def _failures(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, Failure, list[int], int]]:

@@ -99,8 +99,7 @@ def _answer(answer: Answer, arm: Arm, judged: frozenset[str]) -> dict[str, Any]:
     if answer.energy_j is not None:
         joules = format_quantity(answer.energy_j, "J", answer.energy_uncertainty_j)
     return {
-        "letter": arm.letter,
-        "name": arm.engine,
+        "name": arm.name,
         "said": shortened(answer.said, ANSWER_CHARACTERS),
         "varies": answer.varies,
         "scores": scores,

@@ -1,0 +1,39 @@
+"""How large a model is as an engine holds it: parameters, and bytes in the form in which they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+import torch
+
+from engines.base import HeldWeights
+from engines.experts import ExpertWeights
+from engines.quantised import QuantisedMatrix
+
+
+def held_weights(weights: object) -> HeldWeights:
+    """Of every tensor in a tree of dataclasses and tuples. One that stands in two places (tied embeddings) counts once.
+
+    A narrowed matrix has as many parameters as the matrix that it stands for; its bytes include its scales.
+    """
+    seen: dict[tuple[int, int], tuple[int, int]] = {}
+    for matrix in _matrices(weights):
+        data = matrix.values if isinstance(matrix, QuantisedMatrix) else matrix
+        seen[data.data_ptr(), data.nbytes] = matrix.shape.numel(), matrix.nbytes
+    return HeldWeights(sum(n for n, _ in seen.values()), sum(b for _, b in seen.values()))
+
+
+def _matrices(held: object) -> Iterator[torch.Tensor | QuantisedMatrix]:
+    if isinstance(held, torch.Tensor | QuantisedMatrix):
+        if held.shape.numel():
+            yield held
+    elif isinstance(held, list | tuple):
+        for one in held:
+            yield from _matrices(one)
+    elif isinstance(held, ExpertWeights):
+        # Where they are moved to an accelerator, they are parts of stacks, which count no second time.
+        yield from _matrices(held.experts)
+    elif is_dataclass(held):
+        for field in fields(held):
+            yield from _matrices(getattr(held, field.name))

@@ -1,0 +1,286 @@
+"""All figures of a run: a table a subject, rows by device and workload, one unit a column over the whole page.
+
+Each figure stands with its interval, or a note why it is missing or what else to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pandas as pd
+
+from results.asked import asked_alike, hashes_by_cell, shown
+from results.cells import data_sources, left_out_reason, model_name, own_reason, trials_of, usable
+from results.records import Cell, Phase, RunData, Trial
+from results.report.arms import Arm
+from results.report.page_units import PageUnits
+from results.units import format_bytes, format_count, format_interval, format_mean, format_number
+
+Row = dict[str, Any]
+Statistic = Literal["mean", "p50", "p90", "p99"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Which rows of the tidy table a column shows, and its unit there. group: what stands over several columns."""
+
+    group: str
+    title: str
+    metric: str
+    phase: Phase | None
+    unit: str
+    statistic: Statistic = "mean"
+
+
+def _percentiles(group: str, metric: str, phase: Phase | None) -> tuple[Column, ...]:
+    statistics: tuple[Statistic, ...] = ("p50", "p90", "p99")
+    return tuple(Column(group, statistic, metric, phase, "s", statistic) for statistic in statistics)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """about: how its figures came to be, where the method at the row's end does not say it."""
+
+    title: str
+    about: str
+    columns: tuple[Column, ...]
+
+
+DROPPED, PADDED = (
+    Column("Experts", "dropped", "drop_rate", None, "%"),
+    Column("Experts", "padded", "pad_rate", None, "%"),
+)
+SUBJECTS = (
+    Subject(
+        "Speed",
+        "Prefill: prompt tokens that were computed, a second of prefill. Decode: tokens after the first, a second of "
+        "decoding. Times are means over the requests of a trial.",
+        (
+            Column("Tokens a second", "prefill", "throughput", "prefill", "token/s"),
+            Column("Tokens a second", "decode", "throughput", "decode", "token/s"),
+            Column("Latency", "TTFT", "ttft", "prefill", "s"),
+            Column("Latency", "TPOT", "tpot", "decode", "s"),
+            Column("Latency", "E2E", "e2e", "all", "s"),
+            DROPPED,
+            PADDED,
+        ),
+    ),
+    Subject(
+        "Latency: percentiles",
+        "Over all requests of the trials (ITL: over all gaps between tokens). A percentile q needs 1 / (1 - q) of "
+        "them: 10 for p90, 100 for p99.",
+        (
+            *_percentiles("TTFT", "ttft", "prefill"),
+            *_percentiles("ITL", "itl", "decode"),
+            *_percentiles("E2E", "e2e", "all"),
+        ),
+    ),
+    Subject(
+        "Under load",
+        "Of workloads whose requests arrive by themselves.",
+        (
+            Column("Queueing", "mean", "queueing", None, "s"),
+            Column("Queueing", "p90", "queueing", None, "s", "p90"),
+            Column("TTFT + queueing", "mean", "ttft_from_arrival", "prefill", "s"),
+            Column("TTFT + queueing", "p90", "ttft_from_arrival", "prefill", "s", "p90"),
+            Column("Engine", "utilisation", "utilisation", None, "%"),
+        ),
+    ),
+    Subject(
+        "Energy and power",
+        "Gross, of the window. A response is one request that was answered; net is above the idle baseline. P90 power "
+        "is derived from the raw traces: power stays below it 90 % of the window.",
+        (
+            Column("Energy per token", "prefill", "energy_per_token", "prefill", "J/token"),
+            Column("Energy per token", "decode", "energy_per_token", "decode", "J/token"),
+            Column("Energy per token", "all", "energy_per_token", "all", "J/token"),
+            Column("Energy per token", "net", "net_energy_per_token", "all", "J/token"),
+            Column("Per response", "J", "energy_per_response", "all", "J/response"),
+            Column("Power", "mean", "average_power", "all", "W"),
+            Column("Power", "P90", "power_p90", "all", "W"),
+        ),
+    ),
+    Subject(
+        "Model and memory",
+        "Parameters and bytes of weights are derived: counted in the matrices that the engine holds, in the form in "
+        "which it holds them. Peak memory is measured: the most that the whole process had resident in the window, "
+        "with every model of the run that is open.",
+        (
+            Column("Parameters", "all", "parameters", None, "parameters"),
+            Column("Weights", "held", "weight_bytes", None, "B"),
+            Column("Memory", "peak", "peak_memory", None, "B"),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure as text, and what stands below it in small.
+
+    note: number of the note that says why it is missing, or what else to know.
+    """
+
+    text: str
+    below: tuple[str, ...] = ()
+    note: int | None = None
+
+
+@dataclass(frozen=True)
+class ArmRow:
+    """failed_reason: set where no trial is usable; then there are no entries."""
+
+    arm: Arm
+    entries: tuple[Entry, ...]
+    method: tuple[str, ...]
+    trials: str
+    failed_reason: str | None = None
+
+
+@dataclass
+class FigureTable:
+    """groups: (title, number of columns). headings: (title, unit) of each column. parts: rows by workload and device.
+
+    notes: texts, numbered from 1.
+    """
+
+    title: str
+    about: str
+    groups: list[tuple[str, int]]
+    headings: list[tuple[str, str]]
+    parts: list[tuple[str, list[ArmRow]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> int:
+        if text not in self.notes:
+            self.notes.append(text)
+        return self.notes.index(text) + 1
+
+
+def figure_tables(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm], units: PageUnits) -> list[FigureTable]:
+    """Subjects that no cell has a row of are left out."""
+    rows: dict[str, list[Row]] = {cell.cell_id: [] for cell in run.cells}
+    for record in frame.to_dict("records"):
+        rows[record["cell"]].append({str(k): v for k, v in record.items()})
+    trials, seen = trials_of(run), set(frame["metric"])
+    parts = dict.fromkeys((c.device, c.workload) for c in run.cells)
+    tables = []
+    for subject in SUBJECTS:
+        if not any(column.metric in seen for column in subject.columns):
+            continue
+        table = _empty(subject, units)
+        for device, workload in parts:
+            cells = [c for c in run.cells if (c.device, c.workload) == (device, workload)]
+            if subject.title != "Under load" or any(r["metric"] == "queueing" for c in cells for r in rows[c.cell_id]):
+                own = [
+                    _arm_row(table, arms[c.cell_id], subject, units, rows[c.cell_id], trials[c.cell_id]) for c in cells
+                ]
+                table.parts.append((f"{workload} on {device}", own))
+        tables.append(table)
+    return tables
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of the arms. requests: the hash of it, or by arm where they were asked otherwise."""
+
+    workload: str
+    source: str | None
+    models: tuple[str, ...]
+    requests: str
+
+
+def asked_of(run: RunData, arms: dict[str, Arm]) -> list[Asked]:
+    hashes, alike = hashes_by_cell(run), asked_alike(run)
+    found = []
+    for workload, source in data_sources(run).items():
+        cells: list[Cell] = [c for c in run.cells if c.workload == workload]
+        same = next((hashes[c.cell_id] for c in cells if hashes[c.cell_id]), ())
+        requests = shown(same)
+        if not alike[workload]:
+            each = dict.fromkeys(f"{arms[c.cell_id].name}: {shown(hashes[c.cell_id])}" for c in cells)
+            requests = f"the arms were not asked the same requests ({'; '.join(each)})"
+        found.append(Asked(workload, source, tuple(dict.fromkeys(model_name(c) for c in cells)), requests))
+    return found
+
+
+def _empty(subject: Subject, units: PageUnits) -> FigureTable:
+    groups: list[tuple[str, int]] = []
+    for column in subject.columns:
+        if groups and groups[-1][0] == column.group:
+            groups[-1] = (column.group, groups[-1][1] + 1)
+        else:
+            groups.append((column.group, 1))
+    headings = [(c.title, _shown_unit(c, units)) for c in subject.columns]
+    return FigureTable(subject.title, subject.about, groups, headings)
+
+
+def _shown_unit(column: Column, units: PageUnits) -> str:
+    unit = units.of(column.metric, column.phase, column.unit)[1]
+    return {"B": "", "parameters": ""}.get(unit, unit)
+
+
+def _arm_row(
+    table: FigureTable, arm: Arm, subject: Subject, units: PageUnits, rows: Sequence[Row], trials: Sequence[Trial]
+) -> ArmRow:
+    good = usable(trials)
+    counts = {
+        "failed": sum(t.status == "failed" for t in trials),
+        "left out": sum(t.status == "ok" and bool(t.marks) for t in trials),
+    }
+    counted = ", ".join([f"{len(good)} ok", *(f"{n} {what}" for what, n in counts.items() if n)])
+    if not good:
+        return ArmRow(arm, (), (), counted, left_out_reason(trials, with_errors=True) or "no trial was run")
+    rows = [r | {"reason": own_reason(r["reason"], trials)} for r in rows]
+    entries = tuple(_entry(table, column, units, rows) for column in subject.columns)
+    return ArmRow(arm, entries, _methods(rows, subject), counted)
+
+
+def _entry(table: FigureTable, column: Column, units: PageUnits, rows: Sequence[Row]) -> Entry:
+    same = [r for r in rows if r["metric"] == column.metric and (r["phase"] or None) == column.phase]
+    if not same:
+        return Entry("missing", note=table.note(f"{column.group}, {column.title}: nothing was recorded"))
+    row, *others = same
+    value = row[column.statistic]
+    if pd.isna(value):
+        why = row["reason"] if pd.isna(row["mean"]) else f"too few values for {column.statistic}"
+        return Entry("missing", note=table.note(why or "no reason was recorded"))
+    if column.unit == "B":
+        return Entry(format_bytes(round(value)))
+    if column.unit == "parameters":
+        return Entry(format_count(value))
+    scale, _ = units.of(column.metric, column.phase, column.unit)
+    unit = f" {row['unit']}" if row["unit"] != column.unit else ""
+    also = [f"{r['meter'] or r['method']}: {format_number(r['mean'])} {r['unit']}" for r in others if r["n"]]
+    note = table.note(f"also read by another meter or method: {'; '.join(also)}") if also else None
+    if column.unit == "%" or column.statistic != "mean":
+        return Entry(format_number(value / scale) + unit, note=note)
+    if pd.isna(row["ci_low"]):
+        return Entry(format_number(value / scale) + unit, ("n = 1",), note)
+    low, high = row["ci_low"] / scale, row["ci_high"] / scale
+    below = "no spread" if low == high else format_interval(low, high)
+    return Entry(format_mean(value / scale, low, high) + unit, (below,), note)
+
+
+def _methods(rows: Sequence[Row], subject: Subject) -> tuple[str, ...]:
+    """How the figures of a row came to be: "time measured", "energy modelled, cpu-sheet ± 20 %"."""
+    first: dict[tuple[str, str | None], Row] = {}
+    for row in rows:
+        first.setdefault((row["metric"], row["phase"]), row)
+    if subject.title == "Energy and power":
+        energy = first["energy_per_token", "all"]
+        uncertainty = first["energy_uncertainty", "all"]["mean"]
+        meter = f", {energy['meter']}" if energy["meter"] else ""
+        spread = f" ± {uncertainty:.2g} %" if uncertainty == uncertainty else ""
+        return (f"{energy['method']}{meter}{spread}",)
+    if subject.title == "Model and memory":
+        return tuple(
+            dict.fromkeys(
+                f"{c.group.lower()} {first[c.metric, c.phase]['method']}"
+                for c in subject.columns
+                if (c.metric, c.phase) in first
+            )
+        )
+    return (f"time {first['e2e', 'all']['method']}",)

@@ -1,0 +1,280 @@
+"""The first screen: of each device a table of its arms as times a baseline, a picture beside it, and who is best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+from markupsafe import Markup
+
+from results.records import RunData
+from results.report.arms import Arm, arms_of
+from results.report.page_units import PageUnits
+from results.report.picture import Axis, Panel, Point, panel, symbol
+from results.report.standings import QUANTITIES, Group, Quantity, Standing, Verdict
+from results.units import format_interval, format_mean, format_number
+
+SHOWN_RIVALS = 3
+"""Names that a sentence holds; of more it says how many."""
+HEADINGS: dict[Quantity, str] = {"time": "Time", "energy": "Joules", "accuracy": "Accuracy"}
+BEST: dict[Quantity, str] = {"time": "fastest", "energy": "fewest joules", "accuracy": "most accurate"}
+REUSES = "reuse_prefix"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One cell of the table. ratio: as text; interval and value stand below it. order: what the column sorts by."""
+
+    ratio: str
+    interval: str
+    value: str
+    order: float | None
+    is_best: bool = False
+    is_certain: bool = False
+    note: int | None = None
+
+
+@dataclass(frozen=True)
+class ArmRow:
+    arm: Arm
+    symbol: Markup
+    is_baseline: bool
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True)
+class Heading:
+    title: str
+    below: str
+
+
+@dataclass
+class ArmTable:
+    """notes: numbered from 1. asked: what one pass asked, in words."""
+
+    id: str
+    title: str
+    baseline: str
+    headings: list[Heading]
+    best: list[str]
+    rows: list[ArmRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str | None) -> int | None:
+        if not text:
+            return None
+        if text not in self.notes:
+            self.notes.append(text)
+        return self.notes.index(text) + 1
+
+
+@dataclass(frozen=True)
+class DeviceScreen:
+    """sentences: who is best, by quantity: (whether that is certain, the words)."""
+
+    device: str
+    workloads: tuple[str, ...]
+    table: ArmTable
+    sentences: tuple[tuple[bool, str], ...]
+    panels: tuple[Panel, ...]
+    by_workload: tuple[ArmTable, ...]
+    speed_panels: tuple[Panel, ...]
+
+
+def device_screens(
+    run: RunData, frame: pd.DataFrame, groups: Sequence[tuple[Group, Sequence[Group]]], units: PageUnits
+) -> list[DeviceScreen]:
+    found = []
+    for n, (whole, single) in enumerate(groups, start=1):
+        workloads = tuple(g.workload or "" for g in single)
+        tables = [_table(f"d{n}w{i}", group, units) for i, group in enumerate(single, start=1)]
+        found.append(
+            DeviceScreen(
+                device=whole.device,
+                workloads=workloads,
+                table=_table(f"d{n}", whole, units),
+                sentences=tuple((v.is_certain, _sentence(v, whole)) for v in whole.verdicts.values()),
+                panels=tuple(p for g in single if (p := _score_panel(run, frame, g, units)) is not None),
+                by_workload=tuple(tables) if len(tables) > 1 else (),
+                speed_panels=tuple(p for g in single if (p := _time_panel(run, frame, g, units)) is not None),
+            )
+        )
+    return found
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def _table(table_id: str, group: Group, units: PageUnits) -> ArmTable:
+    headings = [_heading(q, group) for q in QUANTITIES]
+    best = [BEST[q] for q in QUANTITIES]
+    table = ArmTable(table_id, group.workload or "all workloads", group.baseline.name, headings, best)
+    for row in group.rows:
+        figures = tuple(_figure(table, row[q], group, units) for q in QUANTITIES)
+        arm = row["time"].arm
+        table.rows.append(ArmRow(arm, symbol(arm), arm == group.baseline, figures))
+    return table
+
+
+def _heading(quantity: Quantity, group: Group) -> Heading:
+    known = [row[quantity] for row in group.rows if row[quantity].value is not None]
+    methods = ", ".join(dict.fromkeys(s.method for s in known)) or "missing"
+    if quantity == "accuracy":
+        what = group.score if group.workload is not None else "right answers"
+        return Heading(HEADINGS[quantity], what or "not scored")
+    errors = {s.model_error for s in known if s.model_error is not None and math.isfinite(s.model_error)}
+    if quantity == "energy" and errors:
+        methods += f" ± {100 * max(errors):.2g} %"
+    title = HEADINGS[quantity]
+    if quantity == "energy" and any(s.unit != "J" for s in known):
+        title = "Gauge units"
+    return Heading(title, methods)
+
+
+def _figure(table: ArmTable, standing: Standing, group: Group, units: PageUnits) -> Figure:
+    if standing.value is None:
+        return Figure("missing", "", "", None, note=table.note(standing.reason or "no reason was recorded"))
+    value = _value(standing, group, units)
+    if standing.is_baseline:
+        return Figure("1×", "", value, 1.0, standing.is_best)
+    ratio = standing.ratio
+    if ratio is None or ratio.value is None:
+        return Figure("none", "", value, None, standing.is_best, note=table.note(standing.reason))
+    order = ratio.value
+    if ratio.low is None or ratio.high is None:
+        note = table.note(ratio.reason)
+        return Figure(
+            f"{format_number(order)}×", "no interval", value, order, standing.is_best, standing.is_certain, note
+        )
+    text = f"{format_mean(order, ratio.low, ratio.high)}×"
+    return Figure(text, format_interval(ratio.low, ratio.high), value, order, standing.is_best, standing.is_certain)
+
+
+def _value(standing: Standing, group: Group, units: PageUnits) -> str:
+    value = standing.value or 0.0
+    if standing.quantity == "accuracy":
+        if group.workload is None or (group.rising and 0 <= value <= 1):
+            return f"{100 * value:.3g} % of {standing.n}"
+        return f"{format_number(value)}, n = {standing.n}"
+    scale, unit = units.of_standing(standing.quantity, standing.unit)
+    return f"{format_number(value / scale)} {unit}"
+
+
+# --- who is best, in words -------------------------------------------------------------------------------------------
+
+
+def _sentence(verdict: Verdict, group: Group) -> str:
+    """ "Fastest: int4, 0.87 times dropless [0.82, 0.93]." Or which arms may be as good as the leader."""
+    best = BEST[verdict.quantity]
+    leader = verdict.leader
+    if leader is None:
+        return f"{best.capitalize()}: {verdict.why}."
+    if verdict.is_certain:
+        how = "for certain" if leader.model_error is None else "beyond the model's own error"
+        return f"{best.capitalize()} {how}: {_named(leader)}{_times(leader, group)}."
+    if not verdict.rivals:
+        return f"{best.capitalize()}: {verdict.why} ({_named(leader)})."
+    rivals = [_named(r) for r in verdict.rivals]
+    more = len(rivals) - SHOWN_RIVALS
+    names = ", ".join([_named(leader), *rivals[: SHOWN_RIVALS if more > 1 else SHOWN_RIVALS + 1]])
+    others = f" and {more} more" if more > 1 else ""
+    worse = [
+        row[verdict.quantity]
+        for row in group.rows
+        if row[verdict.quantity].value is not None
+        and row[verdict.quantity].arm not in {leader.arm, *(r.arm for r in verdict.rivals)}
+    ]
+    tail = (
+        f"; behind for certain: {', '.join(_named(s) + _times(s, group) for s in worse[:SHOWN_RIVALS])}"
+        if worse
+        else ""
+    )
+    return f"{best.capitalize()}: not certain between {names}{others} ({verdict.why}){tail}."
+
+
+def _named(standing: Standing) -> str:
+    """A name that would run into the next one stands in quotes."""
+    name = standing.arm.name
+    return f"“{name}”" if "," in name or ";" in name else name
+
+
+def _times(standing: Standing, group: Group) -> str:
+    ratio = standing.ratio
+    if standing.is_baseline:
+        return ", the baseline"
+    if ratio is None or ratio.value is None:
+        return ""
+    if ratio.low is None or ratio.high is None:
+        return f", {format_number(ratio.value)}×"
+    return f", {format_mean(ratio.value, ratio.low, ratio.high)}× {format_interval(ratio.low, ratio.high)}"
+
+
+# --- the pictures ----------------------------------------------------------------------------------------------------
+
+
+def _score_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits) -> Panel | None:
+    """Score against joules. None where fewer than two arms have both in one way."""
+    if group.score is None:
+        return None
+    scores = _means(run, frame, group, group.score, None)
+    energy, title, scale = _joules(run, frame, group, units)
+    is_share = group.rising and all(0 <= v <= 1 for row in scores.values() for v in row)
+    better = "up" if group.rising else "down"
+    up = Axis(f"{group.score}, %" if is_share else group.score, 1.0, is_share)
+    caption = f"Better: {better} and to the left."
+    return _panel(group, energy, scores, Axis(title, scale), up, caption)
+
+
+def _time_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits) -> Panel | None:
+    times = _means(run, frame, group, "e2e", "all")
+    energy, title, scale = _joules(run, frame, group, units)
+    time_scale, unit = units.of("e2e", "all", "s")
+    up = Axis(f"E2E, {unit} a request", time_scale)
+    return _panel(group, energy, times, Axis(title, scale), up, "Better: down and to the left.")
+
+
+def _panel(
+    group: Group,
+    across: Mapping[Arm, tuple[float, float, float]],
+    up: Mapping[Arm, tuple[float, float, float]],
+    x: Axis,
+    y: Axis,
+    caption: str,
+) -> Panel | None:
+    points = [Point(arm, *across[arm], *up[arm]) for arm in group.arms if arm in across and arm in up]
+    if len(points) < 2:
+        return None
+    absent = [arm.name for arm in group.arms if arm not in across or arm not in up]
+    left_out = f" Not drawn, a figure is missing: {', '.join(absent)}." if absent else ""
+    return panel(group.workload or "", caption + left_out, points, x, y)
+
+
+def _joules(
+    run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits
+) -> tuple[Mapping[Arm, tuple[float, float, float]], str, float]:
+    """Per token; per response where arms compute other tokens for the same answers, as with a reused prefix."""
+    cells = [c for c in run.cells if (c.device, c.workload) == (group.device, group.workload)]
+    alike = len({bool(c.engine_parameters.get(REUSES)) for c in cells}) == 1
+    metric, unit = ("energy_per_token", "J/token") if alike else ("energy_per_response", "J/response")
+    scale, shown = units.of(metric, "all", unit)
+    return _means(run, frame, group, metric, "all"), shown, scale
+
+
+def _means(
+    run: RunData, frame: pd.DataFrame, group: Group, metric: str, phase: str | None
+) -> dict[Arm, tuple[float, float, float]]:
+    """(mean, low, high) by arm, of the first way in which the figure came to be; thrice the mean without interval."""
+    arms = arms_of(run.cells)
+    here = [c.cell_id for c in run.cells if (c.device, c.workload) == (group.device, group.workload)]
+    rows = frame[frame["cell"].isin(here) & (frame["metric"] == metric) & frame["mean"].notna()]
+    rows = rows[rows["phase"].isna()] if phase is None else rows[rows["phase"] == phase]
+    found: dict[Arm, tuple[float, float, float]] = {}
+    way: tuple[str, str | None] | None = None
+    for row in rows.to_dict("records"):
+        way = way or (row["method"], row["meter"])
+        if (row["method"], row["meter"]) == way:
+            low, high = (row["mean"] if pd.isna(row[end]) else row[end] for end in ("ci_low", "ci_high"))
+            found.setdefault(arms[row["cell"]], (row["mean"], low, high))
+    return found

@@ -1,0 +1,77 @@
+"""P90 power: closed forms for each kind of trace, and what a meter cannot resolve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from results.peak_power import p90_power
+from results.records import PowerTrace, TraceKind
+
+WINDOW = (1.0, 11.0)
+
+
+def trace(times_s: Any, values: Any, kind: TraceKind = "power", **changes: Any) -> PowerTrace:
+    fields: dict[str, Any] = {
+        "meter": "m", "component": "c", "kind": kind, "method": "counter" if kind == "counter" else "integrated power",
+        "times_s": np.asarray(times_s, dtype=float), "values": np.asarray(values, dtype=float),
+        "sample_interval_s": 0.1,
+    }  # fmt: skip
+    return PowerTrace(**(fields | changes))
+
+
+TIMES_S = np.linspace(0.0, 12.0, 121)
+
+
+def test_of_a_ramp_it_is_nine_tenths_of_the_way_up() -> None:
+    watts, why = p90_power([trace(TIMES_S, TIMES_S)], WINDOW, "m")
+    assert why is None
+    # From 1 W to 11 W in the window; readings lie 0.1 s apart.
+    assert watts == pytest.approx(10.0, abs=0.1)
+
+
+def test_a_burst_of_a_fifth_of_the_window_is_above_it_and_one_of_a_twentieth_is_not() -> None:
+    def burst(seconds: float) -> float | None:
+        # A counter that climbs at 5 W, and at 50 W from 4 s on.
+        joules = 5 * TIMES_S + 45 * np.clip(TIMES_S - 4.0, 0.0, seconds)
+        return p90_power([trace(TIMES_S, joules, "counter")], WINDOW, "m")[0]
+
+    assert burst(2.0) == pytest.approx(50.0)
+    assert burst(0.5) == pytest.approx(5.0)
+
+
+def test_a_held_value_counts_for_as_long_as_it_stands() -> None:
+    times_s = np.arange(0.0, 12.5, 0.5)
+    watts = np.where((times_s >= 3.0) & (times_s < 4.5), 40.0, 10.0)
+    assert p90_power([trace(times_s, watts, "held")], WINDOW, "m")[0] == pytest.approx(40.0), "1.5 of 10 s"
+
+
+def test_dense_readings_at_an_edge_have_no_more_say() -> None:
+    dense_s = np.union1d(TIMES_S, np.linspace(5.0, 5.4, 1000))
+    watts = np.where((dense_s >= 5.0) & (dense_s <= 5.4), 90.0, 10.0)
+    assert p90_power([trace(dense_s, watts)], WINDOW, "m")[0] == pytest.approx(10.0, abs=1e-6)
+
+
+def test_parts_of_a_meter_add_up_and_contained_ones_do_not() -> None:
+    parts = [trace(TIMES_S, np.full(121, w), component=f"c{w}") for w in (3.0, 4.0)]
+    inner = trace(TIMES_S, np.full(121, 2.0), component="core", additive=False)
+    other = trace(TIMES_S, np.full(121, 9.0), meter="other")
+    assert p90_power([*parts, inner, other], WINDOW, "m")[0] == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize(
+    ("traces", "why"),
+    [
+        ([], "meter m has no trace"),
+        ([trace(TIMES_S, TIMES_S, update_period_s=2.0)], "5 new values in the window, 10 are needed"),
+        ([trace(TIMES_S, np.floor(TIMES_S / 3.0), "counter")], "3 new values in the window"),
+        ([trace(TIMES_S, TIMES_S, gaps_s=((5.0, 6.0),))], "a gap"),
+        ([trace(TIMES_S, TIMES_S, method="relative gauge")], "a relative gauge counts in units of its own"),
+    ],
+)
+def test_what_a_meter_cannot_resolve_is_none_with_the_reason(traces: list[PowerTrace], why: str) -> None:
+    watts, reason = p90_power(traces, WINDOW, "m")
+    assert watts is None
+    assert why in (reason or "")

@@ -1,0 +1,129 @@
+"""Ratios of two means: closed forms, published tables, and how often their intervals hold the truth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from results.ratios import ratio_of_means, ratio_of_shares
+
+
+def test_the_interval_holds_the_ratios_that_a_paired_t_test_does_not_reject() -> None:
+    """At either end r, the differences a - r b have p = 0.05 by scipy's test."""
+    rng = np.random.default_rng(3)
+    base = rng.normal(2.0, 0.3, 6)
+    arm = 0.6 * base + rng.normal(0.0, 0.1, 6)
+    found = ratio_of_means([(arm.tolist(), base.tolist())])
+    assert found.value == pytest.approx(arm.mean() / base.mean())
+    assert found.low is not None
+    assert found.high is not None
+    for end in (found.low, found.high):
+        # Fieller's set takes the degrees of freedom of one sample, as the t test does.
+        assert stats.ttest_1samp(arm - end * base, 0.0).pvalue == pytest.approx(0.05)
+    assert found.is_clear
+
+
+def test_drift_that_both_arms_share_cancels() -> None:
+    drift = np.array([1.0, 2.0, 3.0, 4.0])
+    alike = ratio_of_means([((0.5 * drift + 0.01 * np.array([1, -1, 1, -1])).tolist(), drift.tolist())])
+    assert alike.low is not None
+    assert alike.high is not None
+    assert alike.low > 0.45
+    assert alike.high < 0.55
+
+
+def test_workloads_add_up() -> None:
+    """Totals 3 + 30 over 2 + 20; the second workload alone has scatter."""
+    found = ratio_of_means([([3.0, 3.0], [2.0, 2.0]), ([29.0, 31.0], [20.0, 20.0])])
+    assert found.value == pytest.approx(1.5)
+    # One degree of freedom: t = 12.706; V_aa = 2 / 2, B = 22.
+    assert found.high == pytest.approx(1.5 + 12.7062 * 1.0 / 22)
+
+
+@pytest.mark.parametrize(
+    ("arm", "base", "reason"),
+    [
+        ([1.0], [2.0], "n = 1"),
+        ([1.0, 2.0], [2.0, 4.0], "the same ratio"),
+        ([1.0, 1.1], [0.01, 2.0], "scatters too widely"),
+        ([1.0, 1.1], [0.0, 0.0], "baseline's mean is 0"),
+    ],
+)
+def test_where_there_is_no_interval_a_reason_stands(arm: list[float], base: list[float], reason: str) -> None:
+    found = ratio_of_means([(arm, base)])
+    assert (found.low, found.high) == (None, None)
+    assert reason in (found.reason or "")
+    assert not found.is_clear
+
+
+@pytest.mark.parametrize(("n", "n_workloads", "spread"), [(3, 1, 0.05), (3, 4, 0.2), (10, 2, 0.3)])
+def test_intervals_of_means_hold_the_truth_in_95_of_100_runs(n: int, n_workloads: int, spread: float) -> None:
+    """Skewed noise (lognormal) on each arm, and a drift of 20 % that pairs share."""
+    rng, n_runs, truth = np.random.default_rng(5), 400, 0.7
+    held = 0
+    for _ in range(n_runs):
+        pairs = []
+        for workload in range(1, n_workloads + 1):
+            drift = workload * np.exp(0.2 * rng.standard_normal(n))
+            noise = np.exp(spread * rng.standard_normal((2, n)) - spread**2 / 2)
+            pairs.append(((truth * drift * noise[0]).tolist(), (drift * noise[1]).tolist()))
+        found = ratio_of_means(pairs)
+        held += found.low is None or found.high is None or found.low <= truth <= found.high
+    assert held / n_runs >= 0.93
+
+
+# --- shares of right answers -----------------------------------------------------------------------------------------
+
+
+def scores(right: list[int]) -> dict[str, tuple[float, ...]]:
+    return {f"s{i}": (float(value),) for i, value in enumerate(right)}
+
+
+def test_the_interval_of_paired_shares_is_bonett_and_prices() -> None:
+    """Their form of 2006 by hand: 20 right with both, 3 with the arm alone, 12 with the baseline alone, 2 with none."""
+    arm = scores([1] * 20 + [1] * 3 + [0] * 12 + [0] * 2)
+    base = scores([1] * 20 + [0] * 3 + [1] * 12 + [0] * 2)
+    found = ratio_of_shares(arm, base)
+    n_any, n_arm, n_base = 35, 23, 32
+
+    def score_interval(count: int, z: float) -> tuple[float, float]:
+        middle, half = 2 * count + z**2, z * math.sqrt(z**2 + 4 * count * (1 - count / n_any))
+        return (middle - half) / (2 * (n_any + z**2)), (middle + half) / (2 * (n_any + z**2))
+
+    a = math.sqrt((3 + 12 + 2) / ((n_arm + 1) * (n_base + 1)))
+    b, c = (math.sqrt((1 - (count + 1) / (n_any + 2)) / (count + 1)) for count in (n_arm, n_base))
+    z = a / (b + c) * 1.959964
+    (arm_low, arm_high), (base_low, base_high) = score_interval(n_arm, z), score_interval(n_base, z)
+    assert found.value == pytest.approx(23 / 32)
+    assert (found.low, found.high) == pytest.approx((arm_low / base_high, arm_high / base_low))
+
+
+def test_all_right_twice_is_no_certainty() -> None:
+    found = ratio_of_shares(scores([1] * 30), scores([1] * 30))
+    assert found.value == 1.0
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 0.95 < 1.05 < found.high
+
+
+@pytest.mark.parametrize(
+    ("n", "n_repeats", "right", "lost", "won"),
+    [(60, 1, 0.5, 0.3, 0.3), (100, 1, 0.3, 0.1, 0.4), (40, 3, 0.9, 0.1, 0.0)],
+)
+def test_intervals_of_shares_hold_the_truth_in_95_of_100_runs(
+    n: int, n_repeats: int, right: float, lost: float, won: float
+) -> None:
+    rng, n_runs = np.random.default_rng(6), 400
+    truth, held = (right * (1 - lost) + (1 - right) * won) / right, 0
+    for _ in range(n_runs):
+        before, chance = rng.random((n, n_repeats)) < right, rng.random((n, n_repeats))
+        after = np.where(before, chance >= lost, chance < won)
+        arm, base = ({str(i): tuple(own) for i, own in enumerate(x.astype(float).tolist())} for x in (after, before))
+        found = ratio_of_shares(arm, base)
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= truth <= found.high
+    assert held / n_runs >= 0.93

@@ -1,0 +1,282 @@
+"""Which arm to take: as times which baseline, what is certain, and what is not named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from results import tables
+from results.records import Cell, RunData, Score, Trial
+from results.report.first_screen import ArmTable, DeviceScreen
+from results.report.html import page_context
+from results.report.standings import Group, NoArmError, Quantity, Standing, device_groups, standings_table
+from tests.run_builders import cell, completion, failed, reading, run, trial
+
+NOISE = (0.0, 0.02, -0.02, 0.01)
+
+
+def lasting(cell_id: str, seconds: Sequence[float], right: str = "", **changes: Any) -> list[Trial]:
+    """One trial a repeat, each of one request that takes so long, at 10 W; one sample a digit."""
+    single = tuple(Score(metric="acc", value=float(digit), sample_id=f"s{i}") for i, digit in enumerate(right))
+    whole = (Score(metric="acc", value=sum(s.value for s in single) / len(single), n=len(single)),) if single else ()
+    return [
+        trial(
+            cell_id,
+            i,
+            completions=[completion("s", 0.0, 4, (s / 2, s))],
+            scores=(*single, *whole),
+            **({"energy": (reading("all", 10 * s),)} | changes),
+        )
+        for i, s in enumerate(seconds)
+    ]
+
+
+def noisy(seconds: float, sign: int = 1) -> list[float]:
+    return [seconds * (1 + sign * noise) for noise in NOISE]
+
+
+def named(*names: str, **changes: Any) -> list[Cell]:
+    return [cell(name, engine=name, **changes) for name in names]
+
+
+def groups(data: RunData, baseline: str | None = None) -> list[tuple[Group, list[Group]]]:
+    return device_groups(data, tables.tidy(data), baseline)
+
+
+def standing(group: Group, arm: str, quantity: Quantity) -> Standing:
+    return next(row[quantity] for row in group.rows if row[quantity].arm.engine == arm)
+
+
+THREE = ("first", "second", "third")
+
+
+def three_arms(**changes: Any) -> RunData:
+    """First 2 s, second 1 s, third 8 s, each within 2 %."""
+    third = [8.0 * (1 + noise) for noise in (0.01, 0.0, -0.02, 0.0)]
+    trials = [*lasting("first", noisy(2.0)), *lasting("second", noisy(1.0, -1)), *lasting("third", third)]
+    return run(named(*THREE, **changes), trials)
+
+
+def test_the_first_arm_is_the_baseline_where_nothing_names_another() -> None:
+    ((group, _),) = groups(three_arms())
+    assert group.baseline.name == "first"
+    assert standing(group, "third", "time").ratio is not None
+    assert [standing(group, name, "time").value for name in THREE] == pytest.approx([2.005, 0.9975, 7.98])
+
+
+def test_the_reference_is_the_baseline_before_the_first_arm() -> None:
+    ((group, _),) = groups(three_arms(reference_id="second"))
+    assert group.baseline.name == "second"
+
+
+def test_the_plan_names_a_baseline_and_the_reader_another() -> None:
+    data = three_arms(reference_id="second")
+    info = data.info.model_copy(update={"plan": {"baseline": "third"}})
+    ((by_plan, _),) = groups(replace(data, info=info))
+    ((by_reader, _),) = groups(replace(data, info=info), "first")
+    assert (by_plan.baseline.name, by_reader.baseline.name) == ("third", "first")
+    with pytest.raises(NoArmError, match="no arm of this run is named 'fourth'; take one of first, second, third"):
+        groups(data, "fourth")
+
+
+def test_arms_stand_as_times_the_baseline_in_seconds_and_joules() -> None:
+    ((group, _),) = groups(three_arms())
+    for quantity in ("time", "energy"):
+        third = standing(group, "third", quantity)
+        assert third.ratio is not None
+        assert third.ratio.value == pytest.approx(7.98 / 2.005)
+        assert third.is_certain
+        assert standing(group, "second", quantity).is_best
+    assert group.verdicts["time"].is_certain
+
+
+def test_arms_that_scatter_across_each_other_have_no_best() -> None:
+    trials = [*lasting("first", [1.0, 1.2, 0.9, 1.1]), *lasting("second", [1.1, 1.0, 1.05, 0.9])]
+    ((group, _),) = groups(run(named("first", "second"), trials))
+    assert not any(row["time"].is_best or row["time"].is_certain for row in group.rows)
+    assert group.verdicts["time"].why == "their difference may be 0"
+    assert [r.arm.name for r in group.verdicts["time"].rivals] == ["first"]
+
+
+def modelled(seconds: dict[str, float], percent: float) -> RunData:
+    trials = []
+    for name, s in seconds.items():
+        joules = reading("all", 10 * s, method="modelled", meter="m", uncertainty_j=10 * s * percent / 100)
+        trials += lasting(name, [s], energy=(joules,), time_method="modelled")
+    return run(named(*seconds, device="model:m2-ultra"), trials)
+
+
+def test_nothing_inside_the_models_own_error_is_named_the_best() -> None:
+    """Two figures of 5 % each: 1.96 sqrt(2) 0.05 = 0.139 in the logarithm, so 0.87 times is the least that counts."""
+    ((near, _),) = groups(modelled({"first": 1.0, "second": 0.9}, 5.0))
+    ((far, _),) = groups(modelled({"first": 1.0, "second": 0.85}, 5.0))
+    assert not near.verdicts["energy"].is_certain
+    assert near.verdicts["energy"].why == "within the error of the model"
+    assert far.verdicts["energy"].is_certain
+    assert standing(far, "second", "energy").is_best
+
+
+def test_a_model_that_states_no_error_of_its_times_names_no_fastest() -> None:
+    ((group, _),) = groups(modelled({"first": 1.0, "second": 0.1}, 5.0))
+    assert not group.verdicts["time"].is_certain
+    assert not standing(group, "second", "time").is_certain
+
+
+def test_repeats_do_not_make_a_model_more_certain() -> None:
+    """Joules from CPU time, half as many, within 2 % between repeats; the sheet is good to 50 %."""
+    trials = []
+    for name, seconds, sign in (("first", 2.0, 1), ("second", 1.0, -1)):
+        for i, s in enumerate(noisy(seconds, sign)):
+            joules = reading("all", 10 * s, method="modelled", meter="cpu", uncertainty_j=5 * s)
+            trials += [
+                t.model_copy(update={"repeat": i, "trial_id": f"{name}{i}"})
+                for t in lasting(name, [s], energy=(joules,))
+            ]
+    ((group, _),) = groups(run(named("first", "second"), trials))
+    assert group.verdicts["time"].is_certain
+    assert not group.verdicts["energy"].is_certain
+    second = standing(group, "second", "energy").ratio
+    assert second is not None
+    assert second.is_clear, "the repeats alone would say so"
+
+
+def test_accuracy_is_certain_where_mcnemars_test_agrees() -> None:
+    """10 of 40 lost, all one way: p = 2 / 2^10. 5 of 40: p = 0.0625, which the interval alone would not tell."""
+
+    def told(n_lost: int) -> Standing:
+        right = {"first": "1" * 40, "second": "1" * (40 - n_lost) + "0" * n_lost}
+        trials = [t for name in right for t in lasting(name, noisy(1.0), right[name])]
+        ((group, _),) = groups(run(named(*right), trials))
+        return standing(group, "second", "accuracy")
+
+    assert told(10).is_certain
+    assert (told(10).value, told(10).n) == (0.75, 40)
+    assert not told(5).is_certain
+
+
+def test_random_weights_are_not_compared() -> None:
+    trials = [*lasting("first", noisy(1.0), "1" * 20), *lasting("second", noisy(1.0), "0" * 20)]
+    ((group, _),) = groups(run(named("first", "second", model_note="random weights"), trials))
+    assert standing(group, "second", "accuracy").value is None
+    assert "the weights are random" in (standing(group, "second", "accuracy").reason or "")
+
+
+def test_a_score_where_less_is_better_is_ranked_downwards() -> None:
+    values = {"first": 9.0, "second": 3.0}
+    trials = [
+        trial(name, 0, scores=(Score(metric="perplexity", value=v, stderr=0.1, n=50, higher_is_better=False),))
+        for name, v in values.items()
+    ]
+    ((group, _),) = groups(run(named(*values), trials))
+    leader = group.verdicts["accuracy"].leader
+    assert leader is not None
+    assert (leader.arm.name, leader.value) == ("second", 3.0)
+    assert "nothing tests it" in group.verdicts["accuracy"].why
+    assert not group.verdicts["accuracy"].is_certain
+
+
+def test_all_workloads_together_are_one_pass_over_all_that_was_asked() -> None:
+    """1 s and 9 s against 2 s and 10 s: 10 / 12 of the time, 5 s a request against 6."""
+    cells = [cell(f"{name}{w}", engine=name, workload=w) for w in ("gsm8k", "boolq") for name in ("first", "second")]
+    seconds = {"firstgsm8k": 2.0, "secondgsm8k": 1.0, "firstboolq": 10.0, "secondboolq": 9.0}
+    trials = [t for c, s in seconds.items() for t in lasting(c, [s, s * 1.0001], "11" if "first" in c else "10")]
+    ((whole, single),) = groups(run(cells, trials))
+    assert [g.workload for g in single] == ["gsm8k", "boolq"]
+    second = standing(whole, "second", "time")
+    assert second.ratio is not None
+    assert (second.ratio.value, second.value) == (pytest.approx(10 / 12), pytest.approx(5.0, rel=1e-3))
+    assert (standing(whole, "second", "accuracy").value, standing(whole, "second", "accuracy").n) == (0.5, 4)
+
+
+def test_an_arm_that_failed_a_workload_is_missing_from_all_of_them_and_says_why() -> None:
+    cells = [cell(f"{name}{w}", engine=name, workload=w) for w in ("gsm8k", "boolq") for name in ("first", "second")]
+    trials = [t for c in cells[:3] for t in lasting(c.cell_id, noisy(1.0))]
+    ((whole, _),) = groups(run(cells, [*trials, failed("secondboolq", error="out of memory")]))
+    second = standing(whole, "second", "time")
+    assert (second.value, second.ratio) == (None, None)
+    assert "boolq: 1 of 1 trials failed (out of memory)" in (second.reason or "")
+
+
+def test_devices_and_ways_of_measuring_are_never_compared() -> None:
+    data = run(
+        [*named("first", "second"), cell("third", engine="third", device="model:m2-ultra")],
+        [
+            *lasting("first", noisy(1.0)),
+            *lasting("second", noisy(0.5), energy=(reading("all", 5.0, method="modelled", meter="cpu"),)),
+            *lasting("third", noisy(0.1)),
+        ],
+    )
+    found = groups(data)
+    assert [g.device for g, _ in found] == ["host", "model:m2-ultra"]
+    second = standing(found[0][0], "second", "energy")
+    assert second.ratio is None
+    assert "came to be in another way (counter, nvml)" in (second.reason or "")
+    assert not found[0][0].verdicts["energy"].is_certain
+
+
+def test_the_table_for_a_file_holds_every_arm_and_quantity() -> None:
+    frame = standings_table(groups(three_arms()))
+    assert len(frame) == 9
+    first, second = (frame[(frame["arm"] == name) & (frame["quantity"] == "time")].iloc[0] for name in THREE[:2])
+    assert (first["ratio"], first["baseline"]) == (1.0, "first")
+    assert bool(second["certainly_best"])
+    assert second["ratio_low"] < second["ratio"] < second["ratio_high"] < 1
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def screen(data: RunData) -> DeviceScreen:
+    (found,) = page_context(data)["screens"]
+    assert isinstance(found, DeviceScreen)
+    return found
+
+
+def marks(table: ArmTable) -> list[tuple[str, bool]]:
+    return [(row.arm.name, figure.is_best) for row in table.rows for figure in row.figures[:1]]
+
+
+def test_the_page_names_the_fastest_and_how_far_the_others_are() -> None:
+    shown = screen(three_arms())
+    certain, sentence = shown.sentences[0]
+    assert certain
+    assert sentence.startswith("Fastest for certain: second, 0.50× [0.4")
+    assert marks(shown.table) == [("first", False), ("second", True), ("third", False)]
+    first, _, third = (row.figures[0] for row in shown.table.rows)
+    assert (first.ratio, first.value) == ("1×", "2.00 s")
+    assert third.ratio == "3.98×"
+    assert third.order == pytest.approx(3.98, abs=0.01)
+
+
+def test_the_page_says_between_whom_it_is_not_certain_and_who_is_behind() -> None:
+    trials = [
+        *lasting("first", [1.0, 1.2, 0.9, 1.1]),
+        *lasting("a, b", [1.1, 1.0, 1.05, 0.9]),
+        *lasting("slow", [4.0, 4.4, 4.2, 4.1]),
+    ]
+    sentence = screen(run(named("first", "a, b", "slow"), trials)).sentences[0][1]
+    assert sentence.startswith(
+        "Fastest: not certain between “a, b”, first (their difference may be 0); behind for certain"
+    )
+    assert "slow, 4.0× [" in sentence
+
+
+def test_the_picture_names_each_arm_by_its_symbol_and_starts_at_zero() -> None:
+    trials = [*lasting("first", noisy(1.0), "1" * 20), *lasting("second", noisy(0.5), "1" * 10 + "0" * 10)]
+    (panel,) = screen(run(named("first", "second"), trials)).panels
+    svg = str(panel.svg)
+    assert "first: 1." in svg
+    assert "second: " in svg
+    assert "50 %" in svg
+    assert ">0</text>" in svg
+    assert svg.count('class="point"') == 2
+
+
+def test_an_arm_that_computes_less_is_drawn_by_joules_a_response() -> None:
+    cells = [cell("c1", engine="plain"), cell("c2", engine="reusing", engine_parameters={"reuse_prefix": True})]
+    trials = [*lasting("c1", noisy(1.0), "11"), *lasting("c2", noisy(0.5), "11")]
+    (panel,) = screen(run(cells, trials)).panels
+    assert "J/response across" in str(panel.svg)
