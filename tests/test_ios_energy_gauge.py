@@ -71,6 +71,19 @@ def test_a_process_that_is_not_traced_has_no_sample(reply: Any) -> None:
     assert parse_sample(reply, 7) is None
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 1e300, 10**400, True, "40", None])
+def test_a_cost_that_is_none_is_not_taken_for_one(odd: object) -> None:
+    values = parse_sample({7: gauge_sample() | {"energy.gpu.cost": odd}}, 7)
+    assert values is not None
+    assert math.isnan(values[KEYS.index("energy.gpu.cost")])
+    assert values[KEYS.index("energy.cpu.cost")] == 40.0
+
+
+def test_an_answer_by_odd_keys_is_no_traceback() -> None:
+    assert parse_sample({"seven": gauge_sample(), None: gauge_sample()}, 7) is None
+    assert parse_sample({"7": gauge_sample()}, 7) is not None
+
+
 @pytest.mark.parametrize(
     "sample",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 
@@ -203,3 +204,12 @@ def test_the_survey_of_nothing_says_why() -> None:
     [row] = attached(NOBODY)
     assert not row.ready
     assert "tunneld does not run" in row.remark
+
+
+def test_a_usbmuxd_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("USBMUXD_SOCKET_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
+        begun_s = time.monotonic()
+        [row] = attached(NOBODY)
+        assert time.monotonic() - begun_s < 8.0
+    assert "usbmuxd does not answer" in row.remark

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import devices.sampler
-from devices.base import DeviceError, TransientDeviceError
+from devices.base import Channel, DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
+from devices.meters.polled import PolledMeter
 from devices.sampler import Sampler, find_gaps
+from results.records import Method
 
 pytestmark = pytest.mark.alone
 
@@ -177,7 +179,7 @@ def test_reading_that_never_comes_back_is_an_error_not_a_hang(monkeypatch: pytes
 def test_a_driver_that_hangs_for_ever_does_not_keep_the_program_from_ending() -> None:
     program = """
 import devices.sampler, itertools, threading
-from devices.base import DeviceError, TransientDeviceError
+from devices.base import Channel, DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 devices.sampler.HUNG_S = 0.2
 calls = itertools.count()
@@ -206,3 +208,36 @@ def test_clock_sleeps_until_a_time_and_not_for_one_that_has_passed() -> None:
     assert CLOCK.now_s() - started_s < 1
     CLOCK.sleep_until_s(started_s + 0.05)
     assert CLOCK.now_s() >= started_s + 0.05
+
+
+class OddMeter(PolledMeter):
+    """A library behind it that fails in a way of its own, at the reading that is told."""
+
+    name = "odd"
+    method: Method = "integrated power"
+
+    def __init__(self, fails_at: int) -> None:
+        super().__init__(0.01, CLOCK)
+        self.channels = (Channel("part", "power"),)
+        self._fails_at = fails_at
+        self._calls = itertools.count()
+
+    def open(self) -> None:
+        """Nothing to acquire."""
+
+    def read(self) -> Sequence[float]:
+        if next(self._calls) >= self._fails_at:
+            raise KeyError("watts")
+        return [1.0]
+
+
+@pytest.mark.parametrize("fails_at", [0, 3])
+def test_whatever_a_meters_library_raises_in_a_window_is_our_error(fails_at: int) -> None:
+    def window() -> None:
+        meter = OddMeter(fails_at)
+        meter.start()
+        time.sleep(0.1)
+        meter.stop()
+
+    with pytest.raises(DeviceError, match=r"odd: its reader failed \(KeyError: 'watts'\)"):
+        window()

@@ -41,6 +41,8 @@ READ_EVERY_S = 1.0
 FIRST_VALUE_TIMEOUT_S = 15.0
 """The first whole sample comes some seconds after the tracing began."""
 RECONNECT_S = 30.0
+MOST_COST = 1e6
+"""Published samples lie below 1000."""
 PARTS = ("cpu", "gpu", "networking", "location", "display")
 KEYS = ("energy.cost", *(f"energy.{part}.cost" for part in PARTS), "energy.appstate.cost", "energy.overhead")
 """Columns of a reading."""
@@ -55,12 +57,19 @@ def parse_sample(reply: Any, process_id: int) -> tuple[float, ...] | None:
     A sample without a cost, at age 0, or of zeros alone is all NaN: it says nothing of the time since the last one.
     """
     samples: Mapping[Any, Any] = reply if isinstance(reply, Mapping) else {}
-    own = next((s for pid, s in samples.items() if isinstance(s, Mapping) and int(pid) == process_id), None)
+    own = next((s for pid, s in samples.items() if isinstance(s, Mapping) and str(pid) == str(process_id)), None)
     if not own:
         return None
-    values = tuple(float(own[key]) if isinstance(own.get(key), int | float) else math.nan for key in KEYS)
+    values = tuple(_cost(own.get(key)) for key in KEYS)
     nothing_new = own.get(_AGE_KEY) == 0 or math.isnan(values[_COST]) or not np.any(np.nan_to_num(values))
     return (math.nan,) * len(KEYS) if nothing_new else values
+
+
+def _cost(value: object) -> float:
+    """NaN for what is no cost."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MOST_COST:
+        return math.nan
+    return float(value)
 
 
 class EnergyGaugeMeter(PolledMeter):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.base import Channel, Clock, DeviceError, InterruptedWindowError, TransientDeviceError
+from devices.boundary import library_errors
 from devices.sampler import Sampler, find_gaps
 from results.records import Method, PowerTrace, TraceKind
 
@@ -68,7 +69,8 @@ class PolledMeter(ABC):
         if self._sampler is not None:
             raise DeviceError(f"meter {self.name} is already running; stop it before another window starts")
         sampler = Sampler(self.read, self._interval_s, self._clock)
-        sampler.start()
+        with library_errors(self.name, "its reader"):
+            sampler.start()
         self._sampler = sampler
         if self.fresh_on_read:
             self._wait(SETTLE_UPDATES * self._update_period_s)
@@ -98,10 +100,13 @@ class PolledMeter(ABC):
             self._wait_for_tick()
         sampler, self._sampler = self._sampler, None
         try:
-            readings = sampler.stop()
+            # Whatever stands in a sensor's file, or its library makes of it.
+            with library_errors(self.name, "its reader"):
+                return self.traces(*sampler.stop())
+        except InterruptedWindowError:
+            raise
         except TransientDeviceError as error:
             raise InterruptedWindowError(str(error), self._kept(sampler)) from error
-        return self.traces(*readings)
 
     def _kept(self, sampler: Sampler) -> Sequence[PowerTrace]:
         """Traces of what was received."""
