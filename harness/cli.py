@@ -1,144 +1,15 @@
-"""The command line: its commands and their order. Prints; everything else logs.
-
-Heavy packages are imported by the command that needs them.
-"""
+"""Where the program begins: signals are answered before anything heavy is imported, then the commands are."""
 
 from __future__ import annotations
 
-import logging
-import shlex
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from harness.bundled_plans import FIRST_PLAN, bundled_plans, write_bundled_plan
-from harness.device_commands import devices, doctor, record
-from harness.run_commands import plan_check, plan_schema, report, run
-from harness.terminal import EXIT_BAD_PLAN, EXIT_INTERRUPTED, AsJson, fail, log_to_terminal, print_rows, quiet_libraries
-
-LISTS = ("engines", "techniques", "workloads", "devices", "meters", "plans")
-
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="How fast, how many joules, how accurate: language models and MoE placements, measured in one run.",
-)
-plan_app = typer.Typer(no_args_is_help=True, help="Check a plan, or print the schema of plans.")
-app.add_typer(plan_app, name="plan")
-
-
-def _names_starting(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """For the shell's completion."""
-    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
-
-
-def _tell_version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            typer.echo(f"joulebench {version('joulebench')}")
-        except PackageNotFoundError:
-            fail("joulebench is not installed here, so its version is not known; `pip install .`", EXIT_BAD_PLAN)
-        raise typer.Exit
-
-
-@app.callback()
-def start(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    level = logging.INFO if verbose else logging.WARNING
-    log_to_terminal(level)
-    if not verbose:
-        # It warns of every vendor's library that is absent, which `devices` says in its own words.
-        logging.getLogger("zeus").setLevel(logging.ERROR)
-
-
-@app.command()
-def init(
-    path: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="Plan file to write.")] = Path("plan.toml"),
-    name: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="NAME",
-            help="The plan to copy; `joulebench list plans` shows them.",
-            autocompletion=_names_starting(bundled_plans()),
-        ),
-    ] = FIRST_PLAN,
-) -> None:
-    """Write a plan to start from, explained line by line."""
-    known = bundled_plans()
-    if name not in known:
-        fail(f"--from {name}: no such plan; take one of {', '.join(known)}", EXIT_BAD_PLAN)
-    try:
-        write_bundled_plan(name, path)
-    except FileExistsError:
-        fail(f"{path}: exists already and is left as it is; give another name", EXIT_BAD_PLAN)
-    except (OSError, ValueError) as error:
-        fail(f"{path}: cannot be written ({error}); give another name", EXIT_BAD_PLAN)
-    shown = shlex.quote(str(path))
-    typer.echo(f"{path}: written; read it, change it, and then")
-    for step, why in (
-        (f"plan check {shown}", "tells every problem at once"),
-        (f"run {shown} --dry-run", "shows the cells, and estimates the time"),
-        (f"run {shown}", "measures; tables and report.html stand in runs/"),
-    ):
-        typer.echo(f"  joulebench {step:30}  # {why}")
-
-
-app.command()(run)
-app.command()(report)
-plan_app.command("check")(plan_check)
-plan_app.command("schema")(plan_schema)
-app.command()(devices)
-app.command()(doctor)
-app.command()(record)
-
-
-@app.command("list")
-def list_names(
-    what: Annotated[str, typer.Argument(metavar="|".join(LISTS), autocompletion=_names_starting(LISTS))],
-    as_json: AsJson = False,
-) -> None:
-    """List what a plan can name, and the bundled plans."""
-    if what not in LISTS:
-        fail(f"list {what}: no such list; take one of {', '.join(LISTS)}", EXIT_BAD_PLAN)
-    from harness.inventory import catalog_rows
-
-    print_rows(catalog_rows(what), as_json, what.capitalize())
-
-
-@app.command("train-tiny")
-def train_tiny_model(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write, or to go on with.")],
-    device: Annotated[str, typer.Option(help="Where torch computes: cpu, cuda, mps.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's own number by default.")] = None,
-) -> None:
-    """Train the bundled Qwen3-MoE again, from its seed: 40 minutes on two cores. An interrupted training goes on."""
-    quiet_libraries()
-    import torch
-
-    from engines.errors import EngineError
-    from harness.train_tiny import train_tiny
-
-    logging.getLogger("engines.training").setLevel(logging.INFO)
-    if threads:
-        torch.set_num_threads(threads)
-    try:
-        train_tiny(folder, device)
-    except KeyboardInterrupt:
-        fail(f"interrupted; the same command goes on with what is in {folder}", EXIT_INTERRUPTED)
-    except (EngineError, OSError, RuntimeError) as error:
-        fail(f"{folder}: {error}", EXIT_BAD_PLAN)
-    typer.echo(str(folder))
+from harness.interrupts import end_at_once
 
 
 def main() -> None:
-    app()
+    end_at_once()
+    from harness.commands import app
+
+    try:
+        app()
+    finally:
+        end_at_once()

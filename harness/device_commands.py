@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.interrupts import code_once_kept, raise_in_command
 from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_DEVICE_NOT_READY,
-    EXIT_INTERRUPTED,
+    EXIT_MODELLED_ONLY,
     EXIT_SOME_FAILED,
     AsJson,
     console_of,
+    end_interrupted,
     fail,
     print_rows,
     quiet_libraries,
@@ -73,13 +75,14 @@ def doctor(
 
     console = console_of(stderr=True)
     spec = _device_spec(device, "auto")
+    raise_in_command()
     try:
         with console.status(f"opening {escape(device)}") as status:
             found = examine_device(
                 spec, seconds, status.update, _waits_on(status, console), Protocol(gate_wait_s=wait_s)
             )
-    except KeyboardInterrupt:
-        fail("interrupted; the verdict before stands", EXIT_INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, "the verdict before stands")
     try:
         kept = keep_self_test(found, state_folder())
     except OSError as error:
@@ -90,6 +93,8 @@ def doctor(
         _print_self_test(found, kept)
     if found.verdict == "not ready":
         raise typer.Exit(EXIT_DEVICE_NOT_READY)
+    if found.verdict == "modelled only":
+        raise typer.Exit(EXIT_MODELLED_ONLY)
     if found.verdict != "ready":
         raise typer.Exit(EXIT_SOME_FAILED)
 
@@ -124,6 +129,7 @@ def record(
         fail("--meter replay: a recording is not recorded again; name a meter of this machine", EXIT_BAD_PLAN)
     spec, clock = _device_spec(device, meter, app), MonotonicClock()
     console = console_of(stderr=True)
+    raise_in_command()
     with console.status(f"opening {escape(device)}") as status:
         protocol = Protocol(sample_interval_s=interval_s, gate_wait_s=wait_s)
         found = build_device(spec, protocol, clock, _waits_on(status, console))
@@ -132,8 +138,8 @@ def record(
             recording = record(found, clock, seconds, lambda left_s: status.update(f"recording, {left_s:.0f} s left"))
         except DeviceError as error:
             fail(str(error), EXIT_DEVICE_NOT_READY)
-        except KeyboardInterrupt:
-            fail("interrupted before the recording began; nothing was written", EXIT_INTERRUPTED)
+        except KeyboardInterrupt as interrupt:
+            end_interrupted(interrupt, "the recording had not begun, and nothing was written")
         finally:
             found.close()
     try:
@@ -153,6 +159,8 @@ def record(
         _print_recording(device, readings, files)
     if recording.marks:
         typer.echo(f"marked: {', '.join(recording.marks)}; its joules are not those of an undisturbed device", err=True)
+    if code := code_once_kept():
+        raise typer.Exit(code)
     if recording.interrupted:
         fail(f"interrupted: {'; '.join(recording.interrupted)} (what was received is kept)", EXIT_SOME_FAILED)
     if missing := recording.missing_totals():

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.interrupts import raise_in_command
 from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_DEVICE_NOT_READY,
-    EXIT_INTERRUPTED,
+    EXIT_NONE_USABLE,
     EXIT_SOME_FAILED,
     AsJson,
     console_of,
+    end_interrupted,
     fail,
     print_rows,
     quiet_libraries,
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from harness.plan import Plan
     from harness.runner import RunOutcome
     from harness.workbench import Workbench
+
+REMEDY = "report.html says what disturbed them; put that right, and run the plan again with another --out"
 
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file (TOML).")]
 Settings = Annotated[
@@ -50,6 +55,8 @@ def run(
 ) -> None:
     """Run a plan: measure every cell, then write tables and report."""
     console = console_of(stderr=as_json)
+    directory: Path | None = None
+    raise_in_command()
     try:
         with _prepared(plan_path, settings, allow_code) as (plan, workbench):
             if dry_run:
@@ -57,9 +64,15 @@ def run(
                 return
             directory = out or Path("runs") / plan.name
             outcome = _run(plan, workbench, directory, resume, console)
-        _show_run(directory, console, as_json)
-    except KeyboardInterrupt:
-        fail("interrupted; finished trials are kept, go on with --resume", EXIT_INTERRUPTED)
+        _show_run(directory, directory, console, as_json)
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, _kept_in(directory))
+    if outcome.n_ok and outcome.n_marked == outcome.n_ok:
+        fail(
+            f"no trial can be used: {outcome.n_marked} of {outcome.n_ok + outcome.n_failed} are marked"
+            f" ({', '.join(outcome.marks)}) and {outcome.n_failed} failed, so no table has a figure; {REMEDY}",
+            EXIT_NONE_USABLE,
+        )
     if outcome.n_failed:
         fail(
             f"{outcome.n_failed} of {outcome.n_ok + outcome.n_failed} trials failed; their reasons are in report.html"
@@ -73,10 +86,19 @@ def report(
     baseline: Annotated[
         str | None, typer.Option(metavar="ARM", help="Tell the others as times of this arm; else the plan's.")
     ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for tables and report; that of the run by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write tables and report again from what a run stored."""
-    _show_run(directory, console_of(stderr=as_json), as_json, baseline)
+    from results.database import DATABASE
+
+    if out is not None and (out / DATABASE).exists() and not (directory.exists() and out.samefile(directory)):
+        fail(f"--out {out}: holds another run, whose tables would be replaced; name another folder", EXIT_BAD_PLAN)
+    raise_in_command()
+    try:
+        _show_run(directory, out or directory, console_of(stderr=as_json), as_json, baseline)
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, "tables that were not written yet stay as they were")
 
 
 def plan_check(plan_path: PlanPath, settings: Settings = None, allow_code: AllowCode = False) -> None:
@@ -125,6 +147,7 @@ def _run(plan: Plan, workbench: Workbench, directory: Path, resume: bool, consol
     try:
         with LiveProgress(console) if console.is_terminal else PlainProgress(console) as progress:
             workbench.on_wait = progress.waiting
+            workbench.on_note = partial(console.print, markup=False, highlight=False)
             with open_run(plan, directory, resume, workbench) as store:
                 return Runner(plan, store, workbench, progress).run()
     except StoreError as error:
@@ -133,7 +156,16 @@ def _run(plan: Plan, workbench: Workbench, directory: Path, resume: bool, consol
         fail(str(error), EXIT_DEVICE_NOT_READY)
 
 
-def _show_run(directory: Path, console: Console, as_json: bool, baseline: str | None = None) -> None:
+def _kept_in(directory: Path | None) -> str:
+    """What an interrupt leaves of a run."""
+    from results.store import Store
+
+    if directory is None or not Store.holds_run(directory):
+        return "no trial was begun"
+    return "finished trials are kept, go on with --resume"
+
+
+def _show_run(directory: Path, out: Path, console: Console, as_json: bool, baseline: str | None = None) -> None:
     """Writes the tables and the report of a stored run, prints the summary, says where everything is."""
     from harness.summary import print_summary
     from results.derived import Derived
@@ -145,8 +177,8 @@ def _show_run(directory: Path, console: Console, as_json: bool, baseline: str | 
     try:
         with Store.view(directory) as store:
             derived = Derived(store.data(), baseline)
-            files = [*write_csv(derived.run, directory, derived), directory / "report.html"]
-            write_html(derived.run, directory / "report.html", derived)
+            files = [*write_csv(derived.run, out, derived), out / "report.html"]
+            write_html(derived.run, out / "report.html", derived)
     except NoArmError as error:
         fail(f"--baseline: {error}", EXIT_BAD_PLAN)
     except (StoreError, OSError) as error:

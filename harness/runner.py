@@ -54,8 +54,12 @@ class Gated(TypingProtocol):
 
 
 class RunOutcome(NamedTuple):
+    """n_marked: of those that are ok, how many are in no mean, and `marks` why."""
+
     n_ok: int
     n_failed: int
+    n_marked: int = 0
+    marks: tuple[str, ...] = ()
 
 
 SAME_ON_RESUME = ("machine", "cpu_model", "n_cores", "n_threads", "python", "joulebench", "packages")
@@ -202,7 +206,9 @@ class Runner:
             if rule.enough(have) and len(have) < rule.max_repeats:
                 self._progress.cell_finished(cell_plan.cell.label, rule.max_repeats - len(have))
         trials = [t for own in self._trials.values() for t in own]
-        return RunOutcome(sum(t.status == "ok" for t in trials), sum(t.status == "failed" for t in trials))
+        ok = [t for t in trials if t.status == "ok"]
+        marks = tuple(dict.fromkeys(mark for t in ok for mark in t.marks))
+        return RunOutcome(len(ok), len(trials) - len(ok), sum(bool(t.marks) for t in ok), marks)
 
     def _check_requests(self) -> None:
         """Repeats of a cell ask what its finished trials were asked. Raises `StoreError` where data has changed."""

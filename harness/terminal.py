@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from harness.interrupts import words_and_code
 from results.printable import printable
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 160
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
-EXIT_BAD_PLAN, EXIT_DEVICE_NOT_READY, EXIT_SOME_FAILED, EXIT_INTERRUPTED = 2, 4, 5, 130
+EXIT_BAD_PLAN, EXIT_MODELLED_ONLY, EXIT_DEVICE_NOT_READY, EXIT_SOME_FAILED, EXIT_NONE_USABLE = 2, 3, 4, 5, 6
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -53,6 +54,11 @@ def rounded(value: Any) -> Any:
 def fail(message: str, code: int) -> NoReturn:
     typer.echo(f"error: {printable(message)}", err=True)
     raise typer.Exit(code)
+
+
+def end_interrupted(interrupt: KeyboardInterrupt, what_stays: str) -> NoReturn:
+    words, code = words_and_code(interrupt)
+    fail(f"{words}; {what_stays}", code)
 
 
 def quiet_libraries() -> None:

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.catalog import METERS
-from harness.cli import app
+from harness.commands import app
 from results.store import FREE_BYTES_NEEDED, Store
 from tests.command import EXECUTABLE, environment, joulebench, start
 from tests.conftest import FinishedRun
@@ -54,7 +54,7 @@ def test_help_is_quick() -> None:
 
 
 def test_the_command_line_imports_nothing_heavy() -> None:
-    code = "import sys, harness.cli; print(*sys.modules)"
+    code = "import sys, harness.commands; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     heavy = {"torch", "numpy", "pandas", "pydantic", "lm_eval", "zeus", "transformers", "rich.table", "pyarrow"}
     assert heavy & set(loaded) == set()

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from engines.quantised import Quantisation
 from harness.catalog import TECHNIQUES, WORKLOADS
-from harness.cli import app
+from harness.commands import app
 from harness.plan import Plan, PlanError, build_plan, load_plan
 from harness.schema import DeviceSpec, EngineSpec, ModelSpec, PlanFile, Protocol, StopSpec
 from tests.plans import (

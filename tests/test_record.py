@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from devices.android import battery as battery_module
 from devices.base import MeterUnavailableError
 from devices.meters.trace_replay import TraceReplayMeter
-from harness.cli import app
+from harness.commands import app
 from harness.recording import Recording, record, write_recording
 from harness.session import derive_energy
 from results.energy import energy_between

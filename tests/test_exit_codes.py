@@ -1,0 +1,82 @@
+"""What a run's exit code says of its figures, and where a report is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.commands import app
+from harness.runner import RunOutcome
+from results.records import SelfTest
+from tests.conftest import FinishedRun
+from tests.fakes.machine import FakeBench
+from tests.plans import FAST, raw_plan, write_plan
+from tests.run_builders import ENVIRONMENT
+from tests.test_contention import shared
+
+
+def test_a_run_whose_every_trial_was_contended_does_not_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = shared(0.5)
+    monkeypatch.setattr("harness.workbench.Workbench", lambda protocol, allow_code: bench)
+    limits = {"repeats": 2, "max_foreign_cpu_share": 0.2, "contention_retries": 0}
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST | limits))
+    done = CliRunner().invoke(app, ["run", str(plan), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 6
+    assert "error: no trial can be used: 2 of 2 are marked (contended) and 0 failed, so no table has" in done.stderr
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_one_trial_that_can_be_used_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = shared(0.5, 0.0)
+    monkeypatch.setattr("harness.workbench.Workbench", lambda protocol, allow_code: bench)
+    limits = {"repeats": 2, "max_foreign_cpu_share": 0.2, "contention_retries": 0}
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST | limits))
+    assert CliRunner().invoke(app, ["run", str(plan), "--out", str(tmp_path / "run")]).exit_code == 0
+
+
+def test_an_outcome_counts_marked_trials_apart(tmp_path: Path) -> None:
+    from harness.plan import build_plan
+    from harness.runner import Runner, open_run
+    from tests.test_runner import Heard
+
+    def outcome(bench: FakeBench, folder: Path) -> RunOutcome:
+        plan = build_plan(raw_plan(protocol=FAST | {"max_foreign_cpu_share": 0.2, "contention_retries": 0}))
+        with open_run(plan, folder, False, bench) as store:
+            return Runner(plan, store, bench, Heard()).run()
+
+    assert outcome(shared(0.5), tmp_path / "a") == RunOutcome(1, 0, 1, ("contended",))
+    assert outcome(shared(0.0), tmp_path / "b") == RunOutcome(1, 0)
+
+
+@pytest.mark.parametrize(("environment", "expected"), [(ENVIRONMENT, 3), (None, 4)])
+def test_the_doctor_tells_a_device_without_a_meter_from_one_to_be_fixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: object, expected: int
+) -> None:
+    """A `modelled only` machine is as it is; a code of its own lets a script go on with it."""
+    found = SelfTest(device="host", made_at="2026-11-22T07:00:00Z", environment=environment, checks=())  # type: ignore[arg-type]
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path))
+    monkeypatch.setattr("harness.examination.examine_device", lambda *arguments, **named: found)
+    assert CliRunner().invoke(app, ["doctor"]).exit_code == expected
+
+
+def test_a_report_goes_where_it_is_asked_to_and_leaves_the_run_alone(tmp_path: Path, finished_run: FinishedRun) -> None:
+    before = {p: p.stat().st_mtime_ns for p in finished_run.directory.iterdir() if p.suffix in (".csv", ".html")}
+    done = CliRunner().invoke(app, ["report", str(finished_run.directory), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.stderr
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {p.name for p in before}
+    for path in before:
+        if path.suffix == ".csv":
+            assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+
+
+def test_a_report_does_not_replace_the_tables_of_another_run(tmp_path: Path, finished_run: FinishedRun) -> None:
+    (tmp_path / "run.sqlite").write_bytes(b"")
+    done = CliRunner().invoke(app, ["report", str(finished_run.directory), "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "holds another run, whose tables would be replaced" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["run.sqlite"]

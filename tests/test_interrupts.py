@@ -1,0 +1,130 @@
+"""Ctrl-C, SIGTERM and SIGHUP at any moment: a line, the exit code of a shell, and what is finished is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from results.store import Store
+from tests.command import environment, start
+from tests.plans import FAST, raw_plan, write_plan
+
+ENDINGS = [
+    (signal.SIGINT, 130, "interrupted"),
+    (signal.SIGTERM, 143, "terminated (SIGTERM)"),
+    (signal.SIGHUP, 129, "hung up (SIGHUP)"),
+]
+
+
+def interrupted_at_import(module: str, number: int, *arguments: str, ignored: bool = False) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of joulebench that a signal hits as it begins to import a module."""
+    code = f"""
+        import os, sys
+        class Hit:
+            def find_spec(self, name, path=None, target=None):
+                if name == {module!r}:
+                    sys.meta_path.remove(self)
+                    os.kill(os.getpid(), {int(number)})
+        sys.meta_path.insert(0, Hit())
+        sys.argv = ["joulebench", *{list(arguments)!r}]
+        from harness.cli import main
+        main()
+    """
+
+    def before() -> None:
+        # A test run in the background of a shell ignores SIGINT, and its children would inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(number, signal.SIG_IGN if ignored else signal.getsignal(number))
+
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(),
+        preexec_fn=before,
+        check=False,
+    )
+    return process.returncode, process.stdout, process.stderr
+
+
+@pytest.mark.parametrize(("number", "code", "words"), ENDINGS)
+def test_a_signal_while_the_program_starts_prints_a_line_and_no_traceback(number: int, code: int, words: str) -> None:
+    assert interrupted_at_import("typer", number, "--help") == (code, "", f"error: {words}\n")
+
+
+@pytest.mark.parametrize(("number", "code", "words"), ENDINGS[:2])
+def test_a_signal_while_a_plan_is_checked_says_that_nothing_was_begun(
+    tmp_path: Path, number: int, code: int, words: str
+) -> None:
+    plan = write_plan(tmp_path / "plan.toml", raw_plan())
+    found = interrupted_at_import("harness.preflight", number, "run", str(plan), "--out", str(tmp_path / "run"))
+    assert found == (code, "", f"error: {words}; no trial was begun\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
+    """As under nohup."""
+    code, stdout, _ = interrupted_at_import("typer", signal.SIGHUP, "--help", ignored=True)
+    assert code == 0
+    assert "Usage" in stdout
+
+
+@pytest.mark.parametrize(("number", "code", "words"), ENDINGS[1:])
+def test_a_run_that_is_ended_from_outside_keeps_its_trials_and_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals, code: int, words: str
+) -> None:
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST | {"repeats": 500, "idle_s": 0.02}))
+    log = tmp_path / "log"
+    with log.open("w", encoding="utf-8") as output:
+        process = start("run", str(plan), "--out", str(tmp_path / "run"), output=output)
+        while len(list((tmp_path / "run" / "traces").glob("*.parquet"))) < 3:
+            assert process.poll() is None, log.read_text(encoding="utf-8")
+            time.sleep(0.005)
+        process.send_signal(number)
+        assert process.wait(timeout=60) == code
+    text = log.read_text(encoding="utf-8")
+    assert "Traceback" not in text
+    assert text.splitlines()[-1] == f"error: {words}; finished trials are kept, go on with --resume"
+    with Store.view(tmp_path / "run") as store:
+        assert 2 <= len(store.trials()) < 500
+    assert not list((tmp_path / "run").glob("*.csv"))
+
+
+def test_a_terminal_that_is_gone_costs_no_more_than_what_it_would_have_shown(tmp_path: Path) -> None:
+    """The other end of a pseudo-terminal is closed, which sends SIGHUP; printing to it then fails."""
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST | {"repeats": 500, "idle_s": 0.02}))
+    ours, theirs = os.openpty()
+    arguments = [sys.executable, "-m", "joulebench", "run", str(plan), "--out", str(tmp_path / "run")]
+
+    def take_terminal() -> None:
+        import fcntl
+        import termios
+
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), preexec_fn=take_terminal
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    until_s = time.monotonic() + 60
+    while len(list((tmp_path / "run" / "traces").glob("*.parquet"))) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < until_s
+        try:
+            os.read(ours, 65536)  # or its buffer fills up, and it waits for us
+        except BlockingIOError:
+            time.sleep(0.005)
+    os.close(ours)
+    assert process.wait(timeout=60) == 129
+    with Store.view(tmp_path / "run") as store:
+        assert store.trials()
