@@ -1,4 +1,5 @@
-"""The summary on a terminal: a table for each workload and device, titled with how its figures came to be."""
+"""The summary on a terminal: a table for each workload and device, titled with how its figures came to be, and at its
+end, where a reader looks, the answer of the report's first screen: each device's arms as times a baseline."""
 
 from __future__ import annotations
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from results.derived import Derived
     from results.records import RunData
+    from results.report.first_screen import Figure
+    from results.report.page_units import PageUnits
+    from results.report.standings import Group
 
 Row = Mapping[str, Any]
 COLUMNS = (
@@ -50,8 +54,53 @@ def print_summary(derived: Derived, console: Console) -> None:
         console.print(f"[{i}] {reason}", markup=False, highlight=False)
     for note in [*_notes(rows), *_arithmetic(run), *unlike_notes(run), *road_notes(run), *disturbances(run)]:
         console.print(note, markup=False, highlight=False)
+    _print_answers(derived, console)
     failed = sum(t.status == "failed" for t in run.trials)
     console.print(f"{len(run.trials) - failed} trials ok, {failed} failed", highlight=False)
+
+
+def _print_answers(derived: Derived, console: Console) -> None:
+    from results.report.page_units import PageUnits
+
+    units = PageUnits(derived.tidy, derived.standings)
+    for whole, _ in derived.standings:
+        _print_standings(whole, units, console)
+
+
+def _print_standings(group: Group, units: PageUnits, console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from results.report.first_screen import arm_table, sentence
+
+    shown = arm_table("", group, units)
+    table = Table(
+        title=Text(f"{group.device} · {group.workload or 'all workloads'} · times {shown.baseline}", style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1 if console.width >= ROOMY_COLUMNS else 0, 0, 0),
+    )
+    table.add_column("arm", overflow="fold", min_width=10)
+    for heading in shown.headings:
+        table.add_column(Text(f"{heading.title}, {heading.below}"), justify="right")
+    for row in shown.rows:
+        told = (_standing(f, best) for f, best in zip(row.figures, shown.best, strict=True))
+        table.add_row(Text(row.arm.name), *map(Text, told))
+    console.print(table)
+    for verdict in group.verdicts.values():
+        console.print(sentence(verdict, group), markup=False, highlight=False)
+    for i, note in enumerate(shown.notes, start=1):
+        console.print(f"({i}) {note}", markup=False, highlight=False)
+    console.print()
+
+
+def _standing(figure: Figure, best: str) -> str:
+    """ "0.36× [0.33,0.40] fastest": on a narrow terminal it folds at its blanks."""
+    interval = figure.interval.replace(", ", ",") if figure.interval.startswith("[") else ""
+    note = f"({figure.note})" if figure.note else ""
+    return " ".join(filter(None, [figure.ratio + note, interval, best if figure.is_best else ""]))
 
 
 def _changes(derived: Derived) -> Iterator[str]:

@@ -47,3 +47,25 @@ def test_on_80_columns_nothing_is_cut_and_no_interval_is_torn() -> None:
     assert "…" not in said
     # scipy.stats.binomtest(15, 20).proportion_ci(method="wilson"): [0.531, 0.888].
     assert "0.75 [0.53,0.89] 3" in said
+
+
+def test_the_answer_of_the_first_screen_stands_at_the_end_with_names_and_times_the_baseline() -> None:
+    """Joules of the windows: 6, 6.1, 6.2 J against 3, 3.2, 3.4 J; the seconds are the same twice.
+
+    9.6 / 18.3 = 0.525; a - 0.525 b has a standard deviation of 0.1475, so about 4.303 x 0.1475 / sqrt(3) / 6.1 = 0.06.
+    """
+    said = printed(two_arms("1" * 15 + "0" * 5, "1" * 11 + "0" * 8 + "1")).splitlines()
+    start = next(i for i, line in enumerate(said) if line.startswith("host · gsm8k · times exact"))
+    assert said[-1] == "6 trials ok, 0 failed"
+    answer = "\n".join(said[start:])
+    (tiers,) = (line for line in said[start:] if line.strip().startswith("tiers"))
+    assert "0.52× [0.46,0.58] fewest joules" in tiers
+    assert "0.8× [0.6,1.1]" in tiers
+    assert "Fewest joules for certain: tiers, 0.52× [0.46, 0.58]." in answer
+    assert "Most accurate: not certain between exact, tiers (their difference may be 0)." in answer
+
+
+def test_a_figure_without_an_interval_has_a_note_that_says_why() -> None:
+    data = two_arms("10", "10")
+    said = printed(replace(data, trials=tuple(t for t in data.trials if t.repeat == 0)))
+    assert "(1) n = 1: no interval from one pair" in said

@@ -89,13 +89,13 @@ def device_screens(
     found = []
     for n, (whole, single) in enumerate(groups, start=1):
         workloads = tuple(g.workload or "" for g in single)
-        tables = [_table(f"d{n}w{i}", group, units) for i, group in enumerate(single, start=1)]
+        tables = [arm_table(f"d{n}w{i}", group, units) for i, group in enumerate(single, start=1)]
         found.append(
             DeviceScreen(
                 device=whole.device,
                 workloads=workloads,
-                table=_table(f"d{n}", whole, units),
-                sentences=tuple((v.is_certain, _sentence(v, whole)) for v in whole.verdicts.values()),
+                table=arm_table(f"d{n}", whole, units),
+                sentences=tuple((v.is_certain, sentence(v, whole)) for v in whole.verdicts.values()),
                 panels=tuple(p for g in single if (p := _score_panel(run, frame, g, units)) is not None),
                 by_workload=tuple(tables) if len(tables) > 1 else (),
                 speed_panels=tuple(p for g in single if (p := _time_panel(run, frame, g, units)) is not None),
@@ -107,7 +107,7 @@ def device_screens(
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def _table(table_id: str, group: Group, units: PageUnits) -> ArmTable:
+def arm_table(table_id: str, group: Group, units: PageUnits) -> ArmTable:
     headings = [_heading(q, group) for q in QUANTITIES]
     best = [BEST[q] for q in QUANTITIES]
     table = ArmTable(table_id, group.workload or "all workloads", group.baseline.name, headings, best)
@@ -165,7 +165,7 @@ def _value(standing: Standing, group: Group, units: PageUnits) -> str:
 # --- who is best, in words -------------------------------------------------------------------------------------------
 
 
-def _sentence(verdict: Verdict, group: Group) -> str:
+def sentence(verdict: Verdict, group: Group) -> str:
     """ "Fastest: int4, 0.87 times dropless [0.82, 0.93]." Or which arms may be as good as the leader."""
     best = BEST[verdict.quantity]
     leader = verdict.leader
