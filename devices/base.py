@@ -66,6 +66,8 @@ class Channel:
     relative_accuracy: float = 0.0
     wrap_at_j: float | None = None
     additive: bool = True
+    can_rest: bool = False
+    max_power_w: float | None = None
     note: str | None = None
     computes: ComputeUnit = "cpu"
     """What draws this energy: `auto` takes no meter that does not see the unit on which the engine computes."""
@@ -99,6 +101,8 @@ class Channel:
             relative_accuracy=self.relative_accuracy,
             wrap_at_j=self.wrap_at_j,
             additive=self.additive,
+            can_rest=self.can_rest,
+            max_power_w=self.max_power_w,
             note=self.note,
             gaps_s=gaps_s,
         )

@@ -2,6 +2,7 @@
 
 Deadlines lie on a grid from the first reading (no drift); a reading is stamped in the middle of its call. A deadline
 that passed while a reading took long is skipped, and a distance of more than `GAP_FACTOR` intervals is kept as a gap.
+Before the grid begins, a meter may be read closely until it was seen often enough to renew its value.
 
 A driver may hang in a call for ever. So every reading but a `mark` is made on the thread, every wait for it has a
 limit, and the thread is a daemon: it keeps neither its caller nor the end of the program.
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from devices.base import Clock, DeviceError, TransientDeviceError
 from results.energy import GAP_FACTOR
 
+LOOK_EVERY_S = 1e-3
+"""Between two close readings, beside what they take."""
 HUNG_S = 10.0
 """A reading that takes longer does not come back."""
 LOST_S = 1.0
@@ -30,8 +33,16 @@ class Sampler:
     After a transient one it goes on reading: what was `received` before and behind it can still be had.
     """
 
-    def __init__(self, read: Callable[[], Sequence[float]], interval_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Sequence[float]],
+        interval_s: float,
+        clock: Clock,
+        is_known: Callable[[Sequence[float]], bool] = lambda row: True,
+    ) -> None:
+        """is_known: told each reading, until it says that closer readings have nothing more to show."""
         self._read = read
+        self._is_known = is_known
         self._interval_s = interval_s
         self._clock = clock
         self._times_s: list[float] = []
@@ -39,12 +50,12 @@ class Sampler:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._has_begun = threading.Event()
-        """The first reading is there, or failed."""
+        """The readings before the grid are there, or failed."""
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
     def start(self) -> None:
-        """Takes the first reading before it returns, so that a window opened afterwards is covered."""
+        """Takes the first readings before it returns, so that a window opened afterwards is covered."""
         self._thread.start()
         if not self._has_begun.wait(HUNG_S):
             self._stop.set()
@@ -86,6 +97,8 @@ class Sampler:
     def _run(self) -> None:
         try:
             self.mark()
+            while not self._is_known(self._rows[-1]) and not self._stop.wait(LOOK_EVERY_S):
+                self.mark()
             self._has_begun.set()
             self._read_on_the_grid(self._times_s[0])
             self._mark_or_miss()
@@ -101,7 +114,7 @@ class Sampler:
             self._error = self._error or error
 
     def _read_on_the_grid(self, first_s: float) -> None:
-        k = 1
+        k = int((self._clock.now_s() - first_s) / self._interval_s) + 1
         while not self._stop.wait(max(0.0, first_s + k * self._interval_s - self._clock.now_s())):
             self._mark_or_miss()
             k = max(k + 1, int((self._clock.now_s() - first_s) / self._interval_s) + 1)

@@ -1,65 +1,43 @@
 """Joules from raw traces. Collection is elsewhere; everything here can be recomputed from the stored trace.
 
-A trace becomes the cumulative energy C(t) of its component; the energy of a window is C(t1) - C(t0):
+A trace becomes the cumulative energy C(t) of its component (`results.cumulative`); the energy of a window is
+C(t1) - C(t0), that of a total the sum of its additive components.
 
-    power    linear between readings (trapezoid; the window's edges are interpolated)
-    held     each reading stands until the next (battery gauges)
-    counter  differences, unwrapped, linear between readings
-
-A counter that renews its value every `update_period_s` shows an old one: on average by half of the time w in which it
-was renewed unseen, w = min(update period, distance to the reading before). What flowed since is added, P w / 2, with P
-the power up to that reading. A reading that repeats the value before it says nothing new and is left out; the ends of
-the trace are reached with the power of the first and the last full step. Without this, a window that starts idle and
-ends busy would always read low, by half an update.
-
-The uncertainties are those of `results.uncertainty`, and all carry the meter's gain error times E.
+The uncertainties are those of `results.uncertainty`, and all carry the meter's gain error times E. Where a source stood
+still, what may have flowed meanwhile joins them (`results.liveness`).
 
 The integral of a relative gauge is an amount in units of its own. It has no joules, and no net: a reason stands there.
 
-A window that the meter cannot resolve has no energy but a reason: a gap in it, no reading at its edges, or less than
-`MIN_UPDATES` updates. Missing is never 0.
+A window that the meter cannot resolve has no energy but a reason: a gap in it, no reading at its edges, less than
+`MIN_UPDATES` updates, a source that stood still for too long. Missing is never 0. Of a total, a part that never moved
+in the whole trace (it is switched off) counts as 0 J with a remark, as long as others move.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from results.cumulative import MARK_TOLERANCE_S, Cumulative, UnresolvedError, cumulative, energy_at
+from results.liveness import MAX_STILL_SHARE, MAX_STILL_SIGMA, Beside, at_rest
 from results.records import EnergyReading, IdleBaseline, Method, Phase, PowerTrace
 from results.uncertainty import counter_variance_j2, power_variance_j2
 
 MIN_UPDATES = 10
 GAP_FACTOR = 5.0
 """Readings further apart than this many intervals are a gap."""
-WRAP_POWER_FACTOR = 100.0
-"""A step back is no wrap if it would mean more power than this many times the highest of the other steps."""
 EDGE_TOLERANCE_S = 1e-6
 NO_JOULES = "a relative gauge counts in units of its own and gives no joules"
-MARK_TOLERANCE_S = 1e-3
-"""A reading this close to an edge was taken for it: a mark follows its phase edge by microseconds."""
+POWER_BESIDE = " power"
+"""Ends the name of a component that is the power reading beside the counter of the same thing."""
 
 Interval = tuple[float, float]
 Array = NDArray[np.float64]
-
-
-class UnresolvedError(Exception):
-    """The trace does not determine the energy; the message is the reason a user reads."""
-
-
-@dataclass(frozen=True)
-class _Cumulative:
-    """Energy since the first reading at the readings' times, and the mean power of each segment between two."""
-
-    times_s: Array
-    energy_j: Array
-    segment_w: Array
-    renewed_within_s: Array
-    """Counters: for each reading the time w within which its value was renewed; else 0."""
 
 
 class _Part(NamedTuple):
@@ -68,6 +46,7 @@ class _Part(NamedTuple):
     energy_j: float
     variance_j2: float
     gain_j: float
+    remark: str | None = None
 
 
 def energy_between(
@@ -94,7 +73,8 @@ def energy_between(
             raise UnresolvedError(f"meter {meter} has no trace of {component}")
         if not intervals:
             raise UnresolvedError(f"no {phase} phase in this window")
-        parts = [_integrate(trace, intervals) for trace in chosen]
+        moving, remarks = _moving(chosen) if component == "total" else (chosen, [])
+        parts = [_integrate(trace, intervals, _beside(trace, traces)) for trace in moving]
     except UnresolvedError as reason:
         return unknown.model_copy(update={"reason": str(reason)})
     total = _Part(
@@ -103,6 +83,7 @@ def energy_between(
         math.sqrt(math.fsum(p.gain_j**2 for p in parts)),
     )
     uncertainty = math.sqrt(total.variance_j2 + total.gain_j**2)
+    remark = "; ".join([*remarks, *(p.remark for p in parts if p.remark)]) or None
     if method == "relative gauge":
         return unknown.model_copy(
             update={"gauge_units": total.energy_j, "gauge_units_uncertainty": uncertainty, "reason": NO_JOULES}
@@ -115,6 +96,7 @@ def energy_between(
             "net_energy_j": net_j,
             "net_uncertainty_j": net_uncertainty_j,
             "reason": idle.reason if idle is not None and net_j is None else None,
+            "remark": remark,
         }
     )
 
@@ -161,7 +143,7 @@ def power_curve(trace: PowerTrace) -> tuple[Array, Array]:
     """
     if trace.kind != "counter":
         return trace.times_s, trace.values
-    curve = _cumulative(trace)
+    curve = cumulative(trace)
     least_s = trace.sample_interval_s / 4
     kept = [0]
     for i, at_s in enumerate(curve.times_s.tolist()):
@@ -188,125 +170,93 @@ def _net(total: _Part, duration_s: float, idle: IdleBaseline | None) -> tuple[fl
     return net_j, math.sqrt(total.variance_j2 + math.fsum(t * t for t in terms))
 
 
-def _integrate(trace: PowerTrace, intervals: Sequence[Interval]) -> _Part:
+def _moving(additive: Sequence[PowerTrace]) -> tuple[list[PowerTrace], list[str]]:
+    """The parts of a total that show anything, and remarks on the others. Raises UnresolvedError.
+
+    A part that never moved, while others did, is switched off or was never there: 0 J. One that is known to have moved
+    before, and that cannot be switched off, has stopped. Where no part moves, each is looked at by itself.
+    """
+    still = [t for t in additive if at_rest(t)]
+    if len(still) == len(additive):
+        return list(additive), []
+    for trace in still:
+        if trace.has_lived and not trace.can_rest:
+            raise UnresolvedError(
+                f"{trace.meter} {trace.component}: {_showing(trace)} all the time, and it moved before: it has stopped,"
+                " and the total would lack it"
+            )
+    off = "all the time, as a part that is switched off"
+    remarks = [f"{t.component} counts as 0 J: {_showing(t)} {off}" for t in still]
+    return [t for t in additive if not at_rest(t)], remarks
+
+
+def _showing(trace: PowerTrace) -> str:
+    return f"its counter stands still at {trace.values[0]:.6g} J" if trace.kind == "counter" else "it shows 0 W"
+
+
+def _beside(trace: PowerTrace, traces: Sequence[PowerTrace]) -> Beside | None:
+    """The power samples of what this counter counts."""
+    found = [t for t in traces if (t.meter, t.component) == (trace.meter, trace.component + POWER_BESIDE)]
+    if trace.kind != "counter" or not found:
+        return None
+    try:
+        curve = cumulative(found[0])
+    except UnresolvedError:
+        return None
+    within_s = GAP_FACTOR * max(found[0].sample_interval_s, found[0].update_period_s)
+    late_s = found[0].update_period_s + found[0].sample_interval_s
+    return Beside(curve.times_s, curve.energy_j, found[0].values, found[0].relative_accuracy, within_s, late_s)
+
+
+def _integrate(trace: PowerTrace, intervals: Sequence[Interval], beside: Beside | None = None) -> _Part:
     """One component over the intervals together. Raises UnresolvedError."""
-    curve = _cumulative(trace)
+    curve = cumulative(trace, beside)
     edges = np.asarray(intervals, dtype=np.float64)
-    _check_resolved(trace, edges)
-    edge_energy_j = _energy_at(trace, curve, edges.reshape(-1)).reshape(-1, 2)
+    _check_resolved(trace, curve.update_period_s, edges)
+    edge_energy_j = energy_at(trace.kind, curve, edges.reshape(-1)).reshape(-1, 2)
     energy_j = float((edge_energy_j[:, 1] - edge_energy_j[:, 0]).sum())
     if trace.kind == "counter":
         seen = curve.times_s, curve.segment_w, curve.renewed_within_s
         variance_j2 = counter_variance_j2(*seen, trace.resolution, edges)
     else:
-        variance_j2 = power_variance_j2(trace, edges)
-    return _Part(energy_j, variance_j2, trace.relative_accuracy * abs(energy_j))
+        variance_j2 = power_variance_j2(replace(trace, values=curve.watts), edges)
+    still_j2, remark = _stood_still(trace, curve, edges, energy_j)
+    return _Part(energy_j, variance_j2 + still_j2, trace.relative_accuracy * abs(energy_j), remark)
 
 
-# --- cumulative energy -----------------------------------------------------------------------------------------------
-
-
-def _cumulative(trace: PowerTrace) -> _Cumulative:
-    t, v = trace.times_s, trace.values
+def _stood_still(trace: PowerTrace, curve: Cumulative, edges: Array, energy_j: float) -> tuple[float, str | None]:
+    """(variance, remark) of the stretches that were filled in. Raises UnresolvedError where they decide the energy."""
+    inside = [(stand, stand.within(edges)) for stand in curve.stands]
+    inside = [(stand, share) for stand, share in inside if share > 0]
+    if not inside:
+        return 0.0, None
+    still_s = sum(share * (stand.end_s - stand.start_s) for stand, share in inside)
+    low_j, high_j, filled_j = (
+        sum(share * getattr(stand, bound) for stand, share in inside) for bound in ("low_j", "high_j", "filled_j")
+    )
+    # Of a stretch that reaches beyond the window, the share within is not known either.
+    variance_j2 = sum(
+        share**2 * stand.variance_j2 + (share * (1 - share)) ** 2 * (stand.high_j - stand.low_j) ** 2 / 3
+        for stand, share in inside
+    )
     name = f"{trace.meter} {trace.component}"
-    if len(t) < 2:
-        raise UnresolvedError(f"{name}: {len(t)} reading{'s' if len(t) != 1 else ''}, at least 2 are needed")
-    finite = np.isfinite(t) & np.isfinite(v)
-    if not finite.all():
-        raise UnresolvedError(f"{name}: {int((~finite).sum())} of {len(t)} readings are not finite numbers")
-    dt = np.diff(t)
-    if np.any(dt <= 0):
-        raise UnresolvedError(f"{name}: time stamps do not increase (by {float(dt.min()):.6g} s at worst)")
-    if trace.kind == "counter":
-        return _counter_curve(t, _unwrapped(trace, name), trace.update_period_s)
-    step_j = v[:-1] * dt if trace.kind == "held" else (v[:-1] + v[1:]) / 2 * dt
-    return _Cumulative(t, np.concatenate([[0.0], np.cumsum(step_j)]), step_j / dt, np.zeros(len(t)))
-
-
-def _unwrapped(trace: PowerTrace, name: str) -> Array:
-    """Energy since the first reading. Raises UnresolvedError where the counter steps back other than by wrapping."""
-    step_j, dt = np.diff(trace.values), np.diff(trace.times_s)
-    backwards = step_j < 0
-    if backwards.any():
-        wrapped_j = step_j + (trace.wrap_at_j or 0.0)
-        highest_w = float((step_j / dt)[~backwards].max(initial=0.0))
-        lost = backwards & (wrapped_j < 0)
-        if highest_w > 0:
-            lost |= backwards & (wrapped_j / dt > WRAP_POWER_FACTOR * highest_w)
-        if lost.any():
-            i = int(np.argmax(lost))
+    what = "its counter stood still" if trace.kind == "counter" else "it showed 0 W"
+    if not all(stand.is_known for stand, _ in inside):
+        taken_j = sum(share * (stand.filled_j - stand.shown_j) for stand, share in inside if not stand.is_known)
+        window_s = float((edges[:, 1] - edges[:, 0]).sum())
+        if taken_j > MAX_STILL_SHARE * energy_j or math.sqrt(variance_j2) > MAX_STILL_SIGMA * energy_j:
+            bounds = f"at least {low_j:.4g} J" if math.isinf(high_j) else f"{low_j:.4g} to {high_j:.4g} J"
             raise UnresolvedError(
-                f"{name}: counter stepped back from {trace.values[i]:.6g} J to {trace.values[i + 1]:.6g} J"
-                " and does not wrap there; it was reset or the device was lost"
+                f"{name}: {what} for {_spoken(still_s)} of {_spoken(window_s)}, and it moves elsewhere; by the power"
+                f" around it {bounds} flowed meanwhile, which is no measurement (measure again; look at the driver)"
             )
-        step_j = np.where(backwards, wrapped_j, step_j)
-    return np.concatenate([[0.0], np.cumsum(step_j)])
-
-
-def _counter_curve(t: Array, shown_j: Array, update_s: float) -> _Cumulative:
-    """Cumulative energy from the values that a counter showed: see the module's docstring."""
-    if update_s == 0:
-        return _Cumulative(t, shown_j, np.diff(shown_j) / np.diff(t), np.zeros(len(t)))
-    renewed = np.concatenate([[True], np.diff(shown_j) > 0])
-    since_renewed_s = t - t[np.maximum.accumulate(np.where(renewed, np.arange(len(t)), 0))]
-    # A value that stands for more than two updates is no repeat: nothing flows.
-    kept = np.flatnonzero(renewed | (since_renewed_s > 2 * update_s))
-    within_s = np.minimum(update_s, np.diff(t, prepend=-np.inf))[kept]
-    # At the ends the power of this time is not known either: the error is one-sided, its rms 2 w / sqrt(12).
-    within_s[0] = 2 * update_s
-    at_s, seen_j = t[kept], shown_j[kept]
-    if len(kept) >= 3:
-        energy_j = _with_age(at_s, seen_j, within_s, update_s)
-        if at_s[-1] < t[-1]:
-            left_s = t[-1] - at_s[-1]
-            last_w = (energy_j[-1] - energy_j[-2]) / (at_s[-1] - at_s[-2])
-            at_s, energy_j = np.append(at_s, t[-1]), np.append(energy_j, energy_j[-1] + last_w * left_s)
-            within_s = np.append(within_s, 2 * max(within_s[-1], left_s))
-    else:
-        # Fewer than two renewals: nothing is known of their pace.
-        at_s, energy_j, within_s = t, shown_j, np.full(len(t), update_s)
-    return _Cumulative(at_s, energy_j, np.diff(energy_j) / np.diff(at_s), within_s)
-
-
-def _with_age(at_s: Array, seen_j: Array, within_s: Array, update_s: float) -> Array:
-    """Energy at the times of the renewals: what the counter showed, and what flowed since."""
-    before_w = np.diff(seen_j) / np.diff(at_s)
-    first_s = at_s[1] - at_s[0]
-    early = first_s < 2 * update_s
-    if early:
-        # The first step holds up to a whole update, whenever the first reading was: no power follows from it.
-        before_w[0] = before_w[1]
-    energy_j = seen_j.copy()
-    energy_j[1:] += before_w * within_s[1:] / 2
-    # Never beyond what the next renewal shows.
-    energy_j[1:-1] = np.minimum(energy_j[1:-1], seen_j[2:])
-    missing_j = energy_j[1] - seen_j[0] - before_w[0] * first_s if early else before_w[0] * update_s / 2
-    energy_j[0] += min(max(missing_j, 0.0), before_w[0] * update_s)
-    return energy_j
-
-
-def _energy_at(trace: PowerTrace, curve: _Cumulative, at_s: Array) -> Array:
-    """C(t) at any time within the trace."""
-    t = curve.times_s
-    i = np.clip(np.searchsorted(t, at_s, side="right") - 1, 0, len(t) - 2)
-    dt = at_s - t[i]
-    if trace.kind == "power":
-        slope = (trace.values[i + 1] - trace.values[i]) / (t[i + 1] - t[i])
-        return curve.energy_j[i] + trace.values[i] * dt + slope * dt * dt / 2
-    before_j = curve.energy_j[i] + curve.segment_w[i] * dt
-    if trace.kind == "held":
-        return before_j
-    # A mark follows its edge, where the power changed: what flowed between the two had the power after it.
-    lag_s = t[i + 1] - at_s
-    is_marked = (lag_s < MARK_TOLERANCE_S) & (i + 1 < len(t) - 1)
-    after_w = curve.segment_w[np.minimum(i + 1, len(t) - 2)]
-    return np.where(is_marked, np.maximum(curve.energy_j[i + 1] - after_w * lag_s, curve.energy_j[i]), before_j)
+    return variance_j2, f"{name}: {what} for {_spoken(still_s)}; {filled_j:.4g} J are taken for it"
 
 
 # --- whether the trace determines the energy -------------------------------------------------------------------------
 
 
-def _check_resolved(trace: PowerTrace, edges: Array) -> None:
+def _check_resolved(trace: PowerTrace, update_s: float, edges: Array) -> None:
     t = trace.times_s
     name = f"{trace.meter} {trace.component}"
     lengths_s = edges[:, 1] - edges[:, 0]
@@ -320,7 +270,7 @@ def _check_resolved(trace: PowerTrace, edges: Array) -> None:
         )
     _check_gaps(trace, t, edges, name)
     # A counter read at its own edges needs no sampling interval; watts must be sampled within the interval.
-    period_s = trace.update_period_s if trace.kind == "counter" else max(trace.update_period_s, trace.sample_interval_s)
+    period_s = update_s if trace.kind == "counter" else max(update_s, trace.sample_interval_s)
     mean_s = float(lengths_s.mean())
     if period_s > 0 and mean_s < MIN_UPDATES * period_s:
         what = "the window is" if len(edges) == 1 else f"{len(edges)} intervals are on average"
@@ -328,12 +278,11 @@ def _check_resolved(trace: PowerTrace, edges: Array) -> None:
             f"{name}: unresolved, {what} {_spoken(mean_s)}, {mean_s / period_s:.2g} updates of"
             f" {_spoken(period_s)}; {MIN_UPDATES} are needed (longer prompts, more requests or a faster meter)"
         )
+    if at_rest(trace):
+        raise UnresolvedError(
+            f"{name}: {_showing(trace)} for {t[-1] - t[0]:.3g} s; nothing that is switched on uses 0 J"
+        )
     if trace.kind == "counter":
-        if period_s > 0 and np.ptp(trace.values) == 0:
-            raise UnresolvedError(
-                f"{name}: the counter stood still at {trace.values[0]:.6g} J for {t[-1] - t[0]:.3g} s; nothing that is"
-                " switched on uses 0 J"
-            )
         inside = np.searchsorted(t, edges[:, 1] + MARK_TOLERANCE_S) - np.searchsorted(t, edges[:, 0] - MARK_TOLERANCE_S)
         if float(inside.mean()) < 2:
             raise UnresolvedError(

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from results.energy import MIN_UPDATES, NO_JOULES, Array, Interval, UnresolvedError, power_curve
+from results.cumulative import UnresolvedError
+from results.energy import MIN_UPDATES, NO_JOULES, Array, Interval, power_curve
 from results.records import PowerTrace
 
 P90 = 0.9

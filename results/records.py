@@ -232,6 +232,12 @@ class PowerTrace:
     additive: bool = True
     """False for a component contained in another of the same meter (a core domain inside its package)."""
     note: str | None = None
+    can_rest: bool = False
+    """The part may be switched off while the machine runs: that it stands still may be true."""
+    has_lived: bool = False
+    """Before these readings it was seen to count, or to show power: where it shows none in them, it has stopped."""
+    max_power_w: float | None = None
+    """More cannot flow there; None where the meter states no limit."""
     gaps_s: tuple[tuple[float, float], ...] = field(default=())
     """Stretches without a reading, recorded by the sampler."""
 
@@ -260,6 +266,8 @@ class EnergyReading(Record):
     """Why there is none."""
     reason: str | None = None
     """Why a figure is None."""
+    remark: str | None = None
+    """What stands behind the figure besides its readings: a stretch that was filled in, a part that was at rest."""
 
     @property
     def average_power_w(self) -> float | None:

@@ -203,3 +203,28 @@ def test_machine_without_the_library_has_no_nvml_meter(tmp_path: Path) -> None:
     empty = FakeNvml(tmp_path)
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
     assert "Library Not Found; is an NVIDIA GPU" in empty.run(OPEN)
+
+
+FREEZES = "set_state(watts=100, tick_ms=100, freeze_s=time.monotonic(){})"
+
+
+@pytest.mark.parametrize("goes_on", ["", ", frozen_for_s=0.5"])
+def test_counter_that_freezes_is_bounded_by_the_power_beside_it(nvml: FakeNvml, goes_on: str) -> None:
+    """Half a second or all of the rest of two is not in the counter; the samples beside it say what flowed."""
+    code = window_code("devices.meters.nvml.NvmlMeter", 2.0, meanwhile=FREEZES.format(goes_on))
+    reading = nvml.run(code, watts=100, tick_ms=100)["readings"]["total"]
+    assert abs(reading["energy_j"] - 200.0) <= 2 * reading["uncertainty_j"] <= 18.0
+    assert "nvml gpu0: its counter stood still for" in reading["remark"]
+
+
+def test_counter_that_freezes_without_power_beside_it_leaves_no_energy(nvml: FakeNvml) -> None:
+    code = window_code("devices.meters.nvml.NvmlMeter", 2.0, meanwhile=FREEZES.format(", power=3, instant=3"))
+    reading = nvml.run(code, watts=100, tick_ms=100, power=3, instant=3)["readings"]["total"]
+    assert reading["energy_j"] is None
+    assert "nvml gpu0: its counter stood still for" in reading["reason"]
+
+
+def test_power_of_0_watts_without_a_counter_is_missing(nvml: FakeNvml) -> None:
+    reading = nvml.run(window_code("devices.meters.nvml.NvmlMeter", 1.2), energy=3, watts=0)["readings"]["total"]
+    assert (reading["energy_j"], reading["uncertainty_j"]) == (None, None)
+    assert "it shows 0 W" in reading["reason"]

@@ -148,3 +148,22 @@ def test_intel_gpu_counts_joules_of_its_card_and_package(sysfs: Sysfs) -> None:
 def test_machine_without_sensors_has_no_meter(tmp_path: Path, meter: type[Meter], message: str) -> None:
     with pytest.raises(MeterUnavailableError, match=message):
         meter(0.01, CLOCK, tmp_path).open()  # type: ignore[call-arg]
+
+
+def test_sensor_that_shows_0_watts_is_missing(sysfs: Sysfs) -> None:
+    sysfs.add("hwmon1", {"name": "amdgpu", "power1_average": 0})
+    traces, start_s, end_s = measure(hwmon(sysfs), sleep(1.1))
+    reading = total(traces, start_s, end_s)
+    assert (reading.energy_j, reading.uncertainty_j) == (None, None)
+    assert "hwmon amdgpu0: it shows 0 W" in str(reading.reason)
+
+
+def test_rail_of_a_board_that_fails_to_0_watts_leaves_no_energy(sysfs: Sysfs) -> None:
+    files = ina3221({"VDD_IN": (5.0, 2.0)})
+    files["curr1_input"] = lambda passed_s: 2000 if passed_s < 0.4 else 0
+    with sysfs:
+        sysfs.add("ina3221/1-0040/hwmon/hwmon3", files)
+        traces, start_s, end_s = measure(jetson(sysfs), sleep(1.1))
+    reading = total(traces, start_s, end_s)
+    assert reading.energy_j is None
+    assert "jetson VDD_IN: it showed 0 W for" in str(reading.reason)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from results.energy import UnresolvedError
+from results.cumulative import UnresolvedError
 from results.records import PowerTrace
 from results.report.charts import (
     MAX_POINTS,

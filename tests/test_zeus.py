@@ -75,6 +75,14 @@ def test_nvidia_gpu_that_is_lost_is_waited_for_in_the_next_window(nvml: FakeNvml
     assert nvml.run(code) is True
 
 
+def test_nvidia_counter_that_freezes_in_a_window_leaves_no_energy(nvml: FakeNvml) -> None:
+    """After one of two seconds: 100 of 200 J are not in it."""
+    freezes = "set_state(watts=100, tick_ms=100, freeze_s=time.monotonic())"
+    answer = nvml.run(window_code("devices.meters.zeus.ZeusMeter", 2.0, meanwhile=freezes), watts=100, tick_ms=100)
+    assert answer["readings"]["total"]["energy_j"] is None
+    assert "zeus gpu0: its counter stood still for" in answer["readings"]["total"]["reason"]
+
+
 # --- AMD -------------------------------------------------------------------------------------------------------------
 
 

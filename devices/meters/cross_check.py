@@ -10,11 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from results.energy import energy_between
+from results.energy import POWER_BESIDE, energy_between
 from results.records import EnergyReading, PowerTrace
 
-POWER_BESIDE = " power"
-"""Ends the name of a component that is the power reading beside the counter of the same thing."""
 COVERAGE = 2.0
 """Standard uncertainties of the difference that two honest meters exceed in 5 % of the windows."""
 

@@ -17,12 +17,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
+
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
-from devices.meters.cross_check import POWER_BESIDE, compare
+from devices.meters.cross_check import compare
 from devices.meters.polled import METHODS, Array, PolledMeter
 from devices.nvidia_gpu import J_PER_MJ, W_PER_MW, NvidiaGpu, nvml_errors
 from devices.nvidia_throttle import is_slowed, reasons_of, summary
 from devices.reconnect import Reconnection
+from results.energy import POWER_BESIDE
 from results.records import Method, PowerTrace
 
 TICK_S = 0.1
@@ -142,7 +145,9 @@ class NvmlMeter(PolledMeter):
     def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
         """With notes: what slowed a GPU, and whether its power samples agree with its counter."""
         found = {t.component: t for t in super().traces(times_s, values)}
-        for gpu, masks in zip(self._gpus, values[:, len(self.channels) :].T, strict=True):
+        # Closer readings, before the window, would count more than their time.
+        _, first = np.unique(np.floor(times_s / self._interval_s), return_index=True)
+        for gpu, masks in zip(self._gpus, values[first, len(self.channels) :].T, strict=True):
             component = f"gpu{gpu.index}"
             seen = (reasons_of(int(m)) for m in masks if not math.isnan(m))
             self._reasons_seen = self._reasons_seen.union(*seen)

@@ -14,7 +14,7 @@ from pathlib import Path
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
 from devices.cpu_cycles import EVENT_SOURCES
 from devices.meters.polled import PolledMeter
-from devices.meters.rapl import ENERGY_UNIT_J, UPDATE_PERIOD_S, keep_moving
+from devices.meters.rapl import ENERGY_UNIT_J, MAX_POWER_W, UPDATE_PERIOD_S, check_moves
 from devices.perf_event import Event, open_counter, read_counter, why_refused
 from devices.sysfs import read_word
 
@@ -55,16 +55,13 @@ class PerfMeter(PolledMeter):
             self.channels = tuple(channels)
             if not channels:
                 raise MeterUnavailableError(f"perf: {self._pmu} lists no energy event")
-            kept = keep_moving(self, f"energy events of {self._pmu}")
+            check_moves(self, f"energy events of {self._pmu}")
         except OSError as error:
             self.close()
             raise MeterUnavailableError(f"perf: {why_refused(error)}") from error
         except DeviceError as error:
             self.close()
             raise MeterUnavailableError(str(error)) from error
-        for i in sorted(set(range(len(channels))) - set(kept), reverse=True):
-            os.close(self._counters.pop(i)[0])
-        self.channels = tuple(channels[i] for i in kept)
 
     def _event(self, path: Path) -> tuple[int, float]:
         """(config, joules per count). Raises `MeterUnavailableError`."""
@@ -102,6 +99,8 @@ def _channel(event: str, package: int) -> Channel:
         update_period_s=UPDATE_PERIOD_S,
         resolution=ENERGY_UNIT_J,
         additive=event in _ADDITIVE,
+        can_rest=event == "gpu",
+        max_power_w=MAX_POWER_W,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -14,14 +15,17 @@ from numpy.typing import NDArray
 from devices.base import Channel, Clock, DeviceError, InterruptedWindowError, TransientDeviceError
 from devices.boundary import library_errors
 from devices.sampler import Sampler, find_gaps
+from results.liveness import at_rest
 from results.records import Method, PowerTrace, TraceKind
 
 Array = NDArray[np.float64]
 
 log = logging.getLogger(__name__)
 
-SETTLE_UPDATES = 5
-"""Updates of a fresh counter between its first two readings: enough to know the power before the window."""
+RENEWALS = 5
+"""Of each counter, seen before a window: their distances tell how often it renews its value."""
+LOOK_S = 0.3
+"""For so long they are looked for: a slower counter repeats its value between two samples of the usual 50 ms."""
 METHODS: Final[dict[TraceKind, Method]] = {
     "counter": "counter",
     "power": "integrated power",
@@ -33,8 +37,9 @@ METHODS: Final[dict[TraceKind, Method]] = {
 class PolledMeter(ABC):
     """A meter whose `read` gives one value per channel. Subclasses set `name`, `method`, and `channels` in `open`.
 
-    A counter with an update period is also read around the window: `results.energy` knows the age of a value from the
-    power before it. A slow one must have been seen to tick on both sides; a fresh one needs two readings before.
+    A counter is also read around the window: `results.energy` knows the age of a value from the power before it. Before
+    the window it is read as often as it answers, until it was seen to renew its value some times: how often it does is
+    in the trace then, and no data sheet is believed. A slow one must have been seen to tick behind the window too.
     """
 
     name: str
@@ -47,6 +52,8 @@ class PolledMeter(ABC):
         self._interval_s = interval_s
         self._clock = clock
         self._sampler: Sampler | None = None
+        self._has_lived: set[str] = set()
+        """Components that have moved, or shown power, since the meter was made."""
 
     @abstractmethod
     def open(self) -> None: ...
@@ -68,15 +75,29 @@ class PolledMeter(ABC):
     def start(self) -> None:
         if self._sampler is not None:
             raise DeviceError(f"meter {self.name} is already running; stop it before another window starts")
-        sampler = Sampler(self.read, self._interval_s, self._clock)
+        sampler = Sampler(self.read, self._interval_s, self._clock, self._look())
         with library_errors(self.name, "its reader"):
             sampler.start()
         self._sampler = sampler
         if self.fresh_on_read:
-            self._wait(SETTLE_UPDATES * self._update_period_s)
             self.mark()
         else:
             self._wait_for_tick()
+
+    def _look(self) -> Callable[[Sequence[float]], bool]:
+        """Whether each counter that moves has been seen to change `RENEWALS` times, or the time for that is over."""
+        n_changes = {i: 0 for i, c in enumerate(self.channels) if c.kind == "counter" and c.update_period_s > 0}
+        rows: list[Sequence[float]] = []
+        end_s = self._clock.now_s() + LOOK_S
+
+        def is_known(row: Sequence[float]) -> bool:
+            for i in n_changes:
+                n_changes[i] += bool(rows) and row[i] != rows[-1][i]
+            rows[:] = [row]
+            moving = [n for n in n_changes.values() if n]
+            return not n_changes or self._clock.now_s() > end_s or (bool(moving) and min(moving) >= RENEWALS)
+
+        return is_known
 
     @property
     def _update_period_s(self) -> float:
@@ -122,10 +143,18 @@ class PolledMeter(ABC):
     def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
         """The window's traces. values: [readings, what `read` gives]."""
         gaps_s = find_gaps(times_s, self._interval_s)
-        return [
+        found = [
             channel.trace(self.name, self.method_of(channel), times_s, values[:, i], self._interval_s, gaps_s)
             for i, channel in enumerate(self.channels)
         ]
+        return [self._remembered(trace) for trace in found]
+
+    def _remembered(self, trace: PowerTrace) -> PowerTrace:
+        """With what earlier windows, idle ones too, have shown of its component: that it lives."""
+        known = replace(trace, has_lived=trace.component in self._has_lived)
+        if not at_rest(trace):
+            self._has_lived.add(trace.component)
+        return known
 
     def method_of(self, channel: Channel) -> Method:
         """The meter's, where it has one kind of channel only."""

@@ -2,13 +2,12 @@
 
 Zones are known by their `name`, not their number. `core` and `uncore` lie inside their package; `psys` is the whole
 platform and contains the package: they are traced, and left out of totals. The counter renews about every millisecond
-and wraps at `max_energy_range_uj`. A counter that stands still (virtual machines, the memory of some client CPUs) would
-read 0 J: it is not opened.
+and wraps at `max_energy_range_uj`; how often it does renew is observed before each window. Where no package moves
+(virtual machines) it would read 0 J: it is not opened.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +21,11 @@ UPDATE_PERIOD_S = 1e-3
 ENERGY_UNIT_J = 2.0**-14
 """61 uJ: the usual RAPL energy status unit. Only the counter's step in the uncertainty depends on it."""
 J_PER_UJ = 1e-6
-STANDSTILL_S = 0.05
-"""A package or memory that is switched on has counted something in this time."""
-
-log = logging.getLogger(__name__)
+STANDSTILL_S = 1.0
+"""A package that is switched on has counted something in this time, however slowly its counter is renewed."""
+LOOK_EVERY_S = 5e-3
+MAX_POWER_W = 2e3
+"""Of one package, memory or platform: three times what the largest may draw."""
 
 
 class RaplMeter(PolledMeter):
@@ -47,11 +47,9 @@ class RaplMeter(PolledMeter):
         self.channels = tuple(_channel(zone) for zone in zones)
         self._counters = [zone / "energy_uj" for zone in zones]
         try:
-            kept = keep_moving(self, f"counters under {self._powercap}")
+            check_moves(self, f"counters under {self._powercap}")
         except DeviceError as error:
             raise MeterUnavailableError(str(error)) from error
-        self.channels = tuple(self.channels[i] for i in kept)
-        self._counters = [self._counters[i] for i in kept]
 
     def read(self) -> Sequence[float]:
         try:
@@ -82,24 +80,27 @@ def _channel(zone: Path) -> Channel:
         resolution=ENERGY_UNIT_J,
         wrap_at_j=wrap_at_j,
         additive=domain.startswith("package") or domain == "dram",
+        can_rest=domain == "uncore",
+        max_power_w=MAX_POWER_W,
     )
 
 
-def keep_moving(meter: PolledMeter, what: str) -> list[int]:
-    """Which channels count. Raises `DeviceError` where none of those does that make the total.
+def check_moves(meter: PolledMeter, what: str) -> None:
+    """Raises `DeviceError` where none of the counters moves that make the total.
 
-    Parts such as an idle graphics unit may rest: only what enters the total must move.
+    Parts may rest, such as an idle graphics unit, or a memory that this CPU does not count: they stay, and what stands
+    still all the time is told with each total (`results.energy`).
     """
-    before = meter.read()
-    time.sleep(STANDSTILL_S)
-    after = meter.read()
-    moves = [a != b or not c.additive for a, b, c in zip(before, after, meter.channels, strict=True)]
-    still = [c.component for c, m in zip(meter.channels, moves, strict=True) if not m]
-    if not any(c.additive and m for c, m in zip(meter.channels, moves, strict=True)):
+    before = after = meter.read()
+    end_s = time.monotonic() + STANDSTILL_S
+    while time.monotonic() < end_s:
+        time.sleep(LOOK_EVERY_S)
+        after = meter.read()
+        if any(a != b and c.additive for a, b, c in zip(before, after, meter.channels, strict=True)):
+            break
+    else:
+        still = ", ".join(c.component for c in meter.channels if c.additive)
         raise DeviceError(
-            f"{meter.name}: the {what} stand still ({', '.join(still) or 'no package'});"
+            f"{meter.name}: the {what} stand still ({still or 'no package'}) for {STANDSTILL_S:g} s;"
             " this machine does not count (virtual machines often do not)"
         )
-    if still:
-        log.warning("%s: %s stands still and is left out", meter.name, ", ".join(still))
-    return [i for i, m in enumerate(moves) if m]

@@ -107,5 +107,7 @@ def _channel(trace: PowerTrace) -> Channel:
         relative_accuracy=trace.relative_accuracy,
         wrap_at_j=trace.wrap_at_j,
         additive=trace.additive,
+        can_rest=trace.can_rest,
+        max_power_w=trace.max_power_w,
         note=trace.note,
     )

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from results.energy import Array, UnresolvedError, power_curve
+from results.cumulative import UnresolvedError
+from results.energy import Array, power_curve
 from results.records import PowerTrace
 
 MAX_POINTS = 1200

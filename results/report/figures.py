@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from results.cells import trials_of, usable
-from results.energy import UnresolvedError
+from results.cumulative import UnresolvedError
 from results.records import Cell, Completion, PowerTrace, RunData, Trial
 from results.report.arms import Arm
 from results.report.charts import EnergyBar, energy_chart, power_chart

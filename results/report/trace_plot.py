@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from results.energy import UnresolvedError, energy_between
+from results.cumulative import UnresolvedError
+from results.energy import energy_between
 from results.records import PowerTrace
 from results.report.charts import CONFIG, shown_part
 from results.units import format_quantity

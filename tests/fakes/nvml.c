@@ -8,6 +8,8 @@
  *   watts 100          constant power of GPU 0; GPU i has (i + 1) times as much
  *   tick_ms 20         the energy counter is renewed this often
  *   energy 0           result of reading the counter (3: not supported, 15: the GPU is lost)
+ *   freeze_s 0         CLOCK_MONOTONIC time from which the counter stands still, for
+ *   frozen_for_s 1e9   so long; then it goes on from there
  *   restart_s 0        CLOCK_MONOTONIC time at which the counter starts again from 0, as after a reset of the driver
  *   power 0            result of reading the power, instantaneous or not
  *   instant 0          result of the field of instantaneous power
@@ -114,6 +116,9 @@ int nvmlDeviceGetTotalEnergyConsumption(gpu *device, unsigned long long *energy_
     int result = live_sessions == 0 ? UNINITIALIZED : (int)state("energy", SUCCESS);
     double tick_s = state("tick_ms", 20) * 1e-3, restart_s = state("restart_s", 0);
     double shown_s = tick_s * (double)(long long)(now_s() / tick_s);
+    double freeze_s = state("freeze_s", 0), frozen_for_s = state("frozen_for_s", 1e9);
+    if (freeze_s > 0 && shown_s > freeze_s)
+        shown_s = shown_s < freeze_s + frozen_for_s ? freeze_s : shown_s - frozen_for_s;
     if (result == SUCCESS)
         *energy_mj = (unsigned long long)(watts(device) * 1e3 * (shown_s >= restart_s ? shown_s - restart_s : shown_s));
     return result;

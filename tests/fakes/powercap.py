@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -13,10 +14,17 @@ RENEWAL_S = 1e-3
 
 
 class Powercap:
-    """Zones with constant power. Between `__enter__` and `__exit__` their counters follow the clock."""
+    """Zones with constant power. Between `__enter__` and `__exit__` their counters follow the clock.
 
-    def __init__(self, root: Path) -> None:
+    renewal_s: how often; values are those of the tick, as a slow counter shows them.
+    """
+
+    def __init__(self, root: Path, renewal_s: float = RENEWAL_S) -> None:
         self.root = root
+        self._renewal_s = renewal_s
+        self._files: dict[Path, int] = {}
+        self._frozen: set[Path] = set()
+        self._lost_s: dict[Path, float] = {}
         self._zones: list[tuple[Path, float, float, int]] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -30,14 +38,28 @@ class Powercap:
         folder.mkdir()
         (folder / "name").write_text(f"{name}\n")
         (folder / "max_energy_range_uj").write_text(f"{wrap_uj}\n")
+        # Kept open: an unplugged zone goes on counting, where nobody sees it.
+        self._files[folder / "energy_uj"] = os.open(folder / "energy_uj", os.O_WRONLY | os.O_CREAT, 0o644)
         self._zones.append((folder / "energy_uj", watts, start_uj, wrap_uj))
-        self._renew(0.0)
+        self._renew(time.monotonic())
         return folder
 
     def unplug(self, zone: str) -> None:
         """The zone's folder goes, as when a CPU or memory is taken off line."""
         with self._lock:
             shutil.rmtree(self.root / zone)
+
+    def freeze(self, zone: str) -> None:
+        """The zone's counter keeps its value from now on."""
+        with self._lock:
+            self._frozen.add(self.root / zone / "energy_uj")
+
+    def resume(self, zone: str, after_s: float) -> None:
+        """It counts again, from the value it kept: what flowed in the meantime is lost."""
+        path = self.root / zone / "energy_uj"
+        with self._lock:
+            self._frozen.discard(path)
+            self._lost_s[path] = self._lost_s.get(path, 0.0) + after_s
 
     def __enter__(self) -> Powercap:
         self._thread.start()
@@ -49,14 +71,13 @@ class Powercap:
 
     def _count(self) -> None:
         started_s = time.monotonic()
-        while not self._stop.wait(RENEWAL_S):
-            self._renew(time.monotonic() - started_s)
+        while not self._stop.wait(self._renewal_s):
+            self._renew(started_s)
 
-    def _renew(self, passed_s: float) -> None:
-        """sysfs never shows half a number: write beside, then rename."""
+    def _renew(self, started_s: float) -> None:
+        """Always as many digits, written at once: sysfs never shows half a number, and renaming takes milliseconds."""
         with self._lock:
             for path, watts, start_uj, wrap_uj in self._zones:
-                if path.parent.is_dir():
-                    beside = path.with_suffix(".new")
-                    beside.write_text(f"{int(start_uj + watts * passed_s * 1e6) % wrap_uj}\n")
-                    beside.replace(path)
+                if path not in self._frozen:
+                    passed_s = time.monotonic() - started_s - self._lost_s.get(path, 0.0)
+                    os.pwrite(self._files[path], b"%012d\n" % (int(start_uj + watts * passed_s * 1e6) % wrap_uj), 0)

@@ -1,0 +1,169 @@
+"""The cumulative energy C(t) of one component's readings; the energy of a window is C(t1) - C(t0).
+
+    power    linear between readings (trapezoid; the window's edges are interpolated)
+    held     each reading stands until the next (battery gauges)
+    counter  differences, unwrapped, linear between readings
+
+A counter that renews its value every u seconds shows an old one: on average by half of the time w in which it was
+renewed unseen, w = min(u, distance to the reading before). What flowed since is added, P w / 2, with P the power up to
+that reading. A reading that repeats the value before it says nothing new and is left out; the ends of the trace are
+reached with the power of the first and the last full step. Without this, a window that starts idle and ends busy would
+always read low, by half an update. How long u is, and what is filled in where a source stood still: `results.liveness`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from results.liveness import MAX_POWER_W, Beside, Stand, judged_counter, judged_power, observed_renewal
+from results.records import PowerTrace, TraceKind
+
+WRAP_POWER_FACTOR = 100.0
+"""A step back is no wrap if it would mean more power than this many times the highest of the other steps."""
+MARK_TOLERANCE_S = 1e-3
+"""A reading this close to an edge was taken for it: a mark follows its phase edge by microseconds."""
+
+Array = NDArray[np.float64]
+
+
+class UnresolvedError(Exception):
+    """The trace does not determine the energy; the message is the reason a user reads."""
+
+
+@dataclass(frozen=True)
+class Cumulative:
+    """Energy since the first reading at the readings' times, and the mean power of each segment between two."""
+
+    times_s: Array
+    energy_j: Array
+    segment_w: Array
+    renewed_within_s: Array
+    """Counters: for each reading the time w within which its value was renewed; else 0."""
+    update_period_s: float
+    """As the readings show it, where it is a counter's."""
+    stands: tuple[Stand, ...] = ()
+    watts: Array = field(default_factory=lambda: np.array([]))
+    """Of power: at the readings' times."""
+
+
+def cumulative(trace: PowerTrace, beside: Beside | None = None) -> Cumulative:
+    """Raises UnresolvedError where the readings make no curve."""
+    t, v = trace.times_s, trace.values
+    name = f"{trace.meter} {trace.component}"
+    if len(t) < 2:
+        raise UnresolvedError(f"{name}: {len(t)} reading{'s' if len(t) != 1 else ''}, at least 2 are needed")
+    finite = np.isfinite(t) & np.isfinite(v)
+    if not finite.all():
+        raise UnresolvedError(f"{name}: {int((~finite).sum())} of {len(t)} readings are not finite numbers")
+    dt = np.diff(t)
+    if np.any(dt <= 0):
+        raise UnresolvedError(f"{name}: time stamps do not increase (by {float(dt.min()):.6g} s at worst)")
+    if trace.kind == "counter":
+        shown_j = unwrapped(trace, name)
+        renewal = observed_renewal(t, shown_j, trace.update_period_s)
+        values, stands = judged_counter(trace, shown_j, renewal, beside)
+        return _counter_curve(t, values, renewal.period_s, stands)
+    values, stands = judged_power(trace)
+    step_j = values[:-1] * dt if trace.kind == "held" else (values[:-1] + values[1:]) / 2 * dt
+    energy_j = np.concatenate([[0.0], np.cumsum(step_j)])
+    return Cumulative(t, energy_j, step_j / dt, np.zeros(len(t)), trace.update_period_s, stands, values)
+
+
+def unwrapped(trace: PowerTrace, name: str) -> Array:
+    """Energy since the first reading.
+
+    Raises UnresolvedError where the counter steps back other than by wrapping, or up by more than can have flowed.
+    """
+    step_j, dt = np.diff(trace.values), np.diff(trace.times_s)
+    backwards = step_j < 0
+    if backwards.any():
+        wrapped_j = step_j + (trace.wrap_at_j or 0.0)
+        highest_w = float((step_j / dt)[~backwards].max(initial=0.0))
+        lost = backwards & (wrapped_j < 0)
+        if highest_w > 0:
+            lost |= backwards & (wrapped_j / dt > WRAP_POWER_FACTOR * highest_w)
+        if lost.any():
+            i = int(np.argmax(lost))
+            raise UnresolvedError(
+                f"{name}: counter stepped back from {trace.values[i]:.6g} J to {trace.values[i + 1]:.6g} J"
+                " and does not wrap there; it was reset or the device was lost"
+            )
+        step_j = np.where(backwards, wrapped_j, step_j)
+    _check_plausible(trace, step_j, name)
+    return np.concatenate([[0.0], np.cumsum(step_j)])
+
+
+def _check_plausible(trace: PowerTrace, step_j: Array, name: str) -> None:
+    """A step may hold what flowed since the value changed last, and an update before that."""
+    limit_w = trace.max_power_w or MAX_POWER_W
+    changed = np.flatnonzero(step_j > 0)
+    since_s = np.diff(trace.times_s[changed + 1], prepend=trace.times_s[0]) + trace.update_period_s
+    beyond = step_j[changed] > limit_w * since_s + 2 * trace.resolution
+    if beyond.any():
+        i = int(changed[np.argmax(beyond)])
+        raise UnresolvedError(
+            f"{name}: counter jumped up from {trace.values[i]:.6g} J by {step_j[i]:.6g} J in"
+            f" {float(since_s[np.argmax(beyond)]):.3g} s; more than {limit_w:.6g} W cannot flow there"
+        )
+
+
+def _counter_curve(t: Array, shown_j: Array, update_s: float, stands: tuple[Stand, ...]) -> Cumulative:
+    """Cumulative energy from the values that a counter showed: see the module's docstring."""
+    if update_s == 0 and not stands:
+        return Cumulative(t, shown_j, np.diff(shown_j) / np.diff(t), np.zeros(len(t)), update_s)
+    # Where a source stood still to the end, the last reading says so.
+    at_end = np.isin(t, [stand.end_s for stand in stands])
+    renewed = np.flatnonzero(np.concatenate([[True], np.diff(shown_j) > 0]) | at_end)
+    within_s = np.minimum(update_s, np.diff(t, prepend=-np.inf))[renewed]
+    # At the ends the power of this time is not known either: the error is one-sided, its rms 2 w / sqrt(12).
+    within_s[0] = 2 * update_s
+    at_s, seen_j = t[renewed], shown_j[renewed]
+    if len(renewed) >= 3:
+        energy_j = _with_age(at_s, seen_j, within_s, update_s)
+        if at_s[-1] < t[-1]:
+            left_s = t[-1] - at_s[-1]
+            last_w = (energy_j[-1] - energy_j[-2]) / (at_s[-1] - at_s[-2])
+            at_s, energy_j = np.append(at_s, t[-1]), np.append(energy_j, energy_j[-1] + last_w * left_s)
+            within_s = np.append(within_s, 2 * max(within_s[-1], left_s))
+    else:
+        # Fewer than two renewals: nothing is known of their pace.
+        at_s, energy_j, within_s = t, shown_j, np.full(len(t), update_s)
+    return Cumulative(at_s, energy_j, np.diff(energy_j) / np.diff(at_s), within_s, update_s, stands)
+
+
+def _with_age(at_s: Array, seen_j: Array, within_s: Array, update_s: float) -> Array:
+    """Energy at the times of the renewals: what the counter showed, and what flowed since."""
+    before_w = np.diff(seen_j) / np.diff(at_s)
+    first_s = at_s[1] - at_s[0]
+    early = first_s < 2 * update_s
+    if early:
+        # The first step holds up to a whole update, whenever the first reading was: no power follows from it.
+        before_w[0] = before_w[1]
+    energy_j = seen_j.copy()
+    energy_j[1:] += before_w * within_s[1:] / 2
+    # Never beyond what the next renewal shows.
+    energy_j[1:-1] = np.minimum(energy_j[1:-1], seen_j[2:])
+    missing_j = energy_j[1] - seen_j[0] - before_w[0] * first_s if early else before_w[0] * update_s / 2
+    energy_j[0] += min(max(missing_j, 0.0), before_w[0] * update_s)
+    return energy_j
+
+
+def energy_at(kind: TraceKind, curve: Cumulative, at_s: Array) -> Array:
+    """C(t) at any time within the trace."""
+    t = curve.times_s
+    i = np.clip(np.searchsorted(t, at_s, side="right") - 1, 0, len(t) - 2)
+    dt = at_s - t[i]
+    if kind == "power":
+        slope = (curve.watts[i + 1] - curve.watts[i]) / (t[i + 1] - t[i])
+        return curve.energy_j[i] + curve.watts[i] * dt + slope * dt * dt / 2
+    before_j = curve.energy_j[i] + curve.segment_w[i] * dt
+    if kind == "held":
+        return before_j
+    # A mark follows its edge, where the power changed: what flowed between the two had the power after it.
+    lag_s = t[i + 1] - at_s
+    is_marked = (lag_s < MARK_TOLERANCE_S) & (i + 1 < len(t) - 1)
+    after_w = curve.segment_w[np.minimum(i + 1, len(t) - 2)]
+    return np.where(is_marked, np.maximum(curve.energy_j[i + 1] - after_w * lag_s, curve.energy_j[i]), before_j)

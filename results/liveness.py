@@ -1,0 +1,272 @@
+"""Whether a source lived while it was read: how often it renews its value, and where it stood still or showed 0 W.
+
+Nothing that is switched on uses 0 J. A counter that stands still for more than a few of its own updates, while it moves
+elsewhere, or a power sensor that shows 0 W between other readings, has either stopped or belongs to a part that was
+switched off. Its readings alone cannot tell, so what may have flowed meanwhile is bounded:
+
+    late      on resuming it counted what flowed meanwhile: nothing is missing, only when it flowed is not known
+    known     another sensor of the same part says what flowed (one that shows 0 W says nothing)
+    can rest  the part may be switched off while the machine runs: nothing, or up to what it used before and after
+    else      between the lowest and the highest power that it showed elsewhere in the trace
+
+What is bounded well enough for a window is filled in, and widens the uncertainty; else the window has no energy. How
+often a counter renews its value is seen in its readings, never taken from a data sheet alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from results.records import PowerTrace
+
+Array = NDArray[np.float64]
+
+STILL_UPDATES = 1.5
+"""A counter that shows one value for longer stands still: its ticks come at most half an update late."""
+STAMP_S = 1e-3
+"""Stamps of readings err by less."""
+CAUGHT_UP = 0.8
+"""Of the highest power around it: a step that holds at least so much of it brings what was late."""
+LATE_RENEWALS = 2
+"""Over so many renewals behind a stand it may catch up."""
+NEAR_UPDATES = 5
+"""Over so many updates a counter's power is taken before and after a stand, or for as long as it lasted."""
+LONG_RUN = 20
+"""Renewals over which the update period is taken, where they come quickest."""
+FEW = 3
+"""So many tell it as well, where the readings are closer to each other."""
+AS_STATED = 0.1
+"""A period that is seen to be so close to the stated one is that one: readings place each renewal to their distance."""
+MAX_STILL_SHARE = 0.2
+"""Of a window's energy: so much may be taken from the power elsewhere."""
+MAX_STILL_SIGMA = 0.05
+"""Of a window's energy: what is known worse than this is no measurement."""
+MAX_POWER_W = 20e3
+"""Of one component where its meter states no limit: more than any machine that is read here can draw."""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """A stretch in which a source stood still, or showed 0 W, and what may have flowed in it."""
+
+    start_s: float
+    end_s: float
+    shown_j: float
+    """What the source itself showed for it, at its end."""
+    low_j: float
+    high_j: float
+    filled_j: float
+    """What is taken for it, between the two."""
+    variance_j2: float
+    is_known: bool
+    """By another sensor, or because the part may rest: then no limit holds for how long it may last."""
+
+    def within(self, edges: Array) -> float:
+        """How much of it lies in the intervals [n, 2], of its length."""
+        inside_s = np.minimum(edges[:, 1], self.end_s) - np.maximum(edges[:, 0], self.start_s)
+        return float(np.maximum(inside_s, 0.0).sum()) / (self.end_s - self.start_s)
+
+
+class Judged(NamedTuple):
+    """A trace's values with what stood still filled in by the middle of its bounds, and the stands themselves."""
+
+    values: Array
+    stands: tuple[Stand, ...]
+
+
+def at_rest(trace: PowerTrace) -> bool:
+    """Whether it never moved, or never showed anything but 0 W, in all of its readings."""
+    if not len(trace.values) or trace.method in ("modelled", "relative gauge"):
+        return False
+    return bool(np.ptp(trace.values) == 0) if trace.kind == "counter" else not np.any(trace.values)
+
+
+class Renewal(NamedTuple):
+    """How often a counter renews its value, and how long it shows one at most as long as it lives."""
+
+    period_s: float
+    longest_s: float
+
+
+def observed_renewal(times_s: Array, shown_j: Array, stated_s: float) -> Renewal:
+    """From the distances at which the value changed.
+
+    Where it repeats itself between two changes, their distance is that of two renewals; where every reading differs, it
+    renews at least as often as it was read, and the stated period stands up to that distance. So a few readings close
+    to each other (meters take them before a window) show what a grid of 50 ms does not.
+    """
+    changed = np.flatnonzero(np.diff(shown_j) > 0) + 1
+    if len(changed) < 3:
+        return Renewal(stated_s, stated_s)
+    period_s, repeats = _mean_distance_s(times_s, changed, LONG_RUN)
+    closely = _mean_distance_s(times_s, changed, FEW)
+    if closely[0] < period_s / 2:
+        # It was read more closely for a while.
+        period_s, repeats = closely
+    repeated_s = np.diff(times_s[changed])[np.diff(changed) > 1]
+    if len(repeated_s) and np.median(repeated_s) < period_s:
+        period_s, repeats = float(np.median(repeated_s)), True
+    usual_s = float(np.median(repeated_s)) if len(repeated_s) >= FEW else period_s
+    if abs(period_s - stated_s) <= AS_STATED * stated_s:
+        period_s = stated_s
+    elif not repeats:
+        period_s = min(stated_s, period_s)
+    # Renewals that come irregularly are no standstill, as long as they come.
+    return Renewal(period_s, STILL_UPDATES * min(max(usual_s, period_s), 3 * period_s))
+
+
+def _mean_distance_s(times_s: Array, changed: NDArray[np.intp], run: int) -> tuple[float, bool]:
+    """Of `run` changes, where they came quickest; and whether a reading among these repeated the one before."""
+    run = min(run, len(changed) - 1)
+    spans_s = times_s[changed[run:]] - times_s[changed[:-run]]
+    i = int(np.argmin(spans_s))
+    return float(spans_s[i]) / run, bool(changed[i + run] - changed[i] > 1.05 * run)
+
+
+class Beside(NamedTuple):
+    """Another sensor of the same part: its power, and the energy since its first reading."""
+
+    times_s: Array
+    energy_j: Array
+    watts: Array
+    relative_accuracy: float
+    gap_s: float
+    """Readings further apart than this say nothing of what is between."""
+    late_s: float
+    """How late it may show a change of the power."""
+
+    def between(self, start_s: float, end_s: float) -> tuple[float, float] | None:
+        """(joules, standard uncertainty); None where it does not know, or shows 0 W, which confirms nothing."""
+        if start_s < self.times_s[0] or end_s > self.times_s[-1]:
+            return None
+        first, last = np.searchsorted(self.times_s, [start_s, end_s])
+        near = slice(max(int(first) - 1, 0), int(last) + 1)
+        if np.diff(self.times_s[near]).max() > self.gap_s:
+            return None
+        joules = float(np.diff(np.interp([start_s, end_s], self.times_s, self.energy_j))[0])
+        change_w = float(np.ptp(self.watts[near]))
+        sigma_j = math.hypot(self.relative_accuracy * joules, change_w * self.late_s / math.sqrt(6))
+        return (joules, sigma_j) if joules > 0 else None
+
+
+def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: Beside | None = None) -> Judged:
+    """shown_j: what it counted since the first reading, wraps undone."""
+    t = trace.times_s
+    begins = np.concatenate([[0], np.flatnonzero(np.diff(shown_j) > 0) + 1])
+    lasts = np.append(begins[1:] - 1, len(t) - 1)
+    is_still = t[lasts] - t[begins] > renewal.longest_s + STAMP_S
+    if trace.method == "modelled" or len(begins) < 2 or not is_still.any():
+        return Judged(shown_j, ())
+    least_s = NEAR_UPDATES * max(renewal.period_s, trace.sample_interval_s)
+    values, stands = shown_j.copy(), []
+    for k in np.flatnonzero(is_still).tolist():
+        goes_on = k + 1 < len(begins)
+        end = int(begins[k + 1]) if goes_on else len(t) - 1
+        stretch_s = float(t[begins[k]]), float(t[end])
+        step_j = float(shown_j[end] - shown_j[begins[k]])
+        living = _Living(t[begins], shown_j[begins], is_still[:-1], max(least_s, stretch_s[1] - stretch_s[0]))
+        # What was late may come with the renewals after it too, and is no power of theirs.
+        behind = living.moving_after(k + 1) if goes_on else k
+        near_w = [w for w in (living.before_w(k), living.after_w(behind) if goes_on else None) if w is not None]
+        # Less than its step: a counter that lives would show no more.
+        is_below_step = max(near_w, default=np.inf) * (t[lasts[k]] - t[begins[k]]) <= 2 * trace.resolution
+        is_late = living.mean_w(k, behind) >= CAUGHT_UP * max(near_w, default=np.inf)
+        if is_below_step or is_late:
+            continue
+        stand = _bounded(stretch_s, step_j, near_w, living, trace.can_rest, beside)
+        # Its renewals lie anywhere between two readings, at both ends.
+        seen_s = min(max(t[end] - t[lasts[k]], t[begins[k]] - t[max(begins[k] - 1, 0)]), max(renewal.period_s, STAMP_S))
+        stand = replace(stand, variance_j2=stand.variance_j2 + (max(near_w, default=0.0) * float(seen_s)) ** 2 / 6)
+        values[end:] += stand.filled_j - step_j
+        stands.append(stand)
+    return Judged(values, tuple(stands))
+
+
+def judged_power(trace: PowerTrace) -> Judged:
+    """Readings of exactly 0 W between others are filled in from those around them."""
+    t, watts = trace.times_s, trace.values
+    is_zero = watts == 0
+    if trace.method in ("modelled", "relative gauge") or trace.can_rest or not is_zero.any() or is_zero.all():
+        return Judged(watts, ())
+    shown_w = watts[~is_zero]
+    if float(shown_w.max()) <= 2 * trace.resolution:
+        return Judged(watts, ())
+    filled_w = np.where(is_zero, np.interp(t, t[~is_zero], shown_w), watts)
+    filled_j = np.concatenate([[0.0], np.cumsum((filled_w[:-1] + filled_w[1:]) / 2 * np.diff(t))])
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], is_zero.astype(np.int8), [0]])))
+    stands = []
+    for first, behind in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        i, j = max(first - 1, 0), min(behind, len(t) - 1)
+        length_s = float(t[j] - t[i])
+        low_j, high_j = float(shown_w.min()) * length_s, float(shown_w.max()) * length_s
+        between_j = float(filled_j[j] - filled_j[i])
+        stands.append(Stand(float(t[i]), float(t[j]), 0.0, low_j, high_j, between_j, (high_j - low_j) ** 2 / 12, False))
+    return Judged(filled_w, tuple(stands))
+
+
+class _Living:
+    """The power of a counter between its renewals, where it did not stand still."""
+
+    def __init__(self, times_s: Array, shown_j: Array, is_still: NDArray[np.bool_], over_s: float) -> None:
+        """times_s, shown_j: at its renewals [n]; is_still [n - 1]: the steps between them."""
+        self._t, self._j, self._over_s = times_s, shown_j, over_s
+        self._n_still = np.concatenate([[0], np.cumsum(is_still)])
+
+    def moving_after(self, k: int) -> int:
+        """The renewal `LATE_RENEWALS` after the k-th, or the last before it stands still again."""
+        last = int(np.searchsorted(self._n_still, self._n_still[k], side="right")) - 1
+        return min(last, k + LATE_RENEWALS)
+
+    def mean_w(self, first: int, last: int) -> float:
+        """0 where both are one."""
+        return float((self._j[last] - self._j[first]) / (self._t[last] - self._t[first])) if last > first else 0.0
+
+    def before_w(self, k: int) -> float | None:
+        """Mean power up to the k-th renewal, as far back as it moved, or for `over_s`."""
+        first = int(np.searchsorted(self._n_still, self._n_still[k], side="left"))
+        return self._mean_w(max(first, int(np.searchsorted(self._t, self._t[k] - self._over_s))), k)
+
+    def after_w(self, k: int) -> float | None:
+        last = int(np.searchsorted(self._n_still, self._n_still[k], side="right")) - 1
+        return self._mean_w(k, min(last, int(np.searchsorted(self._t, self._t[k] + self._over_s))))
+
+    def range_w(self) -> tuple[float, float] | None:
+        """The lowest and the highest of these means; None where it hardly moved."""
+        found_w = [w for k in range(len(self._t)) if (w := self.before_w(k)) is not None]
+        return (min(found_w), max(found_w)) if found_w else None
+
+    def _mean_w(self, first: int, last: int) -> float | None:
+        """None where the step is one only: an update's phase is in it."""
+        return self.mean_w(first, last) if last - first >= 2 else None
+
+
+def _bounded(
+    stretch_s: Sequence[float],
+    step_j: float,
+    near_w: Sequence[float],
+    living: _Living,
+    can_rest: bool,
+    beside: Beside | None,
+) -> Stand:
+    start_s, end_s = stretch_s
+    length_s = end_s - start_s
+    other = None if beside is None else beside.between(start_s, end_s)
+    if other is not None:
+        filled_j, sigma_j = max(step_j, other[0]), other[1]
+        return Stand(start_s, end_s, step_j, filled_j - sigma_j, filled_j + sigma_j, filled_j, sigma_j**2, True)
+    if can_rest:
+        # Rest is the likelier, and the error is one-sided.
+        high_j = max(step_j, max(near_w, default=0.0) * length_s)
+        return Stand(start_s, end_s, step_j, step_j, high_j, step_j, (high_j - step_j) ** 2 / 3, True)
+    range_w = living.range_w()
+    if range_w is None:
+        return Stand(start_s, end_s, step_j, step_j, math.inf, step_j, math.inf, False)
+    low_w, high_w = range_w
+    low_j, high_j = max(step_j, low_w * length_s), max(step_j, high_w * length_s)
+    return Stand(start_s, end_s, step_j, low_j, high_j, (low_j + high_j) / 2, (high_j - low_j) ** 2 / 12, False)

@@ -1,0 +1,262 @@
+"""Sources that stop, rest, jump or show 0 W, where the energy is a closed form: never a confident wrong joule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from results.energy import energy_between
+from results.liveness import observed_renewal
+from results.records import EnergyReading, PowerTrace
+from tests.fakes.waveforms import Array, StepPower, counter_trace, trace
+
+WINDOW_S = 9.0
+INTERVAL_S = 0.05
+
+
+def request(rng: np.random.Generator) -> StepPower:
+    """Idle, prefill, decode, idle."""
+    return StepPower(np.array([-5.0, 0.0, 3.0, 9.0, 40.0]), np.array([10, 120, 70, 10]) * rng.uniform(0.8, 1.2, 4))
+
+
+def steady(rng: np.random.Generator) -> StepPower:
+    edges_s = np.arange(-5.0, 40.0, 0.05)
+    return StepPower(edges_s, 100 * (1 + 0.05 * rng.standard_normal(len(edges_s) - 1)))
+
+
+def read(power: StepPower, update_s: float, rng: np.random.Generator, stated_s: float | None = None) -> PowerTrace:
+    """As the meters read: closely before the window, then on a grid, up to a fifth of the interval late."""
+    grid_s = np.arange(-0.05, WINDOW_S + 0.2, INTERVAL_S)
+    close_s = np.arange(-0.05 - 5 * update_s, -0.05, max(update_s / 8, 1e-3))
+    times_s = np.unique(np.concatenate([close_s, grid_s + rng.uniform(0, 0.2 * INTERVAL_S, len(grid_s))]))
+    taken = counter_trace(power, times_s, update_s, rng.uniform(0, update_s), step_j=1e-3)
+    return replace(taken, sample_interval_s=INTERVAL_S, update_period_s=update_s if stated_s is None else stated_s)
+
+
+def frozen(taken: PowerTrace, start_s: float, end_s: float, keeps_count: bool = False) -> PowerTrace:
+    """The counter shows one value from start to end; then it goes on from it, or catches up."""
+    t, values = taken.times_s, taken.values.copy()
+    inside = (t >= start_s) & (t < end_s)
+    first, behind = np.searchsorted(t, [start_s, end_s])
+    held_j = values[max(first - 1, 0)]
+    if not keeps_count:
+        values[behind:] -= values[behind - 1] - held_j
+    values[inside] = held_j
+    return replace(taken, values=np.round(values, 6))
+
+
+def energy(*traces: PowerTrace, component: str = "total") -> EnergyReading:
+    return energy_between(traces, [(0.0, WINDOW_S)], "all", "m", component)
+
+
+def within(reading: EnergyReading, true_j: float, sigmas: float) -> bool:
+    """Whether the truth is where the reading says; a reading without energy claims nothing."""
+    if reading.energy_j is None:
+        return bool(reading.reason)
+    assert reading.uncertainty_j is not None
+    return abs(reading.energy_j - true_j) <= sigmas * reading.uncertainty_j + 1e-9
+
+
+# --- counters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("load", [request, steady])
+@pytest.mark.parametrize("update_s", [0.001, 0.02, 0.1])
+@pytest.mark.parametrize("lasts_s", [0.3, 0.6, 1.0, 2.0, 6.0])
+def test_a_counter_that_loses_what_flowed_never_states_a_wrong_joule(
+    load: Callable[[np.random.Generator], StepPower], update_s: float, lasts_s: float
+) -> None:
+    held = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        power = load(rng)
+        taken = read(power, update_s, rng)
+        start_s = rng.uniform(0.2, WINDOW_S - lasts_s)
+        reading = energy(frozen(taken, start_s, start_s + lasts_s))
+        held += within(reading, power.energy_j(0, WINDOW_S), 2.0)
+        if lasts_s > 0.25 * WINDOW_S:
+            assert reading.energy_j is None
+            assert "its counter stood still for" in str(reading.reason)
+    assert held >= 19
+
+
+def test_a_frozen_counter_reads_40_joules_no_more_where_200_are_true() -> None:
+    """100 W for two seconds; it stops after 0.4 s and never moves again."""
+    power = StepPower(np.array([-5.0, 5.0]), np.array([100.0]))
+    times_s = np.arange(-0.3, 2.3, INTERVAL_S)
+    for update_s in (0.001, 0.1):
+        taken = replace(counter_trace(power, times_s, update_s, 0.013), sample_interval_s=INTERVAL_S)
+        reading = energy_between([frozen(taken, 0.4, 9.0)], [(0.0, 2.0)], "all", "m")
+        assert reading.energy_j is None
+        assert "its counter stood still for 1.6" in str(reading.reason)
+
+
+@pytest.mark.parametrize("lasts_s", [0.3, 0.6, 2.0])
+def test_a_counter_that_is_late_and_catches_up_has_lost_nothing(lasts_s: float) -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        power = steady(rng)
+        reading = energy(frozen(read(power, 0.02, rng), 3.0, 3.0 + lasts_s, keeps_count=True))
+        assert reading.energy_j == pytest.approx(power.energy_j(0, WINDOW_S), rel=3e-3)
+        assert within(reading, power.energy_j(0, WINDOW_S), 2.5)
+
+
+def test_a_short_loss_is_filled_in_by_the_power_around_it_and_told() -> None:
+    power = StepPower(np.array([-5.0, 40.0]), np.array([100.0]))
+    reading = energy(frozen(read(power, 0.02, np.random.default_rng(0)), 4.0, 4.6))
+    assert reading.energy_j == pytest.approx(900.0, rel=3e-3)
+    assert "its counter stood still for 6" in str(reading.remark)
+    assert "J are taken for it" in str(reading.remark)
+
+
+def test_a_counter_that_freezes_outside_of_the_window_does_not_matter() -> None:
+    power = StepPower(np.array([-5.0, 40.0]), np.array([100.0]))
+    times_s = np.arange(-3.0, WINDOW_S + 0.2, INTERVAL_S)
+    taken = replace(counter_trace(power, times_s, 0.1, 0.01), sample_interval_s=INTERVAL_S)
+    reading = energy(frozen(taken, -2.5, -1.0))
+    assert reading.energy_j == pytest.approx(900.0, abs=5.0)
+    assert reading.remark is None
+
+
+@pytest.mark.parametrize(("beside_w", "taken_j"), [(100.0, 900.0), (0.0, None)])
+def test_the_power_beside_a_frozen_counter_says_what_flowed(beside_w: float, taken_j: float | None) -> None:
+    """A sensor that shows 0 W beside it says nothing."""
+    power = StepPower(np.array([-5.0, 40.0]), np.array([100.0]))
+    taken = replace(read(power, 0.1, np.random.default_rng(0)), component="gpu0", relative_accuracy=0.03)
+    watts = np.full(len(taken.times_s), beside_w)
+    beside = trace("power", taken.times_s, watts, INTERVAL_S, component="gpu0 power", update_period_s=0.1)
+    reading = energy(frozen(taken, 1.0, 8.0), replace(beside, additive=False, relative_accuracy=0.03))
+    if taken_j is None:
+        assert reading.energy_j is None
+        return
+    assert reading.energy_j == pytest.approx(taken_j, rel=2e-2)
+    # Both gains, of what each of the two has told.
+    assert reading.uncertainty_j is not None
+    assert reading.uncertainty_j >= 0.03 * 900.0
+    assert "stood still for 7" in str(reading.remark)
+
+
+def test_a_part_that_never_moves_is_no_joule_and_no_end_of_the_total() -> None:
+    power = StepPower(np.array([-5.0, 40.0]), np.array([10.0]))
+    cpu = read(power, 0.02, np.random.default_rng(0))
+    npu = replace(cpu, component="npu", values=np.full(len(cpu.values), 7.0))
+    reading = energy(cpu, npu)
+    assert reading.energy_j == pytest.approx(90.0, abs=0.5)
+    assert "npu counts as 0 J: its counter stands still at 7 J all the time" in str(reading.remark)
+    # Nothing is claimed of it alone, nor where it is known to have moved.
+    assert energy(cpu, npu, component="npu").energy_j is None
+    stopped = energy(cpu, replace(npu, has_lived=True))
+    assert stopped.energy_j is None
+    assert "it has stopped, and the total would lack it" in str(stopped.reason)
+    assert energy(cpu, replace(npu, has_lived=True, can_rest=True)).energy_j == pytest.approx(90.0, abs=0.5)
+
+
+def test_a_part_that_may_rest_widens_the_total_by_what_it_used_before() -> None:
+    """4 W for three seconds, then off; nothing tells that it did not freeze."""
+    cpu = read(StepPower(np.array([-5.0, 40.0]), np.array([20.0])), 0.02, np.random.default_rng(0))
+    npu = read(StepPower(np.array([-5.0, 3.0, 40.0]), np.array([4.0, 0.0])), 0.02, np.random.default_rng(0))
+    reading = energy(cpu, replace(npu, component="npu", can_rest=True))
+    assert reading.energy_j == pytest.approx(180.0 + 12.0, abs=1.0)
+    assert reading.uncertainty_j == pytest.approx(4.0 * 6.0 / 3**0.5, rel=0.1)
+    assert "m npu: its counter stood still for 5.95 s; 0 J are taken for it" in str(reading.remark)
+    assert energy(cpu, replace(npu, component="npu")).energy_j is None
+
+
+@pytest.mark.parametrize(("jump_j", "limit_w"), [(34.5e6, None), (400.0, 2e3), (40.0, 150.0)])
+def test_a_jump_up_that_cannot_have_flowed_is_no_energy(jump_j: float, limit_w: float | None) -> None:
+    taken = read(StepPower(np.array([-5.0, 40.0]), np.array([100.0])), 0.001, np.random.default_rng(0))
+    values = taken.values + np.where(taken.times_s > 4.0, jump_j, 0.0)
+    reading = energy(replace(taken, values=values, max_power_w=limit_w))
+    assert reading.energy_j is None
+    assert "counter jumped up from" in str(reading.reason)
+
+
+# --- update periods --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("update_s", [0.001, 0.005, 0.02, 0.06, 0.1, 0.25, 0.6])
+def test_the_update_period_is_seen_whatever_is_stated(update_s: float) -> None:
+    for stated_s in (0.001, 0.1):
+        for seed in range(10):
+            rng = np.random.default_rng(seed)
+            taken = read(request(rng), update_s, rng)
+            found_s = observed_renewal(taken.times_s, taken.values, stated_s).period_s
+            assert found_s == pytest.approx(update_s, rel=0.25, abs=1.5e-3)
+
+
+def test_the_truth_lies_within_the_uncertainty_of_a_counter_that_is_slower_than_stated() -> None:
+    for update_s in (0.02, 0.06):
+        inside = 0
+        for seed in range(100):
+            rng = np.random.default_rng(seed)
+            power = request(rng)
+            inside += within(energy(read(power, update_s, rng, stated_s=0.001)), power.energy_j(0, WINDOW_S), 2.0)
+        assert inside >= 95
+
+
+def test_three_seconds_between_renewals_do_not_resolve_nine() -> None:
+    rng = np.random.default_rng(0)
+    reading = energy(read(steady(rng), 3.0, rng, stated_s=0.001))
+    assert reading.energy_j is None
+    assert "10 are needed" in str(reading.reason)
+
+
+def test_readings_that_all_differ_bound_the_period_by_their_distance() -> None:
+    times_s: Array = np.arange(0.0, 5.0, 0.05)
+    assert observed_renewal(times_s, times_s * 10.0, 0.001).period_s == 0.001
+    assert observed_renewal(times_s, times_s * 10.0, 0.1).period_s == pytest.approx(0.05)
+
+
+# --- power -----------------------------------------------------------------------------------------------------------
+
+TIMES_S = np.arange(-0.5, WINDOW_S + 0.5, INTERVAL_S)
+
+
+def sensor(watts: Array, **fields: object) -> PowerTrace:
+    return trace("power", TIMES_S, watts, INTERVAL_S, resolution=1e-6, **fields)
+
+
+@pytest.mark.parametrize("kind", ["power", "held"])
+def test_a_sensor_that_shows_0_watts_is_missing_not_zero(kind: str) -> None:
+    dead = replace(sensor(np.zeros(len(TIMES_S))), kind=kind)
+    reading = energy(dead)
+    assert (reading.energy_j, reading.uncertainty_j) == (None, None)
+    assert "it shows 0 W for 9.95 s; nothing that is switched on uses 0 J" in str(reading.reason)
+
+
+def test_a_sensor_that_fails_to_0_watts_within_the_window_leaves_no_energy() -> None:
+    reading = energy(sensor(np.where((TIMES_S > 3.0) & (TIMES_S < 8.0), 0.0, 30.0)))
+    assert reading.energy_j is None
+    assert "it showed 0 W for 5" in str(reading.reason)
+
+
+def test_one_reading_of_0_watts_among_others_is_filled_in_and_told() -> None:
+    watts = np.where(TIMES_S < 4.0, 30.0, 32.0)
+    watts[100] = 0.0
+    reading = energy(sensor(watts))
+    whole = energy(sensor(np.where(watts == 0, 32.0, watts)))
+    assert reading.energy_j == pytest.approx(whole.energy_j, abs=0.1)
+    assert reading.uncertainty_j is not None
+    assert whole.uncertainty_j is not None
+    # 30 to 32 W for a tenth of a second.
+    assert reading.uncertainty_j == pytest.approx(np.hypot(whole.uncertainty_j, 2.0 * 0.1 / 12**0.5), rel=0.3)
+    assert "it showed 0 W for 100 ms" in str(reading.remark)
+
+
+def test_a_rail_at_0_watts_beside_others_that_are_not_is_switched_off() -> None:
+    board = sensor(np.full(len(TIMES_S), 5.0), component="VDD_CPU")
+    off = sensor(np.zeros(len(TIMES_S)), component="VDD_CV")
+    reading = energy(board, off)
+    assert reading.energy_j == pytest.approx(45.0)
+    assert "VDD_CV counts as 0 J: it shows 0 W all the time" in str(reading.remark)
+    assert energy(board, replace(off, has_lived=True)).energy_j is None
+
+
+def test_0_watts_below_the_step_of_a_sensor_are_a_reading() -> None:
+    """A rail of 20 mA behind a shunt that tells 8 mA: 0 W and 40 mW in turn are what it can say."""
+    watts = 0.04 * (np.arange(len(TIMES_S)) % 2)
+    reading = energy(replace(sensor(watts), resolution=0.04))
+    assert reading.energy_j == pytest.approx(0.02 * WINDOW_S, rel=0.02)
