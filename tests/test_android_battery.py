@@ -336,7 +336,7 @@ def test_a_pulled_cable_is_a_transient_error_at_the_windows_end(fake: FakePhone,
         time.sleep(0.1)
         with pytest.raises(TransientDeviceError, match="link broke"):
             meter.stop()
-        with pytest.raises(TransientDeviceError, match="no phone is attached"):
+        with pytest.raises(TransientDeviceError, match="FAKE0001 is not attached"):
             meter.start()
         fake.plug_in()
         assert window(meter, 1.5)[1].energy_j is not None

@@ -85,6 +85,16 @@ def test_no_phone_is_told(server: FakeAdbServer, phone: FakePhone) -> None:
         find_phone("adb:R58M42ABCDE", at(server))
 
 
+def test_the_only_phone_is_not_exchanged_for_another(server: FakeAdbServer, phone: FakePhone, tmp_path: Path) -> None:
+    """A run that begins with one phone ends with it, or fails."""
+    link = Phone("adb:", at(server))
+    assert link.serial == "R58M42ABCDE"
+    phone.pull_cable()
+    server.phones.append(FakePhone(tmp_path / "other", serial="emulator-5554"))
+    with pytest.raises(TransientDeviceError, match=r"R58M42ABCDE is not attached \(attached: emulator-5554\)"):
+        link.reach()
+
+
 def test_two_phones_and_none_named_is_an_error_that_names_both(server: FakeAdbServer, tmp_path: Path) -> None:
     server.phones.append(FakePhone(tmp_path / "other", serial="emulator-5554"))
     with pytest.raises(DeviceError, match=r"2 devices attached; name one .*\(R58M42ABCDE, emulator-5554\)") as error:

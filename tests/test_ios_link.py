@@ -146,6 +146,19 @@ def test_a_link_that_broke_is_opened_again_by_the_next_question(served: ServedIp
     phone.close()
 
 
+def test_the_only_phone_is_not_exchanged_for_another(served: ServedIphone, tunneld: FakeTunneld) -> None:
+    phone = Phone("ios:", tunneld.address)
+    assert phone.udid == UDID
+    with ServedIphone(FakeIphone(udid=OTHER_UDID)) as other:
+        tunneld.phones[:] = [other]
+        served.pull_cable()
+        with pytest.raises(TransientDeviceError):
+            phone.battery()
+        with pytest.raises(TransientDeviceError, match=rf"{UDID} is not in reach \(in reach: {OTHER_UDID}\)"):
+            phone.battery()
+    phone.close()
+
+
 def test_a_phone_that_does_not_answer_is_given_up_at_the_limit(fake: FakeIphone, tunneld: FakeTunneld) -> None:
     phone = Phone("ios:", tunneld.address, answer_timeout_s=0.3)
     phone.reach()

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 from adbutils import AdbDevice
 from adbutils._adb import AdbConnection
 
-from devices.android.server import ANSWER_TIMEOUT_S, ServerAddress, adb_errors, find_phone
+from devices.android.server import ANSWER_TIMEOUT_S, DEVICE_PREFIX, ServerAddress, adb_errors, find_phone
 from devices.base import DeviceError, TransientDeviceError
 
 COMMAND_TIMEOUT_S = 20.0
@@ -174,6 +174,8 @@ class Phone:
                     raise DeviceError(
                         f"adb: {self._device.serial} has no shell_v2 (Android 6 or older); Android 7 is needed"
                     )
+                # `adb:` is the only phone in reach at the first time; from then on it is that one.
+                self._name = DEVICE_PREFIX + self._device.serial
                 return
             except TransientDeviceError:
                 self._device = None

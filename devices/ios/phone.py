@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from devices.base import DeviceError, TransientDeviceError
 from devices.ios.errors import ios_errors, require_library
 from devices.ios.event_loop import EventLoopThread
-from devices.ios.link import CLOSE_TIMEOUT_S, Link, open_link
+from devices.ios.link import CLOSE_TIMEOUT_S, DEVICE_PREFIX, Link, open_link
 from devices.ios.state import BatteryState, PhoneFacts, parse_battery, parse_core_count, parse_facts
 from devices.ios.tunneld import TUNNELD, TunneldAddress
 
@@ -61,6 +61,8 @@ class Phone:
                 try:
                     with ios_errors(self._name):
                         self._link = self._run(open_link(self._name, self._tunneld), LINK_TIMEOUT_S, self._name)
+                    # `ios:` is the only phone in reach at the first link; from then on it is that one.
+                    self._name = DEVICE_PREFIX + self._link.udid
                 except TransientDeviceError:
                     if time.monotonic() + every_s > deadline_s:
                         raise
