@@ -7,10 +7,13 @@ BENCHMARKS := m2_ultra_calibration harness_overhead shared_context loading quant
 # Many tests wait rather than compute; a file's tests share what it builds, and stay together.
 TWO_WORKERS := -n 2 --dist loadfile
 
-# One thread of arithmetic in tests: they are small, and threads that wait for each other crawl on a busy machine.
-test quick: export OMP_NUM_THREADS = 1
+# What a processor with AVX-512 computes without it: arithmetic that most machines have, by a smaller instruction set.
+HELD_TO_AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 JOULEBENCH_KERNEL_FLAGS=-march=x86-64-v3
 
-.PHONY: demo test check lint types floors quick bench format clean
+# One thread of arithmetic in tests: they are small, and threads that wait for each other crawl on a busy machine.
+test quick numbers-avx2: export OMP_NUM_THREADS = 1
+
+.PHONY: demo test check lint types floors quick numbers-avx2 bench format clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +31,12 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not alone" $(TWO_WORKERS)
 	$(BIN)/python -m pytest -m alone
+	$(MAKE) numbers-avx2
+
+numbers-avx2: $(VENV)/.installed-dev
+	if grep -qs avx512f /proc/cpuinfo; \
+	then $(HELD_TO_AVX2) $(BIN)/python -m pytest -m "numbers and not slow" $(TWO_WORKERS); \
+	else echo "no AVX-512 here: the tests above ran on what there is"; fi
 
 check: lint types floors quick
 

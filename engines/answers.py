@@ -49,6 +49,17 @@ def check_ids(token_ids: Sequence[int], limits: Limits, whose: str) -> None:
         )
 
 
+def check_stops(stops: Sequence[str], whose: str) -> None:
+    """Raises `EngineError` on a string that no text of a model can hold."""
+    for stop in stops:
+        try:
+            stop.encode()
+        except UnicodeEncodeError as error:
+            raise EngineError(
+                f"{whose}: stop string {stop!r:.80} holds half a character (a lone surrogate); give it whole"
+            ) from error
+
+
 class Generation:
     """Tokens chosen one by one until an end token (unless the request ignores it), a stop string or the asked number.
 
@@ -68,6 +79,7 @@ class Generation:
                 f"{name}: {n_prompt} prompt tokens + {request.max_new_tokens} new ones exceed "
                 f"max_length {limits.max_length}; shorten the prompt or ask for fewer"
             )
+        check_stops(request.stop, name)
         self.request = request
         self.tokens = list(request.prompt_ids)
         """What is read: the prompt, then what was chosen."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +147,8 @@ def _weight_files(folder: Path) -> list[Path]:
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise EngineError(f"{index_path}: weight_map is no map of tensors to files; fetch the file again")
         names = sorted(set(weight_map.values()))
+        if odd := [name for name in names if not _is_plain(name)]:
+            raise EngineError(f"{index_path}: weight_map names {odd[0]!r:.80}, no file of this folder; fetch it again")
         missing = [name for name in names if not (folder / name).is_file()]
         if missing or not names:
             raise EngineError(f"{index_path}: files {missing or 'none'} of the index are not in the folder; fetch them")
@@ -158,6 +161,15 @@ def _weight_files(folder: Path) -> list[Path]:
             f"{folder}: only {', '.join(pickles)}; pickle checkpoints are never loaded; convert to safetensors"
         )
     raise EngineError(f"{folder}: no model.safetensors and no model.safetensors.index.json; fetch the weights")
+
+
+def _is_plain(name: str) -> bool:
+    """Whether it can name a file of the folder itself: an index is as much a stranger's text as the weights are."""
+    try:
+        n_bytes = len(os.fsencode(name))
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return 0 < n_bytes < 256 and "/" not in name and "\0" not in name
 
 
 def decisive_files(source: str) -> list[Path]:

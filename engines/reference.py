@@ -32,6 +32,9 @@ from engines.techniques.dropless import Dropless
 from engines.transformer import KeyValueCache, Transformer
 from results.records import Completion, EngineCounters, Request, Road
 
+MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
+"""Threads: more than any machine has cores; torch and the kernels start as many as they are told."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -80,8 +83,10 @@ class ReferenceEngine:
         torch_device, compute_dtype: where this host computes, and in what; None is fp32 on the CPU and bf16 elsewhere.
         The weights are copied there (`engines.accelerator`).
         """
-        if prefill_chunk < 1:
-            raise EngineError(f"prefill_chunk {prefill_chunk} must be at least 1 token")
+        if not 1 <= prefill_chunk <= MOST_CHUNK:
+            raise EngineError(f"prefill_chunk {prefill_chunk} must be 1 to {MOST_CHUNK} tokens")
+        if threads is not None and not 1 <= threads <= MOST_THREADS:
+            raise EngineError(f"threads {threads} must be 1 to {MOST_THREADS}; leave it out for torch's own number")
         if checkpoint.config.moe is None and technique.calibration_prompts:
             raise EngineError(
                 f"technique {technique.technique} places experts, and {checkpoint.source} is dense; use dropless"

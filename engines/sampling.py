@@ -10,15 +10,25 @@ from torch import Tensor
 from engines.errors import EngineError
 from results.records import Sampling
 
+LOWEST_TEMPERATURE = 1e-6
+"""Logits of 1e30, more than any model has, divided by this are still numbers in fp32."""
+
 
 def check_sampling(sampling: Sampling, whose: str) -> None:
     """Raises `EngineError`, beginning with `whose`, on values that no distribution has."""
     if not sampling.temperature >= 0 or sampling.temperature == math.inf:
         raise EngineError(f"{whose}: temperature {sampling.temperature} is no finite number from 0 on; 0 is greedy")
+    if 0 < sampling.temperature < LOWEST_TEMPERATURE:
+        raise EngineError(
+            f"{whose}: temperature {sampling.temperature} is below {LOWEST_TEMPERATURE}, where logits divided by it "
+            "overflow; 0 is greedy"
+        )
     if not 0 < sampling.top_p <= 1:
         raise EngineError(f"{whose}: top_p {sampling.top_p} is outside (0, 1]; 1 keeps all tokens")
     if sampling.top_k < 0:
         raise EngineError(f"{whose}: top_k {sampling.top_k} is below 0; 0 keeps all tokens")
+    if not -(2**63) <= sampling.seed < 2**64:
+        raise EngineError(f"{whose}: seed {sampling.seed} has more than 64 bits; take a smaller one")
 
 
 def token_probabilities(logits_L: Tensor, sampling: Sampling) -> Tensor:

@@ -131,6 +131,8 @@ def _place(path: Path, name: str, entry: Any, body: int, n_bytes: int) -> Place:
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise _damaged(path, f"tensor {name!r} has shape {shape!r:.80} and offsets {offsets!r:.80}")
+    if not isinstance(entry["dtype"], str):
+        raise _damaged(path, f"tensor {name!r} has dtype {entry['dtype']!r:.80}")
     if entry["dtype"] not in DTYPES:
         raise EngineError(
             f"{path}: tensor {name!r} holds {entry['dtype']!r:.40}, which this engine does not read; there is "

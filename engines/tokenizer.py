@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,18 +34,16 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise EngineError(f"{folder}: no tokenizer.json; export the model's fast tokenizer beside its weights")
-        content = path.read_bytes()
-        try:
+        content = _read_bytes(path)
+        with _rust_errors(f"{path}: not a tokenizer", "fetch the file again"):
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        except Exception as error:  # the Rust binding raises nothing narrower
-            raise EngineError(f"{path}: not a tokenizer ({error}); fetch the file again") from error
         # What is stored for training batches would cut or fill prompts here.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._begin: str = self._tokenizer.decode(self._tokenizer.encode("").ids[:1], skip_special_tokens=False)
-
         self.name = f"{model_name}@{hashlib.sha256(content).hexdigest()[:8]}"
-        self._size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        with _rust_errors(f"{path}: tokenizer that encodes nothing", "fetch the file again"):
+            self._begin: str = self._tokenizer.decode(self._tokenizer.encode("").ids[:1], skip_special_tokens=False)
+            self._size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         if not 0 < self._size <= embedding_rows:
             raise EngineError(
                 f"{path}: tokenizer does not match the model: ids up to {self._size - 1}, "
@@ -68,8 +67,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of the text alone: no begin or end token is added; special tokens written in it are recognised."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._encoded(text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
         """As `encode`, with what the tokenizer puts before a text by default (Llama: a begin token), as lm-eval does.
@@ -78,7 +76,11 @@ class Tokenizer:
         """
         if self._begin and text.startswith(self._begin):
             return self.encode(text)
-        ids: list[int] = self._tokenizer.encode(text).ids
+        return self._encoded(text, add_special_tokens=True)
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
+        with _rust_errors(f"tokenizer {self.name}: a text of {len(text)} characters", "is it whole Unicode?"):
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -103,8 +105,10 @@ class Tokenizer:
         try:
             template = environment.from_string(self._chat_template)
             return template.render(messages=list(messages), add_generation_prompt=True, **tokens)
-        except jinja2.TemplateError as error:
-            raise EngineError(f"chat template of {self.name}: {error}") from error
+        # A template is a program that somebody else wrote: what it divides, indexes and recurses into is its own.
+        except Exception as error:
+            told = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            raise EngineError(f"chat template of {self.name}: {told}") from error
 
     def _own_ids(self, key: str) -> tuple[int, ...]:
         """The token that the tokenizer's config names, or none."""
@@ -113,11 +117,32 @@ class Tokenizer:
         return () if token_id is None else (token_id,)
 
 
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise EngineError(f"{path}: cannot be read ({error}); check the file") from error
+
+
+@contextmanager
+def _rust_errors(what: str, remedy: str) -> Iterator[None]:
+    """The binding raises whatever it likes, and of a panic something that is no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise EngineError(f"{what} ({error}); {remedy}") from error
+
+
 def _read_chat_template(folder: Path, config: dict[str, Any]) -> str:
     """chat_template.jinja (newer exports), else the config's template (one, or the list's "default"), else ours."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return _read_bytes(path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise EngineError(f"{path}: not UTF-8 ({error}); fetch the file again") from error
     template = config.get("chat_template")
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]

@@ -29,6 +29,8 @@ from results.records import Completion, Request, Sampling
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import write_random_model
 
+pytestmark = pytest.mark.numbers
+
 FP32_ON_CPU = Backend(torch.device("cpu"), torch.float32)
 BF16_ON_CPU = Backend(torch.device("cpu"), torch.bfloat16)
 N_TOKENS = 60

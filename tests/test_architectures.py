@@ -16,6 +16,8 @@ from engines.techniques.dropless import Dropless
 from engines.transformer import KeyValueCache, Transformer
 from tests.fakes.families import CASES, FamilyCase, write_family
 
+pytestmark = pytest.mark.numbers
+
 N_TOKENS = 100
 N_PROMPT, N_GREEDY = 20, 64
 PROMPT_LENGTHS = (23, 60, 41)

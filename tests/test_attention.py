@@ -11,6 +11,8 @@ import torch
 from engines.architecture import AttentionConfig, Span
 from engines.attention import mix_values, view_of
 
+pytestmark = pytest.mark.numbers
+
 PLAIN = AttentionConfig(0.25, False, False, None, False, None, None, (None,), (True,), None, None)
 
 

@@ -24,6 +24,8 @@ from engines.techniques.dropless import Dropless, DroplessParameters
 from engines.transformer import KeyValueCache, Transformer
 from results.records import Completion, Record, Request, Sampling
 
+pytestmark = pytest.mark.numbers
+
 PROMPT = "The engineer measured the voltage twice, wrote 12 numbers down, and asked a question."
 
 

@@ -16,6 +16,8 @@ from engines.oracle import mix_experts
 from engines.techniques.capacity_tiers import CapacityTiers, CapacityTiersParameters, expected_load, frozen_capacities
 from tests.test_experts import random_experts, random_routing
 
+pytestmark = pytest.mark.numbers
+
 
 def technique(chunk: int, counts: tuple[int, ...], top_k: int = 2, **parameters: object) -> CapacityTiers:
     settings = CapacityTiersParameters.model_validate(parameters)

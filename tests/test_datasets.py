@@ -120,11 +120,27 @@ def test_the_other_boolq_schema_is_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "conversations", [[], "text", [{"from": "human"}], [{"from": "stranger", "value": "hello"}], [{"value": "hello"}]]
+    "conversations",
+    [
+        [],
+        "text",
+        [{"from": "human"}],
+        [{"from": "stranger", "value": "hello"}],
+        [{"from": ["human"], "value": "hello"}],
+        [{"value": "hello"}],
+    ],
 )
 def test_conversations_of_another_shape_are_refused(tmp_path: Path, conversations: object) -> None:
     write(tmp_path, json.dumps({"id": "a", "conversations": conversations}), "sharegpt/test.jsonl")
     with pytest.raises(WorkloadError, match=r"test\.jsonl:1: "):
+        data_source("folder", tmp_path).rows(SHAREGPT, "test")
+
+
+@pytest.mark.parametrize("own_id", [[1], {"a": 1}, True, 1.5])
+def test_an_id_that_is_no_name_is_refused(tmp_path: Path, own_id: object) -> None:
+    rows = {"id": own_id, "conversations": [{"from": "human", "value": "hello"}]}
+    write(tmp_path, json.dumps(rows), "sharegpt/test.jsonl")
+    with pytest.raises(WorkloadError, match=r"test\.jsonl:1: id must be a text or a whole number, found "):
         data_source("folder", tmp_path).rows(SHAREGPT, "test")
 
 

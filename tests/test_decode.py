@@ -16,7 +16,10 @@ from engines.transformer import KeyValueCache, Transformer
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import KINDS, copy_tokenizer, write_random_model
 
-pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: torch computes everything")
+pytestmark = [
+    pytest.mark.numbers,
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: torch computes everything"),
+]
 
 FUSED = ("qwen2", "llama", "qwen3-moe", "qwen3-moe-some-dense", "mixtral", "mixtral-sliding", "qwen3", "phi3")
 """Of families without sinks, latents, clamps, soft caps, layer norms, or gates on shared experts."""

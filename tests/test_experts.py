@@ -11,6 +11,8 @@ from engines.experts import ExpertWeights, GatedWeights, execute, gather_rows
 from engines.oracle import Oracle, mix_experts
 from engines.techniques.dropless import Dropless
 
+pytestmark = pytest.mark.numbers
+
 
 def stacks(n_experts: int = 6, hidden: int = 16, width: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
     """gate_up_EJH, gate rows above up rows, and down_EHI."""

@@ -33,6 +33,8 @@ from tests.plans import DROPLESS, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
 from workloads.base import WorkloadError
 from workloads.fidelity import Fidelity, FidelityParameters
 
+pytestmark = pytest.mark.numbers
+
 FIDELITY = {"name": "fidelity", "length": 64, "limit": 2}
 
 

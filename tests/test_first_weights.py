@@ -10,6 +10,8 @@ import torch
 from engines.first_weights import BACK, MATCHER, set_copying_weights
 from engines.tiny import CONFIG
 
+pytestmark = pytest.mark.numbers
+
 
 def new_model(copying: bool, **changed: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -23,6 +23,8 @@ from engines.rope import turn
 from engines.router import RouterWeights, route
 from engines.techniques.dropless import Dropless
 
+pytestmark = pytest.mark.numbers
+
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: torch computes everything")
 
 STORED = {

@@ -5,6 +5,8 @@ import torch
 
 from engines.mxfp4 import unpack_mxfp4
 
+pytestmark = pytest.mark.numbers
+
 
 def test_values_of_one_block_by_the_format() -> None:
     """Codes 0..15 twice: sign, two exponent bits, one mantissa bit; low half of a byte first; scale 2^(128 - 127)."""

@@ -20,6 +20,8 @@ from results.records import Request
 from tests.fakes.families import FamilyCase, write_family
 from tests.fakes.random_models import write_random_model
 
+pytestmark = pytest.mark.numbers
+
 N_TOKENS = 30
 
 

@@ -36,6 +36,8 @@ from tests.fakes.machine import FakeBench, FakeWorkload
 from tests.plans import HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
 from tests.toy_sheet import toy_sheet
 
+pytestmark = pytest.mark.numbers
+
 TOLERANCE = 5e-7
 """Of a log-likelihood, relative: eight units in the last place of fp32. Chunks of other sizes sum in another order."""
 CHUNK = 16

@@ -25,6 +25,8 @@ from tests.fakes.families import CASES, write_family
 from tests.fakes.published import PUBLISHED
 from tests.fakes.random_models import copy_tokenizer
 
+pytestmark = pytest.mark.numbers
+
 
 def config_of(name: str, **changes: Any) -> ModelConfig:
     return parse_model_config({**PUBLISHED[name].config, **changes}, None)

@@ -25,6 +25,8 @@ from engines.quantised import (
     store,
 )
 
+pytestmark = pytest.mark.numbers
+
 NARROW = [form for form in FORMS if not form.startswith(("fp32", "bf16", "fp16"))]
 every_narrow_form = pytest.mark.parametrize("form", NARROW)
 every_group = pytest.mark.parametrize("group", get_args(Int4Group))

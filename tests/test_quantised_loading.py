@@ -25,6 +25,8 @@ from engines.weights import ModelWeights, SparseWeights
 from tests.fakes.families import CASES, FamilyCase, write_family
 from tests.fakes.random_models import BUNDLED, write_random_model
 
+pytestmark = pytest.mark.numbers
+
 MODEL = "bundled:tiny-qwen3-moe"
 TOKENS = torch.randint(0, 2048, (24,), generator=torch.Generator().manual_seed(3))
 # hidden and intermediate sizes that fill blocks of 64 columns

@@ -20,6 +20,8 @@ from engines.techniques.dropless import DroplessParameters
 from results.records import Request, Sampling
 from tests.fakes.random_models import BUNDLED, write_random_model
 
+pytestmark = pytest.mark.numbers
+
 PROMPT = "The engineer measured the voltage twice, wrote 12 numbers down, and asked a question."
 
 

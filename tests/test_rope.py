@@ -10,6 +10,8 @@ import torch
 from engines.errors import EngineError
 from engines.rope import RopeConfig, read_rope, rope_frequencies, rotation, turn
 
+pytestmark = pytest.mark.numbers
+
 LONG = {"short_factor": [1.0 + 0.01 * i for i in range(32)], "long_factor": [1.0 + i for i in range(32)]}
 PUBLISHED_ROPE: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},

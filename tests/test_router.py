@@ -10,6 +10,8 @@ from engines.architecture import RouterConfig
 from engines.dispatch import Routing
 from engines.router import RouterWeights, route
 
+pytestmark = pytest.mark.numbers
+
 
 def softmax_route(hidden_TH: torch.Tensor, router_EH: torch.Tensor, top_k: int, normalise: bool) -> Routing:
     return route(hidden_TH, RouterWeights(router_EH), RouterConfig("softmax", top_k, normalise))

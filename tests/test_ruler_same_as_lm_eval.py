@@ -23,6 +23,8 @@ from workloads.ruler_samples import RulerParameters
 from workloads.ruler_tracking import RulerVariableTracking
 from workloads.ruler_words import RulerCommonWords, RulerFrequentWords
 
+pytestmark = pytest.mark.numbers
+
 N_NEW_TOKENS = 12
 """Of a generated answer, on both sides: models with random weights never end."""
 

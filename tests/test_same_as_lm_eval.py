@@ -29,6 +29,8 @@ from workloads.hellaswag import HellaSwag, HellaSwagParameters
 from workloads.mmlu import MMLU, MMLUParameters
 from workloads.single_task import SingleTask, TaskBenchmark
 
+pytestmark = pytest.mark.numbers
+
 N_NEW_TOKENS = 12
 """Of a generated answer: models with random weights never end."""
 CONTEXT = 2048

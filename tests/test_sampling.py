@@ -7,6 +7,8 @@ from engines.errors import EngineError
 from engines.sampling import check_sampling, choose_token, token_probabilities
 from results.records import Sampling
 
+pytestmark = pytest.mark.numbers
+
 
 @pytest.mark.parametrize(
     "sampling",

@@ -20,7 +20,7 @@ TOKENIZER = TinyTokenizer()
 LAST = ("reserved", [("human", "For calibration"), ("gpt", "Yes")])
 
 
-def replay(root: Path, *conversations: tuple[str, list[tuple[str, str]]], **parameters: Any) -> ShareGPT:
+def replay(root: Path, *conversations: tuple[str | int | None, list[tuple[str, str]]], **parameters: Any) -> ShareGPT:
     """A workload over the given conversations, and a last one that is reserved."""
     rows = [
         {"id": name, "conversations": [{"from": role, "value": text} for role, text in messages]}
@@ -110,8 +110,22 @@ def test_max_turns_keeps_the_first_turns(tmp_path: Path) -> None:
 
 
 def test_a_conversation_that_is_there_twice_is_asked_once(tmp_path: Path) -> None:
-    requests = replay(tmp_path, ("a", THREE_TURNS), ("a", THREE_TURNS[:2])).requests(TOKENIZER, 4096)
+    workload = replay(tmp_path, ("a", THREE_TURNS), ("a", THREE_TURNS[:2]))
+    requests = workload.requests(TOKENIZER, 4096)
     assert [r.sample_id for r in requests] == [f"sharegpt/a/turn{i}" for i in (1, 2, 3)]
+    assert workload.notes == ("1 of 3 conversations have the id of one before, and were left out",)
+
+
+def test_conversations_without_an_id_are_asked_each(tmp_path: Path) -> None:
+    workload = replay(tmp_path, (None, THREE_TURNS[:2]), ("a", THREE_TURNS[2:4]), (None, THREE_TURNS[4:]))
+    requests = workload.requests(TOKENIZER, 4096)
+    assert [r.sample_id for r in requests] == [f"sharegpt/{name}/turn1" for name in ("row1", "a", "row3")]
+    assert workload.notes == ("2 of 4 conversations have no id and are named after their row",)
+
+
+def test_a_number_and_the_same_number_as_text_are_one_id(tmp_path: Path) -> None:
+    requests = replay(tmp_path, (5, THREE_TURNS[:2]), ("5", THREE_TURNS[2:4])).requests(TOKENIZER, 4096)
+    assert [r.sample_id for r in requests] == ["sharegpt/5/turn1"]
 
 
 def test_one_conversation_leaves_none_for_calibration(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from engines.training import Batch, Recipe, Stage, train
 from engines.transformer import KeyValueCache, Transformer
 from harness.train_tiny import train_tiny
 
+pytestmark = pytest.mark.numbers
+
 SHAPE: dict[str, Any] = {
     "model_type": "qwen3_moe",
     "vocab_size": 64,

@@ -16,6 +16,8 @@ from engines.techniques.dropless import Dropless
 from engines.transformer import KeyValueCache, Transformer
 from tests.fakes.random_models import BUNDLED, KINDS, write_random_model
 
+pytestmark = pytest.mark.numbers
+
 N_TOKENS = 100
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from results.messages import readable
 from results.records import Completion, Divergence, Request, Sample, Score
 
 
@@ -32,6 +33,9 @@ class Tokenizer(Protocol):
 
 class WorkloadError(Exception):
     """Data that is absent, of another schema, or does not fit the model: what, the value found, the remedy."""
+
+    def __str__(self) -> str:
+        return readable(super().__str__())
 
 
 def n_tokens(request: Request) -> int:

@@ -63,14 +63,17 @@ class ShareGPTParameters(Record):
 
 
 def _problem(row: Row) -> str | None:
-    messages = row["conversations"]
+    messages, own_id = row["conversations"], row["id"]
+    if own_id is not None and (not isinstance(own_id, str | int) or isinstance(own_id, bool)):
+        return f"id must be a text or a whole number, found {own_id!r:.80}"
     if not isinstance(messages, list) or not messages:
         return f"conversations must be a list of messages, found {messages!r:.80}"
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("value"), str):
             return f'a message must have "from" and "value", found {message!r:.80}'
-        if message.get("from") not in ROLES:
-            return f"unknown role {message.get('from')!r} (known: {', '.join(ROLES)})"
+        role = message.get("from")
+        if not isinstance(role, str) or role not in ROLES:
+            return f"unknown role {role!r:.80} (known: {', '.join(ROLES)})"
     return None
 
 
@@ -93,6 +96,7 @@ class ShareGPT(GenerationWorkload):
         self._source = data_source(parameters.data, data_root)
         self.data_source = self._source.label(DATASET)
         self._conversations: list[Row] | None = None
+        self._notes_of_ids: tuple[str, ...] = ()
 
     def calibration_prompts(self, tokenizer: Tokenizer, max_length: int, n: int) -> Sequence[Sequence[int]]:
         """Turns of the reserved conversations, from the end of the file."""
@@ -114,7 +118,7 @@ class ShareGPT(GenerationWorkload):
                 f"sharegpt: none of {len(asked_for)} turns of {len(chosen)} conversations fits the model's "
                 f"{max_length} tokens; lower max_new_tokens, or use a model with a longer context"
             )
-        notes = [*shortage(len(asked), self._parameters.limit), *skipped]
+        notes = [*self._notes_of_ids, *shortage(len(asked), self._parameters.limit), *skipped]
         if self._parameters.answers == "generated":
             notes.append(STANDS_ON_OWN_ANSWERS)
         if n_chunks := sum(ROLES[row["conversations"][0]["from"]] == "assistant" for row in chosen):
@@ -125,8 +129,7 @@ class ShareGPT(GenerationWorkload):
         """(conversations that may be asked, reserved ones), each with an id of its own."""
         if self._conversations is None:
             rows = self._source.rows(DATASET, "test")
-            by_id = {row["id"]: row for row in reversed(rows)}
-            self._conversations = [row for row in rows if by_id[row["id"]] is row]
+            self._conversations, self._notes_of_ids = _told_apart(rows)
         n_reserved = max(1, len(self._conversations) // 5)
         if n_reserved == len(self._conversations):
             raise WorkloadError(
@@ -149,6 +152,27 @@ class ShareGPT(GenerationWorkload):
                 messages[: i + 1],
                 max(1, min(n_answer_tokens, self._parameters.max_new_tokens)),
             )
+
+
+def _told_apart(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
+    """Conversations with an id of their own, as text, and what was done to those that had none.
+
+    One without an id is named after its place. Of several with one id the first is kept: published files hold the same
+    conversation more than once.
+    """
+    by_id: dict[str, Row] = {}
+    n_unnamed = n_repeated = 0
+    for number, row in enumerate(rows, start=1):
+        n_unnamed += row["id"] is None
+        own_id = f"row{number}" if row["id"] is None else str(row["id"])
+        n_repeated += own_id in by_id
+        by_id.setdefault(own_id, {**row, "id": own_id})
+    notes = []
+    if n_unnamed:
+        notes.append(f"{n_unnamed} of {len(rows)} conversations have no id and are named after their row")
+    if n_repeated:
+        notes.append(f"{n_repeated} of {len(rows)} conversations have the id of one before, and were left out")
+    return list(by_id.values()), tuple(notes)
 
 
 def _messages(recorded: Sequence[Message]) -> list[Message]:
