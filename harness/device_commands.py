@@ -192,7 +192,7 @@ def _print_self_test(found: SelfTest, kept: Path) -> None:
 
 def _device_spec(device: str, meter: str, app: str | None = None) -> DeviceSpec:
     """Of a device that is here. Fails where a name is unknown, or only a model."""
-    from harness.plan import device_problems
+    from harness.device_problems import device_problems
     from harness.schema import DeviceSpec
 
     spec = DeviceSpec(name=device, meters=(meter,), app=app)

@@ -6,29 +6,27 @@ found and the remedy.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from devices.host import AUTO_ORDER
-from devices.meters.same_counter import shared_counter
-from devices.models.device import available_sheets
+from engines.config_values import told as shown
 from engines.placements import PLACEMENTS
 from harness import sweep
-from harness.catalog import METERS
-from harness.problems import nearest, not_finite, told
+from harness.device_problems import device_problems
+from harness.plan_values import sift
+from harness.problems import in_one_line, nearest, told
 from harness.references import with_references
 from harness.schema import (
-    ANDROID_METERS,
-    IOS_METERS,
-    MODEL_PREFIX,
     PLAN_SCHEMA,
     DeviceSpec,
     EngineSpec,
@@ -39,13 +37,18 @@ from harness.schema import (
 )
 from results.records import Cell
 
+MAX_BYTES = 1 << 20
+"""Of a plan file."""
+MAX_NAME = 100
+"""Characters of a plan's name: file systems take 255 bytes."""
+
 
 class PlanError(Exception):
     """A plan that cannot be run. `problems`: one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
+        self.problems = tuple(map(in_one_line, problems))
+        super().__init__("\n".join(self.problems))
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -91,22 +94,66 @@ class Plan:
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 
+class Part(NamedTuple):
+    """An element of the expanded plan, with where it stands in the file."""
+
+    path: str
+    suffix: str
+    spec: Any
+    label: str
+    """What tables call it."""
+
+
+class Parts(NamedTuple):
+    models: list[Part]
+    engines: list[Part]
+    workloads: list[Part]
+    devices: list[Part]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What of a plan is sound in itself, and what is wrong with the rest. What it names was not looked at."""
+
+    plan: Plan
+    """Cells of sound parts; none where a plan would have too many."""
+    parts: Parts
+    problems: tuple[str, ...]
+
+    def sound(self) -> Plan:
+        """Raises `PlanError`."""
+        if self.problems:
+            raise PlanError(self.problems)
+        if not self.plan.cells:
+            raise PlanError([f"the plan has no cell to run: {'; '.join(self.plan.skipped)}"])
+        return self.plan
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The plan's raw content. Raises `PlanError`."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.is_dir():
+            raise PlanError([f"{path}: is a folder; give the path of a plan file in it"])
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise PlanError([f"{path}: has more than {MAX_BYTES:,} bytes, and no plan needs so many; is it a plan?"])
+        return tomllib.loads(content.decode("utf-8"))
     except FileNotFoundError as error:
         raise PlanError([f"{path}: no such file; `joulebench init` writes a plan to start from"]) from error
-    except IsADirectoryError as error:
-        raise PlanError([f"{path}: is a folder; give the path of a plan file in it"]) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError([f"{path}: cannot be read as text ({error})"]) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PlanError([f"{path}: cannot be read as text ({reason})"]) from error
     except tomllib.TOMLDecodeError as error:
         raise PlanError([f"{path}: not TOML ({error}); `joulebench init` writes a plan to compare with"]) from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError([f"{path}: holds a number of thousands of digits, or lists too deep in each other"]) from error
 
 
-def load_plan(path: Path, settings: Sequence[str] = (), data_root: Path | None = None) -> Plan:
-    """Reads, overrides (`--set`), validates and expands a plan. Raises `PlanError` with every problem found.
+def read_draft(
+    path: Path, settings: Sequence[str] = (), data_root: Path | None = None, max_cells: int = sweep.MAX_CELLS
+) -> Draft:
+    """Reads, overrides (`--set`), validates and expands a plan. Raises `PlanError` where the file is none.
 
     data_root: the folder of data sets; it decides what is asked, so it is part of every cell's identity.
     """
@@ -116,57 +163,82 @@ def load_plan(path: Path, settings: Sequence[str] = (), data_root: Path | None =
         try:
             sweep.set_value(raw, assignment)
         except sweep.PathError as error:
-            problems.append(f"--set {assignment}: {error}")
-    if problems:
-        raise PlanError(problems)
-    return build_plan(raw, data_root)
+            problems.append(f"--set {assignment[:80]}: {error}")
+    return draft_plan(raw, data_root, max_cells, problems)
 
 
-class Parsed(NamedTuple):
-    """An element of the expanded plan, with where it stands in the file."""
-
-    path: str
-    suffix: str
-    spec: Any
+def load_plan(path: Path, settings: Sequence[str] = (), data_root: Path | None = None) -> Plan:
+    """Raises `PlanError` with every problem that is in the file itself."""
+    return read_draft(path, settings, data_root).sound()
 
 
 def build_plan(raw: dict[str, Any], data_root: Path | None = None) -> Plan:
     """Validates and expands a raw plan. Raises `PlanError`."""
-    entries, problems = sweep.expand(raw)
-    problems += _frame_problems(raw)
-    parsed: dict[str, list[Parsed]] = {}
-    adapters: dict[str, Any] = {
-        "model": ModelSpec,
-        "engine": EngineSpec,
-        "workload": WorkloadSpec,
-        "device": DeviceSpec,
-    }
-    for section, found in entries.items():
-        parsed[section] = []
-        for entry in found:
-            try:
-                spec = _validated(adapters[section], entry.raw)
-                parsed[section].append(Parsed(entry.path, entry.suffix, spec))
-            except ValidationError as error:
-                problems += told(entry.path, error, adapters[section])
+    return draft_plan(raw, data_root).sound()
+
+
+def draft_plan(
+    raw: dict[str, Any],
+    data_root: Path | None = None,
+    max_cells: int = sweep.MAX_CELLS,
+    earlier: Sequence[str] = (),
+) -> Draft:
+    """Never raises. earlier: problems found before."""
+    sifted = sift(raw)
+    entries, problems = sweep.expand(sifted.raw, max_cells)
+    too_many = any(problem.startswith(sweep.TOO_MANY) for problem in problems)
+    problems += _frame_problems(sifted.raw)
+    models, found = _validated_parts(entries["model"], ModelSpec)
+    problems += found
+    engines, found = _validated_parts(entries["engine"], EngineSpec)
+    problems += found
+    workloads, found = _validated_parts(entries["workload"], WorkloadSpec)
+    problems += found
+    devices, found = _validated_parts(entries["device"], DeviceSpec)
+    problems += found
     protocol = Protocol()
     try:
-        given = raw.get("protocol", {})
+        given = sifted.raw.get("protocol", {})
         protocol = _validated(Protocol, given if isinstance(given, dict) else {})
     except ValidationError as error:
         problems += told("protocol", error, Protocol)
-    problems += [*not_finite(raw, ""), *_reference_problems(parsed), *_baseline_problems(raw.get("baseline"), parsed)]
-    if problems:
-        raise PlanError(list(dict.fromkeys(problems)))
-    cells, skipped = _matrix(parsed, data_root)
-    if not cells:
-        raise PlanError([f"the plan has no cell to run: {'; '.join(skipped)}"])
-    return Plan(raw["name"], raw, protocol, tuple(with_references(cells)), tuple(skipped))
+    problems += _twice("engine", engines) + _twice("device", devices)
+    if len(engines) == len(entries["engine"]):
+        problems += _baseline_problems(sifted.raw.get("baseline"), [engine.label for engine in engines])
+    engines, found = _meant(engines, _engine_problems)
+    problems += found
+    devices, found = _meant(devices, device_problems)
+    problems += found
+    parts = Parts(models, engines, _told_apart(workloads), devices)
+    cells, skipped = ([], []) if too_many else _matrix(parts, data_root)
+    name = raw.get("name")
+    plan = Plan(str(name), raw, protocol, tuple(with_references(cells)), tuple(skipped))
+    everything = [*earlier, *sifted.problems.values(), *sifted.others(problems)]
+    return Draft(plan, parts, tuple(dict.fromkeys(everything)))
+
+
+def _validated_parts(entries: list[sweep.Entry], schema: Any) -> tuple[list[Part], list[str]]:
+    parts: list[Part] = []
+    problems: list[str] = []
+    for entry in entries:
+        try:
+            spec = _validated(schema, entry.raw)
+        except ValidationError as error:
+            problems += told(entry.path, error, schema)
+            continue
+        name = spec.source if isinstance(spec, ModelSpec) else getattr(spec, "label", None) or spec.name
+        parts.append(Part(entry.path, entry.suffix, spec, f"{name}[{entry.suffix}]" if entry.suffix else name))
+    return parts, problems
+
+
+@functools.cache
+def _adapter(schema: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(schema)
 
 
 def _validated(schema: Any, raw: Any) -> Any:
     """Strictly: TOML has types, so "3" and true are no numbers. By way of JSON, where a list may become a tuple."""
-    return TypeAdapter(schema).validate_json(json.dumps(raw, default=str), strict=True)
+    return _adapter(schema).validate_json(json.dumps(raw), strict=True)
 
 
 def _frame_problems(raw: dict[str, Any]) -> list[str]:
@@ -182,156 +254,89 @@ def _frame_problems(raw: dict[str, Any]) -> list[str]:
             problems.append(f"{key}: missing; add {form}")
     for key in sweep.LISTS:
         found = raw.get(key)
-        if found is not None and not (isinstance(found, list) and found and all(isinstance(e, dict) for e in found)):
-            problems.append(f"{key}: must be written as [[{key}]] tables, found {found!r}")
+        if key in raw and not (isinstance(found, list) and found and all(isinstance(e, dict) for e in found)):
+            problems.append(f"{key}: must be written as [[{key}]] tables, found {shown(found)}")
     for key in ("model", "protocol"):
         if not isinstance(raw.get(key, {}), dict):
-            problems.append(f"{key}: must be a table [{key}], found {raw[key]!r}")
-    if "name" in raw and not (isinstance(raw["name"], str) and raw["name"]):
-        problems.append(f"name: must be a text that is not empty, found {raw['name']!r}")
-    elif raw.get("name", "").startswith(".") or set(raw.get("name", "")) & {"/", "\\"}:
-        problems.append(f"name: names the run's folder, so no slash and no leading dot; found {raw['name']!r}")
-    if raw.get("schema", PLAN_SCHEMA) != PLAN_SCHEMA:
+            problems.append(f"{key}: must be a table [{key}], found {shown(raw[key])}")
+    if "name" in raw:
+        problems += _name_problems(raw["name"])
+    schema = raw.get("schema", PLAN_SCHEMA)
+    if type(schema) is not int or schema != PLAN_SCHEMA:
         problems.append(
-            f"schema: this joulebench reads schema {PLAN_SCHEMA}, found {raw['schema']!r}; update one of them"
+            f"schema: this joulebench reads schema {PLAN_SCHEMA}, found {shown(schema)}; update one of them"
         )
     return problems
 
 
-def _reference_problems(parsed: dict[str, list[Parsed]]) -> list[str]:
-    """Names that mean something elsewhere: placements, meters, devices, sheets; and names given twice."""
-    problems = [
-        f"{path}.placement: unknown placement {engine.placement!r}; {nearest(engine.placement, PLACEMENTS)}"
-        for path, _, engine in parsed["engine"]
-        if engine.placement not in PLACEMENTS
-    ]
-    problems += [
-        f"{path}.max_batch: a batch keeps nothing of the requests before, found {engine.max_batch} with reuse_prefix; "
-        "set max_batch = 1 or reuse_prefix = false"
-        for path, _, engine in parsed["engine"]
-        if engine.max_batch > 1 and engine.reuse_prefix
-    ]
-    for path, _, device in parsed["device"]:
-        problems += device_problems(path, device)
-    for section in ("engine", "device"):
-        names = [labelled(p.spec.name, p.suffix) for p in parsed[section]]
-        problems += [
-            f"{section}: the name {name!r} stands {names.count(name)} times; give each its own"
-            for name in sorted(set(names))
-            if names.count(name) > 1
-        ]
-    return problems
+def _name_problems(name: Any) -> list[str]:
+    """It names the folder of the run."""
+    if not (isinstance(name, str) and name.strip()):
+        return [f"name: must be a text that is not empty, found {shown(name)}"]
+    if name.startswith(".") or set(name) & {"/", "\\"}:
+        return [f"name: names the run's folder, so no slash and no leading dot; found {shown(name)}"]
+    if len(name) > MAX_NAME:
+        return [f"name: names the run's folder, so at most {MAX_NAME} characters; found {len(name)}"]
+    return []
 
 
-def _baseline_problems(baseline: object, parsed: dict[str, list[Parsed]]) -> Iterator[str]:
-    names = [labelled(p.spec.name, p.suffix) for p in parsed["engine"]]
+def _engine_problems(path: str, engine: EngineSpec) -> Iterator[str]:
+    if engine.placement not in PLACEMENTS:
+        yield f"{path}.placement: unknown placement {shown(engine.placement)}; {nearest(engine.placement, PLACEMENTS)}"
+    if engine.max_batch > 1 and engine.reuse_prefix:
+        yield (
+            f"{path}.max_batch: a batch keeps nothing of the requests before, found {engine.max_batch} with"
+            " reuse_prefix; set max_batch = 1 or reuse_prefix = false"
+        )
+
+
+def _baseline_problems(baseline: object, arms: list[str]) -> Iterator[str]:
     if baseline is not None and not isinstance(baseline, str):
-        yield f"baseline: must be the name of an arm, found {baseline!r}"
-    elif baseline is not None and names and baseline not in names:
-        yield f"baseline: no arm has this name; {nearest(baseline, names)}"
+        yield f"baseline: must be the name of an arm, found {shown(baseline)}"
+    elif baseline is not None and arms and baseline not in arms:
+        yield f"baseline: no arm has this name; {nearest(baseline, arms)}"
 
 
-def device_problems(path: str, device: DeviceSpec) -> Iterator[str]:
-    """What of a device cannot be meant: its name, its meters, settings that would do nothing."""
-    if device.is_modelled:
-        return _modelled_problems(path, device)
-    if device.is_phone:
-        return _phone_problems(path, device)
-    if device.name == "host":
-        return _host_problems(path, device)
-    known = ["host", "adb:SERIAL", "ios:UDID", *(f"model:{s}" for s in available_sheets())]
-    return iter([f"{path}.name: unknown device {device.name!r}; {nearest(device.name, known)}"])
+def _meant(parts: list[Part], check: Callable[[str, Any], Iterator[str]]) -> tuple[list[Part], list[str]]:
+    """The parts whose names and settings mean something, and the problems of the others."""
+    problems = [list(check(part.path, part.spec)) for part in parts]
+    sound = [part for part, own in zip(parts, problems, strict=True) if not own]
+    return sound, [problem for own in problems for problem in own]
 
 
-def _phone_problems(path: str, device: DeviceSpec) -> Iterator[str]:
-    known = ["auto", *(IOS_METERS if device.is_ios else ANDROID_METERS)]
-    for meter in dict.fromkeys(device.meters):
-        if meter not in known:
-            yield f"{path}.meters: a phone has no meter {meter!r}; it has {', '.join(known)}"
-    if ("energy gauge" in device.meters) != (device.app is not None):
-        yield f'{path}.app: the meter "energy gauge" follows one app, found {device.app!r}; give both or neither'
-    for key in ("cross_check", "watts_sheet", "recording", "priced_as"):
-        if getattr(device, key) != DeviceSpec.model_fields[key].default:
-            yield f"{path}.{key}: has no effect on a phone; remove the line"
-
-
-def _host_problems(path: str, device: DeviceSpec) -> Iterator[str]:
-    known = ["auto", *METERS]
-    named = [*device.meters, *device.cross_check]
-    for meter in dict.fromkeys(named):
-        key = "meters" if meter in device.meters else "cross_check"
-        if meter not in known:
-            yield f"{path}.{key}: unknown meter {meter!r}; {nearest(meter, known)}"
-        # Joules are summed by the meter's name, so one that runs twice would count twice.
-        if named.count(meter) > 1:
-            yield f"{path}.{key}: {meter!r} stands {named.count(meter)} times; name it once"
-    for first, second in combinations(dict.fromkeys(device.meters), 2):
-        if shared := shared_counter(first, second):
-            yield (
-                f"{path}.meters: {first!r} and {second!r} both read {shared}, the same joules twice; name one of them,"
-                f' and the other as its check: cross_check = ["{second}"]'
-            )
-    for meter in dict.fromkeys(device.cross_check):
-        if meter in known and not any(shared_counter(meter, m) for m in device.meters):
-            yield (
-                f"{path}.cross_check: {meter!r} reads nothing that one of {', '.join(device.meters)} reads; name the"
-                " meter that it is to check, or name it under meters"
-            )
-    doubled = [m for m in AUTO_ORDER if m in device.meters]
-    if "auto" in device.meters and doubled:
-        yield f'{path}.meters: "auto" may choose {doubled[0]!r} a second time; name the meters, or "auto" without it'
-    if "replay" in device.meters and device.recording is None:
-        yield f'{path}.recording: missing; the replay meter needs recording = "trace.parquet"'
-    if device.recording is not None and "replay" not in device.meters:
-        yield f'{path}.recording: has no effect; add "replay" to meters'
-    if device.watts_sheet != DeviceSpec.model_fields["watts_sheet"].default and not {"auto", "modelled"} & {
-        *device.meters
-    }:
-        yield f'{path}.watts_sheet: has no effect; add "modelled" to meters'
-    if device.priced_as is not None:
-        yield f"{path}.priced_as: only for modelled devices; remove the line"
-    if device.app is not None:
-        yield f"{path}.app: only for the energy gauge of an iPhone; remove the line"
-
-
-def _modelled_problems(path: str, device: DeviceSpec) -> Iterator[str]:
-    from engines.schedule import NAMED_SHAPES
-
-    sheet = device.name.removeprefix(MODEL_PREFIX)
-    if sheet not in available_sheets():
-        yield f"{path}.name: no sheet {sheet!r}; {nearest(sheet, available_sheets())}"
-    for key in ("meters", "cross_check", "watts_sheet", "recording", "app"):
-        if getattr(device, key) != DeviceSpec.model_fields[key].default:
-            yield f"{path}.{key}: a modelled device has its own meter; remove the line"
-    if device.priced_as is not None and device.priced_as not in NAMED_SHAPES:
-        yield f"{path}.priced_as: unknown shape {device.priced_as!r}; {nearest(device.priced_as, NAMED_SHAPES)}"
+def _twice(section: str, parts: list[Part]) -> list[str]:
+    return [
+        f"{section}: the name {shown(name)} stands {n} times; give each its own"
+        for name, n in sorted(Counter(part.label for part in parts).items())
+        if n > 1
+    ]
 
 
 # --- matrix ----------------------------------------------------------------------------------------------------------
 
 
-def labelled(name: str, suffix: str) -> str:
-    return f"{name}[{suffix}]" if suffix else name
+def _told_apart(workloads: list[Part]) -> list[Part]:
+    """Workloads of one name are numbered."""
+    counts = Counter(part.label for part in workloads)
+    return [
+        part._replace(label=f"{part.label}#{i + 1}") if counts[part.label] > 1 else part
+        for i, part in enumerate(workloads)
+    ]
 
 
-def _workload_labels(workloads: list[Parsed]) -> list[str]:
-    labels = [labelled(p.spec.label or p.spec.name, p.suffix) for p in workloads]
-    return [f"{label}#{i + 1}" if labels.count(label) > 1 else label for i, label in enumerate(labels)]
-
-
-def _matrix(parsed: dict[str, list[Parsed]], data_root: Path | None) -> tuple[list[CellPlan], list[str]]:
+def _matrix(parts: Parts, data_root: Path | None) -> tuple[list[CellPlan], list[str]]:
     cells: list[CellPlan] = []
-    skipped: dict[tuple[str, str], list[str]] = {}
-    workloads = list(zip(parsed["workload"], _workload_labels(parsed["workload"]), strict=True))
-    for device, model, (workload, workload_label), engine in sweep.product(
-        parsed["device"], parsed["model"], workloads, parsed["engine"]
+    skipped: dict[tuple[str, str], dict[str, None]] = {}
+    build = _CellBuilder(data_root)
+    for device, model, workload, engine in itertools.product(
+        parts.devices, parts.models, parts.workloads, parts.engines
     ):
         reason = mismatch(engine.spec, device.spec)
         if reason:
-            skipped.setdefault((device.spec.name, reason), []).append(labelled(engine.spec.name, engine.suffix))
+            skipped.setdefault((device.spec.name, reason), {})[engine.label] = None
         else:
-            cells.append(_cell_plan(model, engine, workload, workload_label, device, data_root))
-    return cells, [f"{device}: {', '.join(dict.fromkeys(own))}: {why}" for (device, why), own in skipped.items()]
+            cells.append(build.cell_plan(model, engine, workload, device))
+    return cells, [f"{device}: {', '.join(own)}: {why}" for (device, why), own in skipped.items()]
 
 
 def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
@@ -345,35 +350,44 @@ def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
     return None
 
 
-def _cell_plan(
-    model: Parsed, engine: Parsed, workload: Parsed, workload_label: str, device: Parsed, data_root: Path | None
-) -> CellPlan:
-    specs = [p.spec.model_dump(mode="json") for p in (model, engine, workload, device)]
-    content = json.dumps([workload_label, str(data_root), *specs], sort_keys=True)
-    engine_label = labelled(engine.spec.name, engine.suffix)
-    device_label = labelled(device.spec.name, device.suffix)
-    model_label = labelled(model.spec.source, model.suffix)
-    if device.spec.priced_as:
-        model_label += f" priced as {device.spec.priced_as}"
-    cell = Cell(
-        cell_id=hashlib.sha256(content.encode()).hexdigest()[:12],
-        label=" · ".join(filter(None, (engine_label, model.suffix, workload_label, device_label))),
-        engine=engine_label,
-        technique=engine.spec.technique.name,
-        technique_parameters=engine.spec.technique.model_dump(mode="json", exclude={"name"}),
-        placement=engine.spec.placement,
-        model=model_label,
-        workload=workload_label,
-        workload_parameters=workload.spec.model_dump(mode="json", exclude={"name", "label"}),
-        device=device_label,
-        engine_parameters={
-            "prefill_chunk": engine.spec.prefill_chunk,
-            "dtype": model.spec.dtype,
-            **({"threads": engine.spec.threads} if engine.spec.threads else {}),
-            **({"reuse_prefix": True} if engine.spec.reuse_prefix else {}),
-            **({"max_batch": engine.spec.max_batch} if engine.spec.max_batch > 1 else {}),
-            **engine.spec.quantise.asked,
-            **({"computes": device.spec.computes} if device.spec.computes != "cpu" else {}),
-        },
-    )
-    return CellPlan(cell, model.spec, engine.spec, workload.spec, device.spec)
+class _CellBuilder:
+    """Keeps what cells share: the JSON of a part is the same in all of them."""
+
+    def __init__(self, data_root: Path | None) -> None:
+        self._data_root = json.dumps(str(data_root))
+        self._json: dict[int, str] = {}
+
+    def _json_of(self, part: Part) -> str:
+        if id(part) not in self._json:
+            self._json[id(part)] = json.dumps(part.spec.model_dump(mode="json"), sort_keys=True)
+        return self._json[id(part)]
+
+    def cell_plan(self, model: Part, engine: Part, workload: Part, device: Part) -> CellPlan:
+        specs = map(self._json_of, (model, engine, workload, device))
+        # The JSON of a list, put together of the JSON of its items.
+        content = f"[{', '.join([json.dumps(workload.label), self._data_root, *specs])}]"
+        model_label = model.label
+        if device.spec.priced_as:
+            model_label += f" priced as {device.spec.priced_as}"
+        cell = Cell(
+            cell_id=hashlib.sha256(content.encode()).hexdigest()[:12],
+            label=" · ".join(filter(None, (engine.label, model.suffix, workload.label, device.label))),
+            engine=engine.label,
+            technique=engine.spec.technique.name,
+            technique_parameters=engine.spec.technique.model_dump(mode="json", exclude={"name"}),
+            placement=engine.spec.placement,
+            model=model_label,
+            workload=workload.label,
+            workload_parameters=workload.spec.model_dump(mode="json", exclude={"name", "label"}),
+            device=device.label,
+            engine_parameters={
+                "prefill_chunk": engine.spec.prefill_chunk,
+                "dtype": model.spec.dtype,
+                **({"threads": engine.spec.threads} if engine.spec.threads else {}),
+                **({"reuse_prefix": True} if engine.spec.reuse_prefix else {}),
+                **({"max_batch": engine.spec.max_batch} if engine.spec.max_batch > 1 else {}),
+                **engine.spec.quantise.asked,
+                **({"computes": device.spec.computes} if device.spec.computes != "cpu" else {}),
+            },
+        )
+        return CellPlan(cell, model.spec, engine.spec, workload.spec, device.spec)

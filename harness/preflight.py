@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from devices.base import DeviceError
+from devices.clock import MonotonicClock
 from engines.accelerator import find_backend
 from engines.checkpoints import CheckpointFacts
 from engines.errors import EngineError
@@ -14,8 +17,9 @@ from engines.placements import check as check_placement
 from engines.placements import find_placement
 from engines.schedule import priced_shape
 from engines.weights import check_quantisation
-from harness.plan import CellPlan, Plan, PlanError
-from harness.schema import DeviceSpec
+from harness.catalog import METERS
+from harness.plan import CellPlan, Draft, Part, Plan, PlanError
+from harness.schema import DeviceSpec, Protocol
 from harness.workbench import Workbench, technique_spec
 from workloads.base import WorkloadError
 
@@ -25,36 +29,44 @@ NO_ENGINE_ON_PHONES = (
 )
 
 
-def preflight(plan: Plan, workbench: Workbench) -> Plan:
-    """The plan with what only its checkpoints know (notes for the tables). Raises `PlanError` with all problems."""
-    problems: list[str] = []
-    facts: dict[str, CheckpointFacts | None] = {}
-    for source in dict.fromkeys(c.model.source for c in plan.cells):
+def preflight(draft: Draft, workbench: Workbench) -> Plan:
+    """The plan with what only its checkpoints know (notes for the tables).
+
+    Each part is looked at once, in however many cells it stands, and beside problems of other parts. Raises `PlanError`
+    with all problems, those of the draft first.
+    """
+    problems = list(draft.problems)
+    parts, facts = draft.parts, {}
+    for source in dict.fromkeys(model.spec.source for model in parts.models):
         try:
             facts[source] = workbench.facts(source)
         except EngineError as error:
             problems.append(f"model.source: {error}")
-            facts[source] = None
-    for device in dict.fromkeys(c.device for c in plan.cells):
+    for device in dict.fromkeys(device.spec for device in parts.devices):
         problems += _device_problems(device)
-    empty: dict[str, list[str]] = {}
-    for cell_plan in plan.cells:
-        found = facts[cell_plan.model.source]
-        problems += _engine_problems(cell_plan, found)
-        if found is not None:
-            problems += _workload_problems(cell_plan, found, workbench, empty)
-    left_out = tuple(dict.fromkeys(reason for reasons in empty.values() for reason in reasons))
-    if len(empty) == len(plan.cells) and not problems:
-        problems = [f"the plan has no cell to run: {'; '.join(left_out)}"]
+    for engine in parts.engines:
+        problems += _engine_problems(engine)
+    empty: dict[tuple[str, str], tuple[str, ...]] = {}
+    for found in facts.values():
+        for engine in parts.engines:
+            problems += _problems_with_model(engine, found)
+        for device in dict.fromkeys(device.spec for device in parts.devices):
+            problems += _pricing_problems(device, found)
+        techniques = _calibrated(parts.engines)
+        for workload in parts.workloads:
+            problems += _workload_problems(workload, found, techniques, workbench, empty)
     if problems:
         raise PlanError(list(dict.fromkeys(problems)))
-    cells = tuple(_noted(c, facts[c.model.source]) for c in plan.cells if c.cell.cell_id not in empty)
-    return replace(plan, cells=cells, left_out=left_out)
+    plan = draft.sound()
+    left_out = tuple(dict.fromkeys(itertools.chain.from_iterable(empty.values())))
+    cells = [_noted(c, facts[c.model.source]) for c in plan.cells if (c.cell.workload, c.model.source) not in empty]
+    if not cells:
+        raise PlanError([f"the plan has no cell to run: {'; '.join(left_out)}"])
+    return replace(plan, cells=tuple(cells), left_out=left_out)
 
 
-def _noted(cell_plan: CellPlan, facts: CheckpointFacts | None) -> CellPlan:
-    note = facts.note if facts else None
-    return replace(cell_plan, cell=cell_plan.cell.model_copy(update={"model_note": note}))
+def _noted(cell_plan: CellPlan, facts: CheckpointFacts) -> CellPlan:
+    return replace(cell_plan, cell=cell_plan.cell.model_copy(update={"model_note": facts.note}))
 
 
 def _backend_problems(device: DeviceSpec) -> Iterator[str]:
@@ -74,8 +86,8 @@ def _device_problems(device: DeviceSpec) -> Iterator[str]:
         yield from _backend_problems(device)
     if device.name != "host":
         return
-    if device.recording is not None and not Path(device.recording).is_file():
-        yield f"device {device.name}: recording: no file {device.recording}; paths start where joulebench is called"
+    if device.recording is not None:
+        yield from _recording_problems(device, device.recording)
     try:
         from devices.meters.modelled import load_watts_sheet
 
@@ -84,48 +96,91 @@ def _device_problems(device: DeviceSpec) -> Iterator[str]:
         yield f"device {device.name}: watts_sheet: {error}"
 
 
-def _engine_problems(cell_plan: CellPlan, facts: CheckpointFacts | None) -> Iterator[str]:
-    where = f"engine {cell_plan.cell.engine}"
-    technique = technique_spec(cell_plan.engine)
-    reason = check_placement(find_placement(cell_plan.engine.placement), technique.static_shapes)
-    if reason:
-        yield f"{where}: {reason}"
-    if facts is None:
+def _recording_problems(device: DeviceSpec, recording: str) -> Iterator[str]:
+    """Reads it as the run will."""
+    try:
+        is_there = Path(recording).is_file()
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        yield f"device {device.name}: recording: {recording} cannot be read ({error.strerror})"
         return
+    if not is_there:
+        yield f"device {device.name}: recording: no file {recording}; paths start where joulebench is called"
+        return
+    meter = METERS["replay"].build(Protocol().sample_interval_s, MonotonicClock(), device)
+    try:
+        meter.open()
+    except DeviceError as error:
+        yield f"device {device.name}: recording: {error}"
+    finally:
+        meter.close()
+
+
+def _engine_problems(engine: Part) -> Iterator[str]:
+    reason = check_placement(find_placement(engine.spec.placement), technique_spec(engine.spec).static_shapes)
+    if reason:
+        yield f"engine {engine.label}: {reason}"
+
+
+def _problems_with_model(engine: Part, facts: CheckpointFacts) -> Iterator[str]:
+    technique = technique_spec(engine.spec)
     if facts.config.moe is None and technique.calibration_prompts:
-        yield f"{where}: technique {technique.technique} places experts, and {facts.source} is dense; use dropless"
-    if cell_plan.engine.quantise.asked:
+        yield (
+            f"engine {engine.label}: technique {technique.technique} places experts, and {facts.source} is dense;"
+            " use dropless"
+        )
+    if engine.spec.quantise.asked:
         try:
-            check_quantisation(facts.config, cell_plan.engine.quantise)
+            check_quantisation(facts.config, engine.spec.quantise)
         except EngineError as error:
-            yield f"{where}: {error}"
-    if cell_plan.device.priced_as:
+            yield f"engine {engine.label}: {error}"
+
+
+def _pricing_problems(device: DeviceSpec, facts: CheckpointFacts) -> Iterator[str]:
+    if device.priced_as:
         try:
-            priced_shape(cell_plan.device.priced_as, facts.config)
+            priced_shape(device.priced_as, facts.config)
         except EngineError as error:
-            yield f"device {cell_plan.device.name}: priced_as: {error}"
+            yield f"device {device.name}: priced_as: {error}"
+
+
+def _calibrated(engines: list[Part]) -> dict[str, int]:
+    """Techniques that are calibrated, and the most prompts that one of their engines asks for."""
+    wanted: dict[str, int] = {}
+    for technique in (technique_spec(engine.spec) for engine in engines):
+        if technique.calibration_prompts:
+            most = max(wanted.get(technique.technique, 0), technique.calibration_prompts)
+            wanted[technique.technique] = most
+    return wanted
 
 
 def _workload_problems(
-    cell_plan: CellPlan, facts: CheckpointFacts, workbench: Workbench, empty: dict[str, list[str]]
+    part: Part,
+    facts: CheckpointFacts,
+    techniques: dict[str, int],
+    workbench: Workbench,
+    empty: dict[tuple[str, str], tuple[str, ...]],
 ) -> Iterator[str]:
     """Builds the requests, which finds absent data, other schemas, and prompts that are too long; they are kept.
 
-    empty: takes the cell and its workload's reasons where it has nothing to ask of this model.
+    empty: takes the workload and the model, with the reasons why it has nothing to ask of it.
     """
-    technique = technique_spec(cell_plan.engine)
-    wanted = technique.calibration_prompts
     max_length = facts.config.max_length
     try:
-        workload = workbench.workload(cell_plan)
+        workload = workbench.workload_named(part.label, part.spec)
         if not workload.requests(facts.tokenizer, max_length):
             reasons = workload.notes or (f"no request fits the model's {max_length} tokens",)
-            empty[cell_plan.cell.cell_id] = [f"{cell_plan.cell.workload}: {reason}" for reason in reasons]
-        elif wanted and not workload.calibration_prompts(facts.tokenizer, max_length, wanted):
-            yield (
-                f"workload {cell_plan.cell.workload}: technique {technique.technique} is calibrated, and no item kept "
-                f"for that fits the model's {max_length} tokens; give the data shorter items, lower max_new_tokens, or "
-                "take a technique without calibration"
-            )
+            empty[part.label, facts.source] = tuple(f"{part.label}: {reason}" for reason in reasons)
+            return
+        for technique, wanted in techniques.items():
+            if not workload.calibration_prompts(facts.tokenizer, max_length, wanted):
+                yield (
+                    f"workload {part.label}: technique {technique} is calibrated, and no item kept for that fits the "
+                    f"model's {max_length} tokens; give the data shorter items,{_shorter_answers(part.spec)} or take a "
+                    "technique without calibration"
+                )
     except WorkloadError as error:
-        yield f"workload {cell_plan.cell.workload}: {error}"
+        yield f"workload {part.label}: {error}"
+
+
+def _shorter_answers(spec: Any) -> str:
+    return " lower max_new_tokens," if "max_new_tokens" in type(spec).model_fields else ""

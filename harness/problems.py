@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from engines.config_values import told as shown
 from harness.catalog import TECHNIQUES, WORKLOADS
+from harness.plan_values import is_unprintable
+
+MAX_LINE = 1000
+"""Characters of a problem: the longest list of known names, and a value."""
 
 
 def told(path: str, error: ValidationError, schema: Any) -> list[str]:
@@ -24,33 +28,28 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
 
 
-def not_finite(value: Any, path: str) -> Iterator[str]:
-    """Numbers that TOML knows but no measurement can take."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield f"{path}: must be a finite number, found {value}"
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from not_finite(item, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from not_finite(item, f"{path}[{i}]")
+def in_one_line(problem: str) -> str:
+    """As a terminal may show it: no line breaks, no control characters, no more than a screenful."""
+    text = " ".join(problem.split())
+    text = "".join(c.encode("unicode_escape").decode() if is_unprintable(c) else c for c in text[: MAX_LINE + 1])
+    return text if len(text) <= MAX_LINE else text[: MAX_LINE - 3] + "..."
 
 
 def _line(path: str, error: Any, schema: Any) -> str:
     location = [p for p in error["loc"] if p not in TECHNIQUES and p not in WORKLOADS]
     where = path + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
-    found = f"found {error['input']!r}"
+    found = f"found {shown(error['input'])}"
     match error["type"]:
         case "extra_forbidden":
             known = _keys(_model_at(schema, error["loc"][:-1]))
             return f"{where}: unknown key, {found}; {nearest(str(error['loc'][-1]), known)}"
         case "union_tag_invalid":
             tags = [t.strip("' ") for t in error["ctx"]["expected_tags"].split(",")]
-            return f"{where}.name: unknown name {error['ctx']['tag']!r}; {nearest(error['ctx']['tag'], tags)}"
+            return f"{where}.name: unknown name {shown(error['ctx']['tag'])}; {nearest(error['ctx']['tag'], tags)}"
         case "union_tag_not_found":
             return f'{where}: has no name, {found}; add name = "..."'
         case "model_attributes_type" | "model_type" | "dict_type":
-            return f'{where}: must be a table, {found}; write {{ name = "..." }} with its parameters'
+            return f"{where}: must be a table, {found}; {_table_form(schema, error['loc'])}"
         case "missing":
             return f"{where}: missing; add {error['loc'][-1]} = ..."
         case "value_error":
@@ -61,8 +60,22 @@ def _line(path: str, error: Any, schema: Any) -> str:
     return f"{where}: {problem.replace('input should', 'must')}, {found}"
 
 
+def _table_form(schema: Any, location: Sequence[Any]) -> str:
+    """How the table that belongs there is written."""
+    members = _members_at(schema, location)
+    if len(members) == 1:
+        return f"write {{ KEY = VALUE }} with the keys {', '.join(_keys(members[0]))}"
+    return 'write { name = "..." } with its parameters' if members else 'write { KEY = "..." }'
+
+
 def _model_at(schema: Any, location: Sequence[Any]) -> type[BaseModel] | None:
-    """The record that a pydantic location names, through unions (their tag is part of the location)."""
+    """The record that a pydantic location names, if it is one."""
+    members = _members_at(schema, location)
+    return members[0] if len(members) == 1 else None
+
+
+def _members_at(schema: Any, location: Sequence[Any]) -> list[type[BaseModel]]:
+    """Records that may stand where a pydantic location leads, through unions (their tag is part of the location)."""
     for part in location:
         members = _members(schema)
         if isinstance(part, int):
@@ -72,8 +85,7 @@ def _model_at(schema: Any, location: Sequence[Any]) -> type[BaseModel] | None:
             schema = tagged[0]
         else:
             schema = next((m.model_fields[part].annotation for m in members if part in m.model_fields), None)
-    found = _members(schema)
-    return found[0] if len(found) == 1 else None
+    return _members(schema)
 
 
 def _members(schema: Any) -> list[type[BaseModel]]:

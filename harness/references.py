@@ -19,34 +19,32 @@ WIDEST_FIRST = ("float32", "bfloat16", "float16")
 
 
 def with_references(cells: Sequence[CellPlan]) -> list[CellPlan]:
-    """The cells, each naming the one that its answers are compared with (`Cell.reference_id`)."""
+    """The cells, each naming the one that its answers are compared with (`Cell.reference_id`).
+
+    The oracle where the plan has one, else the first lossless arm; of several the widest, and on the same device before
+    another (what a modelled device answers is computed on the host).
+    """
+    best: dict[tuple[str, ...], CellPlan] = {}
+    for plan in filter(is_lossless, cells):
+        for alike in (_asked(plan), (*_asked(plan), plan.cell.device)):
+            if alike not in best or _rank(plan) < _rank(best[alike]):
+                best[alike] = plan
     found = []
     for own in cells:
-        reference = reference_of(own, cells)
+        reference = best.get((*_asked(own), own.cell.device)) or best.get(_asked(own))
         reference_id = None if reference is None else reference.cell.cell_id
         cell = own.cell.model_copy(update={"reference_id": reference_id})
         found.append(replace(own, cell=cell, reference=reference))
     return found
 
 
-def reference_of(own: CellPlan, cells: Sequence[CellPlan]) -> CellPlan | None:
-    """The oracle where the plan has one, else the first lossless arm; of several the widest, and on the same device
-    before another (what a modelled device answers is computed on the host)."""
-    alike = [
-        c
-        for c in cells
-        if (c.cell.workload, c.model.source) == (own.cell.workload, own.model.source) and is_lossless(c)
-    ]
-    return min(
-        alike,
-        key=lambda c: (
-            c.cell.device != own.cell.device,
-            c.is_modelled,
-            c.cell.technique != "oracle",
-            WIDEST_FIRST.index(c.model.dtype),
-        ),
-        default=None,
-    )
+def _asked(plan: CellPlan) -> tuple[str, ...]:
+    return plan.cell.workload, plan.model.source
+
+
+def _rank(plan: CellPlan) -> tuple[bool, bool, int]:
+    """The least is the best to compare with."""
+    return plan.is_modelled, plan.cell.technique != "oracle", WIDEST_FIRST.index(plan.model.dtype)
 
 
 def is_lossless(plan: CellPlan) -> bool:

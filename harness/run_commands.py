@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.interrupts import raise_in_command
+from harness.sweep import MAX_CELLS
 from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_DEVICE_NOT_READY,
@@ -33,11 +34,16 @@ if TYPE_CHECKING:
     from harness.workbench import Workbench
 
 REMEDY = "report.html says what disturbed them; put that right, and run the plan again with another --out"
+MAX_PROBLEMS = 100
+"""Lines that a terminal gets of a plan without end."""
 
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file (TOML).")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="a.b=c", help="Override a value, such as protocol.repeats=5. May be repeated."),
+]
+MaxCells = Annotated[
+    int, typer.Option("--max-cells", min=1, help="How many cells the plan may have, as sweeps multiply.")
 ]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Let workloads run code that the model wrote, each program in a sandbox.")
@@ -51,6 +57,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the matrix and an estimate of time only.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     allow_code: AllowCode = False,
+    max_cells: MaxCells = MAX_CELLS,
     as_json: AsJson = False,
 ) -> None:
     """Run a plan: measure every cell, then write tables and report."""
@@ -58,7 +65,7 @@ def run(
     directory: Path | None = None
     raise_in_command()
     try:
-        with _prepared(plan_path, settings, allow_code) as (plan, workbench):
+        with _prepared(plan_path, settings, allow_code, max_cells) as (plan, workbench):
             if dry_run:
                 _print_dry_run(plan, workbench, console, as_json)
                 return
@@ -101,9 +108,11 @@ def report(
         end_interrupted(interrupt, "tables that were not written yet stay as they were")
 
 
-def plan_check(plan_path: PlanPath, settings: Settings = None, allow_code: AllowCode = False) -> None:
+def plan_check(
+    plan_path: PlanPath, settings: Settings = None, allow_code: AllowCode = False, max_cells: MaxCells = MAX_CELLS
+) -> None:
     """Check a plan and everything that it names."""
-    with _prepared(plan_path, settings, allow_code) as (plan, _):
+    with _prepared(plan_path, settings, allow_code, max_cells) as (plan, _):
         typer.echo(f"{plan_path}: ok, {len(plan.cells)} cells")
 
 
@@ -116,23 +125,27 @@ def plan_schema() -> None:
 
 
 @contextlib.contextmanager
-def _prepared(plan_path: Path, settings: list[str] | None, allow_code: bool) -> Iterator[tuple[Plan, Workbench]]:
+def _prepared(
+    plan_path: Path, settings: list[str] | None, allow_code: bool, max_cells: int
+) -> Iterator[tuple[Plan, Workbench]]:
     """A plan that is valid in itself and against what it names, with the workbench that holds its parts."""
     quiet_libraries()
-    from harness.plan import PlanError, load_plan
+    from harness.plan import PlanError, read_draft
     from harness.preflight import preflight
     from harness.workbench import Workbench, data_root
 
     with contextlib.ExitStack() as closing:
         try:
             with console_of(stderr=True).status("checking the plan and what it names"):
-                plan = load_plan(plan_path, settings or (), data_root())
-                workbench = Workbench(plan.protocol, allow_code)
+                draft = read_draft(plan_path, settings or (), data_root(), max_cells)
+                workbench = Workbench(draft.plan.protocol, allow_code)
                 closing.callback(workbench.close)
-                plan = preflight(plan, workbench)
+                plan = preflight(draft, workbench)
         except PlanError as error:
-            for problem in error.problems:
+            for problem in error.problems[:MAX_PROBLEMS]:
                 typer.echo(f"error: {problem}", err=True)
+            if len(error.problems) > MAX_PROBLEMS:
+                typer.echo(f"error: and {len(error.problems) - MAX_PROBLEMS} more problems", err=True)
             raise typer.Exit(EXIT_BAD_PLAN) from error
         yield plan, workbench
 

@@ -125,10 +125,14 @@ class Workbench:
         return found.model_copy(update={"build": build()})
 
     def workload(self, plan: CellPlan) -> Workload:
+        return self.workload_named(plan.cell.workload, plan.workload)
+
+    def workload_named(self, label: str, spec: Any) -> Workload:
+        """Built once for each label. Raises `WorkloadError`."""
         files_read.note_into(self.data_files)
-        if plan.cell.workload not in self._workloads:
-            self._workloads[plan.cell.workload] = build_workload(plan.workload, self._allow_code)
-        return self._workloads[plan.cell.workload]
+        if label not in self._workloads:
+            self._workloads[label] = build_workload(spec, self._allow_code)
+        return self._workloads[label]
 
     def facts(self, source: str) -> CheckpointFacts:
         """Config and tokenizer, without weights. Raises `EngineError`."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engines.base import unheard
-from harness.plan import PlanError, build_plan
+from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
 from harness.workbench import Workbench
 from results.records import Request, Score
@@ -101,16 +101,16 @@ def test_a_plan_with_code_is_refused_before_anything_runs(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOULEBENCH_DATA", str(folder))
-    plan = build_plan(raw_plan(workload=[{"name": name}]))
+    draft = draft_plan(raw_plan(workload=[{"name": name}]))
     with pytest.raises(PlanError, match=f"workload {name}: it runs code that a model wrote, .*--allow-code lets it"):
-        preflight(plan, Workbench(plan.protocol))
+        preflight(draft, Workbench(draft.plan.protocol))
 
 
 @linux
 def test_a_plan_with_code_is_fine_where_it_is_allowed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOULEBENCH_DATA", str(folder))
-    plan = build_plan(raw_plan(workload=[{"name": "humaneval", "limit": 1, "max_new_tokens": 8}]))
-    assert len(preflight(plan, Workbench(plan.protocol, allow_code=True)).cells) == 1
+    draft = draft_plan(raw_plan(workload=[{"name": "humaneval", "limit": 1, "max_new_tokens": 8}]))
+    assert len(preflight(draft, Workbench(draft.plan.protocol, allow_code=True)).cells) == 1
 
 
 def test_a_machine_without_walls_runs_no_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

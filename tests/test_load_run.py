@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from devices.models.device import ModelDevice
-from harness.plan import CellPlan, PlanError, build_plan
+from harness.plan import CellPlan, PlanError, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.progress import PlainProgress
 from harness.runner import Runner, open_run
@@ -96,9 +96,9 @@ def test_lengths_that_a_model_cannot_hold_are_left_out_and_told(tmp_path: Path) 
     ],
 )
 def test_a_plan_of_nothing_but_what_does_not_fit_is_no_plan(bench: Workbench, too_long: str, expected: str) -> None:
-    plan = build_plan(raw_plan(workload=[FIXED | {"too_long": too_long, "prompt_tokens": 9000}]))
+    draft = draft_plan(raw_plan(workload=[FIXED | {"too_long": too_long, "prompt_tokens": 9000}]))
     with pytest.raises(PlanError, match=expected):
-        preflight(plan, bench)
+        preflight(draft, bench)
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------

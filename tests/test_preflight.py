@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.plan import Plan, PlanError, build_plan
+from harness.plan import Plan, PlanError, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.workbench import Workbench
 from tests.fakes.random_models import write_random_model
@@ -16,8 +16,8 @@ from tests.plans import BOOLQ, HOST, M2_ULTRA, NPUMOE, PHONE, TIERS, raw_plan
 
 
 def checked(**changes: Any) -> Plan:
-    plan = build_plan(raw_plan(**changes))
-    return preflight(plan, Workbench(plan.protocol))
+    draft = draft_plan(raw_plan(**changes))
+    return preflight(draft, Workbench(draft.plan.protocol))
 
 
 def problems(**changes: Any) -> list[str]:

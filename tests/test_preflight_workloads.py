@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.plan import Plan, PlanError, build_plan
+from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
 from harness.workbench import Workbench
 from tests.fakes.items import write_rows
@@ -18,8 +18,8 @@ HELD = 8192
 
 
 def checked(**changes: Any) -> Plan:
-    plan = build_plan(raw_plan(**changes))
-    return preflight(plan, Workbench(plan.protocol))
+    draft = draft_plan(raw_plan(**changes))
+    return preflight(draft, Workbench(draft.plan.protocol))
 
 
 @pytest.mark.parametrize(

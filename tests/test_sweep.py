@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from harness.plan import Plan, PlanError, build_plan
+from harness.plan import Plan, PlanError, build_plan, draft_plan
 from tests.plans import BOOLQ, DROPLESS, HOST, MODEL, SHAREGPT, TIERS, raw_plan
 
 
@@ -123,3 +124,66 @@ def test_a_wrong_sweep_is_told(sweep: dict[str, Any], expected: list[str]) -> No
         swept(sweep, engine=[DROPLESS, TIERS], workload=[BOOLQ, SHAREGPT], device=[HOST])
     for part in expected:
         assert part in caught.value.problems[0]
+
+
+# --- many cells -------------------------------------------------------------------------------------------------------
+
+
+def test_cells_are_counted_before_any_is_built_and_other_problems_are_told_beside() -> None:
+    thousand = list(range(1, 1001))
+    sweep = {"engine.prefill_chunk": thousand, "engine.max_batch": thousand, "workload.limit": thousand}
+    draft = draft_plan(raw_plan(sweep=sweep, engine=[DROPLESS, TIERS], protocol={"repeats": 0}))
+    too_many, other = draft.problems
+    assert too_many == (
+        "sweep: makes 2,000,000,000 cells, and a plan may have 10,000;"
+        " take fewer values, or allow more with --max-cells"
+    )
+    assert other.startswith("protocol.repeats: ")
+    assert len(draft.parts.engines) == 2
+    assert draft.plan.cells == ()
+
+
+def test_more_digits_than_python_prints_are_many_cells_too() -> None:
+    sweep = {f"engine.key{i}": [1, 2] for i in range(16_000)}
+    (line,) = (p for p in draft_plan(raw_plan(sweep=sweep)).problems if p.startswith("sweep: "))
+    assert "more than 10^18 cells" in line
+
+
+def test_a_plan_without_a_sweep_has_the_same_limit() -> None:
+    engines = [DROPLESS | {"name": f"arm {i}"} for i in range(120)]
+    workloads = [BOOLQ | {"label": f"task {i}"} for i in range(100)]
+    (line,) = draft_plan(raw_plan(engine=engines, workload=workloads)).problems
+    assert "12,000 cells" in line
+    assert len(draft_plan(raw_plan(engine=engines, workload=workloads), max_cells=12_000).plan.cells) == 12_000
+
+
+def test_the_cost_of_a_sweep_grows_with_its_cells() -> None:
+    def seconds(n: int) -> float:
+        started_s = time.process_time()
+        assert len(swept({"engine.prefill_chunk": list(range(1, n + 1))}).cells) == n
+        return time.process_time() - started_s
+
+    small_s, large_s = min(seconds(500) for _ in range(3)), seconds(8000)
+    assert large_s / small_s < 80  # 16 if it is linear, 256 if every cell looks at all others
+
+
+def test_values_that_are_equal_are_named_once_and_true_is_not_one() -> None:
+    with pytest.raises(PlanError, match=r"holds 64.0 twice"):
+        swept({"engine.prefill_chunk": [64, 64.0]})
+    with pytest.raises(PlanError, match=r"holds \{'experts': 'int8'\} twice"):
+        swept({"engine.quantise": [{"experts": "int8"}, {"experts": "int8"}]})
+    with pytest.raises(PlanError, match=r"prefill_chunk: must be a valid integer, found True"):
+        swept({"engine.prefill_chunk": [1, True]})
+
+
+def test_two_paths_to_one_key_are_told() -> None:
+    with pytest.raises(PlanError, match=r"sweep.engine.tiers.prefill_chunk: another path .* sets the same key"):
+        swept({"engine.prefill_chunk": [64, 128], "engine.tiers.prefill_chunk": [32]}, engine=[DROPLESS, TIERS])
+
+
+def test_a_key_of_a_swept_table_may_be_swept_too() -> None:
+    tiers = [{"name": "capacity_tiers", "multiples": [4, 1]}, {"name": "capacity_tiers", "multiples": [8]}]
+    plan = swept({"engine.technique": tiers, "engine.technique.align": [8, 16]}, engine=[{"name": "arm"}])
+    assert [c.cell.technique_parameters["align"] for c in plan.cells] == [8, 16, 8, 16]
+    with pytest.raises(PlanError, match=r"sweep.engine.technique.align: technique is a value, not a table"):
+        swept({"engine.technique": [tiers[0], 5], "engine.technique.align": [8]}, engine=[{"name": "arm"}])

@@ -1,0 +1,89 @@
+"""Values that no place of a plan can hold: too long, too deep, too large, or unfit to be printed.
+
+TOML allows them, and what comes after it does not: a number of 400 digits is no float, a NUL is in no path, an escape
+code in a name reaches the terminal, and a list in 5,000 lists ends the recursion of whoever reads it.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from typing import Any, NamedTuple
+
+from engines.config_values import told as shown
+
+MAX_TEXT = 4096
+"""Characters: the longest path that Linux takes."""
+MAX_DEPTH = 16
+MAX_WHOLE = 2**63 - 1
+"""TOML promises no more."""
+UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode's classes of what controls a terminal or breaks a line."""
+DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""What makes a text read otherwise than it is."""
+
+
+class Sifted(NamedTuple):
+    """A plan's content without the values that are told."""
+
+    raw: Any
+    """None in their place."""
+    problems: dict[str, str]
+    """Path to what is wrong there."""
+
+    def others(self, problems: list[str]) -> list[str]:
+        """Those that are of other places."""
+        told = tuple(f"{path}{end}" for path in self.problems for end in ":.[")
+        return [problem for problem in problems if not problem.startswith(told)]
+
+
+def sift(value: Any) -> Sifted:
+    problems: dict[str, str] = {}
+    return Sifted(_sifted(value, "", 0, problems), problems)
+
+
+def _sifted(value: Any, path: str, depth: int, problems: dict[str, str]) -> Any:
+    problem = _problem(value, depth)
+    if problem is not None:
+        problems[path] = f"{path}: {problem}"
+        return None
+    if isinstance(value, dict):
+        kept = {}
+        for key, item in value.items():
+            if problem := _text_problem(key):
+                where = f"{path}: " if path else ""
+                problems[f"{path}.{key}" if path else key] = f"{where}the key {shown(key)} {problem}"
+            else:
+                kept[key] = _sifted(item, f"{path}.{key}" if path else key, depth + 1, problems)
+        return kept
+    if isinstance(value, list):
+        return [_sifted(item, f"{path}[{i}]", depth + 1, problems) for i, item in enumerate(value)]
+    return value
+
+
+def _problem(value: Any, depth: int) -> str | None:
+    if isinstance(value, dict | list):
+        return (
+            f"tables and lists lie at most {MAX_DEPTH} deep in each other; found deeper" if depth > MAX_DEPTH else None
+        )
+    if isinstance(value, str):
+        problem = _text_problem(value)
+        return problem and f"{problem}, found {shown(value)}"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"must be a finite number, found {value}"
+    if isinstance(value, int):
+        return None if abs(value) <= MAX_WHOLE else f"must be at most {MAX_WHOLE}, found {shown(value)}"
+    # What else TOML knows: dates and times.
+    return None if value is None else f"must not be a date or a time, found {value}; write it in quotes"
+
+
+def _text_problem(text: str) -> str | None:
+    if len(text) > MAX_TEXT:
+        return f"must be at most {MAX_TEXT} characters long, and is {len(text)}"
+    if any(is_unprintable(character) for character in text):
+        return "must be one line without control characters"
+    return None
+
+
+def is_unprintable(character: str) -> bool:
+    return unicodedata.category(character) in UNPRINTABLE or character in DIRECTIONS
