@@ -180,36 +180,41 @@ def rope_frequencies(config: RopeConfig, n_positions: int) -> tuple[Tensor, floa
     """Angle per position of each feature pair, in radian: theta^(-2i/dim), scaled where the config says so; and the
     amplitude that multiplies cosine and sine.
 
+    Every step is rounded in the order in which transformers computes it: at position 100 000 the last bit of a frequency
+    is a hundredth of a radian.
+
     n_positions: the most that the sequence may reach. It decides between LongRoPE's two sets once for a whole sequence,
     so that the result does not depend on where prompts are cut; implementations that decide by the tokens seen so far
     agree wherever a sequence does not grow across the original length.
     """
     exponent_P = torch.arange(0, config.dim, 2, dtype=torch.int64).float() / config.dim
-    frequency_P = 1.0 / (config.theta**exponent_P)
+    radix_P = config.theta**exponent_P
     scaling = config.scaling
     if isinstance(scaling, LinearScaling):
-        return frequency_P / scaling.factor, 1.0
+        return 1.0 / radix_P / scaling.factor, 1.0
     if isinstance(scaling, Llama3Scaling):
-        return _llama3_scaled(frequency_P, scaling), 1.0
+        return _llama3_scaled(1.0 / radix_P, scaling), 1.0
     if isinstance(scaling, YarnScaling):
-        return _yarn_scaled(frequency_P, scaling, config), scaling.amplitude
+        return _yarn_scaled(radix_P, scaling, config), scaling.amplitude
     if isinstance(scaling, LongScaling):
         is_long = n_positions > scaling.original_max_length
         factors_P = torch.tensor(scaling.long_factors if is_long else scaling.short_factors)
-        return frequency_P / factors_P, scaling.long_amplitude if is_long else scaling.short_amplitude
-    return frequency_P, 1.0
+        return 1.0 / (factors_P * radix_P), scaling.long_amplitude if is_long else scaling.short_amplitude
+    return 1.0 / radix_P, 1.0
 
 
 def _llama3_scaled(frequency_P: Tensor, scaling: Llama3Scaling) -> Tensor:
     """Llama 3.1: divide by `factor` the frequencies that turn less than `low_freq_factor` times over the original
     length, keep those that turn more than `high_freq_factor` times, and interpolate linearly between."""
-    turns_P = scaling.original_max_length * frequency_P / (2 * math.pi)
+    turns_P = scaling.original_max_length / (2 * math.pi / frequency_P)
     ramp_P = (turns_P - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept_P = ramp_P.clamp(0.0, 1.0)
-    return kept_P * frequency_P + (1.0 - kept_P) * frequency_P / scaling.factor
+    return (1.0 - kept_P) * frequency_P / scaling.factor + kept_P * frequency_P
 
 
-def _yarn_scaled(frequency_P: Tensor, scaling: YarnScaling, config: RopeConfig) -> Tensor:
+def _yarn_scaled(radix_P: Tensor, scaling: YarnScaling, config: RopeConfig) -> Tensor:
+    """radix_P: theta^(2i/dim), one over which is the frequency as it is without scaling."""
+
     def pair_that_turns(n_turns: float) -> float:
         """Index of the pair that turns n times over the original length: theta^(-2i/dim) * length = 2 pi n."""
         return (
@@ -220,10 +225,11 @@ def _yarn_scaled(frequency_P: Tensor, scaling: YarnScaling, config: RopeConfig) 
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, config.dim - 1)
-    # Equal ends would divide by zero; the published code widens them by this much.
-    width = last - first if last != first else 0.001
-    stretched_P = ((torch.arange(frequency_P.shape[0], dtype=torch.float32) - first) / width).clamp(0.0, 1.0)
-    return (1.0 - stretched_P) * frequency_P + stretched_P * frequency_P / scaling.factor
+    if first == last:  # they would divide by zero; the published code widens them by this much
+        last += 0.001
+    ramp_P = ((torch.arange(radix_P.shape[0], dtype=torch.float32) - first) / (last - first)).clamp(0.0, 1.0)
+    kept_P = 1.0 - ramp_P
+    return 1.0 / (scaling.factor * radix_P) * (1.0 - kept_P) + 1.0 / radix_P * kept_P
 
 
 def rotation(frequency_P: Tensor, amplitude: float, position: int, n_tokens: int) -> tuple[Tensor, Tensor]:
