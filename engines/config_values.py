@@ -49,11 +49,12 @@ def whole(raw: Mapping[str, Any], key: str, default: int) -> int:
     return value
 
 
-def numbers(raw: Mapping[str, Any], key: str, count: int) -> tuple[float, ...]:
+def numbers(raw: Mapping[str, Any], key: str, count: int, whose: str) -> tuple[float, ...]:
+    """whose: what has one of them each, for the message."""
     value = raw.get(key)
     if not isinstance(value, list) or len(value) != count or not all(map(is_number, value)):
         found = f"{len(value)} values" if isinstance(value, list) else told(value)
-        raise EngineError(f"config.json: {key} must be {count} numbers, found {found}")
+        raise EngineError(f"config.json: {key} must be {count} numbers, {whose}, found {found}")
     return tuple(float(v) for v in value)
 
 
@@ -67,11 +68,10 @@ def wholes(raw: Mapping[str, Any], key: str) -> list[int]:
     return value
 
 
-def switch(raw: Mapping[str, Any], key: str, default: bool) -> bool:
-    """Some published configs write 0 and 1, or a number that is not 0. Null is the default."""
-    value = raw.get(key)
-    if value is None:
-        return default
+def switch(raw: Mapping[str, Any], key: str, default: bool | None = None) -> bool:
+    """Some published configs write 0 and 1, or a number that is not 0. default: where there is no such key; null is an
+    error, for families differ in what they take it for."""
+    value = raw.get(key, default)
     if not isinstance(value, bool | int):
         raise EngineError(f"config.json: {key} must be true or false, found {told(value)}")
     return bool(value)

@@ -1,7 +1,7 @@
 """What a model family's name says and its `config.json` does not: one line of differences for each architecture.
 
-The names are those of published checkpoints' `architectures`. What a config states itself (sizes, epsilons, rope, layer
-types) is read by `engines.model_config`.
+The names are those of published checkpoints' `architectures`. Which keys of its config a family reads, and what the
+absence of one means, stands in `engines.config_keys`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from engines.architecture import Activation, TensorNames
 
 @dataclass(frozen=True)
 class RouterFamily:
-    """n_experts_keys, width_key: config names of the number of experts and of one expert's width, in order of trial.
+    """n_experts_key, width_key: config names of the number of experts and of one expert's width.
 
     normalise: "config" where norm_topk_prob says. groups: chosen by group where the config has n_group.
     """
 
     scoring: Literal["softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen", "sparsemixer"]
-    n_experts_keys: tuple[str, ...]
+    n_experts_key: str
     width_key: str
     normalise: bool | Literal["config"] = "config"
     group_score: Literal["best", "two best"] = "best"
@@ -37,36 +37,31 @@ _LLAMA_NAMES = TensorNames()
 
 @dataclass(frozen=True)
 class Family:
-    """None of qkv_bias and out_bias: `attention_bias` of the config says."""
+    """None of qkv_bias and out_bias: `attention_bias` of the config says; where a family has a key `qkv_bias`, that."""
 
     router: RouterFamily | None = None
     names: TensorNames = _LLAMA_NAMES
     qkv_bias: bool | None = None
     out_bias: bool | None = None
     qk_norm: Literal["head", "all heads", "l2"] | None = None
-    qk_norm_by_default: bool = True
-    """Where the config does not say `use_qk_norm`."""
     norm: Literal["rms", "layer"] = "rms"
     norm_from_one: bool = False
     rope_pairs: Literal["halves", "neighbours"] = "halves"
-    default_theta: float = 10000.0
-    rotary_share: float = 1.0
+    rope_amplitudes: bool = False
+    """LongRoPE's config gives both amplitudes itself (Phi-3.5-MoE)."""
     is_latent: bool = False
     sinks: bool = False
     activation: Activation = "silu"
-    swiglu_alpha: float | None = None
-    swiglu_limit: float | None = None
     scales_embedding: bool = False
     window_layers: Literal["all", "even"] | None = None
-    """Which layers `sliding_window` is for where the config has no layer_types; None: the key is not read."""
-    ties_by_default: bool = False
+    """Which layers `sliding_window` is for where the config has no layer_types; None: the family has no such key."""
 
 
-_SOFTMAX = RouterFamily("softmax", ("num_local_experts", "num_experts"), "moe_intermediate_size")
+_SOFTMAX = RouterFamily("softmax", "num_experts", "moe_intermediate_size")
 _BLOCK_SPARSE = TensorNames(mlp="block_sparse_moe", experts=("w1", "w3", "w2"))
 _DEEPSEEK_V3 = RouterFamily(
     "sigmoid",
-    ("n_routed_experts",),
+    "n_routed_experts",
     "moe_intermediate_size",
     group_score="two best",
     has_correction=True,
@@ -75,7 +70,7 @@ _DEEPSEEK_V3 = RouterFamily(
 _LLAMA4 = Family(
     RouterFamily(
         "sigmoid of chosen",
-        ("num_local_experts",),
+        "num_local_experts",
         "intermediate_size",
         normalise=False,
         shared="one plain",
@@ -84,13 +79,12 @@ _LLAMA4 = Family(
     TensorNames(mlp="feed_forward", router="router", stacked_experts="halves", shared="shared_expert"),
     qk_norm="l2",
     rope_pairs="neighbours",
-    default_theta=500000.0,
 )
 _PHI_MOE = Family(
-    RouterFamily("sparsemixer", ("num_local_experts",), "intermediate_size", normalise=False),
+    RouterFamily("sparsemixer", "num_local_experts", "intermediate_size", normalise=False),
     _BLOCK_SPARSE,
     norm="layer",
-    default_theta=1000000.0,
+    rope_amplitudes=True,
     window_layers="all",
 )
 
@@ -108,31 +102,29 @@ FAMILIES: dict[str, Family] = {
         activation="gelu_tanh",
         scales_embedding=True,
         window_layers="even",
-        ties_by_default=True,
     ),
     "Phi3ForCausalLM": Family(
         names=TensorNames(fused_qkv=True, fused_dense=True), qkv_bias=False, out_bias=False, window_layers="all"
     ),
     "Qwen3MoeForCausalLM": Family(_SOFTMAX, qk_norm="head"),
     "Qwen2MoeForCausalLM": Family(
-        RouterFamily("softmax", ("num_experts",), "moe_intermediate_size", shared="gated"),
+        RouterFamily("softmax", "num_experts", "moe_intermediate_size", shared="gated"),
         TensorNames(shared="shared_expert"),
         qkv_bias=True,
         out_bias=False,
     ),
     "MixtralForCausalLM": Family(
-        RouterFamily("softmax", ("num_local_experts",), "intermediate_size", normalise=True),
+        RouterFamily("softmax", "num_local_experts", "intermediate_size", normalise=True),
         _BLOCK_SPARSE,
-        default_theta=1000000.0,
         window_layers="all",
     ),
-    "OlmoeForCausalLM": Family(RouterFamily("softmax", ("num_experts",), "intermediate_size"), qk_norm="all heads"),
+    "OlmoeForCausalLM": Family(RouterFamily("softmax", "num_experts", "intermediate_size"), qk_norm="all heads"),
     "PhimoeForCausalLM": _PHI_MOE,
     "PhiMoEForCausalLM": _PHI_MOE,
     "GptOssForCausalLM": Family(
         RouterFamily(
             "softmax of chosen",
-            ("num_local_experts",),
+            "num_local_experts",
             "intermediate_size",
             normalise=False,
             has_bias=True,
@@ -140,23 +132,16 @@ FAMILIES: dict[str, Family] = {
         ),
         TensorNames(router="router", stacked_experts="interleaved"),
         sinks=True,
-        default_theta=150000.0,
-        swiglu_alpha=1.702,
-        swiglu_limit=7.0,
         window_layers="even",
     ),
-    "DeepseekForCausalLM": Family(
-        RouterFamily("softmax", ("n_routed_experts",), "moe_intermediate_size", shared="plain")
-    ),
+    "DeepseekForCausalLM": Family(RouterFamily("softmax", "n_routed_experts", "moe_intermediate_size", shared="plain")),
     "DeepseekV2ForCausalLM": Family(
-        RouterFamily("softmax", ("n_routed_experts",), "moe_intermediate_size", normalise=False, shared="plain"),
+        RouterFamily("softmax", "n_routed_experts", "moe_intermediate_size", normalise=False, shared="plain"),
         rope_pairs="neighbours",
         is_latent=True,
     ),
     "DeepseekV3ForCausalLM": Family(_DEEPSEEK_V3, rope_pairs="neighbours", is_latent=True),
-    "Glm4MoeForCausalLM": Family(
-        _DEEPSEEK_V3, out_bias=False, qk_norm="head", qk_norm_by_default=False, rotary_share=0.5
-    ),
+    "Glm4MoeForCausalLM": Family(_DEEPSEEK_V3, out_bias=False, qk_norm="head"),
     "Glm4MoeLiteForCausalLM": Family(_DEEPSEEK_V3, rope_pairs="neighbours", is_latent=True),
     "Llama4ForCausalLM": _LLAMA4,
     # The text half of a model that also sees: its config and its tensors lie one level deeper.

@@ -25,6 +25,7 @@ from engines.architecture import (
     Temperature,
 )
 from engines.architecture import ModelConfig as ModelConfig
+from engines.config_keys import AROUND_TEXT, FAMILY_KEYS
 from engines.config_values import (
     optional_number,
     optional_whole,
@@ -38,10 +39,9 @@ from engines.config_values import (
 )
 from engines.errors import EngineError
 from engines.families import FAMILIES, Family, RouterFamily
-from engines.rope import read_rope, yarn_amplitude
+from engines.rope import read_rope, rope_table, yarn_amplitude
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ACTIVATION_NAMES = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 MAX_LAYERS = 1000
 MAX_EXPERTS_IN_ALL = 100_000
 """Several times what the largest published models have: whoever asks for more would wait for names of tensors only."""
@@ -59,11 +59,15 @@ def read_model_config(folder: Path) -> ModelConfig:
 def parse_model_config(raw: Mapping[str, Any], eos_token_id: object) -> ModelConfig:
     """eos_token_id: a number, a list of them or None, as files may have it."""
     architecture = _architecture(raw)
-    family = FAMILIES[architecture]
-    if "text_config" in raw:
-        raw = {**raw, **table(raw, "text_config")}
-        eos_token_id = raw.get("eos_token_id") if eos_token_id is None else eos_token_id
-    _reject_unsupported(raw, family)
+    family, keys = FAMILIES[architecture], FAMILY_KEYS[architecture]
+    file = raw
+    if family.names.root:
+        text = table(AROUND_TEXT.stated(raw, architecture), "text_config")
+        file = {**raw, **{key: value for key, value in text.items() if value is not None}}
+        raw, eos_token_id = text, file.get("eos_token_id") if eos_token_id is None else eos_token_id
+    # From here on `raw` holds every key that the family has, and no other.
+    raw = keys.stated(raw, architecture)
+    _reject_unsupported(file, family)
     hidden, n_heads = positive_whole(raw, "hidden_size"), positive_whole(raw, "num_attention_heads")
     n_kv_heads = positive_whole(raw, "num_key_value_heads", n_heads)
     if n_heads % n_kv_heads:
@@ -75,7 +79,7 @@ def parse_model_config(raw: Mapping[str, Any], eos_token_id: object) -> ModelCon
     head_dim = _head_dim(raw, hidden, n_heads) if latent is None else latent.nope_dim + latent.rope_dim
     pairs = family.rope_pairs if switch(raw, "rope_interleave", True) else "halves"
     turned_dim = head_dim if latent is None else latent.rope_dim
-    moe = _moe(raw, family.router, n_layers, family) if family.router is not None else None
+    moe = _moe(raw, family.router, n_layers, family, file) if family.router is not None else None
     has_dense = moe is None or len(moe.sparse_layers) < n_layers
     dense_key = "intermediate_size_mlp" if "intermediate_size_mlp" in raw else "intermediate_size"
     return ModelConfig(
@@ -89,20 +93,20 @@ def parse_model_config(raw: Mapping[str, Any], eos_token_id: object) -> ModelCon
         vocabulary_size=positive_whole(raw, "vocab_size"),
         max_length=max_length,
         norm=NormConfig(family.norm, positive_number(raw, "rms_norm_eps"), family.norm_from_one),
-        rope=read_rope(raw, turned_dim, pairs, family.default_theta, family.rotary_share),
+        rope=read_rope(raw, turned_dim, pairs, keys.ropes, family.rope_amplitudes),
         attention=_attention(raw, family, head_dim, n_layers, max_length, latent),
         unit=GatedUnit(family.activation),
         embedding_scale=hidden**0.5 if family.scales_embedding else 1.0,
         logit_softcap=optional_number(raw, "final_logit_softcapping"),
         head_bias=switch(raw, "lm_head_bias", False),
-        tie_embeddings=switch(raw, "tie_word_embeddings", family.ties_by_default),
+        tie_embeddings=switch(raw, "tie_word_embeddings"),
         moe=moe,
         names=family.names,
         ignored_layers=tuple(range(n_layers, n_layers + _n_layers(raw, "num_nextn_predict_layers", 0))),
-        weight_dtype=_dtype(raw),
-        fp8_block=_fp8_block(raw),
+        weight_dtype=_dtype(file),
+        fp8_block=_fp8_block(file),
         eos_token_ids=_eos(eos_token_id),
-        note=_note(raw),
+        note=_note(file),
     )
 
 
@@ -152,27 +156,7 @@ def _note(raw: Mapping[str, Any]) -> str | None:
 
 
 def _reject_unsupported(raw: Mapping[str, Any], family: Family) -> None:
-    """Each switch here changes the mathematics, and the transformer does not have it for this family."""
-    activation = ACTIVATION_NAMES[family.activation]
-    wanted: dict[str, tuple[object, ...]] = {
-        "hidden_act": (activation,),
-        "hidden_activation": (activation, None),
-        "mlp_bias": (False, None),
-        "use_sliding_window": (False, None),
-        "use_bidirectional_attention": (False, None),
-    }
-    if family.is_latent or family.qkv_bias is False:
-        wanted["attention_bias"] = (False, None)
-    if family.router is not None and family.router.scoring in ("softmax", "sigmoid"):
-        wanted["scoring_func"] = (family.router.scoring, None)
-        wanted["topk_method"] = (
-            ("noaux_tc", None) if family.router.has_correction else ("greedy", "group_limited_greedy", None)
-        )
-    if family.router is not None and family.router.normalise is False:
-        wanted["norm_topk_prob"] = (False, None)
-    for key, accepted in wanted.items():
-        if key in raw and raw[key] not in accepted:
-            raise EngineError(f"config.json: {key} {raw[key]!r} not supported; this engine computes {accepted[0]!r}")
+    """Weights in a form that this engine does not read."""
     known = raw.get("quantization_config") is None or _is_mxfp4(raw, family) or _fp8_block(raw) is not None
     if not known or (_fp8_block(raw) is not None and _has_joined_tensors(family)):
         raise EngineError(
@@ -215,7 +199,8 @@ def _attention(
     latent: LatentConfig | None,
 ) -> AttentionConfig:
     says_bias = switch(raw, "attention_bias", False)
-    scale = positive_number(raw, "query_pre_attn_scalar", head_dim) ** -0.5
+    qkv_bias = switch(raw, "qkv_bias") if "qkv_bias" in raw else family.qkv_bias
+    scale = (positive_number(raw, "query_pre_attn_scalar") if "query_pre_attn_scalar" in raw else head_dim) ** -0.5
     if latent is not None:
         scale *= _latent_temperature(raw)
     rope_layers = _rope_layers(raw, n_layers)
@@ -224,9 +209,9 @@ def _attention(
         temperature = Temperature(positive_number(raw, "floor_scale"), positive_number(raw, "attn_scale"))
     return AttentionConfig(
         scale=scale,
-        qkv_bias=says_bias if family.qkv_bias is None else family.qkv_bias,
+        qkv_bias=says_bias if qkv_bias is None else qkv_bias,
         out_bias=says_bias if family.out_bias is None else family.out_bias,
-        qk_norm=family.qk_norm if switch(raw, "use_qk_norm", family.qk_norm_by_default) else None,
+        qk_norm=family.qk_norm if switch(raw, "use_qk_norm", True) else None,
         sinks=family.sinks,
         softcap=optional_number(raw, "attn_logit_softcapping"),
         clip=optional_number(raw, "clip_qkv"),
@@ -249,7 +234,7 @@ def _latent(raw: Mapping[str, Any]) -> LatentConfig:
 
 def _latent_temperature(raw: Mapping[str, Any]) -> float:
     """DeepSeek sharpens scores by YaRN's amplitude squared instead of scaling cosine and sine."""
-    rope = table(raw, "rope_parameters") or table(raw, "rope_scaling")
+    rope = rope_table(raw)
     if rope.get("rope_type", rope.get("type", "default")) == "default" or not rope.get("mscale_all_dim"):
         return 1.0
     return yarn_amplitude(positive_number(rope, "factor"), positive_number(rope, "mscale_all_dim")) ** 2
@@ -257,9 +242,9 @@ def _latent_temperature(raw: Mapping[str, Any]) -> float:
 
 def _rope_layers(raw: Mapping[str, Any], n_layers: int) -> tuple[bool, ...]:
     """`no_rope_layers` of Llama 4 says 1 where a layer does turn; an empty list means every fourth does not."""
-    if "no_rope_layers" not in raw and "no_rope_layer_interval" not in raw:
+    if "no_rope_layers" not in raw:
         return (True,) * n_layers
-    interval = positive_whole(raw, "no_rope_layer_interval", 4)
+    interval = positive_whole(raw, "no_rope_layer_interval")
     listed = wholes(raw, "no_rope_layers") or [(layer + 1) % interval != 0 for layer in range(n_layers)]
     return tuple(bool(turns) for turns in _per_layer(listed, "no_rope_layers", n_layers))
 
@@ -268,20 +253,26 @@ def _spans(
     raw: Mapping[str, Any], family: Family, rope_layers: tuple[bool, ...], max_length: int
 ) -> tuple[Span | None, ...]:
     n_layers = len(rope_layers)
-    kinds = _per_layer(raw["layer_types"], "layer_types", n_layers) if raw.get("layer_types") else None
+    listed = raw.get("layer_types")
+    kinds = None if listed is None else _per_layer(listed, "layer_types", n_layers)
     sizes: dict[str, Span | None] = {"full_attention": None}
     if family.window_layers is not None and (window := optional_whole(raw, "sliding_window")) is not None:
         sizes["sliding_attention"] = _limiting(Span("sliding", window), max_length)
-        if kinds is None:
-            every = 1 if family.window_layers == "all" else 2
-            kinds = ["full_attention" if layer % every else "sliding_attention" for layer in range(n_layers)]
     if (chunk := optional_whole(raw, "attention_chunk_size")) is not None:
         sizes["chunked_attention"] = _limiting(Span("chunked", chunk), max_length)
-        if kinds is None:
-            kinds = ["chunked_attention" if turns else "full_attention" for turns in rope_layers]
+    if kinds is None and family.window_layers == "all":
+        kinds = ["sliding_attention" if "sliding_attention" in sizes else "full_attention"] * n_layers
+    elif kinds is None and family.window_layers == "even":
+        kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(n_layers)]
+    elif kinds is None and "attention_chunk_size" in raw:
+        kinds = ["chunked_attention" if turns else "full_attention" for turns in rope_layers]
     other = sorted({str(kind) for kind in kinds or () if kind not in [*sizes]})
     if other:
-        raise EngineError(f"config.json: layer_types {other} not supported here; this engine computes {list(sizes)}")
+        named = {key: raw[key] for key in ("sliding_window", "attention_chunk_size") if key in raw}
+        size = "".join(f" with {key} {told(value)}" for key, value in named.items())
+        raise EngineError(
+            f"config.json: layer_types {other} not supported here{size}; this engine computes {list(sizes)}"
+        )
     return tuple(sizes[kind] for kind in kinds) if kinds is not None else (None,) * n_layers
 
 
@@ -292,16 +283,19 @@ def _limiting(span: Span, max_length: int) -> Span | None:
 
 def _per_layer(listed: Any, key: str, n_layers: int) -> list[Any]:
     if not isinstance(listed, list) or len(listed) < n_layers:
-        raise EngineError(f"config.json: {key} must name {n_layers} layers, found {told(listed)}")
+        raise EngineError(
+            f"config.json: {key} must name {n_layers} layers, found {told(listed)}; num_hidden_layers says how many"
+        )
     return listed[:n_layers]
 
 
 # --- experts ---------------------------------------------------------------------------------------------------------
 
 
-def _moe(raw: Mapping[str, Any], router: RouterFamily, n_layers: int, family: Family) -> MoeConfig:
-    # transformers 5 writes some families with num_local_experts that earlier versions wrote with num_experts.
-    key = next((key for key in router.n_experts_keys if key in raw), router.n_experts_keys[-1])
+def _moe(
+    raw: Mapping[str, Any], router: RouterFamily, n_layers: int, family: Family, file: Mapping[str, Any]
+) -> MoeConfig:
+    key = router.n_experts_key
     n_experts, top_k = positive_whole(raw, key), positive_whole(raw, "num_experts_per_tok")
     if top_k > n_experts:
         raise EngineError(f"config.json: num_experts_per_tok {top_k} exceeds the {n_experts} experts")
@@ -321,41 +315,39 @@ def _moe(raw: Mapping[str, Any], router: RouterFamily, n_layers: int, family: Fa
         unit=_expert_unit(raw, family),
         expert_bias=router.expert_bias,
         weights_input=router.weights_input,
-        mxfp4=_is_mxfp4(raw, family),
+        mxfp4=_is_mxfp4(file, family),
         sparse_layers=_sparse_layers(raw, n_layers),
     )
 
 
 def _expert_unit(raw: Mapping[str, Any], family: Family) -> GatedUnit:
-    if family.swiglu_alpha is None or family.swiglu_limit is None:
+    if "swiglu_limit" not in raw:
         return GatedUnit(family.activation)
-    return GatedUnit(
-        family.activation,
-        alpha=positive_number(raw, "swiglu_alpha", family.swiglu_alpha),
-        limit=positive_number(raw, "swiglu_limit", family.swiglu_limit),
-    )
+    alpha, limit = positive_number(raw, "swiglu_alpha"), positive_number(raw, "swiglu_limit")
+    return GatedUnit(family.activation, alpha=alpha, limit=limit)
 
 
 def _router(raw: Mapping[str, Any], router: RouterFamily, n_experts: int, top_k: int) -> RouterConfig:
-    by_group = raw.get("topk_method") != "greedy"
-    n_groups = positive_whole(raw, "n_group", 1) if by_group else 1
-    top_groups = positive_whole(raw, "topk_group", 1) if by_group else 1
+    by_group = "n_group" in raw and raw.get("topk_method") != "greedy"
+    n_groups = positive_whole(raw, "n_group") if by_group else 1
+    top_groups = positive_whole(raw, "topk_group") if by_group else 1
     if n_experts % n_groups or top_groups > n_groups or top_k > n_experts // n_groups * top_groups:
         raise EngineError(
-            f"config.json: {top_k} of {n_experts} experts cannot be chosen from topk_group {top_groups} of n_group "
+            f"config.json: num_experts_per_tok {top_k} of {router.n_experts_key} {n_experts} cannot be chosen from "
+            f"topk_group {top_groups} of n_group "
             f"{n_groups} equal groups"
         )
     return RouterConfig(
         scoring=router.scoring,
         top_k=top_k,
-        normalise=switch(raw, "norm_topk_prob", False) if router.normalise == "config" else router.normalise,
-        scale=positive_number(raw, "routed_scaling_factor", 1.0),
+        normalise=switch(raw, "norm_topk_prob") if router.normalise == "config" else router.normalise,
+        scale=positive_number(raw, "routed_scaling_factor") if "routed_scaling_factor" in raw else 1.0,
         n_groups=n_groups,
         top_groups=top_groups,
         group_score=router.group_score,
         has_bias=router.has_bias,
         has_correction=router.has_correction,
-        jitter=positive_number(raw, "router_jitter_noise", 0.01) if router.scoring == "sparsemixer" else 0.0,
+        jitter=positive_number(raw, "router_jitter_noise") if router.scoring == "sparsemixer" else 0.0,
     )
 
 
@@ -370,13 +362,15 @@ def _shared_experts(raw: Mapping[str, Any], router: RouterFamily, expert_width: 
 
 def _sparse_layers(raw: Mapping[str, Any], n_layers: int) -> tuple[int, ...]:
     """Families count dense layers in their own ways: a list of kinds, a list of layers, the first few, or a step."""
-    if raw.get("mlp_layer_types"):
+    if raw.get("mlp_layer_types") is not None:
         kinds = _per_layer(raw["mlp_layer_types"], "mlp_layer_types", n_layers)
         return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
-    if listed := wholes(raw, "moe_layers"):
-        return tuple(sorted(listed))
-    first_sparse, frequency = whole(raw, "first_k_dense_replace", 0), positive_whole(raw, "moe_layer_freq", 1)
-    step = positive_whole(raw, "decoder_sparse_step", positive_whole(raw, "interleave_moe_layer_step", 1))
+    if raw.get("moe_layers") is not None:
+        return tuple(sorted(layer for layer in {*wholes(raw, "moe_layers")} if layer < n_layers))
+    first_sparse = whole(raw, "first_k_dense_replace", 0)
+    frequency = positive_whole(raw, "moe_layer_freq") if "moe_layer_freq" in raw else 1
+    step_key = next((key for key in ("decoder_sparse_step", "interleave_moe_layer_step") if key in raw), None)
+    step = 1 if step_key is None else positive_whole(raw, step_key)
     dense = set(wholes(raw, "mlp_only_layers"))
     return tuple(
         layer

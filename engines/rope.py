@@ -6,7 +6,7 @@ Legend: P pairs of features, T tokens, N heads, D head_dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -14,8 +14,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from engines.config_values import numbers, optional_number, positive_number, positive_whole, switch, table
+from engines.config_keys import GPT_OSS_ROPE
+from engines.config_values import numbers, optional_number, positive_number, positive_whole, switch, table, told
 from engines.errors import EngineError
+
+KEYS_OF_TYPE: dict[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "yarn": frozenset(
+        {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
+        | {"original_max_position_embeddings"}
+    ),
+    "longrope": frozenset(
+        {"factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"}
+    ),
+}
+KEYS_OF_TYPE["su"] = KEYS_OF_TYPE["longrope"]
 
 
 @dataclass(frozen=True)
@@ -78,35 +93,75 @@ class RopeConfig:
 
 
 def read_rope(
-    raw: Mapping[str, Any], head_dim: int, pairs: Literal["halves", "neighbours"], default_theta: float, part: float
+    raw: Mapping[str, Any],
+    head_dim: int,
+    pairs: Literal["halves", "neighbours"],
+    kinds: Sequence[str],
+    gives_amplitudes: bool = False,
 ) -> RopeConfig:
     """From `rope_parameters` (since transformers 5) or `rope_theta` and `rope_scaling` (before).
 
-    part: share of a head that is turned where the config does not say.
+    kinds: the types that the family has. gives_amplitudes: LongRoPE's parameters must hold them. A family that turns
+    whole heads has no `partial_rotary_factor`.
     """
-    rope = table(raw, "rope_parameters") or table(raw, "rope_scaling")
+    rope = rope_table(raw)
     if any(isinstance(value, Mapping) for value in rope.values()):
         raise EngineError(
-            f"config.json: rope parameters for each of {', '.join(rope)} not supported; this engine turns all layers "
+            f"config.json: rope_parameters for each of {', '.join(rope)} not supported; this engine turns all layers "
             "alike"
         )
-    theta = positive_number(rope, "rope_theta", positive_number(raw, "rope_theta", default_theta))
+    kind = _kind(rope, kinds, gives_amplitudes)
+    theta = positive_number(rope, "rope_theta", positive_number(raw, "rope_theta"))
     if theta <= 1:
         raise EngineError(f"config.json: rope_theta {theta} must be above 1; rotary embedding turns by its powers")
     share = optional_number(rope if "partial_rotary_factor" in rope else raw, "partial_rotary_factor")
-    dim = int(head_dim * (part if share is None else min(share, 2.0)))
+    if share not in (None, 1) and "partial_rotary_factor" not in raw:
+        raise EngineError(
+            f"config.json: partial_rotary_factor {share} not supported; this family turns all features of a head"
+        )
+    dim = int(head_dim * (1.0 if share is None else min(share, 2.0)))
     if dim % 2 or not 0 < dim <= head_dim:
         raise EngineError(
             f"config.json: head_dim {head_dim} and partial_rotary_factor {share} turn {dim} features of a head; rotary "
-            f"embedding turns an even number of them, 2 to {head_dim}"
+            f"embedding turns an even number of them, 2 to {head_dim} (where there is no head_dim, it is hidden_size / "
+            "num_attention_heads; in latent attention, qk_rope_head_dim)"
         )
-    return RopeConfig(theta, dim, pairs, _scaling(rope, raw, dim // 2))
+    return RopeConfig(theta, dim, pairs, _scaling(kind, rope, raw, dim // 2, gives_amplitudes))
+
+
+def rope_table(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the config says of rope, by either name."""
+    rope, scaling = table(raw, "rope_parameters"), table(raw, "rope_scaling")
+    if scaling and rope not in ({}, scaling, GPT_OSS_ROPE):
+        raise EngineError(
+            f"config.json: rope_scaling {told(scaling)} contradicts rope_parameters {told(rope)}; keep the one "
+            "that the model was trained with"
+        )
+    return scaling or rope
+
+
+def _kind(rope: Mapping[str, Any], kinds: Sequence[str], gives_amplitudes: bool) -> str:
+    """The type, once each parameter is known to be one of it: transformers leaves out others with a warning."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if not isinstance(kind, str) or kind not in kinds:
+        raise EngineError(
+            f"config.json: rope type {told(kind)} not supported; this engine has {', '.join(kinds)} for this family "
+            "(rope_type)"
+        )
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"} | KEYS_OF_TYPE[kind]
+    known |= {"short_mscale", "long_mscale"} if gives_amplitudes and kind != "default" else set()
+    for key, value in rope.items():
+        if key not in known and value is not None:
+            raise EngineError(
+                f"config.json: {told(key)} is {told(value)}, but rope of type {kind} (rope_type) has no such "
+                "parameter; remove it if the model was trained without it"
+            )
+    return kind
 
 
 def _scaling(
-    rope: Mapping[str, Any], raw: Mapping[str, Any], n_pairs: int
+    kind: str, rope: Mapping[str, Any], raw: Mapping[str, Any], n_pairs: int, gives_amplitudes: bool
 ) -> LinearScaling | Llama3Scaling | YarnScaling | LongScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
     if kind == "linear":
@@ -116,7 +171,7 @@ def _scaling(
             factor=positive_number(rope, "factor"),
             low_freq_factor=positive_number(rope, "low_freq_factor"),
             high_freq_factor=positive_number(rope, "high_freq_factor"),
-            original_max_length=positive_whole(rope, "original_max_position_embeddings"),
+            original_max_length=_original_length(rope, raw),
         )
         if scaling.low_freq_factor > scaling.high_freq_factor:
             raise EngineError(
@@ -124,16 +179,25 @@ def _scaling(
                 f"{scaling.high_freq_factor}"
             )
         return scaling
-    if kind == "yarn":
-        return _yarn(rope)
-    if kind in ("longrope", "su"):
-        return _long(rope, raw, n_pairs)
-    raise EngineError(
-        f"config.json: rope type {kind!r} not supported; this engine has default, linear, llama3, yarn and longrope"
-    )
+    return _yarn(rope, raw) if kind == "yarn" else _long(rope, raw, n_pairs, gives_amplitudes)
 
 
-def _yarn(rope: Mapping[str, Any]) -> YarnScaling:
+def _original_length(rope: Mapping[str, Any], raw: Mapping[str, Any]) -> int:
+    """The length before stretching, which stands in the parameters, or beside them, or is the model's own."""
+    key = "original_max_position_embeddings"
+    places = [place for place in (raw, rope) if place.get(key) is not None]
+    if not places:
+        return positive_whole(raw, "max_position_embeddings")
+    lengths = [positive_whole(place, key) for place in places]
+    if lengths[0] != lengths[-1]:
+        raise EngineError(
+            f"config.json: {key} is {lengths[0]}, and {lengths[-1]} among the parameters of rope; keep the one that "
+            "the model was trained with"
+        )
+    return lengths[0]
+
+
+def _yarn(rope: Mapping[str, Any], raw: Mapping[str, Any]) -> YarnScaling:
     factor = positive_number(rope, "factor")
     amplitude = optional_number(rope, "attention_factor")
     if amplitude is None:
@@ -146,7 +210,7 @@ def _yarn(rope: Mapping[str, Any]) -> YarnScaling:
         factor=factor,
         beta_fast=positive_number(rope, "beta_fast", 32.0),
         beta_slow=positive_number(rope, "beta_slow", 1.0),
-        original_max_length=positive_whole(rope, "original_max_position_embeddings"),
+        original_max_length=_original_length(rope, raw),
         truncate=switch(rope, "truncate", True),
         amplitude=amplitude,
     )
@@ -157,20 +221,21 @@ def yarn_amplitude(factor: float, strength: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * strength * math.log(factor) + 1.0
 
 
-def _long(rope: Mapping[str, Any], raw: Mapping[str, Any], n_pairs: int) -> LongScaling:
-    outside = raw.get("original_max_position_embeddings")
-    original = positive_whole(rope, "original_max_position_embeddings", outside)
+def _long(rope: Mapping[str, Any], raw: Mapping[str, Any], n_pairs: int, gives_amplitudes: bool) -> LongScaling:
+    original = _original_length(rope, raw)
     if original < 2:
         raise EngineError(f"config.json: original_max_position_embeddings must be 2 or more, found {original}")
     amplitude = optional_number(rope, "attention_factor")
     if amplitude is None:
         stretch = positive_number(rope, "factor", positive_whole(raw, "max_position_embeddings") / original)
         amplitude = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+    whose = "one for each pair of turned features of a head (head_dim, or hidden_size / num_attention_heads; times "
+    whose += "partial_rotary_factor)"
     return LongScaling(
-        short_factors=numbers(rope, "short_factor", n_pairs),
-        long_factors=numbers(rope, "long_factor", n_pairs),
-        short_amplitude=positive_number(rope, "short_mscale", amplitude),
-        long_amplitude=positive_number(rope, "long_mscale", amplitude),
+        short_factors=numbers(rope, "short_factor", n_pairs, whose),
+        long_factors=numbers(rope, "long_factor", n_pairs, whose),
+        short_amplitude=positive_number(rope, "short_mscale") if gives_amplitudes else amplitude,
+        long_amplitude=positive_number(rope, "long_mscale") if gives_amplitudes else amplitude,
         original_max_length=original,
     )
 
@@ -180,8 +245,8 @@ def rope_frequencies(config: RopeConfig, n_positions: int) -> tuple[Tensor, floa
     """Angle per position of each feature pair, in radian: theta^(-2i/dim), scaled where the config says so; and the
     amplitude that multiplies cosine and sine.
 
-    Every step is rounded in the order in which transformers computes it: at position 100 000 the last bit of a frequency
-    is a hundredth of a radian.
+    Every step is rounded in the order in which transformers computes it: at position 100 000 the last bit of a
+    frequency is a hundredth of a radian.
 
     n_positions: the most that the sequence may reach. It decides between LongRoPE's two sets once for a whole sequence,
     so that the result does not depend on where prompts are cut; implementations that decide by the tokens seen so far

@@ -66,13 +66,9 @@ def test_note_is_read_for_the_tables() -> None:
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' not supported"),
         ({"attention_bias": True}, "attention_bias True not supported"),
         ({"mlp_bias": True}, "mlp_bias True not supported"),
-        ({"use_sliding_window": True}, "use_sliding_window True not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config .* not supported"),
-        ({"layer_types": ["full_attention", "sliding_attention"] * 8}, r"layer_types \['sliding_attention'\]"),
-        ({"layer_types": ["full_attention"]}, "layer_types must name 16 layers, found"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic' not supported"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor must be a number"),
-        ({"partial_rotary_factor": 1.5}, r"partial_rotary_factor 1\.5 turn 96 features"),
         ({"hidden_size": None}, "hidden_size must be a whole number above 0, found None"),
         ({"num_hidden_layers": 0}, "num_hidden_layers .* found 0"),
         ({"num_key_value_heads": 5}, "not a multiple of num_key_value_heads 5"),
@@ -81,7 +77,6 @@ def test_note_is_read_for_the_tables() -> None:
         # sizes that lie
         ({"num_attention_heads": 24, "num_key_value_heads": 24}, "hidden_size 2048 is not a multiple of .* 24"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 is more than any model has"),
-        ({"num_nextn_predict_layers": 10**6}, "num_nextn_predict_layers 1000000 is more than any model has"),
         ({"hidden_size": 2**40}, "hidden_size .* found a number of 13 digits, beyond 2147483647"),
         ({"vocab_size": -5}, "vocab_size must be a whole number above 0, found -5"),
         ({"max_position_embeddings": 10**400}, "max_position_embeddings .* found a number of 401 digits"),
@@ -95,19 +90,69 @@ def test_note_is_read_for_the_tables() -> None:
         ({"num_hidden_layers": "16"}, "num_hidden_layers must be a whole number .* found '16'"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, found 'false'"),
         ({"rope_scaling": "llama3"}, "rope_scaling must be an object, found 'llama3'"),
-        ({"partial_rotary_factor": "0.5"}, "partial_rotary_factor must be a number above 0, found '0.5'"),
         ({"quantization_config": [1]}, r"quantization_config must be an object, found \[1\]"),
-        ({"layer_types": [[1]] * 16}, r"layer_types \['\[1\]'\] not supported"),
-        ({"layer_types": "full_attention"}, "layer_types must name 16 layers, found 'full_attention'"),
         ({"architectures": [["LlamaForCausalLM"]]}, "architectures .* not known"),
         ({"torch_dtype": {"a": 1}}, "dtype {'a': 1} not supported"),
         ({"joulebench_note": 5}, "joulebench_note must be a text, found 5"),
-        ({"text_config": 5}, "text_config must be an object, found 5"),
     ],
 )
 def test_what_the_transformer_does_not_compute_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         parse_model_config({**LLAMA, **changes}, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        ("Qwen3-0.6B", {"use_sliding_window": True}, "use_sliding_window True not supported"),
+        (
+            "Qwen3-0.6B",
+            {"layer_types": ["sliding_attention"] * 28},
+            r"layer_types \['sliding_attention'\] not supported",
+        ),
+        ("Qwen3-0.6B", {"layer_types": ["full_attention"]}, "layer_types must name 28 layers, found"),
+        ("Qwen3-0.6B", {"layer_types": [[1]] * 28}, r"layer_types \['\[1\]'\] not supported"),
+        ("Qwen3-0.6B", {"layer_types": "full_attention"}, "layer_types must name 28 layers, found 'full_attention'"),
+        ("gemma-2-2b", {"sliding_window": None}, "layer_types .* not supported here with sliding_window None"),
+        ("GLM-4.5-Air", {"partial_rotary_factor": 1.5}, r"partial_rotary_factor 1\.5 turn 192 features"),
+        (
+            "GLM-4.5-Air",
+            {"partial_rotary_factor": "0.5"},
+            "partial_rotary_factor must be a number above 0, found '0.5'",
+        ),
+        ("DeepSeek-V3", {"num_nextn_predict_layers": 10**6}, "num_nextn_predict_layers 1000000 is more than any model"),
+        ("DeepSeek-V3", {"norm_topk_prob": None}, "norm_topk_prob must be true or false, found None"),
+        ("Llama-4-Scout-17B-16E", {"text_config": 5}, "text_config must be an object, found 5"),
+        (
+            "Llama-4-Scout-17B-16E",
+            {"hidden_size": 64},
+            "'hidden_size' is 64, but Llama4ForConditionalGeneration has no",
+        ),
+        # keys of other families
+        ("Mixtral-8x7B-v0.1", {"clip_qkv": 8.0}, "'clip_qkv' is 8.0, but MixtralForCausalLM has no such key; it might"),
+        ("Mixtral-8x7B-v0.1", {"final_logit_softcapping": 30.0}, "'final_logit_softcapping' is 30.0"),
+        ("Mixtral-8x7B-v0.1", {"no_rope_layers": [1, 0]}, r"'no_rope_layers' is \[1, 0\]"),
+        ("Qwen3-0.6B", {"query_pre_attn_scalar": 64}, "'query_pre_attn_scalar' is 64"),
+        ("OLMoE-1B-7B-0924", {"routed_scaling_factor": 2.0}, "'routed_scaling_factor' is 2.0"),
+        ("OLMoE-1B-7B-0924", {"n_group": 2}, "'n_group' is 2"),
+        ("gpt-oss-20b", {"attention_chunk_size": 64}, "'attention_chunk_size' is 64"),
+        ("DeepSeek-V2-Lite", {"rope_interleave": False}, "'rope_interleave' is False"),
+        ("Phi-3.5-MoE-instruct", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 not supported"),
+        ("Mixtral-8x7B-v0.1", {"num_experts": 4}, "num_experts 4 contradicts num_local_experts 8"),
+        ("Mixtral-8x7B-v0.1", {"model_type": "llama"}, "model_type 'llama' does not belong to MixtralForCausalLM"),
+        ("Mixtral-8x7B-v0.1", {"x" * 300: 1}, r"config.json: 'xxx.*\.\.\. is 1"),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused(model: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        parse_model_config({**PUBLISHED[model].config, **changes}, None)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_null_of_a_key_that_a_family_does_not_have_says_nothing(name: str) -> None:
+    raw = PUBLISHED[name].config
+    foreign = {key: None for key in ("clip_qkv", "vision_tower", "n_shared_tokens") if key not in raw}
+    assert parse_model_config({**foreign, **raw}, None) == parse_model_config(raw, None)
 
 
 @pytest.mark.parametrize(

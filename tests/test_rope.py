@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from engines.errors import EngineError
-from engines.rope import RopeConfig, read_rope, rope_frequencies, rotation, turn
+from engines.rope import RopeConfig, YarnScaling, read_rope, rope_frequencies, rotation, turn
 
 pytestmark = pytest.mark.numbers
 
+KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 LONG = {"short_factor": [1.0 + 0.01 * i for i in range(32)], "long_factor": [1.0 + i for i in range(32)]}
 PUBLISHED_ROPE: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
@@ -54,6 +55,10 @@ PUBLISHED_ROPE: dict[str, dict[str, Any]] = {
 }
 
 
+def config_with(rope: dict[str, Any], **others: Any) -> dict[str, Any]:
+    return {"rope_parameters": rope, "rope_theta": 10000.0, "max_position_embeddings": 131072, **others}
+
+
 @pytest.mark.parametrize("n_positions", [4096, 4097])
 @pytest.mark.parametrize("name", PUBLISHED_ROPE)
 def test_frequencies_and_amplitude_agree_with_transformers(name: str, n_positions: int) -> None:
@@ -63,7 +68,7 @@ def test_frequencies_and_amplitude_agree_with_transformers(name: str, n_position
     rope = PUBLISHED_ROPE[name]
     theirs = LlamaConfig(head_dim=64, max_position_embeddings=131072, rope_parameters=dict(rope))
     expected, amplitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, seq_len=n_positions)
-    ours = read_rope({"rope_parameters": rope, "max_position_embeddings": 131072}, 64, "halves", 1.0, 1.0)
+    ours = read_rope(config_with(rope), 64, "halves", KINDS)
     frequencies, our_amplitude = rope_frequencies(ours, n_positions)
     assert torch.equal(frequencies, expected), "the last bit is a hundredth of a radian at position 100 000"
     assert our_amplitude == pytest.approx(amplitude, rel=1e-12)
@@ -73,9 +78,7 @@ def test_long_sequences_take_the_long_factors_and_their_amplitude() -> None:
     """Phi-MoE: the config gives both amplitudes itself. Frequencies are 1 / (factor * theta^(2i/4)) by definition."""
     rope = {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
     rope |= {"short_mscale": 1.1, "long_mscale": 1.2, "original_max_position_embeddings": 8}
-    config = read_rope(
-        {"rope_scaling": rope, "rope_theta": 100.0, "max_position_embeddings": 64}, 4, "halves", 1.0, 1.0
-    )
+    config = read_rope(config_with(rope, rope_theta=100.0), 4, "halves", KINDS, gives_amplitudes=True)
     short, long = rope_frequencies(config, 8), rope_frequencies(config, 9)
     torch.testing.assert_close(short[0], torch.tensor([1.0, 1 / 20]))
     torch.testing.assert_close(long[0], torch.tensor([1 / 3, 1 / 40]))
@@ -102,7 +105,7 @@ def test_products_of_turned_vectors_are_those_of_complex_numbers(pairs: Any) -> 
 
 
 def test_features_beyond_the_turned_share_stay() -> None:
-    config = read_rope({"partial_rotary_factor": 0.5}, 8, "halves", 10000.0, 1.0)
+    config = read_rope(config_with({}, partial_rotary_factor=0.5), 8, "halves", KINDS)
     assert config == RopeConfig(10000.0, 4, "halves", None)
     x = torch.randn(1, 8, generator=torch.Generator().manual_seed(1))
     turned = turn(x, *rotation(rope_frequencies(config, 10)[0], 1.0, 3, 1), "halves")
@@ -117,16 +120,41 @@ def test_features_beyond_the_turned_share_stay() -> None:
             {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}},
             "each of full_attention, sliding_attention not supported",
         ),
-        ({"rope_type": "dynamic", "factor": 2.0}, "rope type 'dynamic' not supported; .* yarn and longrope"),
-        ({"rope_type": "yarn", "factor": 2.0}, "original_max_position_embeddings must be a whole number"),
-        ({"rope_type": "longrope", **LONG}, "original_max_position_embeddings must be a whole number"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "rope type 'dynamic' not supported; .* yarn, longrope for this"),
+        ({"rope_type": "yarn", "factor": 2.0, "low_freq_factor": 1}, "'low_freq_factor' is 1, but rope of type yarn"),
+        ({**PUBLISHED_ROPE["phi-3"], "short_mscale": 1.2}, "'short_mscale' is 1.2, but rope of type longrope"),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 0}, "factor must be a number above 0, found None"),
         (
             {**PUBLISHED_ROPE["phi-3"], "long_factor": [1.0] * 31},
-            "long_factor must be 32 numbers, found 31 values",
+            "long_factor must be 32 numbers, one for each pair .*, found 31 values",
         ),
-        ({"partial_rotary_factor": 0.3}, "partial_rotary_factor 0.3 turn 19 features"),
+        ({"partial_rotary_factor": 0.3}, "partial_rotary_factor 0.3 not supported"),
     ],
 )
 def test_rope_that_is_not_computed_is_refused(rope: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        read_rope({"rope_parameters": rope, "max_position_embeddings": 131072}, 64, "halves", 10000.0, 1.0)
+        read_rope(config_with(rope), 64, "halves", KINDS)
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        (config_with({"rope_type": "yarn", "factor": 2.0}), 131072),
+        (config_with({"rope_type": "yarn", "factor": 2.0}, original_max_position_embeddings=4096), 4096),
+        (config_with({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048}), 2048),
+    ],
+)
+def test_length_before_stretching_stands_inside_or_beside_or_is_the_models_own(
+    config: dict[str, Any], length: int
+) -> None:
+    scaling = read_rope(config, 64, "halves", KINDS).scaling
+    assert isinstance(scaling, YarnScaling)
+    assert scaling.original_max_length == length
+
+
+def test_parameters_that_contradict_each_other_are_refused() -> None:
+    twice = config_with({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048})
+    with pytest.raises(EngineError, match="original_max_position_embeddings is 4096, and 2048 among"):
+        read_rope({**twice, "original_max_position_embeddings": 4096}, 64, "halves", KINDS)
+    with pytest.raises(EngineError, match=r"rope_scaling .* contradicts rope_parameters"):
+        read_rope({**twice, "rope_scaling": {"type": "linear", "factor": 2.0}}, 64, "halves", KINDS)
