@@ -84,12 +84,14 @@ def assert_same_logits(peers: Peers, raw: dict[str, Any], told: str) -> bool:
     return True
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("name", BASES)
 def test_logits_agree_where_all_but_sizes_is_absent(name: str, tmp_path: Path) -> None:
     peers = Peers(BASES[name], tmp_path)
     assert assert_same_logits(peers, absent(raw_of(BASES[name]), BASES[name]), "absent")
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("name", BASES)
 def test_logits_agree_whatever_the_harmless_keys_say(name: str, tmp_path: Path) -> None:
     peers, raw = Peers(BASES[name], tmp_path), raw_of(BASES[name])

@@ -13,6 +13,7 @@ from engines.errors import EngineError
 from engines.model_config import parse_model_config
 from engines.placements import PLACEMENTS
 from engines.schedule import PHI_3_5_MOE, ModelShape, Step, lm_head, operations, own_shape, priced_shape
+from tests.fakes.published import PUBLISHED
 
 # Values per layer: attention 16 + 8 + 8 + 16 = 48, expert 3 x 12 = 36, dense FFN 3 x 32 = 96. A row is 8 bytes.
 TOY = ModelShape(
@@ -21,9 +22,6 @@ TOY = ModelShape(
 )  # fmt: skip
 FFN = "expert_ffn"
 STEP = Step(n_tokens=5, kv_length=7)
-
-
-LATENT = {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4}
 
 
 def plan(*calls: ExpertCall, n_tokens: int = 5, transfers: tuple[Transfer, ...] = ()) -> DispatchPlan:
@@ -184,6 +182,6 @@ def test_shared_experts_are_priced_for_every_token_beside_the_chosen_ones() -> N
 
 
 def test_latent_attention_is_not_priced_as_something_else() -> None:
-    deepseek = config(architectures=["DeepseekV2ForCausalLM"], **LATENT)
+    deepseek = parse_model_config(PUBLISHED["DeepSeek-V2-Lite"].config, None)
     with pytest.raises(EngineError, match="cannot price DeepseekV2ForCausalLM: its attention is latent"):
         own_shape("m", deepseek)
