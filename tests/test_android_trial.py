@@ -219,10 +219,10 @@ def test_a_cable_pulled_in_a_run_is_retried_and_costs_no_finished_trial(
     [whole] = [e for e in first.energy if e.phase == "all"]
     assert whole.energy_j == pytest.approx(POWER_W * whole.duration_s, rel=0.01)
     if comes_back:
-        assert outcome == (2, 0)
+        assert (outcome.n_ok, outcome.n_failed) == (2, 0)
         assert (second.status, second.attempts) == ("ok", 2)
         return
-    assert outcome == (1, 1)
+    assert (outcome.n_ok, outcome.n_failed) == (1, 1)
     assert (second.status, second.attempts) == ("failed", 2)
     assert second.failure is not None
     assert second.failure.kind == "transient"
