@@ -48,28 +48,29 @@ class Ratio:
 
 def ratio_of_means(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Ratio:
     """pairs: by workload, the arm's values and the baseline's, of the same repeats in the same order."""
-    from scipy import stats
+    from scipy.special import stdtrit
 
     arms, bases = ([np.asarray(own[side], dtype=np.float64) for own in pairs] for side in (0, 1))
     n = min(len(own) for own in arms)
     total, base_total = (math.fsum(float(own.mean()) for own in side) for side in (arms, bases))
     if base_total == 0:
         return Ratio(None, n=n, reason="the baseline's mean is 0")
-    found = Ratio(total / base_total, n=n)
+    ratio = total / base_total
+    found = Ratio(ratio, n=n)
     if n < 2:
         return replace(found, reason=ONE_PAIR)
-    differences = [a - total / base_total * b for a, b in zip(arms, bases, strict=True)]
-    by_workload = [float(d.var(ddof=1)) / len(d) for d in differences]
-    if math.sqrt(math.fsum(by_workload)) <= SAME * abs(total):
+    v_aa, v_bb, v_ab, v_dd, over_freedom = 0.0, 0.0, 0.0, 0.0, 0.0
+    for arm, base in zip(arms, bases, strict=True):
+        own, other, scale = arm - arm.mean(), base - base.mean(), 1 / (len(arm) * (len(arm) - 1))
+        difference = own - ratio * other
+        variance = float(difference @ difference) * scale
+        v_aa, v_bb, v_ab = (
+            v + float(x @ y) * scale for v, x, y in ((v_aa, own, own), (v_bb, other, other), (v_ab, own, other))
+        )
+        v_dd, over_freedom = v_dd + variance, over_freedom + variance**2 / (len(arm) - 1)
+    if math.sqrt(v_dd) <= SAME * abs(total):
         return replace(found, reason=f"all {n} pairs have the same ratio: no scatter to judge by")
-    freedom = math.fsum(by_workload) ** 2 / math.fsum(
-        v**2 / (len(d) - 1) for v, d in zip(by_workload, differences, strict=True)
-    )
-    t2 = float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom)) ** 2
-    v_aa, v_bb, v_ab = (
-        math.fsum(float(np.cov(x, y)[0, 1]) / len(x) for x, y in zip(left, right, strict=True))
-        for left, right in ((arms, arms), (bases, bases), (arms, bases))
-    )
+    t2 = float(stdtrit(v_dd**2 / over_freedom, 0.5 + CONFIDENCE / 2)) ** 2
     square, half, constant = base_total**2 - t2 * v_bb, total * base_total - t2 * v_ab, total**2 - t2 * v_aa
     inside = half**2 - square * constant
     if square <= 0 or inside < 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from results import tables
 from results.records import Cell, RunData, Score, Trial
 from results.report.first_screen import ArmTable, DeviceScreen
-from results.report.html import page_context
+from results.report.html import html_text, page_context
 from results.report.standings import Group, NoArmError, Quantity, Standing, device_groups, standings_table
 from tests.run_builders import cell, completion, failed, reading, run, trial
 
@@ -280,3 +282,30 @@ def test_an_arm_that_computes_less_is_drawn_by_joules_a_response() -> None:
     trials = [*lasting("c1", noisy(1.0), "11"), *lasting("c2", noisy(0.5), "11")]
     (panel,) = screen(run(cells, trials)).panels
     assert "J/response across" in str(panel.svg)
+
+
+def test_a_name_from_a_plan_is_text_in_table_picture_and_sentence() -> None:
+    hostile = '<b onclick=alert(1)>&amp;"x'
+    trials = [*lasting("first", noisy(1.0), "1" * 9 + "0"), *lasting("second", noisy(0.5, -1), "1" * 10)]
+    cells = [cell("first", engine="first"), cell("second", engine=hostile)]
+    data = run(cells, trials)
+    page = html_text(data)
+    assert "<b onclick" not in page
+    (panel,) = screen(data).panels
+    assert "&lt;b onclick=alert(1)&gt;&amp;amp;" in str(panel.svg)
+    assert screen(data).sentences[0][1].startswith(f"Fastest for certain: “{hostile}”, 0.50×")
+
+
+def test_a_shared_axis_starts_where_every_interval_is_whole() -> None:
+    """9 and 10 of 10: Wilson's intervals reach down to 0.60 and 0.72, so the axis starts at 50 %, its ticks at 60."""
+    trials = [*lasting("first", noisy(1.0), "1" * 9 + "0"), *lasting("second", noisy(0.5, -1), "1" * 10)]
+    (panel,) = screen(run(named("first", "second"), trials)).panels
+    ticks = re.findall(r'text-anchor="end">([^<]*)<', str(panel.svg))
+    assert (ticks[0], ticks[-1]) == ("60", "100")
+
+
+def test_arms_that_differ_much_get_a_logarithmic_axis() -> None:
+    trials = [*lasting("first", noisy(1.0), "11"), *lasting("second", noisy(100.0, -1), "11")]
+    (panel,) = screen(run(named("first", "second"), trials)).panels
+    ticks = re.findall(r'text-anchor="middle">([^<]*)<', str(panel.svg))[:-2]
+    assert [float(b) / float(a) for a, b in itertools.pairwise(ticks)] == pytest.approx([10.0] * (len(ticks) - 1))

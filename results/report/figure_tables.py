@@ -276,11 +276,11 @@ def _methods(rows: Sequence[Row], subject: Subject) -> tuple[str, ...]:
         spread = f" ± {uncertainty:.2g} %" if uncertainty == uncertainty else ""
         return (f"{energy['method']}{meter}{spread}",)
     if subject.title == "Model and memory":
-        return tuple(
-            dict.fromkeys(
-                f"{c.group.lower()} {first[c.metric, c.phase]['method']}"
-                for c in subject.columns
-                if (c.metric, c.phase) in first
-            )
-        )
+        found = [
+            (c.group.lower(), first[c.metric, c.phase]["method"])
+            for c in subject.columns
+            if (c.metric, c.phase) in first
+        ]
+        by_method = {m: ", ".join(what for what, method in found if method == m) for _, m in found}
+        return tuple(f"{what} {method}" for method, what in by_method.items())
     return (f"time {first['e2e', 'all']['method']}",)

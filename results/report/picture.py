@@ -17,7 +17,7 @@ from results.report.arms import Arm
 from results.units import format_number
 
 WIDTH, HEIGHT = 300, 190
-LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 36
+LEFT, RIGHT, TOP, BOTTOM = 44, 18, 12, 36
 LOG_FROM = 20.0
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 SHARE_FLOORS = (0.9, 0.8, 0.5, 0.0)

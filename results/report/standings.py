@@ -20,7 +20,7 @@ import pandas as pd
 
 from results.cells import left_out_reason, trials_of, usable
 from results.compare import Difference, UnlikeError, compare_scores, mean_score, sample_scores
-from results.metrics import energy_observations
+from results.metrics import NO_METER, RELATIVE_UNITS
 from results.ratios import Ratio, ratio_of_means, ratio_of_shares
 from results.records import Cell, Method, RunData, Trial
 from results.report.arms import Arm, arms_of
@@ -32,6 +32,7 @@ QUANTITIES: tuple[Quantity, ...] = ("time", "energy", "accuracy")
 RANDOM_WEIGHTS = "the weights are random: scores say nothing about the method"
 NOT_SCORED = "this workload is not scored"
 ASKED_OTHERWISE = "the arms were not asked the same requests: nothing can be paired"
+MODELLED_ONCE = "modelled once, so without an interval: a model gives the same figure every time"
 NO_SHARES = "no workload is right or wrong for each sample; their scores stand by workload"
 
 
@@ -189,6 +190,7 @@ class _Groups:
         self._zero_one = zero_one_metrics(run)
         self._rising = {s.metric: s.higher_is_better for t in run.trials for s in t.scores}
         self._first_score = _first_scores(run)
+        self._amounts: dict[tuple[str, Quantity], _Amount] = {}
         errors = frame[(frame["metric"] == "energy_uncertainty") & (frame["phase"] == "all")]
         self._energy_error = dict(zip(errors["cell"], errors["mean"], strict=True))
 
@@ -227,9 +229,8 @@ class _Groups:
         chosen = [by_workload[w] for w in workloads]
         if quantity == "accuracy":
             return self._score(none, chosen)
-        read = _seconds if quantity == "time" else _joules
         trials = [self._trials[c.cell_id] for c in chosen]
-        amounts = [{t.repeat: read(t) for t in own} for own in trials]
+        amounts = [{t.repeat: self._amount(t, quantity) for t in own} for own in trials]
         ways = {(a.unit, a.method, a.meter) for own in amounts for a in own.values() if a.value is not None}
         sums = tuple({i: a.value for i, a in own.items() if a.value is not None} for own in amounts)
         if not all(sums):
@@ -249,6 +250,13 @@ class _Groups:
             sums=sums,
             asked=tuple({t.requests_sha256 for t in own} | {len(t.completions) for t in own} for own in trials),
         )
+
+    def _amount(self, trial: Trial, quantity: Quantity) -> _Amount:
+        """Read once: a trial counts in its workload, and in all of them together."""
+        key = (trial.trial_id, quantity)
+        if key not in self._amounts:
+            self._amounts[key] = _seconds(trial) if quantity == "time" else _joules(trial)
+        return self._amounts[key]
 
     def _model_error(self, cells: Sequence[Cell], quantity: Quantity, method: Method) -> float | None:
         if method != "modelled":
@@ -313,8 +321,12 @@ def _seconds(trial: Trial) -> _Amount:
 
 def _joules(trial: Trial) -> _Amount:
     """Of the window, by the trial's first meter."""
-    found = next(o for o in energy_observations(trial) if (o.metric, o.phase) == ("energy", "all"))
-    return _Amount(found.value, found.unit, found.method, found.meter, found.reason)
+    found = next((r for r in trial.energy if (r.component, r.phase) == ("total", "all")), None)
+    if found is None:
+        return _Amount(None, "J", "missing", None, NO_METER)
+    if found.method == "relative gauge":
+        return _Amount(found.gauge_units, RELATIVE_UNITS["J"], found.method, found.meter, found.reason)
+    return _Amount(found.energy_j, "J", found.method, found.meter, found.reason or f"{found.meter} gave no energy")
 
 
 def _first_scores(run: RunData) -> dict[str, str]:
@@ -396,6 +408,8 @@ def _paired_ratio(figure: _Figure, base: _Figure) -> tuple[Ratio | None, str | N
             return None, "no repeat has a figure of both arms"
         pairs.append(([own[i] for i in both], [other[i] for i in both]))
     ratio = ratio_of_means(pairs)
+    if figure.model_error is not None and ratio.n == 1:
+        ratio = replace(ratio, reason=MODELLED_ONCE)
     return (None, ratio.reason) if ratio.value is None else (ratio, None)
 
 
@@ -429,10 +443,10 @@ def _verdict(quantity: Quantity, figures: Sequence[_Figure], standings: Sequence
     ways = {(f.method, f.meter, f.unit) for f, _ in known}
     if len(ways) > 1:
         return Verdict(quantity, leader, tuple(s for _, s in others), False, "their figures came to be in several ways")
-    rivals = tuple(s for f, s in others if not _differ(f, best, _against(f, best)[0]))
+    ratios = [_against(f, best)[0] for f, _ in others]
+    rivals = tuple(s for (f, s), ratio in zip(others, ratios, strict=True) if not _differ(f, best, ratio))
     why = ""
     if rivals:
-        ratios = [_against(f, best)[0] for f, _ in others]
         modelled = best.model_error is not None
         without = next((r.reason for r in ratios if r is not None and r.low is None), None)
         why = "within the error of the model" if modelled else without or "their difference may be 0"
