@@ -280,6 +280,14 @@ def test_files_outside_are_out_of_reach(act: str, tmp_path: Path) -> None:
     )
 
 
+def test_names_outside_can_be_asked_about_but_not_watched(tmp_path: Path) -> None:
+    """What docs/decisions/0010-sandbox.md says that the walls leave."""
+    (tmp_path / "seen").write_text("12345")
+    assert run_program(f"import os; assert os.stat({str(tmp_path / 'seen')!r}).st_size == 5").passed
+    watch = "import ctypes\nassert ctypes.CDLL(None).inotify_init1(0) >= 0"
+    assert failure(watch).reason.startswith("AssertionError")
+
+
 def test_there_is_no_network() -> None:
     program = """
 import socket

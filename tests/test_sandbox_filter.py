@@ -79,7 +79,7 @@ def test_the_filter_decides_by_number_and_argument(machine: str) -> None:
     assert (action(table.clone3), action(10_000), action(0x40000000)) == (ENOSYS,) * 3
     assert (action(table.ioctl, 3, 0x5401), action(table.ioctl, 3, 0x40086602)) == (ALLOW, EPERM)
     assert (action(table.fcntl, 3, 1), action(table.fcntl, 3, 8)) == (ALLOW, EPERM)
-    assert (action(table.prctl, 15), action(table.prctl, 1)) == (ALLOW, EPERM)
+    assert (action(table.prctl, 15), action(table.prctl, 1), action(table.prctl, 4)) == (ALLOW, EPERM, EPERM)
     assert (action(table.prlimit64, 0), action(table.prlimit64, 1)) == (ALLOW, EPERM)
     assert decide(program, 0x40000003, 1) == KILL  # a 32-bit call
     allowed = [n for n in range(462) if action(n) == ALLOW]

@@ -81,6 +81,66 @@ def test_many_large_files_end_the_program() -> None:
     assert "MiB of files" in failure(program, Limits(cpu_s=10, wall_s=60.0)).reason
 
 
+HELD = {
+    "by descriptors": """
+kept = []
+for i in range(20):
+    kept.append(open("x", "wb")); kept[-1].write(b"x" * 2**22); kept[-1].flush(); os.unlink("x")
+""",
+    "without a name from the start": """
+for i in range(20):
+    os.write(os.open(".", os.O_TMPFILE | os.O_WRONLY), b"x" * 2**22)
+""",
+    "by a page of each that is mapped": """
+kept = []
+for i in range(64):
+    with open("x", "w+b") as file:
+        file.write(b"x" * 2**22); file.flush()
+        kept.append(mmap.mmap(file.fileno(), 4096))
+    os.unlink("x")
+    time.sleep(0.02)
+""",
+    "by descriptors of a thread of its own": """
+import threading
+def hold():
+    libc = ctypes.CDLL(None)
+    for i in range(20):
+        os.write(os.open("x", os.O_CREAT | os.O_RDWR), b"x" * 2**22); os.unlink("x")
+    time.sleep(20)
+threading.Thread(target=hold).start()
+""",
+}
+
+
+@pytest.mark.parametrize("way", HELD)
+def test_deleted_files_that_are_still_held_count(way: str) -> None:
+    """A gigabyte could be held by files that no folder shows."""
+    program = f"import ctypes, mmap, os, time\n{HELD[way]}\ntime.sleep(20)"
+    outcome = failure(program, Limits(cpu_s=10, wall_s=60.0))
+    assert outcome.reason == "wrote more than 32 MiB of files"
+
+
+def test_files_that_are_gone_do_not_count() -> None:
+    program = """
+import mmap, os, tempfile, time
+for i in range(100):
+    with tempfile.TemporaryFile() as file:
+        file.write(b"x" * 2**20); file.flush()
+        mmap.mmap(file.fileno(), 2**20).close()
+    time.sleep(0.002)
+with tempfile.TemporaryFile() as kept, tempfile.NamedTemporaryFile() as named:
+    kept.write(b"x" * 2**22); named.write(b"x" * 2**22); time.sleep(0.2)
+shared = mmap.mmap(-1, 2**26); shared[:] = b"x" * 2**26; time.sleep(0.2)
+"""
+    outcome = run_programs([program], Limits(cpu_s=10, wall_s=60.0))[0]
+    assert outcome.passed, outcome
+
+
+def test_a_program_cannot_hide_what_it_holds() -> None:
+    program = "import ctypes\nassert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0"
+    assert failure(program).reason.startswith("AssertionError")
+
+
 def test_many_small_files_end_the_program() -> None:
     program = "import itertools\nfor i in itertools.count(): open(str(i), 'w')"
     assert "256 files" in failure(program, Limits(cpu_s=10, wall_s=60.0)).reason

@@ -26,9 +26,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from workloads.sandbox_files import FileKey, deleted_files, visible_files
 from workloads.sandbox_filter import CALL_TABLES, filter_program
 
 MIB = 2**20
@@ -145,7 +147,8 @@ def run_program(program: str, limits: Limits = DEFAULT_LIMITS) -> Outcome:
                 )
             finally:
                 os.close(written_fd)
-            message, broken = _watch(process, verdict.fileno(), Path(folder), limits)
+            job = os.fstat(job_file.fileno())
+            message, broken = _watch(process, verdict.fileno(), Path(folder), (job.st_dev, job.st_ino), limits)
         wall_s = time.monotonic() - started_s
     if broken:
         return Outcome("met a limit", broken, wall_s)
@@ -201,8 +204,13 @@ def _beside_numpy() -> list[str]:
 # --- watching -------------------------------------------------------------------------------------------------------
 
 
-def _watch(process: subprocess.Popen[bytes], verdict_fd: int, folder: Path, limits: Limits) -> tuple[str, str | None]:
-    """Waits for the end, or makes one: (what the process wrote, which limit of ours it broke)."""
+def _watch(
+    process: subprocess.Popen[bytes], verdict_fd: int, folder: Path, job: FileKey, limits: Limits
+) -> tuple[str, str | None]:
+    """Waits for the end, or makes one: (what the process wrote, which limit of ours it broke).
+
+    job: the file on its standard input.
+    """
     deadline_s = time.monotonic() + limits.wall_s
     written, broken = b"", None
     with contextlib.ExitStack() as closing:
@@ -221,7 +229,7 @@ def _watch(process: subprocess.Popen[bytes], verdict_fd: int, folder: Path, limi
                     ready.unregister(verdict_fd)
             elif ended_fd in events:
                 break
-            broken = _broken_limit(process.pid, folder, len(written), deadline_s, limits)
+            broken = _broken_limit(process.pid, folder, job, len(written), deadline_s, limits)
     return written.decode(errors="replace"), broken
 
 
@@ -232,7 +240,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _broken_limit(pid: int, folder: Path, n_written: int, deadline_s: float, limits: Limits) -> str | None:
+def _broken_limit(
+    pid: int, folder: Path, job: FileKey, n_written: int, deadline_s: float, limits: Limits
+) -> str | None:
     if time.monotonic() > deadline_s:
         return f"ran longer than {limits.wall_s:g} s"
     if n_written > MESSAGE_LIMIT_BYTES:
@@ -240,16 +250,14 @@ def _broken_limit(pid: int, folder: Path, n_written: int, deadline_s: float, lim
     # No limit of the kernel counts root's threads; those of other users are counted with all that they run.
     if _n_threads(pid) > limits.threads:
         return f"started more than {limits.threads} threads"
-    n_files, n_bytes = 0, 0
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            n_files += 1
-            with contextlib.suppress(FileNotFoundError):
-                n_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
-            if n_files > limits.folder_files:
-                return f"made more than {limits.folder_files} files"
-            if n_bytes > limits.folder_bytes:
-                return f"wrote more than {limits.folder_bytes // MIB} MiB of files"
+    files = chain(visible_files(folder), deleted_files(pid, folder, job, limits.file_bytes))
+    n_bytes = 0
+    for n_files, of_file in enumerate(files, start=1):
+        n_bytes += of_file
+        if n_files > limits.folder_files:
+            return f"made more than {limits.folder_files} files"
+        if n_bytes > limits.folder_bytes:
+            return f"wrote more than {limits.folder_bytes // MIB} MiB of files"
     return None
 
 

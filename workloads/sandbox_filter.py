@@ -34,7 +34,7 @@ TERMINAL_AND_DESCRIPTOR_IOCTLS = {
     "FIONCLEX": 0x5450,
     "FIOCLEX": 0x5451,
 }
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
 COMMON_REFUSED = {
     "signals to others": {"pidfd_send_signal": 424, "pidfd_open": 434, "pidfd_getfd": 438},
@@ -113,6 +113,15 @@ X86_64_REFUSED = {
         "mq_open": 240,
         "memfd_create": 319,
     },
+    # Landlock hides neither names nor what happens to them.
+    "watching files": {
+        "inotify_init": 253,
+        "inotify_init1": 294,
+        "inotify_add_watch": 254,
+        "inotify_rm_watch": 255,
+        "fanotify_init": 300,
+        "fanotify_mark": 301,
+    },
     "the kernel": {
         "add_key": 248,
         "request_key": 249,
@@ -171,6 +180,14 @@ AARCH64_REFUSED = {
         "mq_open": 180,
         "memfd_create": 279,
     },
+    # Landlock hides neither names nor what happens to them.
+    "watching files": {
+        "inotify_init1": 26,
+        "inotify_add_watch": 27,
+        "inotify_rm_watch": 28,
+        "fanotify_init": 262,
+        "fanotify_mark": 263,
+    },
     "the kernel": {
         "add_key": 217,
         "request_key": 218,
@@ -228,8 +245,8 @@ def filter_program(table: CallTable) -> bytes:
             _when_number(table.ioctl, _allow_only(1, TERMINAL_AND_DESCRIPTOR_IOCTLS.values(), eperm)),
             # A file's owner gets signals from it: that may be another process.
             _when_number(table.fcntl, _refuse(1, (F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY), eperm)),
-            # It shall end with its parent.
-            _when_number(table.prctl, _refuse(0, (PR_SET_PDEATHSIG,), eperm)),
+            # It shall end with its parent, and the parent shall see what it holds open.
+            _when_number(table.prctl, _refuse(0, (PR_SET_PDEATHSIG, PR_SET_DUMPABLE), eperm)),
             # Limits of its own process (0) only.
             _when_number(table.prlimit64, _allow_only(0, (0,), eperm)),
             *(_when_number(number, [_instruction(RETURN, eperm)]) for number in table.numbers()),
