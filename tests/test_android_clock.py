@@ -108,3 +108,14 @@ def test_a_coarse_clock_widens_the_bound_and_does_not_contradict_itself() -> Non
         coarse = [(sent, np.floor(device * 100) / 100 + 0.005, back) for sent, device, back in trips]
         fit = fit_clock([coarse], resolution_s=0.01)
         assert abs(float(fit.offset_s[0]) - 5.0) <= fit.uncertainty_s <= 0.006
+
+
+@pytest.mark.parametrize("bursts", [[], [[]], [[], [(1.0, float("nan"), 1.1)]]])
+def test_no_marker_at_all_is_told(bursts: list[list[tuple[float, float, float]]]) -> None:
+    with pytest.raises(TransientDeviceError, match="no marker came back"):
+        fit_clock(bursts)
+
+
+def test_a_marker_without_a_stamp_is_left_out() -> None:
+    clock = fit_clock([[(1.0, 11.0, 1.002), (2.0, float("nan"), 2.1)], []])
+    assert clock.to_host_s(np.array([11.0])) == pytest.approx([1.001])

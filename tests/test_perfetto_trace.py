@@ -102,3 +102,27 @@ def test_any_readings_come_back_in_order(readings: list[tuple[int, int]], name: 
         assert rails == []
         return
     assert rails == [(name, [s / 1e3 for s, _ in expected], pytest.approx([e * 1e-6 for _, e in expected]))]
+
+
+@pytest.mark.parametrize("length", [10, 11, 200, 100_000])
+def test_a_number_beyond_64_bits_is_no_trace_and_costs_nothing(length: int) -> None:
+    """Field 1 of a packet's clock snapshot: `length` bytes that each say that there is more, then an end."""
+    number = b"\x80" * length + b"\x01"
+    snapshot = b"\x08" + number
+    packet = b"\x32" + _length(len(snapshot)) + snapshot
+    trace = b"\x0a" + _length(len(packet)) + packet
+    with pytest.raises(TransientDeviceError, match="a number beyond 64 bits"):
+        read_power_log(trace)
+
+
+def _length(n: int) -> bytes:
+    """As a varint."""
+    return bytes([n & 0x7F | 0x80]) + _length(n >> 7) if n > 0x7F else bytes([n])
+
+
+def test_the_longest_number_keeps_its_64_bits() -> None:
+    # current_ua (3) of a battery (38) in a packet with a time stamp (8): -1, and bits above the 64th, which are none.
+    for last in (b"\x01", b"\x7f"):
+        battery = b"\x18" + b"\xff" * 9 + last
+        packet = b"\x40\x01" + b"\xb2\x02" + _length(len(battery)) + battery
+        assert read_power_log(b"\x0a" + _length(len(packet)) + packet).current_ua.tolist() == [-1.0]

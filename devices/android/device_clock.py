@@ -83,20 +83,31 @@ def steady_stamps(wall_s: Array, uptime_s: Array) -> Stamps:
 
 
 def fit_clock(bursts: Sequence[Sequence[tuple[float, float, float]]], resolution_s: float = 0.0) -> ClockMap:
-    """bursts: of (sent_s, device_s, received_s). Raises `TransientDeviceError` where bounds contradict each other."""
+    """bursts: of (sent_s, device_s, received_s). Raises `TransientDeviceError` where bounds contradict each other.
+
+    A marker whose stamp is no number says nothing; where none says anything, no time of the phone is known.
+    """
     device_s, offset_s, half_s = [], [], []
     for burst in bursts:
-        sent, device, received = np.asarray(burst, dtype=np.float64).T
+        trips = np.asarray(burst, dtype=np.float64).reshape(-1, 3)
+        trips = trips[np.isfinite(trips).all(axis=1)]
+        if not len(trips):
+            continue
+        sent, device, received = trips.T
         low_s = float((device - received).max()) - resolution_s / 2
         high_s = float((device - sent).min()) + resolution_s / 2
         if low_s > high_s:
             raise TransientDeviceError(
-                f"the phone's clock stepped by at least {low_s - high_s:.3g} s within {len(burst)} markers;"
+                f"the phone's clock stepped by at least {low_s - high_s:.3g} s within {len(trips)} markers;"
                 " turn automatic time off on the phone, or try again"
             )
         device_s.append(float(device.mean()))
         offset_s.append((low_s + high_s) / 2)
         half_s.append((high_s - low_s) / 2)
+    if not half_s:
+        raise TransientDeviceError(
+            "no marker came back from the phone, so its clock is not known to the host's; try again"
+        )
     return ClockMap(np.asarray(device_s), np.asarray(offset_s), max(half_s))
 
 

@@ -28,6 +28,9 @@ from devices.base import TransientDeviceError
 Array = NDArray[np.float64]
 
 _VARINT, _EIGHT_BYTES, _COUNTED, _FOUR_BYTES = 0, 1, 2, 5
+_64_BITS = (1 << 64) - 1
+_VARINT_BITS = 70
+"""Ten bytes of seven bits hold the longest number; what is above 64 bits is dropped, as protobuf does."""
 _PACKET = 1
 _TIMESTAMP, _CLOCK_SNAPSHOT, _BATTERY, _POWER_RAILS = 8, 6, 38, 40
 _CLOCK, _CLOCK_ID, _CLOCK_TIMESTAMP = 1, 1, 2
@@ -178,8 +181,12 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value & _64_BITS, at
         shift += 7
+        if shift >= _VARINT_BITS:
+            raise TransientDeviceError(
+                f"what came is no Perfetto trace (a number beyond 64 bits ends at byte {at} of {len(message)})"
+            )
     raise TransientDeviceError("the trace is cut short in the middle of a number; was perfetto or the link killed?")
 
 
