@@ -156,6 +156,21 @@ class SeesState(Protocol):
 
 
 @runtime_checkable
+class Tended(Protocol):
+    """A meter that a window of hours does not lose: where its link breaks, it keeps what it has, and goes on.
+
+    What it kept comes out of its `stop`: in an `InterruptedWindowError` where something is missing.
+    """
+
+    def tend(self) -> str | None:
+        """Called every half second of a recording. Goes on reading where that has ended.
+
+        What is wrong now, so that nothing is read; None where nothing is.
+        """
+        ...
+
+
+@runtime_checkable
 class CarriesMarks(Protocol):
     """A meter that knows what taints the readings of its last window: a recording that was marked, say."""
 

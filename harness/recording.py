@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from devices.base import Clock, Device
+from devices.base import Clock, Device, Tended, TransientDeviceError
 from devices.state_watch import changes, watched
 from harness.session import raw_traces, running_meters, window_marks
 from results.energy import energy_between
 from results.records import Conditions, EnergyReading, PowerTrace
 from results.report.trace_plot import write_plot
 from results.trace_files import WINDOW, raw_part, write_traces
+
+log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 """Between two signs of life to whoever waits."""
@@ -56,18 +59,23 @@ def record(device: Device, clock: Clock, seconds: float, on_tick: Callable[[floa
     """An opened device's meters for some seconds; Ctrl-C ends it early and keeps it. on_tick: told the seconds left.
 
     A link that breaks leaves a gap: what came before it, and behind it where it is there again, is kept. Raises
-    `DeviceError` where the recording cannot begin.
+    `DeviceError` where the recording cannot begin, or nothing was received.
     """
     interrupted: list[str] = []
     with watched(device, may_be_lost=True) as conditions, running_meters(device.meters, interrupted) as traces:
         start_s = clock.now_s()
         try:
             while (left_s := start_s + seconds - clock.now_s()) > 0:
+                for meter in device.meters:
+                    if isinstance(meter, Tended) and (trouble := meter.tend()) is not None:
+                        log.info("%s: %s; tried again", meter.name, trouble)
                 on_tick(left_s)
                 clock.sleep_until_s(clock.now_s() + min(left_s, TICK_S))
         except KeyboardInterrupt:
             on_tick(0.0)
         end_s = clock.now_s()
+    if interrupted and not any(len(trace.times_s) for trace in traces):
+        raise TransientDeviceError(f"nothing was received: {'; '.join(interrupted)}")
     return Recording(
         tuple(traces),
         (start_s, end_s),

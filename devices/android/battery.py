@@ -26,12 +26,20 @@ import numpy as np
 from devices.android.calibration import MIN_SAMPLES, Calibration, calibrate
 from devices.android.device_clock import steady_stamps
 from devices.android.gauge_loop import GaugeLoop, loop_script
-from devices.android.perfetto import MIN_POLL_S
+from devices.android.perfetto import MIN_POLL_S, PIECE_S
 from devices.android.perfetto_battery import PERFETTO_SOURCE, PerfettoGauge, offers_battery
 from devices.android.raw_gauge import METER, METHOD, GaugeKind, energy_of, power_of, raw_traces
 from devices.android.shell import RECONNECT_S, Phone
-from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
+from devices.base import (
+    Channel,
+    Clock,
+    DeviceError,
+    InterruptedWindowError,
+    MeterUnavailableError,
+    TransientDeviceError,
+)
 from devices.gauges import observed_update_period_s
+from devices.pieces import joined_by_component
 from results.records import PowerTrace
 
 log = logging.getLogger(__name__)
@@ -132,6 +140,12 @@ class BatteryMeter:
         self._calibration: Calibration | None = None
         self._loop: GaugeLoop | PerfettoGauge | None = None
         self._raw: tuple[PowerTrace, ...] = ()
+        self._is_running = False
+        self._begun_s = 0.0
+        self._pieces: list[tuple[PowerTrace, PowerTrace]] = []
+        """Raw readings of this window that a broken link, or the length of a trace, has ended."""
+        self._broken: list[str] = []
+        """Why readings of this window are missing."""
 
     def open(self) -> None:
         """Takes the first source that reads as a discharging battery, and prefers one that was seen to update.
@@ -206,6 +220,8 @@ class BatteryMeter:
         if self._loop is not None:
             raise DeviceError("meter battery is already running; stop it before another window starts")
         source = self._source
+        self._pieces.clear()
+        self._broken.clear()
         loop = self._phone.reached(lambda: self._reader(source), self._reconnect_s)
         # Known before it starts: Ctrl-C on the way is followed by `stop`.
         self._loop = loop
@@ -214,19 +230,86 @@ class BatteryMeter:
         except DeviceError:
             self._loop = None
             raise
+        self._begun_s, self._is_running = self._clock.now_s(), True
+
+    def tend(self) -> str | None:
+        """Begins again where the link broke. A trace of Perfetto is asked for in time, while the next one runs."""
+        if not self._is_running or self._source is None:
+            return None
+        try:
+            if self._loop is not None and self._loop.lost is not None:
+                log.warning("battery: %s; what was read until then is kept", self._loop.lost)
+                self._broken.append(str(self._loop.lost))
+                loop, self._loop = self._loop, None
+                self._keep(loop)
+            if self._loop is None:
+                self._phone.reach()
+                self._loop = self._started(self._source)
+            elif self._source.through_perfetto and self._clock.now_s() - self._begun_s > PIECE_S:
+                ended, self._loop = self._loop, self._started(self._source)
+                self._take(ended, self._source)
+        except DeviceError as error:
+            return str(error)
+        return None
+
+    def _started(self, source: GaugeSource) -> GaugeLoop | PerfettoGauge:
+        loop = self._reader(source)
+        try:
+            loop.start()
+        except BaseException:
+            # After Ctrl-C, too: its thread would keep the program from ending.
+            loop.cancel()
+            raise
+        self._begun_s = self._clock.now_s()
+        return loop
+
+    def _keep(self, loop: GaugeLoop | PerfettoGauge) -> None:
+        assert self._source is not None
+        loop.cancel()
+        readings = loop.received()
+        if readings is None or not len(readings.wall_s):
+            return
+        try:
+            self._pieces.append(raw_traces(readings, self._source.kind, self._source.period_s))
+        except DeviceError as error:
+            log.warning("battery: %d readings are lost: %s", len(readings.wall_s), error)
 
     def mark(self) -> None:
         """The gauge renews its value when it likes."""
 
     def stop(self) -> Sequence[PowerTrace]:
-        """Ends a window. Raises `TransientDeviceError` where the phone or the link was lost in it."""
-        if self._loop is None or self._source is None:
+        """Ends a window. Raises `InterruptedWindowError` where the phone or the link was lost in it."""
+        if self._source is None or not (self._is_running or self._loop is not None):
             raise DeviceError("meter battery is not running; start it first")
+        self._is_running = False
+        if self._loop is None:
+            self._broken.append("it did not come back")
+            raise self._interrupted()
         [channel] = self.channels
         # What happened last is shown by the next value.
         self._clock.sleep_until_s(self._clock.now_s() + min(channel.update_period_s, 1.0) + self._source.period_s)
         loop, self._loop = self._loop, None
-        self._raw = raw_traces(loop.stop(), self._source.kind, self._source.period_s)
+        self._take(loop, self._source)
+        if self._broken:
+            raise self._interrupted()
+        return self._traces()
+
+    def _take(self, loop: GaugeLoop | PerfettoGauge, source: GaugeSource) -> None:
+        """All of a piece, or of one that was lost what there is."""
+        try:
+            self._pieces.append(raw_traces(loop.stop(), source.kind, source.period_s))
+        except TransientDeviceError as error:
+            self._keep(loop)
+            self._broken.append(str(error))
+
+    def _interrupted(self) -> InterruptedWindowError:
+        """With what was read before, and behind the break."""
+        return InterruptedWindowError(f"battery: {'; '.join(self._broken)}", self._traces() if self._pieces else ())
+
+    def _traces(self) -> Sequence[PowerTrace]:
+        self._raw = tuple(joined_by_component(self._pieces))
+        self._pieces.clear()
+        [channel] = self.channels
         if self._calibration is None:
             return [energy_of(self._raw, channel)]
         return [power_of(self._raw, self._calibration, channel)]
@@ -236,6 +319,7 @@ class BatteryMeter:
         return self._raw
 
     def close(self) -> None:
+        self._is_running = False
         if self._loop is not None:
             loop, self._loop = self._loop, None
             with suppress(DeviceError):

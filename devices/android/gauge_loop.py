@@ -112,8 +112,18 @@ class GaugeLoop:
             self._burst()
         finally:
             self._close()
-        wall_s, uptime_s, current, voltage = np.asarray(self._rows, dtype=np.float64).T
-        return GaugeLog(wall_s, uptime_s, current, voltage, tuple(tuple(b) for b in self._bursts))
+        return self.received()
+
+    def received(self) -> GaugeLog:
+        """What came until now: also of a loop whose link broke. Its times are known from the bursts before."""
+        with self._changed:
+            wall_s, uptime_s, current, voltage = np.asarray(self._rows, dtype=np.float64).reshape(-1, 4).T
+            return GaugeLog(wall_s, uptime_s, current, voltage, tuple(tuple(b) for b in self._bursts))
+
+    @property
+    def lost(self) -> BaseException | None:
+        """Why no sample comes any more; None while they do."""
+        return self._reader.exception() if self._reader.done() else None
 
     def cancel(self) -> None:
         """Ends the loop; nobody asks for its samples."""

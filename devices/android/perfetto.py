@@ -37,6 +37,8 @@ LIMIT_S = 3600.0
 """The longest trace. One that reaches it ends, and leaves the rest of its window uncovered."""
 BUFFER_KB = 32 * 1024
 """About 16 bytes a reading: 32 rails every 100 ms fill half of it in an hour. It is taken up as it fills."""
+PIECE_S = 600.0
+"""A recording asks for its trace so often: what is still on the phone is lost with the link."""
 MAX_TRACE_BYTES = 2 * BUFFER_KB * 1024
 MARKER_PERIOD_S = 0.5
 TRACE_TIMEOUT_S = 60.0
@@ -103,6 +105,11 @@ class PerfettoTrace:
             return read_power_log(_finish(self._stream)), beside
         finally:
             self.cancel()
+
+    @property
+    def lost(self) -> BaseException | None:
+        """Why the link is gone, and with it the trace; None while it is there."""
+        return self._loop.lost
 
     def cancel(self) -> None:
         """Ends both; nobody asks for the trace."""

@@ -54,6 +54,14 @@ class PerfettoGauge:
         )
         return GaugeLog(wall_s, uptime_s, power.current_ua, millivolt, beside.bursts)
 
+    def received(self) -> None:
+        """Of a trace whose link broke nothing came."""
+
+    @property
+    def lost(self) -> BaseException | None:
+        """Why the link is gone, and with it the trace; None while it is there."""
+        return self._trace.lost
+
     def cancel(self) -> None:
         """Ends it; nobody asks for its samples."""
         self._trace.cancel()

@@ -21,11 +21,20 @@ from numpy.typing import NDArray
 
 from devices.android.device_clock import clock_note
 from devices.android.gauge_loop import GaugeLog, on_host_clock
-from devices.android.perfetto import MIN_POLL_S, Config, PerfettoTrace, phone_stamps, short_trace
+from devices.android.perfetto import MIN_POLL_S, PIECE_S, Config, PerfettoTrace, phone_stamps, short_trace
 from devices.android.perfetto_trace import PowerLog, RailReadings
 from devices.android.shell import RECONNECT_S, Phone
-from devices.base import Channel, Clock, ComputeUnit, DeviceError, MeterUnavailableError
+from devices.base import (
+    Channel,
+    Clock,
+    ComputeUnit,
+    DeviceError,
+    InterruptedWindowError,
+    MeterUnavailableError,
+    TransientDeviceError,
+)
 from devices.gauges import observed_update_period_s
+from devices.pieces import joined_by_component
 from results.records import Method, PowerTrace
 
 Array = NDArray[np.float64]
@@ -98,6 +107,12 @@ class RailMeter:
         self._reconnect_s = reconnect_s
         self._config = Config(rails=True, poll_s=max(interval_s, MIN_POLL_S))
         self._trace: PerfettoTrace | None = None
+        self._is_running = False
+        self._begun_s = 0.0
+        self._pieces: list[list[PowerTrace]] = []
+        """Of this window: traces that were asked for before its end."""
+        self._broken: list[str] = []
+        """Why readings of this window are missing."""
 
     def open(self) -> None:
         """Raises `MeterUnavailableError`: no perfetto, none that the shell may use, or no rails."""
@@ -111,6 +126,8 @@ class RailMeter:
             raise DeviceError("meter rails is not open; open it first")
         if self._trace is not None:
             raise DeviceError("meter rails is already running; stop it before another window starts")
+        self._pieces.clear()
+        self._broken.clear()
         trace = self._phone.reached(lambda: PerfettoTrace(self._phone, self._config, self._clock), self._reconnect_s)
         # Known before it starts: Ctrl-C on the way is followed by `stop`.
         self._trace = trace
@@ -119,20 +136,75 @@ class RailMeter:
         except DeviceError:
             self._trace = None
             raise
+        self._begun_s, self._is_running = self._clock.now_s(), True
+
+    def tend(self) -> str | None:
+        """Begins again where the link broke; and asks for the trace in time, while the next one runs."""
+        if not self._is_running:
+            return None
+        try:
+            if self._trace is not None and self._trace.lost is not None:
+                lost_s = self._clock.now_s() - self._begun_s
+                log.warning("rails: %s; the trace of the last %.0f s is lost", self._trace.lost, lost_s)
+                self._broken.append(f"{self._trace.lost}, and the trace of the last {lost_s:.0f} s with it")
+                trace, self._trace = self._trace, None
+                trace.cancel()
+            if self._trace is None:
+                self._phone.reach()
+                self._trace = self._started()
+            elif self._clock.now_s() - self._begun_s > PIECE_S:
+                ended, self._trace = self._trace, self._started()
+                self._take(ended)
+        except DeviceError as error:
+            return str(error)
+        return None
+
+    def _started(self) -> PerfettoTrace:
+        trace = PerfettoTrace(self._phone, self._config, self._clock)
+        try:
+            trace.start()
+        except BaseException:
+            # After Ctrl-C, too: its thread would keep the program from ending.
+            trace.cancel()
+            raise
+        self._begun_s = self._clock.now_s()
+        return trace
+
+    def _take(self, trace: PerfettoTrace) -> None:
+        try:
+            self._pieces.append(rail_traces(*trace.stop(), self.channels, self._config.poll_s))
+        except TransientDeviceError as error:
+            self._broken.append(str(error))
 
     def mark(self) -> None:
         """Perfetto reads when it likes."""
 
     def stop(self) -> Sequence[PowerTrace]:
-        """Ends a window. Raises `TransientDeviceError` where the phone, the link or perfetto was lost in it."""
-        if self._trace is None:
+        """Ends a window. Raises `InterruptedWindowError` where the phone, the link or perfetto was lost in it."""
+        if not (self._is_running or self._trace is not None):
             raise DeviceError("meter rails is not running; start it first")
+        self._is_running = False
+        if self._trace is None:
+            self._broken.append("it did not come back")
+            raise self._interrupted()
         # The reading behind the window's end.
         self._clock.sleep_until_s(self._clock.now_s() + 2 * self._config.poll_s)
         trace, self._trace = self._trace, None
-        return rail_traces(*trace.stop(), self.channels, self._config.poll_s)
+        self._take(trace)
+        if self._broken:
+            raise self._interrupted()
+        return self._traces()
+
+    def _interrupted(self) -> InterruptedWindowError:
+        """With what was traced before and behind the break: the counters go on meanwhile."""
+        return InterruptedWindowError(f"rails: {'; '.join(self._broken)}", self._traces())
+
+    def _traces(self) -> Sequence[PowerTrace]:
+        pieces, self._pieces = self._pieces, []
+        return joined_by_component(pieces)
 
     def close(self) -> None:
+        self._is_running = False
         if self._trace is not None:
             trace, self._trace = self._trace, None
             trace.cancel()

@@ -166,17 +166,20 @@ class Phone:
 
     def reach(self, limit_s: float = 0.0, every_s: float = 0.5) -> None:
         """Finds the phone, trying again for `limit_s` while the failure may pass. Raises `DeviceError`."""
+        self._reached_device(limit_s, every_s)
+
+    def _reached_device(self, limit_s: float, every_s: float) -> AdbDevice:
         deadline_s = time.monotonic() + limit_s
         while True:
             try:
-                self._device = find_phone(self._name, self._address)
-                if "shell_v2" not in self._features():
-                    raise DeviceError(
-                        f"adb: {self._device.serial} has no shell_v2 (Android 6 or older); Android 7 is needed"
-                    )
+                device = find_phone(self._name, self._address)
+                with adb_errors(f"adb: {device.serial}"):
+                    features = str(device.get_features()).split(",")
+                if "shell_v2" not in features:
+                    raise DeviceError(f"adb: {device.serial} has no shell_v2 (Android 6 or older); Android 7 is needed")
                 # `adb:` is the only phone in reach at the first time; from then on it is that one.
-                self._name = DEVICE_PREFIX + self._device.serial
-                return
+                self._device, self._name = device, DEVICE_PREFIX + device.serial
+                return device
             except TransientDeviceError:
                 self._device = None
                 if time.monotonic() + every_s > deadline_s:
@@ -193,15 +196,8 @@ class Phone:
             return begin()
 
     def _found(self) -> AdbDevice:
-        if self._device is None:
-            self.reach()
-        assert self._device is not None
-        return self._device
-
-    def _features(self) -> list[str]:
-        assert self._device is not None
-        with adb_errors(f"adb: {self._device.serial}"):
-            return str(self._device.get_features()).split(",")
+        # Another thread may lose and find it meanwhile.
+        return self._device or self._reached_device(0.0, 0.0)
 
     def stream(self, command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> ShellStream:
         """Starts a command and hands over its stream."""
