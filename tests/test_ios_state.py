@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from devices.gates import Gates
 from devices.ios.device import why_not_ready
-from devices.ios.state import BatteryState, parse_battery, parse_facts, signed
+from devices.ios.state import BatteryState, parse_battery, parse_facts, signed, told_state
 from tests.fakes.ios_phone import BATTERY
 
 READY = BatteryState(current_a=-0.5, voltage_v=4.0, temperature_c=31.2, percent=82.0, is_charging=False)
@@ -91,3 +92,39 @@ def test_a_phone_that_is_not_ready_says_why(
 def test_facts_are_none_where_nothing_tells_them() -> None:
     facts = parse_facts({"UniqueDeviceID": "X", "ProductType": "iPhone17,1", "OSVersion": "18.5"}, {})
     assert (facts.os, facts.architecture, facts.n_cores) == ("iOS 18.5", None, None)
+
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(10**400), 10**400),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+KEYS = (*BATTERY, "UpdateTime")
+
+
+@given(changes=st.dictionaries(st.sampled_from(KEYS), ANYTHING), reads_battery=st.booleans())
+def test_no_registry_is_a_traceback_and_none_with_an_odd_figure_opens_the_gate(
+    changes: dict[str, Any], reads_battery: bool
+) -> None:
+    battery = parse_battery(BATTERY | changes)
+    assert battery is not None
+    told = told_state(1.0, battery)
+    for figure in (told.temperature_c, told.battery_percent):
+        assert figure is None or math.isfinite(figure)
+    if why_not_ready(battery, Gates(), reads_battery) is None:
+        assert battery.temperature_c is None or -40.0 <= battery.temperature_c < 40.0
+        assert battery.percent is None or 50.0 < battery.percent <= 110.0
+        if reads_battery:
+            assert battery.is_charging is False
+            assert battery.current_a is None or battery.current_a < 0
+
+
+@given(registry=ANYTHING)
+def test_no_answer_of_the_registry_is_a_traceback(registry: object) -> None:
+    assert parse_battery(registry) is None  # type: ignore[arg-type]
