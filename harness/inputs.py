@@ -29,7 +29,7 @@ from results.records import Input
 
 SETTINGS = ("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "JOULEBENCH_KERNEL_FLAGS", "OPENBLAS_NUM_THREADS",
             "MALLOC_CONF", "LD_PRELOAD")  # fmt: skip
-SETTING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_")
+SETTING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_")
 """Environment variables that choose threads, their places, or the instructions that libraries use."""
 NOT_SET = "not set"
 MOST_TOLD = 4
