@@ -82,6 +82,13 @@ def test_malformed_line_is_named_by_number(tmp_path: Path) -> None:
     assert f"{path}:2: not JSON" in complaint(tmp_path)
 
 
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}"])
+def test_a_line_beyond_what_json_readers_take_is_named_by_number(tmp_path: Path, line: str) -> None:
+    write(tmp_path, "{}\n" + line, "boolq/validation.jsonl")
+    with pytest.raises(WorkloadError, match=r"validation\.jsonl:2: not JSON"):
+        list(read_jsonl(tmp_path / "boolq" / "validation.jsonl"))
+
+
 def test_a_line_that_is_no_object_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "[1, 2]\n")
     assert "list found" in complaint(tmp_path)

@@ -113,10 +113,10 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, json.loads(line)
-    except json.JSONDecodeError as error:
-        raise WorkloadError(f"{path}:{number}: not JSON ({error}); one JSON object per line is expected") from error
     except DAMAGED as error:
         raise WorkloadError(f"{path}: unreadable after line {number} ({error}); fetch the file again") from error
+    except (ValueError, RecursionError) as error:  # numbers of 5,000 digits and a hundred thousand brackets too
+        raise WorkloadError(f"{path}:{number}: not JSON ({error}); one JSON object per line is expected") from error
     except OSError as error:
         raise WorkloadError(f"{path}: {error}; {MAKE_READABLE}") from error
 
