@@ -76,11 +76,14 @@ class KeyValueCache:
         self._dtype = dtype
         self.length = 0
         self.n_positions = 0
+        self.turned_for = 0
+        """The length whose rotary factors the keys are turned by: `engines.rope.LongRope`."""
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def start(self, n_positions: int, n_kept: int = 0) -> None:
-        """For a sequence of up to n_positions that begins with the first n_kept held now.
+    def start(self, n_positions: int, n_kept: int = 0, turned_for: int | None = None) -> None:
+        """For a sequence of up to n_positions that begins with the first n_kept held now. turned_for: None is the most
+        that it may reach.
 
         Buffers stay where they are long enough.
         """
@@ -96,6 +99,7 @@ class KeyValueCache:
                     new[:, :n_kept] = old[:, :n_kept]
             self.keys, self.values = keys, values
         self.length, self.n_positions = n_kept, n_positions
+        self.turned_for = n_positions if turned_for is None else turned_for
 
 
 def _cached_shapes(config: ModelConfig, n_positions: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal, Protocol
 
@@ -27,6 +27,7 @@ from engines.held_weights import held_weights
 from engines.observers import LayerObserver
 from engines.prefix import HeldTokens, turned_alike
 from engines.road import Decoding, road
+from engines.rope import LongRope, LongScaling, as_transformers
 from engines.techniques.base import ChunkPhase, Technique, TechniqueParameters
 from engines.techniques.dropless import Dropless
 from engines.transformer import KeyValueCache, Transformer
@@ -75,6 +76,7 @@ class ReferenceEngine:
         reuse_prefix: bool = False,
         torch_device: DeviceType = "cpu",
         compute_dtype: torch.dtype | None = None,
+        long_rope: LongRope = "at_once",
     ) -> None:
         """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry.
 
@@ -82,6 +84,7 @@ class ReferenceEngine:
         reuse_prefix: a request starts behind the tokens that it shares with the one before (`engines.prefix`).
         torch_device, compute_dtype: where this host computes, and in what; None is fp32 on the CPU and bf16 elsewhere.
         The weights are copied there (`engines.accelerator`).
+        long_rope: when a sequence takes LongRoPE's long factors; of no effect in models without it.
         """
         if not 1 <= prefill_chunk <= MOST_CHUNK:
             raise EngineError(f"prefill_chunk {prefill_chunk} must be 1 to {MOST_CHUNK} tokens")
@@ -97,6 +100,10 @@ class ReferenceEngine:
         self.layer_observer: LayerObserver | None = None
         backend = find_backend(torch_device, compute_dtype)
         self._backend = backend
+        self._turns_when_reached = long_rope == "when_reached"
+        if self._turns_when_reached:
+            rope = as_transformers(checkpoint.config.rope)
+            checkpoint = replace(checkpoint, config=replace(checkpoint.config, rope=rope))
         self._model = Transformer(checkpoint, backend)
         self._limits = Limits(checkpoint.config.max_length, checkpoint.config.vocabulary_size)
         self._cache = self._model.new_cache()
@@ -196,7 +203,7 @@ class ReferenceEngine:
             self._batch_caches.append(self._model.new_cache())
         sequences = [_Sequence(answer, cache) for answer, cache in zip(answers, self._batch_caches, strict=False)]
         for sequence in sequences:
-            sequence.cache.start(sequence.answer.n_positions)
+            sequence.cache.start(sequence.answer.n_positions, 0, self._turned_for(sequence.answer))
         self._answer(sequences, technique, on_phase)
         return [answer.completion(start_s, 0) for answer in answers]
 
@@ -243,6 +250,8 @@ class ReferenceEngine:
             for step in packed(left, self._prefill_chunk):
                 self._step([(sequences[i], n) for i, n in step], technique, "prefill", on_phase)
             while alive := [(s, 1) for s in sequences if not s.answer.is_complete]:
+                for sequence, _ in alive:
+                    self._turn_for_next(sequence, technique)
                 self._step(alive, technique, "decode", on_phase)
         finally:
             self._count()
@@ -288,6 +297,28 @@ class ReferenceEngine:
             answer.take(share_AL)
         self._stamp(asking, on_phase)
 
+    def _turn_for_next(self, sequence: _Sequence, technique: Technique) -> None:
+        """Computes the sequence again where its next token needs other rotary factors than those before have."""
+        cache, scaling = sequence.cache, self._model.config.rope.scaling
+        if not isinstance(scaling, LongScaling):
+            return
+        if cache.length < scaling.original_max_length or cache.turned_for > scaling.original_max_length:
+            return
+        tokens = sequence.answer.tokens[: cache.length]
+        if sequence.held is not None:
+            sequence.held.keep(0)
+        cache.start(cache.n_positions, 0, cache.length + 1)
+        for chunk_T in torch.split(torch.tensor(tokens), self._prefill_chunk):
+            _, plans = self._model.forward(chunk_T, cache, technique, "prefill", self.layer_observer)
+            if sequence.held is not None:
+                sequence.held.add(chunk_T.tolist(), "prefill")
+            self._uncounted.append(plans)
+            if self.observer is not None:
+                self.observer.step(len(chunk_T), cache.length, "prefill", plans)
+
+    def _turned_for(self, answer: Answer) -> int:
+        return answer.n_prefill if self._turns_when_reached else answer.n_positions
+
     def _stamp(self, answers: Sequence[Answer], on_phase: PhaseListener) -> None:
         """Stamps what a step gave; its values are on the host."""
         at_s = self._now_s()
@@ -320,17 +351,18 @@ class ReferenceEngine:
         if self._reuse_prefix:
             chunk = self._prefill_chunk if technique.couples_tokens else None
             n_cached = self._held.shared(request.prompt_ids[:-1], chunk)
-        if n_cached and not turned_alike(self._model.config.rope, self._cache.n_positions, n_positions):
+        turned_for = self._turned_for(answer)
+        if n_cached and not turned_alike(self._model.config.rope, self._cache.turned_for, turned_for):
             logger.info(
                 "request %s computes %d tokens again: rope turns up to %d positions otherwise than the %d before",
                 request.request_id,
                 n_cached,
-                n_positions,
-                self._cache.n_positions,
+                turned_for,
+                self._cache.turned_for,
             )
             n_cached = 0
         self._held.keep(n_cached)
-        self._cache.start(n_positions, n_cached)
+        self._cache.start(n_positions, n_cached, turned_for)
         return n_cached
 
 

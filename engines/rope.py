@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -71,8 +71,9 @@ class LongScaling:
     """LongRoPE as the Phi family has it: each pair's wavelength is stretched by a factor of its own, one set of factors
     for sequences up to the original length and one for longer ones.
 
-    Known deviation: beyond the original length transformers 5.23 gives Phi-3.5-MoE the long amplitude and the short
-    factors. The model's own code takes both long, and so does this.
+    gives_amplitudes: the config holds them, as Phi-3.5-MoE's does. Of that model transformers 5.23 takes the long
+    amplitude and the short factors beyond the original length, where its own code takes both long, and so do we:
+    `as_transformers` has the other.
     """
 
     short_factors: tuple[float, ...]
@@ -80,6 +81,17 @@ class LongScaling:
     short_amplitude: float
     long_amplitude: float
     original_max_length: int
+    gives_amplitudes: bool = False
+
+
+LongRope = Literal["at_once", "when_reached"]
+"""Which length decides between LongRoPE's two sets of factors.
+
+at_once: the most that a sequence may reach, prompt and asked tokens together; so nothing is computed twice, and what a
+token gets does not depend on how many came after it. when_reached: as transformers has it, the prompt's length, and
+once the sequence grows beyond the original length, everything before is computed again with the long factors. They
+agree wherever a sequence does not grow across the original length.
+"""
 
 
 @dataclass(frozen=True)
@@ -237,7 +249,16 @@ def _long(rope: Mapping[str, Any], raw: Mapping[str, Any], n_pairs: int, gives_a
         short_amplitude=positive_number(rope, "short_mscale") if gives_amplitudes else amplitude,
         long_amplitude=positive_number(rope, "long_mscale") if gives_amplitudes else amplitude,
         original_max_length=original,
+        gives_amplitudes=gives_amplitudes,
     )
+
+
+def as_transformers(rope: RopeConfig) -> RopeConfig:
+    """With the factors that transformers takes beyond LongRoPE's original length: see `LongScaling`."""
+    scaling = rope.scaling
+    if not isinstance(scaling, LongScaling) or not scaling.gives_amplitudes:
+        return rope
+    return replace(rope, scaling=replace(scaling, long_factors=scaling.short_factors))
 
 
 @lru_cache(maxsize=16)
@@ -248,9 +269,7 @@ def rope_frequencies(config: RopeConfig, n_positions: int) -> tuple[Tensor, floa
     Every step is rounded in the order in which transformers computes it: at position 100 000 the last bit of a
     frequency is a hundredth of a radian.
 
-    n_positions: the most that the sequence may reach. It decides between LongRoPE's two sets once for a whole sequence,
-    so that the result does not depend on where prompts are cut; implementations that decide by the tokens seen so far
-    agree wherever a sequence does not grow across the original length.
+    n_positions: the length that decides between LongRoPE's two sets, once for a whole sequence (`LongRope`).
     """
     exponent_P = torch.arange(0, config.dim, 2, dtype=torch.int64).float() / config.dim
     radix_P = config.theta**exponent_P

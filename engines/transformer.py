@@ -128,7 +128,7 @@ class Transformer:
                 )
             views = {span: view_of(span, position, n, self._device) for span in set(self.config.attention.spans)}
             chunks.append(Chunk(cache, position, n, row, views))
-            turns.append(rotation(*rope_frequencies(self.config.rope, cache.n_positions), position, n))
+            turns.append(rotation(*rope_frequencies(self.config.rope, cache.turned_for), position, n))
             row += n
         cos_TP, sin_TP = turns[0] if len(turns) == 1 else map(torch.cat, zip(*turns, strict=True))
         if self._device is not None:

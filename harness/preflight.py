@@ -66,7 +66,15 @@ def preflight(draft: Draft, workbench: Workbench) -> Plan:
 
 
 def _noted(cell_plan: CellPlan, facts: CheckpointFacts) -> CellPlan:
-    return replace(cell_plan, cell=cell_plan.cell.model_copy(update={"model_note": facts.note}))
+    """With what only the model's files say: its note, and that it has LongRoPE, whose factors the engine chooses."""
+    from engines.rope import LongScaling
+
+    said = dict(cell_plan.cell.engine_parameters)
+    if isinstance(facts.config.rope.scaling, LongScaling):
+        said["long_rope"] = cell_plan.engine.long_rope
+    return replace(
+        cell_plan, cell=cell_plan.cell.model_copy(update={"model_note": facts.note, "engine_parameters": said})
+    )
 
 
 def _backend_problems(device: DeviceSpec) -> Iterator[str]:

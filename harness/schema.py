@@ -60,6 +60,9 @@ class EngineSpec(Record):
     """CPU threads; torch's own number where it is not given."""
     reuse_prefix: bool = False
     """Start each request behind the tokens it shares with the one before: other latencies, the same answers."""
+    long_rope: Literal["at_once", "when_reached"] = "at_once"
+    """When a sequence takes LongRoPE's long factors, in models that have them: from its first token on where it may
+    reach beyond the original length, or as transformers does once it is there, and all is computed again."""
     max_batch: int = Field(1, ge=1)
     """Requests answered together, of those that wait when the engine is free."""
     quantise: Quantisation = Quantisation()

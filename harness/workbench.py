@@ -163,6 +163,7 @@ class Workbench:
             plan.engine.threads,
             plan.engine.reuse_prefix,
             plan.device.computes,
+            long_rope=plan.engine.long_rope,
         )
 
     def _unmeasured(self, plan: CellPlan, engine: Engine, workload: Workload, requests: Sequence[Request]) -> ArmScores:

@@ -11,8 +11,9 @@ import torch
 from harness.plan import Plan, PlanError, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.workbench import Workbench
+from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import write_random_model
-from tests.plans import BOOLQ, HOST, M2_ULTRA, NPUMOE, PHONE, TIERS, raw_plan
+from tests.plans import BOOLQ, DROPLESS, HOST, M2_ULTRA, NPUMOE, PHONE, TIERS, raw_plan
 
 
 def checked(**changes: Any) -> Plan:
@@ -29,6 +30,15 @@ def problems(**changes: Any) -> list[str]:
 def test_what_a_model_has_learnt_is_noted_on_every_cell() -> None:
     plan = checked(engine=[TIERS, NPUMOE], device=[HOST, M2_ULTRA])
     assert [c.cell.model_note for c in plan.cells] == ["trained on generated text"] * 2
+
+
+def test_cells_say_when_long_rotary_factors_are_taken_where_the_model_has_them(tmp_path: Path) -> None:
+    write_family(tmp_path, CASES["phi3-long-rope"])
+    arms = [DROPLESS, DROPLESS | {"name": "as in transformers", "long_rope": "when_reached"}]
+    cells = checked(model={"source": str(tmp_path)}, engine=arms).cells
+    assert [c.cell.engine_parameters["long_rope"] for c in cells] == ["at_once", "when_reached"]
+    assert cells[0].cell.cell_id != cells[1].cell.cell_id
+    assert all("long_rope" not in c.cell.engine_parameters for c in checked(engine=arms).cells)
 
 
 def test_a_note_does_not_change_what_a_cell_is() -> None:
