@@ -86,10 +86,10 @@ class ReferenceEngine:
         The weights are copied there (`engines.accelerator`).
         long_rope: when a sequence takes LongRoPE's long factors; of no effect in models without it.
         """
-        if not 1 <= prefill_chunk <= MOST_CHUNK:
-            raise EngineError(f"prefill_chunk {prefill_chunk} must be 1 to {MOST_CHUNK} tokens")
-        if threads is not None and not 1 <= threads <= MOST_THREADS:
-            raise EngineError(f"threads {threads} must be 1 to {MOST_THREADS}; leave it out for torch's own number")
+        if type(prefill_chunk) is not int or not 1 <= prefill_chunk <= MOST_CHUNK:
+            raise EngineError(f"prefill_chunk {prefill_chunk!r} must be 1 to {MOST_CHUNK} tokens")
+        if threads is not None and (type(threads) is not int or not 1 <= threads <= MOST_THREADS):
+            raise EngineError(f"threads {threads!r} must be 1 to {MOST_THREADS}; leave it out for torch's own number")
         if checkpoint.config.moe is None and technique.calibration_prompts:
             raise EngineError(
                 f"technique {technique.technique} places experts, and {checkpoint.source} is dense; use dropless"

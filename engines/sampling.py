@@ -41,7 +41,8 @@ def token_probabilities(logits_L: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:
         sorted_L, order_L = torch.sort(probability_L, descending=True, stable=True)
         before_L = torch.cumsum(sorted_L, dim=-1) - sorted_L
-        probability_L = probability_L.index_fill(0, order_L[before_L >= sampling.top_p], 0.0)
+        # The likeliest stays, whatever a top_p below fp32's smallest number rounds to.
+        probability_L = probability_L.index_fill(0, order_L[1:][before_L[1:] >= sampling.top_p], 0.0)
         probability_L = probability_L / probability_L.sum()
     return probability_L
 

@@ -190,8 +190,8 @@ def test_outermost_seeds_and_the_lowest_temperature_draw(seed: int, checkpoint: 
     assert engine.run(asked, unheard).token_ids == engine.run(greedy, unheard).token_ids
 
 
-@pytest.mark.parametrize("threads", [-1, 0, 10**8])
-def test_thread_counts_that_no_machine_has_are_refused(threads: int, checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("threads", [-1, 0, 10**8, 1.5, True])
+def test_thread_counts_that_no_machine_has_are_refused(threads: Any, checkpoint: Checkpoint) -> None:
     with pytest.raises(EngineError, match=f"threads {threads} must be 1 to "):
         ReferenceEngine(checkpoint, DroplessParameters(), threads=threads)
 

@@ -43,6 +43,11 @@ def test_draws_follow_the_probabilities() -> None:
         assert draws.count(token) / 4000 == pytest.approx(share, abs=0.03)
 
 
+def test_smallest_top_p_keeps_the_likeliest_token() -> None:
+    probability = token_probabilities(torch.tensor([0.1, 4.0, 3.9]), Sampling(temperature=1.0, top_p=5e-324))
+    assert probability.tolist() == [0.0, 1.0, 0.0]
+
+
 def test_temperature_zero_is_greedy_whatever_the_seed() -> None:
     logits = torch.tensor([0.1, 4.0, 3.9])
     assert {choose_token(logits, Sampling(), torch.Generator().manual_seed(seed)) for seed in range(20)} == {1}
