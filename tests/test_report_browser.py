@@ -245,3 +245,28 @@ def test_charts_follow_the_dark_scheme(report: str, tmp_path: Path) -> None:
         seen = visit(probed(report), folder, f"--blink-settings=preferredColorScheme={scheme}")
         colours.append((seen.measured("paper"), seen.measured("line")))
     assert colours == [("rgb(21, 23, 26)", "rgb(109, 179, 242)"), ("rgb(253, 253, 251)", "rgb(11, 92, 158)")]
+
+
+def test_no_table_is_clipped_at_1280_px(report: str, tmp_path: Path) -> None:
+    script = """<script>addEventListener("load", () => setTimeout(() => {
+      const clipped = [...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth);
+      document.documentElement.dataset.clipped = clipped.map((e) => e.ariaLabel).join("; ");
+      document.documentElement.dataset.tables = document.querySelectorAll(".scroll").length;
+    }, 500));</script>"""
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", unfolded(report))
+    seen = visit(at_end(page, script), tmp_path, "--window-size=1280,900")
+    assert seen.measured("clipped") == ""
+    assert int(seen.measured("tables")) >= 10
+
+
+def test_the_first_answer_stands_on_the_first_screen_of_a_laptop(report: str, tmp_path: Path) -> None:
+    script = """<script>addEventListener("load", () => {
+      const bottom = (choice) => document.querySelector(choice).getBoundingClientRect().bottom;
+      const seen = document.documentElement.dataset;
+      seen.answer = Math.round(bottom(".answers")) + " " + Math.round(bottom("table.arms"));
+    });</script>"""
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", report)
+    seen = visit(at_end(page, script), tmp_path, "--window-size=1280,800")
+    answers, table = map(int, seen.measured("answer").split())
+    assert answers < 300
+    assert table < 700
