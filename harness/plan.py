@@ -204,7 +204,9 @@ def draft_plan(
         problems += told("protocol", error, Protocol)
     problems += _twice("engine", engines) + _twice("device", devices)
     if len(engines) == len(entries["engine"]):
-        problems += _baseline_problems(sifted.raw.get("baseline"), [engine.label for engine in engines])
+        problems += _baseline_problems(
+            sifted.raw.get("baseline"), [name for e in engines for name in (e.spec.name, e.label)]
+        )
     engines, found = _meant(engines, _engine_problems)
     problems += found
     devices, found = _meant(devices, device_problems)

@@ -90,7 +90,7 @@ def _print_standings(group: Group, units: PageUnits, console: Console) -> None:
         table.add_row(Text(row.arm.name), *map(Text, told))
     console.print(table)
     for verdict in group.verdicts.values():
-        console.print(sentence(verdict, group), markup=False, highlight=False)
+        console.print(sentence(verdict), markup=False, highlight=False)
     for i, note in enumerate(shown.notes, start=1):
         console.print(f"({i}) {note}", markup=False, highlight=False)
     console.print()

@@ -84,6 +84,13 @@ def test_the_plan_names_a_baseline_and_the_reader_another() -> None:
         groups(data, "fourth")
 
 
+def test_of_the_arms_of_a_sweep_the_first_is_the_baseline_that_their_name_means() -> None:
+    names = ("plain", "int4[chunk=256]", "int4[chunk=512]")
+    data = run(named(*names), [t for name in names for t in lasting(name, noisy(1.0))])
+    ((by_name, _),), ((by_value, _),) = groups(data, "int4"), groups(data, names[2])
+    assert (by_name.baseline.name, by_value.baseline.name) == names[1:]
+
+
 def test_arms_stand_as_times_the_baseline_in_seconds_and_joules() -> None:
     ((group, _),) = groups(three_arms())
     for quantity in ("time", "energy"):
@@ -261,9 +268,10 @@ def test_the_page_says_between_whom_it_is_not_certain_and_who_is_behind() -> Non
     ]
     sentence = screen(run(named("first", "a, b", "slow"), trials)).sentences[0][1]
     assert sentence.startswith(
-        "Fastest: not certain between “a, b”, first (their difference may be 0); behind for certain"
+        "Fastest: not certain between “a, b”, first (their difference may be 0); behind “a, b” for certain"
     )
-    assert "slow, 4.0× [" in sentence
+    # 4.175 s against 1.0125 s.
+    assert "slow, 4.1× [" in sentence
 
 
 def test_the_picture_names_each_arm_by_its_symbol_and_starts_at_zero() -> None:
@@ -309,3 +317,12 @@ def test_arms_that_differ_much_get_a_logarithmic_axis() -> None:
     (panel,) = screen(run(named("first", "second"), trials)).panels
     ticks = re.findall(r'text-anchor="middle">([^<]*)<', str(panel.svg))[:-2]
     assert [float(b) / float(a) for a, b in itertools.pairwise(ticks)] == pytest.approx([10.0] * (len(ticks) - 1))
+
+
+def test_an_interval_that_leaves_out_1_does_not_touch_it_by_rounding() -> None:
+    """Half a width of 0.47 leaves one digit, and 1.03 would be shown as 1.0."""
+    trials = [*lasting("first", [1.0, 1.2, 0.9, 1.1, 1.0]), *lasting("second", [1.2, 2.4, 1.2, 2.0, 1.3])]
+    shown = screen(run(named("first", "second"), trials))
+    figure = shown.table.rows[1].figures[0]
+    assert figure.is_certain
+    assert float(figure.interval.strip("[]").split(", ")[0]) > 1

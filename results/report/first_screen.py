@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 from markupsafe import Markup
 
+from results.ratios import Ratio
 from results.records import RunData
 from results.report.arms import Arm, arms_of
 from results.report.page_units import PageUnits
@@ -95,7 +96,7 @@ def device_screens(
                 device=whole.device,
                 workloads=workloads,
                 table=arm_table(f"d{n}", whole, units),
-                sentences=tuple((v.is_certain, sentence(v, whole)) for v in whole.verdicts.values()),
+                sentences=tuple((v.is_certain, sentence(v)) for v in whole.verdicts.values()),
                 panels=tuple(p for g in single if (p := _score_panel(run, frame, g, units)) is not None),
                 by_workload=tuple(tables) if len(tables) > 1 else (),
                 speed_panels=tuple(p for g in single if (p := _time_panel(run, frame, g, units)) is not None),
@@ -149,7 +150,7 @@ def _figure(table: ArmTable, standing: Standing, group: Group, units: PageUnits)
             f"{format_number(order)}×", "no interval", value, order, standing.is_best, standing.is_certain, note
         )
     text = f"{format_mean(order, ratio.low, ratio.high)}×"
-    return Figure(text, format_interval(ratio.low, ratio.high), value, order, standing.is_best, standing.is_certain)
+    return Figure(text, _interval(ratio.low, ratio.high), value, order, standing.is_best, standing.is_certain)
 
 
 def _value(standing: Standing, group: Group, units: PageUnits) -> str:
@@ -165,7 +166,7 @@ def _value(standing: Standing, group: Group, units: PageUnits) -> str:
 # --- who is best, in words -------------------------------------------------------------------------------------------
 
 
-def sentence(verdict: Verdict, group: Group) -> str:
+def sentence(verdict: Verdict) -> str:
     """ "Fastest: int4, 0.87 times dropless [0.82, 0.93]." Or which arms may be as good as the leader."""
     best = BEST[verdict.quantity]
     leader = verdict.leader
@@ -173,24 +174,15 @@ def sentence(verdict: Verdict, group: Group) -> str:
         return f"{best.capitalize()}: {verdict.why}."
     if verdict.is_certain:
         how = "for certain" if leader.model_error is None else "beyond the model's own error"
-        return f"{best.capitalize()} {how}: {_named(leader)}{_times(leader, group)}."
+        return f"{best.capitalize()} {how}: {_named(leader)}{_times(leader)}."
     if not verdict.rivals:
         return f"{best.capitalize()}: {verdict.why} ({_named(leader)})."
     rivals = [_named(r) for r in verdict.rivals]
     more = len(rivals) - SHOWN_RIVALS
     names = ", ".join([_named(leader), *rivals[: SHOWN_RIVALS if more > 1 else SHOWN_RIVALS + 1]])
     others = f" and {more} more" if more > 1 else ""
-    worse = [
-        row[verdict.quantity]
-        for row in group.rows
-        if row[verdict.quantity].value is not None
-        and row[verdict.quantity].arm not in {leader.arm, *(r.arm for r in verdict.rivals)}
-    ]
-    tail = (
-        f"; behind for certain: {', '.join(_named(s) + _times(s, group) for s in worse[:SHOWN_RIVALS])}"
-        if worse
-        else ""
-    )
+    behind = "; ".join(f"{_named(s)}, {_ratio(ratio)}" for s, ratio in verdict.behind[:SHOWN_RIVALS] if ratio)
+    tail = f"; behind {_named(leader)} for certain: {behind}" if behind else ""
     return f"{best.capitalize()}: not certain between {names}{others} ({verdict.why}){tail}."
 
 
@@ -200,15 +192,26 @@ def _named(standing: Standing) -> str:
     return f"“{name}”" if "," in name or ";" in name else name
 
 
-def _times(standing: Standing, group: Group) -> str:
-    ratio = standing.ratio
+def _times(standing: Standing) -> str:
     if standing.is_baseline:
         return ", the baseline"
-    if ratio is None or ratio.value is None:
-        return ""
+    return f", {_ratio(standing.ratio)}" if standing.ratio is not None and standing.ratio.value is not None else ""
+
+
+def _ratio(ratio: Ratio) -> str:
+    if ratio.value is None:
+        return "none"
     if ratio.low is None or ratio.high is None:
-        return f", {format_number(ratio.value)}×"
-    return f", {format_mean(ratio.value, ratio.low, ratio.high)}× {format_interval(ratio.low, ratio.high)}"
+        return f"{format_number(ratio.value)}×"
+    return f"{format_mean(ratio.value, ratio.low, ratio.high)}× {_interval(ratio.low, ratio.high)}"
+
+
+def _interval(low: float, high: float) -> str:
+    """With more digits where rounding would let an interval that leaves out 1 touch it."""
+    text = format_interval(low, high)
+    shown = [float(end) for end in text.strip("[]").split(", ")]
+    is_clear, looks_clear = not low <= 1 <= high, not shown[0] <= 1 <= shown[1]
+    return text if is_clear == looks_clear else f"[{format_number(low)}, {format_number(high)}]"
 
 
 # --- the pictures ----------------------------------------------------------------------------------------------------

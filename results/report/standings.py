@@ -68,13 +68,17 @@ class Standing:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is best of a group in one quantity, certain or not. rivals: arms that may be as good as the leader."""
+    """Who is best of a group in one quantity, certain or not. rivals: arms that may be as good as the leader.
+
+    behind: arms that are not, with their ratio to the leader.
+    """
 
     quantity: Quantity
     leader: Standing | None
     rivals: tuple[Standing, ...]
     is_certain: bool
     why: str = ""
+    behind: tuple[tuple[Standing, Ratio | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def device_groups(run: RunData, frame: pd.DataFrame, baseline: str | None = None
     """
     named = baseline if baseline is not None else run.info.plan.get("baseline")
     names = list(dict.fromkeys(c.engine for c in run.cells))
-    if baseline is not None and baseline not in names:
+    if baseline is not None and not any(baseline in names_of(name) for name in names):
         raise NoArmError(f"no arm of this run is named {baseline!r}; take one of {', '.join(names)}")
     made = _Groups(run, frame, named)
     found = []
@@ -110,6 +114,11 @@ def device_groups(run: RunData, frame: pd.DataFrame, baseline: str | None = None
         single = [made.group(device, (workload,)) for workload in workloads]
         found.append((single[0] if len(single) == 1 else made.group(device, workloads), single))
     return found
+
+
+def names_of(engine: str) -> tuple[str, str]:
+    """What an arm can be called: its name, and that without the values of a sweep ("int4[prefill_chunk=256]")."""
+    return engine, engine.partition("[")[0]
 
 
 def standings_table(groups: Sequence[tuple[Group, Sequence[Group]]]) -> pd.DataFrame:
@@ -211,7 +220,7 @@ class _Groups:
         return Group(device, workloads[0] if len(workloads) == 1 else None, score, rising, baseline, rows, verdicts)
 
     def _baseline_of(self, device: str, by_arm: Mapping[Arm, Sequence[Cell]]) -> Arm:
-        named = [arm for arm in by_arm if arm.engine == self._baseline]
+        named = [arm for arm in by_arm if self._baseline in names_of(arm.engine)]
         here = {c.cell_id: arm for arm, cells in by_arm.items() for c in cells}
         references = [here[c.reference_id] for cells in by_arm.values() for c in cells if c.reference_id in here]
         return (*named, *references, *by_arm)[0]
@@ -444,10 +453,12 @@ def _verdict(quantity: Quantity, figures: Sequence[_Figure], standings: Sequence
     if len(ways) > 1:
         return Verdict(quantity, leader, tuple(s for _, s in others), False, "their figures came to be in several ways")
     ratios = [_against(f, best)[0] for f, _ in others]
-    rivals = tuple(s for (f, s), ratio in zip(others, ratios, strict=True) if not _differ(f, best, ratio))
+    told = [(s, ratio, _differ(f, best, ratio)) for (f, s), ratio in zip(others, ratios, strict=True)]
+    rivals = tuple(s for s, _, differs in told if not differs)
+    behind = tuple((s, ratio) for s, ratio, differs in told if differs)
     why = ""
     if rivals:
         modelled = best.model_error is not None
         without = next((r.reason for r in ratios if r is not None and r.low is None), None)
         why = "within the error of the model" if modelled else without or "their difference may be 0"
-    return Verdict(quantity, leader, rivals, not rivals, why)
+    return Verdict(quantity, leader, rivals, not rivals, why, behind)
