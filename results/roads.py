@@ -10,12 +10,16 @@ from results.records import BUILD_DIGITS, Build, Cell, Road, RunData, Trial
 
 def road_words(road: Road) -> str:
     """ "kernels, AVX-512, build f73b2221ada7, 2 threads, decoding fused"."""
+    return ", ".join(_parts(road))
+
+
+def _parts(road: Road) -> list[str]:
     parts = [road.arithmetic if road.device == "cpu" else f"{road.arithmetic} on {road.device}"]
     parts += [road.instruction_set] if road.instruction_set else []
     parts += [road.dtype] if road.dtype != "float32" else []
     parts += [f"build {road.build}"] if road.build else []
     parts.append(f"{road.n_threads} thread{'s' if road.n_threads != 1 else ''}")
-    return ", ".join(parts) + (f", decoding {road.decoding}" if road.decoding else "")
+    return [*parts, f"decoding {road.decoding}"] if road.decoding else parts
 
 
 def build_words(build: Build) -> str:
@@ -31,7 +35,11 @@ def build_words(build: Build) -> str:
 
 def roads_of(trials: Sequence[Trial]) -> tuple[str, ...]:
     """Each road of a cell's trials once; more than one means that its mean is over unlike things."""
-    return tuple(dict.fromkeys(road_words(t.road) for t in trials if t.road is not None))
+    return tuple(road_words(road) for road in _distinct(trials))
+
+
+def _distinct(trials: Sequence[Trial]) -> list[Road]:
+    return list(dict.fromkeys(t.road for t in trials if t.road is not None))
 
 
 def road_notes(run: RunData) -> list[str]:
@@ -44,25 +52,32 @@ def road_notes(run: RunData) -> list[str]:
     ]
     trials = trials_of(run)
     for (workload, device), cells in _compared(run.cells).items():
-        roads = {cell.engine: roads_of(trials[cell.cell_id]) for cell in cells}
+        names = [cell.engine for cell in cells]
+        roads = {
+            cell.engine if names.count(cell.engine) == 1 else cell.label: _distinct(trials[cell.cell_id])
+            for cell in cells
+        }
         notes += _unlike(f"{workload} · {device}", roads)
     return notes
 
 
-def _unlike(where: str, roads: Mapping[str, tuple[str, ...]]) -> list[str]:
-    arms_by_road: dict[str, list[str]] = {}
-    for arm, own in roads.items():
-        for road in own:
+def _unlike(where: str, roads: Mapping[str, Sequence[Road]]) -> list[str]:
+    """Says of each road what not all of them have."""
+    arms_by_road: dict[Road, list[str]] = {}
+    for arm, of_arm in roads.items():
+        for road in of_arm:
             arms_by_road.setdefault(road, []).append(arm)
-    mixed = [arm for arm, own in roads.items() if len(own) > 1]
-    told = "; ".join(f"{', '.join(arms)}: {road}" for road, arms in arms_by_road.items())
+    mixed = [arm for arm, of_arm in roads.items() if len(of_arm) > 1]
+    if len(arms_by_road) < 2:
+        return []
+    shared = set.intersection(*(set(_parts(road)) for road in arms_by_road))
+    own = {road: [part for part in _parts(road) if part not in shared] for road in arms_by_road}
+    told = "; ".join(f"{', '.join(arms)}: {', '.join(own[road]) or 'not so'}" for road, arms in arms_by_road.items())
     if mixed:
         return [
             f"{where}: the repeats of {', '.join(mixed)} were computed in unlike ways ({told}); trust no mean of them."
         ]
-    if len(arms_by_road) > 1:
-        return [f"{where}: the arms differ in how they were computed too, not in their techniques alone ({told})."]
-    return []
+    return [f"{where}: the arms differ in how they were computed too, not in their techniques alone ({told})."]
 
 
 def _compared(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:
