@@ -16,13 +16,15 @@ from engines.architecture import Activation, TensorNames
 class RouterFamily:
     """n_experts_key, width_key: config names of the number of experts and of one expert's width.
 
-    normalise: "config" where norm_topk_prob says. groups: chosen by group where the config has n_group.
+    normalise: "config" where norm_topk_prob says. normalises_one: the weight of a single choice
+    too. groups: chosen by group where the config has n_group.
     """
 
     scoring: Literal["softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen", "sparsemixer"]
     n_experts_key: str
     width_key: str
     normalise: bool | Literal["config"] = "config"
+    normalises_one: bool = True
     group_score: Literal["best", "two best"] = "best"
     has_bias: bool = False
     has_correction: bool = False
@@ -134,7 +136,9 @@ FAMILIES: dict[str, Family] = {
         sinks=True,
         window_layers="even",
     ),
-    "DeepseekForCausalLM": Family(RouterFamily("softmax", "n_routed_experts", "moe_intermediate_size", shared="plain")),
+    "DeepseekForCausalLM": Family(
+        RouterFamily("softmax", "n_routed_experts", "moe_intermediate_size", normalises_one=False, shared="plain")
+    ),
     "DeepseekV2ForCausalLM": Family(
         RouterFamily("softmax", "n_routed_experts", "moe_intermediate_size", normalise=False, shared="plain"),
         rope_pairs="neighbours",

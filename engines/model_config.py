@@ -337,10 +337,11 @@ def _router(raw: Mapping[str, Any], router: RouterFamily, n_experts: int, top_k:
             f"topk_group {top_groups} of n_group "
             f"{n_groups} equal groups"
         )
+    normalise = switch(raw, "norm_topk_prob") if router.normalise == "config" else router.normalise
     return RouterConfig(
         scoring=router.scoring,
         top_k=top_k,
-        normalise=switch(raw, "norm_topk_prob") if router.normalise == "config" else router.normalise,
+        normalise=normalise and (top_k > 1 or router.normalises_one),
         scale=positive_number(raw, "routed_scaling_factor") if "routed_scaling_factor" in raw else 1.0,
         n_groups=n_groups,
         top_groups=top_groups,

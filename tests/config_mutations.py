@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from engines.checkpoints import load_checkpoint
 from engines.config_keys import CHANGES_NO_NUMBER, FAMILY_KEYS
 from engines.errors import EngineError
 from engines.model_config import ModelConfig, parse_model_config
+from engines.rope import as_transformers
 from engines.techniques.dropless import Dropless
 from engines.transformer import KeyValueCache, Transformer
-from tests.fakes.families import CASES, FamilyCase, randomise
+from tests.fakes.families import CASES, LONG_FACTORS, PHI_MOE, PHI_MOE_ROPE, FamilyCase, randomise
 from tests.fakes.random_models import LLAMA3_ROPE, MOE, SIZES, copy_tokenizer
 
 Raw = dict[str, Any]
@@ -38,8 +39,11 @@ BASES: dict[str, FamilyCase] = {
     "llama": FamilyCase("Llama", {"rope_parameters": LLAMA3_ROPE}),
     "qwen2": FamilyCase("Qwen2", {"tie_word_embeddings": True}),
     "qwen3-moe": FamilyCase("Qwen3Moe", {**MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
-    "phi-moe": CASES["phi-moe-short-rope"],
-    "phi3": CASES["phi3-short-rope"],
+    "phi-moe": FamilyCase(
+        "Phimoe",
+        {**PHI_MOE, "rope_parameters": {**PHI_MOE_ROPE, **LONG_FACTORS, "original_max_position_embeddings": 16}},
+    ),
+    "phi3": CASES["phi3-long-rope"],
     "mixtral": CASES["mixtral-sliding"],
     "olmoe": CASES["olmoe-clip"],
     "qwen2-moe": CASES["qwen2-moe-some-dense"],
@@ -223,7 +227,9 @@ class Peers:
         known = (folder, repr(config))
         if known not in self._ours:
             (folder / "config.json").write_text(json.dumps(raw))
-            model = Transformer(load_checkpoint(str(folder), torch.float32))
+            checkpoint = load_checkpoint(str(folder), torch.float32)
+            rope = as_transformers(checkpoint.config.rope)
+            model = Transformer(replace(checkpoint, config=replace(checkpoint.config, rope=rope)))
             cache_ = KeyValueCache(model.config)
             cache_.start(N_TOKENS)
             with torch.inference_mode():

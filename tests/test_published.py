@@ -277,6 +277,81 @@ def test_deepseek_v1_is_its_definition(v1_folder: Path, chunks: list[int]) -> No
     assert (logits_of(v1_folder, tokens, chunks) - expected).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_topk_prob": True},
+        {"norm_topk_prob": True, "num_experts_per_tok": 1},
+        {"first_k_dense_replace": 0},
+        {"first_k_dense_replace": 0, "moe_layer_freq": 2},
+        {"rope_theta": 300.0},
+        {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rms_norm_eps": 0.3},
+    ],
+    ids=str,
+)
+def test_deepseek_v1_is_its_definition_whatever_its_keys_say(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = {**V1, **changes}
+    tensors = deepseek_v1.random_tensors(deepseek_v1.published_shapes(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    copy_tokenizer(tmp_path)
+    tokens = random_tokens(40)
+    expected = deepseek_v1.logits(config, tensors, tokens)
+    assert (logits_of(tmp_path, tokens, [40]) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("routed_scaling_factor", 2.0), ("n_group", 2), ("topk_method", "greedy"), ("clip_qkv", 1.0)],
+        *[("partial_rotary_factor", 0.5), ("sliding_window", 8), ("rope_interleave", True), ("mlp_bias", True)],
+        *[("rope_scaling", {"type": "yarn", "factor": 4.0}), ("scoring_func", "sigmoid"), ("hidden_act", "gelu")],
+    ],
+)
+def test_what_deepseek_v1_does_not_have_is_named(key: str, value: Any) -> None:
+    with pytest.raises(EngineError, match="rope_type" if key == "rope_scaling" else key):
+        parse_model_config({**V1, key: value}, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        # Keys that stand in the published files beside those that matter.
+        (
+            "gpt-oss-20b",
+            {"experts_per_token": 4, "initial_context_length": 4096, "router_aux_loss_coef": 0.9, "use_cache": True}
+            | {"attention_dropout": 0.0, "initializer_range": 0.02, "pad_token_id": 199999, "model_type": "gpt_oss"}
+            | {"output_router_logits": False, "transformers_version": "4.55.0.dev0"},
+        ),
+        (
+            "Phi-3-mini-4k-instruct",
+            {"_name_or_path": "Phi-4-mini-instruct", "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}}
+            | {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "full_attn_mod": 1, "interpolate_factor": 1, "mlp_bias": False}
+            | {"lm_head_bias": False, "partial_rotary_factor": 1.0, "pad_token_id": 199999, "model_type": "phi3"},
+        ),
+        (
+            "GLM-4.7-Flash",
+            {"model_type": "glm4_moe_lite", "moe_layer_freq": 1, "mlp_layer_types": None, "rope_interleave": True},
+        ),
+    ],
+)
+def test_keys_of_published_files_that_say_nothing_are_taken(name: str, others: dict[str, Any]) -> None:
+    assert config_of(name, **others) == config_of(name)
+
+
+def test_keys_of_a_text_half_are_those_of_the_model_alone() -> None:
+    published = PUBLISHED["Llama-4-Scout-17B-16E"].config
+    text = published["text_config"]
+    for changes in ({}, {"attn_temperature_tuning": False}, {"tie_word_embeddings": True}, {"attention_bias": True}):
+        inside = parse_model_config({**published, "text_config": {**text, **changes}}, None)
+        alone = parse_model_config({**text, **changes, "architectures": ["Llama4ForCausalLM"]}, None)
+        assert (inside.attention, inside.moe, inside.rope) == (alone.attention, alone.moe, alone.rope)
+        assert (inside.tie_embeddings, inside.dense_width) == (alone.tie_embeddings, alone.dense_width)
+    with pytest.raises(EngineError, match=r"'clip_qkv' is 1\.0, but Llama4ForConditionalGeneration has no such key"):
+        parse_model_config({**published, "text_config": {**text, "clip_qkv": 1.0}}, None)
+
+
 def test_deepseek_v1_continues_as_its_definition_does(v1_folder: Path) -> None:
     tensors = load_file(v1_folder / "model.safetensors")
     tokens = random_tokens(10)

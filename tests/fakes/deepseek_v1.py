@@ -38,7 +38,7 @@ def published_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         shapes[prefix + "input_layernorm.weight"] = shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
         for name in ("q", "k", "v", "o"):
             shapes[f"{prefix}self_attn.{name}_proj.weight"] = (hidden, hidden)
-        if layer < config["first_k_dense_replace"]:
+        if not is_sparse(config, layer):
             mlp(prefix + "mlp.", config["intermediate_size"])
             continue
         width = config["moe_intermediate_size"]
@@ -49,6 +49,10 @@ def published_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def is_sparse(config: dict[str, Any], layer: int) -> bool:
+    return bool(layer >= config["first_k_dense_replace"] and layer % config["moe_layer_freq"] == 0)
+
+
 def logits(config: dict[str, Any], tensors: dict[str, Tensor], tokens_T: Tensor) -> Tensor:
     x_TH = tensors["model.embed_tokens.weight"][tokens_T]
     for layer in range(config["num_hidden_layers"]):
@@ -56,7 +60,7 @@ def logits(config: dict[str, Any], tensors: dict[str, Tensor], tokens_T: Tensor)
         normed_TH = _rms(x_TH, tensors[prefix + "input_layernorm.weight"], config["rms_norm_eps"])
         x_TH = x_TH + _attention(config, tensors, prefix + "self_attn.", normed_TH)
         normed_TH = _rms(x_TH, tensors[prefix + "post_attention_layernorm.weight"], config["rms_norm_eps"])
-        if layer < config["first_k_dense_replace"]:
+        if not is_sparse(config, layer):
             x_TH = x_TH + _swiglu(tensors, prefix + "mlp.", normed_TH)
         else:
             x_TH = x_TH + _experts(config, tensors, prefix + "mlp.", normed_TH)
@@ -73,12 +77,16 @@ def _swiglu(tensors: dict[str, Tensor], prefix: str, x: Tensor) -> Tensor:
 
 
 def _experts(config: dict[str, Any], tensors: dict[str, Tensor], prefix: str, x_TH: Tensor) -> Tensor:
-    """Eq. 9-11: shared experts of every token, plus the k best by softmax, weighed by their softmax as it is."""
+    """Eq. 9-11: shared experts of every token, plus the k best by softmax, weighed by their softmax as it is; or by
+    their shares, where there are several and the config says so, as the published code has it."""
     out_TH = _swiglu(tensors, prefix + "shared_experts.", x_TH)
     scores_TE = (x_TH @ tensors[prefix + "gate.weight"].T).softmax(-1)
     for token, x_H in enumerate(x_TH):
-        for expert in scores_TE[token].argsort(descending=True)[: config["num_experts_per_tok"]].tolist():
-            out_TH[token] += scores_TE[token, expert] * _swiglu(tensors, f"{prefix}experts.{expert}.", x_H)
+        chosen = scores_TE[token].argsort(descending=True)[: config["num_experts_per_tok"]]
+        shared_out = config["norm_topk_prob"] and len(chosen) > 1
+        whole = scores_TE[token, chosen].sum() if shared_out else 1.0
+        for expert in chosen.tolist():
+            out_TH[token] += scores_TE[token, expert] / whole * _swiglu(tensors, f"{prefix}experts.{expert}.", x_H)
     return out_TH
 
 
@@ -86,7 +94,8 @@ def _attention(config: dict[str, Any], tensors: dict[str, Tensor], prefix: str, 
     n_tokens, n_heads = len(x_TH), config["num_attention_heads"]
     dim = x_TH.shape[1] // n_heads
     pair = torch.arange(dim // 2)
-    angle = torch.arange(n_tokens)[:, None] * config["rope_theta"] ** (-2.0 * pair / dim)
+    stretched = (config["rope_scaling"] or {}).get("factor", 1.0)
+    angle = torch.arange(n_tokens)[:, None] / stretched * config["rope_theta"] ** (-2.0 * pair / dim)
     heads = []
     for head in range(n_heads):
         rows = slice(head * dim, (head + 1) * dim)
