@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -32,7 +31,7 @@ from results.cells import (
     usable,
     workload_name,
 )
-from results.energy import NO_JOULES, energy_between
+from results.energy import NO_JOULES
 from results.metrics import (
     ENERGY_METRICS,
     LATENCY_METRICS,
@@ -48,10 +47,9 @@ from results.metrics import (
     technique_observations,
     unseen,
 )
-from results.records import Cell, Completion, EnergyReading, Method, RunData, Score, Summary, Trial
-from results.roads import road_words, roads_of
+from results.records import Cell, Method, RunData, Summary, Trial
+from results.roads import roads_of
 from results.statistics import NORMAL_95, percentile, summarise
-from results.trial_traces import TrialTraces, traces_of
 from results.zero_one import is_share, wilson_interval, zero_one_metrics
 
 COLUMNS = (
@@ -66,10 +64,10 @@ def tidy(run: RunData) -> pd.DataFrame:
     trials = trials_of(run)
     asked, sources, zero_one = _aggregates_by_workload(run), data_sources(run), zero_one_metrics(run)
     rows = chain.from_iterable(
-        _rows(_identity(run, cell, sources), trials[cell.cell_id], asked[cell.workload], zero_one[cell.workload])
+        _rows(identity_of(run, cell, sources), trials[cell.cell_id], asked[cell.workload], zero_one[cell.workload])
         for cell in run.cells
     )
-    return _frame(rows, COLUMNS, ("phase", "meter", "reason"), _STATISTICS, ("n", "n_failed"))
+    return frame_of(rows, COLUMNS, ("phase", "meter", "reason"), _STATISTICS, ("n", "n_failed"))
 
 
 def latency(run: RunData) -> pd.DataFrame:
@@ -104,7 +102,7 @@ def accuracy_rows(frame: pd.DataFrame) -> pd.DataFrame:
 # --- one row per cell and metric -------------------------------------------------------------------------------------
 
 
-def _identity(run: RunData, cell: Cell, sources: dict[str, str | None]) -> dict[str, Any]:
+def identity_of(run: RunData, cell: Cell, sources: dict[str, str | None]) -> dict[str, Any]:
     return {
         "run_id": run.info.run_id,
         "cell": cell.cell_id,
@@ -222,110 +220,6 @@ def _sample_counts(trials: Sequence[Trial]) -> dict[str, int]:
     return counts
 
 
-# --- one row per trial and request -----------------------------------------------------------------------------------
-
-_REQUEST_COLUMNS = (
-    "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "attempts",
-    "status", "started_at", "marks", "failure", "sample_id", "request_id", "prompt_tokens", "cached_tokens",
-    "generated_tokens", "time_method", "ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method",
-    "energy_meter", "energy_reason", "foreign_cpu_share", "contention_repeats",
-    "cpu_cycles", "cpu_cycles_remark", "arrival_s", "queueing_s", "ttft_from_arrival_s", "requests_sha256", "road",
-)  # fmt: skip
-
-
-def trials(run: RunData) -> pd.DataFrame:
-    """One row per trial and request, joined to the sample's scores by `sample_id`; columns `score_METRIC`.
-
-    A request's energy is that of the trial's first meter between the request's start and end, from the raw traces; one
-    that was answered in a batch has none of its own. A trial without requests is one row. Arrivals count from the
-    window's start.
-    """
-    by_cell, sources = trials_of(run), data_sources(run)
-    rows = [
-        _identity(run, cell, sources) | {"label": cell.label} | row
-        for cell in run.cells
-        for trial in by_cell[cell.cell_id]
-        for row in _request_rows(run, trial)
-    ]
-    scores = dict.fromkeys(key for row in rows for key in row if key.startswith("score_"))
-    text = ("marks", "failure", "sample_id", "request_id", "energy_meter", "energy_reason", "cpu_cycles_remark",
-            "requests_sha256", "road")  # fmt: skip
-    numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "foreign_cpu_share", "arrival_s",
-               "queueing_s", "ttft_from_arrival_s", *scores)  # fmt: skip
-    counts = ("prompt_tokens", "cached_tokens", "generated_tokens", "contention_repeats", "cpu_cycles")
-    return _frame(rows, (*_REQUEST_COLUMNS, *scores), text, numbers, counts)
-
-
-def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
-    head = {
-        "trial": trial.trial_id,
-        "repeat": trial.repeat,
-        "attempts": trial.attempts,
-        "status": trial.status,
-        "started_at": trial.started_at,
-        "marks": ", ".join(trial.marks),
-        "failure": trial.failure.error if trial.failure else None,
-        "time_method": trial.time_method,
-        "foreign_cpu_share": trial.foreign_cpu_share,
-        "contention_repeats": len(trial.contention_shares),
-        "cpu_cycles": trial.cpu_cycles,
-        "cpu_cycles_remark": trial.cpu_cycles_remark,
-        "requests_sha256": trial.requests_sha256,
-        "road": road_words(trial.road) if trial.road is not None else None,
-    }
-    if not trial.completions:
-        yield head | {"energy_method": "missing", "energy_reason": "no request was completed"}
-        return
-    own = traces_of(run, trial)
-    scores: dict[str | None, list[Score]] = {}
-    for score in trial.scores:
-        scores.setdefault(score.sample_id, []).append(score)
-    begun = Counter(c.start_s for c in trial.completions)
-    for completion in trial.completions:
-        yield (
-            head
-            | _request_cells(completion, trial.window_start_s)
-            | _request_energy(completion, own, begun[completion.start_s])
-            | {f"score_{s.metric}": s.value for s in scores.get(completion.sample_id, ())}
-        )
-
-
-def _request_cells(completion: Completion, window_start_s: float | None) -> dict[str, Any]:
-    arrival_s = completion.arrival_s
-    return {
-        "arrival_s": None if arrival_s is None or window_start_s is None else arrival_s - window_start_s,
-        "queueing_s": completion.queueing_s,
-        "ttft_from_arrival_s": completion.ttft_from_arrival_s,
-        "sample_id": completion.sample_id,
-        "request_id": completion.request_id,
-        "prompt_tokens": completion.n_prompt_tokens,
-        "cached_tokens": completion.n_cached_tokens,
-        "generated_tokens": completion.n_generated,
-        "ttft_s": completion.ttft_s,
-        "tpot_s": completion.tpot_s,
-        "e2e_s": completion.e2e_s,
-    }
-
-
-def _request_energy(completion: Completion, own: TrialTraces, n_together: int) -> dict[str, Any]:
-    meter = own.meter
-    if meter is None:
-        return {"energy_method": "missing", "energy_reason": "no meter was read in this trial"}
-    if n_together > 1:
-        why = f"answered in a batch of {n_together}: its joules cannot be told from the others'"
-        return {"energy_method": "missing", "energy_meter": meter, "energy_reason": why}
-    if own.lost:
-        return {"energy_method": "missing", "energy_meter": meter, "energy_reason": own.lost}
-    reading: EnergyReading = energy_between(own.traces, [(completion.start_s, completion.end_s)], "all", meter)
-    return {
-        "energy_j": reading.energy_j,
-        "energy_uncertainty_j": reading.uncertainty_j,
-        "energy_method": "missing" if reading.energy_j is None else reading.method,
-        "energy_meter": meter,
-        "energy_reason": reading.reason,
-    }
-
-
 # --- one wide row per cell, for people -------------------------------------------------------------------------------
 
 _WIDE: tuple[tuple[str, str, str | None, float], ...] = (
@@ -375,7 +269,7 @@ def summary(run: RunData, frame: pd.DataFrame | None = None) -> pd.DataFrame:
     columns = list(rows[0]) if rows else []
     text = ("model_note", "data_source", "requests_sha256", "road", "energy_meter", "accuracy_metric", "reason")
     numbers = [c for c in columns if c.removesuffix("_low").removesuffix("_high") in _WIDE_NAMES]
-    return _frame(rows, columns, text, numbers, ("accuracy_samples",)) if rows else pd.DataFrame()
+    return frame_of(rows, columns, text, numbers, ("accuracy_samples",)) if rows else pd.DataFrame()
 
 
 def _wide_identity(run: RunData, cell: Cell, source: str | None) -> dict[str, Any]:
@@ -452,7 +346,7 @@ def _wide_accuracy(rows: list[dict[str, Any]]) -> dict[str, Any]:
 # --- frames ----------------------------------------------------------------------------------------------------------
 
 
-def _frame(
+def frame_of(
     rows: Iterable[dict[str, Any]],
     columns: Sequence[str],
     text: Sequence[str],

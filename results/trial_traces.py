@@ -7,9 +7,11 @@ from typing import NamedTuple
 from results.records import PowerTrace, RunData, Trial
 from results.trace_files import TraceFileError
 
+NO_TRACES = "the trial has no trace file"
+
 
 class TrialTraces(NamedTuple):
-    """meter: the trial's first, None where none was read. lost: why there are no traces, where they are damaged."""
+    """meter: the trial's first, None where none was read. lost: why there are no traces, where there should be."""
 
     meter: str | None
     traces: tuple[PowerTrace, ...] = ()
@@ -22,7 +24,8 @@ def traces_of(run: RunData, trial: Trial) -> TrialTraces:
     if meter is None:
         return TrialTraces(None)
     try:
-        return TrialTraces(meter, run.load_traces(trial.trial_id))
+        traces = run.load_traces(trial.trial_id)
+        return TrialTraces(meter, traces, None if traces else NO_TRACES)
     except TraceFileError as error:
         run.lost_traces[trial.trial_id] = str(error)
         return TrialTraces(meter, lost="the trial's trace file is damaged; its joules as a whole stand")

@@ -231,7 +231,7 @@ def _wait_for_trials(process: subprocess.Popen[str], run: Path, n: int) -> None:
 
 # --- a finished run --------------------------------------------------------------------------------------------------
 
-TABLES = ("arms", "latency", "energy", "accuracy", "accuracy_energy", "samples", "trials", "summary")
+TABLES = ("arms", "latency", "energy", "accuracy", "accuracy_energy", "samples", "trials", "requests", "summary")
 
 
 def read(run: FinishedRun, name: str) -> pd.DataFrame:
@@ -293,7 +293,7 @@ def test_a_modelled_cell_has_one_trial_and_no_interval(finished_run: FinishedRun
 
 
 def test_sample_ids_join_the_same_sample_over_arms(finished_run: FinishedRun) -> None:
-    trials = read(finished_run, "trials")
+    trials = read(finished_run, "requests").merge(read(finished_run, "trials"), on=["cell", "repeat"])
     for _, own in trials.groupby("workload"):
         of_arm = [set(arm["sample_id"]) for _, arm in own.groupby(["engine", "device"])]
         assert len(of_arm) == 3

@@ -20,7 +20,7 @@ from results.records import RunData, Trial
 from results.report.html import html_text
 from results.store import Store
 from results.tables import summary, tidy
-from results.tables import trials as trials_table
+from results.trial_tables import trials as trials_table
 from tests.fakes.machine import FakeBench, FakeDevice
 from tests.plans import FAST, raw_plan
 

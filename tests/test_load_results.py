@@ -15,6 +15,7 @@ from results.report.figure_tables import asked_of, figure_tables
 from results.report.html import html_text
 from results.report.page_units import PageUnits
 from results.report.standings import ASKED_OTHERWISE, device_groups
+from results.trial_tables import request_frames, trials
 from tests.run_builders import cell, completion, failed, power_trace, reading, run, trial
 
 
@@ -63,7 +64,8 @@ def test_a_closed_loop_has_no_rows_of_load() -> None:
     data = run([cell()], [trial()])
     assert not {"queueing", "ttft_from_arrival", "utilisation"} & set(rows(data))
     assert tables.summary(data)[["queueing_ms", "ttft_from_arrival_ms", "utilisation_percent"]].isna().all(axis=None)
-    assert tables.trials(data)[["arrival_s", "queueing_s", "ttft_from_arrival_s"]].isna().all(axis=None)
+    (single,) = request_frames(data)
+    assert single[["arrival_s", "queueing_s", "ttft_from_arrival_s"]].isna().all(axis=None)
 
 
 def test_waits_are_latencies_and_no_accuracies() -> None:
@@ -71,7 +73,7 @@ def test_waits_are_latencies_and_no_accuracies() -> None:
     assert tables.accuracy(data).empty
     wide = tables.summary(data).iloc[0]
     assert (wide["queueing_ms"], wide["ttft_from_arrival_ms"], wide["utilisation_percent"]) == (1000, 2000, 25)
-    single = tables.trials(data)
+    (single,) = request_frames(data)
     assert list(single["arrival_s"]) == [1.0, 2.0]
     assert list(single["queueing_s"]) == [0.0, 2.0]
     assert list(single["ttft_from_arrival_s"]) == [1.0, 3.0]
@@ -80,7 +82,8 @@ def test_waits_are_latencies_and_no_accuracies() -> None:
 def test_arrivals_in_the_table_count_from_the_windows_start() -> None:
     late = [arrived("a", 501.0, 501.5, 502.0)]
     data = run([cell()], [trial(completions=late, window_start_s=500.0, window_end_s=503.0)])
-    assert list(tables.trials(data)["arrival_s"]) == [1.0]
+    (single,) = request_frames(data)
+    assert list(single["arrival_s"]) == [1.0]
 
 
 def test_the_tables_of_figures_show_load_where_there_is_some() -> None:
@@ -103,7 +106,7 @@ def test_a_request_of_a_batch_has_no_joules_of_its_own() -> None:
     ]
     trace = power_trace(4.0, 10.0, "nvml", "integrated power")
     data = run([cell()], [trial(completions=together, energy=(reading(),))], {"c1-t0": [trace]})
-    single = tables.trials(data)
+    (single,) = request_frames(data)
     assert list(single["energy_j"].isna()) == [True, True, False]
     assert set(single["energy_reason"][:2]) == {"answered in a batch of 2: its joules cannot be told from the others'"}
     assert list(single["energy_method"]) == ["missing", "missing", "integrated power"]
@@ -133,7 +136,7 @@ def test_arms_asked_the_same_show_its_hash_once() -> None:
     (asked_once,) = asked_of(data, arms_of(data.cells))
     assert asked_once.requests == "requests 3fa94c127f01"
     assert "requests 3fa94c127f01" in html_text(data)
-    assert set(tables.summary(data)["requests_sha256"]) == set(tables.trials(data)["requests_sha256"]) == {SAME}
+    assert set(tables.summary(data)["requests_sha256"]) == set(trials(data)["requests_sha256"]) == {SAME}
     ((group, _),) = device_groups(data, tables.tidy(data))
     assert group.verdicts["time"].is_certain
 

@@ -30,7 +30,7 @@ def test_the_demo_runs_on_real_hellaswag_boolq_and_sharegpt(tmp_path: Path) -> N
     arguments = [a for setting in settings for a in ("--set", setting)]
     done = joulebench("run", str(demo_on_data(tmp_path)), "--out", str(tmp_path / "run"), *arguments, data=data)
     assert done.code == 0, done.stderr
-    trials = pd.read_csv(tmp_path / "run" / "trials.csv")
+    trials, requests = (pd.read_csv(tmp_path / "run" / f"{name}.csv") for name in ("trials", "requests"))
     assert set(trials["status"]) == {"ok"}
     sources = pd.read_csv(tmp_path / "run" / "summary.csv").groupby("workload")["data_source"].unique()
     for name in ("hellaswag", "boolq", "sharegpt"):
@@ -39,7 +39,8 @@ def test_the_demo_runs_on_real_hellaswag_boolq_and_sharegpt(tmp_path: Path) -> N
     for name in ("ruler_niah_single_2", "ruler_niah_multikey_1"):
         assert list(sources[name]) == ["generated"]
     # Two items each: four answers of HellaSwag, two of BoolQ, for every arm and repeat.
-    per_arm = trials.groupby(["workload", "engine", "device"])["request_id"].nunique().groupby("workload").unique()
+    asked = requests.merge(trials, on=["cell", "repeat"])
+    per_arm = asked.groupby(["workload", "engine", "device"])["request_id"].nunique().groupby("workload").unique()
     assert list(per_arm["hellaswag"]) == [8]
     assert list(per_arm["boolq"]) == [4]
     accuracy = pd.read_csv(tmp_path / "run" / "accuracy.csv")

@@ -35,7 +35,20 @@ WRITTEN = {
     DATABASE,
     "traces",
     "report.html",
-    *(f"{t}.csv" for t in ("latency", "energy", "accuracy", "accuracy_energy", "samples", "trials", "summary")),
+    *(
+        f"{t}.csv"
+        for t in (
+            "arms",
+            "latency",
+            "energy",
+            "accuracy",
+            "accuracy_energy",
+            "samples",
+            "trials",
+            "requests",
+            "summary",
+        )
+    ),
 }
 SIDE_FILES = {"run.lock", f"{DATABASE}-wal", f"{DATABASE}-shm"}
 

@@ -20,6 +20,7 @@ from results.report.csv import write_csv
 from results.report.html import html_text
 from results.store import Store
 from results.trace_files import WINDOW
+from results.trial_tables import request_frames
 from tests.run_builders import cell, power_trace, reading, trial
 from tests.test_store import CELLS, INFO, POWER
 
@@ -209,10 +210,11 @@ def test_a_damaged_trace_costs_its_requests_their_joules_and_nothing_else(direct
         page = html_text(derived.run, derived)
     assert "the traces of 1 of 3 trials are lost" in page
     assert "c1-t0.parquet is damaged" in page
-    single = tables.trials(derived.run).set_index("trial")
-    assert single.loc["c1-t0", "energy_reason"] == "the trial's trace file is damaged; its joules as a whole stand"
-    assert single.loc["c1-t0", "energy_method"] == "missing"
-    assert single.loc["c1-t1", "energy_method"] == "integrated power"
+    (single,) = request_frames(derived.run)
+    single = single.set_index("repeat")
+    assert single.loc[0, "energy_reason"] == "the trial's trace file is damaged; its joules as a whole stand"
+    assert single.loc[0, "energy_method"] == "missing"
+    assert single.loc[1, "energy_method"] == "integrated power"
     assert tables.energy(derived.run).equals(whole)
 
 

@@ -11,6 +11,8 @@ from scipy.stats import binomtest
 from results import tables
 from results.energy import NO_JOULES
 from results.records import EngineCounters, PowerTrace, RunData, Score, Trial
+from results.report.csv import csv_text
+from results.trial_tables import request_frames, trials
 from tests.run_builders import cell, completion, example_run, failed, reading, run, trial
 from tests.scored_runs import scored
 
@@ -38,7 +40,7 @@ def test_tidy_has_one_row_per_cell_metric_phase_meter_and_method() -> None:
 
 def test_an_empty_run_gives_empty_tables() -> None:
     nothing = run([], [])
-    assert [len(f(nothing)) for f in (tables.tidy, tables.trials, tables.summary)] == [0, 0, 0]
+    assert [len(f(nothing)) for f in (tables.tidy, trials, tables.summary)] == [0, 0, 0]
 
 
 def test_latency_is_the_mean_over_trials_of_the_mean_over_requests() -> None:
@@ -242,7 +244,7 @@ def test_a_dense_model_has_no_drop_rate() -> None:
 
 def test_random_weights_and_sample_data_are_in_every_table() -> None:
     data = one_cell(trial(data_source="sample"), model_note="random weights")
-    for frame in (tables.tidy(data), tables.trials(data)):
+    for frame in (tables.tidy(data), trials(data)):
         assert set(frame["model"]) == {"tiny-moe (random weights)"}
         assert set(frame["workload"]) == {"gsm8k (sample)"}
     wide = tables.summary(data).iloc[0]
@@ -262,14 +264,15 @@ def test_slices_partition_the_tidy_table() -> None:
     assert sum(len(p) for p in parts) + frame["metric"].isin(others).sum() == len(frame)
 
 
-def test_trials_join_latency_energy_and_score_of_a_request() -> None:
+def test_requests_join_latency_energy_and_score_of_a_request() -> None:
     requests = [completion("a", 0.0, 4, (1.0, 2.0)), completion("b", 2.0, 4, (5.0, 6.0))]
     scores = (Score(metric="acc", value=1.0, sample_id="b"), Score(metric="acc", value=0.5, stderr=0.1, n=2))
     constant = PowerTrace(
         "nvml", "gpu", "power", "integrated power", np.linspace(0, 6, 601), np.full(601, 7.0), sample_interval_s=0.01
     )
     one = trial(completions=requests, scores=scores, energy=(reading("all", 42.0),))
-    frame = tables.trials(run([cell()], [one], {one.trial_id: (constant,)})).set_index("sample_id")
+    (frame,) = request_frames(run([cell()], [one], {one.trial_id: (constant,)}))
+    frame = frame.set_index("sample_id")
     # 7 W over 2 s and over 4 s.
     assert frame["energy_j"].to_dict() == pytest.approx({"a": 14.0, "b": 28.0})
     assert set(frame["energy_method"]) == {"integrated power"}
@@ -280,7 +283,7 @@ def test_trials_join_latency_energy_and_score_of_a_request() -> None:
 
 def test_trials_show_what_a_request_did_not_compute() -> None:
     first = completion("a", n_prompt=9)
-    frame = tables.trials(one_cell(trial(completions=[first, first.model_copy(update={"n_cached_tokens": 7})])))
+    (frame,) = request_frames(one_cell(trial(completions=[first, first.model_copy(update={"n_cached_tokens": 7})])))
     assert frame[["prompt_tokens", "cached_tokens"]].to_numpy().tolist() == [[9, 0], [9, 7]]
 
 
@@ -289,15 +292,31 @@ def test_a_request_too_short_for_its_meter_has_a_reason_instead_of_energy() -> N
         "battery", "pack", "held", "battery gauge", np.arange(0, 9, 0.25), np.full(36, 3.0), 0.25, update_period_s=0.25
     )
     one = trial(energy=(reading("all", 4.5, meter="battery"),))
-    request = tables.trials(run([cell()], [one], {one.trial_id: (coarse,)})).iloc[0]
+    (frame,) = request_frames(run([cell()], [one], {one.trial_id: (coarse,)}))
+    request = frame.iloc[0]
     assert math.isnan(request["energy_j"])
     assert request["energy_method"] == "missing"
     assert "unresolved" in request["energy_reason"]
 
 
 def test_a_failed_trial_is_a_row_of_its_own() -> None:
-    frame = tables.trials(one_cell(failed(error="device lost")))
-    assert frame[["status", "failure", "energy_method"]].iloc[0].tolist() == ["failed", "device lost", "missing"]
+    data = one_cell(failed(error="device lost"))
+    assert trials(data)[["status", "failure", "requests"]].iloc[0].tolist() == ["failed", "device lost", 0]
+    (frame,) = request_frames(data)
+    assert frame.empty
+
+
+def test_requests_in_parts_are_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part may have no score where another has one, and no energy."""
+    cells = [cell("c1"), cell("c2")]
+    scored = (Score(metric="acc", value=1.0, sample_id="s1"),)
+    made = run(cells, [trial("c1", 0), failed("c1", 1), trial("c1", 2, scores=scored), trial("c2", 0), trial("c2", 1)])
+    (whole,) = request_frames(made)
+    monkeypatch.setattr("results.trial_tables.TRIALS_A_PART", 2)
+    parts = list(request_frames(made))
+    assert [len(p) for p in parts] == [1, 2, 1]
+    assert "".join(csv_text(p, header=i == 0) for i, p in enumerate(parts)) == csv_text(whole)
+    assert whole["score_acc"].isna().tolist() == [True, False, True, True]
 
 
 def test_summary_is_one_row_per_cell_in_display_units() -> None:

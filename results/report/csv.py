@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,7 @@ from results.derived import Derived
 from results.records import RunData
 from results.report.files import replace_text
 from results.report.standings import standings_table
+from results.trial_tables import request_frames, trials
 
 _EXECUTED = re.compile(r"^(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
 """Text that a spreadsheet takes for a formula (full-width signs too), or that a tab or line break moves on."""
@@ -24,30 +26,35 @@ def write_csv(run: RunData, directory: Path, derived: Derived | None = None) -> 
     derived: the run's frames, where the caller has them already.
     """
     derived = derived or Derived(run)
-    frames = {
+    frames: dict[str, pd.DataFrame | Iterator[pd.DataFrame]] = {
         "arms": standings_table(derived.standings),
         "latency": tables.latency_rows(derived.tidy),
         "energy": tables.energy_rows(derived.tidy),
         "accuracy": tables.accuracy_rows(derived.tidy),
         "accuracy_energy": derived.compared,
         "samples": answer_table(run, derived.answered),
-        "trials": tables.trials(run),
+        "trials": trials(run),
+        "requests": request_frames(run),
         "summary": derived.summary,
     }
     paths = []
     for name, content in frames.items():
         paths.append(directory / f"{name}.csv")
-        replace_text(paths[-1], csv_text(content))
+        parts = iter([content] if isinstance(content, pd.DataFrame) else content)
+        replace_text(paths[-1], (csv_text(part, header=i == 0) for i, part in enumerate(parts)))
     return paths
 
 
-def csv_text(frame: pd.DataFrame) -> str:
+def csv_text(frame: pd.DataFrame, header: bool = True) -> str:
     """A frame as CSV with LF line ends; a text cell or heading that a spreadsheet would execute gets a leading '."""
     safe = frame.rename(columns=neutralised)
     for column in safe.columns:
         if not pd.api.types.is_numeric_dtype(safe[column]):
-            safe[column] = safe[column].map(neutralised, na_action="ignore")
-    return safe.to_csv(index=False, lineterminator="\n")
+            # Most text stands in many rows: each is looked at once.
+            executed = {t: neutralised(t) for t in safe[column].unique() if isinstance(t, str) and _EXECUTED.match(t)}
+            if executed:
+                safe[column] = safe[column].map(lambda t, own=executed: own.get(t, t), na_action="ignore")
+    return safe.to_csv(index=False, header=header, lineterminator="\n")
 
 
 def neutralised(text: str) -> str:

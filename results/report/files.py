@@ -6,19 +6,21 @@ import contextlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str | Iterable[str]) -> None:
     """Writes UTF-8 under a temporary name in the same folder, flushes it to disk and renames it onto `path`.
 
-    Only its owner may read it (tables and reports hold prompts), unless its owner gave the file before another mode.
+    text: whole, or in parts that follow each other. Only its owner may read the file (tables and reports hold prompts),
+    unless its owner gave it another mode before.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+            file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         with contextlib.suppress(FileNotFoundError):

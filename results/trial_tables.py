@@ -1,0 +1,142 @@
+"""One row per trial, and one row per request; `cell` and `repeat` join them.
+
+A run of 20,000 trials has hundreds of thousands of requests: their table comes in parts, and is never held as a whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pandas as pd
+
+from results.cells import data_sources, trials_of
+from results.energy import energy_between
+from results.records import Completion, RunData, Score, Trial
+from results.roads import road_words
+from results.tables import frame_of, identity_of
+from results.trial_traces import TrialTraces, traces_of
+
+TRIALS_A_PART = 1000
+
+_TRIAL_COLUMNS = (
+    "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "attempts",
+    "status", "started_at", "time_method", "requests", "marks", "failure", "foreign_cpu_share", "contention_repeats",
+    "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road",
+)  # fmt: skip
+_REQUEST_COLUMNS = (
+    "cell", "repeat", "sample_id", "request_id", "prompt_tokens", "cached_tokens", "generated_tokens", "ttft_s",
+    "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method", "energy_meter", "energy_reason",
+    "arrival_s", "queueing_s", "ttft_from_arrival_s",
+)  # fmt: skip
+
+
+def trials(run: RunData) -> pd.DataFrame:
+    """One row per trial, failed ones too."""
+    sources = data_sources(run)
+    identities = {cell.cell_id: identity_of(run, cell, sources) | {"label": cell.label} for cell in run.cells}
+    rows = [identities[trial.cell_id] | _trial_cells(trial) for trial in _in_order(run)]
+    text = ("marks", "failure", "cpu_cycles_remark", "requests_sha256", "road")
+    counts = ("repeat", "attempts", "requests", "contention_repeats", "cpu_cycles")
+    return frame_of(rows, _TRIAL_COLUMNS, text, ("foreign_cpu_share",), counts)
+
+
+def request_frames(run: RunData) -> Iterator[pd.DataFrame]:
+    """One row per request, with its sample's scores in columns `score_METRIC`; all parts have the same columns.
+
+    A request's energy is that of the trial's first meter between the request's start and end, from the raw traces; one
+    that was answered in a batch has none of its own. Arrivals count from the window's start.
+    """
+    scores = dict.fromkeys(f"score_{s.metric}" for t in run.trials for s in t.scores if s.sample_id is not None)
+    text = ("energy_meter", "energy_reason")
+    numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "arrival_s", "queueing_s",
+               "ttft_from_arrival_s", *scores)  # fmt: skip
+    counts = ("repeat", "prompt_tokens", "cached_tokens", "generated_tokens")
+    rest = _in_order(run)
+    part = list(islice(rest, TRIALS_A_PART))
+    while True:
+        rows = [row for trial in part for row in _request_rows(run, trial)]
+        yield frame_of(rows, (*_REQUEST_COLUMNS, *scores), text, numbers, counts)
+        part = list(islice(rest, TRIALS_A_PART))
+        if not part:
+            return
+
+
+def _in_order(run: RunData) -> Iterator[Trial]:
+    by_cell = trials_of(run)
+    return (trial for cell in run.cells for trial in by_cell[cell.cell_id])
+
+
+def _trial_cells(trial: Trial) -> dict[str, Any]:
+    return {
+        "trial": trial.trial_id,
+        "repeat": trial.repeat,
+        "attempts": trial.attempts,
+        "status": trial.status,
+        "started_at": trial.started_at,
+        "time_method": trial.time_method,
+        "requests": len(trial.completions),
+        "marks": ", ".join(trial.marks),
+        "failure": trial.failure.error if trial.failure else None,
+        "foreign_cpu_share": trial.foreign_cpu_share,
+        "contention_repeats": len(trial.contention_shares),
+        "cpu_cycles": trial.cpu_cycles,
+        "cpu_cycles_remark": trial.cpu_cycles_remark,
+        "requests_sha256": trial.requests_sha256,
+        "road": road_words(trial.road) if trial.road is not None else None,
+    }
+
+
+def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
+    if not trial.completions:
+        return
+    own = traces_of(run, trial)
+    scores: dict[str | None, list[Score]] = {}
+    for score in trial.scores:
+        scores.setdefault(score.sample_id, []).append(score)
+    begun = Counter(c.start_s for c in trial.completions)
+    for completion in trial.completions:
+        yield (
+            {"cell": trial.cell_id, "repeat": trial.repeat}
+            | _request_cells(completion, trial.window_start_s)
+            | _request_energy(completion, own, begun[completion.start_s])
+            | {f"score_{s.metric}": s.value for s in scores.get(completion.sample_id, ())}
+        )
+
+
+def _request_cells(completion: Completion, window_start_s: float | None) -> dict[str, Any]:
+    arrival_s = completion.arrival_s
+    return {
+        "arrival_s": None if arrival_s is None or window_start_s is None else arrival_s - window_start_s,
+        "queueing_s": completion.queueing_s,
+        "ttft_from_arrival_s": completion.ttft_from_arrival_s,
+        "sample_id": completion.sample_id,
+        "request_id": completion.request_id,
+        "prompt_tokens": completion.n_prompt_tokens,
+        "cached_tokens": completion.n_cached_tokens,
+        "generated_tokens": completion.n_generated,
+        "ttft_s": completion.ttft_s,
+        "tpot_s": completion.tpot_s,
+        "e2e_s": completion.e2e_s,
+    }
+
+
+def _request_energy(completion: Completion, own: TrialTraces, n_together: int) -> dict[str, Any]:
+    meter = own.meter
+    if meter is None:
+        return {"energy_method": "missing", "energy_reason": "no meter was read in this trial"}
+    if n_together > 1:
+        why = f"answered in a batch of {n_together}: its joules cannot be told from the others'"
+        return {"energy_method": "missing", "energy_meter": meter, "energy_reason": why}
+    if own.lost:
+        return {"energy_method": "missing", "energy_meter": meter, "energy_reason": own.lost}
+    reading = energy_between(own.traces, [(completion.start_s, completion.end_s)], "all", meter)
+    return {
+        "energy_j": reading.energy_j,
+        "energy_uncertainty_j": reading.uncertainty_j,
+        "energy_method": "missing" if reading.energy_j is None else reading.method,
+        "energy_meter": meter,
+        "energy_reason": reading.reason,
+    }
