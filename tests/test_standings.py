@@ -28,9 +28,8 @@ def lasting(cell_id: str, seconds: Sequence[float], right: str = "", **changes: 
         trial(
             cell_id,
             i,
-            completions=[completion("s", 0.0, 4, (s / 2, s))],
             scores=(*single, *whole),
-            **({"energy": (reading("all", 10 * s),)} | changes),
+            **({"energy": (reading("all", 10 * s),), "completions": [completion("s", 0.0, 4, (s / 2, s))]} | changes),
         )
         for i, s in enumerate(seconds)
     ]
@@ -285,11 +284,14 @@ def test_the_picture_names_each_arm_by_its_symbol_and_starts_at_zero() -> None:
     assert svg.count('class="point"') == 2
 
 
-def test_an_arm_that_computes_less_is_drawn_by_joules_a_response() -> None:
+def test_an_arm_that_computes_less_is_drawn_by_joules_a_token_that_was_asked() -> None:
+    """4 prompt and 2 generated tokens each: 10.025 J and 5.0125 J a request."""
     cells = [cell("c1", engine="plain"), cell("c2", engine="reusing", engine_parameters={"reuse_prefix": True})]
-    trials = [*lasting("c1", noisy(1.0), "11"), *lasting("c2", noisy(0.5), "11")]
+    kept = [completion("s", 0.0, 4, (0.25, 0.5)).model_copy(update={"n_cached_tokens": 3})]
+    trials = [*lasting("c1", noisy(1.0), "11"), *lasting("c2", noisy(0.5), "11", completions=kept, prefill_tokens=1)]
     (panel,) = screen(run(cells, trials)).panels
-    assert "J/response across" in str(panel.svg)
+    assert "J/token asked across" in str(panel.svg)
+    assert "plain: 1.67, 100 %; reusing: 0.835, 100 %" in str(panel.svg)
 
 
 def test_a_name_from_a_plan_is_text_in_table_picture_and_sentence() -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import pandas as pd
 from markupsafe import Markup
 
+from results.cells import usable
 from results.ratios import Ratio
-from results.records import RunData
+from results.records import Cell, RunData
 from results.report.arms import Arm, arms_of
 from results.report.page_units import PageUnits
 from results.report.picture import Axis, Panel, Point, panel, symbol
@@ -218,24 +219,23 @@ def _interval(low: float, high: float) -> str:
 
 
 def _score_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits) -> Panel | None:
-    """Score against joules. None where fewer than two arms have both in one way."""
+    """Score against joules, or seconds where nothing is scored. None where fewer than two arms have both in one way."""
     if group.score is None:
-        return None
+        return _time_panel(run, frame, group, units, "Not scored: time instead. Down and to the left is better.")
     scores = _means(run, frame, group, group.score, None)
     energy, title, scale = _joules(run, frame, group, units)
     is_share = group.rising and all(0 <= v <= 1 for row in scores.values() for v in row)
-    better = "up" if group.rising else "down"
     up = Axis(f"{group.score}, %" if is_share else group.score, 1.0, is_share)
-    caption = f"Better: {better} and to the left."
+    caption = "" if group.rising else "Of this score less is better: down and to the left."
     return _panel(group, energy, scores, Axis(title, scale), up, caption)
 
 
-def _time_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits) -> Panel | None:
+def _time_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits, caption: str = "") -> Panel | None:
     times = _means(run, frame, group, "e2e", "all")
     energy, title, scale = _joules(run, frame, group, units)
     time_scale, unit = units.of("e2e", "all", "s")
     up = Axis(f"E2E, {unit} a request", time_scale)
-    return _panel(group, energy, times, Axis(title, scale), up, "Better: down and to the left.")
+    return _panel(group, energy, times, Axis(title, scale), up, caption)
 
 
 def _panel(
@@ -250,19 +250,36 @@ def _panel(
     if len(points) < 2:
         return None
     absent = [arm.name for arm in group.arms if arm not in across or arm not in up]
-    left_out = f" Not drawn, a figure is missing: {', '.join(absent)}." if absent else ""
-    return panel(group.workload or "", caption + left_out, points, x, y)
+    left_out = f"Not drawn, a figure is missing: {', '.join(absent)}." if absent else ""
+    return panel(group.workload or "", " ".join(filter(None, [caption, left_out])), points, x, y)
 
 
 def _joules(
     run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits
 ) -> tuple[Mapping[Arm, tuple[float, float, float]], str, float]:
-    """Per token; per response where arms compute other tokens for the same answers, as with a reused prefix."""
+    """Per token that was computed. Where arms compute other tokens for the same answers, as with a kept prefix, per
+    token that was asked: kept tokens are in all arms' count then."""
     cells = [c for c in run.cells if (c.device, c.workload) == (group.device, group.workload)]
-    alike = len({bool(c.engine_parameters.get(REUSES)) for c in cells}) == 1
-    metric, unit = ("energy_per_token", "J/token") if alike else ("energy_per_response", "J/response")
-    scale, shown = units.of(metric, "all", unit)
-    return _means(run, frame, group, metric, "all"), shown, scale
+    scale, unit = units.of("energy_per_token", "all", "J/token")
+    if len({bool(c.engine_parameters.get(REUSES)) for c in cells}) == 1:
+        return _means(run, frame, group, "energy_per_token", "all"), unit, scale
+    arms = arms_of(run.cells)
+    per_token = {arms[c.cell_id]: share for c in cells if (share := _responses_per_token(run, c)) is not None}
+    per_response = _means(run, frame, group, "energy_per_response", "all")
+    found = {
+        arm: (mean * per_token[arm], low * per_token[arm], high * per_token[arm])
+        for arm, (mean, low, high) in per_response.items()
+        if arm in per_token
+    }
+    return found, f"{unit} asked", scale
+
+
+def _responses_per_token(run: RunData, cell: Cell) -> float | None:
+    """Requests over the tokens that they stand on and generate, kept ones counted."""
+    trial = next((t for t in usable(t for t in run.trials if t.cell_id == cell.cell_id) if t.completions), None)
+    if trial is None:
+        return None
+    return len(trial.completions) / sum(c.n_prompt_tokens + c.n_generated for c in trial.completions)
 
 
 def _means(
