@@ -16,7 +16,7 @@ from devices.models.timeline import Timeline
 from engines.base import EngineError, PhaseListener, unheard
 from engines.dispatch import DispatchPlan
 from engines.placements import Placement
-from engines.reference import StepObserver
+from engines.reference import StepObserver, StepPhase
 from engines.schedule import ModelShape, Step, lm_head, operations
 from engines.tokenizer import Tokenizer
 from results.records import Completion, EngineCounters, Request, Road
@@ -101,10 +101,8 @@ class _RequestPricing:
         self._start_s = timeline.now_s()
         on_phase("request start", self._start_s)
 
-    def step(
-        self, n_tokens: int, kv_length: int, phase: Literal["prefill", "decode"], plans: Sequence[DispatchPlan | None]
-    ) -> None:
-        if phase == "decode":
+    def step(self, n_tokens: int, kv_length: int, phase: StepPhase, plans: Sequence[DispatchPlan | None]) -> None:
+        if phase != "prefill":
             self._end_prefill()
         limit = self._timeline.sheet.graph_bytes_limit
         self._timeline.run(

@@ -39,15 +39,17 @@ MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
 logger = logging.getLogger(__name__)
 
 
+StepPhase = Literal["prefill", "decode", "again"]
+
+
 class StepObserver(Protocol):
     """Hears of every forward chunk of a request once it is computed, in order; not of calibration.
 
     n_tokens: tokens of the chunk. kv_length: tokens in the cache after it. plans: one per layer, None for dense ones.
+    phase: "again" of tokens that LongRoPE turns anew in the middle of an answer.
     """
 
-    def step(
-        self, n_tokens: int, kv_length: int, phase: Literal["prefill", "decode"], plans: Sequence[DispatchPlan | None]
-    ) -> None: ...
+    def step(self, n_tokens: int, kv_length: int, phase: StepPhase, plans: Sequence[DispatchPlan | None]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -314,7 +316,7 @@ class ReferenceEngine:
                 sequence.held.add(chunk_T.tolist(), "prefill")
             self._uncounted.append(plans)
             if self.observer is not None:
-                self.observer.step(len(chunk_T), cache.length, "prefill", plans)
+                self.observer.step(len(chunk_T), cache.length, "again", plans)
 
     def _turned_for(self, answer: Answer) -> int:
         return answer.n_prefill if self._turns_when_reached else answer.n_positions

@@ -8,12 +8,17 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from devices.models.timeline import Timeline
 from engines.checkpoints import load_checkpoint
+from engines.modelled import ModelledEngine
+from engines.placements import PLACEMENTS
 from engines.reference import ReferenceEngine
 from engines.rope import LongScaling
+from engines.schedule import own_shape
 from engines.techniques.dropless import DroplessParameters
 from results.records import Completion, Request
 from tests.fakes.families import CASES, LONG_FACTORS, PHI_MOE, PHI_MOE_ROPE, FamilyCase, write_family
+from tests.toy_sheet import toy_sheet
 
 pytestmark = pytest.mark.numbers
 
@@ -129,6 +134,23 @@ def test_a_kept_prefix_is_one_that_is_turned_alike(folder_and_theirs: tuple[Path
         kept = answered(engine, loglikelihood(prompt, [5, 6]))
         assert kept.loglikelihood == pytest.approx(alone.loglikelihood, abs=1e-3)
         assert bool(kept.n_cached_tokens) == is_kept
+
+
+def test_modelled_hardware_is_charged_in_the_answer_for_what_is_computed_again(tmp_path: Path) -> None:
+    """A prompt of just the original length: its prefill takes as long either way, its second token does not."""
+    write_family(tmp_path, MODELS["phi-moe"])
+    found = []
+    for way in ("at_once", "when_reached"):
+        reference = built(tmp_path, way)  # type: ignore[arg-type]
+        shape = own_shape("phi", load_checkpoint(str(tmp_path), torch.float32).config)
+        engine = ModelledEngine(reference, Timeline(toy_sheet()), PLACEMENTS["coreml-cpu"], shape)
+        found.append(engine.run(generation(tokens(ORIGINAL)), lambda event, at_s: None))
+    at_once, when_reached = found
+    assert when_reached.prefill_end_s == pytest.approx(at_once.prefill_end_s)
+    prefill_s = at_once.prefill_end_s - at_once.start_s
+    gaps_s = [one.token_times_s[1] - one.token_times_s[0] for one in found]
+    assert gaps_s[1] - gaps_s[0] > prefill_s / 2
+    assert when_reached.e2e_s - at_once.e2e_s == pytest.approx(gaps_s[1] - gaps_s[0], rel=0.2)
 
 
 def test_what_is_computed_again_is_counted(folder_and_theirs: tuple[Path, Any]) -> None:
