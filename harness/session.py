@@ -171,7 +171,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         weight_bytes=weights.n_bytes if weights is not None else None,
         peak_memory_bytes=memory.n_bytes,
         peak_memory_remark=memory.remark,
-        notes=(*arm.workload.notes, *not_scored, *arm.unmeasured.notes),
+        notes=(*arm.workload.notes, *not_scored, *arm.unmeasured.notes, *_remarks(energy)),
         disagreements=tuple(disagreements(arm.device.meters, window.traces, (window.start_s, window.end_s))),
         marks=_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
     )
@@ -211,6 +211,12 @@ def derive_energy(
         if len(components) > 1:
             readings += [energy_between(own, intervals["all"], "all", meter, component=c) for c in components]
     return readings, baselines
+
+
+def _remarks(readings: Sequence[EnergyReading]) -> list[str]:
+    """What stands behind a total besides its readings: a stretch that was filled in, a part that was at rest."""
+    totals = [r for r in readings if r.phase == "all" and r.component == "total" and r.remark]
+    return [f"energy of {r.meter}: {r.remark}" for r in totals]
 
 
 def _measure(arm: Arm) -> _Window:

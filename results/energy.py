@@ -74,7 +74,7 @@ def energy_between(
         if not intervals:
             raise UnresolvedError(f"no {phase} phase in this window")
         moving, remarks = _moving(chosen) if component == "total" else (chosen, [])
-        parts = [_integrate(trace, intervals, _beside(trace, traces)) for trace in moving]
+        parts = [_integrate(_resting(trace, traces), intervals, _beside(trace, traces)) for trace in moving]
     except UnresolvedError as reason:
         return unknown.model_copy(update={"reason": str(reason)})
     total = _Part(
@@ -188,6 +188,21 @@ def _moving(additive: Sequence[PowerTrace]) -> tuple[list[PowerTrace], list[str]
     off = "all the time, as a part that is switched off"
     remarks = [f"{t.component} counts as 0 J: {_showing(t)} {off}" for t in still]
     return [t for t in additive if not at_rest(t)], remarks
+
+
+def _resting(trace: PowerTrace, traces: Sequence[PowerTrace]) -> PowerTrace:
+    """Where all parts stand still at once it is no part that rests: then their source has stopped."""
+    if not trace.can_rest or trace.kind != "counter" or len(trace.values) < 2:
+        return trace
+    begins = np.concatenate([[0], np.flatnonzero(np.diff(trace.values) != 0) + 1, [len(trace.values) - 1]])
+    longest = int(np.argmax(np.diff(trace.times_s[begins])))
+    start_s, end_s = trace.times_s[begins[longest]], trace.times_s[max(begins[longest + 1] - 1, begins[longest])]
+    for other in traces:
+        within = (other.times_s >= start_s) & (other.times_s <= end_s)
+        is_another = other.meter == trace.meter and other.component != trace.component and other.kind == "counter"
+        if is_another and within.any() and np.ptp(other.values[within]) > 0:
+            return trace
+    return replace(trace, can_rest=False)
 
 
 def _showing(trace: PowerTrace) -> str:

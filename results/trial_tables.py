@@ -138,5 +138,5 @@ def _request_energy(completion: Completion, own: TrialTraces, n_together: int) -
         "energy_uncertainty_j": reading.uncertainty_j,
         "energy_method": "missing" if reading.energy_j is None else reading.method,
         "energy_meter": meter,
-        "energy_reason": reading.reason,
+        "energy_reason": reading.reason or reading.remark,
     }

@@ -59,6 +59,23 @@ def test_what_one_of_them_does_not_resolve_is_not_compared() -> None:
     assert "stepped back" in str(compare(trace("counter", reset), power(100.0)))
 
 
+@pytest.mark.parametrize("watts", [60.0, 100.0])
+@pytest.mark.parametrize("lost", ["no reading", "nan"])
+def test_a_gap_in_the_power_is_left_out_and_the_rest_compared(watts: float, lost: str) -> None:
+    """0.3 s without samples, in 5 s."""
+    in_gap = (TIMES_S > 2.0) & (TIMES_S < 2.3)
+    values = np.full(len(TIMES_S), 100.0)
+    if lost == "nan":
+        values[in_gap] = np.nan
+        sampled = trace("power", values, component="gpu0 power")
+    else:
+        sampled = trace("power", values[~in_gap], component="gpu0 power", times_s=TIMES_S[~in_gap])
+    found = compare(counter(watts), sampled)
+    assert found.counter.energy_j == pytest.approx(watts * 4.65)
+    assert found.power.energy_j == pytest.approx(100.0 * 4.65)
+    assert found.disagrees is (watts == 60.0)
+
+
 def test_pairs_are_found_by_name_within_a_meter() -> None:
     traces = [counter(100.0), power(150.0), power(100.0, meter="zeus"), counter(10.0, component="gpu1")]
     [only] = comparisons(traces)

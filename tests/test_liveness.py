@@ -165,6 +165,16 @@ def test_a_part_that_may_rest_widens_the_total_by_what_it_used_before() -> None:
     assert energy(cpu, replace(npu, component="npu")).energy_j is None
 
 
+def test_parts_that_stop_all_at_once_do_not_rest() -> None:
+    """The rails of a phone: 52 J, and their source stops in the middle."""
+    big = read(StepPower(np.array([-5.0, 40.0]), np.array([4.0])), 0.02, np.random.default_rng(0))
+    small = read(StepPower(np.array([-5.0, 40.0]), np.array([1.2])), 0.02, np.random.default_rng(0))
+    parts = [replace(frozen(t, 4.5, 99.0), component=c, can_rest=True) for t, c in ((big, "big"), (small, "small"))]
+    assert energy(*parts).energy_j is None
+    assert "its counter stood still for 4.5" in str(energy(*parts).reason)
+    assert energy(parts[0], replace(small, component="small", can_rest=True)).energy_j is not None
+
+
 @pytest.mark.parametrize(("jump_j", "limit_w"), [(34.5e6, None), (400.0, 2e3), (40.0, 150.0)])
 def test_a_jump_up_that_cannot_have_flowed_is_no_energy(jump_j: float, limit_w: float | None) -> None:
     taken = read(StepPower(np.array([-5.0, 40.0]), np.array([100.0])), 0.001, np.random.default_rng(0))

@@ -33,7 +33,7 @@ from devices.base import (
     MeterUnavailableError,
     TransientDeviceError,
 )
-from devices.gauges import observed_update_period_s
+from devices.gauges import MAX_POWER_W, observed_update_period_s
 from devices.pieces import joined_by_component
 from results.records import Method, PowerTrace
 
@@ -82,6 +82,8 @@ def rail_channels(rails: Sequence[RailReadings]) -> tuple[Channel, ...]:
                 resolution=ENERGY_STEP_J,
                 relative_accuracy=RELATIVE_ACCURACY,
                 additive=not fed,
+                can_rest=True,
+                max_power_w=MAX_POWER_W,
                 computes=_computes(rail),
                 note=(rail.subsystem or "no subsystem named") + (f"; fed by {' or '.join(feeders)}" if fed else ""),
             )

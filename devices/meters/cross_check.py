@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from results.energy import POWER_BESIDE, energy_between
+import numpy as np
+
+from results.energy import GAP_FACTOR, MIN_UPDATES, POWER_BESIDE, Interval, energy_between
 from results.records import EnergyReading, PowerTrace
 
 COVERAGE = 2.0
@@ -49,15 +52,44 @@ class Comparison(NamedTuple):
 
 
 def compare(counter: PowerTrace, power: PowerTrace) -> Comparison:
-    """Over the time in which both have readings, an update away from the ends, where a counter's value has no past."""
+    """Over the time in which both have readings, an update away from the ends, where a counter's value has no past.
+
+    What lies in a gap of either is left out, with an update around it; stretches of less than ten updates too.
+    """
+    is_read = np.isfinite(power.values)
+    power = replace(power, times_s=power.times_s[is_read], values=power.values[is_read])
     margin_s = max(counter.update_period_s, power.update_period_s)
-    traces = (counter, power)
-    whole = (
-        max((float(t.times_s[0]) for t in traces if len(t.times_s)), default=0.0) + margin_s,
-        min((float(t.times_s[-1]) for t in traces if len(t.times_s)), default=0.0) - margin_s,
-    )
-    both = [energy_between([t], [whole], "all", t.meter, t.component) for t in traces]
+    least_s = MIN_UPDATES * max(margin_s, power.sample_interval_s)
+    stretches = [(a, b) for a, b in _without_gaps(counter, power, margin_s) if b - a >= least_s]
+    stretches = stretches or [_common(counter, power)]
+    both = [energy_between([t], stretches, "all", t.meter, t.component) for t in (counter, power)]
     return Comparison(counter.component, *both)
+
+
+def _common(*traces: PowerTrace) -> Interval:
+    """From the last of their first readings to the first of their last ones."""
+    return (
+        max((float(t.times_s[0]) for t in traces if len(t.times_s)), default=0.0),
+        min((float(t.times_s[-1]) for t in traces if len(t.times_s)), default=0.0),
+    )
+
+
+def _without_gaps(counter: PowerTrace, power: PowerTrace, margin_s: float) -> list[Interval]:
+    """The stretches that both have read without a gap, a margin away from its ends."""
+    start_s, end_s = _common(counter, power)
+    gaps_s = [gap for t in (counter, power) for gap in (*t.gaps_s, *_unread_s(t))]
+    edges_s = [start_s]
+    for gap_start_s, gap_end_s in sorted(gaps_s):
+        if gap_end_s > edges_s[-1]:
+            edges_s += [max(gap_start_s, edges_s[-1]), gap_end_s]
+    edges_s.append(end_s)
+    return [(a + margin_s, b - margin_s) for a, b in zip(edges_s[::2], edges_s[1::2], strict=True)]
+
+
+def _unread_s(trace: PowerTrace) -> list[Interval]:
+    bound_s = GAP_FACTOR * max(trace.sample_interval_s, trace.update_period_s) or math.inf
+    wide = np.flatnonzero(np.diff(trace.times_s) > bound_s)
+    return [(float(trace.times_s[i]), float(trace.times_s[i + 1])) for i in wide]
 
 
 def comparisons(traces: Sequence[PowerTrace]) -> list[Comparison]:

@@ -77,7 +77,15 @@ class LaptopBatteryMeter(PolledMeter):
         if why is not None:
             raise MeterUnavailableError(f"battery: {why}; its gauge does not see the load: unplug the charger")
         self.channels = tuple(
-            Channel(b.name, "held", UPDATE_PERIOD_S, relative_accuracy=RELATIVE_ACCURACY) for b in self._batteries
+            Channel(
+                b.name,
+                "held",
+                UPDATE_PERIOD_S,
+                relative_accuracy=RELATIVE_ACCURACY,
+                # Of several one rests while another gives.
+                can_rest=len(self._batteries) > 1,
+            )
+            for b in self._batteries
         )
         try:
             watts = sum(b.power_w() for b in self._batteries)

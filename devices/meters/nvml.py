@@ -30,6 +30,8 @@ from results.records import Method, PowerTrace
 
 TICK_S = 0.1
 """Of the energy counter."""
+MAX_GPU_POWER_W = 5e3
+"""Of one board: several times what the largest may draw."""
 RELATIVE_ACCURACY = 0.05 / math.sqrt(3)
 """NVIDIA states a power reading to within 5 % (manual of nvmlDeviceGetPowerUsage): uniform, as one sigma."""
 
@@ -188,7 +190,13 @@ class NvmlMeter(PolledMeter):
 def _channels(gpu: NvidiaGpu, counts: bool) -> list[Channel]:
     """In the order in which `read` gives their values."""
     counter = Channel(
-        f"gpu{gpu.index}", "counter", TICK_S, J_PER_MJ, relative_accuracy=RELATIVE_ACCURACY, computes="gpu"
+        f"gpu{gpu.index}",
+        "counter",
+        TICK_S,
+        J_PER_MJ,
+        relative_accuracy=RELATIVE_ACCURACY,
+        max_power_w=MAX_GPU_POWER_W,
+        computes="gpu",
     )
     if counts and not gpu.has_power:
         return [counter]

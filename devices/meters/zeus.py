@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.boundary import library_errors
-from devices.meters.nvml import RELATIVE_ACCURACY
+from devices.meters.nvml import MAX_GPU_POWER_W, RELATIVE_ACCURACY
 from devices.meters.polled import METHODS, PolledMeter
 from devices.reconnect import Reconnection
 from results.records import Method
@@ -26,6 +26,8 @@ J_PER_MJ = W_PER_MW = 1e-3
 GPU_TICK_S = 0.1
 SOC_TICK_S = 0.05
 RAPL_TICK_S = 1e-3
+MAX_SOC_POWER_W = 1e3
+"""Of a whole chip: several times what the largest draws."""
 _SOC_PARTS = {"cpu_total_mj": "cpu", "cpu_energy_mj": "cpu", "gpu_energy_mj": "gpu"}
 """Zeus' names of what we call by one name; other fields only lose their unit."""
 _SOC_WHOLE = "total_energy_mj"
@@ -172,6 +174,7 @@ def _gpu_sources(fresh: bool) -> list[_Source]:
             GPU_TICK_S,
             J_PER_MJ if kind == "counter" else W_PER_MW,
             relative_accuracy=RELATIVE_ACCURACY if is_nvidia else 0.0,
+            max_power_w=MAX_GPU_POWER_W,
             note=None if is_nvidia else _UNSTATED,
             computes="gpu",
         )
@@ -240,6 +243,8 @@ def soc_channels(energy_mj: Mapping[str, object]) -> dict[str, Channel]:
             SOC_TICK_S,
             J_PER_MJ,
             additive=field in additive,
+            can_rest=field.startswith(("ane", "gpu")),
+            max_power_w=MAX_SOC_POWER_W,
             note=_UNSTATED,
             computes="npu" if field.startswith("ane") else "gpu" if field.startswith("gpu") else "cpu",
         )
