@@ -1,7 +1,7 @@
 """The cumulative energy C(t) of one component's readings; the energy of a window is C(t1) - C(t0).
 
-    power    linear between readings (trapezoid; the window's edges are interpolated)
-    held     each reading stands until the next (battery gauges)
+    power    linear between what the readings stand for (trapezoid; the window's edges are interpolated)
+    held     the same, of a gauge that is renewed; means without an update period stand until the next
     counter  differences, unwrapped, linear between readings
 
 A counter that renews its value every u seconds shows an old one: on average by half of the time w in which it was
@@ -13,16 +13,17 @@ always read low, by half an update. How long u is, and what is filled in where a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from results.liveness import MAX_POWER_W, Beside, Stand, judged_counter, judged_power, observed_renewal
-from results.records import PowerTrace, TraceKind
+from results.records import PowerTrace
 
 WRAP_POWER_FACTOR = 100.0
 """A step back is no wrap if it would mean more power than this many times the highest of the other steps."""
+EDGE_S = 1e-6
 MARK_TOLERANCE_S = 1e-3
 """A reading this close to an edge was taken for it: a mark follows its phase edge by microseconds."""
 
@@ -45,8 +46,9 @@ class Cumulative:
     update_period_s: float
     """As the readings show it, where it is a counter's."""
     stands: tuple[Stand, ...] = ()
-    watts: Array = field(default_factory=lambda: np.array([]))
-    """Of power: at the readings' times."""
+    watts: Array | None = None
+    """Of power: at these times, linear between them, or standing until the next where `is_flat`."""
+    is_flat: bool = False
 
 
 def cumulative(trace: PowerTrace, beside: Beside | None = None) -> Cumulative:
@@ -67,9 +69,46 @@ def cumulative(trace: PowerTrace, beside: Beside | None = None) -> Cumulative:
         values, stands = judged_counter(trace, shown_j, renewal, beside)
         return _counter_curve(t, values, renewal.period_s, stands)
     values, stands = judged_power(trace)
-    step_j = values[:-1] * dt if trace.kind == "held" else (values[:-1] + values[1:]) / 2 * dt
+    at_s, watts = t, values
+    # Without an update period: means of the stretch that begins with their stamp.
+    is_flat = trace.kind == "held" and trace.update_period_s == 0
+    if is_flat:
+        step_j = values[:-1] * dt
+    else:
+        at_s, watts = power_samples(trace, values)
+        step_j = (watts[:-1] + watts[1:]) / 2 * np.diff(at_s)
     energy_j = np.concatenate([[0.0], np.cumsum(step_j)])
-    return Cumulative(t, energy_j, step_j / dt, np.zeros(len(t)), trace.update_period_s, stands, values)
+    segment_w = step_j / np.diff(at_s)
+    return Cumulative(at_s, energy_j, segment_w, np.zeros(len(at_s)), trace.update_period_s, stands, watts, is_flat)
+
+
+def power_samples(trace: PowerTrace, values: Array) -> tuple[Array, Array]:
+    """(times, watts) that readings of power stand for, one a renewal.
+
+    A value was renewed at any time since the reading before, at most an update ago: half of that on average. It shows
+    that instant, or the mean of the update before it, and nobody says which: a quarter of an update is between the two.
+    A reading that repeats its value within an update says nothing new.
+    """
+    t, update_s = trace.times_s, trace.update_period_s
+    if update_s == 0:
+        return t, values
+    within_s = np.minimum(np.diff(t, prepend=t[0] - update_s), update_s)
+    if trace.sample_interval_s > 0:
+        within_s = np.minimum(within_s, trace.sample_interval_s)
+    kept, last = [0], 0
+    changed = np.diff(values, prepend=values[0]) != 0
+    for i in range(1, len(t)):
+        # A hair less than an update: stamps jitter.
+        if changed[i] or t[i] - t[last] >= update_s - EDGE_S:
+            kept.append(i)
+            last = i
+    at_s = t[kept] - within_s[kept] / 2 - update_s / 4
+    at_s = np.maximum.accumulate(at_s)
+    # The ends of the trace are reached with their own power.
+    at_s = np.concatenate([[min(t[0], at_s[0]) - EDGE_S], at_s, [max(t[-1], at_s[-1]) + EDGE_S]])
+    watts = np.concatenate([[values[0]], values[kept], [values[-1]]])
+    increases = np.concatenate([[True], np.diff(at_s) > 0])
+    return at_s[increases], watts[increases]
 
 
 def unwrapped(trace: PowerTrace, name: str) -> Array:
@@ -151,16 +190,16 @@ def _with_age(at_s: Array, seen_j: Array, within_s: Array, update_s: float) -> A
     return energy_j
 
 
-def energy_at(kind: TraceKind, curve: Cumulative, at_s: Array) -> Array:
+def energy_at(curve: Cumulative, at_s: Array) -> Array:
     """C(t) at any time within the trace."""
     t = curve.times_s
     i = np.clip(np.searchsorted(t, at_s, side="right") - 1, 0, len(t) - 2)
     dt = at_s - t[i]
-    if kind == "power":
+    if curve.watts is not None and not curve.is_flat:
         slope = (curve.watts[i + 1] - curve.watts[i]) / (t[i + 1] - t[i])
         return curve.energy_j[i] + curve.watts[i] * dt + slope * dt * dt / 2
     before_j = curve.energy_j[i] + curve.segment_w[i] * dt
-    if kind == "held":
+    if curve.is_flat:
         return before_j
     # A mark follows its edge, where the power changed: what flowed between the two had the power after it.
     lag_s = t[i + 1] - at_s

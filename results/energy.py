@@ -218,9 +218,10 @@ def _beside(trace: PowerTrace, traces: Sequence[PowerTrace]) -> Beside | None:
         curve = cumulative(found[0])
     except UnresolvedError:
         return None
+    watts = found[0].values if curve.watts is None else curve.watts
     within_s = GAP_FACTOR * max(found[0].sample_interval_s, found[0].update_period_s)
     late_s = found[0].update_period_s + found[0].sample_interval_s
-    return Beside(curve.times_s, curve.energy_j, found[0].values, found[0].relative_accuracy, within_s, late_s)
+    return Beside(curve.times_s, curve.energy_j, watts, found[0].relative_accuracy, within_s, late_s)
 
 
 def _integrate(trace: PowerTrace, intervals: Sequence[Interval], beside: Beside | None = None) -> _Part:
@@ -228,13 +229,13 @@ def _integrate(trace: PowerTrace, intervals: Sequence[Interval], beside: Beside 
     curve = cumulative(trace, beside)
     edges = np.asarray(intervals, dtype=np.float64)
     _check_resolved(trace, curve.update_period_s, edges)
-    edge_energy_j = energy_at(trace.kind, curve, edges.reshape(-1)).reshape(-1, 2)
+    edge_energy_j = energy_at(curve, edges.reshape(-1)).reshape(-1, 2)
     energy_j = float((edge_energy_j[:, 1] - edge_energy_j[:, 0]).sum())
-    if trace.kind == "counter":
+    if curve.watts is None:
         seen = curve.times_s, curve.segment_w, curve.renewed_within_s
         variance_j2 = counter_variance_j2(*seen, trace.resolution, edges)
     else:
-        variance_j2 = power_variance_j2(replace(trace, values=curve.watts), edges)
+        variance_j2 = power_variance_j2(replace(trace, times_s=curve.times_s, values=curve.watts), edges)
     still_j2, remark = _stood_still(trace, curve, edges, energy_j)
     return _Part(energy_j, variance_j2 + still_j2, trace.relative_accuracy * abs(energy_j), remark)
 

@@ -2,11 +2,12 @@
 
 Standard uncertainty (one sigma; dP is a change of power, w the time in which it may have happened):
 
-    power, held   dP sqrt(dt^2 + 4 u^2) / sqrt(12) a change (held: 4 dt^2): anywhere between two readings dt apart,
-                  and shown up to one update period u late;
-                  |P1 - P0| u / 2 from the window's start to its end: changes show late, by half an update on average
-                  (held: and half a reading);
+    power, held   dP dt / sqrt(12) a change: anywhere between two renewals dt apart; dP w / sqrt(6) for when these were,
+                  w the time between two readings; on a ramp, which a line follows, only the latter;
+                  |P1 - P0| u / 3 from the window's start to its end: an instant, or the mean of the update u before it;
                   s d a value that was shown for one reading or update d only: see scatter
+    means alone   a gauge that shows a value between two levels at each step shows means: a tenth of that variance
+    no update     means of known stretches that stand until the next: twice dP dt / sqrt(12), and |P1 - P0| dt / 2
     counter       P w / sqrt(12) an edge: the age of its value; the value's step: q / sqrt(12);
                   dP dt f (1 - f): an edge at fraction f of the distance dt between two readings;
                   s dt sqrt(f (1 - f) + w / 2 dt): what varies from step to step is on either side of the edge
@@ -16,8 +17,9 @@ neighbours is (x - x_before)(x - x_after) on average: the variance where values 
 spike, 0 beside a step of the power, less on a ramp.
 
 Terms are added in quadrature, but those of changes at the edges linearly: the power changes at every phase edge, in the
-same direction, and so does the error. Elsewhere changes are taken to fall anywhere between readings, each for itself: a
-load that alternates in step with the sampler errs more than stated here, and its readings cannot tell.
+same direction, and so does the error. Elsewhere changes are taken to fall anywhere between readings, each for itself,
+unless the readings come back to the same values after some of them: then a load alternates in step with the sampler,
+and what is alike errs alike. A load that is in step with every single reading looks steady, and no reading can tell.
 """
 
 from __future__ import annotations
@@ -31,6 +33,15 @@ Array = NDArray[np.float64]
 
 ONCE_FACTOR = 1.5
 """A value that stood for less than this many readings or updates was shown once."""
+LEAST_STEPS = 3
+"""Steps with a value between two levels, from which a gauge of means is known."""
+MEANS_SHARE = 0.1
+"""Of the variance of instants: means meet all that happens, and only their stamps err."""
+FEWEST_LAGS = 2
+IN_STEP = 0.5
+"""Correlation of the readings with themselves some readings later, from which a load is in step with them."""
+MOSTLY_ONCE = 0.6
+"""Of the values that stick out, shown once: by chance two that are short follow each other."""
 NEAR_STEPS = 5
 """Steps of a counter on either side of an edge that tell how they scatter."""
 
@@ -38,28 +49,94 @@ NEAR_STEPS = 5
 def power_variance_j2(trace: PowerTrace, edges: Array) -> float:
     """Of the changes that the intervals [n, 2] may have felt, and of the reading's step over the whole.
 
-    A change shows at most one update period after it happened, so those that show until then after an edge count.
+    trace: what its readings stand for (`results.cumulative.power_samples`), one a renewal. What lies within a third of
+    an update of an edge may be of either side.
     """
     t, v, update_s = trace.times_s, trace.values, trace.update_period_s
-    between = 4.0 if trace.kind == "held" else 1.0
-    change_j = np.abs(np.diff(v)) * np.sqrt((between * np.diff(t) ** 2 + 4 * update_s**2) / 12)
+    between = 2.0 if trace.kind == "held" and update_s == 0 else 1.0
+    seen_s = min(update_s, trace.sample_interval_s or update_s)
+    placed_j2 = (_sudden_w(v) * between * np.diff(t)) ** 2 + 2 * (np.diff(v) * seen_s) ** 2
+    change_j = np.sqrt(placed_j2 / 12)
     sum_j = np.concatenate([[0.0], np.cumsum(change_j)])
     sum_j2 = np.concatenate([[0.0], np.cumsum(change_j**2)])
-    first = np.clip(np.searchsorted(t, edges, side="right") - 1, 0, len(t) - 1)
-    last = np.clip(np.searchsorted(t, edges + update_s, side="left"), 0, len(t) - 1)
+    either_side_s = update_s / 3
+    first = np.clip(np.searchsorted(t, edges - either_side_s, side="right") - 1, 0, len(t) - 1)
+    last = np.clip(np.searchsorted(t, edges + either_side_s, side="left"), 0, len(t) - 1)
     at_edges_j, at_edges_j2 = (sum_j[last] - sum_j[first]).sum(), (sum_j2[last] - sum_j2[first]).sum()
     inside_j2 = max(0.0, float((sum_j2[last[:, 1]] - sum_j2[first[:, 0]]).sum() - at_edges_j2))
     scatter_j2 = _scatter_j2(trace, change_j, first[:, 0], last[:, 1])
     late_j = float((v[last[:, 1]] - v[first[:, 0]]).sum()) * _lateness_s(trace, int(first.min()), int(last.max()))
     total_s = float((edges[:, 1] - edges[:, 0]).sum())
-    return inside_j2 + scatter_j2 + late_j**2 + float(at_edges_j) ** 2 + (trace.resolution * total_s) ** 2 / 12
+    together = max(_in_step(v[i : j + 1]) for i, j in zip(first[:, 0], last[:, 1], strict=True))
+    of_means = MEANS_SHARE if update_s > 0 and shows_means(v[first.min() : last.max() + 1]) else 1.0
+    varies_j2 = together * of_means * (inside_j2 + scatter_j2)
+    return varies_j2 + late_j**2 + float(at_edges_j) ** 2 + (trace.resolution * total_s) ** 2 / 12
+
+
+def _sudden_w(watts: Array) -> Array:
+    """By how much each change [n - 1] is more than its neighbours': on a ramp, which a line follows, nothing is."""
+    change_w: Array = np.diff(watts)
+    if len(change_w) < 3:
+        return np.asarray(np.abs(change_w))
+    before, after = np.roll(change_w, 1), np.roll(change_w, -1)
+    before[0], after[-1] = 0.0, 0.0
+    on_a_ramp = (np.sign(before) == np.sign(change_w)) & (np.sign(after) == np.sign(change_w))
+    slope_w = np.where(on_a_ramp, np.minimum(np.abs(before), np.abs(after)), 0.0)
+    return np.asarray(np.maximum(np.abs(change_w) - slope_w, 0.0))
+
+
+def shows_means(watts: Array) -> bool:
+    """Whether the gauge shows means of its updates: between two levels it shows one value that is neither.
+
+    Of instants there is none, but by chance. Then what a step hides between two updates is not lost.
+    """
+    if len(watts) < 5:
+        return False
+    alike = 0.02 * float(np.ptp(watts))
+    change_w = np.diff(watts)
+    flat = np.abs(change_w) <= alike
+    jumps = flat[:-2] & ~flat[1:-1] & flat[2:]
+    both = change_w[1:-2] * change_w[2:-1] > 0
+    between = flat[:-3] & ~flat[1:-2] & ~flat[2:-1] & flat[3:] & both
+    n_between, n_jumps = int(between.sum()), int(jumps.sum())
+    return n_between >= LEAST_STEPS and n_between > 3 * n_jumps
+
+
+def _in_step(watts: Array) -> float:
+    """How many errors of one kind come together, where the load alternates in step with the readings.
+
+    Each period of a load that returns after a whole number of readings is met alike, and so is its error: 1 plus twice
+    the correlation at the first such lag, and at its multiples.
+    """
+    n = len(watts)
+    if n < 3 * FEWEST_LAGS or float(np.ptp(watts)) == 0:
+        return 1.0
+    x = watts - watts.mean()
+    spectrum = np.fft.rfft(x, 2 * n)
+    shared = np.fft.irfft(spectrum * np.conj(spectrum), 2 * n)[: n // 2]
+    correlation = shared / shared[0] * n / (n - np.arange(len(shared)))
+    # It must turn first: a slow change is like itself at any short lag.
+    turned = np.flatnonzero(correlation < 0)
+    if not len(turned):
+        return 1.0
+    lag = int(turned[0]) + int(np.argmax(correlation[turned[0] :]))
+    if lag < FEWEST_LAGS or correlation[lag] < IN_STEP:
+        return 1.0
+    first = int(turned[0]) + int(np.argmax(correlation[turned[0] :] >= IN_STEP * correlation[lag]))
+    at_multiples = correlation[first :: max(first, 1)]
+    n_alike = 1 + np.arange(1, len(at_multiples) + 1)
+    found: float = 1 + 2 * float((np.maximum(at_multiples, 0.0) * (1 - (n_alike - 1) * first / n)).sum())
+    return max(1.0, found)
 
 
 def _lateness_s(trace: PowerTrace, first: int, last: int) -> float:
-    """How late changes show between two readings, on average: half an update; a held value by half its stand too."""
-    if trace.kind == "held" and last > first:
-        return (trace.update_period_s + float(np.median(np.diff(trace.times_s[first : last + 1])))) / 2
-    return trace.update_period_s / 2
+    """How late changes show between two readings, beyond what is known: a third of an update, either way.
+
+    A mean without an update period stands until the next: by half of that.
+    """
+    if trace.kind == "held" and trace.update_period_s == 0 and last > first:
+        return float(np.median(np.diff(trace.times_s[first : last + 1]))) / 2
+    return trace.update_period_s / 3
 
 
 def _scatter_j2(trace: PowerTrace, change_j: Array, first: NDArray[np.intp], last: NDArray[np.intp]) -> float:
@@ -74,9 +151,15 @@ def _scatter_j2(trace: PowerTrace, change_j: Array, first: NDArray[np.intp], las
     before, shown, after = begins[:-2], begins[1:-1], begins[2:]
     shown_s = t[after] - t[shown]
     once = shown_s < ONCE_FACTOR * max(trace.update_period_s, trace.sample_interval_s)
+    sticks_out_w2 = np.maximum((v[shown] - v[before]) * (v[shown] - v[after]), 0.0)
     opened = np.bincount(first + 1, minlength=len(t) + 2) - np.bincount(last + 1, minlength=len(t) + 2)
     inside = (np.cumsum(opened)[shown] > 0) & once
-    found_j2 = ((v[shown] - v[before]) * (v[shown] - v[after]) * shown_s**2)[inside]
+    # Where most peaks, or dips, are seen for longer, one that is shown once was not met by chance.
+    by_chance = np.ones(len(shown))
+    for is_one in (v[shown] > v[before], v[shown] < v[before]):
+        share = float(sticks_out_w2[is_one & once].sum()) / max(float(sticks_out_w2[is_one].sum()), 1e-300)
+        by_chance[is_one] = share if share < MOSTLY_ONCE else 1.0
+    found_j2 = (by_chance * (v[shown] - v[before]) * (v[shown] - v[after]) * shown_s**2)[inside]
     counted_j2 = (change_j[shown - 1] ** 2 + change_j[after - 1] ** 2)[inside]
     stands_out = found_j2 > 0
     n = int(stands_out.sum())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from results.energy import energy_between
 from results.records import EnergyReading
 from tests.benchmarks.meter_truth import compared, floor_variance, page, simulated
 from tests.fakes.instruments import END_S, GAUGE_UPDATE_S, INSTRUMENTS, START_S, WAVEFORMS
-from tests.fakes.waveforms import StepPower
+from tests.fakes.waveforms import StepPower, trace
 
 N_WINDOWS = 100
 MET_BY_CHANCE = ("gauge, 250 ms, instants", "spikes of 2 to 20 ms")
@@ -31,6 +32,39 @@ def test_counters_know_ten_seconds_of_any_waveform_to_1_percent(meter: str, wave
     found = simulated(meter, waveform, N_WINDOWS)
     assert found.within_target is not None
     assert found.within_target >= 0.95 * N_WINDOWS
+
+
+def test_uncertainties_are_no_wider_than_the_errors_ask_for() -> None:
+    """Stated over rms error: two to six before readings stood for their renewals."""
+    stepping = ("square, 1 to 3 s", "bursts of 0.4 to 1.2 s")
+    for meter in ("power, renewed every 100 ms", "power, fresh at each reading", "gauge, 250 ms, instants"):
+        for waveform in stepping:
+            found = simulated(meter, waveform, N_WINDOWS)
+            assert found.stated is not None
+            assert found.rms_error is not None
+            assert 0.9 < found.stated / found.rms_error < 1.5
+    for waveform in stepping:
+        # The gauge of means is known by the values between two levels.
+        found = simulated("gauge, 250 ms, means", waveform, N_WINDOWS)
+        assert found.stated is not None
+        assert found.rms_error is not None
+        assert found.stated / found.rms_error < 2.5
+
+
+@pytest.mark.parametrize("poll_s", [0.037, 0.0401])
+def test_a_ripple_in_step_with_the_sampler_is_covered_on_windows_of_a_second(poll_s: float) -> None:
+    """20 Hz: three periods in four readings of 37 ms, four in five of 40.1 ms."""
+    inside = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        edges_s = -3.0 + rng.uniform(0, 0.05) + np.arange(0.0, 8.0, 0.025)
+        power = StepPower(edges_s, np.where(np.arange(len(edges_s) - 1) % 2, 50.0, 10.0))
+        at_s = np.arange(-0.2 - poll_s * rng.uniform(), 1.3, poll_s)
+        reading = energy_between([trace("power", at_s, power.power_w(at_s), poll_s)], [(0.0, 1.0)], "all", "m")
+        assert reading.energy_j is not None
+        assert reading.uncertainty_j is not None
+        inside += abs(reading.energy_j - power.energy_j(0.0, 1.0)) <= 2 * reading.uncertainty_j
+    assert inside >= 190
 
 
 def test_a_gauge_knows_ten_seconds_of_a_constant_load_to_1_percent() -> None:

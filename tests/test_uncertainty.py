@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from results.records import PowerTrace
-from results.uncertainty import counter_variance_j2, power_variance_j2
+from results.uncertainty import counter_variance_j2, power_variance_j2, shows_means
 from tests.fakes.waveforms import trace
 
 DT = 0.05
@@ -33,15 +33,22 @@ def test_a_step_inside_hides_between_two_readings() -> None:
     assert power_variance_j2(power(watts), WINDOW) == pytest.approx((10.0 * DT) ** 2 / 12)
 
 
-def test_a_step_that_stays_shows_half_an_update_late_on_average() -> None:
-    """With an update of 0.1 s: hidden between readings and within the update, and late by half of it."""
+def test_a_step_of_a_renewed_value_hides_between_two_renewals_and_is_late_or_not() -> None:
+    """Values of an update of 50 ms, read as often: between two of them, in their stamps, and a third of one late."""
     watts = np.where(AT_S < 5.0, 2.0, 12.0)
-    expected = 10.0**2 * (DT**2 + 4 * 0.1**2) / 12 + (10.0 * 0.1 / 2) ** 2
-    assert power_variance_j2(power(watts, update_period_s=0.1), WINDOW) == pytest.approx(expected)
+    hidden_j2 = 10.0**2 * (DT**2 + 2 * DT**2) / 12
+    found = power_variance_j2(power(watts, update_period_s=DT), WINDOW)
+    assert found == pytest.approx(hidden_j2 + (10.0 * DT / 3) ** 2)
     # Up and down again: nothing stays, and nothing is late at the ends.
     bump = np.where((AT_S > 3.0) & (AT_S < 5.0), 12.0, 2.0)
-    expected = 2 * 10.0**2 * (DT**2 + 4 * 0.1**2) / 12
-    assert power_variance_j2(power(bump, update_period_s=0.1), WINDOW) == pytest.approx(expected)
+    assert power_variance_j2(power(bump, update_period_s=DT), WINDOW) == pytest.approx(2 * hidden_j2)
+
+
+def test_means_that_stand_for_a_stretch_without_an_update_err_by_a_stretch() -> None:
+    watts = np.where(AT_S < 5.0, 2.0, 12.0)
+    flat = trace("held", AT_S, watts, DT)
+    expected = 10.0**2 * (2 * DT) ** 2 / 12 + (10.0 * DT / 2) ** 2
+    assert power_variance_j2(flat, WINDOW) == pytest.approx(expected)
 
 
 def test_a_value_shown_once_counts_as_met_by_chance() -> None:
@@ -50,7 +57,7 @@ def test_a_value_shown_once_counts_as_met_by_chance() -> None:
     watts[at(5.0)] = 12.0
     assert power_variance_j2(power(watts), WINDOW) == pytest.approx(4 * (10.0 * DT) ** 2)
     # Four of them: 4 times that, at most (1 + 2)^2 / 4 of it.
-    for seconds in (2.0, 4.0, 7.0):
+    for seconds in (2.0, 3.7, 7.3):
         watts[at(seconds)] = 12.0
     assert power_variance_j2(power(watts), WINDOW) == pytest.approx(4 * (10.0 * DT) ** 2 * 9 / 4)
     # Those outside of the window do not count.
@@ -75,10 +82,28 @@ def test_the_scatter_of_independent_values_is_that_of_their_mean() -> None:
     assert expected < power_variance_j2(power(watts), WINDOW) < 2 * expected
 
 
-def test_a_ramp_is_no_scatter() -> None:
-    found = power_variance_j2(power(2.0 + AT_S), WINDOW)
-    # 160 changes of 50 mW; the two beside the edges count linearly.
-    assert found < 170 * (0.05 * DT) ** 2 / 12
+def test_a_ramp_is_followed_by_a_line() -> None:
+    """160 changes of 50 mW, of which each is like its neighbours."""
+    assert power_variance_j2(power(2.0 + AT_S), WINDOW) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_gauge_of_means_is_known_by_the_value_between_two_levels() -> None:
+    levels = [2.0, 2.0, 2.0, 7.0, 7.0, 7.0]
+    assert not shows_means(np.array(levels * 4))
+    between = [2.0, 2.0, 2.0, 4.0, 7.0, 7.0, 7.0, 5.5]
+    assert shows_means(np.array(between * 4))
+    assert not shows_means(np.arange(40.0))
+
+
+def test_a_load_in_step_with_the_readings_errs_alike_in_each_period() -> None:
+    """Up for two readings of five, 32 times: the same error each time, so about 32 times the variance of one."""
+    watts = np.where(np.arange(len(AT_S)) % 5 < 2, 50.0, 10.0)
+    alone_j2 = 64 * (40.0 * DT) ** 2 / 12
+    found = power_variance_j2(power(watts), WINDOW)
+    assert 20 * alone_j2 < found < 40 * alone_j2
+    rng = np.random.default_rng(0)
+    shuffled = np.where(rng.uniform(size=len(AT_S)) < 0.4, 50.0, 10.0)
+    assert power_variance_j2(power(shuffled), WINDOW) < 3 * 160 * (40.0 * DT) ** 2 * 0.24
 
 
 def counter(steps_j: list[float], edge_s: float, within_s: float = 0.0) -> float:
