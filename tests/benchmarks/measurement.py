@@ -59,10 +59,20 @@ def measured(
         ratio=ours / peer if peer else None,
         target=target,
         note=note,
-        machine=f"{environment.cpu_model}, {environment.n_threads} threads, {environment.os.split()[0]}",
+        machine=f"{environment.cpu_model}, {environment.n_threads} threads, {environment.os.split()[0]}{_kernels()}",
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         command=command_line(sys.argv),
     )
+
+
+def _kernels() -> str:
+    """What the engine computes with, where the benchmark has one."""
+    if "engines.reference" not in sys.modules:
+        return ""
+    from engines.road import build
+
+    built = build()
+    return f", kernels for {built.instruction_set}" if built.road == "kernels" else ", torch without kernels"
 
 
 def beside(
