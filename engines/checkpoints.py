@@ -103,8 +103,12 @@ def _find_folder(source: str, weights: bool) -> tuple[Path, str | None]:
         if name not in bundled:
             raise EngineError(f"{source}: no such bundled model; there is {', '.join(bundled)}")
         return BUNDLED_FOLDER / name, None
-    folder = Path(source).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(source).expanduser()
+        is_there = folder.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder above that is closed, no such user
+        raise EngineError(f"{source[:80]}: is no path of a folder ({getattr(error, 'strerror', error)})") from error
+    if is_there:
         return folder, None
     return _fetch_from_hub(source, folder, weights)
 

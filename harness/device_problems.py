@@ -8,8 +8,8 @@ from itertools import combinations
 from devices.host import AUTO_ORDER
 from devices.meters.same_counter import shared_counter
 from devices.models.device import available_sheets
-from engines.config_values import told as shown
 from harness.catalog import METERS
+from harness.plan_values import shown
 from harness.problems import nearest
 from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec
 

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from engines.config_values import told as shown
 from engines.placements import PLACEMENTS
 from harness import sweep
 from harness.device_problems import device_problems
-from harness.plan_values import sift
+from harness.plan_values import shown, sift
 from harness.problems import in_one_line, nearest, told
 from harness.references import with_references
 from harness.schema import (
+    MAX_NAME,
     PLAN_SCHEMA,
     DeviceSpec,
     EngineSpec,
@@ -39,8 +39,6 @@ from results.records import Cell
 
 MAX_BYTES = 1 << 20
 """Of a plan file."""
-MAX_NAME = 100
-"""Characters of a plan's name: file systems take 255 bytes."""
 
 
 class PlanError(Exception):

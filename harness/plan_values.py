@@ -7,16 +7,18 @@ code in a name reaches the terminal, and a list in 5,000 lists ends the recursio
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from typing import Any, NamedTuple
 
-from engines.config_values import told as shown
-
 MAX_TEXT = 4096
 """Characters: the longest path that Linux takes."""
+MAX_SHOWN = 80
 MAX_DEPTH = 16
-MAX_WHOLE = 2**63 - 1
-"""TOML promises no more."""
+MAX_WHOLE = 10**18 - 1
+"""TOML promises no more digits."""
+TOO_DEEP = f"tables and lists lie at most {MAX_DEPTH} deep in each other; found deeper"
+IN_LISTS = re.compile(r"(\[\d+\])+$")
 UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
 """Unicode's classes of what controls a terminal or breaks a line."""
 DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -33,7 +35,9 @@ class Sifted(NamedTuple):
 
     def others(self, problems: list[str]) -> list[str]:
         """Those that are of other places."""
-        told = tuple(f"{path}{end}" for path in self.problems for end in ":.[")
+        # What stands in lists that are too deep is told of the outermost.
+        outer = (IN_LISTS.sub("", path) for path, problem in self.problems.items() if problem.endswith(TOO_DEEP))
+        told = (*(f"{path}{end}" for path in self.problems for end in ":.["), *(f"{path}:" for path in outer))
         return [problem for problem in problems if not problem.startswith(told)]
 
 
@@ -63,16 +67,14 @@ def _sifted(value: Any, path: str, depth: int, problems: dict[str, str]) -> Any:
 
 def _problem(value: Any, depth: int) -> str | None:
     if isinstance(value, dict | list):
-        return (
-            f"tables and lists lie at most {MAX_DEPTH} deep in each other; found deeper" if depth > MAX_DEPTH else None
-        )
+        return TOO_DEEP if depth > MAX_DEPTH else None
     if isinstance(value, str):
         problem = _text_problem(value)
         return problem and f"{problem}, found {shown(value)}"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"must be a finite number, found {value}"
     if isinstance(value, int):
-        return None if abs(value) <= MAX_WHOLE else f"must be at most {MAX_WHOLE}, found {shown(value)}"
+        return None if abs(value) <= MAX_WHOLE else f"must be a number of at most 18 digits, found {shown(value)}"
     # What else TOML knows: dates and times.
     return None if value is None else f"must not be a date or a time, found {value}; write it in quotes"
 
@@ -83,6 +85,14 @@ def _text_problem(text: str) -> str | None:
     if any(is_unprintable(character) for character in text):
         return "must be one line without control characters"
     return None
+
+
+def shown(value: Any) -> str:
+    """As much of a value as a line has room for."""
+    if type(value) is int and abs(value) > MAX_WHOLE:
+        return f"a number of {math.floor(math.log10(abs(value))) + 1} digits"
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 def is_unprintable(character: str) -> bool:

@@ -8,9 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from engines.config_values import told as shown
 from harness.catalog import TECHNIQUES, WORKLOADS
-from harness.plan_values import is_unprintable
+from harness.plan_values import shown
 
 MAX_LINE = 1000
 """Characters of a problem: the longest list of known names, and a value."""
@@ -31,7 +30,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def in_one_line(problem: str) -> str:
     """As a terminal may show it: no line breaks, no control characters, no more than a screenful."""
     text = " ".join(problem.split())
-    text = "".join(c.encode("unicode_escape").decode() if is_unprintable(c) else c for c in text[: MAX_LINE + 1])
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: MAX_LINE + 1])
     return text if len(text) <= MAX_LINE else text[: MAX_LINE - 3] + "..."
 
 

@@ -14,6 +14,11 @@ from harness.catalog import TECHNIQUES, WORKLOADS
 from results.records import Record
 
 PLAN_SCHEMA = 1
+MAX_NAME = 100
+"""Characters: a plan's name is a folder's, and file systems take 255 bytes."""
+MAX_REPEATS = 100_000
+DAY_S = 86_400.0
+"""The longest that one step of a run may wait."""
 MODEL_PREFIX, ANDROID_PREFIX, IOS_PREFIX = "model:", "adb:", "ios:"
 IOS_METERS: tuple[Literal["battery", "energy gauge"], ...] = ("battery", "energy gauge")
 """The whole phone in watts, or one app in units of Apple's own."""
@@ -37,7 +42,8 @@ if TYPE_CHECKING:
 else:
     TechniqueSpec = _union(_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())
     WorkloadSpec = _union(
-        _tagged(name, entry.parameters, label=(str | None, None)) for name, entry in WORKLOADS.items()
+        _tagged(name, entry.parameters, label=(str | None, Field(None, max_length=MAX_NAME)))
+        for name, entry in WORKLOADS.items()
     )
 
 
@@ -52,18 +58,18 @@ class ModelSpec(Record):
 class EngineSpec(Record):
     """One arm: the reference engine with a technique; on a modelled device also a placement."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=MAX_NAME)
     technique: TechniqueSpec
     placement: str = "host"
-    prefill_chunk: int = Field(512, ge=1)
-    threads: int | None = Field(None, ge=1)
+    prefill_chunk: int = Field(512, ge=1, le=1 << 20)
+    threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads; torch's own number where it is not given."""
     reuse_prefix: bool = False
     """Start each request behind the tokens it shares with the one before: other latencies, the same answers."""
     long_rope: Literal["at_once", "when_reached"] = "at_once"
     """When a sequence takes LongRoPE's long factors, in models that have them: from its first token on where it may
     reach beyond the original length, or as transformers does once it is there, and all is computed again."""
-    max_batch: int = Field(1, ge=1)
+    max_batch: int = Field(1, ge=1, le=1 << 16)
     """Requests answered together, of those that wait when the engine is free."""
     quantise: Quantisation = Quantisation()
     """How each component's matrices are stored; one that is not named keeps the model's dtype."""
@@ -72,10 +78,10 @@ class EngineSpec(Record):
 class DeviceSpec(Record):
     """Where it runs and what measures it."""
 
-    name: str
+    name: str = Field(max_length=MAX_NAME)
     """`host`, `model:SHEET`, or a phone: `adb:SERIAL`, `adb:HOST:PORT`, `ios:UDID`."""
-    meters: tuple[str, ...] = Field(("auto",), min_length=1)
-    cross_check: tuple[str, ...] = ()
+    meters: tuple[str, ...] = Field(("auto",), min_length=1, max_length=16)
+    cross_check: tuple[str, ...] = Field((), max_length=16)
     """Meters of `host` that read what one of `meters` reads, another way: read beside it, and compared with it."""
     computes: Literal["cpu", "cuda", "mps"] = "cpu"
     """Where the engine computes on `host`: in fp32 on the CPU, in bf16 elsewhere. `auto` takes a meter that sees it."""
@@ -111,8 +117,8 @@ class StopSpec(Record):
     metric: Literal["e2e_s", "ttft_s", "tpot_s", "energy_j"] = "e2e_s"
     relative_width: float = Field(0.05, gt=0, lt=1)
     """Half the interval over the mean."""
-    min_repeats: int = Field(3, ge=2)
-    max_repeats: int = Field(20, ge=2)
+    min_repeats: int = Field(3, ge=2, le=MAX_REPEATS)
+    max_repeats: int = Field(20, ge=2, le=MAX_REPEATS)
 
     @model_validator(mode="after")
     def _can_stop(self) -> StopSpec:
@@ -124,18 +130,18 @@ class StopSpec(Record):
 class Protocol(Record):
     """How trials are taken. The same for all cells of a run."""
 
-    warmup: int = Field(1, ge=0)
+    warmup: int = Field(1, ge=0, le=1_000_000)
     """Requests answered before each window, outside it."""
-    repeats: int = Field(3, ge=1)
+    repeats: int = Field(3, ge=1, le=MAX_REPEATS)
     stop: StopSpec | None = None
     """Replaces `repeats`."""
-    idle_s: float = Field(1.0, ge=0)
+    idle_s: float = Field(1.0, ge=0, le=DAY_S)
     """Idle baseline before and after each window; 0: none, and no net energy."""
-    cooldown_s: float = Field(0.0, ge=0)
+    cooldown_s: float = Field(0.0, ge=0, le=DAY_S)
     order: Literal["interleaved", "sequential", "shuffled"] = "interleaved"
     """interleaved: every cell once, then again, so that drift hits all arms alike."""
     sample_interval_s: float = Field(0.05, ge=0.001, le=10)
-    retries: int = Field(2, ge=0)
+    retries: int = Field(2, ge=0, le=1000)
     """Of transient failures, a trial."""
     max_foreign_cpu_share: float = Field(0.1, ge=0, le=1)
     """Of the CPU time of the cores that we may use, taken by other processes in a window; above it the trial is taken
@@ -143,13 +149,13 @@ class Protocol(Record):
 
     An engine on n cores waits for its slowest: one busy neighbour is 1/n of the machine and may cost most of the speed.
     """
-    contention_retries: int = Field(2, ge=0)
+    contention_retries: int = Field(2, ge=0, le=1000)
     """How often a trial is taken again because of others, before it stands, marked."""
-    max_temperature_c: float = Field(40.0, gt=0)
+    max_temperature_c: float = Field(40.0, gt=0, le=200)
     """Of a phone's battery: a trial waits until it is below."""
     min_charge_percent: float = Field(50.0, ge=0, lt=100)
     """Of a phone's battery: a trial waits until it is above."""
-    gate_wait_s: float = Field(600.0, ge=0)
+    gate_wait_s: float = Field(600.0, ge=0, le=DAY_S)
     """How long a trial waits for a phone to be on battery, cool and charged, before it fails."""
     seed: int = 0
 
@@ -162,7 +168,7 @@ class PlanFile(Record):
     """A plan as it stands in its TOML file."""
 
     schema_version: int = Field(PLAN_SCHEMA, alias="schema")
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=MAX_NAME)
     baseline: str | None = None
     """The arm that reports tell the others as times of, by its name; the reference arm where it is not given."""
     model: ModelSpec

@@ -14,8 +14,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from engines.config_values import told as shown
-from harness.plan_values import is_unprintable
+from harness.plan_values import is_unprintable, shown
 
 Raw = dict[str, Any]
 LISTS = ("engine", "workload", "device")

@@ -144,7 +144,10 @@ def find_file(option: str, name: str, data_root: Path | None) -> Path:
     Raises `WorkloadError`.
     """
     places = list(dict.fromkeys([Path(name), *([data_root / name] if data_root else [])]))
-    found = next((place for place in places if place.is_file()), None)
+    try:
+        found = next((place for place in places if place.is_file()), None)
+    except OSError as error:  # a name that is too long, a folder above that is closed
+        raise WorkloadError(f"{option}: no path of a file: {name[:80]} ({error.strerror}); name another") from error
     if found is None:
         raise WorkloadError(
             f"{option}: no file {' or '.join(map(str, places))}; name one that is there: paths start where joulebench "

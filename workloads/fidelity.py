@@ -54,7 +54,7 @@ class FidelityParameters(Record):
     .xz), also below that folder."""
     length: int = Field(default=256, ge=2)
     """Tokens of a sample."""
-    limit: int = Field(default=16, ge=1)
+    limit: int = Field(default=16, ge=1, le=100_000)
     """Samples."""
     too_long: TooLong = "fail"
     """A length beyond the model's context: an error, or no cell for this model."""

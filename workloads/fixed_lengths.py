@@ -35,7 +35,7 @@ class FixedLengthsParameters(Record):
 
     prompt_tokens: int = Field(default=256, ge=1)
     new_tokens: int = Field(default=128, ge=1)
-    limit: int = Field(default=4, ge=1)
+    limit: int = Field(default=4, ge=1, le=100_000)
     """Requests, each with another text."""
     arrivals_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Rate of the Poisson process; None: each request comes once the one before is answered."""

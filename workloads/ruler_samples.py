@@ -31,7 +31,7 @@ class RulerParameters(Record):
 
     length: int = Field(default=4096, ge=1)
     """Tokens of prompt and answer together."""
-    limit: int = Field(default=100, ge=1)
+    limit: int = Field(default=100, ge=1, le=100_000)
     """Samples asked."""
     too_long: TooLong = "fail"
     """A length beyond the model's context: an error, or no cell for this model."""

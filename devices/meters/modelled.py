@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from devices.base import Channel, Clock, MeterUnavailableError
 from devices.meters.polled import PolledMeter
@@ -40,15 +40,15 @@ def watts_sheet_path(name_or_path: str) -> Path:
 
 def load_watts_sheet(name_or_path: str) -> WattsSheet:
     """A bundled sheet by name, or a TOML file. Raises `MeterUnavailableError`."""
-    path = watts_sheet_path(name_or_path)
     try:
+        path = watts_sheet_path(name_or_path)
         return WattsSheet.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         known = ", ".join(sorted(p.stem for p in SHEETS.glob("*.toml")))
         raise MeterUnavailableError(
             f"watts sheet {name_or_path!r} cannot be read ({error.strerror}); name one of {known}, or a TOML file"
         ) from error
-    except (ValidationError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no text, no TOML, or other keys and values
         raise MeterUnavailableError(f"watts sheet {path} is not valid: {error}") from error
 
 

@@ -48,10 +48,10 @@ class CapacityTiersParameters(Record):
     multiples: tuple[float, ...] = Field(default=(4.0, 2.0, 1.0), min_length=1)
     """Tiers in multiples of the base, largest first."""
     base: Literal["B/E", "BK/E"] = "BK/E"
-    align: int = Field(default=16, ge=1)
+    align: int = Field(default=16, ge=1, le=4096)
     """Rows; NPUs want multiples of 16 (§3.2)."""
     renormalise_survivors: bool = False
-    calibration_prompts: int = Field(default=8, ge=1)
+    calibration_prompts: int = Field(default=8, ge=1, le=100_000)
 
     @field_validator("multiples")
     @classmethod
