@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from devices.base import Clock, CpuSeconds, Device, Meter
+from devices.state_watch import watched
 from harness.agreement import agreements
 from harness.loads import RunningLoad
 from harness.second_opinion import Look, look_with_nvidia_smi, nvidia_smi_checks
@@ -130,8 +131,7 @@ def _measure(device: Device, clock: Clock, load: Load, seconds: float, on_stage:
         clock.sleep_until_s(from_s + length_s)
         return from_s, clock.now_s()
 
-    conditions = [device.conditions()]
-    with running_meters(device.meters) as traces:
+    with watched(device) as conditions, running_meters(device.meters) as traces:
         on_stage(f"idle for {seconds:g} s")
         cpu_before = device.cpu_seconds()
         before = stretch(clock.now_s(), seconds)
@@ -146,7 +146,6 @@ def _measure(device: Device, clock: Clock, load: Load, seconds: float, on_stage:
         ended_s = clock.now_s()
         on_stage(f"idle for {seconds:g} s")
         after = stretch(ended_s, seconds + SETTLE_S)
-    conditions.append(device.conditions())
     stretches = Stretches(before, loaded, (after[0] + SETTLE_S, after[1]))
     return Measured(list(traces), stretches, running, conditions, (cpu_before, cpu_after), smi)
 

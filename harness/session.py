@@ -128,17 +128,18 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
             " put both on one device in the plan"
         )
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    before, raw_before = _idle(arm, protocol.idle_s)
+    before, raw_before, states_before = _idle(arm, protocol.idle_s)
     warmup = at_once(arm.requests[: protocol.warmup])
     serve(arm.engine, arm.clock, warmup, arm.clock.now_s(), unheard, arm.max_batch)
     arm.engine.take_counters()
     _road(arm.engine)
     # The window's first request may gain neither from the warm-up nor from the trial before.
     arm.engine.reset()
-    with watched(arm.device) as conditions:
+    with watched(arm.device) as states:
         window = _measure(arm)
     counters, road = arm.engine.take_counters(), _road(arm.engine)
-    after, raw_after = _idle(arm, protocol.idle_s)
+    after, raw_after, states_after = _idle(arm, protocol.idle_s)
+    conditions = [*states_before, *states, *states_after]
     scores, not_scored = _scores(arm, window.completions)
     traces: Traces = {IDLE_BEFORE: before, WINDOW: window.traces, IDLE_AFTER: after}
     energy, idle = derive_energy(window.completions, traces, (window.start_s, window.end_s))
@@ -307,13 +308,13 @@ def raw_traces(meters: Sequence[Meter]) -> list[PowerTrace]:
     return [trace for meter in meters if isinstance(meter, KeepsRaw) for trace in meter.raw_traces()]
 
 
-def _idle(arm: Arm, idle_s: float) -> tuple[list[PowerTrace], list[PowerTrace]]:
-    """(traces, raw traces) of the machine doing nothing for us."""
+def _idle(arm: Arm, idle_s: float) -> tuple[list[PowerTrace], list[PowerTrace], list[Conditions]]:
+    """(traces, raw traces, states) of the machine doing nothing for us. What disturbs it makes net energy wrong."""
     if idle_s <= 0:
-        return [], []
-    with running_meters(arm.device.meters) as traces:
+        return [], [], []
+    with watched(arm.device) as states, running_meters(arm.device.meters) as traces:
         arm.clock.sleep_until_s(arm.clock.now_s() + idle_s)
-    return traces, raw_traces(arm.device.meters)
+    return traces, raw_traces(arm.device.meters), states
 
 
 def _foreign_share(before: CpuSeconds, after: CpuSeconds) -> float:

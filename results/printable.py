@@ -12,13 +12,21 @@ LONGEST = 4000
 
 def printable(text: str, longest: int = LONGEST) -> str:
     """On one line: white space as blanks, other controls as \\xNN or \\uNNNN, the middle left out of what is long."""
-    if len(text) > longest:
-        half = longest // 2
-        text = f"{text[:half]} ... {len(text) - 2 * half} characters left out ... {text[-half:]}"
+    if len(text) <= longest:
+        shown = _escaped(text)
+        return shown if len(shown) <= longest else _shortened(shown, shown, longest, len(shown))
+    return _shortened(_escaped(text[:longest]), _escaped(text[-longest:]), longest, len(text))
+
+
+def _shortened(start: str, end: str, longest: int, n: int) -> str:
+    """Not longer than `longest`. n: characters of the whole."""
+    half = (longest - 40) // 2
+    return f"{start[:half]} ... {n - 2 * half} characters left out ... {end[-half:]}"
+
+
+def _escaped(text: str) -> str:
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else " " if c.isspace() else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(
+        c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode("ascii") for c in text
+    )

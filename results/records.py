@@ -457,7 +457,7 @@ class Trial(Record):
     """None where the engine does not tell."""
     scores: tuple[Score, ...] = ()
     conditions: tuple[Conditions, ...] = ()
-    """Before the window, at every change of state that was seen in it, and after it."""
+    """Before the first of the trial's windows (idle ones too), at each change that was seen, and after the last."""
     foreign_cpu_share: float | None = None
     """Busy CPU time of others in the window over all there was, on the CPUs that we may use; None where unreadable."""
     cpu_cycles: int | None = None

@@ -15,13 +15,16 @@ import pytest
 
 from devices.android import server as server_module
 from devices.android import shell as shell_module
+from devices.android.gates import why_not_ready
 from devices.android.gauge_loop import GaugeLoop, loop_script
 from devices.android.server import ServerAddress, find_phone, list_phones
 from devices.android.shell import Phone
+from devices.android.state import read_facts, read_state
 from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
+from devices.gates import Gates
 from tests.fakes.adb_server import FakeAdbServer
-from tests.fakes.phone import EXIT, STDOUT, FakePhone
+from tests.fakes.phone import DISCHARGING, EXIT, STDOUT, FakePhone
 
 BYTE_EVERY_S = 0.05
 LIMIT_S = 0.4
@@ -203,3 +206,32 @@ def test_random_bytes_in_place_of_a_shell_are_our_error_or_an_answer(fake: FakeP
         fake.speaks = lambda link, content=content: link.sendall(content)  # type: ignore[misc]
         with suppress(DeviceError):
             phone.run("true", timeout_s=LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("written", "status", "percent"),
+    [
+        (DISCHARGING.replace("\n", "\r\n"), 3, 82.0),
+        (DISCHARGING.replace("level: 82", "level: 82\0"), 3, None),
+        (DISCHARGING.replace("health: 2", "health: \udcff\udcfe"), 3, 82.0),
+        (DISCHARGING.replace("level: 82", "level: " + "9" * 80), 3, None),
+        (DISCHARGING.replace("level: 82", "level: \u0668\u0662"), 3, None),
+        (DISCHARGING.replace("status: 3", "Status: 3"), 3, 82.0),
+        (DISCHARGING.replace("status: 3", "\u72b6\u6001: 3"), None, 82.0),
+        (DISCHARGING.replace("level: 82", "level: NaN"), 3, None),
+    ],
+)
+def test_odd_text_of_the_battery_is_read_or_missing(
+    fake: FakePhone, phone: Phone, written: str, status: int | None, percent: float | None
+) -> None:
+    (fake.root / "answers" / "dumpsys battery").write_bytes(written.encode(errors="surrogateescape"))
+    battery = read_state(phone).battery
+    assert battery is not None
+    assert (battery.status, battery.percent) == (status, percent)
+    if status is None:
+        assert "unplug" in str(why_not_ready(battery, Gates()))
+
+
+def test_lines_that_end_as_a_terminals_are_lines(fake: FakePhone, phone: Phone) -> None:
+    fake.answer("getprop", "[ro.product.model]: [Pixel 9]\r\n[ro.build.version.release]: [16]\r\n")
+    assert (read_facts(phone).model, read_facts(phone).android) == ("Pixel 9", "16 (SDK unknown)")

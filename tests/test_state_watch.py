@@ -130,6 +130,16 @@ def test_what_a_meter_sees_beside_its_readings_marks_trials_and_recordings(
     assert record(bench.fake_device, bench.machine, 3.0, lambda left_s: None).marks == marks
 
 
+def test_a_charger_within_the_idle_stretch_alone_marks_the_trial() -> None:
+    """Net energy is what lies above the idle power: where that is disturbed, it is wrong."""
+    bench = FakeBench()
+    charging = iter([False, True])
+    told = bench.fake_device.conditions
+    bench.fake_device.conditions = lambda: told().model_copy(update={"charging": next(charging, False)})  # type: ignore[method-assign]
+    trial, _ = run_trial(bench.arm_of("c"), BARE.model_copy(update={"idle_s": 2.0}), repeat=0)
+    assert trial.marks == ("power source changed",)
+
+
 # --- this machine ----------------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ from devices.base import (
     MeterUnavailableError,
     TransientDeviceError,
 )
-from devices.gauges import observed_update_period_s
+from devices.gauges import MAX_POWER_W, observed_update_period_s
 from devices.pieces import joined_by_component
 from results.records import PowerTrace
 
@@ -192,7 +192,13 @@ class BatteryMeter:
         if source.kind == "charge":
             if not np.isfinite(readings.current * readings.voltage).all():
                 raise DeviceError("the charge counter or the voltage is no number")
-            return None, Channel(COMPONENT, "counter", relative_accuracy=RELATIVE_ACCURACY, note=source.name)
+            return None, Channel(
+                COMPONENT,
+                "counter",
+                relative_accuracy=RELATIVE_ACCURACY,
+                max_power_w=MAX_POWER_W,
+                note=source.name,
+            )
         calibration = calibrate(readings.current, readings.voltage)
         stamps = steady_stamps(readings.wall_s, readings.uptime_s)
         channel = Channel(

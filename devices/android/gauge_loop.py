@@ -47,7 +47,7 @@ FASTEST_SAMPLES_PER_S = 2000
 log = logging.getLogger(__name__)
 
 # `read -t` that comes back at once without a line, time and again, is the end of the input: shells differ in status.
-_SCRIPT = """n=0
+_SCRIPT = """export LC_ALL=C; n=0
 while :; do
 {read}
 read -r u x </proc/uptime

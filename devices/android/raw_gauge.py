@@ -23,6 +23,7 @@ from devices.android.device_clock import clock_note
 from devices.android.gauge_loop import GaugeLog, on_host_clock
 from devices.base import Channel
 from devices.gauges import (
+    left_out_stretches_s,
     observed_update_period_s,
     plausible_power,
     renewed_readings,
@@ -76,7 +77,7 @@ def power_of(raw: Sequence[PowerTrace], calibration: Calibration, channel: Chann
         times_s[kept],
         watts[kept],
         current.sample_interval_s,
-        stuck_stretches_s(times_s[usable], shown[usable], period_s),
+        stuck_stretches_s(times_s[usable], shown[usable], period_s) + left_out_stretches_s(times_s, usable, period_s),
     )
 
 

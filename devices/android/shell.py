@@ -119,7 +119,7 @@ class ShellStream:
             self._take(packet_id, payload, MAX_OUTPUT_BYTES)
         line, _, rest = self.written[source].partition(b"\n")
         self.written[source] = rest
-        return line.decode(errors="replace")
+        return _text(line)
 
     def _take(self, packet_id: int, payload: bytes, max_bytes: int) -> None:
         if packet_id in self.written:
@@ -140,7 +140,7 @@ class ShellStream:
                 raise TransientDeviceError(f"{self._subject}: the command has not ended after {timeout_s:g} s")
             packet_id, payload = self.receive(left_s)
             if packet_id == EXIT:
-                out, err = (self.written[i].decode(errors="replace") for i in (STDOUT, STDERR))
+                out, err = (_text(self.written[i]) for i in (STDOUT, STDERR))
                 return CommandResult(out, err, _exit_code(payload))
             self._take(packet_id, payload, max_bytes)
 
@@ -270,6 +270,11 @@ class Phone:
 def _reason(connection: AdbConnection, n_bytes: int) -> str:
     text: str = connection.read_exact(min(n_bytes, MAX_REASON_BYTES)).decode(errors="replace")
     return text
+
+
+def _text(written: bytes | bytearray) -> str:
+    """Some phones end lines as terminals do."""
+    return written.decode(errors="replace").replace("\r\n", "\n").rstrip("\r")
 
 
 def _exit_code(payload: bytes) -> int:
