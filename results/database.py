@@ -55,7 +55,14 @@ def damage_told(path: Path) -> Iterator[None]:
     """Turns what SQLite, or a record that does not fit, raises into a `StoreError` that names the file."""
     try:
         yield
-    except (sqlite3.Error, ValidationError, UnicodeDecodeError) as error:
+    except ValidationError as error:
+        unknown = [".".join(map(str, e["loc"])) for e in error.errors() if e["type"] == "extra_forbidden"]
+        if unknown:
+            raise StoreError(
+                f"{path.parent} was written by a newer joulebench ({unknown[0]} is not known here); update joulebench"
+            ) from error
+        raise StoreError(damaged(path, error)) from error
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise StoreError(damaged(path, error)) from error
 
 

@@ -102,9 +102,9 @@ def skewed_interval(x: NDArray[np.float64]) -> tuple[float, float]:
 
 def student_interval(x: NDArray[np.float64]) -> tuple[float, float]:
     """mean +- t_{0.975, n-1} s / sqrt(n)."""
-    from scipy import stats
+    from scipy import special
 
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, x.size - 1)) * float(x.std(ddof=1)) / math.sqrt(x.size)
+    half = float(special.stdtrit(x.size - 1, 0.5 + CONFIDENCE / 2)) * float(x.std(ddof=1)) / math.sqrt(x.size)
     mean = float(x.mean())
     return mean - half, mean + half
 

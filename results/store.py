@@ -265,11 +265,13 @@ class Store:
         strays = {t.cell_id for t in trials} - {c.cell_id for c in cells}
         if strays:
             raise StoreError(damaged(self.directory / DATABASE, f"trials of a cell that is not there: {min(strays)}"))
+        # Looked at once: tables and page ask for each trial several times.
+        traced = {path.stem for path in _trace_files(self.directory)}
         return RunData(
             info=self.info(),
             cells=cells,
             trials=trials,
-            load_traces=lambda trial_id: self.traces(trial_id),
+            load_traces=lambda trial_id: self.traces(trial_id) if trial_id in traced else (),
             samples=self.samples(),
         )
 

@@ -109,6 +109,16 @@ def test_a_damaged_database_is_named_with_a_remedy(directory: Path, damage: str)
     assert everything(directory) == before
 
 
+def test_a_field_of_a_newer_version_is_no_damage(directory: Path) -> None:
+    stored(directory)
+    changed("""UPDATE trial SET record = json_set(record, '$.aura', 7)""")(directory / DATABASE)
+    with (
+        Store.view(directory) as store,
+        pytest.raises(StoreError, match=r"was written by a newer joulebench \(aura is not known here\); update"),
+    ):
+        store.data()
+
+
 def test_any_page_of_the_database_may_be_damaged(directory: Path, tmp_path: Path) -> None:
     """Ten stretches of 200 bytes, one at a time: an error of ours, or the whole run where the stretch was unused."""
     stored(directory, N_TRIALS, traced=False)
