@@ -17,8 +17,10 @@ its packet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +44,9 @@ _TIMESTAMP_MS, _ENERGY_UJ = 2, 3
 
 MAX_STAMP_AGE_S = 5.0
 """A HAL's stamp this far from its packet's is of another clock than the boot time: the packet's is taken."""
+
+STAMP_AHEAD_S = 0.25
+"""A HAL's stamp this much later than the packet that carries it is not of that reading."""
 
 Fields = dict[int, list[int | bytes]]
 
@@ -76,7 +81,7 @@ class PowerLog:
 def read_power_log(trace: bytes) -> PowerLog:
     """Raises `TransientDeviceError` where the trace is cut short or is none."""
     names: dict[int, tuple[str, str]] = {}
-    energies: dict[int, dict[float, tuple[float, bool]]] = {}
+    energies: dict[int, list[_Reading]] = {}
     currents: dict[float, float] = {}
     clocks: list[tuple[float, float]] = []
     n_incomplete = 0
@@ -104,9 +109,9 @@ def read_power_log(trace: bytes) -> PowerLog:
                     n_incomplete += 1
                 else:
                     stamped = stamp_ms is not None and at_s == stamp_ms / 1e3
-                    energies.setdefault(index, {})[at_s] = microjoule * 1e-6, stamped
+                    energies.setdefault(index, []).append(_Reading(packet_s, at_s, microjoule * 1e-6, stamped))
     return PowerLog(
-        rails=tuple(_rail(*names[i], energies.get(i, {})) for i in sorted(names) if names[i][0]),
+        rails=tuple(_rail(*names[i], energies.get(i, [])) for i in sorted(names) if names[i][0]),
         battery_boot_s=np.asarray(sorted(currents)),
         current_ua=np.asarray([currents[at_s] for at_s in sorted(currents)]),
         clock_boot_s=np.asarray([boot_s for boot_s, _ in sorted(clocks)]),
@@ -115,16 +120,40 @@ def read_power_log(trace: bytes) -> PowerLog:
     )
 
 
-def _rail(name: str, subsystem: str, readings: Mapping[float, tuple[float, bool]]) -> RailReadings:
-    """readings: boot time to joules. Perfetto writes them in any order, and one twice where nothing was renewed."""
-    boot_s = sorted(readings)
+class _Reading(NamedTuple):
+    """One value of a rail: boot time of its packet and of itself, joules, and whether the HAL gave the latter."""
+
+    packet_s: float | None
+    at_s: float
+    joules: float
+    stamped: bool
+
+
+def _rail(name: str, subsystem: str, readings: Sequence[_Reading]) -> RailReadings:
+    """Perfetto writes them in any order, and one twice where nothing was renewed."""
+    if not _stamps_hold(readings):
+        readings = [r._replace(at_s=r.at_s if r.packet_s is None else r.packet_s, stamped=False) for r in readings]
+    joules = {r.at_s: r.joules for r in readings}
+    boot_s = sorted(joules)
     return RailReadings(
         name,
         subsystem,
         np.asarray(boot_s),
-        np.asarray([readings[at_s][0] for at_s in boot_s]),
-        bool(boot_s) and all(stamped for _, stamped in readings.values()),
+        np.asarray([joules[at_s] for at_s in boot_s]),
+        bool(readings) and all(r.stamped for r in readings),
     )
+
+
+def _stamps_hold(readings: Sequence[_Reading]) -> bool:
+    """Whether the HAL's stamps can be those of the readings.
+
+    One that lies ahead of its packet, goes back from one packet to the next, or stays while the energy goes on, is not:
+    a clock that stepped by 3 s would leave 3 s without energy. Then the packets' stamps are taken, of all.
+    """
+    known = sorted((r.packet_s, r.at_s, r.joules) for r in readings if r.packet_s is not None and r.stamped)
+    if any(at_s > packet_s + STAMP_AHEAD_S for packet_s, at_s, _ in known):
+        return False
+    return not any(b[1] < a[1] or (b[1] == a[1] and b[2] != a[2]) for a, b in pairwise(known))
 
 
 def _stamp(stamp_ms: int | None, packet_s: float | None) -> float | None:

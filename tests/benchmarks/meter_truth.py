@@ -27,6 +27,8 @@ from results.energy import energy_between
 from results.records import EnergyReading, Record
 from tests.benchmarks.measurement import FOLDER, command_line
 from tests.fakes.instruments import END_S, GAUGE_UPDATE_S, INSTRUMENTS, START_S, WAVEFORMS, WINDOW_S
+from tests.fakes.stopped import LOADS, frozen, read
+from tests.fakes.stopped import WINDOW_S as STOPPED_WINDOW_S
 from tests.fakes.waveforms import StepPower
 
 NAME = "meter-truth"
@@ -122,6 +124,51 @@ def compared(meter: str, waveform: str, pairs: Sequence[tuple[float, EnergyReadi
     )
 
 
+# --- counters that stop ----------------------------------------------------------------------------------------------
+
+
+class Stopped(Record):
+    """A counter that stands still in a window of nine seconds, and then goes on from its value, or catches up."""
+
+    update_s: float
+    load: str
+    lasts_s: float
+    keeps_count: bool
+    n_windows: int
+    n_without_energy: int
+    within_two: int
+    worst_error: float | None
+    """Of those with energy."""
+
+
+def stopped(update_s: float, load: str, lasts_s: float, keeps_count: bool, n_windows: int) -> Stopped:
+    """Windows of seeds 0 to n - 1; it stops at any time at which it also starts again within the window."""
+    n_without, inside, worst = 0, 0, 0.0
+    for seed in range(n_windows):
+        rng = np.random.default_rng(seed)
+        power = LOADS[load](rng)
+        taken = read(power, update_s, rng)
+        start_s = rng.uniform(0.2, STOPPED_WINDOW_S - lasts_s)
+        trace = frozen(taken, start_s, start_s + lasts_s, keeps_count)
+        reading = energy_between([trace], [(0.0, STOPPED_WINDOW_S)], "all", trace.meter)
+        if reading.energy_j is None or reading.uncertainty_j is None:
+            n_without += 1
+            continue
+        true_j = power.energy_j(0.0, STOPPED_WINDOW_S)
+        inside += abs(reading.energy_j - true_j) <= 2 * reading.uncertainty_j
+        worst = max(worst, abs(reading.energy_j / true_j - 1))
+    return Stopped(
+        update_s=update_s,
+        load=load,
+        lasts_s=lasts_s,
+        keeps_count=keeps_count,
+        n_windows=n_windows,
+        n_without_energy=n_without,
+        within_two=inside,
+        worst_error=worst if n_without < n_windows else None,
+    )
+
+
 # --- in real time ----------------------------------------------------------------------------------------------------
 
 
@@ -187,14 +234,21 @@ What physics does not allow:
 - **What happens and is over between two instants is met by chance.** The uncertainty grows by what was met; where
   nothing was met, nothing tells that there was anything: {unmet}.
 - **A charge counter of 1 mAh** takes a step every 14 J: ten seconds have no energy, and a reason.
+- **Instants and means cannot always be told apart.** A gauge that shows a value between two levels at each step shows
+  means; where spikes leave no level, it is taken for one of instants: its uncertainty is {wide} times the rms error.
 
-The uncertainty of a gauge is wide where its load steps (two to four times the rms error): it is stated for windows
-whose ends are steps too, all in one direction, as those of requests are.
-
-A load that alternates in step with the sampler errs more than stated, and no instrument of this kind can tell."""
+A load that alternates in step with the sampler returns to the same readings after some of them: it is seen, and its
+uncertainty grows. One in step with every single reading looks steady, and no instrument of this kind can tell."""
 
 
-def page(rows: Sequence[Truth]) -> str:
+STOPS_REMARK = """\
+A counter that stands still within a window of nine seconds, at any time of it. What is lost and short is filled in by
+the power around it and widens the uncertainty; what is long leaves no energy, with the reason; what comes later is not
+lost."""
+STOPS_HEADER = ["renewed every", "load", "stands still for", "then", "no energy", "within 2σ", "worst"]
+
+
+def page(rows: Sequence[Truth], stops: Sequence[Stopped] = ()) -> str:
     header = [
         "meter",
         "waveform",
@@ -209,7 +263,24 @@ def page(rows: Sequence[Truth]) -> str:
     ]
     lines = ["# Meters against known waveforms", "", _remarks(rows), "", _row(header), "|" + "---|" * len(header)]
     lines += [_row(_cells(row)) for row in rows]
+    if stops:
+        lines += ["", STOPS_REMARK, "", _row(STOPS_HEADER), "|" + "---|" * len(STOPS_HEADER)]
+        lines += [_row(_stop_cells(stop)) for stop in stops]
     return "\n".join(lines)
+
+
+def _stop_cells(stop: Stopped) -> Iterable[str]:
+    n = stop.n_windows - stop.n_without_energy
+    within = f"{stop.within_two} of {n}" if n else "none is claimed"
+    return [
+        f"{stop.update_s * 1e3:g} ms",
+        stop.load,
+        f"{stop.lasts_s:g} s",
+        "catches up" if stop.keeps_count else "loses it",
+        f"{stop.n_without_energy} of {stop.n_windows}",
+        within,
+        _percent(stop.worst_error),
+    ]
 
 
 def _remarks(rows: Sequence[Truth]) -> str:
@@ -221,6 +292,7 @@ def _remarks(rows: Sequence[Truth]) -> str:
     return REMARKS.format(
         longer_s=f"{WINDOW_S * (1.96 * floor / TARGET) ** 2:.0f}",
         means_s=f"{WINDOW_S * 1.96 * means / TARGET:.0f}",
+        wide=f"{max((r.stated / r.rms_error for r in rows if r.stated and r.rms_error), default=0.0):.0f}",
         unmet="; ".join(f"{r.meter}, {r.waveform}: {r.within_two} of {r.n_windows}" for r in unmet) or "no row here",
     )
 
@@ -260,6 +332,13 @@ def main() -> None:
     rows = [simulated(meter, waveform, asked.windows) for meter in INSTRUMENTS for waveform in WAVEFORMS]
     if asked.live:
         rows += [live(waveform, asked.live) for waveform in WAVEFORMS]
+    stops = [
+        stopped(update_s, load, lasts_s, keeps_count, asked.windows)
+        for update_s in (1e-3, 0.02, 0.1)
+        for load in LOADS
+        for lasts_s in (0.3, 0.6, 1.0, 2.0, 6.0)
+        for keeps_count in (False, True)
+    ]
     environment = host_environment()
     made = {
         "command": command_line(sys.argv),
@@ -268,10 +347,10 @@ def main() -> None:
         "packages": {name: environment.packages[name] for name in ("numpy",)},
     }
     FOLDER.mkdir(parents=True, exist_ok=True)
-    content = {"made": made, "rows": [row.model_dump() for row in rows]}
+    content = {"made": made, "rows": [row.model_dump() for row in rows], "stops": [s.model_dump() for s in stops]}
     (FOLDER / f"{NAME}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     made_by = f"\n\n{made['date']}, {made['machine']}. Made by `{made['command']}`.\n"
-    (FOLDER / f"{NAME}.md").write_text(page(rows) + made_by, encoding="utf-8")
+    (FOLDER / f"{NAME}.md").write_text(page(rows, stops) + made_by, encoding="utf-8")
     for row in rows:
         if row.covered is False:
             print(f"NOT COVERED: {row.meter}, {row.waveform}: {row.within_two} of {row.n_windows}")

@@ -144,9 +144,16 @@ def phone_rails(power: StepPower, rng: np.random.Generator) -> PowerTrace:
     """A rail of a phone: microjoule, read every 100 ms by Perfetto, stamped in milliseconds by its HAL."""
     looked_s = np.arange(rng.uniform(0.0, RAIL_POLL_S), END_S + 0.5, RAIL_POLL_S)
     read_s = looked_s - rng.uniform(0.5e-3, 5e-3, len(looked_s))
+    return rails_read(power, looked_s, read_s, read_s, rng)
+
+
+def rails_read(
+    power: StepPower, looked_s: Array, stamps_s: Array, valued_s: Array, rng: np.random.Generator
+) -> PowerTrace:
+    """A rail looked at at some times [n], with the HAL's stamps and its energy as of others."""
     ticks = [
-        Tick(_boot_ns(at_s), [Reading(0, _boot_ns(seen_s) // 10**6, int(joules * 1e6))])
-        for at_s, seen_s, joules in zip(looked_s, read_s, power.since_start_j(read_s), strict=True)
+        Tick(_boot_ns(at_s), [Reading(0, _boot_ns(stamp_s) // 10**6, int(joules * 1e6))])
+        for at_s, stamp_s, joules in zip(looked_s, stamps_s, power.since_start_j(valued_s), strict=True)
     ]
     clocks = [(_boot_ns(at_s), round(float(phone_clock(at_s)) * 1e9)) for at_s in (0.0, 10.0)]
     log = read_power_log(encode([("VDD_CPU", "CPU")], ticks, clocks))
