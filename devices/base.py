@@ -21,6 +21,9 @@ class DeviceError(Exception):
     A device's own words may be in it: it is made printable here.
     """
 
+    traces: Sequence[PowerTrace] = ()
+    """What was received until then, where a window ends with it: a recording keeps that."""
+
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 

@@ -21,7 +21,6 @@ from devices.base import (
     CpuSeconds,
     Device,
     DeviceError,
-    InterruptedWindowError,
     KeepsRaw,
     Meter,
 )
@@ -278,7 +277,8 @@ def _cycles_between(before: CpuCycles, after: CpuCycles) -> CpuCycles:
 def running_meters(meters: Sequence[Meter], interrupted: list[str] | None = None) -> Iterator[list[PowerTrace]]:
     """Meters run inside; the list holds their traces afterwards. None is left running, whatever fails.
 
-    interrupted: where given, a window that broke is no error: its traces are kept, and the reason is put there.
+    interrupted: where given, a window that broke or whose meter was lost is no error: what was received is kept, and
+    the reason is put there.
     """
     traces: list[PowerTrace] = []
     # A meter that failed to start is stopped too: it may have acquired something before it failed.
@@ -291,7 +291,7 @@ def running_meters(meters: Sequence[Meter], interrupted: list[str] | None = None
         while to_stop:
             try:
                 traces.extend(to_stop.pop(0).stop())
-            except InterruptedWindowError as error:
+            except DeviceError as error:
                 if interrupted is None:
                     raise
                 interrupted.append(str(error))

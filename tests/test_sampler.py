@@ -17,7 +17,9 @@ from devices.base import Channel, DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.meters.polled import PolledMeter
 from devices.sampler import Sampler, find_gaps
+from harness.recording import record
 from results.records import Method
+from tests.fakes.machine import FakeDevice, FakeMachine
 
 pytestmark = pytest.mark.alone
 
@@ -241,3 +243,16 @@ def test_whatever_a_meters_library_raises_in_a_window_is_our_error(fails_at: int
 
     with pytest.raises(DeviceError, match=r"odd: its reader failed \(KeyError: 'watts'\)"):
         window()
+
+
+def test_what_was_received_before_a_meter_is_lost_is_kept_in_a_recording() -> None:
+    machine = FakeMachine()
+    device = FakeDevice(machine, [OddMeter(30)])  # type: ignore[list-item]
+    recording = record(device, CLOCK, 0.6, lambda left_s: None)
+    [trace] = recording.traces
+    assert len(trace.times_s) == 30
+    [why] = recording.interrupted
+    assert "odd: its reader failed" in why
+    [total] = recording.readings()
+    assert total.energy_j is None
+    assert "uncovered" in str(total.reason)

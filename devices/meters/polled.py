@@ -128,12 +128,16 @@ class PolledMeter(ABC):
             raise
         except TransientDeviceError as error:
             raise InterruptedWindowError(str(error), self._kept(sampler)) from error
+        except DeviceError as error:
+            error.traces = self._kept(sampler)
+            raise
 
     def _kept(self, sampler: Sampler) -> Sequence[PowerTrace]:
         """Traces of what was received."""
         times_s, values = sampler.received()
         try:
-            return self.traces(times_s, values) if len(times_s) else ()
+            with library_errors(self.name, "its reader"):
+                return self.traces(times_s, values) if len(times_s) else ()
         except InterruptedWindowError as error:
             return error.traces
         except DeviceError as error:
