@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from results import tables
@@ -328,3 +329,18 @@ def test_an_interval_that_leaves_out_1_does_not_touch_it_by_rounding() -> None:
     figure = shown.table.rows[1].figures[0]
     assert figure.is_certain
     assert float(figure.interval.strip("[]").split(", ")[0]) > 1
+
+
+def test_an_interval_below_0_ends_at_the_axis_and_makes_it_neither_negative_nor_logarithmic() -> None:
+    trials = [*lasting("first", [1.0, 9.0, 1.0], "11"), *lasting("second", [2.0, 1.0, 3.0], "11")]
+    (panel,) = screen(run(named("first", "second"), trials)).panels
+    ticks = [float(t) for t in re.findall(r'text-anchor="middle">([^<]*)<', str(panel.svg))[:-2]]
+    assert ticks[0] == 0
+    assert np.diff(ticks) == pytest.approx(ticks[1])
+
+
+def test_a_ratio_with_a_wide_interval_is_not_rounded_to_nothing() -> None:
+    trials = [*lasting("first", [10.0, 11.0, 9.0]), *lasting("second", [1.0, 9.0, 2.0])]
+    shown = screen(run(named("first", "second"), trials)).table.rows[1].figures[0]
+    assert shown.interval.startswith("[0")
+    assert shown.ratio == "0.4×"

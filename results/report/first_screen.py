@@ -150,7 +150,7 @@ def _figure(table: ArmTable, standing: Standing, group: Group, units: PageUnits)
         return Figure(
             f"{format_number(order)}×", "no interval", value, order, standing.is_best, standing.is_certain, note
         )
-    text = f"{format_mean(order, ratio.low, ratio.high)}×"
+    text = _ratio_text(order, ratio.low, ratio.high)
     return Figure(text, _interval(ratio.low, ratio.high), value, order, standing.is_best, standing.is_certain)
 
 
@@ -204,7 +204,13 @@ def _ratio(ratio: Ratio) -> str:
         return "none"
     if ratio.low is None or ratio.high is None:
         return f"{format_number(ratio.value)}×"
-    return f"{format_mean(ratio.value, ratio.low, ratio.high)}× {_interval(ratio.low, ratio.high)}"
+    return f"{_ratio_text(ratio.value, ratio.low, ratio.high)} {_interval(ratio.low, ratio.high)}"
+
+
+def _ratio_text(value: float, low: float, high: float) -> str:
+    """With the digits that its interval supports, and two at least where fewer would be a tenth off."""
+    text = format_mean(value, low, high)
+    return f"{text}×" if abs(float(text) - value) <= 0.1 * value else f"{value:.2g}×"
 
 
 def _interval(low: float, high: float) -> str:

@@ -17,7 +17,7 @@ from results.report.arms import Arm
 from results.units import format_number
 
 WIDTH, HEIGHT = 300, 190
-LEFT, RIGHT, TOP, BOTTOM = 44, 18, 12, 36
+LEFT, RIGHT, TOP, BOTTOM = 52, 18, 12, 36
 LOG_FROM = 20.0
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 SHARE_FLOORS = (0.9, 0.8, 0.5, 0.0)
@@ -69,8 +69,8 @@ def symbol(arm: Arm) -> Markup:
 
 
 def panel(title: str, caption: str, points: Sequence[Point], across: Axis, up: Axis) -> Panel:
-    x = _Scale([v for p in points for v in (p.x, p.x_low, p.x_high)], across, LEFT, WIDTH - RIGHT)
-    y = _Scale([v for p in points for v in (p.y, p.y_low, p.y_high)], up, HEIGHT - BOTTOM, TOP)
+    x = _Scale([(p.x, p.x_low, p.x_high) for p in points], across, LEFT, WIDTH - RIGHT)
+    y = _Scale([(p.y, p.y_low, p.y_high) for p in points], up, HEIGHT - BOTTOM, TOP)
     told = "; ".join(f"{p.arm.name}: {_value(p.x, across)}, {_value(p.y, up)}" for p in points)
     description = f"{title}. {across.title} across, {up.title} up. {told}."
     parts = [*_grid(x, y, across, up), *(_point(p, x, y, across, up) for p in points)]
@@ -81,14 +81,19 @@ def panel(title: str, caption: str, points: Sequence[Point], across: Axis, up: A
 
 
 class _Scale:
-    """From values to pixels, with its ticks."""
+    """From values to pixels, with its ticks. An interval that reaches beyond what can be (below 0) ends at the edge."""
 
-    def __init__(self, values: Sequence[float], axis: Axis, from_px: float, to_px: float) -> None:
+    def __init__(self, values: Sequence[tuple[float, float, float]], axis: Axis, from_px: float, to_px: float) -> None:
+        """values: (mean, low, high) of each arm."""
         self._px = from_px, to_px
-        shown = [v / axis.scale for v in values if math.isfinite(v)]
-        low, high = min(shown), max(shown)
-        means_low = min(v for v in shown if v > 0) if any(v > 0 for v in shown) else 0.0
-        self.is_log = not axis.is_share and low > 0 and high / means_low >= LOG_FROM
+        means = [mean / axis.scale for mean, _, _ in values]
+        ends = [v / axis.scale for own in values for v in own if math.isfinite(v)]
+        low, high = min(ends), max(ends)
+        if min(means) >= 0:
+            low = max(low, 0.0)
+        self.is_log = not axis.is_share and min(means) > 0 and max(means) / min(means) >= LOG_FROM
+        if self.is_log:
+            low = min(v for v in ends if v > min(means) / LOG_FROM)
         if axis.is_share:
             self.ends = next(f for f in SHARE_FLOORS if f <= max(low, 0.0)), 1.0
             self.ticks = [t for t in _round_steps(*self.ends, 4) if t >= self.ends[0] - 1e-9]
@@ -173,7 +178,7 @@ def _colour(arm: Arm) -> str:
 
 
 def _tick(value: float, axis: Axis) -> str:
-    return f"{100 * value:.3g}" if axis.is_share else f"{value:.4g}"
+    return f"{100 * value:.3g}" if axis.is_share else f"{value:.6g}"
 
 
 def _value(value: float, axis: Axis) -> str:
