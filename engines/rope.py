@@ -194,19 +194,21 @@ def _scaling(
     return _yarn(rope, raw) if kind == "yarn" else _long(rope, raw, n_pairs, gives_amplitudes)
 
 
-def _original_length(rope: Mapping[str, Any], raw: Mapping[str, Any]) -> int:
-    """The length before stretching, which stands in the parameters, or beside them, or is the model's own."""
+def _original_length(rope: Mapping[str, Any], raw: Mapping[str, Any], only_inside: bool = False) -> int:
+    """The length before stretching, which stands in the parameters, or beside them, or is the model's own.
+
+    only_inside: what stands beside them may only repeat it, for this family's code does not look there.
+    """
     key = "original_max_position_embeddings"
-    places = [place for place in (raw, rope) if place.get(key) is not None]
-    if not places:
-        return positive_whole(raw, "max_position_embeddings")
-    lengths = [positive_whole(place, key) for place in places]
-    if lengths[0] != lengths[-1]:
+    own = positive_whole(raw, "max_position_embeddings")
+    inside = None if rope.get(key) is None and not only_inside else positive_whole(rope, key, own)
+    beside = None if raw.get(key) is None else positive_whole(raw, key)
+    if inside is not None and beside is not None and inside != beside:
         raise EngineError(
-            f"config.json: {key} is {lengths[0]}, and {lengths[-1]} among the parameters of rope; keep the one that "
-            "the model was trained with"
+            f"config.json: {key} is {beside}, and {inside} among the parameters of rope; keep the one that the model "
+            "was trained with"
         )
-    return lengths[0]
+    return inside or beside or own
 
 
 def _yarn(rope: Mapping[str, Any], raw: Mapping[str, Any]) -> YarnScaling:
@@ -234,7 +236,7 @@ def yarn_amplitude(factor: float, strength: float = 1.0) -> float:
 
 
 def _long(rope: Mapping[str, Any], raw: Mapping[str, Any], n_pairs: int, gives_amplitudes: bool) -> LongScaling:
-    original = _original_length(rope, raw)
+    original = _original_length(rope, raw, only_inside=gives_amplitudes)
     if original < 2:
         raise EngineError(f"config.json: original_max_position_embeddings must be 2 or more, found {original}")
     amplitude = optional_number(rope, "attention_factor")

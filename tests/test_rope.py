@@ -152,6 +152,13 @@ def test_length_before_stretching_stands_inside_or_beside_or_is_the_models_own(
     assert scaling.original_max_length == length
 
 
+def test_phi_moe_looks_for_the_original_length_among_the_parameters_only() -> None:
+    """Beside them it is not read there: absent among them, it is the model's own length."""
+    rope = {"rope_type": "longrope", **LONG, "short_mscale": 1.1, "long_mscale": 1.2}
+    with pytest.raises(EngineError, match="original_max_position_embeddings is 4096, and 131072 among"):
+        read_rope(config_with(rope, original_max_position_embeddings=4096), 64, "halves", KINDS, gives_amplitudes=True)
+
+
 def test_parameters_that_contradict_each_other_are_refused() -> None:
     twice = config_with({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048})
     with pytest.raises(EngineError, match="original_max_position_embeddings is 4096, and 2048 among"):
