@@ -12,20 +12,25 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from devices.android import server as server_module
 from devices.android import shell as shell_module
 from devices.android.gates import why_not_ready
 from devices.android.gauge_loop import GaugeLoop, loop_script
+from devices.android.processes import parse_process_cpu_s, split_account
 from devices.android.server import ServerAddress, find_phone, list_phones
 from devices.android.shell import Phone
-from devices.android.state import read_facts, read_state
+from devices.android.state import parse_facts, parse_properties, parse_state, read_facts, read_state, split_sections
+from devices.android.topology import MAX_CORES, parse_core_list, parse_cpuinfo
 from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
 from tests.fakes.adb_server import FakeAdbServer
-from tests.fakes.phone import DISCHARGING, EXIT, STDOUT, FakePhone
+from tests.fakes.phone import DISCHARGING, EXIT, STDOUT, THERMAL, FakePhone
 
+ODD = ("9" * 5000, "\u00b2", "-", "\0", "0x", "1e300", "nan", "\u0663", "0-4000000000", "0-99", "\n", ":", "zz", ")")
 BYTE_EVERY_S = 0.05
 LIMIT_S = 0.4
 
@@ -230,6 +235,31 @@ def test_odd_text_of_the_battery_is_read_or_missing(
     assert (battery.status, battery.percent) == (status, percent)
     if status is None:
         assert "unplug" in str(why_not_ready(battery, Gates()))
+
+
+PROCESS = "1 (a) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16"
+ACCOUNT = "err\n@account 1.0 2.5\n0m0.01s 0m0.02s\n0m1.01s 0m0.02s\n"
+CORES = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\nprocessor\t: 1\nCPU part\t: 0xd0b\n"
+
+
+@given(
+    st.sampled_from([DISCHARGING, THERMAL, PROCESS, ACCOUNT, CORES, "0-3,6 7", "MemTotal:       8000000 kB\n"]),
+    st.lists(st.tuples(st.integers(0, 500), st.sampled_from(ODD)), min_size=1, max_size=3),
+)
+def test_no_text_of_a_phone_ends_in_an_error_or_in_memory_without_end(
+    base: str, changes: list[tuple[int, str]]
+) -> None:
+    """Words and digits that belong nowhere, put anywhere."""
+    text = base
+    for at, odd in changes:
+        text = text[: at % len(text)] + odd + text[at % len(text) :]
+    sections = split_sections(f"@@ battery\n{text}@@ thermal\n{text}@@ load\n{text}@@ caps\n/sys/a/online:{text}")
+    parse_state(sections)
+    parse_facts(parse_properties(text), text, text)
+    split_account(text)
+    parse_process_cpu_s(text)
+    parse_cpuinfo(text)
+    assert len(parse_core_list(text)) < 10 * MAX_CORES
 
 
 def test_lines_that_end_as_a_terminals_are_lines(fake: FakePhone, phone: Phone) -> None:

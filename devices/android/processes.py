@@ -21,8 +21,11 @@ WORK_FOLDER = "/data/local/tmp"
 START_TIMEOUT_S = 20.0
 _UTIME, _CUTIME_END = 11, 15
 """Fields of /proc/PID/stat behind the name: utime, stime, cutime, cstime."""
+_TICKS = re.compile(r"-?[0-9]{1,18}")
 _ACCOUNT = "@account"
-_TIMES = re.compile(r"(\d+)m([\d.]+)s (\d+)m([\d.]+)s")
+_SECONDS = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
+_TIMES = re.compile(rf"([0-9]{{1,9}})m{_SECONDS}s ([0-9]{{1,9}})m{_SECONDS}s")
+_UPTIMES = re.compile(rf"{_SECONDS} {_SECONDS}")
 
 # The program's id comes first on the errors, before the program can write there; the account comes last.
 _SCRIPT = """cd {folder} || exit 126
@@ -121,10 +124,15 @@ def affinity_mask(cores: Iterable[int]) -> int:
     return mask
 
 
-def parse_process_cpu_s(stat: str) -> float:
-    """/proc/PID/stat: user and system time of the process and its ended children. Its name may hold anything."""
-    fields = stat.rpartition(")")[2].split()
-    return sum(int(ticks) for ticks in fields[_UTIME:_CUTIME_END]) / TICKS_PER_S
+def parse_process_cpu_s(stat: str) -> float | None:
+    """/proc/PID/stat: user and system time of the process and its ended children. Its name may hold anything.
+
+    None where it is no such line.
+    """
+    fields = stat.rpartition(")")[2].split()[_UTIME:_CUTIME_END]
+    if not all(_TICKS.fullmatch(ticks) for ticks in fields):
+        return None
+    return sum(map(int, fields)) / TICKS_PER_S
 
 
 def phone_cpu_seconds(phone: Phone, processes: Iterable[PhoneProcess]) -> CpuSeconds | None:
@@ -133,11 +141,15 @@ def phone_cpu_seconds(phone: Phone, processes: Iterable[PhoneProcess]) -> CpuSec
     ended = [p.result.cpu_s for p in processes if p.result is not None]
     files = " ".join(f"/proc/{p.pid}/stat" for p in running)
     text = phone.read(f"head -n 1 /proc/stat{f'; cat {files}' if running else ''}")
-    if text is None or not text.startswith("cpu ") or None in ended:
+    if text is None or not text.startswith("cpu "):
         return None
-    busy_s, available_s = parse_cpu_seconds(text)
-    own = [parse_process_cpu_s(line) for line in text.splitlines()[1:]]
-    return CpuSeconds(busy_s, sum(own) + sum(s for s in ended if s is not None), available_s)
+    try:
+        busy_s, available_s = parse_cpu_seconds(text)
+    except ValueError:
+        return None
+    own = [*ended, *map(parse_process_cpu_s, text.splitlines()[1:])]
+    known = [s for s in own if s is not None]
+    return CpuSeconds(busy_s, sum(known), available_s) if len(known) == len(own) else None
 
 
 def split_account(errors: str) -> tuple[str, float | None, float | None]:
@@ -145,10 +157,9 @@ def split_account(errors: str) -> tuple[str, float | None, float | None]:
     own, found, account = errors.rpartition(f"\n{_ACCOUNT} ")
     if not found:
         return errors, None, None
-    first, *_ = account.splitlines()
-    begun, _, ended = first.partition(" ")
+    uptimes = _UPTIMES.match(account)
     times = _TIMES.findall(account)
-    wall_s = float(ended) - float(begun) if begun and ended else None
+    wall_s = float(uptimes[2]) - float(uptimes[1]) if uptimes else None
     # The shell's own times stand first, its children's second.
     cpu_s = sum(60 * float(m) + float(s) for m, s in (times[1][:2], times[1][2:])) if len(times) > 1 else None
     return own, cpu_s, wall_s

@@ -128,7 +128,7 @@ def parse_battery(text: str) -> BatteryState | None:
 
 def parse_thermal(text: str) -> tuple[int | None, float | None]:
     """`dumpsys thermalservice`: (status, the hottest CPU sensor now in degC). Cached temperatures are old: not read."""
-    status = re.search(r"^Thermal Status: (\d+)", text, re.MULTILINE)
+    status = re.search(r"^Thermal Status: ([0-9]{1,3})\b", text, re.MULTILINE)
     _, now, current = text.partition("Current temperatures from HAL:")
     sensors = [float(c) for c in _CPU_SENSOR.findall(current.partition("Current cooling devices")[0])] if now else []
     return (int(status[1]) if status else None), (max(sensors) if sensors else None)
@@ -141,7 +141,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 def parse_memory_bytes(meminfo: str) -> int | None:
     """MemTotal of /proc/meminfo, which is in KiB whatever it says."""
-    total = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
+    total = re.search(r"^MemTotal:\s+([0-9]{1,15}) kB", meminfo, re.MULTILINE)
     return int(total[1]) * 1024 if total else None
 
 

@@ -39,8 +39,10 @@ CAP_FILES = (
     f"{CPU_FOLDER}/cpu[0-9]*/cpufreq/related_cpus",
 )
 """What tells the limits of the clocks."""
-_DECIMAL = re.compile(r"[0-9]+")
-_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_DECIMAL = re.compile(r"[0-9]{1,9}")
+_HEX = re.compile(r"0x[0-9a-fA-F]{1,16}")
+MAX_CORES = 4096
+"""What a core's number lies below: a list `0-4000000000` is none of a phone."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def parse_cpuinfo(text: str) -> tuple[list[CoreId], str | None]:
         elif key == "Hardware":
             # One kernel leaves out the line break behind it.
             hardware = value.partition("Processor\t")[0]
-    return [CoreId(**core, **(stated_once if len(cores) == 1 else {})) for core in cores], hardware
+    return [CoreId(**((stated_once if len(cores) == 1 else {}) | core)) for core in cores], hardware
 
 
 def build_topology(files: Mapping[str, str]) -> Topology:
@@ -166,7 +168,7 @@ def parse_core_list(text: str) -> tuple[int, ...]:
     cores: list[int] = []
     for item in re.split(r"[,\s]+", text.strip()):
         first, _, last = item.partition("-")
-        if _DECIMAL.fullmatch(first) and _DECIMAL.fullmatch(last or first):
+        if _DECIMAL.fullmatch(first) and _DECIMAL.fullmatch(last or first) and int(last or first) < MAX_CORES:
             cores.extend(range(int(first), int(last or first) + 1))
     return tuple(cores)
 
@@ -197,13 +199,13 @@ def _cluster(cores: tuple[int, ...], ids: Mapping[int, CoreId], files: Mapping[s
         name=names.pop() if len(names) == 1 else None,
         max_frequency_mhz=maximum_mhz,
         cap_mhz=limit_mhz if capped else None,
-        capacity=int(capacity) if capacity and capacity.isdigit() else None,
+        capacity=int(capacity) if capacity and _DECIMAL.fullmatch(capacity) else None,
         governor=first("cpufreq/scaling_governor"),
     )
 
 
 def _mhz(khz: str | None) -> float | None:
-    return int(khz) / 1e3 if khz and khz.isdigit() and int(khz) > 0 else None
+    return int(khz) / 1e3 if khz and _DECIMAL.fullmatch(khz) and int(khz) > 0 else None
 
 
 def _speed(cluster: Cluster) -> tuple[float, float, int]:
