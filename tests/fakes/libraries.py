@@ -51,13 +51,13 @@ def window_code(meter: str, seconds: float = 1.2, meanwhile: str = "") -> str:
     """A window of a meter such as `devices.meters.nvml.NvmlMeter`. meanwhile: what happens in its middle.
 
     answer: readings, kinds, methods and notes by component ("total" too), values of each trace; or the error of `stop`
-    by its name and message.
+    by its name (a transient one by that of its kind) and message.
     """
     module, _, name = meter.rpartition(".")
     return textwrap.dedent(
         f"""
         import time
-        from devices.base import DeviceError
+        from devices.base import DeviceError, TransientDeviceError
         from devices.clock import MonotonicClock
         from {module} import {name}
         from results.energy import energy_between
@@ -82,7 +82,8 @@ def window_code(meter: str, seconds: float = 1.2, meanwhile: str = "") -> str:
                 "n_readings": len(traces[0].times_s),
             }}
         except DeviceError as error:
-            answer = [type(error).__name__, str(error)]
+            kind = TransientDeviceError if isinstance(error, TransientDeviceError) else type(error)
+            answer = [kind.__name__, str(error)]
         """
     )
 
