@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from results.asked import unlike_notes
 from results.cells import disturbances
-from results.roads import build_words, road_notes
+from results.roads import arithmetic_notes, road_notes
 from results.units import format_interval, format_mean, format_number, format_p, signed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from results.derived import Derived
-    from results.records import RunData
     from results.report.first_screen import Figure
     from results.report.page_units import PageUnits
     from results.report.standings import Group
@@ -52,7 +51,7 @@ def print_summary(derived: Derived, console: Console) -> None:
         console.print(line, markup=False, highlight=False)
     for i, reason in enumerate(reasons, start=1):
         console.print(f"[{i}] {reason}", markup=False, highlight=False)
-    for note in [*_notes(rows), *_arithmetic(run), *unlike_notes(run), *road_notes(run), *disturbances(run)]:
+    for note in [*_notes(rows), *arithmetic_notes(run), *unlike_notes(run), *road_notes(run), *disturbances(run)]:
         console.print(note, markup=False, highlight=False)
     _print_answers(derived, console)
     failed = sum(t.status == "failed" for t in run.trials)
@@ -221,15 +220,6 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
     if any(isinstance(r["model_note"], str) and "random" in r["model_note"] for r in rows):
         notes.append("Random weights: the accuracy says nothing about a trained model.")
     return notes
-
-
-def _arithmetic(run: RunData) -> list[str]:
-    """What the tokens of each device were computed by: the same technique takes several times as long without it."""
-    devices: dict[str, list[str]] = {}
-    for device, environment in run.info.environments.items():
-        if environment.build is not None:
-            devices.setdefault(build_words(environment.build), []).append(device)
-    return [f"{', '.join(names)}: computed by {words}." for words, names in devices.items()]
 
 
 def _known(value: Any) -> bool:

@@ -116,9 +116,9 @@ class Workbench:
         return self._devices[plan.cell.device]
 
     def environment(self, plan: CellPlan) -> Environment:
-        """Of a cell's device, with what engines compute by where they run on this host. Raises `DeviceError`."""
+        """Of a cell's device, with what engines compute by on this host's CPU. Raises `DeviceError`."""
         found = self.device(plan).environment()
-        if plan.device.is_phone:
+        if plan.device.is_phone or plan.device.computes != "cpu":
             return found
         from engines.road import build
 

@@ -381,7 +381,7 @@ class Environment(Record):
         return printable(told)
 
     build: Build | None = None
-    """None where no engine of ours runs (a phone), and in runs from before it was kept."""
+    """None where no engine of ours runs on the CPU (a phone, a GPU), and in runs from before it was kept."""
 
 
 class Road(Record):

@@ -42,6 +42,19 @@ def _distinct(trials: Sequence[Trial]) -> list[Road]:
     return list(dict.fromkeys(t.road for t in trials if t.road is not None))
 
 
+def arithmetic_notes(run: RunData) -> list[str]:
+    """What the tokens of each device were computed by; of a GPU, where no build of ours matters, as its trials say."""
+    trials, devices = trials_of(run), dict[str, list[str]]()
+    for device, environment in run.info.environments.items():
+        words = [build_words(environment.build)] if environment.build is not None else []
+        if not words:
+            own = [t for cell in run.cells if cell.device == device for t in trials[cell.cell_id]]
+            words = list(roads_of(own))
+        if words:
+            devices.setdefault(" / ".join(words), []).append(device)
+    return [f"{', '.join(names)}: computed by {words}." for words, names in devices.items()]
+
+
 def road_notes(run: RunData) -> list[str]:
     """By device what computed, and what a reader must know of arms that stand side by side on unlike roads."""
     notes = [

@@ -19,9 +19,10 @@ from engines.road import build
 from engines.techniques.dropless import DroplessParameters
 from results.records import Build, Request, Road
 from results.report.html import html_text
-from results.roads import road_notes
+from results.roads import arithmetic_notes, road_notes
 from results.store import Store
-from results.tables import summary, trials
+from results.tables import summary
+from results.trial_tables import trials
 from tests.command import EXECUTABLE, environment
 from tests.plans import BOOLQ, FAST, raw_plan, write_plan
 from tests.run_builders import cell, run, trial
@@ -134,6 +135,13 @@ def test_tables_name_every_road_of_a_cell() -> None:
     words = [f"kernels, AVX2, build 0123456789ab, {n}, decoding fused" for n in ("2 threads", "1 thread")]
     assert list(trials(made)["road"]) == words
     assert list(summary(made)["road"]) == [" / ".join(words)]
+
+
+def test_a_gpu_is_not_said_to_compute_by_the_kernels_of_the_cpu() -> None:
+    gpu = Road(arithmetic="torch", decoding="layer by layer", device="cuda", dtype="bfloat16", n_threads=2)
+    expected = "host: computed by torch on cuda, bfloat16, 2 threads, decoding layer by layer."
+    assert arithmetic_notes(run([cell("c1")], [trial("c1", 0, road=gpu)])) == [expected]
+    assert arithmetic_notes(run([cell("c1")], [trial("c1", 0)])) == [], "a run from before it was kept"
 
 
 def test_page_names_the_build_of_the_machine() -> None:
