@@ -65,6 +65,7 @@ def run(
     console = console_of(stderr=as_json)
     directory: Path | None = None
     raise_in_command()
+    _refuse_no_path(out)
     try:
         with _prepared(plan_path, settings, allow_code, max_cells) as (plan, workbench):
             if dry_run:
@@ -168,6 +169,14 @@ def _run(plan: Plan, workbench: Workbench, directory: Path, resume: bool, consol
         fail(str(error), EXIT_BAD_PLAN)
     except DeviceNotReadyError as error:
         fail(str(error), EXIT_DEVICE_NOT_READY)
+
+
+def _refuse_no_path(out: Path | None) -> None:
+    """Before a plan is checked, and not after."""
+    try:
+        _ = out is not None and out.exists()
+    except OSError as error:
+        fail(f"--out {str(out)[:80]}: no folder can be there ({error.strerror}); name another", EXIT_BAD_PLAN)
 
 
 def _kept_in(directory: Path | None) -> str:

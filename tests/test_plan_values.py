@@ -204,6 +204,15 @@ def test_a_path_that_no_file_can_have_is_no_plan() -> None:
         load_plan(Path(LONG))
 
 
+def test_a_folder_that_cannot_be_is_refused_before_the_plan_is_checked(tmp_path: Path) -> None:
+    done = joulebench("run", str(tmp_path / "no plan.toml"), "--out", LONG)
+    (line,) = done.problems
+    assert (done.code, line) == (
+        2,
+        f"error: --out {LONG[:80]}: no folder can be there (File name too long); name another",
+    )
+
+
 # --- one round --------------------------------------------------------------------------------------------------------
 
 
