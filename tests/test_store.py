@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import results.store
 from results.database import transaction
+from results.printable import printable
 from results.records import Completion, EnergyReading, Failure, PowerTrace, RunInfo, Sample, Score, Trial
 from results.store import Store, StoreError, check_free_space
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, TraceFileError
@@ -107,18 +108,20 @@ def test_infinite_and_undefined_figures_come_back_as_such(store: Store) -> None:
 
 numbers = st.floats(allow_nan=False)
 readings = st.lists(st.tuples(st.floats(), st.floats()), max_size=20)
+names = st.text(max_size=8).map(printable)
+"""What a meter calls itself is read back printable, whoever wrote the file."""
 described = st.fixed_dictionaries(
     {
         "kind": st.sampled_from(["power", "counter", "held"]),
-        "meter": st.text(max_size=8),
-        "component": st.text(max_size=8),
+        "meter": names,
+        "component": names,
         "sample_interval_s": numbers,
         "update_period_s": numbers,
         "resolution": numbers,
         "relative_accuracy": numbers,
         "wrap_at_j": st.none() | numbers,
         "additive": st.booleans(),
-        "note": st.none() | st.text(max_size=8),
+        "note": st.none() | names,
         "gaps_s": st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple),
     }
 )
