@@ -28,24 +28,30 @@ START_TIMEOUT_S = 20.0
 END_TIMEOUT_S = 20.0
 NO_PROGRAM = "CPU cycles: no program that was started through joulebench runs on the phone"
 NO_PMU = "CPU cycles: this phone shows no hardware counter for them (emulators do not, some makers switch it off)"
-_COUNTING = "@counting"
+LATE = "CPU cycles: the counting tool was not seen to begin, and may have missed a part; is the phone busy?"
+_COUNTING, _UNSEEN = "@counting", "@unseen"
 _NO_TOOL = "neither simpleperf nor perf"
 _SHARE = re.compile(r"\(?(\d+(?:\.\d+)?)%?\)?")
 
-# Counting has begun when the tool holds a descriptor of the kernel's counters.
+# Counting has begun when the tool holds a descriptor of the kernel's counters. Until it has a handler for SIGINT of its
+# own the signal is lost (shells have it ignored in what runs behind them), so it is sent again.
 _SCRIPT = """for t in {tools}; do command -v $t >/dev/null 2>&1 && break; t=; done
 [ -n "$t" ] || {{ echo '{no_tool}' >&2; exit; }}
 case $t in *simpleperf) o=--csv;; *) o=-x,;; esac
 $t stat $o -e cpu-cycles -p {pids} & p=$!
 trap 'kill -INT $p' HUP
-n=0
-while kill -0 $p 2>/dev/null && [ $n -lt 25 ]; do
-ls -l /proc/$p/fd 2>/dev/null | grep -q perf_event && break
+n=0 s={unseen}
+while kill -0 $p 2>/dev/null && [ $n -lt 100 ]; do
+ls -l /proc/$p/fd 2>/dev/null | grep -q perf_event && s={counting} && break
 n=$((n+1)); sleep 0.02
 done
-kill -0 $p 2>/dev/null && echo {counting}
+kill -0 $p 2>/dev/null && echo $s
 {until_input_ends}
-kill -INT $p 2>/dev/null
+n=0
+while kill -0 $p 2>/dev/null; do
+[ $((n%25)) = 0 ] && kill -INT $p
+n=$((n+1)); sleep 0.02
+done
 wait $p"""
 
 
@@ -55,6 +61,8 @@ class PhoneCycles:
     def __init__(self, phone: Phone) -> None:
         self._phone = phone
         self._stream: ShellStream | None = None
+        self._is_seen = False
+        """The tool had begun to count when `read` returned."""
         self._total = 0
         self._why_never: str | None = None
 
@@ -87,11 +95,12 @@ class PhoneCycles:
                 no_tool=_NO_TOOL,
                 pids=",".join(map(str, pids)),
                 counting=_COUNTING,
+                unseen=_UNSEEN,
                 until_input_ends=UNTIL_INPUT_ENDS,
             )
         )
         try:
-            stream.await_line(STDOUT, START_TIMEOUT_S)
+            self._is_seen = stream.await_line(STDOUT, START_TIMEOUT_S) == _COUNTING
         except TransientDeviceError:
             stream.close()
             raise
@@ -118,6 +127,8 @@ class PhoneCycles:
             if counted.remark == NO_PMU:
                 self._why_never = NO_PMU
             return counted
+        if not self._is_seen:
+            return CpuCycles(None, LATE)
         self._total += counted.cycles
         return CpuCycles(self._total, counted.remark)
 

@@ -13,6 +13,7 @@ says = (phone / "simpleperf.says").read_text()
 if says:
     sys.stderr.write(says + "\\n")
     sys.exit(1)
+time.sleep(float((phone / "simpleperf.loads_s").read_text()))
 (phone / "simpleperf.asked").write_text(" ".join(sys.argv[1:]))
 counter = (phone / "anon_inode:[perf_event]").open("w")
 cycles = lambda: int((phone / "simpleperf.cycles").read_text())
@@ -30,12 +31,15 @@ while True:
 
 
 class FakeSimpleperf:
-    """says: its errors before it ends at once. row: of its table, with {} for the count."""
+    """says: its errors before it ends at once. row: of its table, with {} for the count. loads_s: before it counts."""
 
-    def __init__(self, phone: FakePhone, says: str = "", row: str = "{},cpu-cycles,1.9,GHz,(100%),") -> None:
+    def __init__(
+        self, phone: FakePhone, says: str = "", row: str = "{},cpu-cycles,1.9,GHz,(100%),", loads_s: float = 0.0
+    ) -> None:
         self._root = phone.root
         put(phone.root / "simpleperf.says", says)
         put(phone.root / "simpleperf.row", row)
+        put(phone.root / "simpleperf.loads_s", str(loads_s))
         self.use(0)
         program = phone.root / "bin" / "simpleperf"
         program.write_text(_PROGRAM.replace("{python}", sys.executable))
