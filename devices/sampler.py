@@ -1,8 +1,13 @@
-"""Reads a meter at a fixed rate on a thread of its own, and records where it could not.
+"""Reads a meter at a steady rate on a thread of its own, and records where it could not.
 
-Deadlines lie on a grid from the first reading (no drift); a reading is stamped in the middle of its call. A deadline
-that passed while a reading took long is skipped, and a distance of more than `GAP_FACTOR` intervals is kept as a gap.
-Before the grid begins, a meter may be read closely until it was seen often enough to renew its value.
+A load may alternate in step with its reader: tokens at 20 a second whose watts are read every 50 or 100 ms look steady,
+and no reading can tell. So the distance of two deadlines is drawn evenly from 0.5 to 1.5 intervals where power is read:
+whatever the period of a load, its phase is met anew each time, and what is left is scatter that the uncertainty knows.
+Counters miss nothing between two readings; they are read on a grid, on which a standstill is seen soonest.
+
+Each deadline follows the one before, not the reading (no drift); a reading is stamped in the middle of its call. A
+deadline that passed while a reading took long is skipped, and a distance of more than `GAP_FACTOR` intervals is kept as
+a gap. Before the first deadline, a meter may be read closely until it was seen often enough to renew its value.
 
 A driver may hang in a call for ever. So every reading but a `mark` is made on the thread, every wait for it has a
 limit, and the thread is a daemon: it keeps neither its caller nor the end of the program.
@@ -10,6 +15,7 @@ limit, and the thread is a daemon: it keeps neither its caller nor the end of th
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 
@@ -19,6 +25,8 @@ from numpy.typing import NDArray
 from devices.base import Clock, DeviceError, TransientDeviceError
 from results.energy import GAP_FACTOR
 
+AT_RANDOM = 0.5
+"""Of an interval, more or less: one interval wide in all, so that a load of that period is met in any phase."""
 LOOK_EVERY_S = 1e-3
 """Between two close readings, beside what they take."""
 HUNG_S = 10.0
@@ -39,18 +47,23 @@ class Sampler:
         interval_s: float,
         clock: Clock,
         is_known: Callable[[Sequence[float]], bool] = lambda row: True,
+        spread: float = 0.0,
     ) -> None:
-        """is_known: told each reading, until it says that closer readings have nothing more to show."""
+        """is_known: told each reading, until it says that closer readings have nothing more to show.
+
+        spread: by how much of an interval two deadlines may lie closer or further apart (`AT_RANDOM`; 0: a grid).
+        """
         self._read = read
         self._is_known = is_known
         self._interval_s = interval_s
         self._clock = clock
+        self._spread = spread
         self._times_s: list[float] = []
         self._rows: list[Sequence[float]] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._has_begun = threading.Event()
-        """The readings before the grid are there, or failed."""
+        """The readings before the first deadline are there, or failed."""
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
@@ -100,7 +113,7 @@ class Sampler:
             while not self._is_known(self._rows[-1]) and not self._stop.wait(LOOK_EVERY_S):
                 self.mark()
             self._has_begun.set()
-            self._read_on_the_grid(self._times_s[0])
+            self._read_by_deadlines()
             self._mark_or_miss()
         except Exception as error:  # noqa: BLE001 - raised again where somebody waits for the readings
             self._error = error
@@ -113,11 +126,15 @@ class Sampler:
         except TransientDeviceError as error:
             self._error = self._error or error
 
-    def _read_on_the_grid(self, first_s: float) -> None:
-        k = int((self._clock.now_s() - first_s) / self._interval_s) + 1
-        while not self._stop.wait(max(0.0, first_s + k * self._interval_s - self._clock.now_s())):
+    def _read_by_deadlines(self) -> None:
+        draw = random.Random()
+        deadline_s = self._times_s[0]
+        while True:
+            while deadline_s <= self._clock.now_s():
+                deadline_s += self._interval_s * draw.uniform(1 - self._spread, 1 + self._spread)
+            if self._stop.wait(deadline_s - self._clock.now_s()):
+                return
             self._mark_or_miss()
-            k = max(k + 1, int((self._clock.now_s() - first_s) / self._interval_s) + 1)
 
 
 def _hung() -> DeviceError:

@@ -19,7 +19,8 @@ spike, 0 beside a step of the power, less on a ramp.
 Terms are added in quadrature, but those of changes at the edges linearly: the power changes at every phase edge, in the
 same direction, and so does the error. Elsewhere changes are taken to fall anywhere between readings, each for itself,
 unless the readings come back to the same values after some of them: then a load alternates in step with the sampler,
-and what is alike errs alike. A load that is in step with every single reading looks steady, and no reading can tell.
+and what is alike errs alike. A load in step with every single reading looks steady, and no reading can tell: so power
+is read at random times (`devices.sampler`), and what alternates scatters.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ MEANS_SHARE = 0.1
 FEWEST_LAGS = 2
 IN_STEP = 0.5
 """Correlation of the readings with themselves some readings later, from which a load is in step with them."""
-MOSTLY_ONCE = 0.6
-"""Of the values that stick out, shown once: by chance two that are short follow each other."""
+OFTEN_ONCE = 0.4
+"""Of the values that stick out, shown once: by chance half of those of an even load are met again by the next."""
 NEAR_STEPS = 5
 """Steps of a counter on either side of an edge that tell how they scatter."""
 
@@ -150,7 +151,9 @@ def _scatter_j2(trace: PowerTrace, change_j: Array, first: NDArray[np.intp], las
         return 0.0
     before, shown, after = begins[:-2], begins[1:-1], begins[2:]
     shown_s = t[after] - t[shown]
-    once = shown_s < ONCE_FACTOR * max(trace.update_period_s, trace.sample_interval_s)
+    once = after - shown == 1
+    if trace.update_period_s > 0:
+        once = shown_s < ONCE_FACTOR * max(trace.update_period_s, trace.sample_interval_s)
     sticks_out_w2 = np.maximum((v[shown] - v[before]) * (v[shown] - v[after]), 0.0)
     opened = np.bincount(first + 1, minlength=len(t) + 2) - np.bincount(last + 1, minlength=len(t) + 2)
     inside = (np.cumsum(opened)[shown] > 0) & once
@@ -158,7 +161,7 @@ def _scatter_j2(trace: PowerTrace, change_j: Array, first: NDArray[np.intp], las
     by_chance = np.ones(len(shown))
     for is_one in (v[shown] > v[before], v[shown] < v[before]):
         share = float(sticks_out_w2[is_one & once].sum()) / max(float(sticks_out_w2[is_one].sum()), 1e-300)
-        by_chance[is_one] = share if share < MOSTLY_ONCE else 1.0
+        by_chance[is_one] = min(share / OFTEN_ONCE, 1.0)
     found_j2 = (by_chance * (v[shown] - v[before]) * (v[shown] - v[after]) * shown_s**2)[inside]
     counted_j2 = (change_j[shown - 1] ** 2 + change_j[after - 1] ** 2)[inside]
     stands_out = found_j2 > 0

@@ -85,10 +85,13 @@ def test_samples_come_every_50_ms_with_the_phones_own_stamps(fake: FakePhone, ph
         loop.start()
         time.sleep(2.0)
         log = loop.stop()
+    first, last = log.bursts
     # Markers wake the loop early: the periods around them are shorter.
-    periods_s = np.diff(log.wall_s)
-    assert np.median(periods_s) == pytest.approx(0.05, abs=2e-3)
-    assert len(log.bursts) == 2
+    is_between = (log.wall_s > first[-1].wall_s + 0.1) & (log.wall_s < last[0].wall_s)
+    periods_s = np.diff(log.wall_s[is_between])
+    # Drawn evenly from 25 to 75 ms: a load of 20 Hz is met in any phase.
+    assert np.mean(periods_s) == pytest.approx(0.05, abs=0.012)
+    assert np.quantile(periods_s, 0.2) < 0.045 < 0.055 < np.quantile(periods_s, 0.8)
 
 
 def test_the_clock_is_known_to_5_ms_over_a_link_with_20_ms_jitter(fake: FakePhone, phone: Phone) -> None:

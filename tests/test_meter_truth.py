@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from devices.sampler import AT_RANDOM
 from results.energy import energy_between
 from results.records import EnergyReading
 from tests.benchmarks.meter_truth import compared, floor_variance, page, simulated
@@ -65,6 +66,28 @@ def test_a_ripple_in_step_with_the_sampler_is_covered_on_windows_of_a_second(pol
         assert reading.uncertainty_j is not None
         inside += abs(reading.energy_j - power.energy_j(0.0, 1.0)) <= 2 * reading.uncertainty_j
     assert inside >= 190
+
+
+@pytest.mark.parametrize(
+    ("poll_s", "window_s"), [(0.037, 1.0), (0.049, 1.0), (0.05, 1.0), (0.051, 1.0), (0.1, 2.0), (0.1, 10.0)]
+)
+def test_a_ripple_in_step_with_every_reading_is_covered_as_these_come_at_random(poll_s: float, window_s: float) -> None:
+    """20 Hz, 10 and 50 W: on a grid of 50 or 100 ms each reading is the same, and none of the windows was covered."""
+    inside, errors = 0, []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        edges_s = -3.0 + rng.uniform(0, 0.05) + np.arange(0.0, 17.0, 0.025)
+        power = StepPower(edges_s, np.where(np.arange(len(edges_s) - 1) % 2, 50.0, 10.0))
+        waits_s = poll_s * rng.uniform(1 - AT_RANDOM, 1 + AT_RANDOM, int(2 * (window_s + 1) / poll_s))
+        at_s = -0.4 + np.cumsum(waits_s)
+        at_s = at_s[at_s < window_s + 0.4]
+        reading = energy_between([trace("power", at_s, power.power_w(at_s), poll_s)], [(0.0, window_s)], "all", "m")
+        assert reading.energy_j is not None
+        assert reading.uncertainty_j is not None
+        errors.append(reading.energy_j - power.energy_j(0.0, window_s))
+        inside += abs(errors[-1]) <= 2 * reading.uncertainty_j
+    assert inside >= 190
+    assert abs(np.mean(errors)) < 3 * np.std(errors) / 200**0.5
 
 
 def test_a_gauge_knows_ten_seconds_of_a_constant_load_to_1_percent() -> None:

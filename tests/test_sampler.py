@@ -16,9 +16,9 @@ import devices.sampler
 from devices.base import Channel, DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.meters.polled import PolledMeter
-from devices.sampler import Sampler, find_gaps
+from devices.sampler import AT_RANDOM, Sampler, find_gaps
 from harness.recording import record
-from results.records import Method
+from results.records import Method, TraceKind
 from tests.fakes.machine import FakeDevice, FakeMachine
 
 pytestmark = pytest.mark.alone
@@ -91,6 +91,32 @@ def test_readings_lie_on_a_grid_although_each_takes_its_time() -> None:
     off_grid_s = (times_s[1:-1] - times_s[0] + 0.005) % 0.01 - 0.005
     assert np.median(np.abs(off_grid_s)) < 0.002
     assert 25 <= len(times_s) <= 63
+
+
+@pytest.mark.parametrize("spread", [0.0, AT_RANDOM])
+def test_readings_come_as_often_at_random_as_on_a_grid(spread: float) -> None:
+    """Distances drawn evenly from 0.5 to 1.5 intervals scatter by one over root 12; a phase is never met twice."""
+    sampler = Sampler(lambda: [0.0], 0.02, CLOCK, spread=spread)
+    sampler.start()
+    time.sleep(2.0)
+    times_s, _ = sampler.stop()
+    waits = np.diff(times_s[:-1]) / 0.02
+    assert np.mean(waits) == pytest.approx(1.0, abs=0.12)
+    low, high = np.quantile(waits, [0.2, 0.8])
+    # Evenly drawn: 0.7 and 1.3.
+    assert (high - low > 0.35) == (spread > 0)
+    assert find_gaps(times_s, 0.02) == ()
+
+
+@pytest.mark.parametrize(("kind", "is_at_random"), [("power", True), ("held", True), ("counter", False)])
+def test_power_is_read_at_random_and_a_counter_on_a_grid(kind: TraceKind, is_at_random: bool) -> None:
+    meter = OddMeter(10**6)
+    meter.channels = (Channel("part", kind),)
+    meter.start()
+    time.sleep(1.0)
+    [found] = meter.stop()
+    low, high = np.quantile(np.diff(found.times_s[:-1]) / 0.01, [0.2, 0.8])
+    assert (high - low > 0.35) == is_at_random
 
 
 def test_reading_that_blocks_leaves_a_gap_and_no_burst_after_it() -> None:

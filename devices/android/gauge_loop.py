@@ -2,7 +2,8 @@
 
 A round trip through adb costs 14 to 30 ms on a cable and more on Wi-Fi, and each works the phone; so one shell loop
 runs on the phone, reads the gauge with builtins alone (no process is started for a sample), stamps it there, and
-sleeps in `read -t`, which also takes in the host's markers. It ends when its input does.
+sleeps in `read -t`, which also takes in the host's markers. It ends when its input does. How long it sleeps is drawn
+from half to one and a half of the period, as in `devices.sampler`: a load in step with the loop would look steady.
 
     S,<wall s>,<uptime s>,<current>,<voltage>     a sample, raw
     M,<wall s>,<uptime s>,<number>                a marker came in
@@ -52,7 +53,8 @@ while :; do
 {read}
 read -r u x </proc/uptime
 echo "S,$EPOCHREALTIME,$u,$c,$v"
-read -r -t {period} m; r=$?
+t=$(({shortest_ms}+RANDOM*{period_ms}/32768)); f=$((t%1000+1000))
+read -r -t $((t/1000)).${{f#1}} m; r=$?
 read -r w x </proc/uptime
 if [ $r = 0 ]; then echo "M,$EPOCHREALTIME,$w,$m"
 elif [ $r -gt 128 ] || [ "$u" != "$w" ]; then n=0
@@ -73,8 +75,11 @@ class GaugeLog:
 
 
 def loop_script(read: str, period_s: float) -> str:
-    """read: shell that sets c and v."""
-    return _SCRIPT.format(read=read, period=f"{period_s:g}")
+    """read: shell that sets c and v. period_s: of its readings on average, up to a minute."""
+    period_ms = round(period_s * 1e3)
+    # mksh counts with 32 bits.
+    assert 0 < period_ms < 2**16
+    return _SCRIPT.format(read=read, period_ms=period_ms, shortest_ms=(period_ms + 1) // 2)
 
 
 class GaugeLoop:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from devices.base import Channel, Clock, DeviceError, InterruptedWindowError, TransientDeviceError
 from devices.boundary import library_errors
-from devices.sampler import Sampler, find_gaps
+from devices.sampler import AT_RANDOM, Sampler, find_gaps
 from results.liveness import at_rest
 from results.records import Method, PowerTrace, TraceKind
 
@@ -75,7 +75,9 @@ class PolledMeter(ABC):
     def start(self) -> None:
         if self._sampler is not None:
             raise DeviceError(f"meter {self.name} is already running; stop it before another window starts")
-        sampler = Sampler(self.read, self._interval_s, self._clock, self._look())
+        counts = any(channel.kind == "counter" for channel in self.channels)
+        spread = 0.0 if counts else AT_RANDOM
+        sampler = Sampler(self.read, self._interval_s, self._clock, self._look(), spread)
         with library_errors(self.name, "its reader"):
             sampler.start()
         self._sampler = sampler

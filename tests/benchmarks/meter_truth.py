@@ -238,7 +238,9 @@ What physics does not allow:
   means; where spikes leave no level, it is taken for one of instants: its uncertainty is {wide} times the rms error.
 
 A load that alternates in step with the sampler returns to the same readings after some of them: it is seen, and its
-uncertainty grows. One in step with every single reading looks steady, and no instrument of this kind can tell."""
+uncertainty grows. One in step with every single reading would look steady, so power is read at random times, 0.5 to 1.5
+intervals apart: 20 Hz read every 37 to 51 ms is covered in 95 of 100 windows of a second, every 100 ms in 95 of 100
+windows of two (ten readings tell too little of how they scatter: 92). A gauge's own renewals stay on their grid."""
 
 
 STOPS_REMARK = """\

@@ -84,9 +84,18 @@ WAVEFORMS: dict[str, Waveform] = {
 # --- instruments -----------------------------------------------------------------------------------------------------
 
 
-def _reads_s(rng: np.random.Generator, around_s: float, interval_s: float = INTERVAL_S) -> Array:
-    """When a polled meter reads: at once, then on a grid, up to a fifth of the interval late, past the end."""
+def _reads_s(
+    rng: np.random.Generator, around_s: float, interval_s: float = INTERVAL_S, at_random: bool = False
+) -> Array:
+    """When a polled meter reads: at once, then on a grid, or 0.5 to 1.5 intervals after each other, past the end.
+
+    Up to a fifth of an interval late.
+    """
     grid_s = np.arange(START_S - around_s, END_S + around_s, interval_s)
+    if at_random:
+        waits_s = rng.uniform(0.5 * interval_s, 1.5 * interval_s, 2 * len(grid_s))
+        grid_s = START_S - around_s + np.concatenate([[0.0], np.cumsum(waits_s)])
+        grid_s = grid_s[grid_s < END_S + around_s]
     late_s = rng.uniform(0.0, 0.2 * interval_s, len(grid_s))
     late_s[0] = 0.0
     return np.append(grid_s + late_s, END_S + around_s + interval_s)
@@ -112,7 +121,7 @@ def sampled_power(update_s: float) -> Instrument:
     """Watts at an instant in steps of 1 mW, renewed every `update_s` (0: at each reading), read every 50 ms."""
 
     def read(power: StepPower, rng: np.random.Generator) -> PowerTrace:
-        at_s = _reads_s(rng, update_s + INTERVAL_S)
+        at_s = _reads_s(rng, update_s + INTERVAL_S, at_random=True)
         phase_s = rng.uniform(0.0, update_s)
         shown_s = np.floor((at_s - phase_s) / update_s) * update_s + phase_s if update_s else at_s
         watts = np.round(power.power_w(shown_s), 3)
@@ -187,7 +196,9 @@ INSTRUMENTS: dict[str, Instrument] = {
 def gauge_log(power: StepPower, rng: np.random.Generator, averages: bool = False) -> GaugeLog:
     """What a phone would send from time 0 to a second behind the window."""
     end_s = END_S + 1.0
-    at_s = np.cumsum(rng.uniform(INTERVAL_S, INTERVAL_S + 2e-3, int(end_s / INTERVAL_S)))
+    # As the loop sleeps, and what its reading takes.
+    waits_s = rng.uniform(0.5 * INTERVAL_S, 1.5 * INTERVAL_S, int(end_s / INTERVAL_S))
+    at_s = np.cumsum(waits_s + rng.uniform(0.0, 2e-3, len(waits_s)))
     phase_s = rng.uniform(0.0, GAUGE_UPDATE_S)
     update = np.floor((at_s - phase_s) / GAUGE_UPDATE_S)
     shown_s = np.maximum(update * GAUGE_UPDATE_S + phase_s, 0.0)
