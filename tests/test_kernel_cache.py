@@ -49,7 +49,7 @@ def load_anew() -> Loaded:
 
 def build_only(folder: Path) -> None:
     """As another process did: what this one has loaded must not be damaged under it."""
-    cache.find_or_add(cache.prepared(folder))
+    cache.add(cache.prepared(folder), next(compilers()))
 
 
 def library_in(folder: Path) -> Path:
@@ -271,6 +271,53 @@ def test_compiler_that_fails_is_named_with_its_reason(
     assert [path.name for path in folder.iterdir()] == []
 
 
+USELESS = {
+    "writes junk": ('while [ "$1" != -o ]; do shift; done; echo hi > "$2"', "file too short"),
+    "only preprocesses": ('exec REAL -E "$@"', "invalid ELF header"),
+    "does not link": ('exec REAL -c "$@"', "ET_DYN"),
+}
+"""A compiler that ends well, and what the loader says of what it wrote."""
+
+
+@pytest.mark.parametrize("way", USELESS)
+def test_compiler_whose_build_does_not_load_does_not_end_the_search(
+    way: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    script, words = USELESS[way]
+    real = shutil.which("c++") or "c++"
+    own = program(
+        tmp_path / "my-c++", f'[ "$1" = --version ] && echo my own 1.0 && exit\n{script.replace("REAL", real)}'
+    )
+    monkeypatch.setenv("CXX", str(own))
+    for _ in range(2):
+        caplog.clear()
+        found = load_anew()
+        assert found.kernels is not None
+        assert found.manifest is not None
+        assert found.manifest.compiler != "my own 1.0"
+        (line,) = (r.message for r in caplog.records if r.levelno == logging.WARNING)
+        assert line.startswith(f"what {own} built is of no use here: kernels-")
+        assert words in line
+        assert str(folder) not in line.partition("(")[0], "the folder has no fault"
+        assert line.endswith(f"; kernels of {found.manifest.compiler} are used")
+        assert len(list(folder.iterdir())) == 2, "what does not load is not kept"
+
+
+def test_kept_build_that_loads_serves_where_no_compiler_does(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = load_anew().manifest
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    program(bin_folder / "c++", USELESS["writes junk"][0])
+    monkeypatch.setenv("PATH", str(bin_folder))
+    assert load_anew().manifest == built
+    shutil.rmtree(folder)
+    reason = load_anew().reason
+    assert reason is not None
+    assert "c++ built is of no use here" in reason
+
+
 def test_file_that_is_no_program_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
@@ -321,7 +368,7 @@ def test_kernels_for_another_processor_are_not_called(
     """A folder kept from another machine, or flags beyond this one, would end the process (SIGILL)."""
     monkeypatch.setitem(library.has.__globals__["X86_FLAGS"], "SSE2", ("a-flag-of-tomorrow",))
     monkeypatch.setattr("engines.kernels.compile._cpuinfo", lambda: ["flags\t\t: sse2 avx"])
-    with pytest.raises(cache.CacheError, match="is for SSE2, which this processor lacks"):
+    with pytest.raises(CompileError, match="is for SSE2, which this processor lacks"):
         load_first(cache.prepared(folder))
 
 

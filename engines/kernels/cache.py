@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from pydantic import Field, ValidationError
 
-from engines.kernels.compile import CompileError, Compiler, compile_kernels, compilers, flags, source_key
+from engines.kernels.compile import Compiler, compile_kernels, flags, source_key
 from results.records import Record
 
 logger = logging.getLogger(__name__)
@@ -134,33 +134,11 @@ def add(folder: Path, compiler: Compiler) -> Kept:
     return kept
 
 
-def find_or_add(folder: Path) -> list[Kept]:
-    """Libraries to try, the best first. One that is there is taken before a compiler is started.
-
-    A compiler that fails is told, and the next is tried; with none left, what another compiler built before serves.
-    Raises `CompileError` where there is nothing, `CacheError`.
-    """
-    there = list(compilers())
-    for compiler in there[:1] if os.environ.get("CXX") else there:
-        if found := find(folder, compiler):
-            return found
-    failures = []
-    for compiler in there:
-        try:
-            found = find(folder, compiler) or [add(folder, compiler)]
-        except CompileError as error:
-            failures.append(str(error))
-            continue
-        return _told(failures, found)
-    if found := find(folder):
-        return _told(failures, found)
-    raise CompileError("; ".join(failures) or "no C++ compiler found; install g++ (Debian: apt install g++)")
-
-
-def _told(failures: list[str], found: list[Kept]) -> list[Kept]:
-    if failures:
-        logger.warning("%s; kernels of %s are used", "; ".join(failures), found[0].manifest.compiler)
-    return found
+def forget(kept: Kept) -> None:
+    """Removes a library of no use, so that it is not tried again."""
+    for path in (kept.manifest_path, kept.library):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _verified(manifest_path: Path) -> Kept:

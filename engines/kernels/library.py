@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.kernels.cache import CacheError, Kept, Manifest, cache_folder, find_or_add, prepared
-from engines.kernels.compile import FLAGS_VARIABLE, CompileError, has
+from engines.kernels.cache import CacheError, Kept, Manifest, add, cache_folder, find, forget, prepared
+from engines.kernels.compile import FLAGS_VARIABLE, CompileError, Compiler, compilers, has, shown
 
 logger = logging.getLogger(__name__)
 
@@ -48,28 +49,55 @@ def loaded() -> Loaded:
 
 
 def load_first(folder: Path) -> Loaded:
-    """The first library of a folder, found or built there, that loads. Raises `CompileError`, `CacheError`.
+    """The first library of a folder, found or built there, that loads; one that is there before one to be built.
 
-    One that was kept and does not load is built anew.
+    What does not load is forgotten, and the next compiler is tried; with none left, what a compiler that is gone built
+    serves. Raises `CompileError` where nothing loads, `CacheError`.
     """
-    for is_last in (False, True):
-        failures = []
-        for kept in find_or_add(folder):
-            try:
-                return _loaded(kept)
-            except CompileError as error:
-                failures.append(str(error))
-                kept.manifest_path.unlink(missing_ok=True)
-        if not is_last:
-            logger.warning("kernels are built anew: %s", "; ".join(failures))
-    raise CacheError("; ".join(failures))
+    failures: list[str] = []
+    there = list(compilers())
+    for compiler in there[:1] if os.environ.get("CXX") else there:
+        if found := _first_that_loads(find(folder, compiler), compiler, failures):
+            return found
+    for compiler in there:
+        if found := _first_that_loads(find(folder, compiler), compiler, failures) or _built(folder, compiler, failures):
+            return found
+    if found := _first_that_loads(find(folder), None, failures):
+        return found
+    raise CompileError("; ".join(failures) or "no C++ compiler found; install g++ (Debian: apt install g++)")
+
+
+def _built(folder: Path, compiler: Compiler, failures: list[str]) -> Loaded | None:
+    """None, and one failure more, where the compiler fails or what it wrote does not load."""
+    try:
+        kept = add(folder, compiler)
+    except CompileError as error:
+        failures.append(str(error))
+        return None
+    return _first_that_loads([kept], compiler, failures)
+
+
+def _first_that_loads(kept: list[Kept], compiler: Compiler | None, failures: list[str]) -> Loaded | None:
+    for one in kept:
+        try:
+            found = _loaded(one)
+        except CompileError as error:
+            failures.append(f"what {shown(str(compiler or one.manifest.compiler))} built is of no use here: {error}")
+            forget(one)
+            continue
+        if failures:
+            logger.warning("%s; kernels of %s are used", "; ".join(failures), one.manifest.compiler)
+        return found
+    return None
 
 
 def _loaded(kept: Kept) -> Loaded:
     kernels = load(kept.library)
     instruction_set = kernels.joulebench_instruction_set().decode("ascii", "replace")
     if not has(instruction_set):
-        raise CompileError(f"{kept.library} is for {instruction_set}, which this processor lacks ({FLAGS_VARIABLE})")
+        raise CompileError(
+            f"{kept.library.name} is for {instruction_set}, which this processor lacks ({FLAGS_VARIABLE})"
+        )
     return Loaded(kernels, kept.manifest, instruction_set)
 
 
@@ -81,7 +109,7 @@ def load(path: Path) -> ctypes.CDLL:
             function = getattr(kernels, f"joulebench_{name}")
             function.argtypes, function.restype = arguments, result
     except (OSError, AttributeError) as error:
-        raise CompileError(f"{path} does not load ({error})") from error
+        raise CompileError(f"{path.name} does not load ({shown(str(error))})") from error
     return kernels
 
 
