@@ -116,7 +116,11 @@ def observed_renewal(times_s: Array, shown_j: Array, stated_s: float) -> Renewal
     if abs(period_s - stated_s) <= AS_STATED * stated_s:
         period_s = stated_s
     elif not repeats:
-        period_s = min(stated_s, period_s)
+        # It showed one value for so long, where that was seen: a period that is stated shorter is not its own.
+        shown_s = times_s[changed[1:] - 1] - times_s[changed[:-1]]
+        shown_s = shown_s[shown_s > 0]
+        least_s = float(np.median(shown_s)) if len(shown_s) >= FEW else 0.0
+        period_s = min(max(stated_s, least_s), period_s)
     # Renewals that come irregularly are no standstill, as long as they come.
     return Renewal(period_s, STILL_UPDATES * min(max(usual_s, period_s), 3 * period_s))
 

@@ -174,6 +174,19 @@ def test_the_truth_lies_within_the_uncertainty_of_a_counter_that_is_slower_than_
         assert inside >= 95
 
 
+@pytest.mark.parametrize("update_s", [0.0495, 0.0515, 0.053, 0.055])
+def test_a_counter_that_is_renewed_about_as_often_as_it_is_read_stands_still_nowhere(update_s: float) -> None:
+    """40 W for 8 s; 1 ms is stated, and every reading differs but one in some."""
+    power = StepPower(np.array([-5.0, 40.0]), np.array([40.0]))
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        reading = energy(read(power, update_s, rng, stated_s=0.001))
+        assert reading.remark is None
+        # An update's energy at one edge; what was taken for a stand was twenty times as much.
+        assert reading.energy_j == pytest.approx(40.0 * WINDOW_S, abs=40.0 * update_s + 0.3)
+        assert within(reading, 40.0 * WINDOW_S, 3.0)
+
+
 def test_three_seconds_between_renewals_do_not_resolve_nine() -> None:
     rng = np.random.default_rng(0)
     reading = energy(read(steady(rng), 3.0, rng, stated_s=0.001))
