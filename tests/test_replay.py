@@ -79,6 +79,11 @@ def test_gap_in_the_recording_is_a_gap(tmp_path: Path) -> None:
         ("time_s,gpu_w\n0,1\n1\n", "line 3: 1 fields under 2 names; was the recording cut off here"),
         ("time_s,gpu_w\n0,1\n1,\0\n", "line 3: gpu_w is '.', and that is no number"),
         ("\x00\x01\xff", "replay: "),
+        # A high column excuses no other.
+        ("time_s,gpu_w,battery_w\n0,100,-0.9\n1,100,-0.9\n", "line 2: battery_w is '-0.9', and power that is drawn"),
+        ("time_s,gpu_w\n0,True\n1,True\n", "line 2: gpu_w is 'True', and that is no number"),
+        ("time_s,gpu_w\n0,1\n" + "".join(f"{i},-0.01\n" for i in range(1, 200)), "less than 0 W on average"),
+        ("time_s,_w\n0,1\n1,2\n", "line 1: a column is called _w; write its part"),
     ],
 )
 def test_bad_recording_is_refused_when_it_is_opened(tmp_path: Path, text: str, message: str) -> None:
@@ -99,13 +104,55 @@ def test_bad_recording_is_refused_when_it_is_opened(tmp_path: Path, text: str, m
         ("package_w,core0_w,core1_w,dram_w", "10,4,5,2", 12.0),
         # No name tells it; the numbers do.
         ("a_w,b_w,c_w", "3,10,7", 10.0),
-        ("a_w,b_w,c_w", "3,9,7", 19.0),
+        ("part_a_w,part_b_w,part_c_w", "3,9,7", 19.0),
+        # Rounded to one digit, 4.34 is not 1.04 + 3.25.
+        ("cpu_w,gpu_w,soc_w", "1.0,3.3,4.4", 4.4),
+        ("gpu0_w,gpu1_w,cpu_power_w", "3,9,7", 19.0),
+        ("cpu_w,core0_w,core1_w,dram_w", "9,4,5,2", 11.0),
+        ("package_w,cpu_w,gpu_w", "30,10,200", 230.0),
+        ("package_w,igpu_w", "33,20", 33.0),
+        ("package_w,dgpu_w", "33,20", 53.0),
+        ("cpu_w,gpu_w,nothing_known_w,total_w", "1,2,3,10", 10.0),
+        ("remark,cpu_w ,  gpu_w", "0,1,2", 3.0),
     ],
 )
 def test_the_whole_is_not_added_to_its_parts(tmp_path: Path, columns: str, rows: str, watts: float) -> None:
     text = "\n".join([f"time_s,{columns}", *(f"{i / 100},{rows}" for i in range(101))])
     meter = replay(tmp_path / "power.csv", text)
     assert total(*measure(meter, sleep(0.3))).average_power_w == pytest.approx(watts)
+
+
+WHOLES = (
+    "total total_power power_total system_total board_total node server chassis psu input battery dc_in ac mains plug"
+    " device phone computer host power module wall_power"
+)
+
+
+@pytest.mark.parametrize("whole", [*WHOLES.split(), "wall power"])
+def test_a_name_of_the_whole_is_known_wherever_it_stands(tmp_path: Path, whole: str) -> None:
+    """33 W in total, of which 3 W are of nobody: no sum shows it."""
+    rows = "\n".join(f"{i / 100},10,20,33" for i in range(101))
+    meter = replay(tmp_path / "power.csv", f"time_s,cpu_w,gpu_w,{whole}_w\n{rows}")
+    assert total(*measure(meter, sleep(0.3))).average_power_w == pytest.approx(33)
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "message"),
+    [
+        ("cpu_w,gpu_w,soc_w", "10,20,33", "nothing says whether soc_w is a part .* call it part_soc_w"),
+        ("a_w,b_w,c_w", "3,9,7", "nothing says whether a_w"),
+        ("cpu_w,rest_w,rest2_w", "3,9,7", "nothing says whether rest_w"),
+        ("cpu_w,cpu_total_w,gpu_w", "3,9,7", "cpu_w and cpu_total_w may hold the same cpu"),
+        ("gpu_w,gpu0_w", "3,3", "gpu_w and gpu0_w may hold the same gpu"),
+        ("vdd_cpu_gpu_w,gpu_w", "9,3", "may hold the same gpu"),
+        ("package_w,gpu_w", "33,20", "nothing says whether the package holds gpu_w; call it igpu_w .* dgpu_w"),
+        ("gpu_w,battery_w", "100,0.9", "battery_w is named as the whole and has 0.9 W on average, less than gpu_w"),
+    ],
+)
+def test_columns_that_may_hold_each_other_are_refused(tmp_path: Path, columns: str, row: str, message: str) -> None:
+    text = "\n".join([f"time_s,{columns}", *(f"{i},{row}" for i in range(3))])
+    with pytest.raises(MeterUnavailableError, match=message):
+        replay(tmp_path / "power.csv", text)
 
 
 def test_two_columns_that_are_each_the_whole_are_refused(tmp_path: Path) -> None:

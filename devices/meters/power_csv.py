@@ -1,8 +1,6 @@
 """A CSV of recorded power: `time_s`, and a column that ends in `_w` for each component. Refused with the line at fault.
 
-Which columns are summed: all of them, unless one is the whole of the others. That is one whose name says so (`total_w`,
-`system_w`, `wall_w`, ...) or whose watts are the others' sum in every row. Then the others are shown, and not added to
-it. `package_w` is the whole of the parts of a CPU (`cpu_w`, `core0_w`, `uncore_w`), and of nothing else.
+Which columns are summed: `devices.meters.power_columns`.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import csv
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.base import MeterUnavailableError
+from devices.meters.power_columns import summed
 
 Array = NDArray[np.float64]
 
@@ -28,13 +27,8 @@ MAX_W = 1e6
 """More than any machine that a recording is of: a megawatt."""
 MAX_TIME_S = 1e11
 """Unix time, too, is below for another 3000 years."""
-WHOLE = re.compile(r"total|sum|all|whole|system|machine|board|wall|combined|psys|vdd_in|pom_5v_in")
-PACKAGE = re.compile(r"package(-?\d+)?|pkg\d*")
-IN_PACKAGE = re.compile(r"(cpu|cores?|uncore|pp[01]|[ep]-?cluster)[-_]?\d*")
 NOISE_SHARE = 0.01
-"""Of the highest reading."""
-SAME_SUM = 1e-3
-"""Relative: rounded watts of columns and of their sum."""
+"""Of the highest reading of the same column."""
 _DECIMAL_COMMA = re.compile(r"\s*[-+]?\d*,\d+\s*")
 
 
@@ -68,12 +62,13 @@ def read_power_csv(path: Path) -> PowerTable:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise MeterUnavailableError(f"replay: {path} cannot be read ({error})") from error
     except (ValueError, pd.errors.ParserWarning) as error:
-        raise MeterUnavailableError(f"replay: {path}: {_first_fault(path, -math.inf) or error}") from error
+        raise MeterUnavailableError(f"replay: {path}: {_first_fault(path) or error}") from error
     numbers = table[wanted].to_numpy(dtype=np.float64)
     times_s, watts = numbers[:, 0], numbers[:, 1:]
-    if len(times_s) < 2 or not is_power(times_s, watts):
-        fault = _first_fault(path, least_power_w(watts))
-        raise MeterUnavailableError(f"replay: {path}: {fault or 'it holds no power over time'}")
+    # Pandas reads True as 1.
+    if len(times_s) < 2 or not is_power(times_s, watts) or _has_truth_values(path, columns, wanted):
+        fault = _first_fault(path, least_power_w(watts).tolist())
+        raise MeterUnavailableError(f"replay: {path}: {fault or 'a column has less than 0 W on average'}")
     components = [columns[i].removesuffix(WATTS) for i in wanted[1:]]
     return PowerTable(tuple(components), summed(path, components, watts), times_s, watts)
 
@@ -84,36 +79,22 @@ def is_power(times_s: Array, watts: Array) -> bool:
         (np.abs(times_s) < MAX_TIME_S).all()
         and (np.diff(times_s) > 0).all()
         and ((watts >= least_power_w(watts)) & (watts < MAX_W)).all()
+        and (watts.mean(axis=0) >= 0).all()
     )
 
 
-def least_power_w(watts: Array) -> float:
-    """What a reading may be below 0: noise of the sensor while next to nothing flows."""
-    finite = watts[np.isfinite(watts)]
-    return -NOISE_SHARE * float(finite.max(initial=0.0))
-
-
-def summed(path: Path, components: Sequence[str], watts: Array) -> tuple[bool, ...]:
-    """Which components add up to the whole. Raises `MeterUnavailableError` where two of them claim to be the whole."""
-    wholes = [i for i, name in enumerate(components) if WHOLE.fullmatch(name.lower())]
-    if len(wholes) > 1:
-        names = " and ".join(components[i] + WATTS for i in wholes)
-        raise MeterUnavailableError(f"replay: {path}: {names} are each the whole; keep one of them")
-    if not wholes and len(components) > 2:
-        every = watts.sum(axis=1)
-        wholes = [
-            i for i, own in enumerate(watts.T) if own.any() and np.allclose(2 * own, every, rtol=SAME_SUM, atol=0)
-        ]
-    if wholes:
-        return tuple(i == wholes[0] for i in range(len(components)))
-    has_package = any(PACKAGE.fullmatch(name.lower()) for name in components)
-    return tuple(not (has_package and IN_PACKAGE.fullmatch(name.lower())) for name in components)
+def least_power_w(watts: Array) -> Array:
+    """What readings [n] or [n, components] may be below 0: noise of the sensor while next to nothing flows."""
+    highest_w = np.where(np.isfinite(watts), watts, 0.0).max(axis=0, initial=0.0)
+    return np.asarray(-NOISE_SHARE * highest_w)
 
 
 def _header(path: Path) -> list[str]:
     """Raises `MeterUnavailableError` where the columns are not those of a recording."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        columns = next(csv.reader(_without_nul(file)), [])
+        columns = [c.strip() for c in next(csv.reader(_without_nul(file)), [])]
+    if WATTS in columns:
+        raise MeterUnavailableError(f"replay: {path}: line 1: a column is called {WATTS}; write its part, as in cpu_w")
     if TIME in columns and any(c.endswith(WATTS) for c in columns):
         repeated = [c for c in dict.fromkeys(columns) if columns.count(c) > 1 and (c == TIME or c.endswith(WATTS))]
         if not repeated:
@@ -126,19 +107,30 @@ def _header(path: Path) -> list[str]:
     raise MeterUnavailableError(f"replay: {path} has the columns {told}; {remedy}")
 
 
-def _first_fault(path: Path, least_w: float) -> str | None:
-    """What is wrong first, with its line; line 1 is the header. None where nothing is."""
+def _has_truth_values(path: Path, columns: Sequence[str], wanted: Sequence[int]) -> bool:
+    """A column of nothing but these is taken for numbers, so the first row shows it."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(_without_nul(file))
+        next(rows, [])
+        first = next((row for row in rows if row), [""] * len(columns))
+    return any(first[i].strip().lower() in ("true", "false") for i in wanted)
+
+
+def _first_fault(path: Path, least_w: Sequence[float] | None = None) -> str | None:
+    """What is wrong first, with its line; line 1 is the header. None where nothing is. least_w: of each component."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         rows = csv.reader(_without_nul(file))
         try:
-            columns = next(rows, [])
+            columns = [c.strip() for c in next(rows, [])]
             wanted = [i for i, c in enumerate(columns) if c == TIME or c.endswith(WATTS)]
+            powers = [i for i in wanted if columns[i] != TIME]
+            least_of = dict(zip(powers, least_w or [-math.inf] * len(powers), strict=True))
             before_s, n_rows = -math.inf, 0
             for row in rows:
                 if not row:
                     continue
                 n_rows += 1
-                fault = _fault_of(row, columns, wanted, before_s, least_w)
+                fault = _fault_of(row, columns, wanted, before_s, least_of)
                 if fault is not None:
                     return f"line {rows.line_num}: {fault}"
                 before_s = float(row[columns.index(TIME)])
@@ -148,7 +140,7 @@ def _first_fault(path: Path, least_w: float) -> str | None:
 
 
 def _fault_of(
-    row: Sequence[str], columns: Sequence[str], wanted: Sequence[int], before_s: float, least_w: float
+    row: Sequence[str], columns: Sequence[str], wanted: Sequence[int], before_s: float, least_of: Mapping[int, float]
 ) -> str | None:
     if len(row) > len(columns):
         return f"{len(row)} fields under {len(columns)} names; are its decimals commas, or has a column no name?"
@@ -156,7 +148,7 @@ def _fault_of(
         return f"{len(row)} fields under {len(columns)} names; was the recording cut off here?"
     for i in wanted:
         name, cell = columns[i], row[i]
-        fault = _cell_fault(name, cell, least_w)
+        fault = _cell_fault(name, cell, least_of.get(i, -math.inf))
         if fault is not None:
             return f"{name} is {cell[:40].strip()!r}, {fault}" if cell.strip() else f"{name} is empty; delete the row"
         if name == TIME and float(cell) <= before_s:
