@@ -18,6 +18,7 @@ from harness.device_commands import devices, doctor, record
 from harness.interrupts import raise_in_command
 from harness.run_commands import plan_check, plan_schema, report, run
 from harness.terminal import EXIT_BAD_PLAN, AsJson, end_interrupted, fail, log_to_terminal, print_rows, quiet_libraries
+from results.printable import printable
 
 LISTS = ("engines", "techniques", "workloads", "devices", "meters", "plans")
 
@@ -85,7 +86,7 @@ def init(
     except (OSError, ValueError) as error:
         fail(f"{path}: cannot be written ({error}); give another name", EXIT_BAD_PLAN)
     shown = shlex.quote(str(path))
-    typer.echo(f"{path}: written; read it, change it, and then")
+    typer.echo(f"{printable(str(path))}: written; read it, change it, and then")
     for step, why in (
         (f"plan check {shown}", "tells every problem at once"),
         (f"run {shown} --dry-run", "shows the cells, and estimates the time"),
@@ -139,4 +140,4 @@ def train_tiny_model(
         end_interrupted(interrupt, f"the same command goes on with what is in {folder}")
     except (EngineError, OSError, RuntimeError) as error:
         fail(f"{folder}: {error}", EXIT_BAD_PLAN)
-    typer.echo(str(folder))
+    typer.echo(printable(str(folder)))

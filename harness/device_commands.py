@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.interrupts import code_once_kept, raise_in_command
+from harness.interrupts import code_once_kept, hold, raise_held, raise_in_command, words_once_kept
 from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_DEVICE_NOT_READY,
@@ -77,7 +77,7 @@ def doctor(
     spec = _device_spec(device, "auto")
     raise_in_command()
     try:
-        with console.status(f"opening {escape(device)}") as status:
+        with console.status(f"opening {escape(printable(device))}") as status:
             found = examine_device(
                 spec, seconds, status.update, _waits_on(status, console), Protocol(gate_wait_s=wait_s)
             )
@@ -117,35 +117,40 @@ def record(
 
     from devices.base import DeviceError
     from devices.clock import MonotonicClock
-    from harness.recording import record, write_recording
+    from harness.recording import record, target_problem, write_recording
     from harness.schema import Protocol
     from harness.workbench import build_device
 
     if path.suffix != ".parquet":
         fail(f"{path}: a recording is a Parquet file; end its name with .parquet", EXIT_BAD_PLAN)
-    if not path.parent.is_dir():
-        fail(f"{path}: no folder {path.parent}; make it first", EXIT_BAD_PLAN)
+    if (problem := target_problem(path)) is not None:
+        fail(problem, EXIT_BAD_PLAN)
     if meter == "replay":
         fail("--meter replay: a recording is not recorded again; name a meter of this machine", EXIT_BAD_PLAN)
     spec, clock = _device_spec(device, meter, app), MonotonicClock()
     console = console_of(stderr=True)
+
+    def tick(left_s: float) -> None:
+        # From the first one on there is something to keep, also while a meter is tended, or ends.
+        hold("ending, and keeping what was recorded; a second Ctrl-C discards it")
+        status.update(f"recording, {left_s:.0f} s left")
+        raise_held()
+
     raise_in_command()
-    with console.status(f"opening {escape(device)}") as status:
+    with console.status(f"opening {escape(printable(device))}") as status:
         protocol = Protocol(sample_interval_s=interval_s, gate_wait_s=wait_s)
         found = build_device(spec, protocol, clock, _waits_on(status, console))
         try:
             found.open()
-            recording = record(found, clock, seconds, lambda left_s: status.update(f"recording, {left_s:.0f} s left"))
+            recording = record(found, clock, seconds, tick)
+            # Before it is closed: a driver may hang in that.
+            files, troubles = write_recording(recording, path)
         except DeviceError as error:
             fail(str(error), EXIT_DEVICE_NOT_READY)
         except KeyboardInterrupt as interrupt:
             end_interrupted(interrupt, "the recording had not begun, and nothing was written")
         finally:
             found.close()
-    try:
-        files = write_recording(recording, path)
-    except OSError as error:
-        fail(f"{path} cannot be written ({error})", EXIT_BAD_PLAN)
     readings = [r.model_dump(mode="json") | {"average_power_w": r.average_power_w} for r in recording.readings()]
     if as_json:
         told = {
@@ -159,19 +164,22 @@ def record(
         _print_recording(device, readings, files)
     if recording.marks:
         typer.echo(f"marked: {', '.join(recording.marks)}; its joules are not those of an undisturbed device", err=True)
-    if code := code_once_kept():
-        raise typer.Exit(code)
+    faults = [f"no energy: {'; '.join(missing)}"] if (missing := recording.missing_totals()) else []
     if recording.interrupted:
-        fail(f"interrupted: {'; '.join(recording.interrupted)} (what was received is kept)", EXIT_SOME_FAILED)
-    if missing := recording.missing_totals():
-        fail(f"no energy: {'; '.join(missing)} (the readings are kept)", EXIT_SOME_FAILED)
+        faults.insert(0, f"interrupted: {'; '.join(recording.interrupted)}")
+    ended = [f"{words_once_kept()}; {seconds:g} s were asked for"] if code_once_kept() else []
+    kept = " (what was received is kept)" if files else ""
+    for line in (*troubles, *(fault + kept for fault in (*faults, *ended))):
+        typer.echo(f"error: {printable(line)}", err=True)
+    if code := code_once_kept() or (EXIT_SOME_FAILED if troubles or faults else 0):
+        raise typer.Exit(code)
 
 
 def _print_recording(device: str, readings: Sequence[Mapping[str, Any]], files: Sequence[Path]) -> None:
     shown = ("meter", "component", "method", "duration_s", "energy_j", "uncertainty_j", "average_power_w", "reason")
     print_rows([{key: rounded(r[key]) for key in shown} for r in readings], False, f"{device}, recorded")
     for file in files:
-        typer.echo(str(file))
+        typer.echo(printable(str(file)))
 
 
 def _print_self_test(found: SelfTest, kept: Path) -> None:

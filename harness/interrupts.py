@@ -2,7 +2,8 @@
 
 Each ends it with a line and the exit code 128 + its number, as a shell would say it: 130, 143, 129. Before a command
 has anything to keep it ends at once; from `raise_in_command` on it is raised in the command, which keeps what is
-finished. A second one does not wait for that. This module is imported first, and so imports almost nothing.
+finished. A second one does not wait for that; one that comes with the first (a wrapper passes it on, a service manager
+sends two) is no second one. This module is imported first, and so imports almost nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from contextlib import suppress
 from types import FrameType
 
@@ -19,10 +21,16 @@ WORDS = {
     signal.SIGHUP: "hung up (SIGHUP)",
 }
 FIRST_CODE = 128
+SAME_S = 1.0
+"""What comes so soon after the first was not sent by somebody who has read what the first one does."""
 
 _taken: list[signal.Signals] = []
 """Those that the program answers; empty where it is used as a library."""
 _raised: list[int] = []
+"""The first one, once it was raised or held."""
+_held: list[int] = []
+"""The first one, until it is raised."""
+_first_s: list[float] = []
 
 
 class InterruptedBySignalError(KeyboardInterrupt):
@@ -57,23 +65,64 @@ def raise_in_command() -> None:
         signal.signal(number, _raise)
 
 
+def hold(words: str) -> None:
+    """From now on the first one breaks nothing off: `raise_held` raises it where that loses nothing.
+
+    words: what is told at once, and that a second one ends it.
+    """
+    if _raised:
+        return
+
+    def keep(number: int, frame: FrameType | None) -> None:
+        _note_first(number)
+        _held.append(number)
+        _tell(words)
+
+    for number in _taken:
+        signal.signal(number, keep)
+
+
+def raise_held() -> None:
+    """The one that came since `hold`, once."""
+    if _held:
+        raise InterruptedBySignalError(_held.pop())
+
+
+def words_once_kept() -> str | None:
+    """Which one a command has ended with in order."""
+    return told(_raised[0]) if _raised else None
+
+
 def code_once_kept() -> int:
     """The exit code of a command that Ctrl-C only shortens: 0 after that, else the signal's."""
     return FIRST_CODE + _raised[0] if _raised and _raised[0] != signal.SIGINT else 0
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    with suppress(OSError):  # nobody may be left to read it
-        os.write(2, f"error: {told(number)}\n".encode())
+    if _first_s and time.monotonic() - _first_s[0] < SAME_S:
+        return
+    _tell(f"error: {told(number)}")
     os._exit(FIRST_CODE + number)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    end_at_once()
+    _note_first(number)
+    raise InterruptedBySignalError(number)
+
+
+def _note_first(number: int) -> None:
+    _first_s.append(time.monotonic())
     _raised.append(number)
+    for taken in _taken:
+        signal.signal(taken, _end)
     if number == signal.SIGHUP:
         _leave_terminal()
-    raise InterruptedBySignalError(number)
+
+
+def _tell(line: str) -> None:
+    """Also from inside of a signal's handler."""
+    with suppress(OSError):  # nobody may be left to read it
+        os.write(2, f"{line}\n".encode())
 
 
 def _leave_terminal() -> None:

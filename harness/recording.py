@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
-from devices.base import Clock, Device, Tended, TransientDeviceError
+from devices.base import Clock, Device, DeviceError, Tended, TransientDeviceError
+from devices.boundary import library_errors
 from devices.state_watch import changes, watched
 from harness.session import raw_traces, running_meters, window_marks
 from results.energy import energy_between
 from results.records import Conditions, EnergyReading, PowerTrace
 from results.report.trace_plot import write_plot
-from results.trace_files import WINDOW, raw_part, write_traces
+from results.trace_files import WINDOW, raw_part, temporary_of, write_traces
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +61,9 @@ class Recording:
 
 
 def record(device: Device, clock: Clock, seconds: float, on_tick: Callable[[float], None]) -> Recording:
-    """An opened device's meters for some seconds; Ctrl-C ends it early and keeps it. on_tick: told the seconds left.
+    """An opened device's meters for some seconds; Ctrl-C ends it early and keeps it.
+
+    on_tick: told the seconds left, every half second. It may raise the Ctrl-C.
 
     A link that breaks leaves a gap: what came before it, and behind it where it is there again, is kept. Raises
     `DeviceError` where the recording cannot begin, or nothing was received.
@@ -86,8 +93,59 @@ def record(device: Device, clock: Clock, seconds: float, on_tick: Callable[[floa
     )
 
 
-def write_recording(recording: Recording, path: Path) -> Sequence[Path]:
-    """The trace file, and a picture of it beside it."""
+class Written(NamedTuple):
+    """What was written of a recording, and what went wrong with it."""
+
+    files: Sequence[Path]
+    """The trace file first, where there is one."""
+    troubles: Sequence[str]
+
+
+def target_problem(path: Path) -> str | None:
+    """Why a recording cannot be written there, as far as that shows before hours are spent on it."""
+    picture = picture_of(path)
+    try:
+        if not path.parent.is_dir():
+            return f"{path}: no folder {path.parent}; make it first"
+        for own in (path, picture, temporary_of(path)):
+            if own.is_dir():
+                return f"{own} is a folder, and a file is written there; name another file"
+            with suppress(FileNotFoundError):
+                own.lstat()
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except (OSError, ValueError) as error:
+        return f"{path}: nothing can be written there ({error}); name another file or folder"
+    return None
+
+
+def write_recording(recording: Recording, path: Path) -> Written:
+    """The trace file, and a picture of it beside it. Where a file cannot be written there, it is written elsewhere."""
+    troubles = []
+    name = f"recording-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.parquet"
+    folders = dict.fromkeys((path.parent.absolute(), Path.cwd(), Path(tempfile.gettempdir())))
+    for target in (path, *(folder / name for folder in folders)):
+        try:
+            with library_errors(str(target), "pyarrow"):
+                _write_file(recording, target)
+        except DeviceError as error:
+            troubles.append(f"{target} cannot be written ({error.__cause__})")
+            continue
+        if troubles:
+            troubles.append(f"the recording is in {target}")
+        break
+    else:
+        return Written((), [*troubles, "the readings are lost"])
+    picture = picture_of(target)
+    try:
+        with library_errors(str(picture), "vl-convert"):
+            write_plot(recording.traces, recording.window, picture)
+    except DeviceError as error:
+        return Written((target,), [*troubles, f"the picture {picture} cannot be written ({error.__cause__})"])
+    return Written((target, picture), troubles)
+
+
+def _write_file(recording: Recording, path: Path) -> None:
     write_traces(
         path,
         {WINDOW: recording.traces, raw_part(WINDOW): recording.raw},
@@ -95,6 +153,7 @@ def write_recording(recording: Recording, path: Path) -> Sequence[Path]:
         recording.marks,
         [state.model_dump(exclude_none=True) for state in recording.conditions],
     )
-    picture = path.with_suffix(".png")
-    write_plot(recording.traces, recording.window, picture)
-    return path, picture
+
+
+def picture_of(path: Path) -> Path:
+    return path.with_suffix(".png")

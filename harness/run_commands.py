@@ -26,6 +26,7 @@ from harness.terminal import (
     print_rows,
     quiet_libraries,
 )
+from results.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,7 +116,7 @@ def plan_check(
 ) -> None:
     """Check a plan and everything that it names."""
     with _prepared(plan_path, settings, allow_code, max_cells) as (plan, _):
-        typer.echo(f"{plan_path}: ok, {len(plan.cells)} cells")
+        typer.echo(f"{printable(str(plan_path))}: ok, {len(plan.cells)} cells")
 
 
 def plan_schema() -> None:

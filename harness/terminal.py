@@ -38,7 +38,7 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=Text(printable(title)), box=box.SIMPLE_HEAD, title_justify="left")
     for key in rows[0] if rows else ():
         numeric = all(isinstance(r[key], int | float) for r in rows)
         table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")

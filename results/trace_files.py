@@ -70,7 +70,7 @@ def write_traces(
             _STATES: json.dumps(list(states)),
         }
     )
-    temporary = path.with_suffix(".tmp")
+    temporary = temporary_of(path)
     try:
         with temporary.open("wb") as file:
             pq.write_table(table, file, write_page_checksum=True)
@@ -85,6 +85,11 @@ def write_traces(
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def temporary_of(path: Path) -> Path:
+    """What a file is called until it is whole."""
+    return path.with_suffix(".tmp")
 
 
 def _describe(trace: PowerTrace) -> dict[str, Any]:

@@ -170,8 +170,9 @@ def test_the_picture_has_a_panel_a_component_with_its_joules(tmp_path: Path) -> 
     assert [row["power_w"] for row in drawn] == [70.0] * len(at_s)
     assert drawn[0]["at_s"] == pytest.approx(-0.5)
     assert "var(" not in json.dumps(spec)
-    files = write_recording(Recording(tuple(two), (0.5, 2.5)), tmp_path / "trace.parquet")
-    assert files[1].read_bytes().startswith(PNG)
+    written = write_recording(Recording(tuple(two), (0.5, 2.5)), tmp_path / "trace.parquet")
+    assert written.troubles == []
+    assert written.files[1].read_bytes().startswith(PNG)
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
