@@ -39,6 +39,42 @@ def test_stamps_that_stay_while_the_energy_goes_on_are_not_believed() -> None:
     assert energy(every_3_s, FRESH).energy_j == pytest.approx(52.0, rel=0.02)
 
 
+LAGS: dict[str, Callable[[Array], Array]] = {
+    "4 s": lambda looked_s: np.full(len(looked_s), 4.0),
+    "3.5 s, then 0.5 s": lambda looked_s: np.where(looked_s < 8.0, 3.5, 0.5),
+    "4 s, then none": lambda looked_s: np.where(looked_s < 11.5, 4.0, 0.0),
+    "drifts from 0 to 4 s": lambda looked_s: looked_s / 3,
+    "6 s": lambda looked_s: np.full(len(looked_s), 6.0),
+    "4 to 6 s": lambda looked_s: 4.0 + looked_s / 6,
+}
+
+
+@pytest.mark.parametrize("lag", LAGS)
+def test_stamps_that_lag_are_not_believed(lag: str) -> None:
+    """2 W, and 8 W from 3 to 9 s: 2 x 4 + 8 x 6 = 56 J in the window from 2 to 12 s. 31 to 60 J, before."""
+    power = StepPower(np.array([0.0, 3.0, 9.0, 100.0]), np.array([2.0, 8.0, 2.0]))
+    looked_s = np.arange(0.04, END_S + 0.5, RAIL_POLL_S)
+    stamps_s = FRESH(looked_s) - LAGS[lag](looked_s)
+    taken = rails_read(power, looked_s, stamps_s, FRESH(looked_s), np.random.default_rng(0))
+    reading = energy_between([taken], [(START_S, END_S)], "all", taken.meter)
+    assert reading.energy_j == pytest.approx(56.0, abs=0.6)
+    assert "stamped by perfetto" in str(taken.note)
+
+
+def test_stamps_of_a_hal_that_renews_more_slowly_than_it_is_read_are_its_own() -> None:
+    """Every 250 ms, read every 100: a stamp is first seen up to 100 ms later, and repeated up to 250 ms."""
+
+    def renewed(looked_s: Array) -> Array:
+        return np.maximum(np.floor((looked_s - 0.01) / 0.25) * 0.25 + 0.01, 0.0)
+
+    power = StepPower(np.array([0.0, 3.0, 9.0, 100.0]), np.array([2.0, 8.0, 2.0]))
+    looked_s = np.arange(0.04, END_S + 0.5, RAIL_POLL_S)
+    taken = rails_read(power, looked_s, renewed(looked_s), renewed(looked_s), np.random.default_rng(0))
+    assert "stamped by its HAL" in str(taken.note)
+    reading = energy_between([taken], [(START_S, END_S)], "all", taken.meter)
+    assert reading.energy_j == pytest.approx(56.0, abs=0.2)
+
+
 @pytest.mark.parametrize("stamped", [every_3_s, FRESH])
 def test_energy_that_is_renewed_every_three_seconds_does_not_resolve_ten(stamped: Callable[[Array], Array]) -> None:
     reading = energy(stamped, every_3_s)

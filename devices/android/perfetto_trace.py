@@ -43,10 +43,13 @@ _INDEX, _RAIL_NAME, _SUBSYSTEM = 1, 2, 3
 _TIMESTAMP_MS, _ENERGY_UJ = 2, 3
 
 MAX_STAMP_AGE_S = 5.0
-"""A HAL's stamp this far from its packet's is of another clock than the boot time: the packet's is taken."""
+"""A HAL's stamp this far from its packet's is of another clock than the boot time."""
 
 STAMP_AHEAD_S = 0.25
 """A HAL's stamp this much later than the packet that carries it is not of that reading."""
+
+STAMP_LATE_S = 0.1
+"""Between a HAL's reading and the packet that carries it: milliseconds, more where the phone is busy."""
 
 Fields = dict[int, list[int | bytes]]
 
@@ -104,12 +107,13 @@ def read_power_log(trace: bytes) -> PowerLog:
             for reading in _nested(rails, _ENERGY_DATA):
                 index, microjoule = _number(reading, _INDEX), _number(reading, _ENERGY_UJ)
                 stamp_ms = _number(reading, _TIMESTAMP_MS)
-                at_s = _stamp(stamp_ms, packet_s)
+                at_s = packet_s if stamp_ms is None else stamp_ms / 1e3
                 if index is None or microjoule is None or at_s is None:
                     n_incomplete += 1
                 else:
-                    stamped = stamp_ms is not None and at_s == stamp_ms / 1e3
-                    energies.setdefault(index, []).append(_Reading(packet_s, at_s, microjoule * 1e-6, stamped))
+                    energies.setdefault(index, []).append(
+                        _Reading(packet_s, at_s, microjoule * 1e-6, stamp_ms is not None)
+                    )
     return PowerLog(
         rails=tuple(_rail(*names[i], energies.get(i, [])) for i in sorted(names) if names[i][0]),
         battery_boot_s=np.asarray(sorted(currents)),
@@ -148,18 +152,20 @@ def _stamps_hold(readings: Sequence[_Reading]) -> bool:
     """Whether the HAL's stamps can be those of the readings.
 
     One that lies ahead of its packet, goes back from one packet to the next, or stays while the energy goes on, is not:
-    a clock that stepped by 3 s would leave 3 s without energy. Then the packets' stamps are taken, of all.
+    a clock that stepped by 3 s would leave 3 s without energy. Nor is one that is new and older than the packet before,
+    which would have shown it: it lags, and by how much may change. Then the packets' stamps are taken, of all.
     """
     known = sorted((r.packet_s, r.at_s, r.joules) for r in readings if r.packet_s is not None and r.stamped)
-    if any(at_s > packet_s + STAMP_AHEAD_S for packet_s, at_s, _ in known):
+    if any(not -STAMP_AHEAD_S <= packet_s - at_s <= MAX_STAMP_AGE_S for packet_s, at_s, _ in known):
         return False
-    return not any(b[1] < a[1] or (b[1] == a[1] and b[2] != a[2]) for a, b in pairwise(known))
-
-
-def _stamp(stamp_ms: int | None, packet_s: float | None) -> float | None:
-    if stamp_ms is None or (packet_s is not None and abs(stamp_ms / 1e3 - packet_s) > MAX_STAMP_AGE_S):
-        return packet_s
-    return stamp_ms / 1e3
+    for before, (packet_s, at_s, joules) in pairwise(known):
+        if packet_s == before[0]:
+            continue
+        if at_s < before[1] or (at_s == before[1] and joules != before[2]):
+            return False
+        if at_s > before[1] and at_s < before[0] - STAMP_LATE_S:
+            return False
+    return True
 
 
 def _clock_pair(snapshot: Fields) -> tuple[float, float] | None:
