@@ -257,6 +257,8 @@ def _stood_still(trace: PowerTrace, curve: Cumulative, edges: Array, energy_j: f
     )
     name = f"{trace.meter} {trace.component}"
     what = "its counter stood still" if trace.kind == "counter" else "it showed 0 W"
+    if trace.kind == "power" and any(stand.shown_j > 0 for stand, _ in inside):
+        what = "its reading was stuck at one value"
     if not all(stand.is_known for stand, _ in inside):
         taken_j = sum(share * (stand.filled_j - stand.shown_j) for stand, share in inside if not stand.is_known)
         window_s = float((edges[:, 1] - edges[:, 0]).sum())

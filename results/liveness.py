@@ -43,6 +43,14 @@ FEW = 3
 """So many tell it as well, where the readings are closer to each other."""
 AS_STATED = 0.1
 """A period that is seen to be so close to the stated one is that one: readings place each renewal to their distance."""
+STUCK_UPDATES = 12
+"""A power that shows one value for so many may be stuck."""
+FEWEST_ELSEWHERE = 20
+"""Updates beside it, that tell how often it changes."""
+STUCK_BY_CHANCE = 1e-6
+"""That a living sensor repeats itself so often."""
+FINE_STEP = 1e-3
+"""Of its value: noise alone changes a finer reading."""
 MAX_STILL_SHARE = 0.2
 """Of a window's energy: so much may be taken from the power elsewhere."""
 MAX_STILL_SIGMA = 0.05
@@ -193,7 +201,57 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
 
 
 def judged_power(trace: PowerTrace) -> Judged:
-    """Readings of exactly 0 W between others are filled in from those around them."""
+    """Readings of exactly 0 W between others are filled in from those around them; what is stuck is bounded."""
+    zero = _judged_zeros(trace)
+    return Judged(zero.values, zero.stands + tuple(_stuck(trace, i, j) for i, j in stuck_runs(trace)))
+
+
+def stuck_runs(trace: PowerTrace) -> list[tuple[int, int]]:
+    """(first, last) readings of stretches over which a power that changes elsewhere is the same to the last digit.
+
+    How often it turns elsewhere, up and down again, says how likely that is: of three readings that noise alone makes
+    differ, the middle is the highest or the lowest in two of three cases; on a ramp or at a step it never is. A sensor
+    of coarse steps repeats itself, and rests at its lowest value: it is stuck only above that, and where it changes by
+    several of its steps elsewhere.
+    """
+    t, watts = trace.times_s, trace.values
+    period_s = max(trace.update_period_s, trace.sample_interval_s)
+    if trace.kind != "power" or trace.method != "integrated power" or period_s <= 0 or len(t) < 2:
+        return []
+    changed = np.flatnonzero(np.diff(watts) != 0) + 1
+    begins, lasts = np.append(0, changed), np.append(changed - 1, len(t) - 1)
+    lasting = (t[lasts] - t[begins]) / period_s
+    is_long = lasting >= STUCK_UPDATES
+    n_elsewhere = float(t[-1] - t[0]) / period_s - float(lasting[is_long].sum())
+    change_w = np.diff(watts[begins])
+    n_turns = 1.5 * float((change_w[1:] * change_w[:-1] < 0).sum())
+    often = max(0.0, n_turns - 2 * math.sqrt(n_turns)) / max(n_elsewhere, n_turns, 1.0)
+    if not is_long.any() or n_elsewhere < FEWEST_ELSEWHERE or often <= 0:
+        return []
+    steps_w = np.abs(change_w)
+    step_w, usual_w = float(steps_w.min()), float(np.median(steps_w))
+    lowest_w = float(watts[~np.repeat(is_long, lasts - begins + 1)].min())
+    found = []
+    for i, j, n in zip(begins[is_long].tolist(), lasts[is_long].tolist(), lasting[is_long].tolist(), strict=True):
+        by_chance = n * math.log1p(-often) if often < 1 else -math.inf
+        is_fine = step_w <= FINE_STEP * abs(watts[i])
+        may_rest = not is_fine and (watts[i] <= lowest_w + step_w or usual_w < 3 * step_w)
+        if watts[i] != 0 and by_chance < math.log(STUCK_BY_CHANCE) and not may_rest:
+            found.append((i, j))
+    return found
+
+
+def _stuck(trace: PowerTrace, i: int, j: int) -> Stand:
+    """What it shows is taken, and may be off by as much as the readings elsewhere differ from it."""
+    length_s = float(trace.times_s[j] - trace.times_s[i])
+    shown_w = float(trace.values[i])
+    shown_j, low_j, high_j = (w * length_s for w in (shown_w, float(trace.values.min()), float(trace.values.max())))
+    off_j = max(high_j - shown_j, shown_j - low_j)
+    start_s, end_s = float(trace.times_s[i]), float(trace.times_s[j])
+    return Stand(start_s, end_s, shown_j, low_j, high_j, shown_j, off_j**2 / 3, False)
+
+
+def _judged_zeros(trace: PowerTrace) -> Judged:
     t, watts = trace.times_s, trace.values
     is_zero = watts == 0
     if trace.method in ("modelled", "relative gauge") or trace.can_rest or not is_zero.any() or is_zero.all():

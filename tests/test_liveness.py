@@ -250,3 +250,61 @@ def test_0_watts_below_the_step_of_a_sensor_are_a_reading() -> None:
     watts = 0.04 * (np.arange(len(TIMES_S)) % 2)
     reading = energy(replace(sensor(watts), resolution=0.04))
     assert reading.energy_j == pytest.approx(0.02 * WINDOW_S, rel=0.02)
+
+
+# --- power that is stuck ---------------------------------------------------------------------------------------------
+
+
+def noisy_power(step_w: float, noise_w: float, n_shown: int = 1) -> tuple[PowerTrace, float]:
+    """Idle, 100 W from 2 to 8 s, idle; every 50 ms, in steps, each value n_shown times. And the joules of 0 to 10 s."""
+    at_s = np.arange(-0.5, 10.5, 0.05)
+    true_w = np.where((at_s >= 2.0) & (at_s < 8.0), 100.0, 20.0)
+    exact_w = true_w + noise_w * np.random.default_rng(0).standard_normal(len(at_s))
+    shown_w = np.round(exact_w / step_w)[np.arange(len(at_s)) // n_shown * n_shown] * step_w
+    update_s = 0.05 * n_shown if n_shown > 1 else 0.0
+    return trace("power", at_s, shown_w, 0.05, resolution=step_w, update_period_s=update_s), 680.0
+
+
+def stuck(taken: PowerTrace, start_s: float, end_s: float) -> PowerTrace:
+    inside = (taken.times_s >= start_s) & (taken.times_s < end_s)
+    return replace(taken, values=np.where(inside, taken.values[int(np.argmax(inside))], taken.values))
+
+
+@pytest.mark.parametrize(("start_s", "end_s"), [(1.0, 7.0), (3.0, 9.5), (5.0, 12.0), (-1.0, 4.0)])
+@pytest.mark.parametrize(("step_w", "n_shown"), [(0.001, 1), (1.0, 1), (0.001, 2)])
+def test_power_that_is_stuck_for_half_a_window_leaves_no_energy(
+    step_w: float, n_shown: int, start_s: float, end_s: float
+) -> None:
+    """It would read up to 400 of 680 J too low, or 160 J too high."""
+    taken, _ = noisy_power(step_w, 4.0, n_shown)
+    reading = energy_between([stuck(taken, start_s, end_s)], [(0.0, 10.0)], "all", "m")
+    assert (reading.energy_j, reading.uncertainty_j) == (None, None)
+    assert "its reading was stuck at one value for" in str(reading.reason)
+
+
+def test_power_that_is_stuck_for_a_moment_widens_the_uncertainty_and_is_told() -> None:
+    taken, true_j = noisy_power(0.001, noise_w=2.0)
+    reading = energy_between([stuck(taken, 7.7, 8.4)], [(0.0, 10.0)], "all", "m")
+    assert reading.energy_j is not None
+    assert reading.uncertainty_j is not None
+    assert 15 < abs(reading.energy_j - true_j) <= 2 * reading.uncertainty_j
+    assert "its reading was stuck at one value for" in str(reading.remark)
+
+
+@pytest.mark.parametrize(("step_w", "noise_w"), [(1.0, 0.0), (1.0, 0.2), (0.001, 0.0), (0.001, 2.0), (5.0, 2.0)])
+def test_power_of_coarse_steps_or_without_noise_stays_a_measurement(step_w: float, noise_w: float) -> None:
+    """A step of 1 W at a constant 100 W repeats itself for seconds."""
+    taken, true_j = noisy_power(step_w, noise_w)
+    reading = energy_between([taken], [(0.0, 10.0)], "all", "m")
+    assert reading.energy_j == pytest.approx(true_j, rel=0.02)
+    assert reading.remark is None
+
+
+def test_power_of_coarse_steps_may_rest_at_its_lowest_value() -> None:
+    """Under load every reading differs by some watts; idle, the sensor shows 20 W all the time."""
+    taken, true_j = noisy_power(1.0, noise_w=4.0)
+    idle = (taken.times_s < 2.0) | (taken.times_s >= 8.0)
+    resting = replace(taken, values=np.where(idle, 20.0, taken.values))
+    reading = energy_between([resting], [(0.0, 10.0)], "all", "m")
+    assert reading.energy_j == pytest.approx(true_j, rel=0.02)
+    assert reading.remark is None
