@@ -27,7 +27,7 @@ from devices.android.topology import MAX_CORES, parse_core_list, parse_cpuinfo
 from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
-from tests.fakes.adb_server import FakeAdbServer
+from tests.fakes.adb_server import FakeAdbServer, okay
 from tests.fakes.phone import DISCHARGING, EXIT, STDOUT, THERMAL, FakePhone
 
 ODD = ("9" * 5000, "\u00b2", "-", "\0", "0x", "1e300", "nan", "\u0663", "0-4000000000", "0-99", "\n", ":", "zz", ")")
@@ -106,6 +106,47 @@ def test_a_gauge_that_drips_ends_its_window(fake: FakePhone, phone: Phone, monke
     assert time.monotonic() - begun_s < 3 * LIMIT_S
 
 
+def flooding(content: bytes) -> Callable[[socket.socket], None]:
+    def speak(link: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                link.sendall(content * 1000)
+
+    return speak
+
+
+@pytest.mark.parametrize("content", [packet(STDOUT, b""), packet(9, b"x")])
+def test_packets_without_a_line_meet_the_limit_of_a_line(fake: FakePhone, phone: Phone, content: bytes) -> None:
+    fake.speaks = flooding(content)
+    stream = phone.stream("true")
+    begun_s = time.monotonic()
+    with pytest.raises(TransientDeviceError, match=r"has not written a line after 0\.4 s"):
+        stream.await_line(STDOUT, LIMIT_S)
+    assert time.monotonic() - begun_s < 3 * LIMIT_S
+    stream.close()
+
+
+@pytest.mark.parametrize("content", [packet(STDOUT, b""), packet(STDOUT, b"M,1,1,99\n"), packet(9, b"x")])
+def test_packets_without_a_sample_are_silence(
+    fake: FakePhone, phone: Phone, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr("devices.android.gauge_loop.SILENCE_S", LIMIT_S)
+    fake.speaks = flooding(content)
+    loop = GaugeLoop(phone, loop_script("c=1; v=1", 0.05), MonotonicClock())
+    with pytest.raises(TransientDeviceError, match=r"has not sent a sample for 0\.4 s"):
+        loop.start()
+
+
+def test_readings_farther_apart_than_silence_are_none(phone: Phone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`record --interval 10`."""
+    monkeypatch.setattr("devices.android.gauge_loop.SILENCE_S", LIMIT_S)
+    period_s = 2 * LIMIT_S
+    loop = GaugeLoop(phone, loop_script("c=1; v=1", period_s), MonotonicClock(), period_s)
+    loop.start()
+    time.sleep(2.5 * period_s)
+    assert len(loop.stop().current) >= 3
+
+
 def test_four_gigabytes_in_one_packet_are_refused_at_its_head(fake: FakePhone, phone: Phone) -> None:
     fake.speaks = endless(struct.pack("<BI", STDOUT, 0xFFFFFFFF))
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -153,7 +194,11 @@ def test_readings_beyond_every_arithmetic_are_none(fake: FakePhone, phone: Phone
     [
         (b"OKAYzzzz", "makes no sense"),
         (b"OKAY\xff\xfe\0\0", "makes no sense"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "adb refused|makes no sense"),
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            r"makes no sense \(Unknown data: .*is it an adb server that listens there\?",
+        ),
+        (bytes(64), r"makes no sense \(Unknown data: .*Restart it: adb kill-server"),
         (b"FAIL0005\xffugly", "adb refused"),
         (b"OKAY0010only a part", "no answer in time|the link broke|makes no sense"),
         (b"", "adb refused|the link broke|makes no sense"),
@@ -169,6 +214,14 @@ def test_what_is_no_adb_server_is_told(
         list_phones(address)
     with pytest.raises(DeviceError):
         find_phone("adb:", address)
+
+
+def test_lines_that_are_no_phone_and_its_state_are_left_out(server: FakeAdbServer) -> None:
+    lines = "no tab here\nA\t\n\tdevice\nB 1\tdevice\textra\nC\tno permissions; see [the manual]\n"
+    server.speaks = lambda link: okay(link, lines)
+    found = list_phones(ServerAddress("127.0.0.1", server.port))
+    assert [(p.serial, p.state) for p in found] == [("B 1", "device"), ("C", "no")]
+    assert "udev" in str(found[1].remedy)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from devices.android import battery as battery_module
+from devices.android import gauge_loop as gauge_loop_module
 from devices.android import perfetto_rails as rails_module
+from devices.android import server as server_module
 from devices.android.battery import BatteryMeter
 from devices.android.perfetto_rails import RailMeter
 from devices.android.server import ServerAddress
@@ -26,8 +28,9 @@ from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.machine import FakeDevice, FakeMachine
 from tests.fakes.perfetto import FakePerfetto
-from tests.fakes.phone import FakePhone
+from tests.fakes.phone import STDOUT, FakePhone
 from tests.fakes.waveforms import StepPower, trace
+from tests.test_android_limits import dripping, flooding, packet
 
 POWER_W = 2.0
 RAIL_W = 3.0
@@ -47,9 +50,14 @@ def fake(tmp_path: Path) -> FakePhone:
 
 
 @pytest.fixture
-def phone(fake: FakePhone) -> Iterator[Phone]:
+def adb(fake: FakePhone) -> Iterator[FakeAdbServer]:
     with FakeAdbServer(fake) as server:
-        yield Phone("adb:", ServerAddress("127.0.0.1", server.port))
+        yield server
+
+
+@pytest.fixture
+def phone(adb: FakeAdbServer) -> Phone:
+    return Phone("adb:", ServerAddress("127.0.0.1", adb.port))
 
 
 def recorded(meter: Meter, seconds: float) -> Recording:
@@ -105,6 +113,33 @@ def test_what_came_before_a_cable_was_pulled_for_good_is_kept(fake: FakePhone, b
     [reading] = found.readings()
     assert reading.energy_j is None
     assert "uncovered" in str(reading.reason)
+    assert "it did not come back" in found.interrupted[0]
+    assert watts(found, 0.2, 1.8) == pytest.approx(POWER_W, rel=0.02)
+
+
+@pytest.mark.parametrize("where", ["server", "phone"])
+@pytest.mark.parametrize("content", [b"O", packet(STDOUT, b"")])
+def test_a_link_that_drips_or_floods_behind_a_break_costs_what_comes_after(
+    fake: FakePhone,
+    adb: FakeAdbServer,
+    battery: BatteryMeter,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    content: bytes,
+) -> None:
+    monkeypatch.setattr(server_module, "ANSWER_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(gauge_loop_module, "SILENCE_S", 0.4)
+
+    def break_off() -> None:
+        speaker = adb if where == "server" else fake
+        speaker.speaks = dripping(content * 1000) if content == b"O" else flooding(content)
+        fake.drop_link()
+
+    Timer(2.0, break_off).start()
+    begun_s = time.monotonic()
+    found = recorded(battery, 3.5)
+    assert time.monotonic() - begun_s < 9.0
+    assert found.readings()[0].energy_j is None
     assert "it did not come back" in found.interrupted[0]
     assert watts(found, 0.2, 1.8) == pytest.approx(POWER_W, rel=0.02)
 

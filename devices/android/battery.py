@@ -213,7 +213,7 @@ class BatteryMeter:
     def _reader(self, source: GaugeSource) -> GaugeLoop | PerfettoGauge:
         if source.through_perfetto:
             return PerfettoGauge(self._phone, source.period_s, self._clock)
-        return GaugeLoop(self._phone, loop_script(source.read, source.period_s), self._clock)
+        return GaugeLoop(self._phone, loop_script(source.read, source.period_s), self._clock, source.period_s)
 
     def _use(self, source: GaugeSource, calibration: Calibration | None, channel: Channel) -> None:
         self._source, self._calibration, self.channels = source, calibration, (channel,)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -36,7 +37,7 @@ had is dropped, and what is left matches no marker, or an older one, which only 
 BURST_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 10.0
 SILENCE_S = 5.0
-"""No sample for so long: the link or the phone is gone."""
+"""No sample for so long behind the next one's time: the link or the phone is gone."""
 
 HIGHEST_READING = 1e15
 """A clock in microseconds, or a kiloampere in nanoampere, is below."""
@@ -85,8 +86,10 @@ def loop_script(read: str, period_s: float) -> str:
 class GaugeLoop:
     """One use: `start`, `stop`. What goes wrong on the way is raised by `stop`, as a `DeviceError`."""
 
-    def __init__(self, phone: Phone, script: str, clock: Clock) -> None:
+    def __init__(self, phone: Phone, script: str, clock: Clock, period_s: float = 0.0) -> None:
+        """period_s: between two samples of the script, where it is no small part of `SILENCE_S`."""
         self._clock = clock
+        self._silence_s = SILENCE_S + period_s
         self._begun_s = clock.now_s()
         self._rows: list[tuple[float, ...]] = []
         self._bursts: list[list[Marker]] = []
@@ -158,8 +161,15 @@ class GaugeLoop:
 
     def _read(self) -> None:
         try:
+            n_rows, latest_s = 0, time.monotonic()
             while True:
-                packet_id, payload = self._stream.receive(SILENCE_S)
+                if len(self._rows) > n_rows:
+                    n_rows, latest_s = len(self._rows), time.monotonic()
+                # What comes without a sample in it, however often, is silence.
+                left_s = latest_s + self._silence_s - time.monotonic()
+                if left_s <= 0:
+                    raise TransientDeviceError(f"the phone has not sent a sample for {self._silence_s:g} s")
+                packet_id, payload = self._stream.receive(left_s)
                 at_s = self._clock.now_s()
                 if packet_id == STDOUT:
                     with self._changed:

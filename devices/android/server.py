@@ -7,6 +7,7 @@ and ANDROID_ADB_SERVER_PORT, else 127.0.0.1:5037. A server is never started from
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -44,6 +45,9 @@ _STATES = {
 }
 """What to do about a phone that is not in state `device`."""
 _PASSING = ("offline", "authorizing", "connecting")
+_NO_SERVER = "is it an adb server that listens there? Restart it: adb kill-server; adb start-server"
+
+log = logging.getLogger(__name__)
 
 
 class ServerAddress(NamedTuple):
@@ -136,9 +140,22 @@ def server_address(environment: Mapping[str, str] = os.environ) -> ServerAddress
 def list_phones(address: ServerAddress | None = None) -> list[ListedPhone]:
     """Phones the server knows, ready or not. Raises `TransientDeviceError` where no server answers."""
     address = address or server_address()
-    with adb_errors("adb"):
-        listed = _Client(*address).list()
-    return [ListedPhone(i.serial, i.state, _remedy(i.state)) for i in listed]
+    with adb_errors("adb"), _Client(*address).make_connection() as connection:
+        connection.send_command("host:devices")
+        connection.check_okay()
+        listed: str = connection.read_string_block()
+    return list(_listed(listed))
+
+
+def _listed(text: str) -> Iterator[ListedPhone]:
+    """Lines of a serial, a tab and a state (`no permissions; see ...` is one); what is none of them is no phone."""
+    for line in text.splitlines():
+        serial, _, told = line.partition("\t")
+        state = next(iter(told.split()), None)
+        if not serial.strip() or state is None:
+            log.info("adb: the server lists %r, which is no phone and its state", line[:200])
+            continue
+        yield ListedPhone(serial.strip(), state, _remedy(state))
 
 
 def find_phone(name: str, address: ServerAddress | None = None) -> AdbDevice:
@@ -178,13 +195,14 @@ def adb_errors(subject: str) -> Iterator[None]:
     except Exception as error:
         # Whatever the library makes of an answer that is none: a length that is no number, a line without a state.
         raise TransientDeviceError(
-            f"{subject}: an answer that makes no sense ({type(error).__name__}: {error}); is it an adb server that"
-            " listens there? Restart it: adb kill-server; adb start-server"
+            f"{subject}: an answer that makes no sense ({type(error).__name__}: {error}); {_NO_SERVER}"
         ) from error
 
 
 def _translated(subject: str, message: str) -> DeviceError:
     """adb's FAIL messages, and adbutils' own."""
+    if message.startswith("Unknown data"):
+        return TransientDeviceError(f"{subject}: an answer that makes no sense ({message}); {_NO_SERVER}")
     if "unauthorized" in message:
         return DeviceError(f"{subject} is unauthorised: {_STATES['unauthorized']}")
     if "not found" in message or "no devices" in message:

@@ -113,7 +113,10 @@ class ShellStream:
         """The first line of the output or the errors, which is taken out of them."""
         deadline_s = time.monotonic() + timeout_s
         while b"\n" not in self.written[source]:
-            packet_id, payload = self.receive(deadline_s - time.monotonic())
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:  # packets may come without end
+                raise TransientDeviceError(f"{self._subject}: the command has not written a line after {timeout_s:g} s")
+            packet_id, payload = self.receive(left_s)
             if packet_id == EXIT:
                 raise DeviceError(f"{self._subject}: the command ended early (exit code {_exit_code(payload)})")
             self._take(packet_id, payload, MAX_OUTPUT_BYTES)
