@@ -65,6 +65,9 @@ def cumulative(trace: PowerTrace, beside: Beside | None = None) -> Cumulative:
         raise UnresolvedError(f"{name}: time stamps do not increase (by {float(dt.min()):.6g} s at worst)")
     if trace.kind == "counter":
         shown_j = unwrapped(trace, name)
+        if trace.method == "modelled":
+            # A model that counts nothing further is no counter that renews late: its period is as it says.
+            return _counter_curve(t, shown_j, trace.update_period_s, ())
         renewal = observed_renewal(t, shown_j, trace.update_period_s)
         values, stands = judged_counter(trace, shown_j, renewal, beside)
         return _counter_curve(t, values, renewal.period_s, stands)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+import tests.data_folder  # noqa: F401  first of all: it takes JOULEBENCH_DATA out of the environment
 from tests.command import Finished, joulebench
 from tests.plans import two_device_plan, write_plan
 

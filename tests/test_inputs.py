@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.file_digests import KEPT_IN, file_digests
-from harness.plan import CellPlan, Plan, build_plan
+from harness.plan import CellPlan, Plan, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.runner import Runner, RunOutcome, open_run
 from harness.workbench import Workbench
@@ -110,9 +110,9 @@ def test_a_right_answer_that_was_changed_in_the_data_is_refused(
     monkeypatch.setenv("JOULEBENCH_DATA", str(folder))
 
     def begun(resume: bool) -> None:
-        plan = build_plan(raw_plan(workload=[BOOLQ]), folder)
-        bench = Workbench(plan.protocol)
-        open_run(preflight(plan, bench), tmp_path / "run", resume, bench).close()
+        draft = draft_plan(raw_plan(workload=[BOOLQ]), folder)
+        bench = Workbench(draft.plan.protocol)
+        open_run(preflight(draft, bench), tmp_path / "run", resume, bench).close()
         bench.close()
 
     begun(resume=False)
