@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-
 _FOLDER = Path(os.environ.pop("JOULEBENCH_DATA", "") or Path(__file__).parents[2] / "shared" / "data")
 """Taken out of the environment: what is tested would read it too, and then find data where a test means none."""
 
