@@ -1,7 +1,8 @@
 """Which keys of a `config.json` each family reads, and what it means when one is absent.
 
 What a family does not read is either known to change no number, or an error: obeyed, it would be another model, and
-left out in silence, it might be.
+left out in silence, it might be. A value that only switches off what the family does not do is no error
+(`engines.idle_keys`).
 
 Defaults are those of the family's config class in transformers, or of its published code where transformers has none:
 whoever wrote the file left out what that class says anyway.
@@ -15,6 +16,7 @@ from typing import Any
 
 from engines.config_values import told
 from engines.errors import EngineError
+from engines.idle_keys import CHANGES_NO_NUMBER, is_off
 
 GPT_OSS_ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
@@ -28,38 +30,6 @@ GPT_OSS_ROPE: Mapping[str, Any] = {
 
 READ_OF_EVERY_FILE = frozenset(
     {"architectures", "model_type", "dtype", "torch_dtype", "eos_token_id", "quantization_config", "joulebench_note"}
-)
-CHANGES_NO_NUMBER = frozenset(
-    # Names and versions
-    {"_name_or_path", "name_or_path", "_commit_hash", "auto_map", "tokenizer_class", "transformers_version"}
-    | {"transformers.js_config", "unsloth_fixed", "unsloth_version", "_attn_implementation_autoset"}
-    # Tokens that no layer knows of
-    | {"bos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "prefix"}
-    # What is returned, kept or compiled
-    | {"use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "output_scores"}
-    | {
-        "return_dict",
-        "return_dict_in_generate",
-        "torchscript",
-        "use_bfloat16",
-        "tf_legacy_loss",
-        "cache_implementation",
-    }
-    | {"chunk_size_feed_forward", "pretraining_tp", "ep_size"}
-    # Training
-    | {"initializer_range", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "classifier_dropout"}
-    | {"router_aux_loss_coef", "aux_loss_alpha", "seq_aux"}
-    # Labels of classifiers
-    | {"id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params"}
-    # Parts that a decoder does not have
-    | {"is_decoder", "is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder"}
-    | {"pruned_heads"}
-    # How tokens are drawn, which requests say
-    | {"do_sample", "temperature", "top_k", "top_p", "typical_p", "num_beams", "num_beam_groups", "diversity_penalty"}
-    | {"early_stopping", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "num_return_sequences"}
-    | {"encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "remove_invalid_values", "bad_words_ids"}
-    | {"suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"}
-    | {"max_length", "min_length"}
 )
 
 
@@ -97,7 +67,10 @@ class FamilyKeys:
                         f"{architecture} takes for the same; keep the one that the model was trained with"
                     )
                 stated[key], said_as[key] = value, name
-            elif value is not None and key not in self.only and not self._is_harmless(key):
+        for name, value in raw.items():
+            key = self.aliases.get(name, name)
+            is_known = key in self.absent or key in self.only or self._is_harmless(key)
+            if value is not None and not is_known and not is_off(key, value, stated, self.only):
                 raise EngineError(
                     f"config.json: {told(name)} is {told(value)}, but {architecture} has no such key; it might change "
                     "what the model computes: remove it if the model was trained without it"
@@ -153,6 +126,9 @@ def _sizes(
 _SILU: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",)}
 _WHOLE_HEADS: dict[str, tuple[Any, ...]] = {**_SILU, "partial_rotary_factor": (1.0, None)}
 """Rotary embedding turns all of a head."""
+_QK_NORM: dict[str, tuple[Any, ...]] = {"use_qk_norm": (True, None)}
+_NORMALISES: dict[str, tuple[Any, ...]] = {"norm_topk_prob": (True, None)}
+_NEIGHBOURS: dict[str, tuple[Any, ...]] = {"rope_interleave": (True, None)}
 _NO_BIAS: dict[str, tuple[Any, ...]] = {"attention_bias": (False, None), "mlp_bias": (False, None)}
 _NO_WINDOW: dict[str, tuple[Any, ...]] = {"use_sliding_window": (False, None)}
 _WINDOW_KEYS = frozenset({"sliding_window", "max_window_layers"})
@@ -171,7 +147,7 @@ _LLAMA4 = FamilyKeys(
     | {"intermediate_size_mlp": 16384, "use_qk_norm": True, "layer_types": None, "attention_chunk_size": 8192}
     | {"no_rope_layers": None, "no_rope_layer_interval": 4}
     | {"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1},
-    _WHOLE_HEADS,
+    _WHOLE_HEADS | _NEIGHBOURS | {"n_shared_experts": (1, None)},
     unread=frozenset({"router_jitter_noise", "for_llm_compressor"}),
 )
 _PHI_MOE = FamilyKeys(
@@ -191,13 +167,13 @@ FAMILY_KEYS: dict[str, FamilyKeys] = {
     "Qwen2ForCausalLM": FamilyKeys(
         ("qwen2",),
         _sizes(151936, 4096, 22016, 32, 32, 32, 32768, 1e-6, head_dim=None, layer_types=None),
-        _WHOLE_HEADS | _NO_WINDOW | {"use_mrope": (False,)},
+        _WHOLE_HEADS | _NO_WINDOW | {"use_mrope": (False,), "qkv_bias": (True, None)},
         unread=_WINDOW_KEYS,
     ),
     "Qwen3ForCausalLM": FamilyKeys(
         ("qwen3",),
         _sizes(151936, 4096, 22016, 32, 32, 32, 32768, 1e-6, head_dim=128, layer_types=None, attention_bias=False),
-        _WHOLE_HEADS | _NO_WINDOW,
+        _WHOLE_HEADS | _NO_WINDOW | _QK_NORM,
         unread=_WINDOW_KEYS,
     ),
     "Gemma2ForCausalLM": FamilyKeys(
@@ -210,6 +186,7 @@ FAMILY_KEYS: dict[str, FamilyKeys] = {
             "hidden_act": ("gelu_pytorch_tanh",),
             "hidden_activation": ("gelu_pytorch_tanh", None),
             "use_bidirectional_attention": (False, None),
+            "scale_embedding": (True, None),
         },
         unread=frozenset({"sliding_window_size"}),
     ),
@@ -243,7 +220,7 @@ FAMILY_KEYS: dict[str, FamilyKeys] = {
         ("mixtral",),
         _sizes(32000, 4096, 14336, 32, 32, 8, 131072, 1e-5, rope_theta=1000000.0, head_dim=None, sliding_window=None)
         | {"num_local_experts": 8, "num_experts_per_tok": 2},
-        _WHOLE_HEADS,
+        _WHOLE_HEADS | _NORMALISES,
         aliases={"num_experts": "num_local_experts"},
         unread=frozenset({"router_jitter_noise"}),
     ),
@@ -251,7 +228,7 @@ FAMILY_KEYS: dict[str, FamilyKeys] = {
         ("olmoe",),
         _sizes(50304, 2048, 2048, 16, 16, None, 4096, 1e-5, attention_bias=False, clip_qkv=None)
         | {"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
-        _WHOLE_HEADS,
+        _WHOLE_HEADS | _QK_NORM,
         aliases={"num_local_experts": "num_experts"},
     ),
     "PhimoeForCausalLM": _PHI_MOE,
@@ -261,7 +238,7 @@ FAMILY_KEYS: dict[str, FamilyKeys] = {
         _sizes(201088, 2880, 2880, 36, 64, 8, 131072, 1e-5, rope_theta=150000.0, head_dim=64, attention_bias=True)
         | {"num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128, "layer_types": None}
         | {"swiglu_alpha": 1.702, "swiglu_limit": 7.0, "rope_parameters": GPT_OSS_ROPE},
-        _WHOLE_HEADS,
+        _WHOLE_HEADS | _NORMALISES | {"mlp_bias": (True, None)},
         aliases={"num_experts": "num_local_experts"},
         unread=frozenset({"experts_per_token", "initial_context_length"}),
     ),
@@ -284,6 +261,7 @@ FAMILY_KEYS: dict[str, FamilyKeys] = {
         {
             **_WHOLE_HEADS,
             **_NO_BIAS,
+            **_NEIGHBOURS,
             "norm_topk_prob": (False, None),
             "scoring_func": ("softmax", None),
             "topk_method": ("greedy", "group_limited_greedy"),

@@ -157,7 +157,7 @@ def _note(raw: Mapping[str, Any]) -> str | None:
 
 def _reject_unsupported(raw: Mapping[str, Any], family: Family) -> None:
     """Weights in a form that this engine does not read."""
-    known = raw.get("quantization_config") is None or _is_mxfp4(raw, family) or _fp8_block(raw) is not None
+    known = not table(raw, "quantization_config") or _is_mxfp4(raw, family) or _fp8_block(raw) is not None
     if not known or (_fp8_block(raw) is not None and _has_joined_tensors(family)):
         raise EngineError(
             f"config.json: quantization_config {told(raw['quantization_config'])} not supported; this engine reads "

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from engines.checkpoints import load_checkpoint
-from engines.config_keys import CHANGES_NO_NUMBER, FAMILY_KEYS
+from engines.config_keys import FAMILY_KEYS
 from engines.errors import EngineError
+from engines.idle_keys import CHANGES_NO_NUMBER
 from engines.model_config import ModelConfig, parse_model_config
 from engines.rope import as_transformers
 from engines.techniques.dropless import Dropless
@@ -32,7 +33,7 @@ N_TOKENS = 40
 LARGEST = 130
 LARGEST_OF = {"num_hidden_layers": 7, "attention_factor": 2}
 """More layers, or scores sharpened more, than those would spread what rounding leaves beyond the tolerance."""
-TAKEN = {"cache_implementation": "hybrid", "return_dict": True}
+TAKEN = {"cache_implementation": "hybrid", "return_dict": True, "_attn_implementation": "eager"}
 """Keys of which transformers takes few values, or only one."""
 
 BASES: dict[str, FamilyCase] = {

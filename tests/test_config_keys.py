@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from engines.config_keys import CHANGES_NO_NUMBER, FAMILY_KEYS, GPT_OSS_ROPE, READ_OF_EVERY_FILE
+from engines.config_keys import FAMILY_KEYS, GPT_OSS_ROPE, READ_OF_EVERY_FILE
 from engines.errors import EngineError
+from engines.idle_keys import CHANGES_NO_NUMBER, OFF
+from engines.model_config import parse_model_config
 from tests.config_mutations import (
     BASES,
     NOT_MUTATED,
@@ -64,7 +67,8 @@ def test_keys_of_other_families_are_named_or_change_nothing(name: str, tmp_path:
     foreign = {*values_by_key()} - {*keys.absent, *keys.only, *keys.aliases} - NOT_MUTATED - READ_OF_EVERY_FILE
     assert len(foreign - CHANGES_NO_NUMBER) > 20
     for key in foreign:
-        planted = {**raw, key: values_by_key()[key][-1] if values_by_key()[key] else 3}
+        values = [value for value in values_by_key()[key] if key not in OFF or value != OFF[key]]
+        planted = {**raw, key: values[-1] if values else 3}
         refusal = peers.refusal(planted)
         if key in CHANGES_NO_NUMBER or key in keys.unread:
             assert peers.parsed(planted) == peers.parsed(raw)
@@ -103,6 +107,101 @@ def test_logits_agree_whatever_the_harmless_keys_say(name: str, tmp_path: Path) 
     after = peers.theirs(planted)
     assert after is not None
     assert (after[0] - before[0]).abs().max() < 1e-5, "a key that does change a number stands among the harmless ones"
+
+
+CONTRADICTS = {
+    "Qwen2": {"attention_bias", "qkv_bias", "bias", "use_bias", "add_bias"},
+    "Qwen2Moe": {"attention_bias", "bias", "use_bias", "add_bias", "n_shared_experts"},
+    "Qwen3": {"use_qk_norm", "qk_norm"},
+    "Qwen3Moe": {"use_qk_norm", "qk_norm"},
+    "Olmoe": {"use_qk_norm", "qk_norm"},
+    "Gemma2": {"use_sliding_window", "embedding_multiplier", "embedding_scale", "scale_emb", "scale_embedding"},
+    "Mixtral": {"use_sliding_window", "norm_topk_prob"},
+    "GptOss": {"qkv_bias", "mlp_bias", "bias", "use_bias", "add_bias", "norm_topk_prob", "use_sliding_window"},
+    "DeepseekV2": {"rope_interleave", "rope_interleaved", "shared_expert_intermediate_size"},
+    "DeepseekV3": {"rope_interleaved", "shared_expert_intermediate_size"},
+    "Glm4Moe": {"shared_expert_intermediate_size"},
+    "Glm4MoeLite": {"rope_interleaved", "shared_expert_intermediate_size"},
+    "Llama4": {"rope_interleave", "rope_interleaved", "n_shared_experts", "shared_expert_intermediate_size"},
+}
+"""What a family of `BASES` does without being asked, or under another name: that it is off is not true of it."""
+SAID_OF_THE_CASE = {
+    "phi-moe": {"qkv_bias", "bias", "use_bias", "add_bias"},
+    "glm4-moe": {"qkv_bias", "bias", "use_bias", "add_bias", "qk_norm"},
+    "llama4": {"qk_norm", "moe_layer_freq", "decoder_sparse_step"},
+}
+"""What these configs ask for under another name: attention_bias, use_qk_norm, every second layer."""
+
+
+def planted_off(name: str) -> tuple[dict[str, Any], set[str]]:
+    """A config with every key that its family lacks at the value at which it computes nothing, and those refused."""
+    raw, keys = raw_of(BASES[name]), FAMILY_KEYS[BASES[name].family + "ForCausalLM"]
+    lacking = {key: value for key, value in OFF.items() if key not in {*keys.absent, *keys.aliases, *keys.unread, *raw}}
+    refused = {key for key, value in lacking.items() if refuses({**raw, key: value}, key)}
+    return {**raw, **{key: value for key, value in lacking.items() if key not in refused}}, refused
+
+
+def refuses(raw: dict[str, Any], key: str) -> bool:
+    """Whether there is an error that names the key."""
+    try:
+        parse_model_config(raw, None)
+    except EngineError as error:
+        return key in str(error)
+    return False
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("name", BASES)
+def test_keys_at_which_nothing_is_computed_leave_the_logits(name: str, tmp_path: Path) -> None:
+    raw = raw_of(BASES[name])
+    planted, refused = planted_off(name)
+    assert refused == CONTRADICTS.get(BASES[name].family, set()) | SAID_OF_THE_CASE.get(name, set())
+    assert len(planted) - len(raw) > 20
+    expected = Peers(BASES[name], tmp_path).theirs(raw)
+    found = Peers(BASES[name], tmp_path / "planted").theirs(planted)
+    assert expected is not None
+    assert found is not None
+    assert torch.equal(expected[0], found[0]), "transformers makes something of a value that should be off"
+    assert assert_same_logits(Peers(BASES[name], tmp_path / "ours"), planted, "off")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mixtral", {"norm_topk_prob": False}),
+        ("qwen3", {"use_qk_norm": False}),
+        ("qwen2", {"qkv_bias": False}),
+        *((name, {"attention_multiplier": 1.0}) for name in BASES),
+        ("llama", {"routed_scaling_factor": 1.5}),
+        ("llama", {"is_causal": False}),
+        ("llama", {"n_group": True}),
+        ("llama", {"routed_scaling_factor": False}),
+        ("glm4-moe", {"bias": False, "attention_bias": True}),
+    ],
+)
+def test_off_that_is_not_true_of_the_family_stays_an_error(name: str, changes: dict[str, Any]) -> None:
+    assert refuses({**raw_of(BASES[name]), **changes}, next(iter(changes)))
+
+
+def test_window_that_is_switched_off_is_off_where_the_config_has_none() -> None:
+    raw = raw_of(BASES["mixtral"])
+    assert not refuses({**raw, "use_sliding_window": False, "sliding_window": None}, "use_sliding_window")
+    assert refuses({**raw, "use_sliding_window": False, "sliding_window": 7}, "use_sliding_window")
+
+
+def test_published_files_with_keys_of_their_trainers_are_read() -> None:
+    """SmolLM2 and other Llamas of nanotron, gemma-2-27b, Scout's outer file."""
+    llama = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}
+    for name, changes in (
+        ("llama", llama),
+        ("gemma2", {"_attn_implementation": "eager"}),
+        ("llama", {"quantization_config": {}}),
+    ):
+        raw = raw_of(BASES[name])
+        assert parse_model_config({**raw, **changes}, None) == parse_model_config(raw, None)
+    scout = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": raw_of(BASES["llama4"])}
+    outer = {"partial_rotary_factor": 1.0, "attention_bias": False}
+    assert parse_model_config({**scout, **outer}, None) == parse_model_config(scout, None)
 
 
 @pytest.mark.slow

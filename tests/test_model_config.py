@@ -136,7 +136,7 @@ def test_what_the_transformer_does_not_compute_is_refused(changes: dict[str, Any
         ("OLMoE-1B-7B-0924", {"routed_scaling_factor": 2.0}, "'routed_scaling_factor' is 2.0"),
         ("OLMoE-1B-7B-0924", {"n_group": 2}, "'n_group' is 2"),
         ("gpt-oss-20b", {"attention_chunk_size": 64}, "'attention_chunk_size' is 64"),
-        ("DeepSeek-V2-Lite", {"rope_interleave": False}, "'rope_interleave' is False"),
+        ("DeepSeek-V2-Lite", {"rope_interleave": False}, "rope_interleave False not supported"),
         ("Phi-3.5-MoE-instruct", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 not supported"),
         ("Mixtral-8x7B-v0.1", {"num_experts": 4}, "num_experts 4 contradicts num_local_experts 8"),
         ("Mixtral-8x7B-v0.1", {"model_type": "llama"}, "model_type 'llama' does not belong to MixtralForCausalLM"),
