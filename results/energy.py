@@ -84,6 +84,9 @@ def energy_between(
     )
     uncertainty = math.sqrt(total.variance_j2 + total.gain_j**2)
     remark = "; ".join([*remarks, *(p.remark for p in parts if p.remark)]) or None
+    unknown = unknown.model_copy(
+        update={"relative_gain_error": total.gain_j / abs(total.energy_j) if total.energy_j else None}
+    )
     if method == "relative gauge":
         return unknown.model_copy(
             update={"gauge_units": total.energy_j, "gauge_units_uncertainty": uncertainty, "reason": NO_JOULES}

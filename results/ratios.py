@@ -79,6 +79,18 @@ def ratio_of_means(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
     return replace(found, low=max(0.0, (half - root) / square), high=(half + root) / square)
 
 
+def widened(ratio: Ratio, relative_error: float) -> Ratio:
+    """With an uncertainty of the ratio (one relative standard deviation) that its pairs do not show, because it is the
+    same in all of them. In logarithms, so that no end falls below 0."""
+    if not (ratio.value and ratio.low is not None and ratio.high is not None and relative_error > 0):
+        return ratio
+    below, above = (
+        math.hypot(math.log(end / ratio.value) if end > 0 else math.inf, NORMAL_95 * relative_error)
+        for end in (ratio.low, ratio.high)
+    )
+    return replace(ratio, low=ratio.value * math.exp(-below), high=ratio.value * math.exp(above))
+
+
 def ratio_of_shares(arm: SampleScores, baseline: SampleScores) -> Ratio:
     """Scores of 0 or 1 of the same samples. Repeats that both have are compared."""
     samples = sorted(baseline)

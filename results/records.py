@@ -261,6 +261,8 @@ class EnergyReading(Record):
     """Of a relative gauge alone: the amount in units of its own. Never joules: `energy_j` stays None beside it."""
     gauge_units_uncertainty: float | None = None
     """One standard uncertainty."""
+    relative_gain_error: float | None = None
+    """The part of the uncertainty that all windows of the meter share, over the amount. None where it is not known."""
     p90_power_w: float | None = None
     """Of the whole window and the meter's total: power stays below it 90 % of the time."""
     p90_power_reason: str | None = None

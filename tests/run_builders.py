@@ -84,6 +84,7 @@ def reading(phase: Phase = "all", energy_j: float | None = 6.0, **changes: Any) 
         "duration_s": 2.0,
         "energy_j": energy_j,
         "uncertainty_j": None if energy_j is None else 0.05 * energy_j,
+        "relative_gain_error": None if energy_j is None else 0.05,
     }
     return EnergyReading(**(fields | changes))
 

@@ -493,3 +493,10 @@ def test_a_mark_close_to_a_reading_makes_no_spike_of_power() -> None:
     at_s, watts = power_curve(trace)
     assert at_s.tolist() == [0.02, 0.04, 0.06]
     np.testing.assert_allclose(watts, 10.0)
+
+
+def test_the_gain_error_of_a_total_is_told_apart_from_what_its_readings_leave_open() -> None:
+    """Two parts of 100 J with 2 % each, independent: sqrt(2) * 2 of 200 J."""
+    part = trace("power", GRID_S, np.full(len(GRID_S), 10.0), 0.01, relative_accuracy=0.02)
+    found = energy([part, replace(part, component="b")], (0.0, 10.0))
+    assert found.relative_gain_error == pytest.approx(0.02 / math.sqrt(2))

@@ -152,7 +152,7 @@ def test_arms_asked_otherwise_are_told_and_none_is_named_fastest() -> None:
     assert "not asked the same requests" in html_text(data)
     ((group, _),) = device_groups(data, tables.tidy(data))
     assert not group.verdicts["time"].is_certain
-    assert group.verdicts["time"].why == ASKED_OTHERWISE
+    assert group.verdicts["time"].rivals[0].why == ASKED_OTHERWISE
     with pytest.raises(UnlikeError, match="not asked the same requests"):
         compare_trials(data.trials[:3], data.trials[3:], "e2e", "all")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 from markupsafe import Markup
@@ -12,10 +11,11 @@ from markupsafe import Markup
 from results.cells import usable
 from results.ratios import Ratio
 from results.records import Cell, RunData
+from results.report.arm_figures import QUANTITIES, Quantity
 from results.report.arms import Arm, arms_of
 from results.report.page_units import PageUnits
 from results.report.picture import Axis, Panel, Point, panel, symbol
-from results.report.standings import QUANTITIES, Group, Quantity, Standing, Verdict
+from results.report.standings import Group, Standing, Verdict
 from results.units import format_interval, format_mean, format_number
 
 SHOWN_RIVALS = 3
@@ -23,6 +23,9 @@ SHOWN_RIVALS = 3
 HEADINGS: dict[Quantity, str] = {"time": "Time", "energy": "Joules", "accuracy": "Accuracy"}
 BEST: dict[Quantity, str] = {"time": "fastest", "energy": "fewest joules", "accuracy": "most accurate"}
 REUSES = "reuse_prefix"
+TELLING_ERROR = 0.01
+"""Relative uncertainty that a meter states, from which on its heading says so."""
+MOST_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Figure:
     order: float | None
     is_best: bool = False
     is_certain: bool = False
+    is_baseline: bool = False
     note: int | None = None
 
 
@@ -42,7 +46,6 @@ class Figure:
 class ArmRow:
     arm: Arm
     symbol: Markup
-    is_baseline: bool
     figures: tuple[Figure, ...]
 
 
@@ -54,11 +57,12 @@ class Heading:
 
 @dataclass
 class ArmTable:
-    """notes: numbered from 1. asked: what one pass asked, in words."""
+    """notes: numbered from 1. baseline_remark: why it is another than the one that was asked for."""
 
     id: str
     title: str
     baseline: str
+    baseline_remark: str
     headings: list[Heading]
     best: list[str]
     rows: list[ArmRow] = field(default_factory=list)
@@ -112,79 +116,126 @@ def device_screens(
 def arm_table(table_id: str, group: Group, units: PageUnits) -> ArmTable:
     headings = [_heading(q, group) for q in QUANTITIES]
     best = [BEST[q] for q in QUANTITIES]
-    table = ArmTable(table_id, group.workload or "all workloads", group.baseline.name, headings, best)
+    remark = f"{group.asked_baseline.name} has no figure" if group.asked_baseline != group.baseline else ""
+    table = ArmTable(table_id, group.workload or "all workloads", group.baseline.name, remark, headings, best)
     for row in group.rows:
         figures = tuple(_figure(table, row[q], group, units) for q in QUANTITIES)
         arm = row["time"].arm
-        table.rows.append(ArmRow(arm, symbol(arm), arm == group.baseline, figures))
+        table.rows.append(ArmRow(arm, symbol(arm), figures))
     return table
 
 
 def _heading(quantity: Quantity, group: Group) -> Heading:
     known = [row[quantity] for row in group.rows if row[quantity].value is not None]
-    methods = ", ".join(dict.fromkeys(s.method for s in known)) or "missing"
+    baseline = group.baseline_of(quantity)
+    times = f", times {baseline.name}" if baseline != group.baseline else ""
     if quantity == "accuracy":
         what = group.score if group.workload is not None else "right answers"
-        return Heading(HEADINGS[quantity], what or "not scored")
-    errors = {s.model_error for s in known if s.model_error is not None and math.isfinite(s.model_error)}
-    if quantity == "energy" and errors:
-        methods += f" ± {100 * max(errors):.2g} %"
+        return Heading(HEADINGS[quantity], (what or "not scored") + times)
+    methods = ", ".join(_method(m, known) for m in dict.fromkeys(s.method for s in known)) or "missing"
     title = HEADINGS[quantity]
     if quantity == "energy" and any(s.unit != "J" for s in known):
         title = "Gauge units"
-    return Heading(title, methods)
+    return Heading(title, methods + times)
+
+
+def _method(method: str, known: Sequence[Standing]) -> str:
+    """With what the meter states of itself, where that is more than `TELLING_ERROR`, or a model's."""
+    error = max((s.stated_error or 0.0 for s in known if s.method == method), default=0.0)
+    is_told = error > 0 if method == "modelled" else error > TELLING_ERROR
+    return f"{method} ± {100 * error:.2g} %" if is_told else method
 
 
 def _figure(table: ArmTable, standing: Standing, group: Group, units: PageUnits) -> Figure:
     if standing.value is None:
         return Figure("missing", "", "", None, note=table.note(standing.reason or "no reason was recorded"))
-    value = _value(standing, group, units)
+    plain = Figure("none", "", _value(standing, group, units), None, standing.is_best, standing.is_certain)
     if standing.is_baseline:
-        return Figure("1×", "", value, 1.0, standing.is_best)
+        return replace(plain, ratio="1×", order=1.0, is_baseline=True)
     ratio = standing.ratio
     if ratio is None or ratio.value is None:
-        return Figure("none", "", value, None, standing.is_best, note=table.note(standing.reason))
-    order = ratio.value
+        return replace(plain, note=table.note(standing.reason or "no reason was recorded"))
     if ratio.low is None or ratio.high is None:
-        note = table.note(ratio.reason)
-        return Figure(
-            f"{format_number(order)}×", "no interval", value, order, standing.is_best, standing.is_certain, note
-        )
-    text = _ratio_text(order, ratio.low, ratio.high)
-    return Figure(text, _interval(ratio.low, ratio.high), value, order, standing.is_best, standing.is_certain)
+        note = table.note("; ".join(filter(None, [ratio.reason, standing.remark])))
+        return replace(plain, ratio=_ratio(ratio), interval="no interval", order=ratio.value, note=note)
+    return replace(
+        plain,
+        ratio=_ratio_text(ratio.value, ratio.low, ratio.high),
+        interval=_interval(ratio.low, ratio.high),
+        order=ratio.value,
+        note=table.note(standing.remark),
+    )
 
 
 def _value(standing: Standing, group: Group, units: PageUnits) -> str:
+    """Where the arms' figures came to be in several ways, with its own."""
     value = standing.value or 0.0
     if standing.quantity == "accuracy":
         if group.workload is None or (group.rising and 0 <= value <= 1):
             return f"{100 * value:.3g} % of {standing.n}"
         return f"{format_number(value)}, n = {standing.n}"
     scale, unit = units.of_standing(standing.quantity, standing.unit)
-    return f"{format_number(value / scale)} {unit}"
+    same = [row[standing.quantity] for row in group.rows if row[standing.quantity].value is not None]
+    way = f", {standing.method}" if len({s.method for s in same}) > 1 else ""
+    meter = f", {standing.meter}" if standing.meter and len({s.meter for s in same}) > 1 else ""
+    return f"{format_number(value / scale)} {unit}{way}{meter}"
 
 
 # --- who is best, in words -------------------------------------------------------------------------------------------
 
 
 def sentence(verdict: Verdict) -> str:
-    """ "Fastest: int4, 0.87 times dropless [0.82, 0.93]." Or which arms may be as good as the leader."""
-    best = BEST[verdict.quantity]
+    """ "Fastest for certain: int4, 0.87× dropless [0.82, 0.93]." Or which arms may be as good as the leader."""
+    best = BEST[verdict.quantity].capitalize()
     leader = verdict.leader
     if leader is None:
-        return f"{best.capitalize()}: {verdict.why}."
+        return f"{best}: {verdict.why}."
+    names = ", ".join(_named(s) for s in verdict.without[:SHOWN_RIVALS])
+    more = len(verdict.without) - SHOWN_RIVALS
+    verb = "have" if len(verdict.without) > 1 else "has"
+    without = f"; {names}{f' and {more} more' if more > 0 else ''} {verb} no figure" if names else ""
     if verdict.is_certain:
         how = "for certain" if leader.model_error is None else "beyond the model's own error"
-        return f"{best.capitalize()} {how}: {_named(leader)}{_times(leader)}."
+        among = " of those that have a figure" if without else ""
+        return f"{best}{among} {how}: {_named(leader)}{_times(leader)}{_next(verdict)}{without}."
     if not verdict.rivals:
-        return f"{best.capitalize()}: {verdict.why} ({_named(leader)})."
-    rivals = [_named(r) for r in verdict.rivals]
-    more = len(rivals) - SHOWN_RIVALS
-    names = ", ".join([_named(leader), *rivals[: SHOWN_RIVALS if more > 1 else SHOWN_RIVALS + 1]])
-    others = f" and {more} more" if more > 1 else ""
-    behind = "; ".join(f"{_named(s)}, {_ratio(ratio)}" for s, ratio in verdict.behind[:SHOWN_RIVALS] if ratio)
-    tail = f"; behind {_named(leader)} for certain: {behind}" if behind else ""
-    return f"{best.capitalize()}: not certain between {names}{others} ({verdict.why}){tail}."
+        return f"{best}: {verdict.why} ({_named(leader)}){without}."
+    behind = f"; behind {_named(leader)} for certain: {_behind(verdict)}" if verdict.behind else ""
+    return f"{best}: not certain between {_named(leader)}, {_rivals(verdict)}{behind}{without}."
+
+
+def _rivals(verdict: Verdict) -> str:
+    """Their names, and in brackets why it is not certain, where several reasons hold each behind its arms."""
+    if verdict.why:
+        reasons = {verdict.why: [r.standing for r in verdict.rivals]}
+    else:
+        reasons = {}
+        for rival in verdict.rivals:
+            reasons.setdefault(rival.why, []).append(rival.standing)
+    told = []
+    for why, standings in reasons.items():
+        more = len(standings) - SHOWN_RIVALS
+        names = ", ".join(_named(s) for s in standings[: SHOWN_RIVALS if more > 1 else SHOWN_RIVALS + 1])
+        told.append(f"{names}{f' and {more} more' if more > 1 else ''} ({why})")
+    return ", ".join(told)
+
+
+def _behind(verdict: Verdict) -> str:
+    """The closest first; of more it says how many, up to how far."""
+    found = [(s, ratio) for s, ratio in verdict.behind if ratio is not None]
+    shown = [f"{_named(s)}, {_ratio(ratio)}" for s, ratio in found[:SHOWN_RIVALS]]
+    if len(found) > SHOWN_RIVALS:
+        standing, ratio = found[-1]
+        shown.append(f"{len(found) - SHOWN_RIVALS} more up to {_named(standing)}, {_ratio(ratio)}")
+    return "; ".join(shown)
+
+
+def _next(verdict: Verdict) -> str:
+    """The closest arm behind a leader, unless it is the baseline: that ratio is told already."""
+    standing, ratio = verdict.behind[0]
+    if standing.is_baseline or ratio is None or verdict.leader is None:
+        return ""
+    return f"; the next is {_named(standing)}, {_ratio(ratio)} {_named(verdict.leader)}"
 
 
 def _named(standing: Standing) -> str:
@@ -203,7 +254,11 @@ def _ratio(ratio: Ratio) -> str:
     if ratio.value is None:
         return "none"
     if ratio.low is None or ratio.high is None:
-        return f"{format_number(ratio.value)}×"
+        return (
+            f"{ratio.value:.{1 if ratio.value >= 1 else 2}f}×"
+            if 0.1 <= ratio.value < 10
+            else f"{format_number(ratio.value)}×"
+        )
     return f"{_ratio_text(ratio.value, ratio.low, ratio.high)} {_interval(ratio.low, ratio.high)}"
 
 
@@ -217,8 +272,11 @@ def _interval(low: float, high: float) -> str:
     """With more digits where rounding would let an interval that leaves out 1 touch it."""
     text = format_interval(low, high)
     shown = [float(end) for end in text.strip("[]").split(", ")]
-    is_clear, looks_clear = not low <= 1 <= high, not shown[0] <= 1 <= shown[1]
-    return text if is_clear == looks_clear else f"[{format_number(low)}, {format_number(high)}]"
+    digits = 2
+    while (low <= 1 <= high) != (shown[0] <= 1 <= shown[1]) and digits <= MOST_DIGITS:
+        shown = [round(low, digits), round(high, digits)]
+        text, digits = f"[{low:.{digits}f}, {high:.{digits}f}]", digits + 1
+    return text
 
 
 # --- the pictures ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from results.report.standings import Group, Quantity
+from results.report.arm_figures import Quantity
+from results.report.standings import Group
 from results.units import si_scale
 
 

@@ -1,12 +1,12 @@
 """Which arm to take: of each device, every arm's time, joules and accuracy as times a baseline.
 
 The baseline is the arm that the reader or the plan names, else the reference arm where it ran on the same device, else
-the device's first arm. A group of arms is one device, with one workload or with all of them together: the mean request
-of one pass over all that was asked, and the share of right answers of all samples that are right or wrong.
+the device's first arm; where that one has no figure, the next of these that has one.
 
-An arm is marked as the best only where that is certain: the 95 % interval of its ratio to every other arm leaves out 1
-(of answers, McNemar's exact test agrees), all figures came to be in one way, and where that way is a model, the ratio
-is beyond the model's own error. Nothing is corrected for how many arms there are.
+An arm is marked as the best only where that is certain: every other arm has a figure, the 95 % interval of its ratio to
+each leaves out 1 (of answers, McNemar's exact test agrees), all figures came to be in one way, and where that way is a
+model, the ratio is beyond the model's own error. An interval of joules counts what the meter's readings say of
+themselves, less the gain error that its arms share. Nothing is corrected for how many arms there are.
 """
 
 from __future__ import annotations
@@ -14,26 +14,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import NamedTuple
 
 import pandas as pd
 
-from results.cells import left_out_reason, trials_of, usable
-from results.compare import Difference, UnlikeError, compare_scores, mean_score, sample_scores
-from results.metrics import NO_METER, RELATIVE_UNITS
-from results.ratios import Ratio, ratio_of_means, ratio_of_shares
-from results.records import Cell, Method, RunData, Trial
+from results.compare import Difference, compare_scores
+from results.ratios import Ratio, ratio_of_means, ratio_of_shares, widened
+from results.records import Cell, Method, RunData
+from results.report.arm_figures import QUANTITIES, ArmFigure, ArmFigures, Quantity
 from results.report.arms import Arm, arms_of
 from results.statistics import NORMAL_95
-from results.zero_one import zero_one_metrics
 
-Quantity = Literal["time", "energy", "accuracy"]
-QUANTITIES: tuple[Quantity, ...] = ("time", "energy", "accuracy")
-RANDOM_WEIGHTS = "the weights are random: scores say nothing about the method"
-NOT_SCORED = "this workload is not scored"
 ASKED_OTHERWISE = "the arms were not asked the same requests: nothing can be paired"
 MODELLED_ONCE = "modelled once, so without an interval: a model gives the same figure every time"
-NO_SHARES = "no workload is right or wrong for each sample; their scores stand by workload"
+WITHIN_MODEL = "within the error of the model"
+MAYBE_0 = "their difference may be 0"
 
 
 class NoArmError(Exception):
@@ -46,7 +41,8 @@ class Standing:
 
     value: seconds or joules a request, or the mean score; None with a reason. n: trials, or samples of a score.
     model_error: one relative standard deviation of a model behind the value; None where it is measured, infinite where
-    the model states none. ratio: None for the baseline itself, and where reason says so.
+    the model states none. stated_error: what the meter's readings say of themselves. ratio: None for the baseline
+    itself, and where reason says so; remark: what the ratio leaves out.
     """
 
     arm: Arm
@@ -63,39 +59,58 @@ class Standing:
     """Whether it differs from the baseline beyond its interval, and beyond the error of its model."""
     is_best: bool = False
     model_error: float | None = None
+    stated_error: float | None = None
     reason: str | None = None
+    remark: str | None = None
+
+
+class Rival(NamedTuple):
+    """An arm that may be as good as the leader, and why that is not known."""
+
+    standing: Standing
+    why: str
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Who is best of a group in one quantity, certain or not. rivals: arms that may be as good as the leader.
 
-    behind: arms that are not, with their ratio to the leader.
+    behind: arms that are not, with their ratio to the leader, the closest first. without: arms without a figure, which
+    a certain leader is not compared with. why: what holds for all of them.
     """
 
     quantity: Quantity
     leader: Standing | None
-    rivals: tuple[Standing, ...]
+    rivals: tuple[Rival, ...]
     is_certain: bool
     why: str = ""
     behind: tuple[tuple[Standing, Ratio | None], ...] = ()
+    without: tuple[Standing, ...] = ()
 
 
 @dataclass(frozen=True)
 class Group:
-    """The arms of one device on one workload, or on all (`workload` None). rows: by arm, in the order of the plan."""
+    """The arms of one device on one workload, or on all (`workload` None). rows: by arm, in the order of the plan.
+
+    asked_baseline: the arm that would be the baseline if it had a figure. A quantity may have another baseline than
+    the time's, where only that figure is missing: its standing says so.
+    """
 
     device: str
     workload: str | None
     score: str | None
     rising: bool
     baseline: Arm
+    asked_baseline: Arm
     rows: tuple[Mapping[Quantity, Standing], ...]
     verdicts: Mapping[Quantity, Verdict]
 
     @property
     def arms(self) -> list[Arm]:
         return [row["time"].arm for row in self.rows]
+
+    def baseline_of(self, quantity: Quantity) -> Arm:
+        return next((row[quantity].arm for row in self.rows if row[quantity].is_baseline), self.baseline)
 
 
 def device_groups(run: RunData, frame: pd.DataFrame, baseline: str | None = None) -> list[tuple[Group, list[Group]]]:
@@ -148,7 +163,7 @@ def _table_row(group: Group, standing: Standing) -> dict[str, object]:
         "arm": standing.arm.engine,
         "technique": standing.arm.technique,
         "model": standing.arm.model,
-        "baseline": group.baseline.engine,
+        "baseline": group.baseline_of(standing.quantity).engine,
         "quantity": standing.quantity,
         "score": group.score if standing.quantity == "accuracy" else None,
         "value": standing.value,
@@ -166,199 +181,54 @@ def _table_row(group: Group, standing: Standing) -> dict[str, object]:
     }
 
 
-# --- one arm's figures -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Figure:
-    """An arm's figure before it is compared. sums: of each workload, seconds or joules of all requests, by repeat.
-    scores: by sample. asked: what two arms must share to be paired."""
-
-    arm: Arm
-    value: float | None
-    unit: str
-    method: Method
-    meter: str | None
-    n: int
-    n_of: str
-    model_error: float | None
-    reason: str | None
-    sums: tuple[Mapping[int, float], ...] = ()
-    scores: Mapping[str, tuple[float, ...]] | None = None
-    asked: tuple[object, ...] = ()
-    is_share: bool = False
-    rising: bool = False
-
-
 class _Groups:
     def __init__(self, run: RunData, frame: pd.DataFrame, baseline: str | None) -> None:
         self._run, self._baseline = run, baseline
         self._arms = arms_of(run.cells)
-        self._all_trials = trials_of(run)
-        self._trials = {cell_id: usable(own) for cell_id, own in self._all_trials.items()}
-        self._zero_one = zero_one_metrics(run)
-        self._rising = {s.metric: s.higher_is_better for t in run.trials for s in t.scores}
-        self._first_score = _first_scores(run)
-        self._amounts: dict[tuple[str, Quantity], _Amount] = {}
-        errors = frame[(frame["metric"] == "energy_uncertainty") & (frame["phase"] == "all")]
-        self._energy_error = dict(zip(errors["cell"], errors["mean"], strict=True))
+        self._figures = ArmFigures(run, frame)
 
     def group(self, device: str, workloads: Sequence[str]) -> Group:
         by_arm: dict[Arm, list[Cell]] = {}
         for cell in self._run.cells:
             if cell.device == device and cell.workload in workloads:
                 by_arm.setdefault(self._arms[cell.cell_id], []).append(cell)
-        baseline = self._baseline_of(device, by_arm)
+        asked = self._asked_baselines(by_arm)
+        score = self._figures.first_score.get(workloads[0]) if len(workloads) == 1 else None
+        rising = self._figures.rising.get(score or "", True)
+        figures = {
+            q: [self._figures.figure(arm, cells, workloads, q) for arm, cells in by_arm.items()] for q in QUANTITIES
+        }
+        baseline = _with_figure(asked, figures["time"])
         found: dict[Quantity, list[Standing]] = {}
         verdicts: dict[Quantity, Verdict] = {}
-        score = self._first_score.get(workloads[0]) if len(workloads) == 1 else None
-        rising = self._rising.get(score or "", True)
-        for quantity in QUANTITIES:
-            figures = [self._figure(arm, cells, workloads, quantity) for arm, cells in by_arm.items()]
-            verdicts[quantity], found[quantity] = _ranked(figures, baseline, quantity)
+        for q, own in figures.items():
+            verdicts[q], found[q] = _ranked(own, _with_figure([baseline, *asked], own), q)
         rows = tuple({q: found[q][i] for q in QUANTITIES} for i in range(len(by_arm)))
-        return Group(device, workloads[0] if len(workloads) == 1 else None, score, rising, baseline, rows, verdicts)
+        return Group(
+            device, workloads[0] if len(workloads) == 1 else None, score, rising, baseline, asked[0], rows, verdicts
+        )
 
-    def _baseline_of(self, device: str, by_arm: Mapping[Arm, Sequence[Cell]]) -> Arm:
+    def _asked_baselines(self, by_arm: Mapping[Arm, Sequence[Cell]]) -> list[Arm]:
+        """The first that has a figure is taken."""
         named = [arm for arm in by_arm if self._baseline in names_of(arm.engine)]
         here = {c.cell_id: arm for arm, cells in by_arm.items() for c in cells}
         references = [here[c.reference_id] for cells in by_arm.values() for c in cells if c.reference_id in here]
-        return (*named, *references, *by_arm)[0]
-
-    def _figure(self, arm: Arm, cells: Sequence[Cell], workloads: Sequence[str], quantity: Quantity) -> _Figure:
-        by_workload = {c.workload: c for c in cells}
-        lacking = [w for w in workloads if w not in by_workload or not self._trials[by_workload[w].cell_id]]
-        unit = {"time": "s", "energy": "J", "accuracy": "1"}[quantity]
-        n_of = "samples" if quantity == "accuracy" else "trials"
-        none = _Figure(arm, None, unit, "missing", None, 0, n_of, None, None)
-        if lacking:
-            own = by_workload.get(lacking[0])
-            why = left_out_reason(self._all_trials[own.cell_id], with_errors=True) if own else "was not asked"
-            return replace(none, reason=f"{', '.join(lacking)}: {why or 'no trial was run'}")
-        chosen = [by_workload[w] for w in workloads]
-        if quantity == "accuracy":
-            return self._score(none, chosen)
-        trials = [self._trials[c.cell_id] for c in chosen]
-        amounts = [{t.repeat: self._amount(t, quantity) for t in own} for own in trials]
-        ways = {(a.unit, a.method, a.meter) for own in amounts for a in own.values() if a.value is not None}
-        sums = tuple({i: a.value for i, a in own.items() if a.value is not None} for own in amounts)
-        if not all(sums):
-            return replace(none, reason=next(a.reason for own in amounts for a in own.values() if a.value is None))
-        if len(ways) > 1:
-            return replace(none, reason="its trials' figures came to be in several ways")
-        (unit, method, meter), n_requests = ways.pop(), sum(len(own[0].completions) for own in trials)
-        total = math.fsum(math.fsum(own.values()) / len(own) for own in sums)
-        return replace(
-            none,
-            value=total / n_requests,
-            unit=unit,
-            method=method,
-            meter=meter,
-            n=min(map(len, sums)),
-            model_error=self._model_error(chosen, quantity, method),
-            sums=sums,
-            asked=tuple({t.requests_sha256 for t in own} | {len(t.completions) for t in own} for own in trials),
-        )
-
-    def _amount(self, trial: Trial, quantity: Quantity) -> _Amount:
-        """Read once: a trial counts in its workload, and in all of them together."""
-        key = (trial.trial_id, quantity)
-        if key not in self._amounts:
-            self._amounts[key] = _seconds(trial) if quantity == "time" else _joules(trial)
-        return self._amounts[key]
-
-    def _model_error(self, cells: Sequence[Cell], quantity: Quantity, method: Method) -> float | None:
-        if method != "modelled":
-            return None
-        if quantity == "time":
-            return math.inf
-        errors = [self._energy_error.get(c.cell_id, math.nan) / 100 for c in cells]
-        return max(errors) if all(e == e for e in errors) else math.inf
-
-    def _score(self, none: _Figure, cells: Sequence[Cell]) -> _Figure:
-        if {c.model_note for c in cells} == {"random weights"}:
-            return replace(none, reason=RANDOM_WEIGHTS)
-        is_whole = len(cells) > 1
-        scored = [(c, m) for c in cells if (m := self._first_score.get(c.workload)) is not None]
-        shares = [(c, m) for c, m in scored if m in self._zero_one[c.workload]]
-        if not scored:
-            return replace(none, reason=NOT_SCORED)
-        if is_whole and not shares:
-            return replace(none, reason=NO_SHARES)
-        scores: dict[str, tuple[float, ...]] = {}
-        try:
-            for cell, metric in shares if is_whole else scored:
-                own = sample_scores(self._trials[cell.cell_id], metric)
-                scores |= {f"{cell.workload}\0{sample}": values for sample, values in own.items()}
-        except UnlikeError as error:
-            return replace(none, reason=str(error))
-        (cell, metric), *_ = scored
-        rising = True if is_whole else self._rising.get(metric, True)
-        wholes = [s for t in self._trials[cell.cell_id] for s in t.scores if s.metric == metric and s.sample_id is None]
-        aggregate = math.fsum(s.value for s in wholes) / len(wholes) if wholes else None
-        is_mean = bool(scores) and (
-            is_whole or aggregate is None or math.isclose(mean_score(scores), aggregate, rel_tol=1e-6, abs_tol=1e-12)
-        )
-        if not is_mean and aggregate is None:
-            return replace(none, reason="it has no score")
-        return replace(
-            none,
-            value=mean_score(scores) if is_mean else aggregate,
-            method="measured",
-            n=len(scores) if is_mean else wholes[0].n,
-            scores=scores if is_mean else None,
-            is_share=len(shares) > 0 and is_mean,
-            rising=rising,
-        )
+        return [*named, *references, *by_arm]
 
 
-@dataclass(frozen=True)
-class _Amount:
-    value: float | None
-    unit: str
-    method: Method
-    meter: str | None
-    reason: str | None
-
-
-def _seconds(trial: Trial) -> _Amount:
-    """E2E of all requests of a trial."""
-    if not trial.completions:
-        return _Amount(None, "s", trial.time_method, None, "no request was completed")
-    return _Amount(math.fsum(c.e2e_s for c in trial.completions), "s", trial.time_method, None, None)
-
-
-def _joules(trial: Trial) -> _Amount:
-    """Of the window, by the trial's first meter."""
-    found = next((r for r in trial.energy if (r.component, r.phase) == ("total", "all")), None)
-    if found is None:
-        return _Amount(None, "J", "missing", None, NO_METER)
-    if found.method == "relative gauge":
-        return _Amount(found.gauge_units, RELATIVE_UNITS["J"], found.method, found.meter, found.reason)
-    return _Amount(found.energy_j, "J", found.method, found.meter, found.reason or f"{found.meter} gave no energy")
-
-
-def _first_scores(run: RunData) -> dict[str, str]:
-    """By workload: the first of its scores, as lm-eval orders them."""
-    workload_of = {cell.cell_id: cell.workload for cell in run.cells}
-    found: dict[str, str] = {}
-    for whole in (True, False):
-        for trial in run.trials:
-            for score in trial.scores:
-                if (score.sample_id is None) is whole:
-                    found.setdefault(workload_of[trial.cell_id], score.metric)
-                    break
-    return found
+def _with_figure(arms: Sequence[Arm], figures: Sequence[ArmFigure]) -> Arm:
+    known = {f.arm for f in figures if f.value is not None}
+    return next((arm for arm in arms if arm in known), arms[0])
 
 
 # --- against the baseline, and against each other --------------------------------------------------------------------
 
 
-def _ranked(figures: Sequence[_Figure], baseline: Arm, quantity: Quantity) -> tuple[Verdict, list[Standing]]:
+def _ranked(figures: Sequence[ArmFigure], baseline: Arm, quantity: Quantity) -> tuple[Verdict, list[Standing]]:
     base = next(f for f in figures if f.arm == baseline)
     standings = []
     for figure in figures:
-        ratio, reason = (None, figure.reason) if figure is base else _against(figure, base)
+        against = _Against(None, figure.reason) if figure is base else _against(figure, base)
         standings.append(
             Standing(
                 arm=figure.arm,
@@ -369,60 +239,95 @@ def _ranked(figures: Sequence[_Figure], baseline: Arm, quantity: Quantity) -> tu
                 meter=figure.meter,
                 n=figure.n,
                 n_of=figure.n_of,
-                ratio=ratio,
+                ratio=against.ratio,
                 is_baseline=figure is base,
-                is_certain=figure is not base and _differ(figure, base, ratio),
+                is_certain=figure is not base and _differ(figure, base, against.ratio),
                 model_error=figure.model_error,
-                reason=reason,
+                stated_error=figure.stated_error,
+                reason=against.reason,
+                remark=against.remark,
             )
         )
     verdict = _verdict(quantity, figures, standings)
-    if verdict.is_certain and verdict.leader is not None:
+    if verdict.is_certain and verdict.leader is not None and not verdict.without:
         best = replace(verdict.leader, is_best=True)
         standings = [best if s is verdict.leader else s for s in standings]
         verdict = replace(verdict, leader=best)
     return verdict, standings
 
 
-def _against(figure: _Figure, base: _Figure) -> tuple[Ratio | None, str | None]:
-    """(ratio, why there is none)."""
+class _Against(NamedTuple):
+    """reason: why there is no ratio, or none with an interval. remark: what the ratio leaves out."""
+
+    ratio: Ratio | None
+    reason: str | None = None
+    remark: str | None = None
+
+
+def _against(figure: ArmFigure, base: ArmFigure) -> _Against:
+    name = base.arm.name
     if figure.value is None:
-        return None, figure.reason
+        return _Against(None, figure.reason)
     if base.value is None:
-        return None, f"the baseline has no figure: {base.reason}"
-    if (figure.method, figure.meter, figure.unit) != (base.method, base.meter, base.unit):
-        return None, f"the baseline's figure came to be in another way ({base.method}, {base.meter or 'no meter'})"
+        return _Against(None, f"{name} has no figure: {base.reason}")
+    if figure.way != base.way:
+        ways = [f.spoken_way if figure.unit == base.unit else f"{f.spoken_way}, in {f.unit}" for f in (figure, base)]
+        return _Against(None, f"not compared: {figure.arm.name} is {ways[0]}; {name} is {ways[1]}")
+    if base.value == 0:
+        return _Against(None, f"{name} has 0, and nothing is a multiple of 0")
     if figure.scores is not None and base.scores is not None:
-        if figure.scores.keys() != base.scores.keys():
-            return None, "not the same samples as the baseline's"
-        if figure.is_share:
-            return ratio_of_shares(figure.scores, base.scores), None
-        samples = sorted(base.scores)
-        pairs = [[math.fsum(f.scores[s]) / len(f.scores[s]) for s in samples] for f in (figure, base) if f.scores]
-        return ratio_of_means([(pairs[0], pairs[1])]), None
+        return _of_scores(figure, base)
     if not figure.sums:
-        if base.value == 0:
-            return None, "the baseline's score is 0"
-        return Ratio(figure.value / base.value, reason="this score is no mean over samples, so nothing tests it"), None
+        return _untested(figure, base, "this score is no mean over samples, so nothing tests it")
     if figure.asked != base.asked:
-        return Ratio(figure.value / base.value if base.value else None, reason=ASKED_OTHERWISE), None
-    return _paired_ratio(figure, base)
+        return _untested(figure, base, ASKED_OTHERWISE)
+    return _of_pairs(figure, base)
 
 
-def _paired_ratio(figure: _Figure, base: _Figure) -> tuple[Ratio | None, str | None]:
+def _untested(figure: ArmFigure, base: ArmFigure, why: str) -> _Against:
+    return _Against(Ratio((figure.value or 0.0) / (base.value or math.nan), reason=why), why)
+
+
+def _of_scores(figure: ArmFigure, base: ArmFigure) -> _Against:
+    own, other = figure.scores or {}, base.scores or {}
+    if own.keys() != other.keys():
+        return _Against(None, f"not the same samples as those of {base.arm.name}")
+    samples = sorted(other)
+    if figure.is_share:
+        ratio = ratio_of_shares(own, other)
+        n_repeats = [max(map(len, scores.values())) for scores in (own, other)]
+        remark = None
+        if n_repeats[0] != n_repeats[1]:
+            remark = f"as times {base.arm.name}: of the first {min(n_repeats)} repeats that count of either"
+        return _Against(ratio if ratio.value is not None else None, ratio.reason, remark)
+    means = [[math.fsum(scores[s]) / len(scores[s]) for s in samples] for scores in (own, other)]
+    ratio = ratio_of_means([(means[0], means[1])])
+    return _Against(ratio if ratio.value is not None else None, ratio.reason)
+
+
+def _of_pairs(figure: ArmFigure, base: ArmFigure) -> _Against:
     pairs = []
     for own, other in zip(figure.sums, base.sums, strict=True):
         both = sorted(own.keys() & other.keys())
         if not both:
-            return None, "no repeat has a figure of both arms"
+            return _Against(None, f"no repeat has a figure of {figure.arm.name} and of {base.arm.name}")
         pairs.append(([own[i] for i in both], [other[i] for i in both]))
     ratio = ratio_of_means(pairs)
     if figure.model_error is not None and ratio.n == 1:
         ratio = replace(ratio, reason=MODELLED_ONCE)
-    return (None, ratio.reason) if ratio.value is None else (ratio, None)
+    elif figure.model_error is None and base.model_error is None:
+        ratio = widened(ratio, math.hypot(figure.unshared_error, base.unshared_error))
+    remark = None
+    if any(own.keys() != other.keys() for own, other in zip(figure.sums, base.sums, strict=True)):
+        counts = ", ".join(dict.fromkeys(str(len(own)) for own, _ in pairs))
+        remark = (
+            f"as times {base.arm.name}: over the {counts} repeats that both have; the figure below the interval is over"
+            f" all repeats of its arm"
+        )
+    return _Against(ratio if ratio.value is not None else None, ratio.reason, remark)
 
 
-def _differ(figure: _Figure, other: _Figure, ratio: Ratio | None) -> bool:
+def _differ(figure: ArmFigure, other: ArmFigure, ratio: Ratio | None) -> bool:
     """Whether two figures differ for certain: beyond the interval of their pairs, and beyond the error of a model."""
     if ratio is None or ratio.value is None or ratio.value <= 0:
         return False
@@ -435,12 +340,13 @@ def _differ(figure: _Figure, other: _Figure, ratio: Ratio | None) -> bool:
     return ratio.is_clear
 
 
-def _tested(figure: _Figure, other: _Figure) -> Difference:
+def _tested(figure: ArmFigure, other: ArmFigure) -> Difference:
     return compare_scores(other.scores or {}, figure.scores or {}, is_zero_one=True)
 
 
-def _verdict(quantity: Quantity, figures: Sequence[_Figure], standings: Sequence[Standing]) -> Verdict:
+def _verdict(quantity: Quantity, figures: Sequence[ArmFigure], standings: Sequence[Standing]) -> Verdict:
     known = [(f, s) for f, s in zip(figures, standings, strict=True) if f.value is not None]
+    without = tuple(s for s in standings if s.value is None)
     if not known:
         reasons = dict.fromkeys(s.reason for s in standings if s.reason)
         return Verdict(quantity, None, (), False, next(iter(reasons), "no arm has a figure"))
@@ -449,16 +355,21 @@ def _verdict(quantity: Quantity, figures: Sequence[_Figure], standings: Sequence
     others = [(f, s) for f, s in known if f is not best]
     if not others:
         return Verdict(quantity, leader, (), False, "only this arm has a figure")
-    ways = {(f.method, f.meter, f.unit) for f, _ in known}
-    if len(ways) > 1:
-        return Verdict(quantity, leader, tuple(s for _, s in others), False, "their figures came to be in several ways")
-    ratios = [_against(f, best)[0] for f, _ in others]
-    told = [(s, ratio, _differ(f, best, ratio)) for (f, s), ratio in zip(others, ratios, strict=True)]
-    rivals = tuple(s for s, _, differs in told if not differs)
-    behind = tuple((s, ratio) for s, ratio, differs in told if differs)
-    why = ""
-    if rivals:
-        modelled = best.model_error is not None
-        without = next((r.reason for r in ratios if r is not None and r.low is None), None)
-        why = "within the error of the model" if modelled else without or "their difference may be 0"
-    return Verdict(quantity, leader, rivals, not rivals, why, behind)
+    if len({f.way for f, _ in known}) > 1:
+        ways = "; ".join(f"{f.arm.name} {f.spoken_way}" for f, _ in known)
+        told = f"their figures came to be in several ways: {ways}"
+        return Verdict(quantity, leader, tuple(Rival(s, "") for _, s in others), False, told, (), without)
+    rivals, behind = [], []
+    for figure, standing in others:
+        against = _against(figure, best)
+        if _differ(figure, best, against.ratio):
+            behind.append((standing, against.ratio))
+        else:
+            is_inside = best.model_error is not None and against.reason in (None, MODELLED_ONCE)
+            rivals.append(Rival(standing, WITHIN_MODEL if is_inside else against.reason or MAYBE_0))
+    behind.sort(key=lambda one: _distance(one[1]))
+    return Verdict(quantity, leader, tuple(rivals), not rivals, "", tuple(behind), without)
+
+
+def _distance(ratio: Ratio | None) -> float:
+    return abs(math.log(ratio.value)) if ratio is not None and ratio.value else math.inf

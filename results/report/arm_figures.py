@@ -1,0 +1,230 @@
+"""One arm's seconds, joules and score of a group, before anything is compared, with how uncertain each is.
+
+A group is one device, with one workload or with several of them together: the mean request of one pass over all that
+was asked, and the share of right answers of all samples that are right or wrong.
+
+The readings of a meter are uncertain in two ways. Its gain error is the same for every arm, so it cancels in a ratio.
+What is left (a stretch that was filled in, edges between readings) may be the same in every repeat of an arm, and
+another in another arm: repeats do not narrow it. A reading that does not say how much of it is gain has all of it left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pandas as pd
+
+from results.cells import left_out_reason, trials_of, usable
+from results.compare import UnlikeError, mean_score, sample_scores
+from results.metrics import NO_METER, RELATIVE_UNITS
+from results.records import Cell, Method, RunData, Trial
+from results.report.arms import Arm
+from results.zero_one import zero_one_metrics
+
+Quantity = Literal["time", "energy", "accuracy"]
+QUANTITIES: tuple[Quantity, ...] = ("time", "energy", "accuracy")
+RANDOM_WEIGHTS = "the weights are random: scores say nothing about the method"
+NOT_SCORED = "this workload is not scored"
+NO_SHARES = "no workload is right or wrong for each sample; their scores stand by workload"
+
+
+@dataclass(frozen=True)
+class ArmFigure:
+    """An arm's figure before it is compared.
+
+    value: seconds or joules a request, or the mean score; None with a reason. n: trials, or samples of a score.
+    model_error: one relative standard deviation of a model behind the value; None where it is measured, infinite where
+    the model states none. stated_error: that of the meter's own readings, whole; unshared_error: without the gain
+    error. sums: of each workload, seconds or joules of all requests, by repeat. scores: by sample. asked: what two
+    arms must share to be paired.
+    """
+
+    arm: Arm
+    value: float | None
+    unit: str
+    method: Method
+    meter: str | None
+    n: int
+    n_of: str
+    model_error: float | None = None
+    stated_error: float | None = None
+    unshared_error: float = 0.0
+    reason: str | None = None
+    sums: tuple[Mapping[int, float], ...] = ()
+    scores: Mapping[str, tuple[float, ...]] | None = None
+    asked: tuple[object, ...] = ()
+    is_share: bool = False
+    rising: bool = False
+
+    @property
+    def way(self) -> tuple[Method, str | None, str]:
+        """How it came to be. Figures of two ways are not compared."""
+        return self.method, self.meter, self.unit
+
+    @property
+    def spoken_way(self) -> str:
+        return f"{self.method}, {self.meter}" if self.meter else self.method
+
+
+class ArmFigures:
+    """first_score: of each workload. rising: whether more is better, by score."""
+
+    def __init__(self, run: RunData, frame: pd.DataFrame) -> None:
+        self._all_trials = trials_of(run)
+        self._trials = {cell_id: usable(own) for cell_id, own in self._all_trials.items()}
+        self._zero_one = zero_one_metrics(run)
+        self.rising = {s.metric: s.higher_is_better for t in run.trials for s in t.scores}
+        self.first_score = _first_scores(run)
+        self._amounts: dict[tuple[str, Quantity], _Amount] = {}
+        errors = frame[(frame["metric"] == "energy_uncertainty") & (frame["phase"] == "all") & frame["mean"].notna()]
+        self._stated_error: dict[tuple[str, str | None, str], float] = {
+            (cell, meter, method): percent / 100
+            for cell, meter, method, percent in zip(
+                *(errors[c] for c in ("cell", "meter", "method", "mean")), strict=True
+            )
+        }
+
+    def figure(self, arm: Arm, cells: Sequence[Cell], workloads: Sequence[str], quantity: Quantity) -> ArmFigure:
+        by_workload = {c.workload: c for c in cells}
+        lacking = [w for w in workloads if w not in by_workload or not self._trials[by_workload[w].cell_id]]
+        unit = {"time": "s", "energy": "J", "accuracy": "1"}[quantity]
+        n_of = "samples" if quantity == "accuracy" else "trials"
+        none = ArmFigure(arm, None, unit, "missing", None, 0, n_of)
+        if lacking:
+            own = by_workload.get(lacking[0])
+            why = left_out_reason(self._all_trials[own.cell_id], with_errors=True) if own else "was not asked"
+            return replace(none, reason=f"{', '.join(lacking)}: {why or 'no trial was run'}")
+        chosen = [by_workload[w] for w in workloads]
+        if quantity == "accuracy":
+            return self._score(none, chosen)
+        trials = [self._trials[c.cell_id] for c in chosen]
+        amounts = [{t.repeat: self._amount(t, quantity) for t in own} for own in trials]
+        ways = {(a.unit, a.method, a.meter) for own in amounts for a in own.values() if a.value is not None}
+        sums = tuple({i: a.value for i, a in own.items() if a.value is not None} for own in amounts)
+        if not all(sums):
+            return replace(none, reason=next(a.reason for own in amounts for a in own.values() if a.value is None))
+        if len(ways) > 1:
+            return replace(none, reason="its trials' figures came to be in several ways")
+        (unit, method, meter), n_requests = ways.pop(), sum(len(own[0].completions) for own in trials)
+        total = math.fsum(math.fsum(own.values()) / len(own) for own in sums)
+        stated = self._stated(chosen, meter, method) if quantity == "energy" else None
+        no_model_error = math.inf if quantity == "time" or stated is None else stated
+        return replace(
+            none,
+            value=total / n_requests,
+            unit=unit,
+            method=method,
+            meter=meter,
+            n=min(map(len, sums)),
+            model_error=no_model_error if method == "modelled" else None,
+            stated_error=stated,
+            unshared_error=_unshared(amounts, total),
+            sums=sums,
+            asked=tuple({t.requests_sha256 for t in own} | {len(t.completions) for t in own} for own in trials),
+        )
+
+    def _amount(self, trial: Trial, quantity: Quantity) -> _Amount:
+        """Read once: a trial counts in its workload, and in all of them together."""
+        key = (trial.trial_id, quantity)
+        if key not in self._amounts:
+            self._amounts[key] = _seconds(trial) if quantity == "time" else _joules(trial)
+        return self._amounts[key]
+
+    def _stated(self, cells: Sequence[Cell], meter: str | None, method: Method) -> float | None:
+        """By the meter that the figure is of: a second meter beside it states its own."""
+        errors = [self._stated_error.get((c.cell_id, meter, method)) for c in cells]
+        known = [e for e in errors if e is not None]
+        return max(known) if len(known) == len(errors) else None
+
+    def _score(self, none: ArmFigure, cells: Sequence[Cell]) -> ArmFigure:
+        if {c.model_note for c in cells} == {"random weights"}:
+            return replace(none, reason=RANDOM_WEIGHTS)
+        is_whole = len(cells) > 1
+        scored = [(c, m) for c in cells if (m := self.first_score.get(c.workload)) is not None]
+        shares = [(c, m) for c, m in scored if m in self._zero_one[c.workload]]
+        if not scored:
+            return replace(none, reason=NOT_SCORED)
+        if is_whole and not shares:
+            return replace(none, reason=NO_SHARES)
+        scores: dict[str, tuple[float, ...]] = {}
+        try:
+            for cell, metric in shares if is_whole else scored:
+                own = sample_scores(self._trials[cell.cell_id], metric)
+                scores |= {f"{cell.workload}\0{sample}": values for sample, values in own.items()}
+        except UnlikeError as error:
+            return replace(none, reason=str(error))
+        (cell, metric), *_ = scored
+        rising = True if is_whole else self.rising.get(metric, True)
+        wholes = [s for t in self._trials[cell.cell_id] for s in t.scores if s.metric == metric and s.sample_id is None]
+        aggregate = math.fsum(s.value for s in wholes) / len(wholes) if wholes else None
+        is_mean = bool(scores) and (
+            is_whole or aggregate is None or math.isclose(mean_score(scores), aggregate, rel_tol=1e-6, abs_tol=1e-12)
+        )
+        if not is_mean and aggregate is None:
+            return replace(none, reason="it has no score")
+        return replace(
+            none,
+            value=mean_score(scores) if is_mean else aggregate,
+            method="measured",
+            n=len(scores) if is_mean else wholes[0].n,
+            scores=scores if is_mean else None,
+            is_share=len(shares) > 0 and is_mean,
+            rising=rising,
+        )
+
+
+@dataclass(frozen=True)
+class _Amount:
+    """unshared: standard uncertainty that other arms of the same meter do not share."""
+
+    value: float | None
+    unit: str
+    method: Method
+    meter: str | None
+    reason: str | None
+    unshared: float = 0.0
+
+
+def _seconds(trial: Trial) -> _Amount:
+    """E2E of all requests of a trial."""
+    if not trial.completions:
+        return _Amount(None, "s", trial.time_method, None, "no request was completed")
+    return _Amount(math.fsum(c.e2e_s for c in trial.completions), "s", trial.time_method, None, None)
+
+
+def _joules(trial: Trial) -> _Amount:
+    """Of the window, by the trial's first meter."""
+    found = next((r for r in trial.energy if (r.component, r.phase) == ("total", "all")), None)
+    if found is None:
+        return _Amount(None, "J", "missing", None, NO_METER)
+    relative = found.method == "relative gauge"
+    stated = (found.gauge_units_uncertainty if relative else found.uncertainty_j) or 0.0
+    amount = (found.gauge_units if relative else found.energy_j) or 0.0
+    unshared = math.sqrt(max(stated**2 - ((found.relative_gain_error or 0.0) * amount) ** 2, 0.0))
+    if relative:
+        unit, reason = RELATIVE_UNITS["J"], found.reason
+        return _Amount(found.gauge_units, unit, found.method, found.meter, reason, unshared)
+    reason = found.reason or f"{found.meter} gave no energy"
+    return _Amount(found.energy_j, "J", found.method, found.meter, reason, unshared)
+
+
+def _unshared(amounts: Sequence[Mapping[int, _Amount]], total: float) -> float:
+    """Relative to the total: of each workload the mean over repeats, as if it were the same in all of them."""
+    known = [[a.unshared for a in own.values() if a.value is not None] for own in amounts]
+    return math.fsum(math.fsum(own) / len(own) for own in known) / abs(total) if total else 0.0
+
+
+def _first_scores(run: RunData) -> dict[str, str]:
+    """By workload: the first of its scores, as lm-eval orders them."""
+    workload_of = {cell.cell_id: cell.workload for cell in run.cells}
+    found: dict[str, str] = {}
+    for whole in (True, False):
+        for trial in run.trials:
+            for score in trial.scores:
+                if (score.sample_id is None) is whole:
+                    found.setdefault(workload_of[trial.cell_id], score.metric)
+                    break
+    return found

@@ -1,0 +1,174 @@
+"""The first screen says no more than is known: whose error, which repeats, which arms, how far behind."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from results.ratios import Ratio, widened
+from results.records import EnergyReading, RunData, Trial
+from results.report.first_screen import Figure
+from tests.run_builders import failed, reading, run
+from tests.test_standings import groups, lasting, named, noisy, screen, standing
+
+
+def figures(data: RunData, column: int) -> dict[str, Figure]:
+    return {row.arm.name: row.figures[column] for row in screen(data).table.rows}
+
+
+def with_joules(name: str, seconds: list[float], *kinds: dict[str, object]) -> list[Trial]:
+    """Trials with one reading a kind, at 10 W or at `watts`; uncertain: relative, of that reading."""
+    found = []
+    for t, s in zip(lasting(name, seconds), seconds, strict=True):
+        readings: list[EnergyReading] = []
+        for kind in kinds:
+            own = dict(kind)
+            joules = float(str(own.pop("watts", 10.0))) * s
+            readings.append(reading("all", joules, uncertainty_j=float(str(own.pop("uncertain"))) * joules, **own))
+        found.append(t.model_copy(update={"energy": tuple(readings)}))
+    return found
+
+
+SHEET = {"method": "modelled", "meter": "cpu-sheet", "uncertain": 0.5}
+COUNTER = {"method": "counter", "meter": "nvml", "uncertain": 0.001}
+
+
+def test_a_second_meters_error_is_not_the_models() -> None:
+    """The sheet is good to 50 %, the counter beside it to 0.1 %; half the joules are within the sheet's error."""
+    trials = [
+        *with_joules("first", noisy(2.0), SHEET, COUNTER),
+        *with_joules("second", noisy(1.0, -1), SHEET, COUNTER),
+    ]
+    data = run(named("first", "second"), trials)
+    ((group, _),) = groups(data)
+    assert not group.verdicts["energy"].is_certain
+    assert standing(group, "second", "energy").model_error == pytest.approx(0.5)
+    assert screen(data).table.headings[1].below == "modelled ± 50 %"
+
+
+def test_what_a_meters_readings_say_of_themselves_is_in_the_interval() -> None:
+    """10 against 12 J: with 60 % each nothing is certain. Repeats do not narrow it."""
+    gauge = {"method": "battery gauge", "meter": "gauge", "uncertain": 0.6, "relative_gain_error": None}
+    trials = [*with_joules("first", noisy(1.0) * 5, gauge), *with_joules("second", noisy(1.2, -1) * 5, gauge)]
+    data = run(named("first", "second"), trials)
+    ((group, _),) = groups(data)
+    ratio = standing(group, "second", "energy").ratio
+    assert ratio is not None
+    assert ratio.low is not None
+    assert ratio.low < 1.2 * math.exp(-1.96 * math.hypot(0.6, 0.6))
+    assert not group.verdicts["energy"].is_certain
+    assert screen(data).table.headings[1].below == "battery gauge ± 60 %"
+
+
+def test_a_gain_error_that_the_arms_share_is_not_in_their_ratio() -> None:
+    trials = []
+    for name, seconds in (("first", noisy(1.0)), ("second", noisy(1.2, -1))):
+        trials += with_joules(name, seconds, COUNTER | {"uncertain": 0.2, "relative_gain_error": 0.2})
+    ((group, _),) = groups(run(named("first", "second"), trials))
+    assert group.verdicts["energy"].is_certain
+
+
+def test_an_uncertainty_that_no_pair_shows_widens_a_ratio_in_quadrature() -> None:
+    seen = Ratio(2.0, 2.0 / math.exp(0.3), 2.0 * math.exp(0.3), 5)
+    wide = widened(seen, 0.4 / 1.959963984540054)
+    assert (wide.low, wide.high) == (pytest.approx(2 * math.exp(-0.5)), pytest.approx(2 * math.exp(0.5)))
+    assert widened(Ratio(2.0, 0.0, 5.0, 5), 0.1).low == 0
+
+
+def test_an_arm_without_a_figure_is_not_among_those_that_the_best_is_better_than() -> None:
+    trials = [*lasting("first", noisy(1.0)), failed("second", error="out of memory"), *lasting("third", noisy(4.0, -1))]
+    data = run(named("first", "second", "third"), trials)
+    shown = screen(data)
+    assert shown.sentences[0][1].startswith("Fastest of those that have a figure for certain: first, the baseline; ")
+    assert shown.sentences[0][1].endswith("; second has no figure.")
+    assert not any(figure.is_best for row in shown.table.rows for figure in row.figures)
+
+
+def test_where_the_baseline_failed_the_next_arm_with_a_figure_is_it() -> None:
+    trials = [failed("first"), *lasting("second", noisy(2.0)), *lasting("third", noisy(1.0, -1))]
+    data = run(named("first", "second", "third"), trials)
+    table = screen(data).table
+    assert (table.baseline, table.baseline_remark) == ("second", "first has no figure")
+    assert [f.ratio for f in figures(data, 0).values()] == ["missing", "1×", "0.50×"]
+    assert "Fastest of those that have a figure for certain: third, 0.50× [0.4" in screen(data).sentences[0][1]
+
+
+def test_where_only_the_baselines_joules_are_missing_the_time_keeps_it() -> None:
+    lost = reading("all", None, reason="the counter stood still")
+    trials = [
+        *lasting("first", noisy(1.0), energy=(lost,)),
+        *lasting("second", noisy(2.0)),
+        *lasting("third", noisy(1.0, -1)),
+    ]
+    data = run(named("first", "second", "third"), trials)
+    assert figures(data, 0)["first"].is_baseline
+    assert [f.ratio for f in figures(data, 1).values()] == ["missing", "1×", "0.50×"]
+    assert figures(data, 1)["second"].is_baseline
+    assert screen(data).table.headings[1].below == "counter ± 5 %, times second"
+
+
+def test_a_ratio_of_fewer_repeats_than_the_figure_below_it_says_so() -> None:
+    trials = [*lasting("first", [1.0, 1.1, 0.9, 1.4]), *lasting("second", [2.0, 2.1])]
+    data = run(named("first", "second"), trials)
+    shown = figures(data, 0)["second"]
+    assert shown.note is not None
+    assert screen(data).table.notes[shown.note - 1].startswith("as times first: over the 2 repeats that both have")
+
+
+def test_each_arm_that_may_be_as_good_has_its_own_reason() -> None:
+    once = lasting("third", [1.05])
+    trials = [*lasting("first", [1.0, 1.2, 0.9, 1.1]), *lasting("second", [1.1, 1.0, 1.1, 1.1]), *once]
+    (_, told), *_ = screen(run(named("first", "second", "third"), trials)).sentences
+    assert told == (
+        "Fastest: not certain between first, second (their difference may be 0),"
+        " third (n = 1: no interval from one pair)."
+    )
+
+
+def test_the_closest_arms_behind_are_told_and_how_many_more_there_are() -> None:
+    names = [f"arm{i}" for i in range(9)]
+    seconds = dict(zip(names, (1.0, 9.0, 8.0, 7.0, 2.0, 3.0, 4.0, 5.0, 1.005), strict=True))
+    rng = np.random.default_rng(0)
+    trials = [t for name in names[:8] for t in lasting(name, list(seconds[name] * rng.uniform(0.99, 1.01, 4)))]
+    trials += lasting("arm8", [1.0, 1.2, 0.9, 1.1])
+    (_, told), *_ = screen(run(named(*names), trials)).sentences
+    behind = told.partition("behind arm0 for certain: ")[2]
+    assert [part.split(",")[0] for part in behind.split("; ")] == ["arm4", "arm5", "arm6", "4 more up to arm1"]
+
+
+def test_where_the_baseline_is_the_best_the_sentence_says_by_how_much() -> None:
+    trials = [*lasting("first", noisy(1.0)), *lasting("slow", noisy(4.0, -1)), *lasting("second", noisy(2.0, -1))]
+    (_, told), *_ = screen(run(named("first", "slow", "second"), trials)).sentences
+    assert told.startswith("Fastest for certain: first, the baseline; the next is second, 1.99× [1.88, 2.10] first.")
+
+
+def test_arms_measured_in_several_ways_say_which_is_which_in_their_row() -> None:
+    trials = [*with_joules("first", noisy(1.0), COUNTER), *with_joules("second", noisy(2.0), SHEET)]
+    shown = figures(run(named("first", "second"), trials), 1)
+    assert shown["first"].value == "10.0 J, counter, nvml"
+    assert shown["second"].value == "20.0 J, modelled, cpu-sheet"
+
+
+def test_a_figure_of_zero_says_why_it_is_no_multiple() -> None:
+    trials = [*lasting("first", noisy(1.0), "0000"), *lasting("second", noisy(2.0), "0000")]
+    data = run(named("first", "second"), trials)
+    shown = figures(data, 2)["second"]
+    assert shown.ratio == "none"
+    assert shown.note is not None
+    assert screen(data).table.notes[shown.note - 1] == "first has 0, and nothing is a multiple of 0"
+    assert "may be 0" not in screen(data).sentences[2][1]
+
+
+def test_a_ratio_without_an_interval_has_few_digits() -> None:
+    trials = [*lasting("first", [1.0]), *lasting("second", [0.9876])]
+    assert figures(run(named("first", "second"), trials), 0)["second"].ratio == "0.99×"
+
+
+@pytest.mark.parametrize("low", [1.004556, 1.0000123])
+def test_an_interval_that_leaves_out_1_is_shown_with_the_digits_that_say_so(low: float) -> None:
+    from results.report.first_screen import _interval
+
+    shown = [float(end) for end in _interval(low, 1.14).strip("[]").split(", ")]
+    assert 1 < shown[0] == pytest.approx(low, abs=1e-3)
