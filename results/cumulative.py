@@ -90,7 +90,8 @@ def power_samples(trace: PowerTrace, values: Array) -> tuple[Array, Array]:
 
     A value was renewed at any time since the reading before, at most an update ago: half of that on average. It shows
     that instant, or the mean of the update before it, and nobody says which: a quarter of an update is between the two.
-    A reading that repeats its value within an update says nothing new.
+    A value that stands for longer was renewed unseen, once an update: last one update before the next, and so the step
+    to the next lies between these two, wherever the readings were.
     """
     t, update_s = trace.times_s, trace.update_period_s
     if update_s == 0:
@@ -98,18 +99,22 @@ def power_samples(trace: PowerTrace, values: Array) -> tuple[Array, Array]:
     within_s = np.minimum(np.diff(t, prepend=t[0] - update_s), update_s)
     if trace.sample_interval_s > 0:
         within_s = np.minimum(within_s, trace.sample_interval_s)
-    kept, last = [0], 0
-    changed = np.diff(values, prepend=values[0]) != 0
-    for i in range(1, len(t)):
-        # A hair less than an update: stamps jitter.
-        if changed[i] or t[i] - t[last] >= update_s - EDGE_S:
-            kept.append(i)
-            last = i
-    at_s = t[kept] - within_s[kept] / 2 - update_s / 4
-    at_s = np.maximum.accumulate(at_s)
+    renewed_s = t - within_s / 2
+    changed = np.flatnonzero(np.concatenate([[True], np.diff(values) != 0]))
+    n_readings = np.diff(np.append(changed, len(t)))
+    stands_s = np.diff(np.append(renewed_s[changed], t[-1]))
+    # The last stretch ends with the trace, not with a renewal.
+    n_updates = np.append(np.rint(stands_s[:-1] / update_s), np.floor(stands_s[-1] / update_s) + 1)
+    n_renewals = np.clip(n_updates, 1, n_readings).astype(np.intp)
+    apart_s = stands_s / n_renewals
+    of_readings_s = (renewed_s[-1] - renewed_s[changed[-1]]) / max(n_renewals[-1] - 1, 1)
+    apart_s[-1] = update_s if n_renewals[-1] < n_readings[-1] else of_readings_s
+    of = np.repeat(np.arange(len(changed)), n_renewals)
+    nth = np.arange(len(of)) - np.repeat(np.cumsum(n_renewals) - n_renewals, n_renewals)
+    at_s = np.maximum.accumulate(renewed_s[changed][of] + nth * apart_s[of] - update_s / 4)
     # The ends of the trace are reached with their own power.
     at_s = np.concatenate([[min(t[0], at_s[0]) - EDGE_S], at_s, [max(t[-1], at_s[-1]) + EDGE_S]])
-    watts = np.concatenate([[values[0]], values[kept], [values[-1]]])
+    watts = np.concatenate([[values[0]], values[changed][of], [values[-1]]])
     increases = np.concatenate([[True], np.diff(at_s) > 0])
     return at_s[increases], watts[increases]
 

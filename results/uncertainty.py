@@ -6,7 +6,8 @@ Standard uncertainty (one sigma; dP is a change of power, w the time in which it
                   w the time between two readings; on a ramp, which a line follows, only the latter;
                   |P1 - P0| u / 3 from the window's start to its end: an instant, or the mean of the update u before it;
                   s d a value that was shown for one reading or update d only: see scatter
-    means alone   a gauge that shows a value between two levels at each step shows means: a tenth of that variance
+    means alone   a gauge that shows a value between two levels at each step shows means: a tenth of that variance,
+                  and a quarter of an update, between the two, to its edges
     no update     means of known stretches that stand until the next: twice dP dt / sqrt(12), and |P1 - P0| dt / 2
     counter       P w / sqrt(12) an edge: the age of its value; the value's step: q / sqrt(12);
                   dP dt f (1 - f): an edge at fraction f of the distance dt between two readings;
@@ -66,10 +67,12 @@ def power_variance_j2(trace: PowerTrace, edges: Array) -> float:
     at_edges_j, at_edges_j2 = (sum_j[last] - sum_j[first]).sum(), (sum_j2[last] - sum_j2[first]).sum()
     inside_j2 = max(0.0, float((sum_j2[last[:, 1]] - sum_j2[first[:, 0]]).sum() - at_edges_j2))
     scatter_j2 = _scatter_j2(trace, change_j, first[:, 0], last[:, 1])
-    late_j = float((v[last[:, 1]] - v[first[:, 0]]).sum()) * _lateness_s(trace, int(first.min()), int(last.max()))
+    is_of_means = update_s > 0 and shows_means(v[first.min() : last.max() + 1])
+    late_s = update_s / 4 if is_of_means else _lateness_s(trace, int(first.min()), int(last.max()))
+    late_j = float((v[last[:, 1]] - v[first[:, 0]]).sum()) * late_s
     total_s = float((edges[:, 1] - edges[:, 0]).sum())
     together = max(_in_step(v[i : j + 1]) for i, j in zip(first[:, 0], last[:, 1], strict=True))
-    of_means = MEANS_SHARE if update_s > 0 and shows_means(v[first.min() : last.max() + 1]) else 1.0
+    of_means = MEANS_SHARE if is_of_means else 1.0
     varies_j2 = together * of_means * (inside_j2 + scatter_j2)
     return varies_j2 + late_j**2 + float(at_edges_j) ** 2 + (trace.resolution * total_s) ** 2 / 12
 
