@@ -67,6 +67,8 @@ class WorkloadEntry(NamedTuple):
     what: str
     runs_code: bool = False
     """Code that a model wrote: built only where the user allowed it."""
+    smaller_is_part: bool = True
+    """With a smaller limit it asks some of the items that it asks with a larger one, and can wherever that can."""
 
 
 class MeterEntry(NamedTuple):
@@ -141,8 +143,11 @@ WORKLOADS: dict[str, WorkloadEntry] = {
     "ruler_vt": WorkloadEntry(RulerParameters, RulerVariableTracking, "RULER: names that hold a value, in a chain"),
     "ruler_cwe": WorkloadEntry(RulerParameters, RulerCommonWords, "RULER: the ten most common words of a list"),
     "ruler_fwe": WorkloadEntry(RulerParameters, RulerFrequentWords, "RULER: the three most frequent coded words"),
-    "ruler_qa_squad": WorkloadEntry(RulerParameters, qa_squad, "RULER: SQuAD among documents, from the data folder"),
-    "ruler_qa_hotpot": WorkloadEntry(RulerParameters, qa_hotpot, "RULER: HotpotQA likewise"),
+    # Questions whose documents do not fit are left out, and all of a smaller limit's may be such.
+    "ruler_qa_squad": WorkloadEntry(
+        RulerParameters, qa_squad, "RULER: SQuAD among documents, from the data folder", smaller_is_part=False
+    ),
+    "ruler_qa_hotpot": WorkloadEntry(RulerParameters, qa_hotpot, "RULER: HotpotQA likewise", smaller_is_part=False),
     "sharegpt": WorkloadEntry(ShareGPTParameters, ShareGPT, "multi-turn chat replay: latency and energy only"),
     "mt_bench": WorkloadEntry(MTBenchParameters, MTBench, "two-turn questions: latency and energy only"),
     "rolebench": WorkloadEntry(RoleBenchParameters, RoleBench, "questions to a role: ROUGE-L against references"),
@@ -150,7 +155,10 @@ WORKLOADS: dict[str, WorkloadEntry] = {
         FixedLengthsParameters, FixedLengths, "exact prompt and answer lengths, one by one or at Poisson arrivals"
     ),
     "azure_trace": WorkloadEntry(
-        AzureTraceParameters, AzureTrace, "arrivals and lengths of Azure's conversation and code services, 2023"
+        AzureTraceParameters,
+        AzureTrace,
+        "arrivals and lengths of Azure's conversation and code services, 2023",
+        smaller_is_part=False,  # another stretch of the trace
     ),
     "fidelity": WorkloadEntry(
         FidelityParameters,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,11 @@ from engines.placements import check as check_placement
 from engines.placements import find_placement
 from engines.schedule import priced_shape
 from engines.weights import check_quantisation
-from harness.catalog import METERS
+from harness.catalog import METERS, WORKLOADS
 from harness.plan import CellPlan, Draft, Part, Plan, PlanError
 from harness.schema import DeviceSpec, Protocol
 from harness.workbench import Workbench, technique_spec
-from workloads.base import WorkloadError
+from workloads.base import TellsEarly, Workload, WorkloadError
 
 NO_ENGINE_ON_PHONES = (
     "no engine of joulebench computes on a phone yet, and the reference engine computes on this host; take the device"
@@ -53,8 +55,7 @@ def preflight(draft: Draft, workbench: Workbench) -> Plan:
         for device in dict.fromkeys(device.spec for device in parts.devices):
             problems += _pricing_problems(device, found)
         techniques = _calibrated(parts.engines)
-        for workload in parts.workloads:
-            problems += _workload_problems(workload, found, techniques, workbench, empty)
+        problems += _all_workload_problems(parts.workloads, found, techniques, workbench, empty)
     if problems:
         raise PlanError(list(dict.fromkeys(problems)))
     plan = draft.sound()
@@ -161,6 +162,36 @@ def _calibrated(engines: list[Part]) -> dict[str, int]:
     return wanted
 
 
+def _all_workload_problems(
+    parts: list[Part],
+    facts: CheckpointFacts,
+    techniques: dict[str, int],
+    workbench: Workbench,
+    empty: dict[tuple[str, str], tuple[str, ...]],
+) -> list[str]:
+    """In the order of the plan. Of workloads that differ in their limit alone, the largest tells of all.
+
+    A smaller limit asks some of the same items, and keeps more of them for calibration.
+    """
+    sound: set[str] = set()
+    problems: dict[str, list[str]] = {}
+    for part in sorted(parts, key=_n_asked, reverse=True):
+        rest = part.spec.model_dump_json(exclude={"limit", "label"})
+        if rest in sound:
+            continue
+        own = problems[part.label] = list(_workload_problems(part, facts, techniques, workbench, empty))
+        if not own and (part.label, facts.source) not in empty and WORKLOADS[part.spec.name].smaller_is_part:
+            one_size = isinstance(workbench.workload_named(part.label, part.spec), TellsEarly)
+            if one_size or getattr(part.spec, "too_long", "fail") == "fail":
+                sound.add(rest)
+    return [problem for part in parts for problem in problems.get(part.label, ())]
+
+
+def _n_asked(part: Part) -> float:
+    limit = getattr(part.spec, "limit", None)
+    return math.inf if limit is None else limit
+
+
 def _workload_problems(
     part: Part,
     facts: CheckpointFacts,
@@ -168,19 +199,22 @@ def _workload_problems(
     workbench: Workbench,
     empty: dict[tuple[str, str], tuple[str, ...]],
 ) -> Iterator[str]:
-    """Builds the requests, which finds absent data, other schemas, and prompts that are too long; they are kept.
+    """Builds the requests, which finds absent data, other schemas, and prompts that are too long.
+
+    They are kept, but where one sample tells of all: those are built when they are asked.
 
     empty: takes the workload and the model, with the reasons why it has nothing to ask of it.
     """
     max_length = facts.config.max_length
     try:
         workload = workbench.workload_named(part.label, part.spec)
-        if not workload.requests(facts.tokenizer, max_length):
+        asks = workload.has_requests if isinstance(workload, TellsEarly) else workload.requests
+        if not asks(facts.tokenizer, max_length):
             reasons = workload.notes or (f"no request fits the model's {max_length} tokens",)
             empty[part.label, facts.source] = tuple(f"{part.label}: {reason}" for reason in reasons)
             return
         for technique, wanted in techniques.items():
-            if not workload.calibration_prompts(facts.tokenizer, max_length, wanted):
+            if not _can_calibrate(workload, facts, wanted):
                 yield (
                     f"workload {part.label}: technique {technique} is calibrated, and no item kept for that fits the "
                     f"model's {max_length} tokens; give the data shorter items,{_shorter_answers(part.spec)} or take a "
@@ -188,6 +222,15 @@ def _workload_problems(
                 )
     except WorkloadError as error:
         yield f"workload {part.label}: {error}"
+
+
+def _can_calibrate(workload: Workload, facts: CheckpointFacts, wanted: int) -> bool:
+    """One prompt shows it where all are of one size; where that one does not fit, others may."""
+    if isinstance(workload, TellsEarly):
+        with contextlib.suppress(WorkloadError):
+            if workload.calibration_prompts(facts.tokenizer, facts.config.max_length, 1):
+                return True
+    return bool(workload.calibration_prompts(facts.tokenizer, facts.config.max_length, wanted))
 
 
 def _shorter_answers(spec: Any) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.catalog import WORKLOADS
 from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
 from harness.workbench import Workbench
@@ -64,3 +66,49 @@ def test_data_without_a_calibration_prompt_is_told_where_a_technique_needs_one(
         f"workload sharegpt: technique capacity_tiers is calibrated, and no item kept for that fits the model's {HELD} "
     )
     assert "take a technique without calibration" in problem
+
+
+class CountsBuilt(Workbench):
+    """A workbench that tells how many workloads were built."""
+
+    built = 0
+
+    def workload_named(self, label: str, spec: Any) -> Any:
+        self.built += label not in self._workloads
+        return super().workload_named(label, spec)
+
+
+@pytest.mark.parametrize("workload", [{"name": "ruler_niah_single_2", "length": 512}, {"name": "boolq"}])
+def test_a_thousand_limits_are_checked_by_the_largest(workload: dict[str, Any]) -> None:
+    path = f"workload.{workload['name']}.limit"
+    draft = draft_plan(raw_plan(workload=[workload], engine=[DROPLESS, TIERS], sweep={path: list(range(1, 1001))}))
+    workbench = CountsBuilt(draft.plan.protocol)
+    n_engines = 2
+    assert len(preflight(draft, workbench).cells) == n_engines * 1000
+    assert workbench.built == 1
+
+
+def test_one_sample_tells_that_a_length_is_too_short_and_by_how_much() -> None:
+    """The prompt's own count of tokens is the oracle: the length that the message names is the shortest that runs."""
+    workload = {"name": "ruler_niah_single_2", "limit": 100}
+    with pytest.raises(PlanError) as caught:
+        checked(workload=[workload | {"length": 128}])
+    (problem,) = caught.value.problems
+    assert "the answer takes 128 of 128 tokens" in problem
+    needed = int(problem.partition("raise length to ")[2].split()[0])
+    # The shortest of a hundred prompts decides; one token less, and none fits.
+    assert checked(workload=[workload | {"length": needed}]).cells
+    with pytest.raises(PlanError, match="raise length to"):
+        checked(workload=[workload | {"length": needed - 1}])
+
+
+NOT_PARTS = {name for name, entry in WORKLOADS.items() if not entry.smaller_is_part}
+
+
+@pytest.mark.parametrize("name", ["boolq", "sharegpt", "mt_bench", "ruler_vt", "ruler_cwe", "fixed_lengths"])
+def test_a_smaller_limit_asks_some_of_what_a_larger_asks(name: str) -> None:
+    assert name not in NOT_PARTS
+    plan = checked(workload=[{"name": name}], sweep={f"workload.{name}.limit": [1, 3]})
+    with contextlib.closing(Workbench(plan.protocol)) as workbench:
+        smaller, larger = ({r.sample_id for r in workbench.requests(cell)} for cell in plan.cells)
+    assert smaller < larger

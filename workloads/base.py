@@ -75,6 +75,15 @@ class Workload(Protocol):
 
 
 @runtime_checkable
+class TellsEarly(Protocol):
+    """A workload whose samples are all of one size: one of them shows what all would, before they are built."""
+
+    def has_requests(self, tokenizer: Tokenizer, max_length: int) -> bool:
+        """Whether `requests` would give any; the notes say why not. Raises `WorkloadError` where it would."""
+        ...
+
+
+@runtime_checkable
 class TellsSamples(Protocol):
     """A workload that knows its samples in words; of others, a report shows the prompts."""
 

@@ -28,6 +28,7 @@ from typing import Any
 from pydantic import Field
 
 from results.records import Completion, Divergence, Record, Request, Score
+from workloads import files_read
 from workloads.base import Tokenizer, WorkloadError
 from workloads.datasets import DAMAGED, find_file
 from workloads.fitting import TooLong, told_length
@@ -82,6 +83,10 @@ class Fidelity:
             asked = self._stretches(tokenizer, self._parameters.limit, "asked")
             self._built[tokenizer.name] = tuple(_request(name, tokens) for name, tokens in asked)
         return self._built[tokenizer.name]
+
+    def has_requests(self, tokenizer: Tokenizer, max_length: int) -> bool:
+        self.notes = told_length(self._parameters.length, max_length + 1, self._parameters.too_long, self.name)
+        return not self.notes and bool(self._stretches(tokenizer, 1, "asked"))
 
     def calibration_prompts(self, tokenizer: Tokenizer, max_length: int, n: int) -> Sequence[Sequence[int]]:
         """Stretches of the last fifth of the text, or other generated ones."""
@@ -197,6 +202,7 @@ def _text(name: str, data_root: Path | None) -> tuple[str | None, str]:
         )
     else:
         path = data_root / FOLDER_TEXTS[name]
+    files_read.note(path)
     try:
         with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
             text: str = file.read()

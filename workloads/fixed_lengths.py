@@ -58,12 +58,25 @@ class FixedLengths(GenerationWorkload):
         length = min(p.prompt_tokens, max_length)
         return [exact_prompt(tokenizer, length, f"fixed_lengths/calibration/seed{p.seed}/{i}") for i in range(n)]
 
+    def has_requests(self, tokenizer: Tokenizer, max_length: int) -> bool:
+        self.notes = self._told_too_long(max_length)
+        return not self.notes
+
+    def _names(self) -> list[str]:
+        p = self._parameters
+        return [f"fixed_lengths/{p.prompt_tokens}+{p.new_tokens}/seed{p.seed}/{i}" for i in range(p.limit)]
+
+    def _told_too_long(self, max_length: int) -> tuple[str, ...]:
+        p = self._parameters
+        n_tokens = p.prompt_tokens + p.new_tokens
+        if n_tokens <= max_length:
+            return ()
+        return told_too_long(dict.fromkeys(self._names(), n_tokens), max_length, p.too_long, self.name, "requests")
+
     def _build(self, tokenizer: Tokenizer, max_length: int) -> Built:
         p = self._parameters
-        names = [f"fixed_lengths/{p.prompt_tokens}+{p.new_tokens}/seed{p.seed}/{i}" for i in range(p.limit)]
-        n_tokens_of = dict.fromkeys(names, p.prompt_tokens + p.new_tokens)
-        notes = told_too_long(n_tokens_of, max_length, p.too_long, self.name, "requests")
-        if notes:
+        names = self._names()
+        if notes := self._told_too_long(max_length):
             return Built((), notes)
         arrivals_s = _poisson(p.arrivals_per_s, p.limit, p.seed) if p.arrivals_per_s else [None] * p.limit
         requests = tuple(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import Field
@@ -105,6 +105,21 @@ class RulerTask(ABC):
         requests, self.notes = self._built[tokenizer.name]
         return requests
 
+    def has_requests(self, tokenizer: Tokenizer, max_length: int) -> bool:
+        self.notes = told_length(self.length, max_length, self._parameters.too_long, self.name)
+        if self.notes:
+            return False
+        room = self._room
+        least = []
+        for sample_id, number in self._ids().items():
+            sample = self._sample(sample_id, number)
+            if not sample.sizes:
+                continue
+            least.append(self._prompt_tokens(tokenizer, sample, sample.sizes[0]))
+            if least[-1] <= room:
+                return bool(self._build(tokenizer, {sample_id: number})[0])
+        raise self._too_short(tokenizer, least)
+
     def calibration_prompts(self, tokenizer: Tokenizer, max_length: int, n: int) -> Sequence[Sequence[int]]:
         """Prompts of samples that are never asked."""
         ids = {f"{self._id_stem()}/calibration/{i}": i for i in self._calibration_numbers(n)}
@@ -131,26 +146,41 @@ class RulerTask(ABC):
 
     def _build(self, tokenizer: Tokenizer, ids: Mapping[str, int]) -> tuple[tuple[Request, ...], tuple[str, ...]]:
         """(requests, notes) of those samples that can be as short as asked."""
-        room = self.length - self._definition["generation_kwargs"]["max_gen_toks"]
-        delimiter = self._definition["target_delimiter"]
+        room = self._room
         rows: dict[str, Row] = {}
+        least = []
         for sample_id, number in ids.items():
             sample = self._sample(sample_id, number)
-
-            def prompt_tokens(size: int, sample: Sample = sample) -> int:
-                return len(tokenizer.encode_prompt(delimiter.join(sample.prompt(size))))
-
-            size = largest_fit(prompt_tokens, sample.sizes, room)
+            size = largest_fit(partial(self._prompt_tokens, tokenizer, sample), sample.sizes, room)
             if size is not None:
                 rows[sample_id] = self._row(sample.prompt(size), sample)
+            elif sample.sizes:
+                least.append(self._prompt_tokens(tokenizer, sample, sample.sizes[0]))
         if ids and not rows:
-            raise WorkloadError(
-                f"{self._identity()}: what must stand in a prompt alone needs more than {room} tokens "
-                f"with tokenizer {tokenizer.name}; raise length"
-            )
+            raise self._too_short(tokenizer, least)
         requests = record_requests(self._task(list(rows.values())), tokenizer, list(rows))
         check_lengths(requests, self.length, f"{self.name}: lm-eval joins the prompt in another way; use 0.4.13")
         return tuple(requests), self._notes(requests, len(ids))
+
+    @property
+    def _n_answer_tokens(self) -> int:
+        return int(self._definition["generation_kwargs"]["max_gen_toks"])
+
+    @property
+    def _room(self) -> int:
+        """Tokens that a prompt may have."""
+        return self.length - self._n_answer_tokens
+
+    def _prompt_tokens(self, tokenizer: Tokenizer, sample: Sample, size: int) -> int:
+        return len(tokenizer.encode_prompt(self._definition["target_delimiter"].join(sample.prompt(size))))
+
+    def _too_short(self, tokenizer: Tokenizer, least: Sequence[int]) -> WorkloadError:
+        """least: tokens of each sample's prompt with nothing in it that could be left out."""
+        raised = f"to {min(least) + self._n_answer_tokens} or more" if least else ""
+        return WorkloadError(
+            f"{self._identity()}: the answer takes {self._n_answer_tokens} of {self.length} tokens, and what must stand"
+            f" in a prompt does not fit into the rest with tokenizer {tokenizer.name}; raise length {raised}".rstrip()
+        )
 
     def _notes(self, requests: Sequence[Request], n_asked: int) -> tuple[str, ...]:
         notes = []
