@@ -136,7 +136,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise PlanError([f"{path}: has more than {MAX_BYTES:,} bytes, and no plan needs so many; is it a plan?"])
-        return tomllib.loads(content.decode("utf-8"))
+        return tomllib.loads(content.decode("utf-8-sig"))
     except FileNotFoundError as error:
         raise PlanError([f"{path}: no such file; `joulebench init` writes a plan to start from"]) from error
     except (OSError, UnicodeDecodeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -85,3 +86,59 @@ def test_bad_watts_sheet_is_refused_and_named(tmp_path: Path, text: str, message
 def test_missing_watts_sheet_names_those_that_are_there() -> None:
     with pytest.raises(MeterUnavailableError, match=r"'genric' cannot be read \(No such file.*name one of generic"):
         load_watts_sheet("genric")
+
+
+SOUND = {"name": '"mine"', "active_w_per_core": "10.0", "idle_w": "1", "relative_accuracy": "0.3", "origin": '"a wall"'}
+
+
+def sheet_text(**changes: str) -> str:
+    return "\n".join(f"{key} = {value}" for key, value in (SOUND | changes).items())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("idle_w", "true"),
+        ("idle_w", "inf"),
+        ("idle_w", "nan"),
+        ("active_w_per_core", "1e308"),
+        ("active_w_per_core", '"10"'),
+        ("relative_accuracy", "0"),
+        ("relative_accuracy", "1e-320"),
+        ("name", '"a\\u001b[2J"'),
+        ("name", '"two\\nlines"'),
+        ("name", '""'),
+        ("origin", f'"{300_000 * "x"}"'),
+    ],
+)
+def test_values_that_no_sheet_can_hold_are_refused_in_one_short_line(tmp_path: Path, key: str, value: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(sheet_text())
+    assert load_watts_sheet(str(path)).idle_w == 1.0
+    path.write_text(sheet_text(**{key: value}))
+    with pytest.raises(MeterUnavailableError) as caught:
+        load_watts_sheet(str(path))
+    message = str(caught.value)
+    assert f"{key}: " in message
+    assert "pydantic" not in message
+    assert message.isprintable()
+    assert len(message.replace(str(path), "")) < 400
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_regular_file_or_has_no_end_is_not_read_as_a_sheet(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    large = tmp_path / "large.toml"
+    large.write_bytes(b"#" * (2 << 20))
+    for path in ("/dev/zero", str(pipe), str(tmp_path)):
+        with pytest.raises(MeterUnavailableError, match="no regular file"):
+            load_watts_sheet(path)
+    with pytest.raises(MeterUnavailableError, match="more than 1,048,576 bytes"):
+        load_watts_sheet(str(large))
+
+
+def test_a_byte_order_mark_does_not_spoil_a_sheet(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(sheet_text(), encoding="utf-8-sig")
+    assert load_watts_sheet(str(path)).name == "mine"

@@ -8,28 +8,42 @@ It sees how much of the CPU a window used, not how hard (no frequency, no memory
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from devices.base import Channel, Clock, MeterUnavailableError
 from devices.meters.polled import PolledMeter
+from devices.toml_records import read_record
 from results.records import Record
 
 SHEETS = Path(__file__).parent / "watts"
+MAX_NAME, MAX_ORIGIN = 80, 400
+"""Characters: both stand in tables."""
+MAX_W_PER_CORE = 1_000.0
+MAX_IDLE_W = 100_000.0
+"""More than any core or machine draws."""
+BEST_ACCURACY = 0.01
+"""CPU time does not tell watts better than that: it sees no frequency and no memory traffic."""
 
 
 class WattsSheet(Record):
     """Watts of a machine and where they come from."""
 
-    name: str
-    active_w_per_core: float = Field(gt=0)
-    idle_w: float = Field(ge=0)
-    relative_accuracy: float = Field(ge=0, le=1)
+    name: str = Field(min_length=1, max_length=MAX_NAME)
+    active_w_per_core: float = Field(gt=0, le=MAX_W_PER_CORE)
+    idle_w: float = Field(ge=0, le=MAX_IDLE_W)
+    relative_accuracy: float = Field(ge=BEST_ACCURACY, le=1)
     """Gain error of the whole model, one sigma."""
-    origin: str
+    origin: str = Field(min_length=1, max_length=MAX_ORIGIN)
+
+    @field_validator("name", "origin")
+    @classmethod
+    def _is_printable(cls, text: str) -> str:
+        if not text.isprintable():
+            raise ValueError("must be one line without control characters")
+        return text
 
 
 def watts_sheet_path(name_or_path: str) -> Path:
@@ -42,13 +56,13 @@ def load_watts_sheet(name_or_path: str) -> WattsSheet:
     """A bundled sheet by name, or a TOML file. Raises `MeterUnavailableError`."""
     try:
         path = watts_sheet_path(name_or_path)
-        return WattsSheet.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return read_record(WattsSheet, path)
     except OSError as error:
         known = ", ".join(sorted(p.stem for p in SHEETS.glob("*.toml")))
         raise MeterUnavailableError(
             f"watts sheet {name_or_path!r} cannot be read ({error.strerror}); name one of {known}, or a TOML file"
         ) from error
-    except (ValueError, RecursionError) as error:  # no text, no TOML, or other keys and values
+    except ValueError as error:
         raise MeterUnavailableError(f"watts sheet {path} is not valid: {error}") from error
 
 

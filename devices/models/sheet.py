@@ -14,14 +14,14 @@ and no less than weight_bytes / memory bandwidth, where the sheet gives one. Ene
 
 from __future__ import annotations
 
-import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from devices.base import DeviceError
+from devices.toml_records import parse_record
 from results.records import Record
 
 Kernel = Literal[
@@ -42,7 +42,7 @@ Kernel = Literal[
 class Figure(Record):
     """One number of the sheet with its provenance."""
 
-    value: NonNegativeFloat
+    value: float = Field(ge=0, allow_inf_nan=False)
     kind: Literal["stated", "fitted", "assumed"]
     origin: str = Field(min_length=1)
 
@@ -137,12 +137,9 @@ def load_sheet(name: str) -> Sheet:
 def parse_sheet(text: str, name: str) -> Sheet:
     """A sheet from TOML. Raises `DeviceError` that lists every missing, unknown or malformed key."""
     try:
-        sheet = Sheet.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise DeviceError(f"sheet {name}: not TOML: {error}") from error
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-        raise DeviceError(f"sheet {name}: {faults}; the keys are the fields of `devices.models.sheet.Sheet`") from error
+        sheet = parse_record(Sheet, text)
+    except ValueError as error:
+        raise DeviceError(f"sheet {name}: {error}; the keys are the fields of `devices.models.sheet.Sheet`") from error
     if sheet.name != name:
         raise DeviceError(f"sheet {name}: calls itself {sheet.name!r}; name the file after it")
     return sheet

@@ -1,0 +1,60 @@
+"""Records from TOML files that a user wrote: sheets of watts and of hardware. Refused in words, before they cost time.
+
+Only a regular file is opened, for a pipe or a device may never end, and no more than `MAX_BYTES` of it are read.
+"""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from results.printable import printable
+
+MAX_BYTES = 1 << 20
+MAX_SHOWN = 80
+Read = TypeVar("Read", bound=BaseModel)
+
+
+def read_record(schema: type[Read], path: Path) -> Read:
+    """Raises `OSError` where it cannot be read, `ValueError` where it is not such a record: one line without a path."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("is no regular file; name a TOML file")
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"has more than {MAX_BYTES:,} bytes, and no sheet needs so many; name another file")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not text in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    return parse_record(schema, text)
+
+
+def parse_record(schema: type[Read], text: str) -> Read:
+    """Raises `ValueError` that lists every missing, unknown or malformed key."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"not TOML: {printable(str(error), MAX_SHOWN * 2)}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError("holds a number of thousands of digits, or lists too deep in each other") from error
+    try:
+        return schema.model_validate(raw, strict=True)
+    except ValidationError as error:
+        raise ValueError("; ".join(map(_told, error.errors(include_url=False)))) from error
+
+
+def _told(fault: object) -> str:
+    assert isinstance(fault, dict)
+    where = printable(".".join(map(str, fault["loc"])), MAX_SHOWN)
+    if fault["type"] == "missing":
+        return f"{where}: missing; add it"
+    if fault["type"] == "extra_forbidden":
+        return f"{where}: unknown key; remove it"
+    problem = fault["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    found = "" if isinstance(fault["input"], dict) else f", found {printable(repr(fault['input']), MAX_SHOWN)}"
+    return f"{where}: {problem}{found}" if where else f"{problem}{found}"
