@@ -10,17 +10,20 @@ import torch
 from engines.base import HeldWeights
 from engines.experts import ExpertWeights
 from engines.quantised import QuantisedMatrix
+from engines.weights import ModelWeights
 
 
 def held_weights(weights: object) -> HeldWeights:
     """Of every tensor in a tree of dataclasses and tuples. One that stands in two places (tied embeddings) counts once.
 
-    A narrowed matrix has as many parameters as the matrix that it stands for; its bytes include its scales.
+    A narrowed matrix has as many parameters as the matrix that it stands for; its bytes include its scales. A tied head
+    that is narrowed has bytes of its own, but its parameters are the embedding's.
     """
+    copy = weights.head_LH if isinstance(weights, ModelWeights) and weights.head_is_copy else None
     seen: dict[tuple[int, int], tuple[int, int]] = {}
     for matrix in _matrices(weights):
         data = matrix.values if isinstance(matrix, QuantisedMatrix) else matrix
-        seen[data.data_ptr(), data.nbytes] = matrix.shape.numel(), matrix.nbytes
+        seen[data.data_ptr(), data.nbytes] = 0 if matrix is copy else matrix.shape.numel(), matrix.nbytes
     return HeldWeights(sum(n for n, _ in seen.values()), sum(b for _, b in seen.values()))
 
 

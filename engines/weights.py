@@ -63,13 +63,14 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """head_LH is the embedding itself where the model ties them."""
+    """head_LH is the embedding itself where the model ties them, or its narrowed copy: then `head_is_copy`."""
 
     embedding_LH: Tensor
     layers: tuple[LayerWeights, ...]
     norm: NormWeights
     head_LH: Matrix
     head_bias_L: Tensor | None
+    head_is_copy: bool = False
 
 
 def load_weights(
@@ -151,6 +152,7 @@ class _Builder:
             norm=norm,
             head_LH=head_LH,
             head_bias_L=self._vector(root + "lm_head.bias", rows) if config.head_bias else None,
+            head_is_copy=config.tie_embeddings and head_LH is not embedding_LH,
             layers=tuple(self._layer(f"{root}model.layers.{n}.", n) for n in range(config.n_layers)),
         )
 

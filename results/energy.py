@@ -173,6 +173,11 @@ def _net(total: _Part, duration_s: float, idle: IdleBaseline | None) -> tuple[fl
     return net_j, math.sqrt(total.variance_j2 + math.fsum(t * t for t in terms))
 
 
+def moving_parts(traces: Sequence[PowerTrace], meter: str) -> tuple[list[PowerTrace], list[str]]:
+    """The parts of a meter's total that show anything, and remarks on the others. Raises UnresolvedError."""
+    return _moving([t for t in traces if t.meter == meter and t.additive])
+
+
 def _moving(additive: Sequence[PowerTrace]) -> tuple[list[PowerTrace], list[str]]:
     """The parts of a total that show anything, and remarks on the others. Raises UnresolvedError.
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from results.cumulative import UnresolvedError
-from results.energy import MIN_UPDATES, NO_JOULES, Array, Interval, power_curve
+from results.energy import MIN_UPDATES, NO_JOULES, Array, Interval, moving_parts, power_curve
 from results.records import PowerTrace
 
 P90 = 0.9
@@ -27,6 +27,7 @@ def p90_power(traces: Sequence[PowerTrace], window: Interval, meter: str) -> tup
     if any(t.method == "relative gauge" for t in chosen):
         return None, f"P90 power: {NO_JOULES}"
     try:
+        chosen, _ = moving_parts(traces, meter)
         for trace in chosen:
             _check_resolved(trace, window)
         curves = [power_curve(trace) for trace in chosen]
@@ -50,6 +51,8 @@ def _check_resolved(trace: PowerTrace, window: Interval) -> None:
         raise UnresolvedError(f"{name}: fewer than two readings")
     if any(gap_start < end_s and gap_end > start_s for gap_start, gap_end in trace.gaps_s):
         raise UnresolvedError(f"{name}: a gap in the readings")
+    if trace.method == "modelled" and trace.update_period_s == trace.sample_interval_s == 0:
+        return
     n_read = int(((trace.times_s >= start_s) & (trace.times_s <= end_s)).sum())
     changed = int(np.count_nonzero(np.diff(trace.values[(trace.times_s >= start_s) & (trace.times_s <= end_s)])))
     n_renewed = changed if trace.kind == "counter" else n_read

@@ -75,3 +75,16 @@ def test_what_a_meter_cannot_resolve_is_none_with_the_reason(traces: list[PowerT
     watts, reason = p90_power(traces, WINDOW, "m")
     assert watts is None
     assert why in (reason or "")
+
+
+def test_a_part_that_is_switched_off_takes_no_total_away() -> None:
+    """As of joules: 50 W beside a counter of memory that never moves."""
+    package = trace(TIMES_S, 50 * TIMES_S, "counter", component="package")
+    off = trace(TIMES_S, np.full(121, 7.0), "counter", component="dram")
+    assert p90_power([package, off], WINDOW, "m") == (pytest.approx(50.0), None)
+
+
+def test_what_a_model_states_by_few_points_is_known_between_them() -> None:
+    """A timeline's counter at operation boundaries: 20 W, and 60 W in the last quarter."""
+    modelled = trace([0.0, 9.0, 12.0], [0.0, 180.0, 360.0], "counter", method="modelled", sample_interval_s=0.0)
+    assert p90_power([modelled], (0.0, 12.0), "m") == (pytest.approx(60.0), None)

@@ -43,6 +43,16 @@ def test_parameters_are_those_of_the_file_and_bytes_those_of_the_form() -> None:
     assert n < narrow.n_bytes < 4 * n
 
 
+def test_a_narrowed_copy_of_a_tied_head_adds_bytes_and_no_parameters() -> None:
+    """The bundled model ties them: half a byte a parameter, and scales, beside the embedding in fp32."""
+    model = load_checkpoint(MODEL, torch.float32, Quantisation(head="int4-g32"))
+    plain = load_checkpoint(MODEL, torch.float32)
+    rows, width = plain.weights.embedding_LH.shape
+    assert held_weights(model.weights).n_parameters == parameters_in_the_file()
+    added = held_weights(model.weights).n_bytes - held_weights(plain.weights).n_bytes
+    assert rows * width / 2 < added < rows * width
+
+
 def test_a_narrowed_matrix_has_the_parameters_that_it_stands_for_and_the_bytes_of_its_scales() -> None:
     matrix = quantise_int4(torch.randn(8, 64), 32)
     # Half a byte each, and an fp32 scale for every 32.
