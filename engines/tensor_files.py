@@ -5,7 +5,8 @@ short. `safetensors.safe_open` maps a file privately and writable, which Linux c
 want: under a limit of private memory, or for a file beyond physical memory, that fails.
 
 The format (https://huggingface.co/docs/safetensors): eight bytes of little-endian length, a JSON header of that length
-that says each tensor's dtype, shape and place, the bytes of all tensors.
+that says each tensor's dtype, shape and place, the bytes of all tensors, each byte in one of them. A file that breaks
+this may hold other weights than were meant, and is refused.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ Shape = tuple[int, ...]
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
 """What the safetensors library takes too."""
+MAX_DIMENSIONS = 64
+"""What torch can compute with."""
+LARGEST_SIZE = 2**63 - 1
 CHECKED_AT_ONCE = 1 << 20
 DTYPES = {
     "F64": torch.float64,
@@ -113,15 +117,48 @@ def _read_header(path: Path) -> dict[str, Place]:
             body = LENGTH_BYTES + length
             if n_bytes < LENGTH_BYTES or length > MAX_HEADER_BYTES or body > n_bytes:
                 raise _damaged(path, f"a header of {length} bytes in a file of {n_bytes}")
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(length), object_pairs_hook=_each_once)
     except OSError as error:
         raise EngineError(f"{path}: cannot be read ({error}); check the file") from error
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise _damaged(path, f"header is a {type(header).__name__}")
-    header.pop("__metadata__", None)
-    return {name: _place(path, name, entry, body, n_bytes) for name, entry in header.items()}
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not _are_texts(metadata):
+        raise _damaged(path, f"__metadata__ is {metadata!r:.80}, not texts by name")
+    places = {name: _place(path, name, entry, body, n_bytes) for name, entry in header.items()}
+    _check_every_byte_is_of_one(path, places, body, n_bytes)
+    return places
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises `ValueError` for a name that stands twice, of which JSON as Python reads it keeps the last."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"{name!r:.80} stands twice")
+            seen.add(name)
+    return found
+
+
+def _are_texts(metadata: Any) -> bool:
+    return isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+
+
+def _check_every_byte_is_of_one(path: Path, places: dict[str, Place], body: int, n_bytes: int) -> None:
+    """Raises `EngineError` where tensors overlap, or bytes belong to none."""
+    before, end = "the header", body
+    for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if place.begin < end:
+            raise _damaged(path, f"tensor {name!r} begins {end - place.begin} bytes before {before} ends")
+        if place.begin > end:
+            raise _damaged(path, f"{place.begin - end} bytes between {before} and tensor {name!r} belong to none")
+        before, end = f"tensor {name!r}", place.end
+    if end < n_bytes:
+        raise _damaged(path, f"{n_bytes - end} bytes after {before} belong to no tensor")
 
 
 def _place(path: Path, name: str, entry: Any, body: int, n_bytes: int) -> Place:
@@ -138,6 +175,9 @@ def _place(path: Path, name: str, entry: Any, body: int, n_bytes: int) -> Place:
             f"{path}: tensor {name!r} holds {entry['dtype']!r:.40}, which this engine does not read; there is "
             f"{', '.join(DTYPES)}"
         )
+    # An empty tensor has strides too, and torch multiplies them all.
+    if len(shape) > MAX_DIMENSIONS or math.prod(max(size, 1) for size in shape) > LARGEST_SIZE:
+        raise _damaged(path, f"tensor {name!r} has shape {shape!r:.80}, beyond any tensor")
     dtype, (begin, end) = DTYPES[entry["dtype"]], offsets
     if end - begin != math.prod(shape) * dtype.itemsize or body + end > n_bytes:
         raise _damaged(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -64,7 +65,7 @@ def test_tensors_are_those_that_were_written(tmp_path: Path, dtype: torch.dtype)
 def test_tensor_that_lies_askew_is_read_right_and_made_straight(tmp_path: Path) -> None:
     """The format promises no alignment."""
     weight = random(2, 3)
-    header = json.dumps({"w": entry(offsets=(1, 25))}).encode()
+    header = json.dumps({"byte": entry("U8", (1,), (0, 1)), "w": entry(offsets=(1, 25))}).encode()
     padded = header + b" " * (-len(header) % 8)
     file = TensorFile(write(tmp_path / "x.safetensors", padded, b"\x00" + weight.numpy().tobytes()))
     assert torch.equal(file.read("w"), weight)
@@ -163,7 +164,39 @@ DAMAGED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "negative length": (lambda p: write(p, {"w": entry(shape=[-2, -3])}, BODY), r"has shape \[-2, -3\]"),
     "length that is true": (lambda p: write(p, {"w": entry(shape=[6, True])}, BODY), r"has shape \[6, True\]"),
     "three offsets": (lambda p: write(p, {"w": entry(offsets=[0, 24, 48])}, BODY), r"offsets \[0, 24, 48\]"),
-    "shape larger than its bytes": (lambda p: write(p, {"w": entry(shape=[2**40, 2**40])}, BODY), "at bytes 0 to 24"),
+    "empty shape of too many numbers": (
+        lambda p: write(p, {"w": entry(shape=[2**62, 2**62, 0], offsets=[0, 0])}, b""),
+        "beyond any tensor",
+    ),
+    "metadata that is a number": (
+        lambda p: write(p, {"__metadata__": 5, "w": entry()}, BODY),
+        "__metadata__ is 5, not texts by name",
+    ),
+    "metadata of numbers": (
+        lambda p: write(p, {"__metadata__": {"step": 5}, "w": entry()}, BODY),
+        r"__metadata__ is {'step': 5}",
+    ),
+    "two tensors of the same bytes": (
+        lambda p: write(p, {"w": entry(), "v": entry()}, BODY),
+        "tensor 'v' begins 24 bytes before tensor 'w' ends",
+    ),
+    "tensors that overlap": (
+        lambda p: write(p, {"w": entry(), "v": entry(offsets=[20, 44])}, BODY + BODY[:20]),
+        "tensor 'v' begins 4 bytes before tensor 'w' ends",
+    ),
+    "bytes before the first tensor": (
+        lambda p: write(p, {"w": entry(offsets=[8, 32])}, BODY + bytes(8)),
+        "8 bytes between the header and tensor 'w' belong to none",
+    ),
+    "bytes between tensors": (
+        lambda p: write(p, {"w": entry(), "v": entry(offsets=[28, 52])}, BODY + BODY + bytes(4)),
+        "4 bytes between tensor 'w' and tensor 'v' belong to none",
+    ),
+    "bytes after the last tensor": (
+        lambda p: write(p, {"w": entry()}, BODY + bytes(3)),
+        "3 bytes after tensor 'w' belong to no tensor",
+    ),
+    "shape larger than its bytes": (lambda p: write(p, {"w": entry(shape=[2**20, 2**20])}, BODY), "at bytes 0 to 24"),
     "body cut": (lambda p: write(p, {"w": entry()}, BODY[:-1]), "at bytes 0 to 24 of a body of 23"),
     "offsets before the body": (lambda p: write(p, {"w": entry(offsets=[24, 0])}, BODY), "at bytes 24 to 0"),
 }
@@ -175,6 +208,33 @@ def test_damaged_file_is_named_with_what_was_found(tmp_path: Path, damage: str) 
     path = make(tmp_path / "x.safetensors")
     with pytest.raises(EngineError, match=rf"x\.safetensors: truncated or not safetensors \(.*{message}"):
         TensorFile(path)
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_what_is_refused_is_refused_by_the_safetensors_library(tmp_path: Path, damage: str) -> None:
+    with pytest.raises((SafetensorError, UnicodeDecodeError)):
+        safe_open(DAMAGED[damage][0](tmp_path / "x.safetensors"), "pt").keys()
+
+
+TWICE = {
+    "tensor": b'{"w": %(entry)s, "w": %(entry)s}',
+    "key of a tensor": b'{"w": {"dtype": "F32", "dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}',
+}
+
+
+@pytest.mark.parametrize("what", TWICE)
+def test_name_that_stands_twice_is_refused(tmp_path: Path, what: str) -> None:
+    """The format forbids it; the library takes the last tensor of a name."""
+    header = TWICE[what] % {b"entry": json.dumps(entry()).encode()} if what == "tensor" else TWICE[what]
+    with pytest.raises(EngineError, match=r"header is not JSON: '(w|dtype)' stands twice"):
+        TensorFile(write(tmp_path / "x.safetensors", header, BODY))
+
+
+def test_more_dimensions_than_torch_computes_with_are_refused(tmp_path: Path) -> None:
+    shape = [1] * 63 + [6]
+    assert is_finite(TensorFile(write(tmp_path / "x.safetensors", {"w": entry(shape=shape)}, BODY)).read("w"))
+    with pytest.raises(EngineError, match="beyond any tensor"):
+        TensorFile(write(tmp_path / "y.safetensors", {"w": entry(shape=[1, *shape])}, BODY))
 
 
 def test_element_type_that_torch_does_not_have_is_named(tmp_path: Path) -> None:
