@@ -6,7 +6,7 @@ states, so it is observed, and it rules the uncertainty of what is derived from 
 
 from __future__ import annotations
 
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,16 @@ MIN_POWER_W, MAX_POWER_W = 0.05, 25.0
 """What a phone draws from its battery: from asleep to the most that its connector bears."""
 STUCK_UPDATES = 12
 """A gauge with noise in its last digit does not repeat itself so often; one that does has stopped."""
+BY_CHANCE = 0.01
+"""A value that stands longer than the gauge would repeat itself in one window of a hundred may be of a gauge that stood
+still while the power changed."""
+REPEATS_OFTEN = 0.1
+"""The share of updates from which a gauge is coarse: it may repeat a constant load's value for long."""
+GAP_UPDATES = 5.0
+"""For longer the values on both sides do not bound what flowed: a gap, as where nothing was read (`results.energy`)."""
+SAME_SHARE = 0.01
+SAME_STEPS = 2
+"""Values that differ by less than this share, or by so many of the gauge's steps, are one constant load's."""
 
 
 def plausible_power(watts: Array) -> tuple[NDArray[np.bool_], str]:
@@ -43,12 +53,56 @@ def observed_update_period_s(times_s: Array, shown: Array) -> float:
 
 
 def stuck_stretches_s(times_s: Array, shown: Array, update_period_s: float) -> tuple[tuple[float, float], ...]:
-    """Stretches of more than `STUCK_UPDATES` updates over which the reading is the same to the last digit."""
-    if len(times_s) < 2:
-        return ()
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(shown) != 0) + 1, [len(times_s) - 1]])
-    runs_s = [(float(times_s[i]), float(times_s[j])) for i, j in pairwise(edges.tolist())]
-    return tuple(run for run in runs_s if run[1] - run[0] > STUCK_UPDATES * update_period_s > 0)
+    """Stretches that show the same to the last digit for more than `STUCK_UPDATES` updates; where a gauge may have
+    stood still meanwhile, for more than `GAP_UPDATES`.
+    """
+    return tuple(
+        (run.start_s, run.end_s)
+        for run in _runs(times_s, shown, update_period_s)
+        if run.end_s - run.start_s > (GAP_UPDATES if run.is_unsure else STUCK_UPDATES) * update_period_s > 0
+    )
+
+
+class _Run(NamedTuple):
+    """Readings [first, end) that show one value, and the time until another was seen."""
+
+    first: int
+    end: int
+    start_s: float
+    end_s: float
+    is_unsure: bool
+
+
+def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
+    """A gauge that rarely repeats itself, and does so for many updates, may have stood still.
+
+    A coarse one is believed where the values before and after are the same but for a step or two: a constant load.
+    """
+    if len(times_s) < 2 or update_period_s <= 0:
+        return []
+    begins = np.concatenate([[0], np.flatnonzero(np.diff(shown) != 0) + 1])
+    ends = np.append(begins[1:], len(times_s))
+    start_s, end_s = times_s[begins], times_s[np.minimum(ends, len(times_s) - 1)]
+    n_updates = (end_s - start_s) / update_period_s
+    n_likely, repeats = _likely_updates(n_updates)
+    unsure = n_updates > n_likely - 0.5
+    if repeats > REPEATS_OFTEN:
+        same_as = np.maximum(SAME_STEPS * smallest_step(shown), SAME_SHARE * np.abs(shown[begins]))
+        jumps = np.concatenate([[0.0], np.abs(np.diff(shown[begins])), [0.0]])
+        unsure &= np.maximum(jumps[:-1], jumps[1:]) > same_as
+    columns = (begins, ends, start_s, end_s, unsure)
+    return [_Run(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def _likely_updates(n_updates: Array) -> tuple[float, float]:
+    """(for how many updates a value stands by chance at most, the share of updates that repeat one).
+
+    n_updates [runs]: for how many each value stood. The longest tells nothing of what is usual. With a share p of
+    repeats, k equal values in a row are found n p^(k - 1) times in n updates.
+    """
+    usual = np.maximum(1.0, np.round(np.delete(n_updates, np.argmax(n_updates))))
+    repeats = float(((usual - 1).sum() + 1) / (usual.sum() + 2))
+    return 1 + float(np.log(BY_CHANCE / max(1.0, n_updates.sum())) / np.log(repeats)), repeats
 
 
 def left_out_stretches_s(
@@ -71,11 +125,13 @@ def renewed_readings(times_s: Array, shown: Array, update_period_s: float) -> ND
     """Which readings to keep: new values, one an update where the value stands, and the ends.
 
     A repeated value says nothing new, and its short distance to the next one would feign a knowledge of when the power
-    changed: the arithmetic takes the distance of readings for the time in which it may have.
+    changed: the arithmetic takes the distance of readings for the time in which it may have. Where the gauge may have
+    stood still, no repeated value is kept: what flowed is between the values on both sides.
     """
     kept = [0] if len(times_s) else []
-    for i in range(1, len(times_s)):
-        is_new = shown[i] != shown[i - 1] or times_s[i] - times_s[kept[-1]] >= update_period_s
-        if is_new or i == len(times_s) - 1:
-            kept.append(i)
+    for run in _runs(times_s, shown, update_period_s):
+        for i in range(max(run.first, 1), run.end):
+            is_due = times_s[i] - times_s[kept[-1]] >= update_period_s and not run.is_unsure
+            if i == run.first or is_due or i == len(times_s) - 1:
+                kept.append(i)
     return np.asarray(kept, dtype=np.intp)

@@ -41,7 +41,7 @@ def test_unit_and_sign_are_those_that_give_a_phones_power(
 
 
 @given(
-    watts=st.floats(0.3, 15.0),
+    watts=st.floats(0.3, 12.0),
     volts=st.floats(3.4, 4.5),
     sign=st.sampled_from([1, -1]),
     per_ampere=st.sampled_from([1e3, 1e6]),
@@ -58,6 +58,9 @@ def test_any_phone_that_is_awake_is_understood(
     ("current", "voltage", "reason"),
     [
         (readings(0), readings(4e6), "reads 0"),
+        # 4 to 6 mA in uA: 16 to 24 W if it were in mA.
+        (readings(-4_000), readings(4e6), "is 16 W if it is in mA and 0.016 W if in uA, and both may be"),
+        (readings(6_000), readings(4e6), "is 24 W if it is in mA and 0.024 W if in uA, and both may be"),
         (readings(3), readings(4e6), "0.012 W if in mA"),
         (readings(9e9), readings(4e6), "3.6e.04 W if it is in uA"),
         (readings(-4e5), readings(50), "is no battery's"),

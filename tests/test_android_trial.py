@@ -61,10 +61,16 @@ def fake(tmp_path: Path) -> FakePhone:
 
 
 @pytest.fixture
-def arm(fake: FakePhone, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arm]:
+def battery(fake: FakePhone) -> Iterator[FakeBattery]:
+    with FakeBattery(fake, lambda at_s: POWER_W) as battery:
+        yield battery
+
+
+@pytest.fixture
+def arm(fake: FakePhone, battery: FakeBattery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arm]:
     monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
     machine = RealTime()
-    with FakeAdbServer(fake) as server, FakeBattery(fake, lambda at_s: POWER_W):
+    with FakeAdbServer(fake) as server:
         clock = MonotonicClock()
         address = ServerAddress("127.0.0.1", server.port)
         device = AndroidDevice("adb:FAKE0001", 0.05, clock, Gates(wait_s=0.0), address=address)
@@ -136,6 +142,31 @@ def test_a_charger_that_came_and_went_within_the_window_marks_it(
     trial, _ = run_trial(arm, PROTOCOL, repeat=0)
     assert [c.charging for c in trial.conditions] == [False, True, False, False]
     assert trial.marks == ("charging",)
+
+
+@pytest.mark.parametrize("has_node", [True, False])
+def test_a_charger_of_a_second_between_two_looks_marks_the_recording(
+    arm: Arm, fake: FakePhone, battery: FakeBattery, has_node: bool
+) -> None:
+    """The state is looked at every 5 s; what reads the gauge sees its charger, or that its current falls, and looks."""
+    online = "/sys/class/power_supply/usb/online"
+    powered = DISCHARGING.replace("USB powered: false", "USB powered: true")
+    if has_node:
+        fake.file("/sys/class/power_supply/usb/type", "USB_PD\n")
+        fake.file(online, "0\n")
+        arm.device.close()
+        arm.device.open()
+        Timer(0.6, fake.file, (online, "2\n")).start()
+        Timer(1.6, fake.file, (online, "0\n")).start()
+    else:
+        Timer(0.6, fake.answer, ("dumpsys battery", powered)).start()
+        Timer(1.6, fake.answer, ("dumpsys battery", DISCHARGING)).start()
+        Timer(0.7, setattr, (battery, "per_ampere", 1e5)).start()
+        Timer(1.6, setattr, (battery, "per_ampere", 1e6)).start()
+    recording = record(arm.device, arm.clock, 2.5, lambda left_s: None)
+    assert recording.marks == ("charging",)
+    seen = [c.charging for c in recording.conditions]
+    assert (seen[0], seen[-1], True in seen) == (False, False, True)
 
 
 RESTARTED = "00000000-5c6e-4b0d-9a52-1d9f6c0c7a11\n"

@@ -105,6 +105,10 @@ def test_charger_plugged_in_during_a_window_leaves_no_energy_and_a_note(
     ("supply", "files", "message"),
     [
         ("AC", {"online": 1}, "AC is on line; its gauge does not see the load: unplug the charger"),
+        ("ucsi-1", {"type": "USB_PD", "online": 1}, "ucsi-1 is on line"),
+        ("ucsi-1", {"type": "USB", "online": 2}, "ucsi-1 is on line"),
+        ("pad", {"type": "Wireless", "online": 1}, "pad is on line"),
+        ("ups", {"type": "UPS", "online": 1}, "ups is on line"),
         ("BAT0", {"status": "Charging"}, "BAT0 is charging"),
         ("BAT0", {"status": "Full"}, "BAT0 is full"),
         ("BAT0", {"power_now": 0}, "its gauge shows 0 W"),

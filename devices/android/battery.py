@@ -23,9 +23,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from devices.android.battery_shell import (
+    CHARGER_LOOK_S,
+    NOT_A_BATTERY,
+    POWER_SUPPLY,
+    SED_CHARGER,
+    TAKE_CHARGER,
+    charger_nodes,
+    look_at_chargers,
+    read_voltage,
+)
 from devices.android.calibration import MIN_SAMPLES, Calibration, calibrate
 from devices.android.device_clock import steady_stamps
-from devices.android.gauge_loop import GaugeLoop, loop_script
+from devices.android.gauge_loop import GaugeLog, GaugeLoop, loop_script
 from devices.android.perfetto import MIN_POLL_S, PIECE_S
 from devices.android.perfetto_battery import PERFETTO_SOURCE, PerfettoGauge, offers_battery
 from devices.android.raw_gauge import METER, METHOD, GaugeKind, energy_of, power_of, raw_traces
@@ -40,7 +50,7 @@ from devices.base import (
 )
 from devices.gauges import MAX_POWER_W, observed_update_period_s
 from devices.pieces import joined_by_component
-from results.records import PowerTrace
+from results.records import Conditions, PowerTrace
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +63,6 @@ RELATIVE_ACCURACY = 0.02 / math.sqrt(3)
 2 %, as one sigma."""
 _VOLTAGE_READS = 8
 """Service readings for each reading of the voltage, which moves slowly and costs a process more."""
-
-_POWER_SUPPLY = "/sys/class/power_supply"
-_NOT_A_BATTERY = ("usb", "ac", "dc", "wireless", "wls", "main-charger", "pc_port", "charger")
 
 
 @dataclass(frozen=True)
@@ -72,11 +79,12 @@ class GaugeSource:
 
 def find_sources(phone: Phone, interval_s: float) -> list[GaugeSource]:
     """What this phone offers, best first. Raises `DeviceError`."""
+    look = look_at_chargers(charger_nodes(phone), max(1, round(CHARGER_LOOK_S / interval_s)))
     sources = [
         GaugeSource(
             f"{folder}/current_now",
             "current",
-            f"c=; v=; read -r c <{folder}/current_now; read -r v <{folder}/voltage_now",
+            f"c=; v=; read -r c <{folder}/current_now; read -r v <{folder}/voltage_now\n{look}",
             interval_s,
         )
         for folder in _readable_nodes(phone)
@@ -87,9 +95,7 @@ def find_sources(phone: Phone, interval_s: float) -> list[GaugeSource]:
             GaugeSource(
                 "cmd battery current_now",
                 "current",
-                "c=$(cmd battery get -f current_now); k=$((k-1))\n"
-                f"[ $k -gt 0 ] || {{ k={_VOLTAGE_READS}; V=$(dumpsys battery | sed -n 's/^  voltage: //p'); }}\n"
-                "v=${V%%[!0-9]*}",
+                "c=$(cmd battery get -f current_now); " + read_voltage(_VOLTAGE_READS),
                 max(interval_s, SERVICE_PERIOD_S),
             )
         )
@@ -100,7 +106,8 @@ def find_sources(phone: Phone, interval_s: float) -> list[GaugeSource]:
             GaugeSource(
                 "dumpsys battery charge counter",
                 "charge",
-                "d=$(dumpsys battery | sed -n 's/^  Charge counter: //p;s/^  voltage: //p')\n"
+                f"d=$(dumpsys battery | sed -n '{SED_CHARGER};s/^  Charge counter: //p;s/^  voltage: //p')\n"
+                f"{TAKE_CHARGER}\n"
                 "c=${d%%[!0-9]*}; v=${d#*[!0-9]}; v=${v%%[!0-9]*}",
                 max(interval_s, COUNTER_PERIOD_S),
             )
@@ -110,7 +117,7 @@ def find_sources(phone: Phone, interval_s: float) -> list[GaugeSource]:
 
 def _readable_nodes(phone: Phone) -> list[str]:
     """Folders of batteries whose current and voltage the shell may read; the one called `battery` first."""
-    files = phone.read_files(f"{_POWER_SUPPLY}/*/{name}" for name in ("current_now", "voltage_now", "type"))
+    files = phone.read_files(f"{POWER_SUPPLY}/*/{name}" for name in ("current_now", "voltage_now", "type"))
     folders = {path.rpartition("/")[0] for path in files}
     batteries = [
         folder
@@ -118,7 +125,7 @@ def _readable_nodes(phone: Phone) -> list[str]:
         if f"{folder}/current_now" in files
         and f"{folder}/voltage_now" in files
         and files.get(f"{folder}/type", "Battery").strip() in ("Battery", "BMS", "Unknown")
-        and not folder.rpartition("/")[2].startswith(_NOT_A_BATTERY)
+        and not folder.rpartition("/")[2].startswith(NOT_A_BATTERY)
     ]
     order = {"battery": 0, "bms": 1}
     return sorted(batteries, key=lambda folder: (order.get(folder.rpartition("/")[2], 2), folder))
@@ -146,6 +153,7 @@ class BatteryMeter:
         """Raw readings of this window that a broken link, or the length of a trace, has ended."""
         self._broken: list[str] = []
         """Why readings of this window are missing."""
+        self._states: list[Conditions] = []
 
     def open(self) -> None:
         """Takes the first source that reads as a discharging battery, and prefers one that was seen to update.
@@ -168,7 +176,7 @@ class BatteryMeter:
                 return
             quiet = quiet or (source, calibration, channel)
         if quiet is None:
-            why = "; ".join(refusals) or f"the shell may read nothing under {_POWER_SUPPLY}"
+            why = "; ".join(refusals) or f"the shell may read nothing under {POWER_SUPPLY}"
             raise MeterUnavailableError(
                 f"battery: no reading of the current: {why}"
                 " (a phone may hide it: Android 15 has it in `cmd battery`, a rooted or userdebug phone in sysfs)"
@@ -228,6 +236,7 @@ class BatteryMeter:
         source = self._source
         self._pieces.clear()
         self._broken.clear()
+        self._states.clear()
         loop = self._phone.reached(lambda: self._reader(source), self._reconnect_s)
         # Known before it starts: Ctrl-C on the way is followed by `stop`.
         self._loop = loop
@@ -275,6 +284,7 @@ class BatteryMeter:
         readings = loop.received()
         if readings is None or not len(readings.wall_s):
             return
+        self._note_chargers(readings)
         try:
             self._pieces.append(raw_traces(readings, self._source.kind, self._source.period_s))
         except DeviceError as error:
@@ -303,10 +313,19 @@ class BatteryMeter:
     def _take(self, loop: GaugeLoop | PerfettoGauge, source: GaugeSource) -> None:
         """All of a piece, or of one that was lost what there is."""
         try:
-            self._pieces.append(raw_traces(loop.stop(), source.kind, source.period_s))
+            readings = loop.stop()
+            self._note_chargers(readings)
+            self._pieces.append(raw_traces(readings, source.kind, source.period_s))
         except TransientDeviceError as error:
             self._keep(loop)
             self._broken.append(str(error))
+
+    def _note_chargers(self, readings: GaugeLog) -> None:
+        self._states += [Conditions(at_s=at_s, charging=is_on) for at_s, is_on in readings.chargers]
+
+    def states(self) -> Sequence[Conditions]:
+        """When a charger came and went: what reads the gauge sees it between two looks at the phone's whole state."""
+        return self._states
 
     def _interrupted(self) -> InterruptedWindowError:
         """With what was read before, and behind the break."""

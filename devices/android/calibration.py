@@ -19,6 +19,8 @@ Array = NDArray[np.float64]
 
 MILLIAMPERE_BELOW = 20_000
 """A median below is milliampere: 20 mA is less than a phone that is awake draws, 20 A more than any."""
+AMBIGUOUS_W = 12.0
+"""More in milliampere is more than a phone draws at rest; in microampere it would be one that is all but asleep."""
 MIN_SAMPLES = 10
 SAME_SIGN = 0.9
 """The share of samples that must agree."""
@@ -62,6 +64,11 @@ def calibrate(current: Array, voltage: Array) -> Calibration:
         )
     volts = float(np.median(voltage)) * volt_per_unit
     guess, other = (1e-3, 1e-6) if median < MILLIAMPERE_BELOW else (1e-6, 1e-3)
+    if guess == 1e-3 and AMBIGUOUS_W < median * guess * volts <= MAX_POWER_W:
+        raise DeviceError(
+            f"a current of {median:g} at {volts:.3g} V is {median * volts * 1e-3:.3g} W if it is in mA and"
+            f" {median * volts * 1e-6:.3g} W if in uA, and both may be; wake the phone, end what runs, and try again"
+        )
     for ampere_per_unit in (guess, other):
         if MIN_POWER_W <= median * ampere_per_unit * volts <= MAX_POWER_W:
             return Calibration(sign, ampere_per_unit, volt_per_unit)

@@ -5,7 +5,7 @@ runs on the phone, reads the gauge with builtins alone (no process is started fo
 sleeps in `read -t`, which also takes in the host's markers. It ends when its input does. How long it sleeps is drawn
 from half to one and a half of the period, as in `devices.sampler`: a load in step with the loop would look steady.
 
-    S,<wall s>,<uptime s>,<current>,<voltage>     a sample, raw
+    S,<wall s>,<uptime s>,<current>,<voltage>,<o> a sample, raw; o: 1 with a charger on line, 0 without, empty: unknown
     M,<wall s>,<uptime s>,<number>                a marker came in
 """
 
@@ -49,11 +49,11 @@ FASTEST_SAMPLES_PER_S = 2000
 log = logging.getLogger(__name__)
 
 # `read -t` that comes back at once without a line, time and again, is the end of the input: shells differ in status.
-_SCRIPT = """export LC_ALL=C; n=0
+_SCRIPT = """export LC_ALL=C; n=0; o=
 while :; do
 {read}
 read -r u x </proc/uptime
-echo "S,$EPOCHREALTIME,$u,$c,$v"
+echo "S,$EPOCHREALTIME,$u,$c,$v,$o"
 t=$(({shortest_ms}+RANDOM*{period_ms}/32768)); f=$((t%1000+1000))
 read -r -t $((t/1000)).${{f#1}} m; r=$?
 read -r w x </proc/uptime
@@ -73,6 +73,8 @@ class GaugeLog:
     current: Array
     voltage: Array
     bursts: tuple[tuple[Marker, ...], ...]
+    chargers: tuple[tuple[float, bool], ...] = ()
+    """When, on the host's clock, a charger was first seen to be on line, and to be gone again."""
 
 
 def loop_script(read: str, period_s: float) -> str:
@@ -93,6 +95,7 @@ class GaugeLoop:
         self._begun_s = clock.now_s()
         self._rows: list[tuple[float, ...]] = []
         self._bursts: list[list[Marker]] = []
+        self._chargers: list[tuple[float, bool]] = []
         self._sent_s: dict[str, float] = {}
         self._n_markers = 0
         self._is_bursting = False
@@ -126,7 +129,9 @@ class GaugeLoop:
         """What came until now: also of a loop whose link broke. Its times are known from the bursts before."""
         with self._changed:
             wall_s, uptime_s, current, voltage = np.asarray(self._rows, dtype=np.float64).reshape(-1, 4).T
-            return GaugeLog(wall_s, uptime_s, current, voltage, tuple(tuple(b) for b in self._bursts))
+            return GaugeLog(
+                wall_s, uptime_s, current, voltage, tuple(tuple(b) for b in self._bursts), tuple(self._chargers)
+            )
 
     @property
     def lost(self) -> BaseException | None:
@@ -191,8 +196,10 @@ class GaugeLoop:
             raise TransientDeviceError(f"a line of {len(self._partial)} characters is none of the battery loop")
         for line in lines:
             kind, *fields = line.strip().split(",")
-            if kind == "S" and len(fields) == 4:
-                self._rows.append(tuple(_number(f) for f in fields))
+            if kind == "S" and len(fields) in (4, 5):
+                self._rows.append(tuple(_number(f) for f in fields[:4]))
+                if fields[4:] in (["0"], ["1"]):
+                    self._note_charger(at_s, fields[4] == "1")
                 if len(self._rows) > FASTEST_SAMPLES_PER_S * (10.0 + at_s - self._begun_s):
                     raise TransientDeviceError(
                         f"{len(self._rows)} readings in {at_s - self._begun_s:.0f} s; none slept"
@@ -204,6 +211,11 @@ class GaugeLoop:
                 self._is_bursting = len(self._bursts[-1]) < BURST_MARKERS
                 if self._is_bursting:
                     self._send_marker()
+
+    def _note_charger(self, at_s: float, is_on: bool) -> None:
+        """Only what changes: a recording lasts hours."""
+        if is_on != (self._chargers[-1][1] if self._chargers else False):
+            self._chargers.append((at_s, is_on))
 
     def _keep_marking(self, at_s: float) -> None:
         if self._is_bursting:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from devices.android.battery_shell import read_voltage
 from devices.android.gauge_loop import GaugeLog
 from devices.android.perfetto import MARKER_PERIOD_S, Config, PerfettoTrace, phone_stamps
 from devices.android.shell import Phone
@@ -17,11 +18,7 @@ from devices.base import Clock
 PERFETTO_SOURCE = "perfetto android.power"
 VOLTAGE_EVERY_S = 2.0
 _VOLTAGE_ROWS = round(VOLTAGE_EVERY_S / MARKER_PERIOD_S)
-_READ_VOLTAGE = (
-    "c=; k=$((k-1))\n"
-    f"[ $k -gt 0 ] || {{ k={_VOLTAGE_ROWS}; V=$(dumpsys battery | sed -n 's/^  voltage: //p'); }}\n"
-    "v=${V%%[!0-9]*}"
-)
+_READ_VOLTAGE = f"c=; {read_voltage(_VOLTAGE_ROWS)}"
 
 
 def offers_battery(phone: Phone) -> bool:
@@ -52,7 +49,7 @@ class PerfettoGauge:
             if read.any()
             else np.full(len(power.battery_boot_s), np.nan)
         )
-        return GaugeLog(wall_s, uptime_s, power.current_ua, millivolt, beside.bursts)
+        return GaugeLog(wall_s, uptime_s, power.current_ua, millivolt, beside.bursts, beside.chargers)
 
     def received(self) -> None:
         """Of a trace whose link broke nothing came."""

@@ -84,7 +84,7 @@ class BatteryMeter(PolledMeter):
             self._wait(self._interval_s)
         readings = np.asarray(shown)
         self._refuse_implausible(readings)
-        period_s = observed_update_period_s(np.asarray(times_s), _versions(readings[:, :3]))
+        period_s = observed_update_period_s(np.asarray(times_s), readings[:, 0] * readings[:, 1])
         self.channels = (
             Channel(
                 "battery",
@@ -174,7 +174,8 @@ def power_of(raw: Sequence[PowerTrace], channel: Channel, discharged: NDArray[np
     plausible, left_out = plausible_power(watts)
     if discharged is not None:
         plausible &= discharged
-    at_s, shown = current.times_s[plausible], _versions(values[plausible])
+    # A new time of renewal is no evidence of a new value.
+    at_s, shown = current.times_s[plausible], watts[plausible]
     period_s = observed_update_period_s(at_s, shown)
     unread = find_gaps(current.times_s, current.sample_interval_s)
     # A slow answer is none: the value would have stood.
@@ -195,12 +196,6 @@ def power_of(raw: Sequence[PowerTrace], channel: Channel, discharged: NDArray[np
         current.sample_interval_s,
         gaps_s + stuck_stretches_s(at_s, shown, period_s) + left_out_stretches_s(current.times_s, plausible, period_s),
     )
-
-
-def _versions(values: Array) -> Array:
-    """Counts the values that the gauge has shown: goes up where current, voltage or the time of renewal changed."""
-    changed = np.any(np.diff(np.nan_to_num(values), axis=0) != 0, axis=1)
-    return np.concatenate([[0.0], np.cumsum(changed)])[: len(values)]
 
 
 def _or_nan(value: float | None) -> float:

@@ -131,7 +131,9 @@ class LaptopBatteryMeter(PolledMeter):
 def why_not_discharging(power_supply: Path, batteries: Sequence[Battery]) -> str | None:
     """What keeps the gauge from seeing the load; None where the machine runs on its battery."""
     for supply in sorted(power_supply.glob("*")):
-        if read_word(supply / "type") in ("Mains", "USB") and read_word(supply / "online") == "1":
+        # Mains, USB, USB_PD, Wireless, UPS, ...; online is 2 where the voltage is programmable (USB-PD PPS).
+        is_charger = read_word(supply / "type") not in (None, "", "Battery")
+        if is_charger and read_word(supply / "online") not in (None, "", "0"):
             return f"{supply.name} is on line"
     states = {battery.name: battery.status for battery in batteries}
     if "Discharging" not in states.values() or "Charging" in states.values():

@@ -1,0 +1,122 @@
+"""Gauges that stop renewing their value while the power changes: bounded by what they show on both sides, or a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from devices.android.calibration import Calibration
+from devices.android.raw_gauge import power_of as phone_power
+from devices.base import Channel
+from devices.ios.battery import RAW
+from devices.ios.battery import power_of as iphone_power
+from results.energy import energy_between
+from results.records import EnergyReading
+from tests.fakes.waveforms import Array
+
+VOLTS = 4.0
+Freeze = tuple[float, float]
+
+
+def burst_w(begins_s: float, ends_s: float, high_w: float) -> Callable[[Array], Array]:
+    """1 W, and more in between."""
+    return lambda at_s: np.where((at_s >= begins_s) & (at_s < ends_s), high_w, 1.0)
+
+
+def renewed(at_s: Array, update_s: float, freeze: Freeze) -> Array:
+    """When the value was renewed that stands at each time: a frozen gauge goes on with that of its last update."""
+    shown_s = np.floor(at_s / update_s + 1e-9) * update_s
+    return np.where((shown_s >= freeze[0]) & (shown_s < freeze[1]), freeze[0], shown_s)
+
+
+def android(power: Callable[[Array], Array], update_s: float, end_s: float, freeze: Freeze) -> EnergyReading:
+    """Read every half update; the last digits flicker by 2 mA. The window leaves out a sixth of it, at either end."""
+    at_s = np.arange(0.0, end_s, update_s / 2)
+    shown_s = renewed(at_s, update_s, freeze)
+    flicker_ua = np.random.default_rng(1).integers(-2000, 2001, 10_000)[np.round(shown_s / update_s * 4).astype(int)]
+    current_ua = -power(shown_s) / VOLTS * 1e6 + flicker_ua
+    raw = [
+        Channel(name, "raw", additive=False, note="").trace("battery", "battery gauge", at_s, values, update_s / 2)
+        for name, values in (("current", current_ua), ("voltage", np.full(len(at_s), VOLTS * 1e6)))
+    ]
+    trace = phone_power(raw, Calibration(-1, 1e-6, 1e-6), Channel("battery", "held", relative_accuracy=0.0))
+    return energy_between([trace], [(end_s / 6, end_s * 5 / 6)], "all", "battery")
+
+
+def iphone(
+    power: Callable[[Array], Array], freeze: Freeze, goes_on: bool, flicker_a: float = 1e-3, step_a: float = 1e-3
+) -> EnergyReading:
+    """Renewed every 5 s, read every second for 300 s; window 20 to 280 s. goes_on: its time of renewal, when frozen."""
+    at_s = np.arange(0.0, 300.0)
+    shown_s = renewed(at_s, 5.0, freeze)
+    flicker = ((shown_s / 5).astype(int) * 7 % 11 - 5) * flicker_a
+    current_a = np.round((-power(shown_s) / VOLTS + flicker) / step_a) * step_a
+    columns = (current_a, np.full(len(at_s), VOLTS), (renewed(at_s, 5.0, (-1.0, -1.0)) if goes_on else shown_s) + 1e9)
+    raw = [
+        Channel(name, "raw", additive=False, note="").trace("battery", "battery gauge", at_s, values, 1.0)
+        for name, values in zip(RAW, columns, strict=True)
+    ]
+    trace = iphone_power(raw, Channel("battery", "held", relative_accuracy=0.0), np.ones(len(at_s), dtype=bool))
+    return energy_between([trace], [(20.0, 280.0)], "all", "battery")
+
+
+NEVER = (-1.0, -1.0)
+
+
+@pytest.mark.parametrize("frozen_s", [0.5, 0.8, 1.0, 1.15, 1.3, 2.0])
+def test_a_phone_whose_gauge_stops_for_many_updates_has_no_energy(frozen_s: float) -> None:
+    """1 W, and 9 W from 4 to 6 s: 24 J in 8 s. 15.2 to 20.2 +- 0.5 J, before."""
+    power = burst_w(4.0, 6.0, 9.0)
+    assert android(power, 0.1, 12.0, NEVER).energy_j == pytest.approx(24.0, abs=0.3)
+    reading = android(power, 0.1, 12.0, (3.95, 3.95 + frozen_s))
+    assert reading.energy_j is None
+    assert "gap of" in (reading.reason or "")
+
+
+@pytest.mark.parametrize("frozen_s", [0.3, 0.35, 0.4])
+@pytest.mark.parametrize("begins_s", [3.9, 5.9])
+def test_a_phone_whose_gauge_misses_some_updates_is_bounded_by_both_sides(begins_s: float, frozen_s: float) -> None:
+    """The value holds back 8 W, up or down, for a part of the freeze: what is told covers it."""
+    reading = android(burst_w(4.0, 6.0, 9.0), 0.1, 12.0, (begins_s, begins_s + frozen_s))
+    assert reading.energy_j is not None
+    assert reading.uncertainty_j is not None
+    assert abs(reading.energy_j - 24.0) <= 2 * reading.uncertainty_j
+    assert reading.uncertainty_j < 2.0
+
+
+def test_a_slow_gauge_that_stops_for_eleven_updates_has_no_energy() -> None:
+    """Renewed each second; 9 W from 30 to 41 s of 60: 40 + 8 x 11 = 128 J in 40 s."""
+    power = burst_w(30.0, 41.0, 9.0)
+    assert android(power, 1.0, 60.0, NEVER).energy_j == pytest.approx(128.0, abs=5.0)
+    assert android(power, 1.0, 60.0, (29.5, 40.5)).energy_j is None
+
+
+def test_a_burst_within_a_freeze_is_not_taken_for_the_constant_value_around_it() -> None:
+    """The value is the same before and after; a gauge that flickers does not repeat itself for ten updates."""
+    assert android(burst_w(4.0, 4.9, 9.0), 0.1, 12.0, (3.9, 4.9)).energy_j is None
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize(("begins_s", "ends_s"), [(95.0, 155.0), (95.0, 195.0)])
+def test_an_iphone_whose_gauge_stops_has_no_energy_though_it_tells_new_times(
+    begins_s: float, ends_s: float, goes_on: bool
+) -> None:
+    """1 W, and 6 W from 100 s to the end of the freeze. 259 +- 3 J, before, where 535 or 735 J flowed."""
+    power = burst_w(100.0, ends_s, 6.0)
+    true_j = 260 + 5 * (ends_s - 100)
+    known = iphone(power, NEVER, goes_on)
+    assert known.energy_j == pytest.approx(true_j, rel=0.02)
+    assert iphone(power, (begins_s, ends_s), goes_on).energy_j is None
+
+
+def test_an_iphone_that_shows_one_value_all_the_time_has_no_energy() -> None:
+    """Its time of renewal goes on, which is no evidence of a new value."""
+    assert iphone(burst_w(100.0, 155.0, 6.0), (0.0, 300.0), goes_on=True).energy_j is None
+
+
+def test_a_constant_load_on_a_coarse_gauge_is_a_measurement() -> None:
+    """Steps of 20 mA (80 mW), and a flicker of up to 5 mA: it shows one of two neighbours, time and again the same."""
+    reading = iphone(lambda at_s: np.full(len(at_s), 2.027), NEVER, goes_on=True, step_a=0.02)
+    assert reading.energy_j == pytest.approx(2.027 * 260, rel=0.02)
