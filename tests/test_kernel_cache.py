@@ -6,9 +6,11 @@ import hashlib
 import json
 import logging
 import os
+import pwd
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -186,16 +188,84 @@ def test_folder_that_cannot_be_used_costs_a_line(
     assert "set XDG_CACHE_HOME to a folder that can" in line
 
 
+@pytest.mark.parametrize("named", [None, "", "relative"])
 def test_user_without_home_still_has_kernels(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    named: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("engines.kernels.cache.Path.home", no_home)
+    monkeypatch.setattr("os.geteuid", lambda: 2**31 - 7)  # whom no list of users has
+    monkeypatch.delenv("HOME", raising=False)
+    if named is not None:
+        monkeypatch.setenv("HOME", named)
     assert load_anew().kernels is not None
-    assert "no home folder (Could not determine home directory.); set XDG_CACHE_HOME" in caplog.text
+    assert "this user has no home folder; set XDG_CACHE_HOME to a folder of yours" in caplog.text
+
+
+@pytest.mark.parametrize("variable", ["HOME", "XDG_CACHE_HOME"])
+@pytest.mark.parametrize("named", ["", "relative/folder"])
+def test_folder_is_never_one_beside_or_below_the_current_one(
+    variable: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative XDG_CACHE_HOME is ignored, as its specification asks; an empty HOME is none, and not /."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(variable, named)
+    home = Path(pwd.getpwuid(os.geteuid()).pw_dir) if variable == "HOME" else tmp_path
+    assert cache.cache_folder() == home / ".cache" / "joulebench" / "kernels"
+
+
+def test_library_that_is_exchanged_after_the_check_is_not_loaded(folder: Path) -> None:
+    build_only(folder)
+    (kept,) = cache.find(folder)
+    os.truncate(kept.library, 100)  # mapped, it would end this process
+    assert library.load(kept).joulebench_instruction_set() is not None
+    kept.library.unlink()
+    assert library.load(kept).joulebench_instruction_set() is not None
+
+
+def test_system_without_nameless_files_loads_a_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.memfd_create", raising=False)
+    build_only(folder)
+    (kept,) = cache.find(folder)
+    os.truncate(kept.library, 100)
+    assert library.load(kept).joulebench_instruction_set() is not None
+
+
+@pytest.mark.parametrize("pattern", ["*.json", "*.so"])
+def test_folder_at_a_name_of_ours_gives_way(pattern: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build_only(folder)
+    (path,) = folder.glob(pattern)
+    path.unlink()
+    (path / "below").mkdir(parents=True)
+    assert load_anew().kernels is not None
+    assert "Is a directory" in caplog.text
+    caplog.clear()
+    before = stamps(folder)
+    assert load_anew().kernels is not None
+    assert stamps(folder) == before, "built once"
+    assert not caplog.records
+
+
+def test_oldest_builds_go_and_their_libraries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "KEPT_BUILDS", 2)
+    for n in range(4):
+        monkeypatch.setenv(FLAGS_VARIABLE, f"-DBUILD={n} -Wl,--build-id=0x0{n}")
+        assert load_anew().kernels is not None
+        for path in folder.iterdir():
+            os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**13))
+    kept = [json.loads(path.read_text())["flags"][-4:] for path in folder.glob("*.json")]
+    assert sorted(kept) == ["0x02", "0x03"]
+    assert len(list(folder.glob("*.so"))) == 2
+
+
+def test_library_without_a_manifest_goes_once_nobody_can_be_writing_it(folder: Path) -> None:
+    cache.prepared(folder)
+    for name, age_s in (("kernels-old.so", 7200), ("kernels-new.so", 60)):
+        (folder / name).write_bytes(b"")
+        os.utime(folder / name, (time.time() - age_s, time.time() - age_s))
+    build_only(folder)
+    assert not (folder / "kernels-old.so").exists()
+    assert (folder / "kernels-new.so").exists()
 
 
 def test_nowhere_to_write_leaves_torch_with_the_reason(

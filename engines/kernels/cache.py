@@ -5,7 +5,8 @@
 
 A library is code that we run and memory that we map: cut short it ends the process (SIGBUS), and written by somebody
 else it does what they want. So folder and files must be the user's own and no one else's to write, and size and SHA-256
-those of the manifest, before the library is loaded.
+those of the manifest, before the library is loaded. What was checked is what is loaded: the bytes are read once, and
+never again by a name under which something else may lie by then.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import contextlib
 import hashlib
 import logging
 import os
+import pwd
+import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MAX_MANIFEST_BYTES = 64 * 1024
+KEPT_BUILDS = 16
+"""Of other compilers, flags, processors and versions of the source; the oldest go."""
+UNFINISHED_S = 3600.0
+"""A library without a manifest may be one that another process has just built."""
 
 
 class CacheError(Exception):
@@ -48,22 +56,29 @@ class Manifest(Record):
 
 
 class Kept(NamedTuple):
-    """A library in the cache."""
+    """A library in the cache; contents: as they were checked."""
 
     library: Path
+    contents: bytes
     manifest: Manifest
     manifest_path: Path
 
 
 def cache_folder() -> Path:
     """The user's. Raises `CacheError` for a user without a home."""
-    named = os.environ.get("XDG_CACHE_HOME")
-    if named:
-        return Path(named) / "joulebench" / "kernels"
-    try:
-        return Path.home() / ".cache" / "joulebench" / "kernels"
-    except RuntimeError as error:
-        raise CacheError(f"this user has no home folder ({error}); set XDG_CACHE_HOME to a folder of yours") from error
+    # A relative path is to be ignored (XDG Base Directory Specification): it would follow the current folder.
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(named) if os.path.isabs(named) else _home() / ".cache") / "joulebench" / "kernels"
+
+
+def _home() -> Path:
+    named = os.environ.get("HOME", "")
+    if not os.path.isabs(named):
+        with contextlib.suppress(KeyError):
+            named = pwd.getpwuid(os.geteuid()).pw_dir
+    if not os.path.isabs(named):
+        raise CacheError("this user has no home folder; set XDG_CACHE_HOME to a folder of yours")
+    return Path(named)
 
 
 def prepared(folder: Path) -> Path:
@@ -94,7 +109,7 @@ def find(folder: Path, compiler: Compiler | None = None) -> list[Kept]:
     """
     name = f"{source_key()}-{'*' if compiler is None else compiler.key}.json"
     try:
-        manifests = sorted(folder.glob(name), key=lambda path: path.lstat().st_mtime_ns, reverse=True)
+        manifests = sorted(folder.glob(name), key=_changed_ns, reverse=True)
     except OSError as error:
         raise CacheError(f"{folder} cannot be read ({error}); set XDG_CACHE_HOME to a folder that can") from error
     found = []
@@ -103,42 +118,85 @@ def find(folder: Path, compiler: Compiler | None = None) -> list[Kept]:
             found.append(_verified(path))
         except CacheError as error:
             logger.warning("kernels in the cache are not used, and forgotten: %s", error)
-            with contextlib.suppress(OSError):
-                path.unlink()
+            clear(path)
     return found
 
 
 def add(folder: Path, compiler: Compiler) -> Kept:
     """Compiles, and keeps what came out. Raises `CompileError`, `CacheError`."""
     try:
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            unfinished = Path(scratch) / "kernels.so"
-            version = compile_kernels(compiler, unfinished)
-            unfinished.chmod(0o700)
-            contents = unfinished.read_bytes()
-            manifest = Manifest(
-                sha256=hashlib.sha256(contents).hexdigest(),
-                n_bytes=len(contents),
-                compiler=version,
-                flags=" ".join(flags()),
-            )
-            described = Path(scratch) / "manifest.json"
-            described.write_text(manifest.model_dump_json(), encoding="utf-8")
-            described.chmod(0o600)
-            # Each at once and the manifest last: another process never sees one that names half a file.
-            library = unfinished.replace(folder / manifest.library_name)
-            kept = Kept(library, manifest, described.replace(folder / f"{source_key()}-{compiler.key}.json"))
+        # Not in the folder: whoever may write above it could put another one in its place meanwhile.
+        with tempfile.TemporaryDirectory(prefix="joulebench-") as scratch:
+            built = Path(scratch) / "kernels.so"
+            version = compile_kernels(compiler, built)
+            contents = built.read_bytes()
+        manifest = Manifest(
+            sha256=hashlib.sha256(contents).hexdigest(),
+            n_bytes=len(contents),
+            compiler=version,
+            flags=" ".join(flags()),
+        )
+        path = folder / f"{source_key()}-{compiler.key}.json"
+        # Each at once and the manifest last: another process never sees one that names half a file.
+        library = _put(folder / manifest.library_name, contents)
+        kept = Kept(library, contents, manifest, _put(path, manifest.model_dump_json().encode()))
+        _drop_old(folder)
     except OSError as error:
         raise CacheError(f"{folder} cannot be written ({error}); set XDG_CACHE_HOME to a folder that can") from error
     logger.info("built %s with %s", library, compiler)
     return kept
 
 
+def _put(path: Path, contents: bytes) -> Path:
+    """Raises `OSError`."""
+    descriptor, unfinished = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(contents)
+        if path.is_dir():
+            clear(path)
+        return Path(unfinished).replace(path)
+    except OSError:
+        clear(Path(unfinished))
+        raise
+
+
+def _drop_old(folder: Path) -> None:
+    """Raises `OSError`."""
+    manifests = sorted(folder.glob("*.json"), key=_changed_ns, reverse=True)
+    for path in manifests[KEPT_BUILDS:]:
+        clear(path)
+    named = set()
+    for path in manifests[:KEPT_BUILDS]:
+        with contextlib.suppress(CacheError, ValidationError):
+            named.add(Manifest.model_validate_json(_own_bytes(path, MAX_MANIFEST_BYTES)).library_name)
+    before_ns = time.time_ns() - int(UNFINISHED_S * 1e9)
+    for path in folder.iterdir():
+        if path.suffix != ".json" and path.name not in named and _changed_ns(path) < before_ns:
+            clear(path)
+
+
+def _changed_ns(path: Path) -> int:
+    """0 where another process has just removed it."""
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def forget(kept: Kept) -> None:
     """Removes a library of no use, so that it is not tried again."""
-    for path in (kept.manifest_path, kept.library):
-        with contextlib.suppress(OSError):
-            path.unlink()
+    clear(kept.manifest_path)
+    clear(kept.library)
+
+
+def clear(path: Path) -> None:
+    """Whatever lies at a name of ours; what cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _verified(manifest_path: Path) -> Kept:
@@ -154,7 +212,7 @@ def _verified(manifest_path: Path) -> Kept:
         raise CacheError(f"{library} has {len(contents)} bytes and was built with {manifest.n_bytes}")
     if hashlib.sha256(contents).hexdigest() != manifest.sha256:
         raise CacheError(f"{library} is not what was built (its SHA-256 differs)")
-    return Kept(library, manifest, manifest_path)
+    return Kept(library, contents, manifest, manifest_path)
 
 
 def _own_bytes(path: Path, limit: int) -> bytes:

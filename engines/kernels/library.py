@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -92,7 +93,7 @@ def _first_that_loads(kept: list[Kept], compiler: Compiler | None, failures: lis
 
 
 def _loaded(kept: Kept) -> Loaded:
-    kernels = load(kept.library)
+    kernels = load(kept)
     instruction_set = kernels.joulebench_instruction_set().decode("ascii", "replace")
     if not has(instruction_set):
         raise CompileError(
@@ -101,16 +102,34 @@ def _loaded(kept: Kept) -> Loaded:
     return Loaded(kernels, kept.manifest, instruction_set)
 
 
-def load(path: Path) -> ctypes.CDLL:
-    """Loads a built library and declares its functions. Raises `CompileError`."""
+def load(kept: Kept) -> ctypes.CDLL:
+    """Loads a library and declares its functions. Raises `CompileError`."""
     try:
-        kernels = ctypes.CDLL(str(path))
+        kernels = _mapped(kept.contents)
         for name, (result, arguments) in _functions().items():
             function = getattr(kernels, f"joulebench_{name}")
             function.argtypes, function.restype = arguments, result
     except (OSError, AttributeError) as error:
-        raise CompileError(f"{path.name} does not load ({shown(str(error))})") from error
+        raise CompileError(f"{kept.library.name} does not load ({shown(str(error))})") from error
     return kernels
+
+
+def _mapped(contents: bytes) -> ctypes.CDLL:
+    """Of a copy in memory that has no name, or for as long as loading takes in a folder that only we can enter.
+
+    So nobody can exchange, or cut short, what was checked. Raises `OSError`.
+    """
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):
+            # Left open: the loader knows libraries by name, and would take the next of this number for this one.
+            descriptor = os.memfd_create("joulebench-kernels")
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(contents)
+            return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+    with tempfile.TemporaryDirectory(prefix="joulebench-") as scratch:
+        path = Path(scratch) / "kernels.so"
+        path.write_bytes(contents)
+        return ctypes.CDLL(str(path))
 
 
 def _functions() -> dict[str, tuple[Any, list[Any]]]:
