@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +20,8 @@ FALLBACK_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
 """For models that bring none: a line for each turn, then the cue. Plain text that no model was trained on."""
+TEMPLATE_DATE = datetime(2025, 1, 1)
+"""What a template is told that asks for the date (GPT-OSS's does): today's would be another request tomorrow."""
 
 
 class Tokenizer:
@@ -95,16 +98,17 @@ class Tokenizer:
         import jinja2.sandbox
 
         # The template comes with the weights: it runs in a sandbox, with the settings that such templates expect.
-        # `strftime_now` is left undefined on purpose: a prompt that holds today's date could not be asked again.
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )
-        environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+        environment.filters["tojson"] = _as_json
         environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = TEMPLATE_DATE.strftime
         tokens = {key: _token_text(self._config.get(key)) or "" for key in ("bos_token", "eos_token", "pad_token")}
         try:
             template = environment.from_string(self._chat_template)
-            return template.render(messages=list(messages), add_generation_prompt=True, **tokens)
+            said = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
+            return template.render(**said, **tokens)
         # A template is a program that somebody else wrote: what it divides, indexes and recurses into is its own.
         except Exception as error:
             told = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
@@ -156,6 +160,17 @@ def _token_text(token: Any) -> str | None:
     """Special tokens are stored as text or as an object with its `content`; anything else is none."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
+
+
+def _as_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """With the options that templates give to transformers' filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -124,6 +124,33 @@ def test_templates_are_found_in_file_list_and_config_in_this_order(folder: Path)
     assert read(folder).chat(MESSAGES) == '"system"\n"user"\n'
 
 
+TEMPLATES = {
+    "indented JSON": "{{ messages | tojson(indent=4) }}",
+    "sorted JSON": "{{ messages | tojson(separators=(',', ':'), sort_keys=True, ensure_ascii=True) }}",
+    "tools that are none": "{{ tools is none }} {{ documents is none }} {{ tools is defined }}",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_template_finds_what_transformers_gives_it(folder: Path, template: str) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(BUNDLED)
+    change_config(folder, chat_template=template)
+    assert read(folder).chat(MESSAGES) == theirs.apply_chat_template(
+        MESSAGES, chat_template=template, tokenize=False, add_generation_prompt=True
+    )
+
+
+def test_template_that_asks_for_the_date_makes_the_same_prompt_every_day(folder: Path) -> None:
+    """As GPT-OSS's does; Llama 3's asks only where it is there, and has a day of its own otherwise."""
+    change_config(folder, chat_template="Current date: {{ strftime_now('%Y-%m-%d') }}, {{ strftime_now('%H:%M') }}")
+    assert read(folder).chat(MESSAGES) == "Current date: 2025-01-01, 00:00"
+    change_config(folder, chat_template="{{ strftime_now.__self__.year }}")
+    with pytest.raises(EngineError, match="unsafe"):
+        read(folder).chat(MESSAGES)
+
+
 def test_model_without_a_template_gets_plain_turns(folder: Path) -> None:
     (folder / "tokenizer_config.json").unlink()
     assert read(folder).chat(MESSAGES) == "system: Be brief.\nuser: How far is 12 miles, in km?\nassistant:"
