@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from results.liveness import MAX_POWER_W, Beside, Stand, judged_counter, judged_power, observed_renewal
+from results.liveness import MAX_POWER_W, Beside, Stand, judged_counter, judged_power
 from results.records import PowerTrace
+from results.renewal import observed_renewal
 
 WRAP_POWER_FACTOR = 100.0
 """A step back is no wrap if it would mean more power than this many times the highest of the other steps."""

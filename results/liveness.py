@@ -18,31 +18,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from results.records import PowerTrace
+from results.renewal import MANY_TIMES, STAMP_S, Renewal, longest_shown_s
 
 Array = NDArray[np.float64]
 
-STILL_UPDATES = 1.5
-"""A counter that shows one value for longer stands still: its ticks come at most half an update late."""
-STAMP_S = 1e-3
-"""Stamps of readings err by less."""
 CAUGHT_UP = 0.8
 """Of the highest power around it: a step that holds at least so much of it brings what was late."""
+MORE_THAN_LATE = 1.25
+"""Of the lower power around it: a step that holds more may be of what flowed since it resumed, and the rest is lost."""
 LATE_RENEWALS = 2
 """Over so many renewals behind a stand it may catch up."""
 NEAR_UPDATES = 5
 """Over so many updates a counter's power is taken before and after a stand, or for as long as it lasted."""
-LONG_RUN = 20
-"""Renewals over which the update period is taken, where they come quickest."""
-FEW = 3
-"""So many tell it as well, where the readings are closer to each other."""
-AS_STATED = 0.1
-"""A period that is seen to be so close to the stated one is that one: readings place each renewal to their distance."""
 STUCK_UPDATES = 12
 """A power that shows one value for so many may be stuck."""
 FEWEST_ELSEWHERE = 20
@@ -51,10 +44,20 @@ STUCK_BY_CHANCE = 1e-6
 """That a living sensor repeats itself so often."""
 FINE_STEP = 1e-3
 """Of its value: noise alone changes a finer reading."""
+HIDDEN_MARGIN = 1.5
+"""By so much a stand may have hidden more than the highest power shown, or less than the lowest."""
 MAX_STILL_SHARE = 0.2
 """Of a window's energy: so much may be taken from the power elsewhere."""
+MAX_STILL_TIME = 0.08
+"""Of a window's time, or its energy where that is of a smaller part: no more is filled in by the power elsewhere."""
+MAX_REST_SIGMA = 0.1
+"""Of a window's energy: a rest that may have hidden more is not believed."""
+SMALL_SHARE = 0.05
+"""Of a total: a part that could have hidden no more may have rested, whatever it is."""
 MAX_STILL_SIGMA = 0.05
 """Of a window's energy: what is known worse than this is no measurement."""
+STUCK_AGAINST = 5
+"""Values shown elsewhere: a power sensor that shows fewer may rightly show one."""
 MAX_POWER_W = 20e3
 """Of one component where its meter states no limit: more than any machine that is read here can draw."""
 
@@ -72,8 +75,8 @@ class Stand:
     filled_j: float
     """What is taken for it, between the two."""
     variance_j2: float
-    is_known: bool
-    """By another sensor, or because the part may rest: then no limit holds for how long it may last."""
+    basis: Literal["beside", "rest", "around"]
+    """What it is known by: another sensor, that the part may rest, the power elsewhere in the trace."""
 
     def within(self, edges: Array) -> float:
         """How much of it lies in the intervals [n, 2], of its length."""
@@ -95,58 +98,14 @@ def at_rest(trace: PowerTrace) -> bool:
     return bool(np.ptp(trace.values) == 0) if trace.kind == "counter" else not np.any(trace.values)
 
 
-class Renewal(NamedTuple):
-    """How often a counter renews its value, and how long it shows one at most as long as it lives."""
-
-    period_s: float
-    longest_s: float
-
-
-def observed_renewal(times_s: Array, shown_j: Array, stated_s: float) -> Renewal:
-    """From the distances at which the value changed.
-
-    Where it repeats itself between two changes, their distance is that of two renewals; where every reading differs, it
-    renews at least as often as it was read, and the stated period stands up to that distance. So a few readings close
-    to each other (meters take them before a window) show what a grid of 50 ms does not.
-    """
-    changed = np.flatnonzero(np.diff(shown_j) > 0) + 1
-    if len(changed) < 3:
-        return Renewal(stated_s, stated_s)
-    period_s, repeats = _mean_distance_s(times_s, changed, LONG_RUN)
-    closely = _mean_distance_s(times_s, changed, FEW)
-    if closely[0] < period_s / 2:
-        # It was read more closely for a while.
-        period_s, repeats = closely
-    repeated_s = np.diff(times_s[changed])[np.diff(changed) > 1]
-    if len(repeated_s) and np.median(repeated_s) < period_s:
-        period_s, repeats = float(np.median(repeated_s)), True
-    usual_s = float(np.median(repeated_s)) if len(repeated_s) >= FEW else period_s
-    if abs(period_s - stated_s) <= AS_STATED * stated_s:
-        period_s = stated_s
-    elif not repeats:
-        # It showed one value for so long, where that was seen: a period that is stated shorter is not its own.
-        shown_s = times_s[changed[1:] - 1] - times_s[changed[:-1]]
-        shown_s = shown_s[shown_s > 0]
-        least_s = float(np.median(shown_s)) if len(shown_s) >= FEW else 0.0
-        period_s = min(max(stated_s, least_s), period_s)
-    # Renewals that come irregularly are no standstill, as long as they come.
-    return Renewal(period_s, STILL_UPDATES * min(max(usual_s, period_s), 3 * period_s))
-
-
-def _mean_distance_s(times_s: Array, changed: NDArray[np.intp], run: int) -> tuple[float, bool]:
-    """Of `run` changes, where they came quickest; and whether a reading among these repeated the one before."""
-    run = min(run, len(changed) - 1)
-    spans_s = times_s[changed[run:]] - times_s[changed[:-run]]
-    i = int(np.argmin(spans_s))
-    return float(spans_s[i]) / run, bool(changed[i + run] - changed[i] > 1.05 * run)
-
-
 class Beside(NamedTuple):
     """Another sensor of the same part: its power, and the energy since its first reading."""
 
     times_s: Array
     energy_j: Array
+    read_s: Array
     watts: Array
+    """As it showed them, at these times."""
     relative_accuracy: float
     gap_s: float
     """Readings further apart than this say nothing of what is between."""
@@ -157,14 +116,25 @@ class Beside(NamedTuple):
         """(joules, standard uncertainty); None where it does not know, or shows 0 W, which confirms nothing."""
         if start_s < self.times_s[0] or end_s > self.times_s[-1]:
             return None
-        first, last = np.searchsorted(self.times_s, [start_s, end_s])
+        first, last = np.searchsorted(self.read_s, [start_s, end_s])
         near = slice(max(int(first) - 1, 0), int(last) + 1)
-        if np.diff(self.times_s[near]).max() > self.gap_s:
+        if np.diff(self.read_s[near], append=end_s).max() > self.gap_s:
+            return None
+        # 0 W, or one value while it shows others elsewhere, are of a sensor that has stopped too.
+        shown_w = self.watts[near]
+        if np.any(shown_w == 0) or self._is_stuck(near):
             return None
         joules = float(np.diff(np.interp([start_s, end_s], self.times_s, self.energy_j))[0])
-        change_w = float(np.ptp(self.watts[near]))
+        change_w = float(np.ptp(shown_w))
         sigma_j = math.hypot(self.relative_accuracy * joules, change_w * self.late_s / math.sqrt(6))
         return (joules, sigma_j) if joules > 0 else None
+
+    def _is_stuck(self, near: slice) -> bool:
+        """Whether it repeats a value in there for much longer than anywhere else."""
+        begins = np.concatenate([[0], np.flatnonzero(np.diff(self.watts) != 0) + 1, [len(self.watts)]])
+        n_shown = np.diff(np.clip(begins, near.start, near.stop))
+        elsewhere = np.diff(begins)[n_shown == 0]
+        return len(elsewhere) >= STUCK_AGAINST and bool(n_shown.max() > MANY_TIMES * max(elsewhere.max(), 1) + 1)
 
 
 def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: Beside | None = None) -> Judged:
@@ -172,7 +142,8 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
     t = trace.times_s
     begins = np.concatenate([[0], np.flatnonzero(np.diff(shown_j) > 0) + 1])
     lasts = np.append(begins[1:] - 1, len(t) - 1)
-    is_still = t[lasts] - t[begins] > renewal.longest_s + STAMP_S
+    longest_s = longest_shown_s(t, shown_j, begins, renewal, trace.resolution)
+    is_still = t[lasts] - t[begins] > longest_s + STAMP_S
     if trace.method == "modelled" or len(begins) < 2 or not is_still.any():
         return Judged(shown_j, ())
     least_s = NEAR_UPDATES * max(renewal.period_s, trace.sample_interval_s)
@@ -187,11 +158,19 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
         behind = living.moving_after(k + 1) if goes_on else k
         near_w = [w for w in (living.before_w(k), living.after_w(behind) if goes_on else None) if w is not None]
         # Less than its step: a counter that lives would show no more.
-        is_below_step = max(near_w, default=np.inf) * (t[lasts[k]] - t[begins[k]]) <= 2 * trace.resolution
-        is_late = living.mean_w(k, behind) >= CAUGHT_UP * max(near_w, default=np.inf)
-        if is_below_step or is_late:
+        is_below_step = min(near_w, default=np.inf) * (t[lasts[k]] - t[begins[k]]) <= 2 * trace.resolution
+        late_w, around_w = living.mean_w(k, behind), max(near_w, default=np.inf)
+        peak_w = living.peak_w(least_s)
+        is_late = late_w >= CAUGHT_UP * around_w
+        if is_below_step or (is_late and late_w <= MORE_THAN_LATE * min(near_w)):
             continue
-        stand = _bounded(stretch_s, step_j, near_w, living, trace.can_rest, beside)
+        if is_late and beside is None:
+            # It may have counted all, or a part of something higher.
+            burst_w = max(peak_w, step_j / float(t[end] - t[lasts[k]]))
+            high_j = max(step_j, burst_w * (stretch_s[1] - stretch_s[0]))
+            stand = Stand(*stretch_s, step_j, step_j, high_j, step_j, (high_j - step_j) ** 2 / 3, "around")
+        else:
+            stand = _bounded(stretch_s, step_j, peak_w, living, trace.can_rest, beside)
         # Its renewals lie anywhere between two readings, at both ends.
         seen_s = min(max(t[end] - t[lasts[k]], t[begins[k]] - t[max(begins[k] - 1, 0)]), max(renewal.period_s, STAMP_S))
         stand = replace(stand, variance_j2=stand.variance_j2 + (max(near_w, default=0.0) * float(seen_s)) ** 2 / 6)
@@ -248,7 +227,7 @@ def _stuck(trace: PowerTrace, i: int, j: int) -> Stand:
     shown_j, low_j, high_j = (w * length_s for w in (shown_w, float(trace.values.min()), float(trace.values.max())))
     off_j = max(high_j - shown_j, shown_j - low_j)
     start_s, end_s = float(trace.times_s[i]), float(trace.times_s[j])
-    return Stand(start_s, end_s, shown_j, low_j, high_j, shown_j, off_j**2 / 3, False)
+    return Stand(start_s, end_s, shown_j, low_j, high_j, shown_j, off_j**2 / 3, "around")
 
 
 def _judged_zeros(trace: PowerTrace) -> Judged:
@@ -268,7 +247,8 @@ def _judged_zeros(trace: PowerTrace) -> Judged:
         length_s = float(t[j] - t[i])
         low_j, high_j = float(shown_w.min()) * length_s, float(shown_w.max()) * length_s
         between_j = float(filled_j[j] - filled_j[i])
-        stands.append(Stand(float(t[i]), float(t[j]), 0.0, low_j, high_j, between_j, (high_j - low_j) ** 2 / 12, False))
+        variance_j2 = (high_j - low_j) ** 2 / 12
+        stands.append(Stand(float(t[i]), float(t[j]), 0.0, low_j, high_j, between_j, variance_j2, "around"))
     return Judged(filled_w, tuple(stands))
 
 
@@ -277,7 +257,7 @@ class _Living:
 
     def __init__(self, times_s: Array, shown_j: Array, is_still: NDArray[np.bool_], over_s: float) -> None:
         """times_s, shown_j: at its renewals [n]; is_still [n - 1]: the steps between them."""
-        self._t, self._j, self._over_s = times_s, shown_j, over_s
+        self._t, self._j, self._is_still, self._over_s = times_s, shown_j, is_still, over_s
         self._n_still = np.concatenate([[0], np.cumsum(is_still)])
 
     def moving_after(self, k: int) -> int:
@@ -298,6 +278,11 @@ class _Living:
         last = int(np.searchsorted(self._n_still, self._n_still[k], side="right")) - 1
         return self._mean_w(k, min(last, int(np.searchsorted(self._t, self._t[k] + self._over_s))))
 
+    def peak_w(self, over_s: float) -> float:
+        """The highest mean over so long a time, or longer, while it moved."""
+        shorter = _Living(self._t, self._j, self._is_still, over_s)
+        return max((w for k in range(len(self._t)) if (w := shorter.before_w(k)) is not None), default=0.0)
+
     def range_w(self) -> tuple[float, float] | None:
         """The lowest and the highest of these means; None where it hardly moved."""
         found_w = [w for k in range(len(self._t)) if (w := self.before_w(k)) is not None]
@@ -311,7 +296,7 @@ class _Living:
 def _bounded(
     stretch_s: Sequence[float],
     step_j: float,
-    near_w: Sequence[float],
+    peak_w: float,
     living: _Living,
     can_rest: bool,
     beside: Beside | None,
@@ -321,14 +306,16 @@ def _bounded(
     other = None if beside is None else beside.between(start_s, end_s)
     if other is not None:
         filled_j, sigma_j = max(step_j, other[0]), other[1]
-        return Stand(start_s, end_s, step_j, filled_j - sigma_j, filled_j + sigma_j, filled_j, sigma_j**2, True)
+        return Stand(start_s, end_s, step_j, filled_j - sigma_j, filled_j + sigma_j, filled_j, sigma_j**2, "beside")
     if can_rest:
         # Rest is the likelier, and the error is one-sided.
-        high_j = max(step_j, max(near_w, default=0.0) * length_s)
-        return Stand(start_s, end_s, step_j, step_j, high_j, step_j, (high_j - step_j) ** 2 / 3, True)
+        high_j = max(step_j, peak_w * length_s)
+        return Stand(start_s, end_s, step_j, step_j, high_j, step_j, (high_j - step_j) ** 2 / 3, "rest")
     range_w = living.range_w()
     if range_w is None:
-        return Stand(start_s, end_s, step_j, step_j, math.inf, step_j, math.inf, False)
-    low_w, high_w = range_w
-    low_j, high_j = max(step_j, low_w * length_s), max(step_j, high_w * length_s)
-    return Stand(start_s, end_s, step_j, low_j, high_j, (low_j + high_j) / 2, (high_j - low_j) ** 2 / 12, False)
+        return Stand(start_s, end_s, step_j, step_j, math.inf, step_j, math.inf, "around")
+    low_j, high_j = (max(step_j, w * length_s) for w in range_w)
+    filled_j = (low_j + high_j) / 2
+    # What was hidden may be more, or less, than what was ever shown.
+    low_j, high_j = max(step_j, low_j / HIDDEN_MARGIN), max(high_j, peak_w * length_s) * HIDDEN_MARGIN
+    return Stand(start_s, end_s, step_j, low_j, high_j, filled_j, (high_j - low_j) ** 2 / 12, "around")

@@ -21,8 +21,8 @@ UPDATE_PERIOD_S = 1e-3
 ENERGY_UNIT_J = 2.0**-14
 """61 uJ: the usual RAPL energy status unit. Only the counter's step in the uncertainty depends on it."""
 J_PER_UJ = 1e-6
-STANDSTILL_S = 1.0
-"""A package that is switched on has counted something in this time, however slowly its counter is renewed."""
+STANDSTILL_S = 4.0
+"""A package that is switched on has counted something in this time, even where its counter is renewed each 3 s."""
 LOOK_EVERY_S = 5e-3
 MAX_POWER_W = 2e3
 """Of one package, memory or platform: three times what the largest may draw."""

@@ -1,0 +1,131 @@
+"""How often a counter renews its value, and how long it may show one: as its readings tell, never a data sheet alone.
+
+Some counters renew irregularly, others tick when a fixed energy has flowed (1 mAh, 1 mJ). Both show one value for long,
+and lose nothing: what a slow tick brings is what flowed since the last.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+STILL_UPDATES = 1.5
+"""A counter that shows one value for longer stands still: its ticks come at most half an update late."""
+STAMP_S = 1e-3
+"""Stamps of readings err by less."""
+LONG_RUN = 20
+"""Renewals over which the update period is taken, where they come quickest."""
+FEW = 3
+"""So many tell it as well, where the readings are closer to each other."""
+AS_STATED = 0.1
+"""A period that is seen to be so close to the stated one is that one: readings place each renewal to their distance."""
+MANY_TIMES = 3
+"""As long as is usual: until then a counter that comes irregularly, or by fixed amounts of energy, is not suspected."""
+MOSTLY = 0.9
+"""Of late renewals: the usual ones."""
+ONE_TICK = 1.5
+"""Quanta: a step below is of one."""
+MULTIPLE_WITHIN = 0.1
+"""Of a quantum: steps are its multiples where they are so close (a charge counter's joules follow its voltage)."""
+COARSE_STEPS = 8
+"""So many that are multiples of the smallest are no chance."""
+NEAR_STEPS = 10
+"""On either side of a late renewal, that tell the power around it."""
+COUNTED_ALL = 0.8
+"""Of the energy around them: renewals that come late again and again and bring so much have lost nothing."""
+
+
+class Renewal(NamedTuple):
+    """How often a counter renews its value, and how long it shows one at most as long as it lives."""
+
+    period_s: float
+    longest_s: float
+
+
+def observed_renewal(times_s: Array, shown_j: Array, stated_s: float) -> Renewal:
+    """From the distances at which the value changed.
+
+    Where it repeats itself between two changes, their distance is that of two renewals; where every reading differs, it
+    renews at least as often as it was read, and the stated period stands up to that distance. So a few readings close
+    to each other (meters take them before a window) show what a grid of 50 ms does not. A value that was shown for
+    longer than the stated period is believed, not the statement.
+    """
+    changed = np.flatnonzero(np.diff(shown_j) > 0) + 1
+    if len(changed) < 3:
+        return Renewal(stated_s, stated_s)
+    period_s, repeats = _mean_distance_s(times_s, changed, LONG_RUN)
+    closely = _mean_distance_s(times_s, changed, FEW)
+    if closely[0] < period_s / 2:
+        # It was read more closely for a while.
+        period_s, repeats = closely
+    repeated_s = np.diff(times_s[changed])[np.diff(changed) > 1]
+    if len(repeated_s) and np.median(repeated_s) < period_s:
+        period_s, repeats = float(np.median(repeated_s)), True
+    usual_s = float(np.median(repeated_s)) if len(repeated_s) >= FEW else period_s
+    if abs(period_s - stated_s) <= AS_STATED * stated_s:
+        period_s = stated_s
+    elif not repeats:
+        # It showed one value for so long, where that was seen: a period that is stated shorter is not its own.
+        shown_s = times_s[changed[1:] - 1] - times_s[changed[:-1]]
+        shown_s = shown_s[shown_s > 0]
+        least_s = float(np.median(shown_s)) if len(shown_s) >= FEW else 0.0
+        period_s = min(max(stated_s, least_s), period_s)
+    # Renewals that come irregularly are no standstill, as long as they come.
+    return Renewal(period_s, STILL_UPDATES * min(max(usual_s, period_s), 3 * period_s))
+
+
+def _mean_distance_s(times_s: Array, changed: NDArray[np.intp], run: int) -> tuple[float, bool]:
+    """Of `run` changes, where they came quickest; and whether a reading among these repeated the one before."""
+    run = min(run, len(changed) - 1)
+    spans_s = times_s[changed[run:]] - times_s[changed[:-run]]
+    i = int(np.argmin(spans_s))
+    return float(spans_s[i]) / run, bool(changed[i + run] - changed[i] > 1.05 * run)
+
+
+def longest_shown_s(times_s: Array, shown_j: Array, begins: NDArray[np.intp], renewal: Renewal, step_j: float) -> Array:
+    """For each value [n], first shown at readings `begins`: how long it may be shown by a counter that lives.
+
+    step_j: as stated. A tick of one quantum stands as long as that energy takes: several times the next longest of its
+    kind is a fault. So for late renewals that brought what the power around them says, all together.
+    """
+    longest_s = np.full(len(begins), renewal.longest_s)
+    if len(begins) < FEW + 1:
+        return longest_s
+    shown_s = times_s[begins[1:] - 1] - times_s[begins[:-1]]
+    steps_j = np.diff(shown_j[begins])
+    of_one = steps_j <= ONE_TICK * _quantum_j(steps_j, step_j)
+    if of_one.sum() >= FEW:
+        usual_s = MANY_TIMES * float(np.sort(shown_s[of_one])[-2])
+        # The next power may be in the step that ends the last of them, and the last value is still shown.
+        after_one = np.concatenate([[False], of_one])
+        longest_s[np.append(of_one, False) | after_one] = max(renewal.longest_s, usual_s)
+    late = ~of_one & (shown_s > renewal.longest_s + STAMP_S)
+    if late.sum() >= FEW and _counted_all(np.diff(times_s[begins]), steps_j, late):
+        usual_s = MANY_TIMES * float(np.quantile(shown_s[late], MOSTLY, method="lower"))
+        longest_s = np.maximum(longest_s, usual_s)
+    return longest_s
+
+
+def _quantum_j(steps_j: Array, stated_j: float) -> float:
+    """The smallest step, where all are multiples of it and most are few of it; else as stated."""
+    least_j = float(steps_j.min())
+    multiples = steps_j / least_j
+    off = np.abs(multiples - np.round(multiples))
+    is_coarse = len(steps_j) >= COARSE_STEPS and bool(np.all(off <= MULTIPLE_WITHIN)) and np.median(multiples) < FEW
+    return max(least_j, stated_j) if is_coarse else stated_j
+
+
+def _counted_all(lasted_s: Array, steps_j: Array, late: NDArray[np.bool_]) -> bool:
+    """Whether steps that came late brought the power of the others near them, as a whole."""
+    n = len(steps_j)
+    sums = [np.concatenate([[0.0], np.cumsum(np.where(late, 0.0, x))]) for x in (steps_j, lasted_s)]
+    k = np.flatnonzero(late)
+    low, high = np.maximum(k - NEAR_STEPS, 0), np.minimum(k + NEAR_STEPS + 1, n)
+    near_j, near_s = (x[high] - x[low] for x in sums)
+    known = near_s > 0
+    due_j = float((near_j[known] / near_s[known] * lasted_s[k][known]).sum())
+    return due_j > 0 and float(steps_j[k][known].sum()) >= COUNTED_ALL * due_j
