@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import devices
@@ -93,7 +93,18 @@ def _settings() -> Iterator[Input]:
     yield from (Input(name=name, value=os.environ[name]) for name in names if name in os.environ)
     cpus = usable_cpus()
     if cpus is not None:
-        yield Input(name="CPUs that may be used", value=str(len(cpus)))
+        yield Input(name="CPUs that may be used", value=ranges(cpus))
+
+
+def ranges(numbers: Collection[int]) -> str:
+    """As Linux writes a list of CPUs: "0-3,8"."""
+    told: list[tuple[int, int]] = []
+    for n in sorted(numbers):
+        if told and told[-1][1] == n - 1:
+            told[-1] = (told[-1][0], n)
+        else:
+            told.append((n, n))
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in told)
 
 
 def _own_code() -> str:

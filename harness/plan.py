@@ -117,6 +117,8 @@ class Draft:
     """Cells of sound parts; none where a plan would have too many."""
     parts: Parts
     problems: tuple[str, ...]
+    named_devices: tuple[DeviceSpec, ...] = ()
+    """Those of `parts`, and those whose settings cannot be meant together: their files can be looked at."""
 
     def sound(self) -> Plan:
         """Raises `PlanError`."""
@@ -201,12 +203,13 @@ def draft_plan(
     except ValidationError as error:
         problems += told("protocol", error, Protocol)
     problems += _twice("engine", engines) + _twice("device", devices)
-    if len(engines) == len(entries["engine"]):
+    if len(engines) == len(entries["engine"]) and not any(problem.startswith("sweep") for problem in problems):
         problems += _baseline_problems(
-            sifted.raw.get("baseline"), [name for e in engines for name in (e.spec.name, e.label)]
+            sifted.raw.get("baseline"), list(dict.fromkeys(name for e in engines for name in (e.spec.name, e.label)))
         )
     engines, found = _meant(engines, _engine_problems)
     problems += found
+    named_devices = tuple(dict.fromkeys(part.spec for part in devices))
     devices, found = _meant(devices, device_problems)
     problems += found
     parts = Parts(models, engines, _told_apart(workloads), devices)
@@ -214,7 +217,7 @@ def draft_plan(
     name = raw.get("name")
     plan = Plan(str(name), raw, protocol, tuple(with_references(cells)), tuple(skipped))
     everything = [*earlier, *sifted.problems.values(), *sifted.others(problems)]
-    return Draft(plan, parts, tuple(dict.fromkeys(everything)))
+    return Draft(plan, parts, tuple(dict.fromkeys(everything)), named_devices)
 
 
 def _validated_parts(entries: list[sweep.Entry], schema: Any) -> tuple[list[Part], list[str]]:

@@ -44,7 +44,7 @@ def preflight(draft: Draft, workbench: Workbench) -> Plan:
             facts[source] = workbench.facts(source)
         except EngineError as error:
             problems.append(f"model.source: {error}")
-    for device in dict.fromkeys(device.spec for device in parts.devices):
+    for device in draft.named_devices:
         problems += _device_problems(device)
     for engine in parts.engines:
         problems += _engine_problems(engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import shlex
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_DEVICE_NOT_READY,
     EXIT_NONE_USABLE,
+    EXIT_NOT_WRITTEN,
     EXIT_SOME_FAILED,
     AsJson,
     console_of,
@@ -207,8 +209,15 @@ def _show_run(directory: Path, out: Path, console: Console, as_json: bool, basel
             write_html(derived.run, out / "report.html", derived)
     except NoArmError as error:
         fail(f"--baseline: {error}", EXIT_BAD_PLAN)
-    except (StoreError, OSError) as error:
+    except StoreError as error:
         fail(str(error), EXIT_BAD_PLAN)
+    except OSError as error:
+        remedy = f"joulebench report {shlex.quote(str(directory))}"
+        fail(
+            f"{error.filename or out}: cannot be written ({error.strerror or error}); every finished trial is kept:"
+            f" make room or the folder writable, then `{remedy}` writes the tables",
+            EXIT_NOT_WRITTEN,
+        )
     if as_json:
         tables = {"arms": standings_table(derived.standings), "summary": derived.summary}
         found = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}

@@ -17,6 +17,7 @@ from devices.base import Device, DeviceError, NotReadyError, TransientDeviceErro
 from engines.errors import EngineError
 from harness.inputs import changes, inputs_of, told_changes
 from harness.plan import CellPlan, Plan
+from harness.plan_differences import plan_differences
 from harness.samples import samples_of
 from harness.session import CONTENDED, Arm, Traces, run_trial
 from harness.state import last_self_test, state_folder
@@ -141,8 +142,9 @@ def _check_same(
     """Repeats of one cell come from one plan, one machine, one software and the same inputs. Raises `StoreError`."""
     if then.plan_hash != plan.plan_hash:
         raise StoreError(
-            f"{directory} holds a run of another plan (hash {then.plan_hash}, this plan {plan.plan_hash});"
-            " name another folder with --out, or resume with the plan, settings and data folder of then"
+            f"{directory} holds a run of another plan (hash {then.plan_hash}, this plan {plan.plan_hash}):"
+            f" {plan_differences(then, plan, inputs)}; name another folder with --out, or resume with the plan,"
+            " settings, data folder and joulebench of then"
         )
     for device, environment in now.items():
         before, after = then.environments[device].model_dump(), environment.model_dump()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 160
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 EXIT_BAD_PLAN, EXIT_MODELLED_ONLY, EXIT_DEVICE_NOT_READY, EXIT_SOME_FAILED, EXIT_NONE_USABLE = 2, 3, 4, 5, 6
+EXIT_NOT_WRITTEN = 7
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 

@@ -72,7 +72,7 @@ def write_traces(
     )
     temporary = temporary_of(path)
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=_for_owner) as file:
             pq.write_table(table, file, write_page_checksum=True)
             file.flush()
             os.fsync(file.fileno())
@@ -158,3 +158,8 @@ def _described_trace(
     }
     gaps_s = tuple((start_s, end_s) for start_s, end_s in described["gaps_s"])
     return PowerTrace(times_s=times_s, values=values, gaps_s=gaps_s, **fields)
+
+
+def _for_owner(path: str, flags: int) -> int:
+    """Traces tell what was done when: only their owner may read them."""
+    return os.open(path, flags, 0o600)

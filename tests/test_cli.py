@@ -119,14 +119,39 @@ def test_checkpoints_that_cannot_be_trusted_are_refused_before_anything_runs(tmp
     assert sorted(tmp_path.rglob("*")) == before
 
 
+LIMITED = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
+from harness.cli import main
+main()
+"""
+
+
 def test_the_folder_of_another_plan_is_refused(finished_run: FinishedRun) -> None:
     arguments = ("run", str(finished_run.plan), "--out", str(finished_run.directory))
     before = _contents(finished_run.directory)
     again = joulebench(*arguments)
     assert_refused(again.code, again.stderr, ["already holds a run; go on with --resume or name another folder"])
     other = joulebench(*arguments, "--resume", "--set", "protocol.repeats=9")
-    assert_refused(other.code, other.stderr, ["holds a run of another plan"])
+    assert_refused(other.code, other.stderr, ["protocol.repeats 2 -> 9"])
     assert _contents(finished_run.directory) == before
+
+
+def test_a_disk_that_is_full_while_tables_are_written_costs_no_trial(finished_run: FinishedRun, tmp_path: Path) -> None:
+    """A limit of file size stands for the disk: the system refuses the write in the same place."""
+    out = tmp_path / "tables"
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, "report", str(finished_run.directory), "--out", str(out)],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 7
+    path, _, said = done.stderr.removeprefix("error: ").partition(": cannot be written (File too large)")
+    assert Path(path).parent == out
+    assert "every finished trial is kept" in said
+    assert f"joulebench report {finished_run.directory}" in done.stderr
+    assert not Path(path).exists()
+    assert not list(out.glob(".*"))
 
 
 def _contents(run: Path) -> dict[Path, int]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.file_digests import KEPT_IN, file_digests
+from harness.inputs import ranges
 from harness.plan import CellPlan, Plan, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.runner import Runner, RunOutcome, open_run
@@ -146,7 +147,7 @@ def test_fewer_cpus_are_refused(tmp_path: Path) -> None:
     run(planned(), tmp_path / "run")
     os.sched_setaffinity(0, {min(cpus)})
     try:
-        assert f"CPUs that may be used {len(cpus)} -> 1" in refused(planned(), tmp_path / "run")
+        assert f"CPUs that may be used {ranges(cpus)} -> " in refused(planned(), tmp_path / "run")
     finally:
         os.sched_setaffinity(0, cpus)
 
@@ -303,3 +304,10 @@ def test_reading_gigabytes_is_told(tmp_path: Path, state: Path, monkeypatch: pyt
     file_digests([small, large], state, heard.append)
     assert len(heard) == 1
     assert "in 2 files for their SHA-256; this is done once a file" in heard[0]
+
+
+def test_cpus_are_told_one_by_one_as_linux_does() -> None:
+    """The same number of other CPUs is another setting: cores of one machine may be unlike."""
+    assert ranges({8, 0, 1, 2, 3}) == "0-3,8"
+    assert ranges({5}) == "5"
+    assert ranges({0, 2, 4}) == "0,2,4"

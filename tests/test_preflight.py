@@ -138,3 +138,25 @@ def test_problems_of_several_parts_are_told_together() -> None:
         engine=[TIERS, TIERS | {"name": "again"}],
     )
     assert [line.split(":")[0] for line in found] == ["device host", "workload ruler_niah_single_2"]
+
+
+def test_a_device_whose_settings_clash_still_has_its_files_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "text.csv").write_text("nothing of watts")
+    device = {"name": "host", "meters": ["replay"], "watts_sheet": "mine.toml", "recording": str(tmp_path / "text.csv")}
+    draft = draft_plan(raw_plan(device=[device]))
+    with pytest.raises(PlanError) as caught:
+        preflight(draft, Workbench(draft.plan.protocol))
+    told = " | ".join(caught.value.problems)
+    assert "watts_sheet: has no effect" in told
+    assert "device host: recording: " in told
+    assert "device host: watts_sheet: watts sheet 'mine.toml' cannot be read" in told
+
+
+def test_an_unsound_sweep_is_told_without_a_baseline_that_it_would_have_made() -> None:
+    draft = draft_plan(raw_plan(engine=[DROPLESS], baseline="dropless[threads=1]", sweep={"engine.threads": []}))
+    assert [problem.partition(":")[0] for problem in draft.problems] == ["sweep.engine.threads"]
+
+
+def test_a_baseline_that_is_no_arm_names_each_arm_once() -> None:
+    (problem,) = draft_plan(raw_plan(engine=[DROPLESS], baseline="zzzz")).problems
+    assert problem.count(DROPLESS["name"]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.gates import Gates, wait_until_ready
 from engines.errors import EngineError
+from harness.inputs import OWN_CODE
 from harness.plan import CellPlan, Plan, build_plan
+from harness.plan_differences import plan_differences
 from harness.runner import DeviceNotReadyError, Runner, RunOutcome, open_run, trial_order
-from results.records import Environment, Trial
+from results.records import Environment, Input, Trial
 from results.store import Store, StoreError
 from tests.fakes.machine import IDLE_W, FakeBench, FakeDevice
 from tests.plans import DROPLESS, FAST, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
@@ -338,6 +341,19 @@ def test_a_run_of_another_plan_is_not_continued(tmp_path: Path) -> None:
     other = planned({"repeats": 2})
     with pytest.raises(StoreError, match=f"run of another plan .*this plan {other.plan_hash}"):
         run(other, FakeBench(), tmp_path / "run", resume=True)
+    with pytest.raises(StoreError, match=r"protocol\.repeats .* -> 2"):
+        run(other, FakeBench(), tmp_path / "run", resume=True)
+
+
+def test_a_run_of_older_defaults_is_told_from_another_plan(tmp_path: Path) -> None:
+    plan = planned()
+    run(plan, FakeBench(), tmp_path / "run")
+    other = replace(plan, protocol=plan.protocol.model_copy(update={"cooldown_s": 0.25}))
+    with pytest.raises(StoreError, match="its lines are the same, and the data folder"):
+        run(other, FakeBench(), tmp_path / "run", resume=True)
+    now = [Input(name=OWN_CODE, value="sha256:other")]
+    with Store.view(tmp_path / "run") as store:
+        assert "another version of joulebench began it" in plan_differences(store.info(), other, now)
 
 
 def test_resume_without_a_run_says_so_before_a_device_is_opened(tmp_path: Path) -> None:

@@ -14,9 +14,21 @@ def replace_text(path: Path, text: str | Iterable[str]) -> None:
     """Writes UTF-8 under a temporary name in the same folder, flushes it to disk and renames it onto `path`.
 
     text: whole, or in parts that follow each other. Only its owner may read the file (tables and reports hold prompts),
-    unless its owner gave it another mode before.
+    unless its owner gave it another mode before. Raises `OSError` that names the path.
     """
+    made = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _replace(path, text)
+    except OSError as error:
+        if made:
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+        # A disk that is full names no file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _replace(path: Path, text: str | Iterable[str]) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
