@@ -42,6 +42,7 @@ class NvidiaGpu:
 
         self.index = index
         self._handle: Any = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self.uuid = self._found_uuid()
         self._is_instant = self._has_instant_power()
         self.has_counter = self._offers(pynvml.nvmlDeviceGetTotalEnergyConsumption)
         self.has_power = self._is_instant or self._offers(pynvml.nvmlDeviceGetPowerUsage)
@@ -68,6 +69,14 @@ class NvidiaGpu:
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
             return False
         return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+    def _found_uuid(self) -> str | None:
+        import pynvml
+
+        try:
+            return str(pynvml.nvmlDeviceGetUUID(self._handle))
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+            return None
 
     def energy_j(self) -> float:
         """Since the driver was loaded."""

@@ -144,6 +144,79 @@ def test_lost_gpu_is_waited_for_in_the_next_window(nvml: FakeNvml, afterwards: s
     assert nvml.run(code.replace("kwargs={", "kwargs={'gpus': 2, "), gpus=2).startswith(outcome)
 
 
+RECORDING = """
+import threading, time
+from pathlib import Path
+from devices.clock import MonotonicClock
+from harness.recording import record
+from results.energy import energy_between
+from tests.fakes.machine import FakeDevice, FakeMachine
+from {module} import {name}
+device, clock = FakeDevice(FakeMachine(), []), MonotonicClock()
+meter = {name}(0.05, clock)
+meter.open()
+device.meters = [meter]
+states = {states!r}
+def on_tick(left_s):
+    while states:
+        after_s, state = states.pop()
+        threading.Timer(after_s, set_state, kwargs=state).start()
+found = record(device, clock, {seconds}, on_tick)
+meter._sampler = object()  # as if it went on
+trouble = meter.tend()
+def told(component, from_s, to_s):
+    window = (found.window[0] + from_s, found.window[0] + to_s)
+    return energy_between(found.traces, [window], "all", meter.name, component).model_dump()
+answer = {{
+    "before": told("total", 0.1, 1.1),
+    "behind": told("total", {seconds} - 1.1, {seconds} - 0.1),
+    "whole": told("total", 0.0, {seconds}),
+    "n_behind": sum(t > found.window[1] - 1.0 for t in found.traces[0].times_s.tolist()),
+    "interrupted": found.interrupted,
+    "trouble": trouble,
+}}
+"""
+
+
+def recording_code(meter: str, states: list[tuple[float, dict[str, float]]], seconds: float = 5.0) -> str:
+    """A recording in which the library's state changes. answer: energy before and behind the middle, and of all."""
+    module, _, name = meter.rpartition(".")
+    return RECORDING.format(module=module, name=name, states=states, seconds=seconds)
+
+
+NVML, ZEUS = "devices.meters.nvml.NvmlMeter", "devices.meters.zeus.ZeusMeter"
+BASE: dict[str, float] = {"gpus": 2, "watts": 100, "tick_ms": 20}
+LOST = BASE | {"energy": 15}
+
+
+@pytest.mark.parametrize("meter", [NVML, ZEUS])
+def test_gpu_that_is_lost_and_comes_back_in_a_recording_is_read_again(nvml: FakeNvml, meter: str) -> None:
+    answer = nvml.run(recording_code(meter, [(1.2, LOST), (2.7, BASE)]), **BASE)
+    for stretch in ("before", "behind", "whole"):  # the counter went on meanwhile, and knows what was drawn
+        reading = answer[stretch]
+        assert reading["reason"] is None
+        assert reading["energy_j"] / reading["duration_s"] == pytest.approx(300.0, rel=0.05)
+    [why] = answer["interrupted"]
+    assert "lost" in why
+
+
+def test_driver_that_is_loaded_again_in_a_recording_counts_from_0_and_is_read_again(nvml: FakeNvml) -> None:
+    gone = BASE | {"init": 9, "energy": 15}
+    code = recording_code(NVML, [(1.2, LOST), (1.6, gone), (2.7, BASE | {"restart_s": -1.0})])
+    answer = nvml.run(code.replace("'restart_s': -1.0", "'restart_s': time.monotonic() + 2.0"), **BASE)
+    assert answer["n_behind"] >= 5  # of 20
+    assert answer["whole"]["energy_j"] is None
+    assert "it was reset or the device was lost" in answer["whole"]["reason"]
+
+
+@pytest.mark.parametrize("back", [{"swapped": 1}, {"gpus": 1}], ids=["numbers swapped", "one of them only"])
+def test_other_gpus_that_come_back_are_not_read_in_their_place(nvml: FakeNvml, back: dict[str, float]) -> None:
+    answer = nvml.run(recording_code(NVML, [(1.2, LOST), (1.5, BASE | back)]), **BASE)
+    assert answer["before"]["energy_j"] / answer["before"]["duration_s"] == pytest.approx(300.0, rel=0.05)
+    assert answer["behind"]["energy_j"] is None
+    assert "totals would not be of the same GPUs" in answer["trouble"]
+
+
 def test_gpu_that_was_waited_for_in_vain_is_looked_at_once_from_then_on(nvml: FakeNvml) -> None:
     code = window_code("devices.meters.nvml.NvmlMeter", 0.3, meanwhile="set_state(energy=15)") + (
         "import devices.reconnect as reconnect\n"

@@ -21,10 +21,10 @@ import numpy as np
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.meters.cross_check import compare
-from devices.meters.polled import METHODS, Array, PolledMeter
+from devices.meters.losable import LosableMeter
+from devices.meters.polled import METHODS, Array
 from devices.nvidia_gpu import J_PER_MJ, W_PER_MW, NvidiaGpu, nvml_errors
 from devices.nvidia_throttle import is_slowed, reasons_of, summary
-from devices.reconnect import Reconnection
 from results.energy import POWER_BESIDE
 from results.records import Method, PowerTrace
 
@@ -38,7 +38,7 @@ RELATIVE_ACCURACY = 0.05 / math.sqrt(3)
 log = logging.getLogger(__name__)
 
 
-class NvmlMeter(PolledMeter):
+class NvmlMeter(LosableMeter):
     """All NVIDIA GPUs of the host: `gpuN`, and `gpuN power` where there is a counter to be checked."""
 
     name = "nvml"
@@ -46,89 +46,72 @@ class NvmlMeter(PolledMeter):
     def __init__(self, interval_s: float, clock: Clock) -> None:
         super().__init__(interval_s, clock)
         self.method: Method = "counter"
-        self._gpus: list[NvidiaGpu] = []
+        self._gpus: Sequence[NvidiaGpu] = ()
         self._is_initialised = False
-        self._is_lost = False
-        self._components: tuple[str, ...] = ()
-        """Of the first time it was open: a GPU that is not there any more is missing in every total."""
-        self._reconnection = Reconnection(clock)
         self._reasons_seen: frozenset[str] = frozenset()
 
     def open(self) -> None:
         try:
-            with nvml_errors(MeterUnavailableError, "; is an NVIDIA GPU with its driver here?"):
-                import pynvml
-
-                pynvml.nvmlInit()
-                self._is_initialised = True
-                self._gpus = [NvidiaGpu(i) for i in range(pynvml.nvmlDeviceGetCount())]
-                self._refuse_split()
-                self._choose_channels()
-            self.read()
+            self._gpus = self._connected()
+            counts = all(gpu.has_counter for gpu in self._gpus)
+            self.method = "counter" if counts else "integrated power"
+            self.channels = _channels(self._gpus)
+            self.read_now()
         except DeviceError as error:
             self.close()
             raise MeterUnavailableError(str(error)) from error
         self._is_lost = False
 
-    def _reopen(self) -> None:
-        """All that was there before must be there again. Raises `MeterUnavailableError`."""
-        self.close()
-        self.open()
-        components = tuple(channel.component for channel in self.channels)
-        if components != self._components:
-            self.close()
-            self._is_lost = True
-            raise MeterUnavailableError(
-                f"NVML: {', '.join(self._components)} were measured, and now {', '.join(components)} are there;"
-                " totals would not be of the same GPUs. See nvidia-smi -L and the kernel's log (Xid)"
-            )
+    def reopen(self) -> None:
+        """All that was there before must be there again, under the same numbers."""
+        self._shut_down()
+        try:
+            gpus = self._connected()
+            self._refuse_others(gpus)
+            self._read(gpus)
+        except DeviceError as error:
+            raise MeterUnavailableError(str(error)) from error
+        self._gpus = gpus
 
-    def _refuse_split(self) -> None:
-        if not self._gpus:
-            raise MeterUnavailableError("NVML: the driver is loaded but lists no GPU")
-        split = [gpu.index for gpu in self._gpus if gpu.is_split()]
-        if split:
-            raise MeterUnavailableError(
-                f"NVML: GPU {', '.join(map(str, split))} is split by MIG, and its counter is of all instances together:"
-                f" no joule of it belongs to one of them; end MIG (sudo nvidia-smi -i {split[0]} -mig 0), or measure on"
-                " a GPU that is not split"
-            )
+    def _connected(self) -> Sequence[NvidiaGpu]:
+        """All GPUs, each of which can be measured."""
+        with nvml_errors(MeterUnavailableError, "; is an NVIDIA GPU with its driver here?"):
+            import pynvml
 
-    def _choose_channels(self) -> None:
-        """Counters with power beside them. Where one GPU does not count, power of all: methods are not added up."""
-        silent = [gpu.index for gpu in self._gpus if not gpu.has_counter and not gpu.has_power]
-        if silent:
-            raise MeterUnavailableError(
-                f"NVML: GPU {silent[0]}: energy and power are both Not Supported by it or its driver"
-                " (a Jetson has no NVML power: its rails are in sysfs)"
-            )
-        counts = all(gpu.has_counter for gpu in self._gpus)
-        self.method = "counter" if counts else "integrated power"
-        self.channels = tuple(channel for gpu in self._gpus for channel in _channels(gpu, counts))
+            pynvml.nvmlInit()
+            self._is_initialised = True
+            gpus = [NvidiaGpu(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            _refuse_split(gpus)
+            _refuse_silent(gpus)
+            return gpus
+
+    def _refuse_others(self, gpus: Sequence[NvidiaGpu]) -> None:
+        before, now = (", ".join(c.component for c in found) for found in (self.channels, _channels(gpus)))
+        remedy = "totals would not be of the same GPUs. See nvidia-smi -L and the kernel's log (Xid)"
+        if now != before:
+            raise MeterUnavailableError(f"NVML: {before} were measured, and now {now} are there; {remedy}")
+        for old, new in zip(self._gpus, gpus, strict=True):
+            if old.uuid != new.uuid:
+                raise MeterUnavailableError(f"NVML: GPU {old.index} was {old.uuid} and is now {new.uuid}; {remedy}")
 
     def method_of(self, channel: Channel) -> Method:
         return METHODS[channel.kind]
 
     def start(self) -> None:
-        """A GPU that was lost in the window before is waited for: its handle does not come back to life."""
-        if self._is_lost:
-            self._reconnection.reopen(self._reopen, "the GPUs")
-        self._components = tuple(channel.component for channel in self.channels)
         self._reasons_seen = frozenset()
         super().start()
 
-    def read(self) -> Sequence[float]:
+    def read_now(self) -> Sequence[float]:
         """One value a channel, then a mask of clock event reasons a GPU (nan where it cannot be read)."""
-        try:
-            with nvml_errors(
-                TransientDeviceError,
-                ": a GPU could not be read; was it lost or reset? See nvidia-smi and the kernel's log (Xid)",
-            ):
-                values = [value for gpu in self._gpus for value in self._values(gpu)]
-                return values + [gpu.event_reasons() for gpu in self._gpus]
-        except TransientDeviceError:
-            self._is_lost = True
-            raise
+        return self._read(self._gpus)
+
+    def _read(self, gpus: Sequence[NvidiaGpu]) -> Sequence[float]:
+        with nvml_errors(
+            TransientDeviceError,
+            ": a GPU could not be read; was it lost or reset? See nvidia-smi and the kernel's log (Xid)",
+        ):
+            values = [value for gpu in gpus for value in self._values(gpu)]
+            return values + [gpu.event_reasons() for gpu in gpus]
 
     def _values(self, gpu: NvidiaGpu) -> list[float]:
         import pynvml
@@ -177,7 +160,10 @@ class NvmlMeter(PolledMeter):
 
     def close(self) -> None:
         super().close()
-        self._gpus = []
+        self._gpus = ()
+        self._shut_down()
+
+    def _shut_down(self) -> None:
         if self._is_initialised:
             import pynvml
 
@@ -187,7 +173,34 @@ class NvmlMeter(PolledMeter):
                 pynvml.nvmlShutdown()
 
 
-def _channels(gpu: NvidiaGpu, counts: bool) -> list[Channel]:
+def _refuse_split(gpus: Sequence[NvidiaGpu]) -> None:
+    if not gpus:
+        raise MeterUnavailableError("NVML: the driver is loaded but lists no GPU")
+    split = [gpu.index for gpu in gpus if gpu.is_split()]
+    if split:
+        raise MeterUnavailableError(
+            f"NVML: GPU {', '.join(map(str, split))} is split by MIG, and its counter is of all instances together:"
+            f" no joule of it belongs to one of them; end MIG (sudo nvidia-smi -i {split[0]} -mig 0), or measure on"
+            " a GPU that is not split"
+        )
+
+
+def _refuse_silent(gpus: Sequence[NvidiaGpu]) -> None:
+    silent = [gpu.index for gpu in gpus if not gpu.has_counter and not gpu.has_power]
+    if silent:
+        raise MeterUnavailableError(
+            f"NVML: GPU {silent[0]}: energy and power are both Not Supported by it or its driver"
+            " (a Jetson has no NVML power: its rails are in sysfs)"
+        )
+
+
+def _channels(gpus: Sequence[NvidiaGpu]) -> tuple[Channel, ...]:
+    """Counters with power beside them. Where one GPU does not count, power of all: methods are not added up."""
+    counts = all(gpu.has_counter for gpu in gpus)
+    return tuple(channel for gpu in gpus for channel in _channels_of(gpu, counts))
+
+
+def _channels_of(gpu: NvidiaGpu, counts: bool) -> list[Channel]:
     """In the order in which `read` gives their values."""
     counter = Channel(
         f"gpu{gpu.index}",

@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.boundary import library_errors
+from devices.meters.losable import LosableMeter
 from devices.meters.nvml import MAX_GPU_POWER_W, RELATIVE_ACCURACY
-from devices.meters.polled import METHODS, PolledMeter
-from devices.reconnect import Reconnection
+from devices.meters.polled import METHODS
 from results.records import Method
 
 J_PER_MJ = W_PER_MW = 1e-3
@@ -47,7 +47,7 @@ class _Source(NamedTuple):
     channels: tuple[Channel, ...]
 
 
-class ZeusMeter(PolledMeter):
+class ZeusMeter(LosableMeter):
     """Everything Zeus can count on this host."""
 
     name = "zeus"
@@ -55,12 +55,11 @@ class ZeusMeter(PolledMeter):
     def __init__(self, interval_s: float, clock: Clock) -> None:
         super().__init__(interval_s, clock)
         self.method: Method = "counter"
-        self._sources: list[_Source] = []
-        self._is_lost = False
-        self._reconnection = Reconnection(clock)
+        self._sources: Sequence[_Source] = ()
 
     def open(self) -> None:
-        missing = self._find(fresh=False)
+        self._sources, missing = _found(fresh=False)
+        self.channels = _channels(self._sources)
         if not self.channels:
             raise MeterUnavailableError("Zeus finds no counter here: " + "; ".join(missing))
         for reason in missing:
@@ -68,46 +67,26 @@ class ZeusMeter(PolledMeter):
         self.method = next((METHODS[c.kind] for c in self.channels if c.additive), "counter")
         self._is_lost = False
 
-    def _find(self, fresh: bool) -> list[str]:
-        """Sets sources and channels; gives what was not found, and why."""
-        self._sources = []
-        missing = []
-        for name, probe in (("SoC", _soc_sources), ("GPU", partial(_gpu_sources, fresh=fresh)), ("CPU", _cpu_sources)):
-            try:
-                with zeus_errors(MeterUnavailableError, f"{name}: "):
-                    self._sources += probe()
-            except MeterUnavailableError as error:
-                missing.append(str(error))
-        self.channels = tuple(channel for source in self._sources for channel in source.channels)
-        return missing
-
-    def start(self) -> None:
-        """What was lost in the window before is waited for. All of it must be there again, or totals differ."""
-        if self._is_lost:
-            self._reconnection.reopen(self._reopen, "what Zeus reads")
-        super().start()
-
-    def _reopen(self) -> None:
-        before = self.channels
-        missing = self._find(fresh=True)
-        if self.channels != before:
-            found, self.channels = self.channels, before
+    def reopen(self) -> None:
+        """All of it must be there again, or totals differ."""
+        sources, missing = _found(fresh=True)
+        if _channels(sources) != self.channels:
             raise MeterUnavailableError(
-                f"Zeus: {_named(before)} were measured, and now {_named(found)} are there: {'; '.join(missing)}"
+                f"Zeus: {_named(self.channels)} were measured, and now {_named(_channels(sources))} are there:"
+                f" {'; '.join(missing)}"
             )
-        self.read()
-        self._is_lost = False
+        self._read(sources)
+        self._sources = sources
 
     def method_of(self, channel: Channel) -> Method:
         return METHODS[channel.kind]
 
-    def read(self) -> Sequence[float]:
-        try:
-            with zeus_errors(TransientDeviceError, "Zeus: a counter could not be read; was the device lost? "):
-                values = [value for source in self._sources for value in source.read()]
-        except TransientDeviceError:
-            self._is_lost = True
-            raise
+    def read_now(self) -> Sequence[float]:
+        return self._read(self._sources)
+
+    def _read(self, sources: Sequence[_Source]) -> Sequence[float]:
+        with zeus_errors(TransientDeviceError, "Zeus: a counter could not be read; was the device lost? "):
+            values = [value for source in sources for value in source.read()]
         lost = [c.component for c, v in zip(self.channels, values, strict=True) if v is None]
         if lost:
             raise DeviceError(f"Zeus: {', '.join(lost)} stopped answering; None is not 0 J")
@@ -124,6 +103,23 @@ def zeus_errors(error_type: type[DeviceError], words: str) -> Iterator[None]:
             yield
         except ZeusBaseError as error:
             raise error_type(f"{words}{error}") from error
+
+
+def _found(fresh: bool) -> tuple[Sequence[_Source], list[str]]:
+    """(what Zeus reads, what was not found and why). fresh: with new handles."""
+    sources: list[_Source] = []
+    missing = []
+    for name, probe in (("SoC", _soc_sources), ("GPU", partial(_gpu_sources, fresh=fresh)), ("CPU", _cpu_sources)):
+        try:
+            with zeus_errors(MeterUnavailableError, f"{name}: "):
+                sources += probe()
+        except MeterUnavailableError as error:
+            missing.append(str(error))
+    return sources, missing
+
+
+def _channels(sources: Sequence[_Source]) -> tuple[Channel, ...]:
+    return tuple(channel for source in sources for channel in source.channels)
 
 
 def _named(channels: Sequence[Channel]) -> str:

@@ -15,6 +15,7 @@
  *   power 0            result of reading the power, instantaneous or not
  *   instant 0          result of the field of instantaneous power
  *   power_scale 1      what the power sensor shows over what the counter counts
+ *   swapped 0          1: GPUs 0 and 1 have each other's number
  *   mig 0              1: split into instances; GPUs without MIG answer 3 in nvmlDeviceGetMigMode (mig 3)
  *   reasons 0          bit mask of clock event reasons
  *   events 0           result of reading them by the call of driver 535 and later
@@ -190,6 +191,15 @@ int nvmlDeviceGetArchitecture(gpu *device, unsigned *architecture)
 }
 
 /* What Zeus asks besides. */
+
+int nvmlDeviceGetUUID(gpu *device, char *uuid, unsigned length)
+{
+    unsigned of = state("swapped", 0) > 0 && device->index < 2 ? 1 - device->index : device->index;
+    if (!live_sessions)
+        return UNINITIALIZED;
+    snprintf(uuid, length, "GPU-fake-%u", of);
+    return SUCCESS;
+}
 
 int nvmlDeviceGetName(gpu *device, char *name, unsigned length)
 {
