@@ -22,7 +22,7 @@ def told(path: str, error: ValidationError, schema: Any) -> list[str]:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The remedy for an unknown name."""
-    known = sorted(known)
+    known = sorted(set(known))
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
 

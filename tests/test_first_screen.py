@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
+from harness.problems import nearest
 from results.ratios import Ratio, widened
 from results.records import EnergyReading, RunData, Trial
 from results.report.first_screen import Figure
-from tests.run_builders import failed, reading, run
+from tests.run_builders import cell, failed, reading, run
 from tests.test_standings import groups, lasting, named, noisy, screen, standing
 
 
@@ -172,3 +173,35 @@ def test_an_interval_that_leaves_out_1_is_shown_with_the_digits_that_say_so(low:
 
     shown = [float(end) for end in _interval(low, 1.14).strip("[]").split(", ")]
     assert 1 < shown[0] == pytest.approx(low, abs=1e-3)
+
+
+def test_the_symbols_of_many_arms_are_all_unlike() -> None:
+    names = [f"arm{i}" for i in range(30)]
+    data = run(named(*names), [t for name in names for t in lasting(name, [1.0])])
+    assert len({str(row.symbol) for row in screen(data).table.rows}) == 30
+
+
+def test_arms_of_one_technique_say_what_sets_them_apart() -> None:
+    settings = ({}, {"reuse_prefix": True}, {"reuse_prefix": False, "quantise": {"experts": "int4-g32", "head": None}})
+    cells = [cell(f"c{i}", engine=f"arm{i}", engine_parameters=own) for i, own in enumerate(settings)]
+    data = run(cells, [t for c in cells for t in lasting(c.cell_id, [1.0])])
+    assert [row.arm.how for row in screen(data).table.rows] == [
+        "on-demand",
+        "on-demand, reuse_prefix=True",
+        "on-demand, quantise.experts=int4-g32",
+    ]
+
+
+def test_an_arm_that_is_not_drawn_has_its_own_reason() -> None:
+    trials = [
+        *with_joules("first", noisy(1.0), COUNTER),
+        *with_joules("second", noisy(1.0), COUNTER),
+        *with_joules("third", noisy(2.0), SHEET),
+        failed("fourth"),
+    ]
+    (panel,) = screen(run(named("first", "second", "third", "fourth"), trials)).panels
+    assert "a figure is missing: fourth. Not drawn, measured or modelled in another way: third." in panel.caption
+
+
+def test_a_name_that_two_arms_share_is_listed_once() -> None:
+    assert nearest("zzz", ["int4", "dropless", "int4", "dropless"]) == "known: dropless, int4"

@@ -15,7 +15,8 @@ class Arm:
     """index: in the order of the run's cells; it chooses the arm's symbol. name: the plan's, with the model behind it
     where a run has several.
 
-    how: technique and placement in short, for below the name.
+    how: technique and placement in short, for below the name, and what of the engine sets apart arms that are alike in
+    both.
     """
 
     index: int
@@ -49,8 +50,24 @@ def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
             cell.placement,
             model_name(cell),
             key[5],
-            cell.technique if cell.placement == "host" else f"{cell.technique}, {cell.placement}",
+            _how(cell, cells),
         )
+    return found
+
+
+def _how(cell: Cell, cells: Sequence[Cell]) -> str:
+    alike = [_settings(c) for c in cells if (c.technique, c.placement) == (cell.technique, cell.placement)]
+    own = {k: v for k, v in _settings(cell).items() if any(other.get(k) != v for other in alike)}
+    parts = [cell.technique, *([] if cell.placement == "host" else [cell.placement])]
+    return ", ".join([*parts, *(f"{k}={v}" for k, v in own.items())])
+
+
+def _settings(cell: Cell) -> dict[str, str]:
+    """Of technique and engine, a record's values each by its own name; without what is not set."""
+    found = {}
+    for key, value in sorted((cell.technique_parameters | cell.engine_parameters).items()):
+        inner = value if isinstance(value, dict) else {"": value}
+        found |= {f"{key}.{name}".rstrip("."): str(v) for name, v in inner.items() if v not in (None, False)}
     return found
 
 

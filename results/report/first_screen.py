@@ -15,7 +15,7 @@ from results.report.arm_figures import QUANTITIES, Quantity
 from results.report.arms import Arm, arms_of
 from results.report.page_units import PageUnits
 from results.report.picture import Axis, Panel, Point, panel, symbol
-from results.report.standings import Group, Standing, Verdict
+from results.report.standings import MODELLED_ONCE, Group, Standing, Verdict
 from results.units import format_interval, format_mean, format_number
 
 SHOWN_RIVALS = 3
@@ -251,15 +251,14 @@ def _times(standing: Standing) -> str:
 
 
 def _ratio(ratio: Ratio) -> str:
+    """Without an interval with two digits: of one pair more would be noise. A model gives the same figure again."""
     if ratio.value is None:
         return "none"
-    if ratio.low is None or ratio.high is None:
-        return (
-            f"{ratio.value:.{1 if ratio.value >= 1 else 2}f}×"
-            if 0.1 <= ratio.value < 10
-            else f"{format_number(ratio.value)}×"
-        )
-    return f"{_ratio_text(ratio.value, ratio.low, ratio.high)} {_interval(ratio.low, ratio.high)}"
+    if ratio.low is not None and ratio.high is not None:
+        return f"{_ratio_text(ratio.value, ratio.low, ratio.high)} {_interval(ratio.low, ratio.high)}"
+    if not 0.1 <= ratio.value < 10:
+        return f"{format_number(ratio.value)}×"
+    return f"{ratio.value:.{1 if ratio.value >= 1 and ratio.reason != MODELLED_ONCE else 2}f}×"
 
 
 def _ratio_text(value: float, low: float, high: float) -> str:
@@ -313,8 +312,20 @@ def _panel(
     points = [Point(arm, *across[arm], *up[arm]) for arm in group.arms if arm in across and arm in up]
     if len(points) < 2:
         return None
-    absent = [arm.name for arm in group.arms if arm not in across or arm not in up]
-    left_out = f"Not drawn, a figure is missing: {', '.join(absent)}." if absent else ""
+    absent = [row for row in group.rows if row["time"].arm not in across or row["time"].arm not in up]
+    ways = {arm: [row[q].method for q in ("time", "energy")] for row in group.rows for arm in [row["time"].arm]}
+    drawn = [ways[p.arm] for p in points]
+    otherwise = [
+        row["time"].arm.name
+        for row in absent
+        if row["energy"].value is not None and row["time"].value is not None and ways[row["time"].arm] not in drawn
+    ]
+    missing = [row["time"].arm.name for row in absent if row["time"].arm.name not in otherwise]
+    left_out = " ".join(
+        f"Not drawn, {why}: {', '.join(names)}."
+        for why, names in (("a figure is missing", missing), ("measured or modelled in another way", otherwise))
+        if names
+    )
     return panel(group.workload or "", " ".join(filter(None, [caption, left_out])), points, x, y)
 
 

@@ -31,7 +31,7 @@ SHAPES = (
     "M4.8,0L-3.6,4.4V-4.4z",
     "M0,-5L1.5,-1.7L5,-1.5L2.3,0.8L3.1,4.4L0,2.4L-3.1,4.4L-2.3,0.8L-5,-1.5L-1.5,-1.7z",
 )
-"""Around 0, 10 wide. After the last one they come again, filled."""
+"""Around 0, 10 wide. After the last one they come again, filled, and then in other colours."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ def _mark(arm: Arm) -> Markup:
 
 
 def _colour(arm: Arm) -> str:
-    return f"arm-{arm.index % len(SHAPES)}"
+    """Shape and filling come again after 16 arms, with another colour: 128 symbols are unlike."""
+    return f"arm-{(arm.index + arm.index // (2 * len(SHAPES))) % len(SHAPES)}"
 
 
 def _tick(value: float, axis: Axis) -> str:
