@@ -270,3 +270,21 @@ def test_the_first_answer_stands_on_the_first_screen_of_a_laptop(report: str, tm
     answers, table = map(int, seen.measured("answer").split())
     assert answers < 300
     assert table < 700
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_of_a_hundred_letters_leave_page_and_first_table_as_wide_as_the_screen(
+    width: int, tmp_path: Path
+) -> None:
+    names = ["a" * 100, "arm-with-" + "long-" * 18]
+    cells = [cell(f"c{i}", engine=name, workload="w" * 100) for i, name in enumerate(names)]
+    page = html_text(run(cells, [trial(c.cell_id, i) for c in cells for i in range(2)]))
+    script = """<script>addEventListener("load", () => {
+      const page = document.documentElement, seen = window.parent.document.documentElement.dataset;
+      const wide = [page, document.querySelector("table.arms").closest(".scroll")];
+      seen.excess = wide.map((e) => e.scrollWidth - e.clientWidth).join();
+    });</script>"""
+    inner = at_end(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page), script)
+    frame = f'<iframe width="{width}" height="844" style="border: 0" srcdoc="{escape(inner)}"></iframe>'
+    seen = visit(f"<!DOCTYPE html><html><body>{frame}</body></html>", tmp_path, "--window-size=1500,900")
+    assert seen.measured("excess") == "0,0"
