@@ -64,7 +64,7 @@ def _how(cell: Cell, cells: Sequence[Cell]) -> str:
 
 def _settings(cell: Cell) -> dict[str, str]:
     """Of technique and engine, a record's values each by its own name; without what is not set."""
-    found = {}
+    found: dict[str, str] = {}
     for key, value in sorted((cell.technique_parameters | cell.engine_parameters).items()):
         inner = value if isinstance(value, dict) else {"": value}
         found |= {f"{key}.{name}".rstrip("."): str(v) for name, v in inner.items() if v not in (None, False)}
