@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import tomllib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ MAX_CELLS = 10_000
 """Of a plan that asks for no more: seconds of checking, and weeks of measuring."""
 COUNTABLE = 10**18
 TOO_MANY = "sweep: makes"
+NUMBERED = re.compile(rf"^({'|'.join(LISTS)})\[(\d+)\](?=\.|$)")
 
 
 class PathError(Exception):
@@ -55,7 +57,8 @@ def set_value(raw: Raw, assignment: str) -> None:
     if not path.strip():
         raise PathError("names no key; write --set protocol.repeats=5")
     value = parse_value(text.strip())
-    for table, keys in _targets(raw, path.strip()):
+    # As errors name it: engine[1].threads is engine.1.threads.
+    for table, keys in _targets(raw, NUMBERED.sub(r"\1.\2", path.strip())):
         _assign(table, keys, value)
 
 

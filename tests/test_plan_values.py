@@ -18,6 +18,7 @@ from harness.catalog import TECHNIQUES, WORKLOADS
 from harness.plan import MAX_BYTES, PlanError, draft_plan, load_plan, read_draft
 from harness.preflight import preflight
 from harness.schema import DeviceSpec, EngineSpec, ModelSpec, Protocol, StopSpec
+from harness.sweep import set_value
 from harness.workbench import Workbench
 from tests.command import joulebench
 from tests.plans import BOOLQ, DROPLESS, HOST, MODEL, TIERS, raw_plan, write_plan
@@ -356,3 +357,10 @@ def test_any_setting_is_a_plan_or_lines(tmp_path: Path, path: str, value: str) -
         for line in read_draft(plan, [assignment]).problems:
             PlanError([line])
     assert tomllib.loads(plan.read_text(encoding="utf-8")) == raw_plan()
+
+
+@pytest.mark.parametrize("path", ["engine[1].threads", "engine.1.threads"])
+def test_set_takes_a_path_as_errors_name_it(path: str) -> None:
+    raw = raw_plan(engine=[DROPLESS, TIERS])
+    set_value(raw, f"{path}=3")
+    assert [engine.get("threads") for engine in raw["engine"]] == [None, 3]
