@@ -60,7 +60,7 @@ class NvmlMeter(LosableMeter):
         except DeviceError as error:
             self.close()
             raise MeterUnavailableError(str(error)) from error
-        self._is_lost = False
+        self._is_lost = self._are_handles_old = False
 
     def reopen(self) -> None:
         """All that was there before must be there again, under the same numbers."""

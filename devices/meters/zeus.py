@@ -65,7 +65,7 @@ class ZeusMeter(LosableMeter):
         for reason in missing:
             log.info("Zeus: %s", reason)
         self.method = next((METHODS[c.kind] for c in self.channels if c.additive), "counter")
-        self._is_lost = False
+        self._is_lost = self._are_handles_old = False
 
     def reopen(self) -> None:
         """All of it must be there again, or totals differ."""
