@@ -23,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from results.cumulative import MARK_TOLERANCE_S, Cumulative, UnresolvedError, cumulative, energy_at
+from results.cumulative import MARK_TOLERANCE_S, Cumulative, UnresolvedError, cumulative, energy_at, unwrapped
+from results.jumps import lone_step
 from results.liveness import (
     MAX_REST_SIGMA,
     MAX_STILL_SHARE,
@@ -41,6 +42,8 @@ GAP_FACTOR = 5.0
 """Readings further apart than this many intervals are a gap."""
 EDGE_TOLERANCE_S = 1e-6
 NO_JOULES = "a relative gauge counts in units of its own and gives no joules"
+MAX_JUMP_SIGMA = 0.2
+"""Of a window's energy: one step that may be no joule at all, and holds more, leaves none."""
 ALIKE_INTERVALS = 1.5
 """Two parts that stop, and go on, within so many samples have one source."""
 BUSIER = 2.0
@@ -76,10 +79,11 @@ class _Part(NamedTuple):
     variance_j2: float
     gain_j: float
     stood: _Stood | None = None
+    jumped: str | None = None
 
     @property
     def remark(self) -> str | None:
-        return None if self.stood is None else self.stood.remark
+        return "; ".join(x for x in (self.stood and self.stood.remark, self.jumped) if x) or None
 
 
 def energy_between(
@@ -360,7 +364,27 @@ def _integrate(trace: PowerTrace, intervals: Sequence[Interval], beside: Beside 
     else:
         variance_j2 = power_variance_j2(replace(trace, times_s=curve.times_s, values=curve.watts), edges)
     still_j2, stood = _stood_still(trace, curve, edges)
-    return _Part(energy_j, variance_j2 + still_j2, trace.relative_accuracy * abs(energy_j), stood)
+    jumped_j2, jumped = _jumped(trace, edges, energy_j, beside) if trace.kind == "counter" else (0.0, None)
+    return _Part(energy_j, variance_j2 + still_j2 + jumped_j2, trace.relative_accuracy * abs(energy_j), stood, jumped)
+
+
+def _jumped(trace: PowerTrace, edges: Array, energy_j: float, beside: Beside | None) -> tuple[float, str | None]:
+    """(variance, remark) of a step that stands alone. Raises UnresolvedError where it decides the energy."""
+    name = f"{trace.meter} {trace.component}"
+    lone = lone_step(trace.times_s, unwrapped(trace, name), trace.sample_interval_s, trace.update_period_s)
+    if lone is None or not np.any((edges[:, 0] < lone.end_s) & (edges[:, 1] > lone.start_s)):
+        return 0.0, None
+    other = None if beside is None else beside.between(lone.start_s, lone.end_s)
+    if other is not None and 2 * other[0] >= lone.step_j:
+        return 0.0, None
+    what = (
+        f"{name}: one step of {lone.step_j:.4g} J in {_spoken(lone.end_s - lone.start_s)},"
+        f" {lone.excess_j:.4g} J above the highest power of all others"
+    )
+    sigma_j = lone.excess_j / math.sqrt(3)
+    if sigma_j > MAX_JUMP_SIGMA * energy_j:
+        raise UnresolvedError(f"{what}: a jump of the counter, or a burst, which one reading cannot tell")
+    return sigma_j**2, f"{what}; it may be a jump of the counter"
 
 
 def _stood_still(trace: PowerTrace, curve: Cumulative, edges: Array) -> tuple[float, _Stood | None]:

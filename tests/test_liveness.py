@@ -248,6 +248,20 @@ def test_a_part_that_rests_again_and_again_is_known_better_than_one_that_stops_o
     assert reading.uncertainty_j < 0.05 * true_j
 
 
+@pytest.mark.parametrize("jump_j", [50.0, 100.0, 400.0])
+def test_a_jump_below_what_a_part_can_draw_is_never_stated_as_joules_without_doubt(jump_j: float) -> None:
+    """20 W for nine seconds; one step holds 1 kW and more for 50 ms. A burst of more than one step is believed."""
+    rng = np.random.default_rng(0)
+    taken = read(StepPower(np.array([-5.0, 40.0]), np.array([20.0])), 0.001, rng)
+    reading = energy(replace(taken, values=taken.values + np.where(taken.times_s > 4.02, jump_j, 0.0)))
+    assert within(reading, 180.0, 2.0)
+    assert "one step of" in str(reading.remark or reading.reason)
+    burst = StepPower(np.array([-5.0, 4.0, 4.13, 40.0]), np.array([20.0, 350.0, 20.0]))
+    believed = energy(read(burst, 0.001, rng))
+    assert believed.energy_j == pytest.approx(burst.energy_j(0, WINDOW_S), rel=3e-3)
+    assert believed.remark is None
+
+
 # --- counters that tick slowly ---------------------------------------------------------------------------------------
 
 
