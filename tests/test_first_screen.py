@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from harness.problems import nearest
+from results import tables
 from results.ratios import Ratio, widened
 from results.records import EnergyReading, RunData, Trial
 from results.report.first_screen import Figure
+from results.report.page_units import PageUnits
 from tests.run_builders import cell, failed, reading, run
 from tests.test_standings import groups, lasting, named, noisy, screen, standing
 
@@ -205,3 +207,15 @@ def test_an_arm_that_is_not_drawn_has_its_own_reason() -> None:
 
 def test_a_name_that_two_arms_share_is_listed_once() -> None:
     assert nearest("zzz", ["int4", "dropless", "int4", "dropless"]) == "known: dropless, int4"
+
+
+def test_joules_a_token_and_a_response_have_one_prefix() -> None:
+    """6 tokens a response: of 3 J that is 0.5 J/token beside 3 J/response, of 1.2 J 200 mJ beside 1200 mJ."""
+    for watts, prefix in ((3.0, ""), (1.2, "m")):
+        data = run(named("first"), with_joules("first", [1.0], COUNTER | {"watts": watts}))
+        units = PageUnits(tables.tidy(data))
+        shown = [units.of(*key)[1] for key in ENERGY_COLUMNS]
+        assert shown == [f"{prefix}J/token", f"{prefix}J/response"]
+
+
+ENERGY_COLUMNS = (("energy_per_token", "all", "J/token"), ("energy_per_response", "all", "J/response"))
