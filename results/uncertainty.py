@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from results.records import PowerTrace
+from results.regular import pattern
 
 Array = NDArray[np.float64]
 
@@ -42,6 +43,10 @@ MEANS_SHARE = 0.1
 FEWEST_LAGS = 2
 IN_STEP = 0.5
 """Correlation of the readings with themselves some readings later, from which a load is in step with them."""
+REGULAR = 0.7
+"""Of the variance of the readings: explained by a pattern that they repeat."""
+MOST_LOOKED_AT = 10
+"""Intervals in which a pattern is looked for: the longest."""
 OFTEN_ONCE = 0.4
 """Of the values that stick out, shown once: by chance half of those of an even load are met again by the next."""
 NEAR_STEPS = 5
@@ -71,9 +76,14 @@ def power_variance_j2(trace: PowerTrace, edges: Array) -> float:
     late_s = update_s / 4 if is_of_means else _lateness_s(trace, int(first.min()), int(last.max()))
     late_j = float((v[last[:, 1]] - v[first[:, 0]]).sum()) * late_s
     total_s = float((edges[:, 1] - edges[:, 0]).sum())
-    together = max(_in_step(v[i : j + 1]) for i, j in zip(first[:, 0], last[:, 1], strict=True))
-    of_means = MEANS_SHARE if is_of_means else 1.0
-    varies_j2 = together * of_means * (inside_j2 + scatter_j2)
+    longest = np.argsort(first[:, 0] - last[:, 1])[:MOST_LOOKED_AT]
+    inside = list(zip(first[longest, 0].tolist(), last[longest, 1].tolist(), strict=True))
+    if is_of_means:
+        # Means meet every phase of a pattern.
+        together = MEANS_SHARE * max(_returning(v[i : j + 1]) for i, j in inside)
+    else:
+        together = max(_in_step(t[i : j + 1], v[i : j + 1], change_j[i:j]) for i, j in inside)
+    varies_j2 = together * (inside_j2 + scatter_j2)
     return varies_j2 + late_j**2 + float(at_edges_j) ** 2 + (trace.resolution * total_s) ** 2 / 12
 
 
@@ -106,7 +116,23 @@ def shows_means(watts: Array) -> bool:
     return n_between >= LEAST_STEPS and n_between > 3 * n_jumps
 
 
-def _in_step(watts: Array) -> float:
+def _in_step(times_s: Array, watts: Array, change_j: Array) -> float:
+    """How much more readings that come back to the same values err than if each change fell anywhere for itself.
+
+    As readings that are alike, one for one, err alike; less where the phase of their pattern drifts through them.
+    """
+    alike = _returning(watts)
+    alone_j2 = float((change_j**2).sum())
+    found = pattern(watts) if alone_j2 > 0 else None
+    if found is None or found.share < REGULAR:
+        return alike
+    length_s = float(times_s[-1] - times_s[0])
+    drifting_j2 = min(length_s**2 * found.off_w2, float(change_j.sum()) ** 2)
+    drifting = max(1.0, drifting_j2 / alone_j2 + 1.0 - found.share)
+    return min(alike, drifting) if alike > 1.0 else drifting
+
+
+def _returning(watts: Array) -> float:
     """How many errors of one kind come together, where the load alternates in step with the readings.
 
     Each period of a load that returns after a whole number of readings is met alike, and so is its error: 1 plus twice

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from results.energy import energy_between
 from results.records import PowerTrace
 from results.uncertainty import counter_variance_j2, power_variance_j2, shows_means
-from tests.fakes.waveforms import trace
+from tests.fakes.waveforms import StepPower, trace
 
 DT = 0.05
 AT_S = np.arange(0.0, 10.0 + DT / 2, DT)
@@ -130,3 +131,18 @@ def test_a_counters_step_of_power_is_no_scatter() -> None:
 def test_the_age_of_a_counters_value_is_power_times_its_renewal() -> None:
     # At a reading: half of a renewal of 0.2 s either way, at both ends; 5 W all the time.
     assert counter([5.0] * 8, 4.0, within_s=0.2) == pytest.approx(2 * (5.0 * 0.2) ** 2 / 12)
+
+
+@pytest.mark.parametrize(("hz", "widest"), [(7.3, 0.2), (8.7, 0.15)])
+def test_a_load_that_drifts_through_the_readings_is_not_taken_for_one_in_step(hz: float, widest: float) -> None:
+    """Squares of 50 and 250 W read every 50 ms, for 10 s: 26 and 20 % were stated, for errors below 2 %."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        edges_s = -2.0 + rng.uniform(0, 1 / hz) + np.arange(0.0, 14.0, 0.5 / hz)
+        load = StepPower(edges_s, np.where(np.arange(len(edges_s) - 1) % 2, 50.0, 250.0))
+        at_s = np.arange(-0.1, 10.2, DT) + rng.uniform(0, 1e-3, 206)
+        found = energy_between([trace("power", at_s, load.power_w(at_s), DT)], [(0.0, 10.0)], "all", "m")
+        assert found.energy_j is not None
+        assert found.uncertainty_j is not None
+        assert abs(found.energy_j - load.energy_j(0.0, 10.0)) <= 2 * found.uncertainty_j
+        assert found.uncertainty_j < widest * 1500.0
