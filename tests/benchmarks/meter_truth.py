@@ -234,6 +234,9 @@ What physics does not allow:
 - **What happens and is over between two instants is met by chance.** The uncertainty grows by what was met; where
   nothing was met, nothing tells that there was anything: {unmet}.
 - **A charge counter of 1 mAh** takes a step every 14 J: ten seconds have no energy, and a reason.
+- **A load whose phase drifts through the readings** has a wider uncertainty than its errors ask for: up to 20 times,
+  and more where two or three readings make a period. Means of a load that is faster than their updates look like a
+  slow square: then only half of the windows are covered.
 - **Instants and means cannot always be told apart.** A gauge that shows a value between two levels at each step shows
   means; where spikes leave no level, it is taken for one of instants: its uncertainty is {wide} times the rms error.
 
