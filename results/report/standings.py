@@ -354,7 +354,7 @@ def _verdict(quantity: Quantity, figures: Sequence[ArmFigure], standings: Sequen
     best, leader = (max if rising else min)(known, key=lambda pair: pair[0].value or 0.0)
     others = [(f, s) for f, s in known if f is not best]
     if not others:
-        return Verdict(quantity, leader, (), False, "only this arm has a figure")
+        return Verdict(quantity, leader, (), False, "only this arm has a figure", (), without)
     if len({f.way for f, _ in known}) > 1:
         ways = "; ".join(f"{f.arm.name} {f.spoken_way}" for f, _ in known)
         told = f"their figures came to be in several ways: {ways}"
