@@ -235,8 +235,10 @@ What physics does not allow:
   nothing was met, nothing tells that there was anything: {unmet}.
 - **A charge counter of 1 mAh** takes a step every 14 J: ten seconds have no energy, and a reason.
 - **A load whose phase drifts through the readings** has a wider uncertainty than its errors ask for: up to 20 times,
-  and more where two or three readings make a period. Means of a load that is faster than their updates look like a
-  slow square: then only half of the windows are covered.
+  and more where two or three readings make a period.
+- **A load about as fast as a gauge's own renewals** looks like a slow one, and no reading tells: of a gauge of instants
+  three quarters of the windows of ten seconds are covered then, of one of means a quarter to two thirds. Choose longer
+  windows, or a faster meter.
 - **Instants and means cannot always be told apart.** A gauge that shows a value between two levels at each step shows
   means; where spikes leave no level, it is taken for one of instants: its uncertainty is {wide} times the rms error.
 
