@@ -94,6 +94,7 @@ def test_samples_come_every_50_ms_with_the_phones_own_stamps(fake: FakePhone, ph
     assert np.quantile(periods_s, 0.2) < 0.045 < 0.055 < np.quantile(periods_s, 0.8)
 
 
+@pytest.mark.alone
 def test_the_clock_is_known_to_5_ms_over_a_link_with_20_ms_jitter(fake: FakePhone, phone: Phone) -> None:
     """The fake phone's wall clock is this machine's: the true offset is known."""
     fake.link_jitter_s = 0.02

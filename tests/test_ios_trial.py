@@ -42,8 +42,9 @@ class RealTime(FakeMachine):
 
 
 def two_watts() -> Plist:
-    """500 mA at 4 V, renewed every `UPDATE_S`."""
-    return BATTERY | {"InstantAmperage": -500, "Voltage": 4000, "UpdateTime": int(CLOCK.now_s() / UPDATE_S)}
+    """500 mA at 4 V, 1 mA more or less with each renewal, every `UPDATE_S`: a value that never differs is none."""
+    renewal = int(CLOCK.now_s() / UPDATE_S)
+    return BATTERY | {"InstantAmperage": -501 + 2 * (renewal % 2), "Voltage": 4000, "UpdateTime": renewal}
 
 
 @pytest.fixture

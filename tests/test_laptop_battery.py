@@ -57,6 +57,7 @@ def test_batteries_of_a_machine_add_up_and_those_of_a_mouse_do_not(supplies: Sys
     assert meter.read() == pytest.approx([12.5, 0.0])
 
 
+@pytest.mark.alone
 def test_window_of_ten_updates_gives_its_energy_with_the_update_period_that_was_seen(
     supplies: Sysfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_window_of_a_slow_gauge_is_unresolved_with_the_reason(supplies: Sysfs) -
     assert "10 are needed" in (reading.reason or "")
 
 
+@pytest.mark.alone
 def test_charger_plugged_in_during_a_window_leaves_no_energy_and_a_note(
     supplies: Sysfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
