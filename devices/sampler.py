@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.base import Clock, DeviceError, TransientDeviceError
-from results.energy import GAP_FACTOR
+from results.cumulative import GAP_FACTOR
 
 AT_RANDOM = 0.5
 """Of an interval, more or less: one interval wide in all, so that a load of that period is met in any phase."""

@@ -24,6 +24,8 @@ from results.renewal import observed_renewal
 
 WRAP_POWER_FACTOR = 100.0
 """A step back is no wrap if it would mean more power than this many times the highest of the other steps."""
+GAP_FACTOR = 5.0
+"""Readings further apart than this many intervals are a gap."""
 EDGE_S = 1e-6
 MARK_TOLERANCE_S = 1e-3
 """A reading this close to an edge was taken for it: a mark follows its phase edge by microseconds."""

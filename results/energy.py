@@ -23,53 +23,31 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from results.cumulative import MARK_TOLERANCE_S, Cumulative, UnresolvedError, cumulative, energy_at, unwrapped
-from results.jumps import lone_step
-from results.liveness import (
-    MAX_REST_SIGMA,
-    MAX_STILL_SHARE,
-    MAX_STILL_SIGMA,
-    MAX_STILL_TIME,
-    SMALL_SHARE,
-    Beside,
-    at_rest,
+from results.cumulative import (
+    GAP_FACTOR,
+    MARK_TOLERANCE_S,
+    UnresolvedError,
+    cumulative,
+    energy_at,
+    unwrapped,
 )
+from results.jumps import lone_step
+from results.liveness import Beside, at_rest
 from results.records import EnergyReading, IdleBaseline, Method, Phase, PowerTrace
+from results.rest import Stood, beside_of, is_known, moving_of, resting, showing, stood_still
 from results.uncertainty import counter_variance_j2, power_variance_j2
+from results.units import format_duration
 
 MIN_UPDATES = 10
-GAP_FACTOR = 5.0
-"""Readings further apart than this many intervals are a gap."""
 EDGE_TOLERANCE_S = 1e-6
+SMALL_SHARE = 0.05
+"""Of a total: a part that could have hidden no more may have rested, whatever it is."""
 NO_JOULES = "a relative gauge counts in units of its own and gives no joules"
 MAX_JUMP_SIGMA = 0.2
 """Of a window's energy: one step that may be no joule at all, and holds more, leaves none."""
-ALIKE_INTERVALS = 1.5
-"""Two parts that stop, and go on, within so many samples have one source."""
-BUSIER = 2.0
-"""Times the power of the others while it moved: a part does not rest from when they are so much busier."""
-POWER_BESIDE = " power"
-"""Ends the name of a component that is the power reading beside the counter of the same thing."""
 
 Interval = tuple[float, float]
 Array = NDArray[np.float64]
-
-
-class _Stood(NamedTuple):
-    """What was taken for the stretches of a part that stood still, and how well it is known."""
-
-    remark: str
-    reason: str
-    """Why there is no energy, where it is not known well enough."""
-    taken_j: float
-    """By the power elsewhere; so too the next three."""
-    share_s: float
-    """Of the window's time."""
-    sigma_j: float
-    rest_sigma_j: float
-    """Of those that are taken for rest."""
-    hidden_j: float
-    """At most, over all."""
 
 
 class _Part(NamedTuple):
@@ -78,7 +56,7 @@ class _Part(NamedTuple):
     energy_j: float
     variance_j2: float
     gain_j: float
-    stood: _Stood | None = None
+    stood: Stood | None = None
     jumped: str | None = None
 
     @property
@@ -110,8 +88,8 @@ def energy_between(
             raise UnresolvedError(f"meter {meter} has no trace of {component}")
         if not intervals:
             raise UnresolvedError(f"no {phase} phase in this window")
-        moving, remarks = _moving(chosen, traces) if component == "total" else (chosen, [])
-        parts = [_integrate(_resting(trace, traces), intervals, _beside(trace, traces)) for trace in moving]
+        moving, remarks = moving_of(chosen, traces) if component == "total" else (chosen, [])
+        parts = [_integrate(resting(trace, traces), intervals, beside_of(trace, traces)) for trace in moving]
         parts = _believed(moving, parts, intervals)
     except UnresolvedError as reason:
         return unknown.model_copy(update={"reason": str(reason)})
@@ -211,39 +189,6 @@ def _net(total: _Part, duration_s: float, idle: IdleBaseline | None) -> tuple[fl
     return net_j, math.sqrt(total.variance_j2 + math.fsum(t * t for t in terms))
 
 
-def moving_parts(traces: Sequence[PowerTrace], meter: str) -> tuple[list[PowerTrace], list[str]]:
-    """The parts of a meter's total that show anything, and remarks on the others. Raises UnresolvedError."""
-    return _moving([t for t in traces if t.meter == meter and t.additive], traces)
-
-
-def _moving(additive: Sequence[PowerTrace], traces: Sequence[PowerTrace]) -> tuple[list[PowerTrace], list[str]]:
-    """The parts of a total that show anything, and remarks on the others. Raises UnresolvedError.
-
-    A part that never moved, while others did, is switched off or was never there: 0 J. One that is known to have moved
-    before, and that cannot be switched off, has stopped. Where no part moves, each is looked at by itself. A counter
-    that stands still while the power sensor of the same part shows watts is dead: the sensor's joules are taken.
-    """
-    remarks, replaced = [], []
-    for trace in additive:
-        power = _power_beside(trace, traces)
-        if at_rest(trace) and power is not None and np.any(power.values):
-            remarks.append(f"{trace.component}: {_showing(trace)} all the time; its power sensor's joules are taken")
-            trace = replace(power, additive=True)
-        replaced.append(trace)
-    still = [t for t in replaced if at_rest(t)]
-    if len(still) == len(replaced):
-        return replaced, remarks
-    for trace in still:
-        if trace.has_lived and not trace.can_rest:
-            raise UnresolvedError(
-                f"{trace.meter} {trace.component}: {_showing(trace)} all the time, and it moved before: it has stopped,"
-                " and the total would lack it"
-            )
-    off = "all the time, as a part that is switched off"
-    remarks += [f"{t.component} counts as 0 J: {_showing(t)} {off}" for t in still]
-    return [t for t in replaced if not at_rest(t)], remarks
-
-
 def _believed(traces: Sequence[PowerTrace], parts: Sequence[_Part], intervals: Sequence[Interval]) -> list[_Part]:
     """The parts, where what stood still is known well enough for their sum. Raises UnresolvedError where it is not.
 
@@ -254,26 +199,16 @@ def _believed(traces: Sequence[PowerTrace], parts: Sequence[_Part], intervals: S
 
 
 def _believed_part(trace: PowerTrace, part: _Part, total_j: float, intervals: Sequence[Interval]) -> _Part:
-    if part.stood is None or _is_known(part, part.energy_j):
+    if part.stood is None or is_known(part.stood, part.energy_j, part.energy_j):
         return part
     is_one_of_several = part.energy_j < total_j
     if is_one_of_several:
         rested = _rested(trace, intervals)
         if rested.stood is not None and rested.stood.hidden_j <= SMALL_SHARE * total_j:
             return rested
-    if part.stood.share_s > 0 or part.stood.sigma_j > 0 or not _is_known(part, total_j):
+    if part.stood.share_s > 0 or part.stood.sigma_j > 0 or not is_known(part.stood, part.energy_j, total_j):
         raise UnresolvedError(part.stood.reason)
     return part
-
-
-def _is_known(part: _Part, total_j: float) -> bool:
-    stood = part.stood
-    return stood is None or (
-        stood.taken_j <= MAX_STILL_SHARE * total_j
-        and stood.share_s * part.energy_j <= MAX_STILL_TIME * total_j
-        and stood.sigma_j <= MAX_STILL_SIGMA * total_j
-        and stood.rest_sigma_j <= MAX_REST_SIGMA * total_j
-    )
 
 
 def _rested(trace: PowerTrace, intervals: Sequence[Interval]) -> _Part:
@@ -288,67 +223,10 @@ def _rested(trace: PowerTrace, intervals: Sequence[Interval]) -> _Part:
     lengths_s = (off_s[:, 1].clip(max=t1) - off_s[:, 0].clip(min=t0) for t0, t1 in intervals)
     inside_s = sum(float(np.clip(length_s, 0, None).sum()) for length_s in lengths_s)
     hidden_j = float(trace.values.max()) * inside_s
-    what = f"{trace.meter} {trace.component}: it showed 0 W for {_spoken(inside_s)}"
+    what = f"{trace.meter} {trace.component}: it showed 0 W for {format_duration(inside_s)}"
     sigma_j = hidden_j / math.sqrt(3)
-    stood = _Stood(f"{what}; 0 J are taken for it", what, 0.0, 0.0, 0.0, sigma_j, hidden_j)
+    stood = Stood(f"{what}; 0 J are taken for it", what, 0.0, 0.0, 0.0, sigma_j, hidden_j)
     return part._replace(variance_j2=part.variance_j2 + sigma_j**2, stood=stood)
-
-
-def _resting(trace: PowerTrace, traces: Sequence[PowerTrace]) -> PowerTrace:
-    """Without leave to rest where what is beside it says otherwise.
-
-    Where all parts stand still at once, or another stops and goes on with it, it is no part that rests: then their
-    source has stopped. So too where the others are much busier then than when it moved.
-    """
-    if not trace.can_rest or trace.kind != "counter" or len(trace.values) < 2:
-        return trace
-    siblings = [t for t in traces if t.meter == trace.meter and t.component != trace.component and t.kind == "counter"]
-    start_s, end_s = _longest_still_s(trace)
-    if end_s == start_s:
-        return trace
-    outside_s = float(trace.times_s[-1] - trace.times_s[0]) - (end_s - start_s)
-    within_j = outside_j = 0.0
-    for other in siblings:
-        inside = (other.times_s >= start_s) & (other.times_s <= end_s)
-        steps_j = np.maximum(np.diff(other.values), 0.0)
-        stands = np.subtract(_longest_still_s(other), (start_s, end_s))
-        if end_s < trace.times_s[-1] and np.all(np.abs(stands) <= ALIKE_INTERVALS * trace.sample_interval_s):
-            return replace(trace, can_rest=False)
-        both = inside[1:] & inside[:-1]
-        within_j += float(steps_j[both].sum())
-        outside_j += float(steps_j[~both].sum())
-    is_contradicted = outside_s > 0 and within_j / (end_s - start_s) > BUSIER * outside_j / outside_s
-    return replace(trace, can_rest=False) if within_j == 0 or is_contradicted else trace
-
-
-def _longest_still_s(trace: PowerTrace) -> Interval:
-    begins = np.concatenate([[0], np.flatnonzero(np.diff(trace.values) != 0) + 1, [len(trace.values) - 1]])
-    i = int(np.argmax(np.diff(trace.times_s[begins])))
-    return float(trace.times_s[begins[i]]), float(trace.times_s[max(begins[i + 1] - 1, begins[i])])
-
-
-def _showing(trace: PowerTrace) -> str:
-    return f"its counter stands still at {trace.values[0]:.6g} J" if trace.kind == "counter" else "it shows 0 W"
-
-
-def _power_beside(trace: PowerTrace, traces: Sequence[PowerTrace]) -> PowerTrace | None:
-    """The power samples of what this counter counts."""
-    found = [t for t in traces if (t.meter, t.component) == (trace.meter, trace.component + POWER_BESIDE)]
-    return found[0] if trace.kind == "counter" and found else None
-
-
-def _beside(trace: PowerTrace, traces: Sequence[PowerTrace]) -> Beside | None:
-    power = _power_beside(trace, traces)
-    if power is None:
-        return None
-    try:
-        curve = cumulative(power)
-    except UnresolvedError:
-        return None
-    within_s = GAP_FACTOR * max(power.sample_interval_s, power.update_period_s)
-    late_s = power.update_period_s + power.sample_interval_s
-    seen = power.times_s, power.values
-    return Beside(curve.times_s, curve.energy_j, *seen, power.relative_accuracy, within_s, late_s)
 
 
 def _integrate(trace: PowerTrace, intervals: Sequence[Interval], beside: Beside | None = None) -> _Part:
@@ -363,7 +241,7 @@ def _integrate(trace: PowerTrace, intervals: Sequence[Interval], beside: Beside 
         variance_j2 = counter_variance_j2(*seen, trace.resolution, edges)
     else:
         variance_j2 = power_variance_j2(replace(trace, times_s=curve.times_s, values=curve.watts), edges)
-    still_j2, stood = _stood_still(trace, curve, edges)
+    still_j2, stood = stood_still(trace, curve, edges)
     jumped_j2, jumped = _jumped(trace, edges, energy_j, beside) if trace.kind == "counter" else (0.0, None)
     return _Part(energy_j, variance_j2 + still_j2 + jumped_j2, trace.relative_accuracy * abs(energy_j), stood, jumped)
 
@@ -378,55 +256,13 @@ def _jumped(trace: PowerTrace, edges: Array, energy_j: float, beside: Beside | N
     if other is not None and 2 * other[0] >= lone.step_j:
         return 0.0, None
     what = (
-        f"{name}: one step of {lone.step_j:.4g} J in {_spoken(lone.end_s - lone.start_s)},"
+        f"{name}: one step of {lone.step_j:.4g} J in {format_duration(lone.end_s - lone.start_s)},"
         f" {lone.excess_j:.4g} J above the highest power of all others"
     )
     sigma_j = lone.excess_j / math.sqrt(3)
     if sigma_j > MAX_JUMP_SIGMA * energy_j:
         raise UnresolvedError(f"{what}: a jump of the counter, or a burst, which one reading cannot tell")
     return sigma_j**2, f"{what}; it may be a jump of the counter"
-
-
-def _stood_still(trace: PowerTrace, curve: Cumulative, edges: Array) -> tuple[float, _Stood | None]:
-    """(variance, what was taken) of the stretches that stood still."""
-    inside = [(stand, stand.within(edges)) for stand in curve.stands]
-    inside = [(stand, share) for stand, share in inside if share > 0]
-    if not inside:
-        return 0.0, None
-    still_s = sum(share * (stand.end_s - stand.start_s) for stand, share in inside)
-    low_j, high_j, filled_j = (
-        sum(share * getattr(stand, bound) for stand, share in inside) for bound in ("low_j", "high_j", "filled_j")
-    )
-    # Of a stretch that reaches beyond the window, the share within is not known either.
-    variances_j2 = [
-        share**2 * stand.variance_j2 + (share * (1 - share)) ** 2 * (stand.high_j - stand.low_j) ** 2 / 3
-        for stand, share in inside
-    ]
-    by = {basis: [i for i, (stand, _) in enumerate(inside) if stand.basis == basis] for basis in ("around", "rest")}
-    around_j2 = sum(variances_j2[i] for i in by["around"])
-    # A source that stops does so seldom: of n stretches of rest one may be a fault, and the less likely the more.
-    rest_j2 = sum(variances_j2[i] for i in by["rest"]) / max(len(by["rest"]), 1) ** 2
-    beside_j2 = sum(variances_j2) - around_j2 - sum(variances_j2[i] for i in by["rest"])
-    window_s = float((edges[:, 1] - edges[:, 0]).sum())
-    around = [(inside[i][1], inside[i][0].end_s - inside[i][0].start_s) for i in by["around"]]
-    # What is no gap between samples of power is none where they show 0 W.
-    unseen_s = GAP_FACTOR * trace.sample_interval_s if trace.kind != "counter" else 0.0
-    name = f"{trace.meter} {trace.component}"
-    what = "its counter stood still" if trace.kind == "counter" else "it showed 0 W"
-    if trace.kind == "power" and any(stand.shown_j > 0 for stand, _ in inside):
-        what = "its reading was stuck at one value"
-    bounds = f"at least {low_j:.4g} J" if math.isinf(high_j) else f"{low_j:.4g} to {high_j:.4g} J"
-    stood = _Stood(
-        f"{name}: {what} for {_spoken(still_s)}; {filled_j:.4g} J are taken for it",
-        f"{name}: {what} for {_spoken(still_s)} of {_spoken(window_s)}, and it moves elsewhere; by the power"
-        f" around it {bounds} flowed meanwhile, which is no measurement (measure again; look at the driver)",
-        sum(inside[i][1] * (inside[i][0].filled_j - inside[i][0].shown_j) for i in by["around"]),
-        sum(share * lasts_s for share, lasts_s in around if lasts_s > unseen_s) / window_s,
-        math.sqrt(around_j2),
-        math.sqrt(rest_j2),
-        sum(share * (stand.high_j - stand.shown_j) for stand, share in inside),
-    )
-    return around_j2 + rest_j2 + beside_j2, stood
 
 
 # --- whether the trace determines the energy -------------------------------------------------------------------------
@@ -451,24 +287,20 @@ def _check_resolved(trace: PowerTrace, update_s: float, edges: Array) -> None:
     if period_s > 0 and mean_s < MIN_UPDATES * period_s:
         what = "the window is" if len(edges) == 1 else f"{len(edges)} intervals are on average"
         raise UnresolvedError(
-            f"{name}: unresolved, {what} {_spoken(mean_s)}, {mean_s / period_s:.2g} updates of"
-            f" {_spoken(period_s)}; {MIN_UPDATES} are needed (longer prompts, more requests or a faster meter)"
+            f"{name}: unresolved, {what} {format_duration(mean_s)}, {mean_s / period_s:.2g} updates of"
+            f" {format_duration(period_s)}; {MIN_UPDATES} are needed (longer prompts, more requests or a faster meter)"
         )
     if at_rest(trace):
         raise UnresolvedError(
-            f"{name}: {_showing(trace)} for {t[-1] - t[0]:.3g} s; nothing that is switched on uses 0 J"
+            f"{name}: {showing(trace)} for {t[-1] - t[0]:.3g} s; nothing that is switched on uses 0 J"
         )
     if trace.kind == "counter":
         inside = np.searchsorted(t, edges[:, 1] + MARK_TOLERANCE_S) - np.searchsorted(t, edges[:, 0] - MARK_TOLERANCE_S)
         if float(inside.mean()) < 2:
             raise UnresolvedError(
                 f"{name}: unresolved, {float(inside.mean()):.2g} counter readings per interval of"
-                f" {_spoken(mean_s)}; 2 are needed (a shorter sample_interval_s)"
+                f" {format_duration(mean_s)}; 2 are needed (a shorter sample_interval_s)"
             )
-
-
-def _spoken(duration_s: float) -> str:
-    return f"{duration_s:.3g} s" if duration_s >= 1 else f"{duration_s * 1e3:.3g} ms"
 
 
 def _check_gaps(trace: PowerTrace, t: Array, edges: Array, name: str) -> None:

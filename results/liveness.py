@@ -46,16 +46,6 @@ FINE_STEP = 1e-3
 """Of its value: noise alone changes a finer reading."""
 HIDDEN_MARGIN = 1.5
 """By so much a stand may have hidden more than the highest power shown, or less than the lowest."""
-MAX_STILL_SHARE = 0.2
-"""Of a window's energy: so much may be taken from the power elsewhere."""
-MAX_STILL_TIME = 0.08
-"""Of a window's time, or its energy where that is of a smaller part: no more is filled in by the power elsewhere."""
-MAX_REST_SIGMA = 0.1
-"""Of a window's energy: a rest that may have hidden more is not believed."""
-SMALL_SHARE = 0.05
-"""Of a total: a part that could have hidden no more may have rested, whatever it is."""
-MAX_STILL_SIGMA = 0.05
-"""Of a window's energy: what is known worse than this is no measurement."""
 STUCK_AGAINST = 5
 """Values shown elsewhere: a power sensor that shows fewer may rightly show one."""
 MAX_POWER_W = 20e3

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from results.cumulative import UnresolvedError
-from results.energy import MIN_UPDATES, NO_JOULES, Array, Interval, moving_parts, power_curve
+from results.energy import MIN_UPDATES, NO_JOULES, Array, Interval, power_curve
 from results.records import PowerTrace
+from results.rest import moving_parts
 
 P90 = 0.9
 

@@ -75,6 +75,11 @@ def uncertainty_digit(uncertainty: float) -> int | None:
     return two.adjusted() - (1 if two.as_tuple().digits[0] == 1 else 0)
 
 
+def format_duration(duration_s: float) -> str:
+    """Of a sentence: "412 ms", "1.63 s"."""
+    return f"{duration_s:.3g} s" if duration_s >= 1 else f"{duration_s * 1e3:.3g} ms"
+
+
 def format_bytes(n_bytes: int) -> str:
     """Memory in binary units: 137438953472 -> "128 GiB"."""
     exponent = min(max(int(math.log2(n_bytes)) // 10, 0), 4) if n_bytes > 0 else 0

@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from results.energy import GAP_FACTOR, MIN_UPDATES, POWER_BESIDE, Interval, energy_between
+from results.cumulative import GAP_FACTOR
+from results.energy import MIN_UPDATES, Interval, energy_between
 from results.records import EnergyReading, PowerTrace
+from results.rest import POWER_BESIDE
 
 COVERAGE = 2.0
 """Standard uncertainties of the difference that two honest meters exceed in 5 % of the windows."""

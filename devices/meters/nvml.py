@@ -25,8 +25,8 @@ from devices.meters.losable import LosableMeter
 from devices.meters.polled import METHODS, Array
 from devices.nvidia_gpu import J_PER_MJ, W_PER_MW, NvidiaGpu, nvml_errors
 from devices.nvidia_throttle import is_slowed, reasons_of, summary
-from results.energy import POWER_BESIDE
 from results.records import Method, PowerTrace
+from results.rest import POWER_BESIDE
 
 TICK_S = 0.1
 """Of the energy counter."""
