@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from engines.errors import EngineError
+from engines.model.tokenizer import Tokenizer
 from engines.sampling import check_sampling, choose_token
-from engines.tokenizer import Tokenizer
 from results.records import Completion, Request
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from engines.errors import EngineError as EngineError
-from engines.tokenizer import Tokenizer
+from engines.model.tokenizer import Tokenizer
 from results.records import Completion, EngineCounters, Request, Road
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def unheard(event: PhaseEvent, at_s: float) -> None:
 
 
 class Engine(Protocol):
-    """A model that answers requests. At least: the reference engine, and the modelled engine of `engines.schedule`."""
+    """A model that answers requests. At least: the reference engine, and that of `engines.pricing.modelled`."""
 
     device: str
     """The machine it runs on, by the plan's name; only that machine's meters can measure it."""

@@ -1,7 +1,7 @@
 """The dispatch plan: what a technique decides for one MoE layer and one chunk of tokens.
 
-It has two readers: `engines.experts.execute` computes it in torch, `engines.schedule` turns it into operations that a
-hardware model prices. Accuracy and price cannot drift apart, because both read this.
+It has two readers: `engines.model.experts.execute` computes it in torch, `engines.pricing.schedule` turns it into
+operations that a hardware model prices. Accuracy and price cannot drift apart, because both read this.
 
 Legend: T tokens, K experts per token, E experts, R rows of all expert calls, padding included.
 """

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engines.calibration import Calibration
 from engines.dispatch import DispatchPlan, ExpertCall, Routing
-from engines.experts import ExpertWeights
+from engines.model.experts import ExpertWeights
 from engines.techniques.base import ChunkPhase
 from results.records import Record
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engines.rope import RopeConfig, rope_frequencies
+from engines.model.rope import RopeConfig, rope_frequencies
 from engines.techniques.base import ChunkPhase
 
 

@@ -15,22 +15,22 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from engines.accelerator import DeviceType, find_backend, synchronised
 from engines.answers import Answer, Limits, Loglikelihood, answer_to, check_prompt, packed
 from engines.base import HeldWeights, PhaseListener, unheard
 from engines.calibration import ChoiceCounts
-from engines.checkpoints import Checkpoint
-from engines.decode import DecodePlans
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.held_weights import held_weights
+from engines.model.accelerator import DeviceType, find_backend, synchronised
+from engines.model.checkpoints import Checkpoint
+from engines.model.decode import DecodePlans
+from engines.model.held_weights import held_weights
+from engines.model.rope import LongRope, LongScaling, as_transformers
+from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import LayerObserver
 from engines.prefix import HeldTokens, turned_alike
 from engines.road import Decoding, road
-from engines.rope import LongRope, LongScaling, as_transformers
 from engines.techniques.base import ChunkPhase, Technique, TechniqueParameters
 from engines.techniques.dropless import Dropless
-from engines.transformer import KeyValueCache, Transformer
 from results.records import Completion, EngineCounters, Request, Road
 
 MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
@@ -85,7 +85,7 @@ class ReferenceEngine:
         threads: CPU threads of this engine's arithmetic; None leaves torch's own number.
         reuse_prefix: a request starts behind the tokens that it shares with the one before (`engines.prefix`).
         torch_device, compute_dtype: where this host computes, and in what; None is fp32 on the CPU and bf16 elsewhere.
-        The weights are copied there (`engines.accelerator`).
+        The weights are copied there (`engines.model.accelerator`).
         long_rope: when a sequence takes LongRoPE's long factors; of no effect in models without it.
         """
         if type(prefill_chunk) is not int or not 1 <= prefill_chunk <= MOST_CHUNK:
@@ -339,7 +339,7 @@ class ReferenceEngine:
 
     def _count(self) -> None:
         """Adds up what was planned. Decode steps wait for the end of their request: a plan that nothing else asks for
-        is made here (`engines.decode.DecodePlans`), and no token's time should hold that."""
+        is made here (`engines.model.decode.DecodePlans`), and no token's time should hold that."""
         plans = [plan for step in self._uncounted for plan in step if plan is not None]
         self._uncounted.clear()
         self._counters = reduce(_added, (plan.counters() for plan in plans), self._counters)

@@ -10,7 +10,7 @@ from engines.kernels.library import loaded
 from results.records import BUILD_DIGITS, Build, Road
 
 if TYPE_CHECKING:
-    from engines.accelerator import Backend, DeviceType
+    from engines.model.accelerator import Backend, DeviceType
 
 Decoding = Literal["fused", "layer by layer"]
 

@@ -130,7 +130,7 @@ def train_tiny_model(
     from engines.errors import EngineError
     from harness.train_tiny import train_tiny
 
-    logging.getLogger("engines.training").setLevel(logging.INFO)
+    logging.getLogger("engines.tiny.training").setLevel(logging.INFO)
     raise_in_command()
     if threads:
         torch.set_num_threads(threads)

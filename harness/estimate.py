@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engines.checkpoints import CheckpointFacts
-from engines.model_config import ModelConfig
-from engines.weights import tensor_shapes
+from engines.model.checkpoints import CheckpointFacts
+from engines.model.model_config import ModelConfig
+from engines.model.weights import tensor_shapes
 from harness.plan import CellPlan, Plan
 from harness.runner import rule_of
 from harness.workbench import Workbench

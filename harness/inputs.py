@@ -18,8 +18,8 @@ import workloads
 from devices.cpu_seconds import usable_cpus
 from devices.meters.modelled import watts_sheet_path
 from devices.models.sheet import sheet_path
-from engines.checkpoints import decisive_files
 from engines.errors import EngineError
+from engines.model.checkpoints import decisive_files
 from harness.file_digests import file_digests
 from harness.plan import Plan
 from harness.schema import MODEL_PREFIX

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.tiny import ASSISTANT, END, USER
-from engines.tokenizer import Tokenizer
-from engines.training import Batch, Stage
+from engines.model.tokenizer import Tokenizer
+from engines.tiny.model import ASSISTANT, END, USER
+from engines.tiny.training import Batch, Stage
 from workloads.everyday import situation
 from workloads.haystack import generated_sentence
 from workloads.passages import passage

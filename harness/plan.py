@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from engines.placements import PLACEMENTS
+from engines.pricing.placements import PLACEMENTS
 from harness import sweep
 from harness.device_problems import device_problems
 from harness.plan_values import shown, sift

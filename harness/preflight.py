@@ -12,13 +12,13 @@ from typing import Any
 
 from devices.base import DeviceError
 from devices.clock import MonotonicClock
-from engines.accelerator import find_backend
-from engines.checkpoints import CheckpointFacts
 from engines.errors import EngineError
-from engines.placements import check as check_placement
-from engines.placements import find_placement
-from engines.schedule import priced_shape
-from engines.weights import check_quantisation
+from engines.model.accelerator import find_backend
+from engines.model.checkpoints import CheckpointFacts
+from engines.model.weights import check_quantisation
+from engines.pricing.placements import check as check_placement
+from engines.pricing.placements import find_placement
+from engines.pricing.schedule import priced_shape
 from harness.catalog import METERS, WORKLOADS
 from harness.plan import CellPlan, Draft, Part, Plan, PlanError
 from harness.schema import DeviceSpec, Protocol
@@ -68,7 +68,7 @@ def preflight(draft: Draft, workbench: Workbench) -> Plan:
 
 def _noted(cell_plan: CellPlan, facts: CheckpointFacts) -> CellPlan:
     """With what only the model's files say: its note, and that it has LongRoPE, whose factors the engine chooses."""
-    from engines.rope import LongScaling
+    from engines.model.rope import LongScaling
 
     said = dict(cell_plan.cell.engine_parameters)
     if isinstance(facts.config.rope.scaling, LongScaling):

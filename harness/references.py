@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from engines.quantised import AS_THE_MODEL
+from engines.model.quantised import AS_THE_MODEL
 from harness.catalog import technique_parameters
 from harness.schema import TechniqueSpec
 

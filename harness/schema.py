@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, create_model, model_validator
 
-from engines.quantised import Quantisation
+from engines.model.quantised import Quantisation
 from harness.catalog import TECHNIQUES, WORKLOADS
 from results.records import Record
 

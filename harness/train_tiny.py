@@ -9,13 +9,13 @@ import csv
 from itertools import chain
 from pathlib import Path
 
-from engines.accelerator import find_backend
 from engines.errors import EngineError
-from engines.first_weights import set_copying_weights
-from engines.tiny import CONFIG, VOCABULARY_SIZE, write_model, write_tokenizer
-from engines.tiny_text import training_text
-from engines.tokenizer import Tokenizer
-from engines.training import LOG_FILE, Batch, Recipe, Stage, train
+from engines.model.accelerator import find_backend
+from engines.model.tokenizer import Tokenizer
+from engines.tiny.first_weights import set_copying_weights
+from engines.tiny.model import CONFIG, VOCABULARY_SIZE, write_model, write_tokenizer
+from engines.tiny.text import training_text
+from engines.tiny.training import LOG_FILE, Batch, Recipe, Stage, train
 from harness.lessons import batch, texts
 
 RECIPE = Recipe(

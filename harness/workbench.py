@@ -15,12 +15,12 @@ from devices.conditions import host_environment
 from devices.host import Host
 from devices.models.device import ModelDevice, load_model_device
 from engines.base import Engine
-from engines.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
-from engines.modelled import ModelledEngine
-from engines.placements import find_placement
-from engines.quantised import Quantisation
+from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
+from engines.model.quantised import Quantisation
+from engines.pricing.modelled import ModelledEngine
+from engines.pricing.placements import find_placement
+from engines.pricing.schedule import own_shape, priced_shape
 from engines.reference import ReferenceEngine
-from engines.schedule import own_shape, priced_shape
 from harness.catalog import METERS, WORKLOADS, technique_parameters
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.plan import CellPlan

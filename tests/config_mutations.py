@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from engines.checkpoints import load_checkpoint
-from engines.config_keys import FAMILY_KEYS
 from engines.errors import EngineError
-from engines.idle_keys import CHANGES_NO_NUMBER
-from engines.model_config import ModelConfig, parse_model_config
-from engines.rope import as_transformers
+from engines.model.checkpoints import load_checkpoint
+from engines.model.config_keys import FAMILY_KEYS
+from engines.model.idle_keys import CHANGES_NO_NUMBER
+from engines.model.model_config import ModelConfig, parse_model_config
+from engines.model.rope import as_transformers
+from engines.model.transformer import KeyValueCache, Transformer
 from engines.techniques.dropless import Dropless
-from engines.transformer import KeyValueCache, Transformer
 from tests.fakes.families import CASES, LONG_FACTORS, PHI_MOE, PHI_MOE_ROPE, FamilyCase, randomise
 from tests.fakes.random_models import LLAMA3_ROPE, MOE, SIZES, copy_tokenizer
 

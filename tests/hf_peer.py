@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.checkpoints import load_checkpoint
+from engines.model.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
 from results.records import Completion, Request, Score

@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.accelerator import Backend, StackedExperts, execute_stacked, find_backend, moved, synchronised
-from engines.architecture import GatedUnit
 from engines.calibration import Calibration
-from engines.checkpoints import Checkpoint, load_checkpoint
 from engines.dispatch import Routing
 from engines.errors import EngineError
+from engines.model.accelerator import Backend, StackedExperts, execute_stacked, find_backend, moved, synchronised
+from engines.model.architecture import GatedUnit
+from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.model.quantised import Quantisation
+from engines.model.transformer import Transformer
+from engines.model.weights import SparseWeights
 from engines.oracle import Oracle, mix_experts
-from engines.quantised import Quantisation
 from engines.reference import ReferenceEngine
 from engines.techniques.base import ChunkPhase, Technique
 from engines.techniques.capacity_tiers import CapacityTiers, CapacityTiersParameters
 from engines.techniques.dropless import Dropless, DroplessParameters
-from engines.transformer import Transformer
-from engines.weights import SparseWeights
 from results.records import Completion, Request, Sampling
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import write_random_model
@@ -257,7 +257,7 @@ def test_everything_is_in_the_arithmetic_but_routers_and_a_tied_head_is_moved_on
 def test_quantised_weights_are_widened_and_it_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_random_model(tmp_path, "qwen3-moe")
     quantised = load_checkpoint(str(tmp_path), torch.float32, Quantisation(experts="int8"))
-    with caplog.at_level(logging.INFO, logger="engines.accelerator"):
+    with caplog.at_level(logging.INFO, logger="engines.model.accelerator"):
         ours = Transformer(quantised, FP32_ON_CPU)
     assert "72 quantised matrices widened to torch.float32 on cpu" in caplog.text, "3 layers x 8 experts x 3 matrices"
     difference = logits(ours, random_tokens(), [N_TOKENS]) - logits(Transformer(quantised), random_tokens(), [N_TOKENS])

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engines.checkpoints import inspect_checkpoint, load_checkpoint, tensor_shapes
 from engines.dispatch import DispatchPlan
+from engines.model.checkpoints import inspect_checkpoint, load_checkpoint, tensor_shapes
+from engines.model.transformer import KeyValueCache, Transformer
 from engines.oracle import Oracle
 from engines.techniques.base import ChunkPhase, Technique
 from engines.techniques.dropless import Dropless
-from engines.transformer import KeyValueCache, Transformer
 from tests.fakes.families import CASES, FamilyCase, write_family
 
 pytestmark = pytest.mark.numbers

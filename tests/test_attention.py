@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engines.architecture import AttentionConfig, Span
-from engines.attention import mix_values, view_of
+from engines.model.architecture import AttentionConfig, Span
+from engines.model.attention import mix_values, view_of
 
 pytestmark = pytest.mark.numbers
 

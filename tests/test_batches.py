@@ -14,14 +14,14 @@ from torch import Tensor
 
 from engines.answers import packed
 from engines.calibration import Calibration
-from engines.checkpoints import Checkpoint, load_checkpoint
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
+from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.model.transformer import KeyValueCache, Transformer
 from engines.reference import ReferenceEngine
 from engines.techniques.base import ChunkPhase
 from engines.techniques.capacity_tiers import CapacityTiersParameters
 from engines.techniques.dropless import Dropless, DroplessParameters
-from engines.transformer import KeyValueCache, Transformer
 from results.records import Completion, Record, Request, Sampling
 
 pytestmark = pytest.mark.numbers

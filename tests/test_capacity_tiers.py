@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from engines.calibration import Calibration
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
-from engines.experts import execute
+from engines.model.experts import execute
 from engines.oracle import mix_experts
 from engines.techniques.capacity_tiers import CapacityTiers, CapacityTiersParameters, expected_load, frozen_capacities
 from tests.test_experts import random_experts, random_routing

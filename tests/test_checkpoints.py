@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engines.attention import AttentionWeights
-from engines.checkpoints import inspect_checkpoint, load_checkpoint, tensor_shapes
 from engines.errors import EngineError
-from engines.weights import SparseWeights
+from engines.model.attention import AttentionWeights
+from engines.model.checkpoints import inspect_checkpoint, load_checkpoint, tensor_shapes
+from engines.model.weights import SparseWeights
 from tests.fakes.random_models import BUNDLED, KINDS, copy_bundled, write_random_model
 
 GATE = "model.layers.2.mlp.experts.5.gate_proj.weight"
@@ -77,7 +77,7 @@ def test_facts_of_the_bundled_model_tell_what_it_has_learnt() -> None:
 
 def test_inspecting_needs_neither_transformers_nor_the_weights_in_memory() -> None:
     code = (
-        "import sys; from engines.checkpoints import inspect_checkpoint; "
+        "import sys; from engines.model.checkpoints import inspect_checkpoint; "
         "inspect_checkpoint('bundled:tiny-qwen3-moe'); sys.exit('transformers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from engines.config_keys import FAMILY_KEYS, GPT_OSS_ROPE, READ_OF_EVERY_FILE
 from engines.errors import EngineError
-from engines.idle_keys import CHANGES_NO_NUMBER, OFF
-from engines.model_config import parse_model_config
+from engines.model.config_keys import FAMILY_KEYS, GPT_OSS_ROPE, READ_OF_EVERY_FILE
+from engines.model.idle_keys import CHANGES_NO_NUMBER, OFF
+from engines.model.model_config import parse_model_config
 from tests.config_mutations import (
     BASES,
     NOT_MUTATED,

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.attention import kernel_table
-from engines.checkpoints import load_checkpoint
-from engines.decode import fused_decoder
 from engines.dispatch import DispatchPlan
+from engines.model.attention import kernel_table
+from engines.model.checkpoints import load_checkpoint
+from engines.model.decode import fused_decoder
+from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import SparseLayerStep
 from engines.techniques.dropless import Dropless
-from engines.transformer import KeyValueCache, Transformer
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import KINDS, copy_tokenizer, write_random_model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.model_config import parse_model_config
+from engines.model.model_config import parse_model_config
 from harness.estimate import CellEstimate, active_parameters, estimate
 from harness.plan import build_plan
 from harness.workbench import Workbench

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engines.architecture import GatedUnit
 from engines.dispatch import DispatchPlan, ExpertCall, Routing
-from engines.experts import ExpertWeights, GatedWeights, execute, gather_rows
+from engines.model.architecture import GatedUnit
+from engines.model.experts import ExpertWeights, GatedWeights, execute, gather_rows
 from engines.oracle import Oracle, mix_experts
 from engines.techniques.dropless import Dropless
 

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engines.checkpoints import load_checkpoint
 from engines.errors import EngineError
 from engines.fidelity import divergence, keep_log_probabilities, kl_divergence
-from engines.quantised import AS_THE_MODEL, Form, Quantisation
+from engines.model.checkpoints import load_checkpoint
+from engines.model.quantised import AS_THE_MODEL, Form, Quantisation
 from engines.reference import ReferenceEngine
 from engines.techniques.capacity_tiers import CapacityTiersParameters
 from engines.techniques.dropless import DroplessParameters

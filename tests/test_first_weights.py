@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from engines.first_weights import BACK, MATCHER, set_copying_weights
-from engines.tiny import CONFIG
+from engines.tiny.first_weights import BACK, MATCHER, set_copying_weights
+from engines.tiny.model import CONFIG
 
 pytestmark = pytest.mark.numbers
 

@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.architecture import RouterConfig
 from engines.dispatch import Routing
-from engines.experts import ExpertWeights, GatedWeights, execute
 from engines.kernels import compile as compiling
 from engines.kernels import native
+from engines.model.architecture import RouterConfig
+from engines.model.experts import ExpertWeights, GatedWeights, execute
+from engines.model.quantised import quantise_fp8, quantise_int4, quantise_int8, quantise_mxfp4
+from engines.model.rope import turn
+from engines.model.router import RouterWeights, route
 from engines.oracle import mix_experts
-from engines.quantised import quantise_fp8, quantise_int4, quantise_int8, quantise_mxfp4
-from engines.rope import turn
-from engines.router import RouterWeights, route
 from engines.techniques.dropless import Dropless
 
 pytestmark = pytest.mark.numbers

@@ -10,9 +10,9 @@ import jinja2
 import numpy as np
 import pytest
 
-from engines.checkpoints import load_checkpoint
-from engines.tokenizer import Tokenizer
-from engines.training import Stage
+from engines.model.checkpoints import load_checkpoint
+from engines.model.tokenizer import Tokenizer
+from engines.tiny.training import Stage
 from harness import lessons
 from workloads.everyday import ACTIVITIES, hellaswag_rows
 from workloads.lm_eval_bridge import lm_eval_tasks

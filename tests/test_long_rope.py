@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from devices.models.timeline import Timeline
-from engines.checkpoints import load_checkpoint
-from engines.modelled import ModelledEngine
-from engines.placements import PLACEMENTS
+from engines.model.checkpoints import load_checkpoint
+from engines.model.rope import LongScaling
+from engines.pricing.modelled import ModelledEngine
+from engines.pricing.placements import PLACEMENTS
+from engines.pricing.schedule import own_shape
 from engines.reference import ReferenceEngine
-from engines.rope import LongScaling
-from engines.schedule import own_shape
 from engines.techniques.dropless import DroplessParameters
 from results.records import Completion, Request
 from tests.fakes.families import CASES, LONG_FACTORS, PHI_MOE, PHI_MOE_ROPE, FamilyCase, write_family

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.checkpoints import tensor_shapes
 from engines.errors import EngineError
-from engines.model_config import parse_model_config
-from engines.rope import Llama3Scaling, RopeConfig
-from engines.tiny import CONFIG
+from engines.model.checkpoints import tensor_shapes
+from engines.model.model_config import parse_model_config
+from engines.model.rope import Llama3Scaling, RopeConfig
+from engines.tiny.model import CONFIG
 from tests.fakes.published import PUBLISHED
 
 LLAMA: dict[str, Any] = {

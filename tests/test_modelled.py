@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 
 from devices.models.timeline import Timeline
 from engines.base import Engine, EngineError, PhaseEvent, PhaseListener
-from engines.checkpoints import Checkpoint, load_checkpoint, tensor_shapes
 from engines.dispatch import DispatchPlan, ExpertCall
-from engines.model_config import read_model_config
-from engines.modelled import ModelledEngine, StepObserver
-from engines.placements import PLACEMENTS
+from engines.model.checkpoints import Checkpoint, load_checkpoint, tensor_shapes
+from engines.model.model_config import read_model_config
+from engines.pricing.modelled import ModelledEngine, StepObserver
+from engines.pricing.placements import PLACEMENTS
+from engines.pricing.schedule import ModelShape, own_shape
 from engines.reference import ReferenceEngine
-from engines.schedule import ModelShape, own_shape
 from engines.techniques.capacity_tiers import CapacityTiersParameters
 from engines.techniques.dropless import DroplessParameters
 from results.records import Completion, EngineCounters, Request, Road

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engines.mxfp4 import unpack_mxfp4
+from engines.model.mxfp4 import unpack_mxfp4
 
 pytestmark = pytest.mark.numbers
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.checkpoints import Checkpoint, load_checkpoint
 from engines.dispatch import Routing
+from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import SparseLayerStep
 from engines.reference import ReferenceEngine
 from engines.techniques.base import ChunkPhase
 from engines.techniques.dropless import Dropless, DroplessParameters
-from engines.transformer import KeyValueCache, Transformer
 from results.records import Request
 from tests.fakes.families import FamilyCase, write_family
 from tests.fakes.random_models import write_random_model

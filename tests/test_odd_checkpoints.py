@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from engines.base import unheard
-from engines.checkpoints import Checkpoint, inspect_checkpoint, load_checkpoint
 from engines.errors import EngineError
+from engines.model.checkpoints import Checkpoint, inspect_checkpoint, load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
 from results.messages import HEAD, TAIL, readable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engines.errors import EngineError
-from engines.placements import PLACEMENTS, check, find_placement
+from engines.pricing.placements import PLACEMENTS, check, find_placement
 
 
 def test_placements_are_those_of_table_2() -> None:

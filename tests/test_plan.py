@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from engines.quantised import Quantisation
+from engines.model.quantised import Quantisation
 from harness.catalog import TECHNIQUES, WORKLOADS
 from harness.commands import app
 from harness.plan import Plan, PlanError, build_plan, load_plan

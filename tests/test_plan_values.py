@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines.checkpoints import CheckpointFacts
+from engines.model.checkpoints import CheckpointFacts
 from harness.catalog import TECHNIQUES, WORKLOADS
 from harness.plan import MAX_BYTES, PlanError, draft_plan, load_plan, read_draft
 from harness.preflight import preflight

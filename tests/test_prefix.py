@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.models.timeline import Timeline
-from engines.attention import KeyValueCache
 from engines.base import EngineError
-from engines.checkpoints import Checkpoint, load_checkpoint
-from engines.modelled import ModelledEngine
+from engines.model.attention import KeyValueCache
+from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.model.rope import LongScaling, RopeConfig
 from engines.oracle import OracleParameters
-from engines.placements import PLACEMENTS
 from engines.prefix import HeldTokens, turned_alike
+from engines.pricing.modelled import ModelledEngine
+from engines.pricing.placements import PLACEMENTS
+from engines.pricing.schedule import own_shape
 from engines.reference import ReferenceEngine
-from engines.rope import LongScaling, RopeConfig
-from engines.schedule import own_shape
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.capacity_tiers import CapacityTiersParameters
 from engines.techniques.dropless import DroplessParameters

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engines.architecture import GatedUnit, NormConfig, RouterConfig, SharedExpertConfig, Span, Temperature
-from engines.checkpoints import inspect_checkpoint, load_checkpoint, tensor_shapes
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.model_config import ModelConfig, parse_model_config
+from engines.model.architecture import GatedUnit, NormConfig, RouterConfig, SharedExpertConfig, Span, Temperature
+from engines.model.checkpoints import inspect_checkpoint, load_checkpoint, tensor_shapes
+from engines.model.model_config import ModelConfig, parse_model_config
+from engines.model.transformer import KeyValueCache, Transformer
 from engines.techniques.dropless import Dropless
-from engines.transformer import KeyValueCache, Transformer
 from tests.fakes import deepseek_v1
 from tests.fakes.families import CASES, write_family
 from tests.fakes.published import PUBLISHED

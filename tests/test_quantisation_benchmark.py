@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from engines.checkpoints import load_checkpoint
-from engines.quantised import FORMS, Quantisation
+from engines.model.checkpoints import load_checkpoint
+from engines.model.quantised import FORMS, Quantisation
 from tests.benchmarks import quantisation as benchmark
 
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines import quantised
 from engines.errors import EngineError
-from engines.mxfp4 import PackedBlocks
-from engines.quantised import (
+from engines.model import quantised
+from engines.model.mxfp4 import PackedBlocks
+from engines.model.quantised import (
     FORMS,
     Int4Group,
     QuantisedMatrix,

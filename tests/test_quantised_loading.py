@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engines.architecture import ModelConfig
-from engines.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.errors import EngineError
-from engines.quantised import AS_THE_MODEL, FORMS, Quantisation, QuantisedMatrix, store
+from engines.model.architecture import ModelConfig
+from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
+from engines.model.quantised import AS_THE_MODEL, FORMS, Quantisation, QuantisedMatrix, store
+from engines.model.transformer import KeyValueCache, Transformer
+from engines.model.weights import ModelWeights, SparseWeights
 from engines.techniques.dropless import Dropless
-from engines.transformer import KeyValueCache, Transformer
-from engines.weights import ModelWeights, SparseWeights
 from tests.fakes.families import CASES, FamilyCase, write_family
 from tests.fakes.random_models import BUNDLED, write_random_model
 

@@ -11,8 +11,8 @@ import torch
 
 from engines.answers import StopStrings
 from engines.base import EngineError
-from engines.checkpoints import Checkpoint, load_checkpoint
 from engines.dispatch import DispatchPlan
+from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
 from engines.techniques.capacity_tiers import CapacityTiersParameters

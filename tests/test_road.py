@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engines.base import unheard
-from engines.checkpoints import Checkpoint, load_checkpoint
+from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
 from engines.road import build

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engines.errors import EngineError
-from engines.rope import RopeConfig, YarnScaling, read_rope, rope_frequencies, rotation, turn
+from engines.model.rope import RopeConfig, YarnScaling, read_rope, rope_frequencies, rotation, turn
 
 pytestmark = pytest.mark.numbers
 

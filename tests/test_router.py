@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from engines.architecture import RouterConfig
 from engines.dispatch import Routing
-from engines.router import RouterWeights, route
+from engines.model.architecture import RouterConfig
+from engines.model.router import RouterWeights, route
 
 pytestmark = pytest.mark.numbers
 

@@ -10,9 +10,9 @@ import torch
 from devices.models.timeline import Operation
 from engines.dispatch import DispatchPlan, ExpertCall, Transfer
 from engines.errors import EngineError
-from engines.model_config import parse_model_config
-from engines.placements import PLACEMENTS
-from engines.schedule import PHI_3_5_MOE, ModelShape, Step, lm_head, operations, own_shape, priced_shape
+from engines.model.model_config import parse_model_config
+from engines.pricing.placements import PLACEMENTS
+from engines.pricing.schedule import PHI_3_5_MOE, ModelShape, Step, lm_head, operations, own_shape, priced_shape
 from tests.fakes.published import PUBLISHED
 
 # Values per layer: attention 16 + 8 + 8 + 16 = 48, expert 3 x 12 = 36, dense FFN 3 x 32 = 96. A row is 8 bytes.

@@ -14,9 +14,9 @@ import torch
 
 from devices.peak_memory import peak_memory, reset_peak_memory
 from engines.base import HoldsWeights
-from engines.checkpoints import load_checkpoint
-from engines.held_weights import held_weights
-from engines.quantised import Quantisation, quantise_int4
+from engines.model.checkpoints import load_checkpoint
+from engines.model.held_weights import held_weights
+from engines.model.quantised import Quantisation, quantise_int4
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
 from results import tables
@@ -29,7 +29,7 @@ MODEL = "bundled:tiny-qwen3-moe"
 
 def parameters_in_the_file() -> int:
     """By the header of the safetensors file that ships with the project."""
-    (path,) = (Path(__file__).parent.parent / "engines/bundled/tiny-qwen3-moe").glob("*.safetensors")
+    (path,) = (Path(__file__).parent.parent / "engines/tiny/bundled/tiny-qwen3-moe").glob("*.safetensors")
     with path.open("rb") as file:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engines.errors import EngineError
-from engines.tensor_files import TensorFile, is_finite
+from engines.model.tensor_files import TensorFile, is_finite
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self")
 

@@ -4,11 +4,11 @@ from itertools import islice
 
 import torch
 
-from engines.checkpoints import load_checkpoint
 from engines.dispatch import DispatchPlan
+from engines.model.checkpoints import load_checkpoint
+from engines.model.transformer import KeyValueCache, Transformer
 from engines.techniques.dropless import Dropless
-from engines.tiny_text import training_text
-from engines.transformer import KeyValueCache, Transformer
+from engines.tiny.text import training_text
 
 # English that the tokenizer was not trained on.
 PROSE = (

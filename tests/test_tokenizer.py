@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engines.errors import EngineError
-from engines.tokenizer import Tokenizer
+from engines.model.tokenizer import Tokenizer
 from tests.fakes.random_models import BUNDLED, copy_bundled, copy_tokenizer
 
 MESSAGES = [

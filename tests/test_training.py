@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.checkpoints import load_checkpoint
 from engines.errors import EngineError
+from engines.model.checkpoints import load_checkpoint
+from engines.model.transformer import KeyValueCache, Transformer
 from engines.techniques.dropless import Dropless
-from engines.training import Batch, Recipe, Stage, train
-from engines.transformer import KeyValueCache, Transformer
+from engines.tiny.training import Batch, Recipe, Stage, train
 from harness.train_tiny import train_tiny
 
 pytestmark = pytest.mark.numbers

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from engines.checkpoints import load_checkpoint
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
+from engines.model.checkpoints import load_checkpoint
+from engines.model.transformer import KeyValueCache, Transformer
 from engines.techniques.base import ChunkPhase
 from engines.techniques.dropless import Dropless
-from engines.transformer import KeyValueCache, Transformer
 from tests.fakes.random_models import BUNDLED, KINDS, write_random_model
 
 pytestmark = pytest.mark.numbers

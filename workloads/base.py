@@ -10,7 +10,7 @@ from results.records import Completion, Divergence, Request, Sample, Score
 
 
 class Tokenizer(Protocol):
-    """The part of a tokenizer that workloads need; `engines.tokenizer.Tokenizer` is one."""
+    """The part of a tokenizer that workloads need; `engines.model.tokenizer.Tokenizer` is one."""
 
     name: str
     """Equal names mean equal token ids and chat prompts: requests are built once for each name."""

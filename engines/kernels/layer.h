@@ -30,7 +30,7 @@ inline void rms_norm_row(const float* x, int64_t width, const float* weight, flo
 }
 
 // Turns the first 2P features in place. Neighbouring pairs come out first members before second ones, as the torch code
-// of engines.rope leaves them.
+// of engines.model.rope leaves them.
 inline void turn_row(float* x, const float* cos_P, const float* sin_P, int64_t n_pairs, bool neighbours) {
   if (neighbours) {
     float firsts[512];

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engines.kernels.library import library
-from engines.quantised import Matrix, QuantisedMatrix
+from engines.model.quantised import Matrix, QuantisedMatrix
 
 # Numbers of `enum Format` in matrix.h.
 _PLAIN_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from engines.checkpoints import load_checkpoint
-from engines.quantised import AS_THE_MODEL, Quantisation
+from engines.model.checkpoints import load_checkpoint
+from engines.model.quantised import AS_THE_MODEL, Quantisation
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
 from results.records import Request

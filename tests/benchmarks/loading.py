@@ -148,7 +148,7 @@ def read_once(folder: Path) -> None:
 def load_ours(folder: str, dtype: str) -> None:
     import torch
 
-    from engines.checkpoints import load_checkpoint
+    from engines.model.checkpoints import load_checkpoint
     from engines.reference import ReferenceEngine
     from engines.techniques.dropless import DroplessParameters
     from results.records import Request

@@ -14,9 +14,9 @@ from devices.models.sheet import load_sheet
 from devices.models.timeline import COMPONENTS, Operation, Timeline, operation_joules, operation_seconds
 from engines.calibration import Calibration
 from engines.dispatch import DispatchPlan, Routing
-from engines.placements import PLACEMENTS
-from engines.schedule import PHI_3_5_MOE as PHI
-from engines.schedule import Step, lm_head, operations
+from engines.pricing.placements import PLACEMENTS
+from engines.pricing.schedule import PHI_3_5_MOE as PHI
+from engines.pricing.schedule import Step, lm_head, operations
 from engines.techniques.base import Technique
 from engines.techniques.capacity_tiers import CapacityTiersParameters
 from engines.techniques.dropless import Dropless

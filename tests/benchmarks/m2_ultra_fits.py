@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from engines.schedule import PHI_3_5_MOE as PHI
+from engines.pricing.schedule import PHI_3_5_MOE as PHI
 
 # --- the source's figures --------------------------------------------------------------------------------------------
 

@@ -26,14 +26,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.attention import AttentionWeights
-from engines.checkpoints import load_checkpoint
-from engines.experts import GatedWeights
-from engines.quantised import AS_THE_MODEL, FORMS, Form, Quantisation
+from engines.model.attention import AttentionWeights
+from engines.model.checkpoints import load_checkpoint
+from engines.model.experts import GatedWeights
+from engines.model.quantised import AS_THE_MODEL, FORMS, Form, Quantisation
+from engines.model.tokenizer import Tokenizer
+from engines.model.transformer import KeyValueCache, Transformer
+from engines.model.weights import ModelWeights
 from engines.techniques.dropless import Dropless
-from engines.tokenizer import Tokenizer
-from engines.transformer import KeyValueCache, Transformer
-from engines.weights import ModelWeights
 from results.units import format_number
 from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_json
 from tests.fakes.random_models import BUNDLED, copy_tokenizer

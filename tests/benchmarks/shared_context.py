@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from engines.base import unheard
-from engines.checkpoints import Checkpoint, load_checkpoint
+from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.capacity_tiers import CapacityTiersParameters

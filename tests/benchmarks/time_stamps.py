@@ -21,10 +21,10 @@ import torch
 
 from devices.clock import MonotonicClock
 from devices.meters.modelled import ModelledMeter, load_watts_sheet
-from engines.checkpoints import Checkpoint, load_checkpoint
+from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.model.transformer import KeyValueCache, Transformer
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import Dropless, DroplessParameters
-from engines.transformer import KeyValueCache, Transformer
 from results.records import Request
 from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.benchmarks.race_models import write_model

@@ -21,7 +21,7 @@ import torch
 
 from engines.base import unheard
 from engines.calibration import Calibration, ChoiceCounts, overlap_at_k
-from engines.checkpoints import Checkpoint, load_checkpoint
+from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
 from harness.catalog import WORKLOADS

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from engines.base import unheard
-from engines.checkpoints import BUNDLED_FOLDER, load_checkpoint
+from engines.model.checkpoints import BUNDLED_FOLDER, load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
 from harness.catalog import WORKLOADS
@@ -80,9 +80,9 @@ def accuracy_rows() -> Iterator[Measurement]:
 
 
 REMARKS = """`joulebench train-tiny` wrote the bundled model from a seed: tokenizer, generated lessons, {steps} steps. A
-log beside it (`engines/bundled/tiny-qwen3-moe/training.csv`) holds means of twenty steps. Accuracy in fp32, dropless,
-on items from streams that training never draws; everything that it was taught is in `harness/lessons.py`. It saw 1024
-tokens at most.
+log beside it (`engines/tiny/bundled/tiny-qwen3-moe/training.csv`) holds means of twenty steps. Accuracy in fp32,
+dropless, on items from streams that training never draws; everything that it was taught is in `harness/lessons.py`.
+It saw 1024 tokens at most.
 
 ![Losses](tiny-training.svg)"""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engines.checkpoints import BUNDLED_FOLDER
+from engines.model.checkpoints import BUNDLED_FOLDER
 
 BUNDLED = BUNDLED_FOLDER / "tiny-qwen3-moe"
 SIZES: dict[str, Any] = {

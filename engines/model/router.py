@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.architecture import RouterConfig
 from engines.dispatch import Routing
 from engines.kernels import native
+from engines.model.architecture import RouterConfig
 
 FEW_TOKENS = 4
 """For these one kernel is faster than torch, which takes ten steps of some microseconds each."""

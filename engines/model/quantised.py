@@ -14,8 +14,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from engines import mxfp4
 from engines.errors import EngineError
+from engines.model import mxfp4
 from results.records import Record
 
 Form = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-g128", "fp8", "mxfp4"]

@@ -1,7 +1,7 @@
 """The architecture of a model as data: what the one transformer of this engine has to compute.
 
 Every family is a choice of these parts. A part names a mathematical difference, never a model: a family that differs in
-nothing new is a new line in `engines.families`.
+nothing new is a new line in `engines.model.families`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from engines.rope import RopeConfig
+from engines.model.rope import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -98,7 +98,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """From scores to choice to weights; see `engines.router`.
+    """From scores to choice to weights; see `engines.model.router`.
 
     n_groups, top_groups: choose inside the best groups only. group_score: a group is as good as its best expert, or as
     its two best together. normalise: weights add up to 1. scale: applied last. jitter: sparsemixer's epsilon.
@@ -139,7 +139,7 @@ class MoeConfig:
     weights_input: bool
     """The router's weight multiplies an expert's input, not its output (Llama 4)."""
     mxfp4: bool
-    """The files hold the experts as 4-bit blocks (`engines.mxfp4`)."""
+    """The files hold the experts as 4-bit blocks (`engines.model.mxfp4`)."""
     sparse_layers: tuple[int, ...]
 
     @property

@@ -1,9 +1,9 @@
-"""One transformer for every family of `engines.families`, computed chunk by chunk against a key/value cache.
+"""One transformer for every family of `engines.model.families`, computed chunk by chunk against a key/value cache.
 
-Arithmetic on the CPU is fp32 whatever the weights are stored in; `engines.accelerator` has others. A chunk is any run
-of tokens that continues what a cache holds: a whole prompt, a piece of one, or one token of decoding; the result does
-not depend on where prompts are cut. A step computes one chunk, or the chunks of several sequences, their rows one after
-another.
+Arithmetic on the CPU is fp32 whatever the weights are stored in; `engines.model.accelerator` has others. A chunk is any
+run of tokens that continues what a cache holds: a whole prompt, a piece of one, or one token of decoding; the result
+does not depend on where prompts are cut. A step computes one chunk, or the chunks of several sequences, their rows one
+after another.
 
 Legend: T tokens of the step, H hidden, P pairs of turned features, L vocabulary rows.
 """
@@ -16,20 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.accelerator import Backend, StackedExperts, execute_stacked, moved
-from engines.attention import Chunk, Step, attend, kernel_table, view_of
-from engines.attention import KeyValueCache as KeyValueCache
-from engines.checkpoints import Checkpoint
-from engines.decode import fused_decoder
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.experts import GatedWeights, execute, gated_ffn, widened_linear
+from engines.model.accelerator import Backend, StackedExperts, execute_stacked, moved
+from engines.model.attention import Chunk, Step, attend, kernel_table, view_of
+from engines.model.attention import KeyValueCache as KeyValueCache
+from engines.model.checkpoints import Checkpoint
+from engines.model.decode import fused_decoder
+from engines.model.experts import GatedWeights, execute, gated_ffn, widened_linear
+from engines.model.rope import rope_frequencies, rotation
+from engines.model.router import route
+from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep
 from engines.oracle import Oracle, mix_experts
-from engines.rope import rope_frequencies, rotation
-from engines.router import route
 from engines.techniques.base import ChunkPhase, Technique
-from engines.weights import SparseWeights
 
 
 class Transformer:

@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.architecture import AttentionConfig, LatentConfig, ModelConfig, Span, Temperature
 from engines.errors import EngineError
-from engines.experts import widened_linear
 from engines.kernels import native
-from engines.norms import NormWeights
-from engines.quantised import Matrix
-from engines.rope import turn
+from engines.model.architecture import AttentionConfig, LatentConfig, ModelConfig, Span, Temperature
+from engines.model.experts import widened_linear
+from engines.model.norms import NormWeights
+from engines.model.quantised import Matrix
+from engines.model.rope import turn
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class KeyValueCache:
         self.length = 0
         self.n_positions = 0
         self.turned_for = 0
-        """The length whose rotary factors the keys are turned by: `engines.rope.LongRope`."""
+        """The length whose rotary factors the keys are turned by: `engines.model.rope.LongRope`."""
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 

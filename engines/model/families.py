@@ -1,7 +1,7 @@
 """What a model family's name says and its `config.json` does not: one line of differences for each architecture.
 
 The names are those of published checkpoints' `architectures`. Which keys of its config a family reads, and what the
-absence of one means, stands in `engines.config_keys`.
+absence of one means, stands in `engines.model.config_keys`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engines.architecture import Activation, TensorNames
+from engines.model.architecture import Activation, TensorNames
 
 
 @dataclass(frozen=True)

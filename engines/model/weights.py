@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engines.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
-from engines.attention import AttentionWeights, LatentWeights
 from engines.errors import EngineError
-from engines.experts import ExpertWeights, GatedWeights
-from engines.mxfp4 import BLOCK, PackedBlocks, unpack_mxfp4
-from engines.norms import NormWeights
-from engines.quantised import (
+from engines.model.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
+from engines.model.attention import AttentionWeights, LatentWeights
+from engines.model.experts import ExpertWeights, GatedWeights
+from engines.model.mxfp4 import BLOCK, PackedBlocks, unpack_mxfp4
+from engines.model.norms import NormWeights
+from engines.model.quantised import (
     AS_THE_MODEL,
     PLAIN_DTYPES,
     Form,
@@ -32,7 +32,7 @@ from engines.quantised import (
     mxfp4_from_blocks,
     store,
 )
-from engines.router import RouterWeights
+from engines.model.router import RouterWeights
 
 Shape = tuple[int, ...]
 LARGEST_TENSOR = 2**44

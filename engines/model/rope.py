@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from engines.config_keys import GPT_OSS_ROPE
-from engines.config_values import numbers, optional_number, positive_number, positive_whole, switch, table, told
 from engines.errors import EngineError
+from engines.model.config_keys import GPT_OSS_ROPE
+from engines.model.config_values import numbers, optional_number, positive_number, positive_whole, switch, table, told
 
 KEYS_OF_TYPE: dict[str, frozenset[str]] = {
     "default": frozenset(),

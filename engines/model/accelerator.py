@@ -24,10 +24,10 @@ from torch import Tensor
 
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.experts import ExpertWeights, GatedWeights, execute, gather_rows, join
-from engines.quantised import QuantisedMatrix
-from engines.router import RouterWeights
-from engines.weights import ModelWeights
+from engines.model.experts import ExpertWeights, GatedWeights, execute, gather_rows, join
+from engines.model.quantised import QuantisedMatrix
+from engines.model.router import RouterWeights
+from engines.model.weights import ModelWeights
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
 
 
 def execute_stacked(plan: DispatchPlan, hidden_TH: Tensor, experts: StackedExperts) -> Tensor:
-    """What `engines.experts.execute` computes, with two grouped products over all calls where the device has them."""
+    """What `experts.execute` computes, with two grouped products over all calls where the device has them."""
     called = [expert for call in plan.calls for expert in call.experts]
     is_ascending = all(a < b for a, b in pairwise(called))
     if not called or not is_ascending or not _multiplies_groups(experts):

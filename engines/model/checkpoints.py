@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from engines.errors import EngineError
-from engines.model_config import ModelConfig, read_json, read_model_config
-from engines.mxfp4 import NAN_SCALE
-from engines.quantised import AS_THE_MODEL, Quantisation
-from engines.tensor_files import TensorFile, is_finite
-from engines.tokenizer import Tokenizer
-from engines.weights import ModelWeights, load_weights
-from engines.weights import tensor_shapes as tensor_shapes
+from engines.model.model_config import ModelConfig, read_json, read_model_config
+from engines.model.mxfp4 import NAN_SCALE
+from engines.model.quantised import AS_THE_MODEL, Quantisation
+from engines.model.tensor_files import TensorFile, is_finite
+from engines.model.tokenizer import Tokenizer
+from engines.model.weights import ModelWeights, load_weights
+from engines.model.weights import tensor_shapes as tensor_shapes
 
 logger = logging.getLogger(__name__)
 
 BUNDLED_PREFIX = "bundled:"
-BUNDLED_FOLDER = Path(__file__).parent / "bundled"
+BUNDLED_FOLDER = Path(__file__).parents[1] / "tiny" / "bundled"
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 MXFP4_SUFFIXES = ("_blocks", "_scales")
 TOKENIZER_FILES = ["*.json", "*.jinja"]

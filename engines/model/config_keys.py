@@ -2,7 +2,7 @@
 
 What a family does not read is either known to change no number, or an error: obeyed, it would be another model, and
 left out in silence, it might be. A value that only switches off what the family does not do is no error
-(`engines.idle_keys`).
+(`engines.model.idle_keys`).
 
 Defaults are those of the family's config class in transformers, or of its published code where transformers has none:
 whoever wrote the file left out what that class says anyway.
@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.config_values import told
 from engines.errors import EngineError
-from engines.idle_keys import CHANGES_NO_NUMBER, is_off
+from engines.model.config_values import told
+from engines.model.idle_keys import CHANGES_NO_NUMBER, is_off
 
 GPT_OSS_ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",

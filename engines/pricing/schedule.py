@@ -1,6 +1,6 @@
 """The dispatch plan's second reader: one forward chunk becomes operations that a hardware model prices.
 
-The first reader, `engines.experts`, computes the same plans. Pure functions: no clock, no sheet, no model.
+The first reader, `engines.model.experts`, computes the same plans. Pure functions: no clock, no sheet, no model.
 
 Order and partition follow §3.2 of 000-npumoe: norm, router, gather, padding, scatter and residual on the CPU; attention
 and experts where the placement puts them. What is left out: embedding look-up, the residual around attention, masks,
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from devices.models.timeline import Operation, Unit
 from engines.dispatch import DispatchPlan, ExpertCall
 from engines.errors import EngineError
-from engines.model_config import ModelConfig
-from engines.placements import Placement
+from engines.model.model_config import ModelConfig
+from engines.pricing.placements import Placement
 
 
 @dataclass(frozen=True)

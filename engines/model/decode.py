@@ -1,7 +1,7 @@
 """Decoding one token with every expert that its routers choose, in one call of the kernels.
 
-This is what `engines.transformer` computes layer by layer; here nothing is decided between router and experts, so that
-no layer waits for Python. Models with parts that only some families have are left to the transformer.
+This is what `engines.model.transformer` computes layer by layer; here nothing is decided between router and experts,
+so that no layer waits for Python. Models with parts that only some families have are left to the transformer.
 
 Legend: H hidden, K experts per token, L sparse layers.
 """
@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from engines.architecture import SWIGLU, ModelConfig
-from engines.attention import KeyValueCache
 from engines.dispatch import DispatchPlan, Routing
-from engines.experts import GatedWeights
 from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer
 from engines.kernels.native import AttentionTable
-from engines.router import kernel_router
+from engines.model.architecture import SWIGLU, ModelConfig
+from engines.model.attention import KeyValueCache
+from engines.model.experts import GatedWeights
+from engines.model.router import kernel_router
+from engines.model.weights import LayerWeights, ModelWeights
 from engines.techniques.base import Technique
-from engines.weights import LayerWeights, ModelWeights
 
 
 class DecodePlans(Sequence[DispatchPlan | None]):
@@ -67,7 +67,7 @@ class FusedDecoder:
 def fused_decoder(
     config: ModelConfig, weights: ModelWeights, tables: Sequence[AttentionTable | None]
 ) -> FusedDecoder | None:
-    """None where a layer has something that the kernels do not know. tables: of `engines.attention.kernel_table`."""
+    """None where a layer has something that the kernels do not know. tables: of `attention.kernel_table`."""
     layers = [
         _layer(layer, config, number, table)
         for number, (layer, table) in enumerate(zip(weights.layers, tables, strict=True))

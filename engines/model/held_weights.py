@@ -8,9 +8,9 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from engines.base import HeldWeights
-from engines.experts import ExpertWeights
-from engines.quantised import QuantisedMatrix
-from engines.weights import ModelWeights
+from engines.model.experts import ExpertWeights
+from engines.model.quantised import QuantisedMatrix
+from engines.model.weights import ModelWeights
 
 
 def held_weights(weights: object) -> HeldWeights:

@@ -15,10 +15,10 @@ from torch import Tensor
 from devices.models.timeline import Timeline
 from engines.base import EngineError, PhaseListener, unheard
 from engines.dispatch import DispatchPlan
-from engines.placements import Placement
+from engines.model.tokenizer import Tokenizer
+from engines.pricing.placements import Placement
+from engines.pricing.schedule import ModelShape, Step, lm_head, operations
 from engines.reference import StepObserver, StepPhase
-from engines.schedule import ModelShape, Step, lm_head, operations
-from engines.tokenizer import Tokenizer
 from results.records import Completion, EngineCounters, Request, Road
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engines.errors import EngineError
-from engines.model_config import read_json
+from engines.model.model_config import read_json
 
 FALLBACK_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"

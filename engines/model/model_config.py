@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from engines.architecture import (
+from engines.errors import EngineError
+from engines.model.architecture import (
     AttentionConfig,
     GatedUnit,
     LatentConfig,
@@ -24,9 +25,9 @@ from engines.architecture import (
     Span,
     Temperature,
 )
-from engines.architecture import ModelConfig as ModelConfig
-from engines.config_keys import AROUND_TEXT, FAMILY_KEYS
-from engines.config_values import (
+from engines.model.architecture import ModelConfig as ModelConfig
+from engines.model.config_keys import AROUND_TEXT, FAMILY_KEYS
+from engines.model.config_values import (
     optional_number,
     optional_whole,
     positive_number,
@@ -37,9 +38,8 @@ from engines.config_values import (
     whole,
     wholes,
 )
-from engines.errors import EngineError
-from engines.families import FAMILIES, Family, RouterFamily
-from engines.rope import read_rope, rope_table, yarn_amplitude
+from engines.model.families import FAMILIES, Family, RouterFamily
+from engines.model.rope import read_rope, rope_table, yarn_amplitude
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_LAYERS = 1000

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.architecture import SWIGLU, GatedUnit
 from engines.dispatch import DispatchPlan
 from engines.kernels import native
-from engines.quantised import Matrix
+from engines.model.architecture import SWIGLU, GatedUnit
+from engines.model.quantised import Matrix
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The bundled model: its shape and tokenizer, its text, and how it is trained."""
