@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from engines.calibration import Calibration
 from engines.dispatch import DispatchPlan, ExpertCall, Routing
 from engines.model.experts import ExpertWeights
+from engines.profile import Profile
 from engines.techniques.base import ChunkPhase
 from results.records import Record
 
@@ -61,7 +61,7 @@ class OracleParameters(Record):
     def calibration_prompts(self) -> int:
         return 0
 
-    def build(self, prefill_chunk: int, calibration: Calibration | None) -> Oracle:
+    def build(self, prefill_chunk: int, profile: Profile | None) -> Oracle:
         return Oracle()
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from engines.answers import Answer, Limits, Loglikelihood, answer_to, check_prompt, packed
 from engines.base import HeldWeights, PhaseListener, unheard
-from engines.calibration import ChoiceCounts
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.model.accelerator import DeviceType, find_backend, synchronised
@@ -28,6 +27,7 @@ from engines.model.rope import LongRope, LongScaling, as_transformers
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import LayerObserver
 from engines.prefix import HeldTokens, turned_alike
+from engines.profile import ChoiceCounts
 from engines.road import Decoding, road
 from engines.techniques.base import ChunkPhase, Technique, TechniqueParameters
 from engines.techniques.dropless import Dropless
@@ -145,14 +145,14 @@ class ReferenceEngine:
             self._cache.start(len(prompt))
             for chunk_T in torch.split(torch.tensor(prompt), self._prefill_chunk):
                 self._model.forward(chunk_T, self._cache, Dropless(), "prefill", counts)
-        calibration = counts.calibration(moe.top_k, len(prompts))
-        self._technique = self._parameters.build(self._prefill_chunk, calibration)
-        worst = max(calibration.tokens_per_expert, key=calibration.imbalance)
+        profile = counts.profile(moe.top_k, len(prompts))
+        self._technique = self._parameters.build(self._prefill_chunk, profile)
+        worst = max(profile.tokens_per_expert, key=profile.imbalance)
         logger.info(
             "calibrated %s on %d prompts; imbalance up to %.2f (layer %d)",
             self._parameters.technique,
             len(prompts),
-            calibration.imbalance(worst),
+            profile.imbalance(worst),
             worst,
         )
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.calibration import Calibration
 from engines.dispatch import Routing
 from engines.errors import EngineError
 from engines.model.accelerator import Backend, StackedExperts, execute_stacked, find_backend, moved, synchronised
@@ -21,6 +20,7 @@ from engines.model.quantised import Quantisation
 from engines.model.transformer import Transformer
 from engines.model.weights import SparseWeights
 from engines.oracle import Oracle, mix_experts
+from engines.profile import Profile
 from engines.reference import ReferenceEngine
 from engines.techniques.base import ChunkPhase, Technique
 from engines.techniques.capacity_tiers import CapacityTiers, CapacityTiersParameters
@@ -189,7 +189,7 @@ def test_padding_and_drops_of_a_plan_are_kept(checkpoint: Checkpoint) -> None:
     """Capacity for one row an expert: expected is the oracle's mixture with the dropped pairs' weights at zero."""
     experts = stacked(checkpoint)
     parameters = CapacityTiersParameters(multiples=(0.5,), base="B/E", align=3)
-    tiers = CapacityTiers(parameters, 24, Calibration({0: (1,) * 16}, top_k=2, n_prompts=1))
+    tiers = CapacityTiers(parameters, 24, Profile({0: (1,) * 16}, top_k=2, n_prompts=1))
     hidden = torch.randn(24, 192, generator=torch.Generator().manual_seed(1))
     routing, saliency = random_routing(24, 16, 2, seed=6), hidden.norm(dim=-1)
     plan = tiers.plan(routing, 0, "prefill", saliency)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engines.answers import packed
-from engines.calibration import Calibration
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.model.transformer import KeyValueCache, Transformer
+from engines.profile import Profile
 from engines.reference import ReferenceEngine
 from engines.techniques.base import ChunkPhase
 from engines.techniques.capacity_tiers import CapacityTiersParameters
@@ -44,7 +44,7 @@ class RecordingParameters(Record):
     def calibration_prompts(self) -> int:
         return 0
 
-    def build(self, prefill_chunk: int, calibration: Calibration | None) -> Recording:
+    def build(self, prefill_chunk: int, profile: Profile | None) -> Recording:
         return Recording()
 
 

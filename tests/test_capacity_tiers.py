@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engines.calibration import Calibration
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.model.experts import execute
 from engines.oracle import mix_experts
+from engines.profile import Profile
 from engines.techniques.capacity_tiers import CapacityTiers, CapacityTiersParameters, expected_load, frozen_capacities
 from tests.test_experts import random_experts, random_routing
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.numbers
 
 def technique(chunk: int, counts: tuple[int, ...], top_k: int = 2, **parameters: object) -> CapacityTiers:
     settings = CapacityTiersParameters.model_validate(parameters)
-    return settings.build(chunk, Calibration({0: counts}, top_k=top_k, n_prompts=1))
+    return settings.build(chunk, Profile({0: counts}, top_k=top_k, n_prompts=1))
 
 
 def kept_pairs(plan: DispatchPlan) -> dict[tuple[int, int], float]:
@@ -89,7 +89,7 @@ def test_rows_are_those_of_whole_numbers(
     for count in counts:
         holding = [tier for tier in tiers if count * chunk * top_k <= tier * sum(counts)]
         wanted.append(min(holding, default=tiers[0]))
-    relative_load = Calibration({0: tuple(counts)}, top_k, 1).relative_load(0)
+    relative_load = Profile({0: tuple(counts)}, top_k, 1).relative_load(0)
     parameters = CapacityTiersParameters(multiples=tuple(float(f"{n // 10}.{n % 10}") for n in tenths), align=align)
     assert frozen_capacities(parameters, relative_load, chunk, top_k) == tuple(wanted)
 

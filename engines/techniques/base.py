@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor
 
-from engines.calibration import Calibration
 from engines.dispatch import DispatchPlan, Routing
+from engines.profile import Profile
 
 ChunkPhase = Literal["prefill", "decode"]
 
@@ -46,6 +46,6 @@ class TechniqueParameters(Protocol):
         """How many prompts it wants to learn from; 0 for a technique that learns nothing offline."""
         ...
 
-    def build(self, prefill_chunk: int, calibration: Calibration | None) -> Technique:
-        """`calibration` is None only where `calibration_prompts` is 0."""
+    def build(self, prefill_chunk: int, profile: Profile | None) -> Technique:
+        """`profile` is None only where `calibration_prompts` is 0."""
         ...

@@ -31,9 +31,9 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from engines.calibration import Calibration
 from engines.dispatch import DispatchPlan, ExpertCall, Routing
 from engines.errors import EngineError
+from engines.profile import Profile
 from engines.techniques.base import ChunkPhase
 from results.records import Record
 
@@ -60,10 +60,10 @@ class CapacityTiersParameters(Record):
             raise ValueError(f"multiples {multiples} must be finite, above 0 and descend, such as (4, 2, 1)")
         return multiples
 
-    def build(self, prefill_chunk: int, calibration: Calibration | None) -> CapacityTiers:
-        if calibration is None:
+    def build(self, prefill_chunk: int, profile: Profile | None) -> CapacityTiers:
+        if profile is None:
             raise EngineError("capacity_tiers has no calibration; call calibrate with prompts before the first request")
-        return CapacityTiers(self, prefill_chunk, calibration)
+        return CapacityTiers(self, prefill_chunk, profile)
 
 
 def expected_load(
@@ -94,12 +94,12 @@ class CapacityTiers:
     decodes_plainly = False
     couples_tokens = True
 
-    def __init__(self, parameters: CapacityTiersParameters, prefill_chunk: int, calibration: Calibration) -> None:
+    def __init__(self, parameters: CapacityTiersParameters, prefill_chunk: int, profile: Profile) -> None:
         chunks: dict[ChunkPhase, int] = {"prefill": prefill_chunk, "decode": 1}
         self._renormalise = parameters.renormalise_survivors
         self._capacities = {
-            (layer, phase): frozen_capacities(parameters, calibration.relative_load(layer), chunk, calibration.top_k)
-            for layer in calibration.tokens_per_expert
+            (layer, phase): frozen_capacities(parameters, profile.relative_load(layer), chunk, profile.top_k)
+            for layer in profile.tokens_per_expert
             for phase, chunk in chunks.items()
         }
 

@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from engines.calibration import Calibration
 from engines.dispatch import DispatchPlan, ExpertCall, Routing
+from engines.profile import Profile
 from engines.techniques.base import ChunkPhase
 from results.records import Record
 
@@ -33,7 +33,7 @@ class DroplessParameters(Record):
     def calibration_prompts(self) -> int:
         return 0
 
-    def build(self, prefill_chunk: int, calibration: Calibration | None) -> Dropless:
+    def build(self, prefill_chunk: int, profile: Profile | None) -> Dropless:
         return Dropless()
 
 

@@ -12,11 +12,11 @@ import torch
 
 from devices.models.sheet import load_sheet
 from devices.models.timeline import COMPONENTS, Operation, Timeline, operation_joules, operation_seconds
-from engines.calibration import Calibration
 from engines.dispatch import DispatchPlan, Routing
 from engines.pricing.placements import PLACEMENTS
 from engines.pricing.schedule import PHI_3_5_MOE as PHI
 from engines.pricing.schedule import Step, lm_head, operations
+from engines.profile import Profile
 from engines.techniques.base import Technique
 from engines.techniques.capacity_tiers import CapacityTiersParameters
 from engines.techniques.dropless import Dropless
@@ -47,10 +47,10 @@ def skewed_routing(n_tokens: int, seed: int) -> Routing:
     return Routing(ids_TK, torch.full(ids_TK.shape, 0.5), PHI.n_experts)
 
 
-def learnt() -> Calibration:
+def learnt() -> Profile:
     """One layer's counts, of tokens that are not priced."""
     counts = skewed_routing(CALIBRATION_TOKENS, seed=0).tokens_per_expert_E().tolist()
-    return Calibration({0: tuple(counts)}, PHI.top_k, n_prompts=8)
+    return Profile({0: tuple(counts)}, PHI.top_k, n_prompts=8)
 
 
 def chunk_plans(technique: Technique, prompt: int, chunk: int) -> list[DispatchPlan]:

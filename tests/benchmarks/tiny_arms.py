@@ -20,8 +20,8 @@ import pandas as pd
 import torch
 
 from engines.base import unheard
-from engines.calibration import Calibration, ChoiceCounts, overlap_at_k
 from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.profile import ChoiceCounts, Profile, overlap_at_k
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
 from harness.catalog import WORKLOADS
@@ -168,7 +168,7 @@ def long_rows(checkpoint: Checkpoint) -> Iterator[Measurement]:
 # --- routing ----------------------------------------------------------------------------------------------------------
 
 
-def routings(checkpoint: Checkpoint) -> dict[str, tuple[Calibration, Calibration]]:
+def routings(checkpoint: Checkpoint) -> dict[str, tuple[Profile, Profile]]:
     """Task -> (profiled offline, seen at run time)."""
     engine = ReferenceEngine(checkpoint, DroplessParameters())
     found = {}
@@ -185,17 +185,17 @@ def routings(checkpoint: Checkpoint) -> dict[str, tuple[Calibration, Calibration
                 engine.run(request, unheard)
         assert checkpoint.config.moe is not None
         top_k = checkpoint.config.moe.top_k
-        found[task] = (profiled.calibration(top_k, len(offline)), seen.calibration(top_k, len(requests)))
+        found[task] = (profiled.profile(top_k, len(offline)), seen.profile(top_k, len(requests)))
     return found
 
 
-def imbalance_rows(found: Mapping[str, tuple[Calibration, Calibration]]) -> Iterator[Measurement]:
+def imbalance_rows(found: Mapping[str, tuple[Profile, Profile]]) -> Iterator[Measurement]:
     for task, (_, seen) in found.items():
         for layer in seen.tokens_per_expert:
             yield measured("imbalance", seen.imbalance(layer), "x mean", f"{task}, layer {layer}")
 
 
-def overlap_rows(found: Mapping[str, tuple[Calibration, Calibration]]) -> Iterator[Measurement]:
+def overlap_rows(found: Mapping[str, tuple[Profile, Profile]]) -> Iterator[Measurement]:
     """Median over layers, of the profile of one task with what another was seen to choose."""
     for one, (profiled, _) in found.items():
         for other, (_, seen) in found.items():

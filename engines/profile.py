@@ -16,7 +16,7 @@ from engines.observers import SparseLayerStep
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Profile:
     """Expert choices counted over calibration prompts. Immutable: the shapes derived from it are frozen."""
 
     tokens_per_expert: Mapping[int, tuple[int, ...]]
@@ -43,7 +43,7 @@ class Calibration:
         return tuple(sorted(range(len(counts)), key=lambda expert: (-counts[expert], expert)))
 
 
-def overlap_at_k(profiled: Calibration, seen: Calibration, layer: int, k: int) -> float:
+def overlap_at_k(profiled: Profile, seen: Profile, layer: int, k: int) -> float:
     """Overlap@K: share of the K experts most chosen in one text that are among the K of another (000, §5.1)."""
     return len({*profiled.popularity(layer)[:k]} & {*seen.popularity(layer)[:k]}) / k
 
@@ -58,5 +58,5 @@ class ChoiceCounts:
         counts_E = seen.routing.tokens_per_expert_E()
         self._counts[seen.layer] = self._counts.get(seen.layer, 0) + counts_E
 
-    def calibration(self, top_k: int, n_prompts: int) -> Calibration:
-        return Calibration({layer: tuple(n_E.tolist()) for layer, n_E in self._counts.items()}, top_k, n_prompts)
+    def profile(self, top_k: int, n_prompts: int) -> Profile:
+        return Profile({layer: tuple(n_E.tolist()) for layer, n_E in self._counts.items()}, top_k, n_prompts)

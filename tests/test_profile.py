@@ -3,20 +3,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engines.calibration import Calibration, ChoiceCounts
 from engines.dispatch import Routing
 from engines.observers import SparseLayerStep
+from engines.profile import ChoiceCounts, Profile
 
 
 def test_imbalance_is_the_busiest_expert_over_the_mean() -> None:
-    calibration = Calibration({0: (30, 10, 0, 0), 3: (5, 5, 5, 5)}, top_k=2, n_prompts=1)
-    assert calibration.imbalance(0) == 3.0
-    assert calibration.imbalance(3) == 1.0
-    assert calibration.relative_load(0) == (3.0, 1.0, 0.0, 0.0)
+    profile = Profile({0: (30, 10, 0, 0), 3: (5, 5, 5, 5)}, top_k=2, n_prompts=1)
+    assert profile.imbalance(0) == 3.0
+    assert profile.imbalance(3) == 1.0
+    assert profile.relative_load(0) == (3.0, 1.0, 0.0, 0.0)
 
 
 def test_popularity_ranks_by_count_then_by_index() -> None:
-    assert Calibration({0: (1, 9, 4, 9)}, top_k=1, n_prompts=1).popularity(0) == (1, 3, 2, 0)
+    assert Profile({0: (1, 9, 4, 9)}, top_k=1, n_prompts=1).popularity(0) == (1, 3, 2, 0)
 
 
 def test_choices_are_counted_per_layer_over_all_steps() -> None:
@@ -27,14 +27,14 @@ def test_choices_are_counted_per_layer_over_all_steps() -> None:
     counts = ChoiceCounts()
     for seen in (step(1, (0, 1), (1, 2)), step(2, (3, 2)), step(1, (1, 3)), step(2, (3, 0))):
         counts.layer(seen)
-    calibration = counts.calibration(top_k=2, n_prompts=2)
-    assert calibration.tokens_per_expert == {1: (1, 3, 1, 1), 2: (1, 0, 1, 2)}
-    assert (calibration.top_k, calibration.n_prompts) == (2, 2)
+    profile = counts.profile(top_k=2, n_prompts=2)
+    assert profile.tokens_per_expert == {1: (1, 3, 1, 1), 2: (1, 0, 1, 2)}
+    assert (profile.top_k, profile.n_prompts) == (2, 2)
 
 
-def test_calibration_cannot_be_changed() -> None:
-    calibration = Calibration({0: (1, 1)}, top_k=1, n_prompts=1)
+def test_profile_cannot_be_changed() -> None:
+    profile = Profile({0: (1, 1)}, top_k=1, n_prompts=1)
     with pytest.raises(AttributeError):
-        calibration.top_k = 2  # type: ignore[misc]
+        profile.top_k = 2  # type: ignore[misc]
     with pytest.raises(TypeError):
-        calibration.tokens_per_expert[0] = (2, 2)  # type: ignore[index]
+        profile.tokens_per_expert[0] = (2, 2)  # type: ignore[index]
