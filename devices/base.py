@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import StringConstraints
 
 from results.printable import printable
 from results.records import Conditions, Environment, Method, PowerTrace, TraceKind
 
-ComputeUnit = Literal["cpu", "gpu", "npu"]
+Unit = Annotated[str, StringConstraints(pattern=r"^((cpu|gpu|npu)|(ndp|rank):[0-9]+)$")]
+"""Where work runs and what draws energy: `cpu`, `gpu`, `npu`, and of several alike `ndp:2`, `rank:1`."""
 
 
 class DeviceError(Exception):
@@ -72,7 +74,7 @@ class Channel:
     can_rest: bool = False
     max_power_w: float | None = None
     note: str | None = None
-    computes: ComputeUnit = "cpu"
+    computes: Unit = "cpu"
     """What draws this energy: `auto` takes no meter that does not see the unit on which the engine computes."""
 
     def __post_init__(self) -> None:

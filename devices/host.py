@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from devices.base import Clock, ComputeUnit, CpuSeconds, DeviceError, Meter, MeterUnavailableError
+from devices.base import Clock, CpuSeconds, DeviceError, Meter, MeterUnavailableError, Unit
 from devices.boundary import library_errors
 from devices.conditions import cpu_throttle_events, host_conditions, host_environment, host_power
 from devices.cpu_cycles import CpuCycles, CycleCounter
@@ -44,7 +44,7 @@ class Host:
         meter_names: Sequence[str],
         constructors: Mapping[str, Callable[[], Meter]],
         clock: Clock,
-        computes: ComputeUnit = "cpu",
+        computes: Unit = "cpu",
     ) -> None:
         """computes: the unit on which this host's engine runs. The energy of an idle GPU says nothing about a CPU."""
         self.name = name

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from devices.base import ComputeUnit
+from devices.base import Unit
 from devices.sysfs import read_number, read_word
 
 WHOLE_BOARD = ("VDD_IN", "POM_5V_IN", "VIN")
@@ -45,7 +45,7 @@ class Rail:
     step: float
     """Least change of a reading, in its unit; 0 where it is not known."""
     update_period_s: float
-    computes: ComputeUnit
+    computes: Unit
     is_whole: bool = False
     """It supplies what the other rails supply."""
 
@@ -118,7 +118,7 @@ def _step_w(shunt: Path, volts: Path) -> float:
     return INA3221_SHUNT_STEP_V / (float(microohm) * 1e-6) * float(millivolt) * 1e-3
 
 
-def _supplies(name: str) -> ComputeUnit:
+def _supplies(name: str) -> Unit:
     return "gpu" if "GPU" in name else "npu" if name == "CV" else "cpu"
 
 
@@ -140,9 +140,7 @@ def hwmon_rails(hwmon: Path) -> list[Rail]:
     return rails
 
 
-def _first_power(
-    folder: Path, name: str, computes: ComputeUnit, update_period_s: float, is_whole: bool = False
-) -> list[Rail]:
+def _first_power(folder: Path, name: str, computes: Unit, update_period_s: float, is_whole: bool = False) -> list[Rail]:
     files = [folder / file for file in ("power1_average", "power1_input") if (folder / file).exists()]
     if not files:
         return []

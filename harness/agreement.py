@@ -10,13 +10,13 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from devices.base import ComputeUnit, Meter
+from devices.base import Meter, Unit
 from devices.meters.cross_check import COVERAGE, comparisons
 from devices.meters.same_counter import shared_counter
 from results.energy import Interval, energy_between
 from results.records import Agreement, EnergyReading, PowerTrace
 
-UNITS: tuple[ComputeUnit, ...] = ("cpu", "gpu", "npu")
+UNITS: tuple[Unit, ...] = ("cpu", "gpu", "npu")
 
 
 def agreements(meters: Sequence[Meter], traces: Sequence[PowerTrace], window: Interval) -> Iterator[Agreement]:
@@ -54,9 +54,7 @@ def disagreements(meters: Sequence[Meter], traces: Sequence[PowerTrace], window:
     return found
 
 
-def _unit_energy(
-    meter: Meter, unit: ComputeUnit, traces: Sequence[PowerTrace], window: Interval
-) -> EnergyReading | None:
+def _unit_energy(meter: Meter, unit: Unit, traces: Sequence[PowerTrace], window: Interval) -> EnergyReading | None:
     """What a meter counted of one unit; None where it does not see it."""
     components = [c.component for c in meter.channels if c.computes == unit and c.additive]
     own = [t for t in traces if t.meter == meter.name and t.component in components]

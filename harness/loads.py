@@ -9,7 +9,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
-from devices.base import ComputeUnit
+from devices.base import Unit
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ class RunningLoad(NamedTuple):
     """What runs, in words, and which units it keeps busy."""
 
     words: str
-    units: tuple[ComputeUnit, ...]
+    units: tuple[Unit, ...]
 
 
 class Program(TypingProtocol):
@@ -38,7 +38,7 @@ class RunsPrograms(TypingProtocol):
 
 
 @contextmanager
-def matrix_products(units: Sequence[ComputeUnit]) -> Iterator[RunningLoad]:
+def matrix_products(units: Sequence[Unit]) -> Iterator[RunningLoad]:
     """Matrix products in this process, on every one of the units that torch reaches."""
     import torch
 
@@ -77,7 +77,7 @@ def busy_loops(device: RunsPrograms, n_cores: int) -> Iterator[RunningLoad]:
         yield RunningLoad(f"{n_cores} busy loops", ("cpu",))
 
 
-def _torch_device(unit: ComputeUnit) -> torch.device | None:
+def _torch_device(unit: Unit) -> torch.device | None:
     import torch
 
     if unit == "cpu":

@@ -50,6 +50,17 @@ def test_a_sheet_without_a_cpu_does_not_load() -> None:
         parse_sheet(only_npu, "toy")
 
 
+@pytest.mark.parametrize("unit", ["xpu", "cpu:0", "ndp", "rank:x"])
+def test_a_unit_of_another_name_does_not_load(unit: str) -> None:
+    with pytest.raises(DeviceError, match=r"sheet toy: units\."):
+        parse_sheet(TOY_TOML.replace("units.npu", f'units."{unit}"'), "toy")
+
+
+@pytest.mark.parametrize("unit", ["gpu", "ndp:2", "rank:1"])
+def test_units_of_a_sheet_are_any_that_work_can_run_on(unit: str) -> None:
+    assert list(parse_sheet(TOY_TOML.replace("units.npu", f'units."{unit}"'), "toy").units) == ["cpu", unit]
+
+
 def test_a_misnamed_sheet_does_not_load() -> None:
     with pytest.raises(DeviceError, match="calls itself 'toy'"):
         parse_sheet(TOY_TOML, "other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from devices.base import DeviceError
 from devices.models.sheet import Figure, parse_sheet
 from devices.models.timeline import Operation, Timeline, operation_seconds
-from tests.toy_sheet import TOY_TOML, toy_sheet
+from tests.toy_sheet import TOY_TOML, figure, toy_sheet
 
 CPU_EXPERT = Operation("expert FFN", "cpu", "expert_ffn", flops=1000)
 NPU_EXPERT = Operation("expert FFN", "npu", "expert_ffn", flops=1000, weight_bytes=200)
@@ -34,6 +35,29 @@ def test_an_npu_operation_pays_launch_weights_and_dynamic_energy() -> None:
     assert timeline.energy_j("cpu") == 0
     assert timeline.energy_j("npu") == pytest.approx(0.5 * 0.8 + 1e-3 * 1000)
     assert timeline.energy_j("comm") == pytest.approx(0.8)
+
+
+def test_every_unit_of_the_sheet_counts_its_own_joules() -> None:
+    sheet = parse_sheet(TOY_TOML.replace("units.npu", 'units."ndp:1"'), "toy")
+    timeline = Timeline(sheet)
+    timeline.run([replace(NPU_EXPERT, unit="ndp:1"), CPU_EXPERT])
+    assert timeline.components == ("cpu", "ndp:1", "comm")
+    assert [timeline.energy_j(c) for c in timeline.components] == pytest.approx([16.0, 1.4, 2.8])
+
+
+def test_a_launch_that_the_framework_dispatched_pays_for_it_too() -> None:
+    """0.8 s as any launch of this work, and 3 s for each of two launches; at the unit's 0.5 W."""
+    sheet = parse_sheet(TOY_TOML.replace("[units.npu]", f"[units.npu]\ns_per_naive_launch = {figure(3.0)}"), "toy")
+    timeline = Timeline(sheet)
+    timeline.run([replace(NPU_EXPERT, launches=2, naive_launch=True)])
+    assert timeline.now_s() == pytest.approx(1.3 + 6.0)
+    assert timeline.energy_j("npu") == pytest.approx(0.5 * 7.3 + 1.0)
+    assert operation_seconds(sheet, NPU_EXPERT) == pytest.approx(0.8)
+
+
+def test_a_naive_launch_without_a_price_is_an_error() -> None:
+    with pytest.raises(DeviceError, match=r"no price for a naive launch on 'npu'; add s_per_naive_launch to \[units"):
+        operation_seconds(toy_sheet(), replace(NPU_EXPERT, naive_launch=True))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 10_000)), max_size=30))

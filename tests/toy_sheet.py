@@ -5,7 +5,7 @@ from __future__ import annotations
 from devices.models.sheet import Sheet, parse_sheet
 
 
-def _figure(value: float) -> str:
+def figure(value: float) -> str:
     return f'{{ value = {value!r}, kind = "assumed", origin = "test" }}'
 
 
@@ -13,34 +13,34 @@ TOY_TOML = f"""
 name = "toy"
 description = "round numbers"
 source = "hand"
-graph_bytes_limit = {_figure(10000)}
+graph_bytes_limit = {figure(10000)}
 
 [memory]
-comm_w = {_figure(1.0)}
-relative_accuracy = {_figure(0.1)}
+comm_w = {figure(1.0)}
+relative_accuracy = {figure(0.1)}
 
 [units.cpu]
-busy_w = {_figure(8.0)}
-relative_accuracy = {_figure(0.02)}
+busy_w = {figure(8.0)}
+relative_accuracy = {figure(0.02)}
 [units.cpu.kernels]
-attention = {{ s_per_flop = {_figure(1e-3)} }}
-expert_ffn = {{ s_per_flop = {_figure(2e-3)} }}
-router = {{ s_per_flop = {_figure(1e-2)} }}
-gather_dynamic = {{ s_per_moved_byte = {_figure(0.02)} }}
-gather_static = {{ s_per_moved_byte = {_figure(0.01)} }}
-padding = {{ s_per_moved_byte = {_figure(0.005)} }}
-scatter = {{ s_per_moved_byte = {_figure(0.1)} }}
-residual = {{ s_per_moved_byte = {_figure(0.05)} }}
-norm = {{ s_per_moved_byte = {_figure(0.001)} }}
-lm_head = {{ s_per_flop = {_figure(1e-3)} }}
+attention = {{ s_per_flop = {figure(1e-3)} }}
+expert_ffn = {{ s_per_flop = {figure(2e-3)} }}
+router = {{ s_per_flop = {figure(1e-2)} }}
+gather_dynamic = {{ s_per_moved_byte = {figure(0.02)} }}
+gather_static = {{ s_per_moved_byte = {figure(0.01)} }}
+padding = {{ s_per_moved_byte = {figure(0.005)} }}
+scatter = {{ s_per_moved_byte = {figure(0.1)} }}
+residual = {{ s_per_moved_byte = {figure(0.05)} }}
+norm = {{ s_per_moved_byte = {figure(0.001)} }}
+lm_head = {{ s_per_flop = {figure(1e-3)} }}
 
 [units.npu]
-busy_w = {_figure(0.5)}
-j_per_flop = {_figure(1e-3)}
-relative_accuracy = {_figure(0.05)}
+busy_w = {figure(0.5)}
+j_per_flop = {figure(1e-3)}
+relative_accuracy = {figure(0.05)}
 [units.npu.kernels]
-attention = {{ s_per_launch = {_figure(0.25)}, s_per_flop = {_figure(1e-4)} }}
-expert_ffn = {{ s_per_launch = {_figure(0.5)}, s_per_weight_byte = {_figure(1e-3)}, s_per_flop = {_figure(1e-4)} }}
+attention = {{ s_per_launch = {figure(0.25)}, s_per_flop = {figure(1e-4)} }}
+expert_ffn = {{ s_per_launch = {figure(0.5)}, s_per_weight_byte = {figure(1e-3)}, s_per_flop = {figure(1e-4)} }}
 """
 
 

@@ -27,11 +27,11 @@ from devices.android.shell import RECONNECT_S, Phone
 from devices.base import (
     Channel,
     Clock,
-    ComputeUnit,
     DeviceError,
     InterruptedWindowError,
     MeterUnavailableError,
     TransientDeviceError,
+    Unit,
 )
 from devices.gauges import MAX_POWER_W, observed_update_period_s
 from devices.pieces import joined_by_component
@@ -91,7 +91,7 @@ def rail_channels(rails: Sequence[RailReadings]) -> tuple[Channel, ...]:
     return tuple(channels)
 
 
-def _computes(rail: RailReadings) -> ComputeUnit:
+def _computes(rail: RailReadings) -> Unit:
     words = f"{rail.name} {rail.subsystem}".upper()
     return "gpu" if "G3D" in words or "GPU" in words else "npu" if "TPU" in words or "NPU" in words else "cpu"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from devices.base import Channel, CpuSeconds, DeviceError, Meter
 from devices.models.sheet import Sheet, load_sheet
 from devices.models.sheet import available_sheets as available_sheets
-from devices.models.timeline import COMPONENTS, Component, Timeline
+from devices.models.timeline import COMM, Timeline
 from results.records import Conditions, Environment, Method, PowerTrace
 
 
@@ -23,7 +23,7 @@ class TimelineMeter:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._start_s: float | None = None
-        self.channels = tuple(_channel(timeline.sheet, component) for component in COMPONENTS)
+        self.channels = tuple(_channel(timeline.sheet, component) for component in timeline.components)
 
     def open(self) -> None:
         """The timeline is in this process: there is nothing to acquire."""
@@ -40,27 +40,24 @@ class TimelineMeter:
         start_s, self._start_s = self._start_s, None
         return tuple(
             self._trace(channel, component, start_s)
-            for channel, component in zip(self.channels, COMPONENTS, strict=True)
+            for channel, component in zip(self.channels, self._timeline.components, strict=True)
         )
 
     def close(self) -> None:
         """Nothing was acquired."""
 
-    def _trace(self, channel: Channel, component: Component, start_s: float) -> PowerTrace:
+    def _trace(self, channel: Channel, component: str, start_s: float) -> PowerTrace:
         times_s, values_j = self._timeline.readings(component, start_s)
         return channel.trace(self.name, self.method, times_s, values_j, sample_interval_s=0.0)
 
 
-def _channel(sheet: Sheet, component: Component) -> Channel:
-    if component == "comm":
-        accuracy = sheet.memory.relative_accuracy.value
-    else:
-        accuracy = sheet.units[component].relative_accuracy.value if component in sheet.units else 0.0
+def _channel(sheet: Sheet, component: str) -> Channel:
+    costs = sheet.memory if component == COMM else sheet.units[component]
     idle = f"idle {sheet.idle_w.value} W" if sheet.idle_w is not None else "idle counted as 0 W: the sheet states none"
     return Channel(
         component=component,
         kind="counter",
-        relative_accuracy=accuracy,
+        relative_accuracy=costs.relative_accuracy.value,
         note=f"modelled with sheet {sheet.name} ({sheet.source}); {idle}",
     )
 

@@ -7,7 +7,8 @@ Time of one operation on a unit (a line in its work, the shape that Table 5 of 0
 
     t = launches * s_per_launch + weight_bytes * s_per_weight_byte + moved_bytes * s_per_moved_byte + flops * s_per_flop
 
-and no less than weight_bytes / memory bandwidth, where the sheet gives one. Energy of the same operation:
+plus `s_per_naive_launch` of the unit for each launch that the framework dispatched by itself; no less than
+weight_bytes / memory bandwidth, where the sheet gives one. Energy of the same operation:
 
     E_unit = busy_w * t + j_per_flop * flops        E_comm = comm_w * t
 """
@@ -20,7 +21,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from devices.base import DeviceError
+from devices.base import DeviceError, Unit
 from devices.toml_records import parse_record
 from results.records import Record
 
@@ -77,6 +78,8 @@ class UnitSheet(Record):
     busy_w: Figure
     """Power while the unit works, whatever it works on."""
     j_per_flop: Figure | None = None
+    s_per_naive_launch: Figure | None = None
+    """On top of a launch whose unit the framework itself chose at run time (Core ML naive); None: not priced."""
     relative_accuracy: Figure
     """Energy residual of the fit, root mean square over the rows used: one sigma of the component's counter."""
     kernels: dict[Kernel, KernelPrice]
@@ -102,7 +105,7 @@ class Sheet(Record):
     """A graph with more weight bytes than this runs on the CPU instead of the NPU."""
     idle_w: Figure | None = None
     """Power of the machine doing nothing, booked on `cpu`; None where nobody says."""
-    units: dict[Literal["cpu", "npu"], UnitSheet]
+    units: dict[Unit, UnitSheet]
     memory: MemorySheet
 
     @model_validator(mode="after")

@@ -10,17 +10,15 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.base import DeviceError
+from devices.base import DeviceError, Unit
 from devices.models.sheet import Kernel, KernelPrice, Sheet, UnitSheet
 
-Unit = Literal["cpu", "npu"]
-Component = Literal["cpu", "npu", "comm"]
-COMPONENTS: tuple[Component, ...] = ("cpu", "npu", "comm")
+COMM = "comm"
+"""The component that the source books as communication; every other component is a unit of the sheet."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,7 @@ class Operation:
     """Work of one kind on one unit, in amounts that a sheet can price.
 
     name: its row in a breakdown such as Table 4. weight_bytes: constants read. moved_bytes: activations copied.
+    naive_launch: the framework chose the unit at run time, which costs `s_per_naive_launch` more.
     """
 
     name: str
@@ -37,25 +36,28 @@ class Operation:
     flops: float = 0.0
     weight_bytes: float = 0.0
     moved_bytes: float = 0.0
+    naive_launch: bool = False
 
 
 def operation_seconds(sheet: Sheet, operation: Operation) -> float:
     """Price of one operation in time; the formula stands in `devices.models.sheet`."""
     price = _price(sheet, operation)
     seconds = price.seconds(operation.launches, operation.weight_bytes, operation.moved_bytes, operation.flops)
+    if operation.naive_launch:
+        seconds += operation.launches * _naive_launch_s(sheet, operation)
     bandwidth = sheet.memory.cpu_bytes_per_s
     if operation.unit == "cpu" and bandwidth is not None:
         seconds = max(seconds, operation.weight_bytes / bandwidth.value)
     return seconds
 
 
-def operation_joules(sheet: Sheet, operation: Operation, seconds: float) -> dict[Component, float]:
+def operation_joules(sheet: Sheet, operation: Operation, seconds: float) -> dict[str, float]:
     """Energy of an operation that takes `seconds`: its unit's, and communication."""
     unit = _unit(sheet, operation)
     dynamic_j = unit.j_per_flop.value * operation.flops if unit.j_per_flop is not None else 0.0
     return {
         operation.unit: unit.busy_w.value * seconds + dynamic_j,
-        "comm": sheet.memory.comm_w.value * seconds,
+        COMM: sheet.memory.comm_w.value * seconds,
     }
 
 
@@ -78,13 +80,25 @@ def _price(sheet: Sheet, operation: Operation) -> KernelPrice:
     return kernels[operation.kernel]
 
 
+def _naive_launch_s(sheet: Sheet, operation: Operation) -> float:
+    figure = _unit(sheet, operation).s_per_naive_launch
+    if figure is None:
+        raise DeviceError(
+            f"sheet {sheet.name} has no price for a naive launch on {operation.unit!r}; add "
+            f"s_per_naive_launch to [units.{operation.unit}] with the origin of its figure"
+        )
+    return figure.value
+
+
 class Timeline:
     """Clock and energy counters of a modelled machine. Implements `devices.base.Clock`."""
 
     def __init__(self, sheet: Sheet) -> None:
         self.sheet = sheet
         self._times_s: list[float] = [0.0]
-        self._energy_j: dict[Component, list[float]] = {component: [0.0] for component in COMPONENTS}
+        self.components = (*sheet.units, COMM)
+        """What `energy_j` and `readings` take."""
+        self._energy_j: dict[str, list[float]] = {component: [0.0] for component in self.components}
         self._seconds_by_operation: dict[tuple[str, Unit], float] = defaultdict(float)
 
     def now_s(self) -> float:
@@ -107,11 +121,11 @@ class Timeline:
         """Seconds since the start by (operation, unit), in the form of Table 4."""
         return dict(self._seconds_by_operation)
 
-    def energy_j(self, component: Component) -> float:
+    def energy_j(self, component: str) -> float:
         """Joules of one component since the start."""
         return self._energy_j[component][-1]
 
-    def readings(self, component: Component, start_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def readings(self, component: str, start_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Times and cumulative joules at every operation boundary from `start_s` until now.
 
         `start_s` is a boundary when it came from `now_s`, which is the only clock there is.
@@ -119,9 +133,9 @@ class Timeline:
         first = bisect_left(self._times_s, start_s)
         return np.asarray(self._times_s[first:]), np.asarray(self._energy_j[component][first:])
 
-    def _advance(self, until_s: float, spent_j: Mapping[Component, float]) -> None:
+    def _advance(self, until_s: float, spent_j: Mapping[str, float]) -> None:
         if until_s <= self.now_s():
             return  # work of size zero: two readings at one time would make a counter's power infinite
         self._times_s.append(until_s)
-        for component in COMPONENTS:
+        for component in self.components:
             self._energy_j[component].append(self.energy_j(component) + spent_j.get(component, 0.0))

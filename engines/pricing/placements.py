@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from devices.models.timeline import Unit
+from devices.base import Unit
 from engines.errors import EngineError
 
 

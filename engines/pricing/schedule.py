@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from devices.models.timeline import Operation, Unit
+from devices.base import Unit
+from devices.models.timeline import Operation
 from engines.dispatch import DispatchPlan, ExpertCall
 from engines.errors import EngineError
 from engines.model.model_config import ModelConfig

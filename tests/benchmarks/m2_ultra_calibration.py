@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from devices.models.sheet import load_sheet
-from devices.models.timeline import COMPONENTS, Operation, Timeline, operation_joules, operation_seconds
+from devices.models.timeline import Operation, Timeline, operation_joules, operation_seconds
 from engines.dispatch import DispatchPlan, Routing
 from engines.pricing.placements import PLACEMENTS
 from engines.pricing.schedule import PHI_3_5_MOE as PHI
@@ -82,7 +82,7 @@ def without_write_back(all_operations: Iterable[Operation]) -> list[Operation]:
 
 
 def total_j(timeline: Timeline) -> float:
-    return sum(timeline.energy_j(component) for component in COMPONENTS)
+    return sum(timeline.energy_j(component) for component in timeline.components)
 
 
 @dataclass(frozen=True)

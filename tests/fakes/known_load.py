@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from devices.base import Channel, ComputeUnit, CpuSeconds
+from devices.base import Channel, CpuSeconds, Unit
 from harness.doctor import examine
 from harness.loads import RunningLoad
 from results.records import Conditions, Method, PowerTrace, SelfTest, TraceKind
@@ -57,7 +57,7 @@ class Meter:
         gain: float = 1.0,
         offset_w: float = 0.0,
         swing_w: float = 0.0,
-        computes: ComputeUnit = "cpu",
+        computes: Unit = "cpu",
         relative_accuracy: float = 0.0,
     ) -> None:
         self.name = name
