@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import shlex
 from collections.abc import Iterator
@@ -203,8 +202,6 @@ def _show_run(directory: Path, out: Path, console: Console, as_json: bool, basel
     try:
         with Store.view(directory) as store:
             derived = Derived(store.data(), baseline)
-            # These records stay to the end: without this, each collection would look through all of them again.
-            gc.freeze()
             files = [*write_csv(derived.run, out, derived), out / "report.html"]
             write_html(derived.run, out / "report.html", derived)
     except NoArmError as error:

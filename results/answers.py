@@ -13,14 +13,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from results.cells import model_name, technique_name, trials_of, usable
 from results.energy import energy_between
 from results.metrics import NO_METER
-from results.records import Cell, Completion, EnergyReading, Method, RunData, Sample, Trial
+from results.records import Cell, Completion, Method, RunData, Sample, Trial
 from results.trial_traces import TrialTraces, traces_of
 from results.zero_one import zero_one_metrics
 
@@ -173,14 +173,23 @@ def _differing(values: Sequence[object]) -> float:
 # --- one arm ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Once:
+class _Joules(NamedTuple):
+    """Of one answer. reason: why there are none."""
+
+    value: float | None
+    uncertainty: float | None
+    method: Method
+    meter: str | None
+    reason: str | None
+
+
+class _Once(NamedTuple):
     """A sample in one trial."""
 
     said: str
-    requests: tuple[Completion, ...]
-    scores: dict[str, float]
-    energy: EnergyReading
+    requests: Sequence[Completion]
+    scores: Mapping[str, float]
+    joules: _Joules
 
 
 def _answers(
@@ -205,16 +214,16 @@ def _of_trial(run: RunData, trial: Trial, texts: Mapping[str, Sample]) -> Iterat
             scores.setdefault(score.sample_id, {})[score.metric] = score.value
     overlapping = _overlapping(trial.completions)
     for sample_id, own in requests.items():
-        is_shared = any(c.request_id in overlapping for c in own)
-        energy = _energy(own, measured, is_shared)
-        yield sample_id, _Once(_said(own, texts.get(sample_id)), tuple(own), scores.get(sample_id, {}), energy)
+        is_shared = bool(overlapping) and any(c.request_id in overlapping for c in own)
+        joules = _joules(own, measured, is_shared)
+        yield sample_id, _Once(_said(own, texts.get(sample_id)), own, scores.get(sample_id, {}), joules)
 
 
 def _mean_answer(cell: Cell, time_method: Method, seen: Sequence[_Once]) -> Answer:
     metrics = dict.fromkeys(metric for once in seen for metric in once.scores)
-    known = [(e.energy_j, e.uncertainty_j or 0.0) for once in seen if (e := once.energy).energy_j is not None]
-    without = [once.energy for once in seen if once.energy.energy_j is None]
-    reason = without[0].reason if without else None
+    known = [(j.value, j.uncertainty or 0.0, j.method) for once in seen if (j := once.joules).value is not None]
+    without = [once.joules.reason for once in seen if once.joules.value is None]
+    reason = without[0] if without else None
     if known and without:
         reason = f"of {len(known)} of {len(seen)} trials; in the others: {reason}"
     first = seen[0]
@@ -227,10 +236,10 @@ def _mean_answer(cell: Cell, time_method: Method, seen: Sequence[_Once]) -> Answ
         generated_tokens=sum(c.n_generated for c in first.requests),
         e2e_s=_mean([math.fsum(c.e2e_s for c in once.requests) for once in seen]),
         time_method=time_method,
-        energy_j=_mean([j for j, _ in known]) if known else None,
-        energy_uncertainty_j=math.sqrt(_mean([u * u for _, u in known])) if known else None,
-        energy_method=next((once.energy.method for once in seen if once.energy.energy_j is not None), "missing"),
-        energy_meter=first.energy.meter or None,
+        energy_j=_mean([j for j, _, _ in known]) if known else None,
+        energy_uncertainty_j=math.sqrt(_mean([u * u for _, u, _ in known])) if known else None,
+        energy_method=known[0][2] if known else "missing",
+        energy_meter=first.joules.meter,
         energy_reason=reason,
         n_trials=len(seen),
     )
@@ -252,16 +261,13 @@ def _said(requests: Sequence[Completion], sample: Sample | None) -> str:
     return choices[best] if best < len(choices) else f"choice {best + 1} of {len(requests)}"
 
 
-def _energy(requests: Sequence[Completion], measured: TrialTraces, is_shared: bool) -> EnergyReading:
-    intervals = [(c.start_s, c.end_s) for c in requests]
+def _joules(requests: Sequence[Completion], measured: TrialTraces, is_shared: bool) -> _Joules:
     meter = measured.meter
-    if meter is not None and not is_shared and not measured.lost:
-        return energy_between(measured.traces, intervals, "all", meter)
-    duration_s = math.fsum(end - start for start, end in intervals)
-    reason = NO_METER if meter is None else SHARED if is_shared else measured.lost
-    return EnergyReading(
-        phase="all", meter=meter or "", component="total", method="missing", duration_s=duration_s, reason=reason
-    )
+    if meter is None or is_shared or measured.lost:
+        reason = NO_METER if meter is None else SHARED if is_shared else measured.lost
+        return _Joules(None, None, "missing", meter, reason)
+    found = energy_between(measured.traces, [(c.start_s, c.end_s) for c in requests], "all", meter)
+    return _Joules(found.energy_j, found.uncertainty_j, found.method, meter, found.reason)
 
 
 def _overlapping(completions: Sequence[Completion]) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from results.records import Cell, RunData, Trial
 
@@ -11,7 +12,7 @@ from results.records import Cell, RunData, Trial
 def trials_of(run: RunData) -> dict[str, list[Trial]]:
     """Trials by cell, in the order of their repeats."""
     found: dict[str, list[Trial]] = {cell.cell_id: [] for cell in run.cells}
-    for trial in sorted(run.trials, key=lambda t: t.repeat):
+    for trial in sorted(run.trials, key=attrgetter("repeat")):
         found[trial.cell_id].append(trial)
     return found
 
@@ -61,16 +62,15 @@ def left_out_reason(trials: Sequence[Trial], with_errors: bool) -> str | None:
     return ", ".join(parts) or None
 
 
-def own_reason(reason: str | None, trials: Sequence[Trial]) -> str | None:
+def own_reason(reason: str | None, left_out: str) -> str | None:
     """A row's reason without what `left_out_reason` added to every row of its cell."""
-    left_out = left_out_reason(trials, with_errors=not usable(trials)) or ""
     return (reason or "").removesuffix(left_out).removesuffix("; ") or None
 
 
 def distinct(reasons: Iterable[str | None]) -> list[str]:
     """Reasons in their order, of those that differ only in their numbers just the first (one per trial is noise)."""
     kinds: dict[str, str] = {}
-    for reason in filter(None, reasons):
+    for reason in filter(None, dict.fromkeys(reasons)):
         kinds.setdefault(re.sub(r"\d[\d.]*", "#", reason), reason)
     return list(kinds.values())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import sub
 from typing import Any, Literal
 
 import numpy as np
@@ -176,7 +177,7 @@ class Completion(Record):
     @property
     def itl_s(self) -> tuple[float, ...]:
         """Inter-token latencies."""
-        return tuple(b - a for a, b in zip(self.token_times_s, self.token_times_s[1:], strict=False))
+        return tuple(map(sub, self.token_times_s[1:], self.token_times_s))
 
 
 class EngineCounters(Record):

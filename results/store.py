@@ -286,12 +286,16 @@ class Store:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Records hold no cycles, and looking for them among a million takes longer than reading these."""
+    """Records hold no cycles, and looking for them among a million takes longer than reading these.
+
+    They stay for long: no later collection looks through them either.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if enabled:
             gc.enable()
 

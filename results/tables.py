@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from results.asked import hashes_by_cell
@@ -179,8 +180,8 @@ def _summaries(
     for method in methods:
         values = [o.value for o in group if o.value is not None and o.method == method]
         summary = summarise(values, n_failed)
-        pooled = [p for o in group if o.method == method for p in o.pooled]
-        if pooled:
+        pooled = np.array([p for o in group if o.method == method for p in o.pooled])
+        if pooled.size:
             summary = summary.model_copy(
                 update={
                     "p50": percentile(pooled, 0.50),
@@ -313,7 +314,7 @@ def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
     wide |= _wide_accuracy(rows)
     left_out = left_out_reason(trials, with_errors=not usable(trials)) or ""
     missing = [r["reason"] for r in rows if pd.isna(r["mean"]) and r["metric"] in _SAID_IN_SUMMARY]
-    reasons = distinct(own_reason(reason, trials) for reason in missing)
+    reasons = distinct(own_reason(reason, left_out) for reason in missing)
     if energy_row["method"] == "relative gauge":
         reasons.append(NO_JOULES)
     return wide | {"reason": _joined([left_out, *reasons])}

@@ -14,7 +14,7 @@ import pandas as pd
 
 from results.cells import data_sources, trials_of
 from results.energy import energy_between
-from results.records import Completion, RunData, Score, Trial
+from results.records import Completion, RunData, Trial
 from results.roads import road_words
 from results.tables import frame_of, identity_of
 from results.trial_traces import TrialTraces, traces_of
@@ -93,22 +93,22 @@ def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
     if not trial.completions:
         return
     own = traces_of(run, trial)
-    scores: dict[str | None, list[Score]] = {}
+    scores: dict[str | None, dict[str, float]] = {}
     for score in trial.scores:
-        scores.setdefault(score.sample_id, []).append(score)
+        scores.setdefault(score.sample_id, {})[f"score_{score.metric}"] = score.value
     begun = Counter(c.start_s for c in trial.completions)
     for completion in trial.completions:
-        yield (
-            {"cell": trial.cell_id, "repeat": trial.repeat}
-            | _request_cells(completion, trial.window_start_s)
-            | _request_energy(completion, own, begun[completion.start_s])
-            | {f"score_{s.metric}": s.value for s in scores.get(completion.sample_id, ())}
-        )
+        row = _request_cells(trial, completion)
+        row |= _request_energy(completion, own, begun[completion.start_s])
+        row |= scores.get(completion.sample_id, {})
+        yield row
 
 
-def _request_cells(completion: Completion, window_start_s: float | None) -> dict[str, Any]:
-    arrival_s = completion.arrival_s
+def _request_cells(trial: Trial, completion: Completion) -> dict[str, Any]:
+    arrival_s, window_start_s = completion.arrival_s, trial.window_start_s
     return {
+        "cell": trial.cell_id,
+        "repeat": trial.repeat,
         "arrival_s": None if arrival_s is None or window_start_s is None else arrival_s - window_start_s,
         "queueing_s": completion.queueing_s,
         "ttft_from_arrival_s": completion.ttft_from_arrival_s,

@@ -27,8 +27,10 @@ def zero_one_metrics(run: RunData) -> dict[str, frozenset[str]]:
         own = found[workload_of[trial.cell_id]]
         for score in trial.scores:
             if score.sample_id is not None:
-                is_zero_one = score.higher_is_better and score.value in (0.0, 1.0)
-                own[score.metric] = own.get(score.metric, not _is_overlap(score.metric)) and is_zero_one
+                if score.metric not in own:
+                    own[score.metric] = not _is_overlap(score.metric)
+                if not (score.higher_is_better and score.value in (0.0, 1.0)):
+                    own[score.metric] = False
     return {workload: frozenset(m for m, holds in own.items() if holds) for workload, own in found.items()}
 
 

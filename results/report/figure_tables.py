@@ -233,7 +233,8 @@ def _arm_row(
     counted = ", ".join([f"{len(good)} ok", *(f"{n} {what}" for what, n in counts.items() if n)])
     if not good:
         return ArmRow(arm, (), (), counted, left_out_reason(trials, with_errors=True) or "no trial was run")
-    rows = [r | {"reason": own_reason(r["reason"], trials)} for r in rows]
+    left_out = left_out_reason(trials, with_errors=False) or ""
+    rows = [r | {"reason": own_reason(r["reason"], left_out)} for r in rows]
     entries = tuple(_entry(table, column, units, rows) for column in subject.columns)
     return ArmRow(arm, entries, _methods(rows, subject), counted)
 

@@ -5,7 +5,6 @@ python -m tests.benchmarks.large_run FOLDER     what a report of the run in FOLD
 
 from __future__ import annotations
 
-import gc
 import json
 import resource
 import subprocess
@@ -124,7 +123,6 @@ def _report(folder: Path) -> Cost:
     """As the command line does it."""
     with Store.view(folder) as store:
         derived = Derived(store.data())
-        gc.freeze()
         files = write_csv(derived.run, folder, derived)
         write_html(derived.run, folder / "report.html", derived)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
