@@ -1,6 +1,8 @@
-"""What a technique may learn before the first request: how often each expert of each layer is chosen.
+"""What is known of a model's routing before the first request: how often each expert of each layer is chosen, how
+salient the tokens are that choose it, and what it gives on average.
 
-Source: §3.3 and §4.1 of NPUMoE (000). Legend: E experts.
+Sources: §3.3 and §4.1 of NPUMoE (000) for the counts, 003 §3 for the default vectors. `engines.profiling` counts,
+`engines.profile_files` writes and reads. Legend: E experts, H hidden.
 """
 
 from __future__ import annotations
@@ -9,13 +11,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor
 
-from engines.observers import SparseLayerStep
+from results.records import Record
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-@dataclass(frozen=True)
+class ProfiledData(Record):
+    """Prompts of one workload that a profile was counted over."""
+
+    workload: str
+    source: str
+    """Where its items came from: "sample", "generated", a folder, a hub id."""
+    n_prompts: int = Field(ge=1)
+
+
+class ProfileOrigin(Record):
+    """What a profile was counted on: it serves arms of the same model and the same tokenizer."""
+
+    model: str
+    """As it was named."""
+    model_sha256: Sha256
+    """Of config and weights, whatever their folder is called."""
+    tokenizer_sha256: Sha256
+    data_sha256: Sha256
+    """Of the prompts' token ids, of the workloads' parameters, and of the data files that they were read from."""
+    data: tuple[ProfiledData, ...] = Field(min_length=1)
+    dtype: str
+    """Of the weights while they were counted."""
+
+
+@dataclass(frozen=True, eq=False)
 class Profile:
     """Expert choices counted over calibration prompts. Immutable: the shapes derived from it are frozen."""
 
@@ -23,10 +53,27 @@ class Profile:
     """Layer -> n_{l,e} for e = 0 .. E-1; only sparse layers have an entry."""
     top_k: int
     n_prompts: int
+    saliency_per_expert: Mapping[int, tuple[float, ...]] | None = None
+    """Layer -> sum over the tokens that chose the expert of the L2 norm of their attention output (000 §3.2)."""
+    default_vectors_EH: Mapping[int, Tensor] | None = None
+    """Layer -> mean output of each expert, unweighted, over the tokens that chose it; zeros where none did (003). Where
+    a family's weight multiplies what goes into an expert, the output is that of the weighted input."""
+    origin: ProfileOrigin | None = None
+    """None: counted on the fly, of the model that is there."""
 
     def __post_init__(self) -> None:
-        frozen = MappingProxyType({layer: tuple(counts) for layer, counts in self.tokens_per_expert.items()})
-        object.__setattr__(self, "tokens_per_expert", frozen)
+        for name in ("tokens_per_expert", "saliency_per_expert"):
+            by_layer = getattr(self, name)
+            if by_layer is not None:
+                frozen = MappingProxyType({layer: tuple(per_expert) for layer, per_expert in by_layer.items()})
+                object.__setattr__(self, name, frozen)
+        if self.default_vectors_EH is not None:
+            object.__setattr__(self, "default_vectors_EH", MappingProxyType(dict(self.default_vectors_EH)))
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that were routed; each chose top_k experts in each layer."""
+        return sum(next(iter(self.tokens_per_expert.values()))) // self.top_k
 
     def relative_load(self, layer: int) -> tuple[Fraction, ...]:
         """n_{l,e} / mean_e n_{l,e}: 1 for every expert under perfect balance. Exact, for shapes are cut from it."""
@@ -42,21 +89,14 @@ class Profile:
         counts = self.tokens_per_expert[layer]
         return tuple(sorted(range(len(counts)), key=lambda expert: (-counts[expert], expert)))
 
+    def mean_saliency(self, layer: int) -> tuple[float | None, ...] | None:
+        """Of the tokens that chose each expert; None for one that was never chosen, and where none was counted."""
+        if self.saliency_per_expert is None:
+            return None
+        sums, counts = self.saliency_per_expert[layer], self.tokens_per_expert[layer]
+        return tuple(total / n if n else None for total, n in zip(sums, counts, strict=True))
+
 
 def overlap_at_k(profiled: Profile, seen: Profile, layer: int, k: int) -> float:
     """Overlap@K: share of the K experts most chosen in one text that are among the K of another (000, §5.1)."""
     return len({*profiled.popularity(layer)[:k]} & {*seen.popularity(layer)[:k]}) / k
-
-
-class ChoiceCounts:
-    """A layer observer that counts how often each expert is chosen."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, Tensor] = {}
-
-    def layer(self, seen: SparseLayerStep) -> None:
-        counts_E = seen.routing.tokens_per_expert_E()
-        self._counts[seen.layer] = self._counts.get(seen.layer, 0) + counts_E
-
-    def profile(self, top_k: int, n_prompts: int) -> Profile:
-        return Profile({layer: tuple(n_E.tolist()) for layer, n_E in self._counts.items()}, top_k, n_prompts)

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from engines.answers import Answer, Limits, Loglikelihood, answer_to, check_prompt, packed
+from engines.answers import Answer, Limits, Loglikelihood, answer_to, packed
 from engines.base import HeldWeights, PhaseListener, unheard
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
@@ -27,10 +27,10 @@ from engines.model.rope import LongRope, LongScaling, as_transformers
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import LayerObserver
 from engines.prefix import HeldTokens, turned_alike
-from engines.profile import ChoiceCounts
+from engines.profile import Profile
+from engines.profiling import profile_of
 from engines.road import Decoding, road
 from engines.techniques.base import ChunkPhase, Technique, TechniqueParameters
-from engines.techniques.dropless import Dropless
 from results.records import Completion, EngineCounters, Request, Road
 
 MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
@@ -127,34 +127,31 @@ class ReferenceEngine:
     def needs_calibration(self) -> bool:
         return self._technique is None
 
-    @torch.inference_mode()
     def calibrate(self, prompts: Sequence[Sequence[int]]) -> None:
         """Counts the true (dropless) choices over the prompts' prefill and freezes the technique on them.
 
         Calibration is offline: neither counted nor observed. A second one is refused, for shapes are frozen.
         """
-        if not self.needs_calibration:
-            raise EngineError(f"technique {self._parameters.technique} is complete; calibrate only while needed")
+        self._check_needs_calibration()
         torch.set_num_threads(self._threads)
-        moe = self._model.config.moe
-        if moe is None or not prompts:
-            raise EngineError(f"calibration needs prompts, got {len(prompts)}; take some that no window asks")
-        counts = ChoiceCounts()
-        for number, prompt in enumerate(prompts, 1):
-            check_prompt(prompt, self._limits, f"calibration prompt {number}")
-            self._cache.start(len(prompt))
-            for chunk_T in torch.split(torch.tensor(prompt), self._prefill_chunk):
-                self._model.forward(chunk_T, self._cache, Dropless(), "prefill", counts)
-        profile = counts.profile(moe.top_k, len(prompts))
+        self.use_profile(profile_of(self._model, self._cache, prompts, self._prefill_chunk))
+
+    def use_profile(self, profile: Profile) -> None:
+        """Freezes the technique on what was counted before, of this model: `engines.profile_files.mismatch` says so."""
+        self._check_needs_calibration()
         self._technique = self._parameters.build(self._prefill_chunk, profile)
         worst = max(profile.tokens_per_expert, key=profile.imbalance)
         logger.info(
             "calibrated %s on %d prompts; imbalance up to %.2f (layer %d)",
             self._parameters.technique,
-            len(prompts),
+            profile.n_prompts,
             profile.imbalance(worst),
             worst,
         )
+
+    def _check_needs_calibration(self) -> None:
+        if not self.needs_calibration:
+            raise EngineError(f"technique {self._parameters.technique} is complete; calibrate only while needed")
 
     @torch.inference_mode()
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:

@@ -21,7 +21,8 @@ import torch
 
 from engines.base import unheard
 from engines.model.checkpoints import Checkpoint, load_checkpoint
-from engines.profile import ChoiceCounts, Profile, overlap_at_k
+from engines.profile import Profile, overlap_at_k
+from engines.profiling import ChoiceCounts
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
 from harness.catalog import WORKLOADS
