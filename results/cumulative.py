@@ -13,7 +13,7 @@ always read low, by half an update. How long u is, and what is filled in where a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,37 +127,55 @@ def unwrapped(trace: PowerTrace, name: str) -> Array:
 
     Raises UnresolvedError where the counter steps back other than by wrapping, or up by more than can have flowed.
     """
-    step_j, dt = np.diff(trace.values), np.diff(trace.times_s)
-    backwards = step_j < 0
-    if backwards.any():
-        wrapped_j = step_j + (trace.wrap_at_j or 0.0)
-        highest_w = float((step_j / dt)[~backwards].max(initial=0.0))
-        lost = backwards & (wrapped_j < 0)
-        if highest_w > 0:
-            lost |= backwards & (wrapped_j / dt > WRAP_POWER_FACTOR * highest_w)
-        if lost.any():
-            i = int(np.argmax(lost))
-            raise UnresolvedError(
-                f"{name}: counter stepped back from {trace.values[i]:.6g} J to {trace.values[i + 1]:.6g} J"
-                " and does not wrap there; it was reset or the device was lost"
-            )
-        step_j = np.where(backwards, wrapped_j, step_j)
-    _check_plausible(trace, step_j, name)
+    step_j, breaks = _steps(trace)
+    if breaks:
+        raise UnresolvedError(f"{name}: {breaks[0][1]}")
     return np.concatenate([[0.0], np.cumsum(step_j)])
 
 
-def _check_plausible(trace: PowerTrace, step_j: Array, name: str) -> None:
-    """A step may hold what flowed since the value changed last, and an update before that."""
+def unbroken(trace: PowerTrace, start_s: float, end_s: float) -> PowerTrace:
+    """The readings between two steps that no energy can have made, where these hold a window; else all of them.
+
+    A driver that is loaded again sets its counter back: what was counted before and since is right.
+    """
+    if trace.kind != "counter" or not np.isfinite(trace.values).all() or np.any(np.diff(trace.times_s) <= 0):
+        return trace
+    behind = [i + 1 for i, _ in _steps(trace)[1]]
+    for first, end in zip([0, *behind], [*behind, len(trace.times_s)], strict=True):
+        times_s = trace.times_s[first:end]
+        if behind and times_s[0] <= start_s + EDGE_S and times_s[-1] >= end_s - EDGE_S:
+            return replace(trace, times_s=times_s, values=trace.values[first:end])
+    return trace
+
+
+def _steps(trace: PowerTrace) -> tuple[Array, list[tuple[int, str]]]:
+    """Energy between each two readings, wraps undone; and the steps, in order, that no energy can have made, and why.
+
+    A step may hold what flowed since the value changed last, and an update before that.
+    """
+    values, dt = trace.values, np.diff(trace.times_s)
+    step_j = np.diff(values)
+    backwards = step_j < 0
+    wrapped_j = np.where(backwards, step_j + (trace.wrap_at_j or 0.0), step_j)
+    highest_w = float((step_j / dt)[~backwards].max(initial=0.0))
+    lost = backwards & (wrapped_j < 0)
+    if highest_w > 0:
+        lost |= backwards & (wrapped_j / dt > WRAP_POWER_FACTOR * highest_w)
     limit_w = trace.max_power_w or MAX_POWER_W
-    changed = np.flatnonzero(step_j > 0)
+    changed = np.flatnonzero((wrapped_j > 0) | lost)
     since_s = np.diff(trace.times_s[changed + 1], prepend=trace.times_s[0]) + trace.update_period_s
-    beyond = step_j[changed] > limit_w * since_s + 2 * trace.resolution
-    if beyond.any():
-        i = int(changed[np.argmax(beyond)])
-        raise UnresolvedError(
-            f"{name}: counter jumped up from {trace.values[i]:.6g} J by {step_j[i]:.6g} J in"
-            f" {float(since_s[np.argmax(beyond)]):.3g} s; more than {limit_w:.6g} W cannot flow there"
-        )
+    beyond = ~lost[changed] & (wrapped_j[changed] > limit_w * since_s + 2 * trace.resolution)
+    set_back = {
+        i: f"counter stepped back from {values[i]:.6g} J to {values[i + 1]:.6g} J"
+        " and does not wrap there; it was reset or the device was lost"
+        for i in np.flatnonzero(lost).tolist()
+    }
+    jumped = {
+        int(changed[k]): f"counter jumped up from {values[changed[k]]:.6g} J by {wrapped_j[changed[k]]:.6g} J in"
+        f" {float(since_s[k]):.3g} s; more than {limit_w:.6g} W cannot flow there"
+        for k in np.flatnonzero(beyond).tolist()
+    }
+    return wrapped_j, sorted((set_back | jumped).items())
 
 
 def _counter_curve(t: Array, shown_j: Array, update_s: float, stands: tuple[Stand, ...]) -> Cumulative:

@@ -29,6 +29,7 @@ from results.cumulative import (
     UnresolvedError,
     cumulative,
     energy_at,
+    unbroken,
     unwrapped,
 )
 from results.jumps import lone_step
@@ -77,6 +78,8 @@ def energy_between(
     component: one of the meter's, or "total": the sum of its additive components. A figure that cannot be had is None
     with a reason.
     """
+    if intervals:
+        traces = [unbroken(t, min(t0 for t0, _ in intervals), max(t1 for _, t1 in intervals)) for t in traces]
     chosen = [
         t for t in traces if t.meter == meter and (t.additive if component == "total" else t.component == component)
     ]

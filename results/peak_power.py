@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from results.cumulative import UnresolvedError
+from results.cumulative import UnresolvedError, unbroken
 from results.energy import MIN_UPDATES, NO_JOULES, Array, Interval, power_curve
 from results.records import PowerTrace
 from results.rest import moving_parts
@@ -22,6 +22,7 @@ P90 = 0.9
 
 def p90_power(traces: Sequence[PowerTrace], window: Interval, meter: str) -> tuple[float | None, str | None]:
     """(watts, None), or (None, why the meter cannot tell)."""
+    traces = [unbroken(t, *window) for t in traces]
     chosen = [t for t in traces if t.meter == meter and t.additive]
     if not chosen:
         return None, f"P90 power: meter {meter} has no trace"

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.energy import NO_JOULES, Interval, energy_between, idle_baseline, power_curve
+from results.peak_power import p90_power
 from results.records import EnergyReading, IdleBaseline, PowerTrace
 from tests.fakes.waveforms import Array, StepPower, counter_trace, trace
 
@@ -112,6 +113,21 @@ def test_reset_of_a_wrapping_counter_is_not_taken_for_a_wrap() -> None:
 def test_counter_that_steps_back_and_cannot_wrap_makes_energy_unknown() -> None:
     broken = trace("counter", np.arange(10) * 0.1, [5, 6, 7, 8, 2, 3, 4, 5, 6, 7], 0.1)
     assert "stepped back from 8 J to 2 J and does not wrap" in reason(broken, (0.0, 0.9))
+
+
+@pytest.mark.parametrize("broken_by", ["reset", "jump"])
+def test_windows_before_and_behind_a_driver_that_is_loaded_again_have_their_own_energy(broken_by: str) -> None:
+    """100 W for 20 s; the counter begins from 0 after 8 s, or jumps by 50 MJ."""
+    times_s = np.arange(0.0, 20.0, 0.1)
+    values_j = 5e4 + 100 * times_s
+    values_j[80:] += 5e7 if broken_by == "jump" else -values_j[80]
+    whole = trace("counter", times_s, values_j, 0.1)
+    for window in ((1.0, 7.5), (8.5, 19.0)):
+        assert energy(whole, window).energy_j == pytest.approx(100 * (window[1] - window[0]), rel=1e-6)
+        assert p90_power([whole], window, "m")[0] == pytest.approx(100.0, rel=1e-6)
+    for window in ((1.0, 9.0), (7.95, 19.0), (1.0, 7.95)):
+        assert ("stepped back" if broken_by == "reset" else "jumped up") in reason(whole, window)
+        assert p90_power([whole], window, "m")[0] is None
 
 
 def test_square_wave_of_a_slow_counter_is_read_between_its_ticks() -> None:

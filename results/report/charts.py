@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from results.cumulative import UnresolvedError
+from results.cumulative import UnresolvedError, unbroken
 from results.energy import Array, power_curve
 from results.records import PowerTrace
 
@@ -137,7 +137,7 @@ def power_chart(
 
 def shown_part(trace: PowerTrace, from_s: float, to_s: float) -> tuple[Array, Array]:
     """(times, watts) between two instants, thinned to at most about `MAX_POINTS` without losing a peak."""
-    times_s, watts = power_curve(trace)
+    times_s, watts = power_curve(unbroken(trace, from_s, to_s))
     inside = (times_s >= from_s) & (times_s <= to_s)
     if not inside.any():
         raise UnresolvedError(f"{trace.meter} {trace.component}: no reading in the shown part of the window")
