@@ -33,9 +33,9 @@ from results.cumulative import (
     unwrapped,
 )
 from results.jumps import lone_step
-from results.liveness import Beside, at_rest
+from results.liveness import Beside, at_rest, shows_nothing
 from results.records import EnergyReading, IdleBaseline, Method, Phase, PowerTrace
-from results.rest import Stood, beside_of, is_known, moving_of, resting, showing, stood_still
+from results.rest import Stood, beside_of, is_known, lowest_w, moving_of, resting, showing, stood_still
 from results.uncertainty import counter_variance_j2, power_variance_j2
 from results.units import format_duration
 
@@ -219,14 +219,14 @@ def _rested(trace: PowerTrace, intervals: Sequence[Interval]) -> _Part:
     part = _integrate(replace(trace, can_rest=True), intervals)
     if trace.kind == "counter":
         return part
-    is_zero = trace.values == 0
+    is_zero = shows_nothing(trace)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], is_zero.astype(np.int8), [0]])))
     last = len(trace.times_s) - 1
     off_s = np.asarray([(trace.times_s[max(i - 1, 0)], trace.times_s[min(j, last)]) for i, j in edges.reshape(-1, 2)])
     lengths_s = (off_s[:, 1].clip(max=t1) - off_s[:, 0].clip(min=t0) for t0, t1 in intervals)
     inside_s = sum(float(np.clip(length_s, 0, None).sum()) for length_s in lengths_s)
     hidden_j = float(trace.values.max()) * inside_s
-    what = f"{trace.meter} {trace.component}: it showed 0 W for {format_duration(inside_s)}"
+    what = f"{trace.meter} {trace.component}: it showed {lowest_w(trace)} for {format_duration(inside_s)}"
     sigma_j = hidden_j / math.sqrt(3)
     stood = Stood(f"{what}; 0 J are taken for it", what, 0.0, 0.0, 0.0, sigma_j, hidden_j)
     return part._replace(variance_j2=part.variance_j2 + sigma_j**2, stood=stood)

@@ -46,6 +46,16 @@ FINE_STEP = 1e-3
 """Of its value: noise alone changes a finer reading."""
 HIDDEN_MARGIN = 1.5
 """By so much a stand may have hidden more than the highest power shown, or less than the lowest."""
+NOTHING_SHARE = 1e-3
+"""Of what a sensor usually shows under load: a reading below is as good as 0 W."""
+DIP_SHARE = 0.005
+"""Of what it shows before and after: a part that stays on falls no lower for a moment,"""
+DIP_BELOW_FLOOR = 0.2
+"""where this is below so much of the lowest of its other readings."""
+DIP_READINGS, MOSTLY_DIPS, LONGEST_DIP_READINGS = 2, 0.75, 10
+"""A moment: so many readings in a row; where so many of the low runs are that short, up to the last of these."""
+LIVING_READINGS, LIVING_VALUES, LIVING_STEPS = 5, 3, 3
+"""So many readings in a row next to 0 W, of so many values, all above so many steps, are of a sensor that measures."""
 STUCK_AGAINST = 5
 """Values shown elsewhere: a power sensor that shows fewer may rightly show one."""
 MAX_POWER_W = 20e3
@@ -220,9 +230,42 @@ def _stuck(trace: PowerTrace, i: int, j: int) -> Stand:
     return Stand(start_s, end_s, shown_j, low_j, high_j, shown_j, off_j**2 / 3, "around")
 
 
+def shows_nothing(trace: PowerTrace) -> NDArray[np.bool_]:
+    """Which readings of a power are 0 W, or next to it as those of a sensor that failed for a moment.
+
+    True idleness lasts, and is not below a thousandth of the load unless the readings change as a living sensor's do.
+    """
+    watts = trace.values
+    found = np.asarray(watts == 0)
+    high_w = watts[watts > DIP_SHARE * watts.max(initial=0.0)]
+    if trace.kind != "power" or not len(high_w):
+        return found
+    usual_w = float(np.median(high_w))
+    is_low = watts <= DIP_SHARE * usual_w
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], is_low.astype(np.int8), [0]]))).reshape(-1, 2)
+    n_readings = np.diff(edges, axis=1)[:, 0] / max(1.0, trace.update_period_s / (trace.sample_interval_s or math.inf))
+    are_dips = len(edges) > 0 and float(np.mean(n_readings <= DIP_READINGS)) >= MOSTLY_DIPS
+    n_short = LONGEST_DIP_READINGS if are_dips else DIP_READINGS
+    is_floor = np.ones(len(watts), dtype=np.bool_)
+    for i, j in edges[n_readings <= n_short].tolist():
+        is_floor[i:j] = False
+    floor_w = float(watts[is_floor].min(initial=math.inf))
+    for i, j in edges.tolist():
+        highest_w = float(watts[i:j].max())
+        around_w = min(watts[i - 1] if i else math.inf, watts[j] if j < len(watts) else math.inf)
+        is_dip = not is_floor[i] and highest_w <= min(DIP_SHARE * around_w, DIP_BELOW_FLOOR * floor_w)
+        found[i:j] |= is_dip or (highest_w <= NOTHING_SHARE * usual_w and not _measures(watts[i:j], trace.resolution))
+    return found
+
+
+def _measures(watts: Array, step_w: float) -> bool:
+    n_values = len(np.unique(watts))
+    return len(watts) >= LIVING_READINGS and n_values >= LIVING_VALUES and float(watts.min()) >= LIVING_STEPS * step_w
+
+
 def _judged_zeros(trace: PowerTrace) -> Judged:
     t, watts = trace.times_s, trace.values
-    is_zero = watts == 0
+    is_zero = shows_nothing(trace)
     if trace.method in ("modelled", "relative gauge") or trace.can_rest or not is_zero.any() or is_zero.all():
         return Judged(watts, ())
     shown_w = watts[~is_zero]

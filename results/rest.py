@@ -135,6 +135,10 @@ def showing(trace: PowerTrace) -> str:
     return f"its counter stands still at {trace.values[0]:.6g} J" if trace.kind == "counter" else "it shows 0 W"
 
 
+def lowest_w(trace: PowerTrace) -> str:
+    return f"{float(trace.values.min()):.3g} W"
+
+
 def _power_beside(trace: PowerTrace, traces: Sequence[PowerTrace]) -> PowerTrace | None:
     """The power samples of what this counter counts."""
     found = [t for t in traces if (t.meter, t.component) == (trace.meter, trace.component + POWER_BESIDE)]
@@ -180,7 +184,7 @@ def stood_still(trace: PowerTrace, curve: Cumulative, edges: Array) -> tuple[flo
     # What is no gap between samples of power is none where they show 0 W.
     unseen_s = GAP_FACTOR * trace.sample_interval_s if trace.kind != "counter" else 0.0
     name = f"{trace.meter} {trace.component}"
-    what = "its counter stood still" if trace.kind == "counter" else "it showed 0 W"
+    what = "its counter stood still" if trace.kind == "counter" else f"it showed {lowest_w(trace)}"
     if trace.kind == "power" and any(stand.shown_j > 0 for stand, _ in inside):
         what = "its reading was stuck at one value"
     bounds = f"at least {low_j:.4g} J" if math.isinf(high_j) else f"{low_j:.4g} to {high_j:.4g} J"

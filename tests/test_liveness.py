@@ -387,6 +387,45 @@ def test_one_reading_of_0_watts_among_others_is_filled_in_and_told() -> None:
     assert "it showed 0 W for 100 ms" in str(reading.remark)
 
 
+@pytest.mark.parametrize("shown_w", [1e-3, 0.15])
+def test_readings_next_to_0_watts_are_filled_in_as_those_of_0_are(shown_w: float) -> None:
+    """100 W, and one reading in twenty of a milliwatt, or of a seventh of a watt: 50 J too few, before."""
+    rng = np.random.default_rng(0)
+    watts = 100.0 + rng.standard_normal(len(TIMES_S))
+    watts[10::20] = shown_w
+    taken = replace(sensor(watts), resolution=1e-3)
+    assert energy(taken).energy_j == pytest.approx(900.0, rel=3e-3)
+    assert f"it showed {shown_w:g} W for" in str(energy(taken).remark)
+    watts[rng.choice(len(watts), len(watts) // 3, replace=False)] = shown_w
+    assert energy(replace(taken, values=watts)).energy_j is None
+
+
+def test_a_failure_that_lasts_is_no_idleness_below_a_thousandth_of_the_load() -> None:
+    load_w = 100.0 + np.random.default_rng(1).standard_normal(len(TIMES_S))
+    watts = np.where((TIMES_S > 3.0) & (TIMES_S < 6.0), 2e-3, load_w)
+    reading = energy(replace(sensor(watts), resolution=1e-3))
+    assert reading.energy_j is None
+    assert "it showed 0.002 W for 3" in str(reading.reason)
+    # Of a rail that measures that little: its readings change, by several of its steps.
+    low_w = 1e-3 * np.random.default_rng(0).integers(15, 30, len(TIMES_S))
+    lives = replace(sensor(np.where(watts > 1, watts, low_w)), resolution=1e-3)
+    assert energy(lives).energy_j == pytest.approx(600.0, rel=0.02)
+    assert energy(lives).remark is None
+
+
+@pytest.mark.parametrize(("low_w", "high_w"), [(8.0, 300.0), (0.06, 5.0)])
+@pytest.mark.parametrize("n_low", [1, 2, 20])
+def test_a_part_that_idles_deeply_is_a_measurement(low_w: float, high_w: float, n_low: int) -> None:
+    """A GPU of 8 and 300 W, a phone of 60 mW and 5 W, that idle again and again, for one reading or for a second."""
+    rng = np.random.default_rng(0)
+    is_low = np.arange(len(TIMES_S)) % (2 * n_low + 3) < n_low
+    watts = np.round(np.where(is_low, low_w, high_w) * (1 + 0.02 * rng.standard_normal(len(TIMES_S))), 3)
+    reading = energy(replace(sensor(watts), resolution=1e-3))
+    inside = (TIMES_S >= 0) & (TIMES_S < WINDOW_S)
+    assert reading.energy_j == pytest.approx(watts[inside].sum() * INTERVAL_S, rel=0.03)
+    assert reading.remark is None
+
+
 def test_a_rail_at_0_watts_beside_others_that_are_not_is_switched_off() -> None:
     board = sensor(np.full(len(TIMES_S), 5.0), component="VDD_CPU")
     off = sensor(np.zeros(len(TIMES_S)), component="VDD_CV")
