@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, ExpertCall, Routing
 from engines.model.experts import ExpertWeights
 from engines.profile import Profile
@@ -73,7 +74,6 @@ class Oracle:
 
     name = "oracle"
     needs_saliency = False
-    decodes_plainly = False
     couples_tokens = False
 
     def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
@@ -87,3 +87,7 @@ class Oracle:
             routed_pairs=n_tokens * top_k,
             dropped_pairs=0,
         )
+
+    def decode_layout(self, layer: int) -> DecodeLayout | None:
+        """None: `mix_experts` computes its steps."""
+        return None

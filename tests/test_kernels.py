@@ -110,9 +110,11 @@ def test_sum_of_experts_is_the_oracles(form: str, n_threads: int, n_tokens: int)
 
 
 @needs_compiler
-@pytest.mark.parametrize("n_padding", [1, 30])
-def test_padding_rows_reach_no_token(n_padding: int) -> None:
-    experts, widened = experts_stored("fp32")
+@stored
+@pytest.mark.parametrize("n_padding", [1, 6, 7, 30])
+def test_padding_rows_reach_no_token(form: str, n_padding: int) -> None:
+    """Where all calls are of eight rows at most, and where not; of several tokens, and of one."""
+    experts, widened = experts_stored(form)
     assert experts.table is not None
     tokens, weights = torch.tensor([2, 0] + [-1] * n_padding), torch.tensor([0.5, 2.0] + [0.0] * n_padding)
     hidden = random(3, 256)
@@ -120,6 +122,10 @@ def test_padding_rows_reach_no_token(n_padding: int) -> None:
     routing = Routing(torch.full((3, 1), 3), torch.tensor([[2.0], [0.0], [0.5]]), 5)
     assert relative_error(found, mix_experts(hidden, routing, widened).double()) < 2e-6
     assert torch.equal(found[1], torch.zeros(256))
+    tokens, weights = torch.tensor([-1, 0] + [-1] * n_padding), torch.tensor([0.0, 2.0] + [0.0] * n_padding)
+    of_one = native.mix(hidden[:1], experts.table, (4, 3), (1, 1 + n_padding), tokens, weights)
+    routing = Routing(torch.tensor([[3]]), torch.tensor([[2.0]]), 5)
+    assert relative_error(of_one, mix_experts(hidden[:1], routing, widened).double()) < 2e-6
 
 
 def attention_by_definition(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engines.decode_layout import DecodeLayout
 from engines.kernels.library import library
 from engines.kernels.native import (
     AttentionStruct,
@@ -43,6 +44,21 @@ class _Layer(ctypes.Structure):
     )
 
 
+class _Layout(ctypes.Structure):
+    """`struct DecodeLayout` of experts.h."""
+
+    _fields_ = (("rows_E", ctypes.c_void_p), ("group_E", ctypes.c_void_p))
+
+
+@dataclass(frozen=True)
+class LayoutTable:
+    """What every layer computes for its choice, as the kernels read it."""
+
+    layouts: ctypes.Array[_Layout]
+    kept: tuple[ctypes.Array[ctypes.c_int64] | None, ...]
+    """Owners of the memory that the layouts point into."""
+
+
 @dataclass(frozen=True)
 class DecoderLayer:
     """Norms are RMS without a bias. experts and router: None in a dense layer. always: the dense layer's feed-forward
@@ -66,6 +82,21 @@ class Decoder:
         self._layers = (_Layer * len(layers))(*map(_described, layers))
         self.top_k = max((layer.router.top_k for layer in layers if layer.router is not None), default=0)
         self.n_sparse = sum(layer.router is not None for layer in layers)
+        self.n_experts = max((layer.router.struct.n_experts for layer in layers if layer.router is not None), default=0)
+
+    def layout_table(self, layouts: Sequence[DecodeLayout | None]) -> LayoutTable | None:
+        """layouts: of every layer, None of a dense one. None where all are plain: the kernel then lays out nothing."""
+        assert len(layouts) == len(self._kept)
+        described, kept = list[_Layout](), list[ctypes.Array[ctypes.c_int64] | None]()
+        for layout in layouts:
+            if layout is None or layout.is_plain:
+                described.append(_Layout())
+                continue
+            assert layout.n_experts == self.n_experts
+            numbers = [None if of_E is None else _numbers(of_E) for of_E in (layout.rows_E, layout.group_of_E)]
+            described.append(_Layout(*(None if array is None else ctypes.addressof(array) for array in numbers)))
+            kept += numbers
+        return LayoutTable((_Layout * len(described))(*described), tuple(kept)) if kept else None
 
     def step(
         self,
@@ -75,10 +106,13 @@ class Decoder:
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
         position: int,
-    ) -> tuple[Tensor, Tensor]:
+        table: LayoutTable | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Turns the embedded token into the last layer's output, in place, and writes its keys and values [M, S, D].
 
-        Returns what the routers of the sparse layers chose: ids_LK and weights_LK. `serves` must hold of all tensors.
+        Returns of the sparse layers what the routers chose, ids_LK and weights_LK, and how many rows of each expert
+        were computed, rows_LE: without a table None, and of a plain layer no numbers, for there it is one for each
+        chosen expert. `serves` must hold of all tensors.
         """
         assert serves(hidden_1H, cos_1P, sin_1P, *keys, *values)
         assert all(key.shape == value.shape == keys[0].shape for key, value in zip(keys, values, strict=True))
@@ -86,6 +120,7 @@ class Decoder:
         assert position < keys[0].shape[1]
         ids_LK = torch.empty(self.n_sparse, self.top_k, dtype=torch.int64)
         weights_LK = torch.empty(self.n_sparse, self.top_k)
+        rows_LE = None if table is None else torch.empty(self.n_sparse, self.n_experts, dtype=torch.int64)
         addresses = ctypes.c_void_p * len(keys)
         kernels = library()
         assert kernels is not None  # the tables exist
@@ -101,11 +136,17 @@ class Decoder:
             addresses(*(value.data_ptr() for value in values)),
             keys[0].stride(0),
             position,
+            None if table is None else table.layouts,
             ids_LK.data_ptr(),
             weights_LK.data_ptr(),
+            address(rows_LE),
             torch.get_num_threads(),
         )
-        return ids_LK, weights_LK
+        return ids_LK, weights_LK, rows_LE
+
+
+def _numbers(of_E: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(of_E))(*of_E)
 
 
 def _described(layer: DecoderLayer) -> _Layer:

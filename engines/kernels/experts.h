@@ -33,21 +33,23 @@ struct Experts {
   int64_t n_rows(int64_t call) const { return first_C[call + 1] - first_C[call]; }
 };
 
+// Rows of token -1 are padding: computed as zeros, and their results discarded.
+
 // All experts of a layer are stored alike: the first called speaks for them.
 inline void narrow_experts(const Experts& e, int n_threads) {
   thread_local std::vector<float> gathered, input_buffer, inner_buffer, prepared_buffer;
   const int64_t n_rows = e.first_C[e.n_calls], hidden = e.gate(0).columns, width = e.gate(0).rows;
   const int64_t down_stride = input_stride(e.down(0));
   const float* rows_RH = e.hidden_TH;
-  int64_t up_stride = 0;  // of one token, every row is that token
-  if (e.n_tokens > 1) {
+  int64_t up_stride = 0;  // of one token without padding, every row is that token
+  if (e.n_tokens > 1 || std::find(e.token_R, e.token_R + n_rows, -1) != e.token_R + n_rows) {
     float* to = scratch(gathered, n_rows * hidden);
-    for (int64_t r = 0; r < n_rows; r++)
-      std::memcpy(to + r * hidden, e.hidden_TH + e.token_R[r] * hidden, hidden * sizeof(float));
-    rows_RH = to;
+    for (int64_t r = 0; r < n_rows; r++, to += hidden)
+      e.token_R[r] < 0 ? std::fill_n(to, hidden, 0.0f) : std::copy_n(e.hidden_TH + e.token_R[r] * hidden, hidden, to);
+    rows_RH = gathered.data();
     up_stride = input_stride(e.gate(0));
   }
-  const float* input = prepared_rows(e.gate(0), rows_RH, e.n_tokens > 1 ? n_rows : 1, input_buffer);
+  const float* input = prepared_rows(e.gate(0), rows_RH, up_stride ? n_rows : 1, input_buffer);
   float* inner_RI = scratch(inner_buffer, n_rows * width);
   in_chunks(e.n_calls * width, rows_per_chunk(e.gate(0)) / 2 + 1, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t call = begin / width; call * width < end; call++) {
@@ -78,6 +80,7 @@ inline void narrow_experts(const Experts& e, int n_threads) {
         float results[kStreams * kMaxTokens] = {};
         dot(e.down(call), h, step, n, rows, prepared + first * down_stride, results);
         for (int r = 0; r < rows; r++) {
+          if (e.token_R[first + r] < 0) continue;
           float* to = e.out_TH + e.token_R[first + r] * hidden + h;
           for (int k = 0; k < n; k++) to[k * step] += e.weight_R[first + r] * results[k * rows + r];
         }
@@ -86,7 +89,6 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   });
 }
 
-// Rows of token -1 are padding: computed as zeros, and their results discarded.
 inline void wide_experts(const Experts& e, int n_threads) {
   struct Block : TokenBlock {
     int64_t call;
@@ -184,7 +186,13 @@ inline void wide_experts(const Experts& e, int n_threads) {
   });
 }
 
-// The weighted sum of some experts for one token.
+inline void compute_experts(const Experts& e, int n_threads) {
+  bool is_narrow = true;
+  for (int64_t call = 0; call < e.n_calls; call++) is_narrow &= e.n_rows(call) <= kMaxTokens;
+  is_narrow ? narrow_experts(e, n_threads) : wide_experts(e, n_threads);
+}
+
+// The weighted sum of some experts for one token, a row each.
 inline void run_experts(const Matrix* matrices, int64_t n_chosen, const int64_t* ids_K, const float* x, const float* weights_K,
                  float* out, int n_threads) {
   constexpr int64_t kMaxChosen = 64;
@@ -194,3 +202,38 @@ inline void run_experts(const Matrix* matrices, int64_t n_chosen, const int64_t*
   narrow_experts({matrices, n_chosen, ids_K, first_C, x, one_token, weights_K, 1, out}, n_threads);
 }
 
+// What one token's choice leads to, as engines.decode_layout says it: the chosen experts and the other members of their
+// groups are called, each with its number of rows. Null: one row each; each expert alone.
+struct DecodeLayout {
+  const int64_t *rows_E, *group_E;
+
+  bool is_plain() const { return !rows_E && !group_E; }
+};
+
+// The weighted sum of some experts for one token, its calls laid out; rows_E becomes the rows of each expert's call, 0
+// of those not called. Calls are made by ascending expert, the token's row first.
+inline void run_laid_out(const Matrix* matrices, const DecodeLayout& layout, int64_t n_experts, int64_t n_chosen,
+                         const int64_t* ids_K, const float* x, const float* weights_K, float* out, int64_t* rows_E,
+                         int n_threads) {
+  thread_local std::vector<int64_t> expert_C, first_C, token_R;
+  thread_local std::vector<float> weight_R;
+  expert_C.clear(), first_C.assign(1, 0), token_R.clear(), weight_R.clear();
+  const int64_t* const end_K = ids_K + n_chosen;
+  for (int64_t e = 0; e < n_experts; e++) {
+    const int64_t* const chosen = std::find(ids_K, end_K, e);
+    const auto is_with_e = [&](int64_t other) { return layout.group_E[other] == layout.group_E[e]; };
+    const bool is_called = chosen != end_K || (layout.group_E && std::any_of(ids_K, end_K, is_with_e));
+    rows_E[e] = !is_called ? 0 : layout.rows_E ? layout.rows_E[e] : 1;
+    if (!is_called) continue;
+    expert_C.push_back(e);
+    first_C.push_back(first_C.back() + rows_E[e]);
+    token_R.resize(first_C.back(), -1);
+    weight_R.resize(first_C.back(), 0.0f);
+    if (chosen == end_K) continue;
+    token_R[first_C.end()[-2]] = 0;
+    weight_R[first_C.end()[-2]] = weights_K[chosen - ids_K];
+  }
+  const int64_t n_calls = int64_t(expert_C.size());
+  compute_experts({matrices, n_calls, expert_C.data(), first_C.data(), x, token_R.data(), weight_R.data(), 1, out},
+                  n_threads);
+}

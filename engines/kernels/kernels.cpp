@@ -50,11 +50,7 @@ void joulebench_linear(const Matrix* m, const float* x, int64_t n_tokens, const 
 void joulebench_experts(const Matrix* matrices, int64_t n_calls, const int64_t* expert_C, const int64_t* first_C,
                         const float* hidden_TH, const int64_t* token_R, const float* weight_R, int64_t n_tokens,
                         float* out, int32_t n_threads) {
-  const Experts e = {matrices, n_calls, expert_C, first_C, hidden_TH, token_R, weight_R, n_tokens, out};
-  bool is_narrow = true;
-  for (int64_t call = 0; call < n_calls; call++) is_narrow &= e.n_rows(call) <= kMaxTokens;
-  for (int64_t r = 0; r < first_C[n_calls]; r++) is_narrow &= token_R[r] >= 0;
-  is_narrow ? narrow_experts(e, n_threads) : wide_experts(e, n_threads);
+  compute_experts({matrices, n_calls, expert_C, first_C, hidden_TH, token_R, weight_R, n_tokens, out}, n_threads);
 }
 
 void joulebench_rms_norm(const float* x, int64_t n_rows, int64_t width, const float* weight, float eps, float* out,
@@ -78,10 +74,12 @@ void joulebench_route(const Router* router, const float* x, int64_t n_tokens, in
 
 // One token through all layers, every expert that it is routed to among them: what a decode step is where nothing has to
 // be decided between router and experts. x[H] is the embedded token and becomes the last layer's output. keys[l] and
-// values[l] are that layer's cache; ids and weights [layers, K] are what the routers chose.
+// values[l] are that layer's cache; ids and weights [layers, K] are what the routers chose. layouts[l] is what a layer
+// computes for its choice; null where all are plain. rows [layers, E] are those that layers computed which are not.
 void joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidden, float* x, const float* cos_P,
                      const float* sin_P, int64_t n_pairs, float* const* keys, float* const* values,
-                     int64_t head_stride, int64_t position, int64_t* ids, float* weights, int32_t n_threads) {
+                     int64_t head_stride, int64_t position, const DecodeLayout* layouts, int64_t* ids, float* weights,
+                     int64_t* rows, int32_t n_threads) {
   thread_local std::vector<float> buffer;
   float *normed = scratch(buffer, 2 * hidden), *added = normed + hidden;
   const auto add = [&] {
@@ -96,11 +94,14 @@ void joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidde
     add();
     rms_norm_row(x, hidden, layer.mlp_norm, layer.eps, normed);
     if (layer.router.n_experts) {
-      const int64_t top_k = layer.router.top_k;
+      const int64_t top_k = layer.router.top_k, n_experts = layer.router.n_experts;
       route(layer.router, normed, 1, ids, weights);
-      run_experts(layer.experts, top_k, ids, normed, weights, added, n_threads);
+      if (!layouts || layouts[l].is_plain())
+        run_experts(layer.experts, top_k, ids, normed, weights, added, n_threads);
+      else
+        run_laid_out(layer.experts, layouts[l], n_experts, top_k, ids, normed, weights, added, rows, n_threads);
       add();
-      ids += top_k, weights += top_k;
+      ids += top_k, weights += top_k, rows += rows ? n_experts : 0;
     }
     if (layer.always) {
       const int64_t first = 0;

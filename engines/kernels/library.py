@@ -137,7 +137,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
     f32 = ctypes.c_float
     step = [
         *(pointer, i64, i64, pointer, pointer, pointer, i64),
-        *(pointer, pointer, i64, i64, pointer, pointer, i32),
+        *(pointer, pointer, i64, i64, pointer, pointer, pointer, pointer, i32),
     ]
     return {
         "instruction_set": (ctypes.c_char_p, []),

@@ -1,19 +1,25 @@
-"""Decoding one token with every expert that its routers choose, in one call of the kernels.
+"""Decoding one token in one call of the kernels, for every technique that can say beforehand what a choice leads to.
 
 This is what `engines.model.transformer` computes layer by layer; here nothing is decided between router and experts,
 so that no layer waits for Python. Models with parts that only some families have are left to the transformer.
 
-Legend: H hidden, K experts per token, L sparse layers.
+What the kernels compute, they compute by the technique's `DecodeLayout`; its plan of the step is made when somebody
+asks, and must be of the same calls. So that nobody counts or prices what did not run, one that is not is an error.
+
+Legend: H hidden, E experts, K experts per token, L sparse layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
-from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer
+from engines.errors import EngineError
+from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, LayoutTable
 from engines.kernels.native import AttentionTable
 from engines.model.architecture import SWIGLU, ModelConfig
 from engines.model.attention import KeyValueCache
@@ -23,22 +29,65 @@ from engines.model.weights import LayerWeights, ModelWeights
 from engines.techniques.base import Technique
 
 
-class DecodePlans(Sequence[DispatchPlan | None]):
-    """The plans of one step, made when somebody asks: most are only counted, after the time of the step is taken."""
+@dataclass(frozen=True)
+class Computed:
+    """What a sparse layer of a step computed. rows_E: rows of each expert's call; None: one for each chosen expert."""
 
-    def __init__(self, technique: Technique, routings: Sequence[Routing | None]) -> None:
+    routing: Routing
+    rows_E: Tensor | None
+
+    def rows_of_calls(self) -> dict[int, int]:
+        if self.rows_E is None:
+            return dict.fromkeys(self.routing.expert_ids_TK[0].tolist(), 1)
+        return {expert: n_rows for expert, n_rows in enumerate(self.rows_E.tolist()) if n_rows}
+
+
+class DecodePlans(Sequence[DispatchPlan | None]):
+    """The plans of one step, made when somebody asks: most are only counted, after the time of the step is taken.
+
+    Raises `EngineError` where a plan is not what was computed.
+    """
+
+    def __init__(self, technique: Technique, computed: Sequence[Computed | None]) -> None:
+        """computed: of each layer, None of a dense one."""
         self._technique = technique
-        self._routings = routings
+        self.computed = computed
 
     def __len__(self) -> int:
-        return len(self._routings)
+        return len(self.computed)
 
     def __getitem__(self, layer: int) -> DispatchPlan | None:  # type: ignore[override]
-        routing = self._routings[layer]
-        return None if routing is None else self._technique.plan(routing, layer, "decode", None)
+        computed = self.computed[layer]
+        if computed is None:
+            return None
+        plan = self._technique.plan(computed.routing, layer, "decode", None)
+        ran, planned = computed.rows_of_calls(), _rows_of_calls(plan)
+        if ran != planned:
+            raise EngineError(
+                f"{self._technique.name} decoded layer {layer} with rows {ran} by expert and planned {planned};"
+                " its decode_layout must say what its plan does"
+            )
+        return plan
 
     def __iter__(self) -> Iterator[DispatchPlan | None]:
         return (self[layer] for layer in range(len(self)))
+
+
+def _rows_of_calls(plan: DispatchPlan) -> dict[int, int]:
+    rows: dict[int, int] = {}
+    for call in plan.calls:
+        for expert, n_rows in zip(call.experts, call.rows_per_expert, strict=True):
+            rows[expert] = rows.get(expert, 0) + n_rows
+    return rows
+
+
+@dataclass(frozen=True)
+class _Layouts:
+    """What a technique said of every layer, None of dense ones; and the same as the kernels read it."""
+
+    technique: Technique
+    layouts: Sequence[DecodeLayout | None]
+    table: LayoutTable | None
 
 
 class FusedDecoder:
@@ -47,21 +96,46 @@ class FusedDecoder:
     def __init__(self, decoder: Decoder, config: ModelConfig) -> None:
         self._decoder = decoder
         self._config = config
+        self._is_sparse = [config.moe is not None and config.is_sparse(layer) for layer in range(config.n_layers)]
+        self._last: _Layouts | None = None
 
     def step(
         self, hidden_1H: Tensor, cos_1P: Tensor, sin_1P: Tensor, cache: KeyValueCache, technique: Technique
-    ) -> DecodePlans:
-        """Turns the embedded token into the last layer's output, in place. The cache's length is the caller's."""
-        ids_LK, weights_LK = self._decoder.step(hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length)
-        routings: list[Routing | None] = []
+    ) -> DecodePlans | None:
+        """Turns the embedded token into the last layer's output, in place. The cache's length is the caller's.
+
+        None, and nothing is computed, where the technique decides something between router and experts.
+        """
+        said = self._layouts_of(technique)
+        if said is None:
+            return None
+        ids_LK, weights_LK, rows_LE = self._decoder.step(
+            hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length, said.table
+        )
+        computed: list[Computed | None] = []
         row = 0
-        for layer in range(self._config.n_layers):
-            if self._config.moe is None or not self._config.is_sparse(layer):
-                routings.append(None)
+        for layout in said.layouts:
+            if layout is None or self._config.moe is None:
+                computed.append(None)
                 continue
-            routings.append(Routing(ids_LK[row : row + 1], weights_LK[row : row + 1], self._config.moe.n_experts))
+            routing = Routing(ids_LK[row : row + 1], weights_LK[row : row + 1], self._config.moe.n_experts)
+            computed.append(Computed(routing, None if rows_LE is None or layout.is_plain else rows_LE[row]))
             row += 1
-        return DecodePlans(technique, routings)
+        return DecodePlans(technique, computed)
+
+    def _layouts_of(self, technique: Technique) -> _Layouts | None:
+        """Asked once for each technique that comes: what it says is frozen, and a request is of one."""
+        last = self._last
+        if last is not None and last.technique is technique:
+            return last
+        layouts: list[DecodeLayout | None] = []
+        for layer, is_sparse in enumerate(self._is_sparse):
+            layout = technique.decode_layout(layer) if is_sparse else None
+            if is_sparse and layout is None:
+                return None
+            layouts.append(layout)
+        self._last = _Layouts(technique, layouts, self._decoder.layout_table(layouts))
+        return self._last
 
 
 def fused_decoder(

@@ -81,11 +81,12 @@ class Transformer:
         if self._device is not None:
             tokens_T = tokens_T.to(self._device)
         hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).to(self._dtype) * self.config.embedding_scale
-        is_plain = phase == "decode" and technique.decodes_plainly and observer is None
-        if is_plain and len(tokens_T) == 1 and self._decoder is not None:
+        is_one_token = phase == "decode" and len(tokens_T) == 1
+        if is_one_token and observer is None and self._decoder is not None:
             lazy = self._decoder.step(hidden_TH, step.cos_TP, step.sin_TP, caches[0], technique)
-            caches[0].length += 1
-            return self._weights.norm(hidden_TH), lazy
+            if lazy is not None:
+                caches[0].length += 1
+                return self._weights.norm(hidden_TH), lazy
         plans: list[DispatchPlan | None] = []
         wants_norm = technique.needs_saliency or observer is not None
         for layer, weights in enumerate(self._weights.layers):

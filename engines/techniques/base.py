@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor
 
+from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.profile import Profile
 
@@ -24,11 +25,15 @@ class Technique(Protocol):
     couples_tokens: bool
     """True when what becomes of a token depends on the others of its chunk, as under a capacity."""
 
-    decodes_plainly: bool
-    """True when the plan of one decoded token is one call of one row for each expert that it is routed to."""
-
     def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
         """The plan of one layer. `phase` tells a one-token tail of a prefill from a decode step."""
+        ...
+
+    def decode_layout(self, layer: int) -> DecodeLayout | None:
+        """What `plan` makes of one decoded token, whatever its routing is, without saliency; the same at every call.
+
+        None: something must be decided between router and experts, so that steps are computed layer by layer.
+        """
         ...
 
 

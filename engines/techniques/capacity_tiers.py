@@ -31,6 +31,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, ExpertCall, Routing
 from engines.errors import EngineError
 from engines.profile import Profile
@@ -91,7 +92,6 @@ class CapacityTiers:
 
     name = "capacity_tiers"
     needs_saliency = True
-    decodes_plainly = False
     couples_tokens = True
 
     def __init__(self, parameters: CapacityTiersParameters, prefill_chunk: int, profile: Profile) -> None:
@@ -107,12 +107,18 @@ class CapacityTiers:
         """Rows of each expert's graph."""
         return self._capacities[layer, phase]
 
+    def decode_layout(self, layer: int) -> DecodeLayout | None:
+        """One token fits any capacity: it chooses an expert once, and a capacity is 1 row or more."""
+        return DecodeLayout(rows_E=self._capacities[layer, "decode"])
+
     def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
+        n_tokens, top_k = routing.expert_ids_TK.shape
+        if n_tokens == 1:  # has nothing to rank
+            saliency_T = routing.weights_TK.new_zeros(1)
         if saliency_T is None:
             raise EngineError(
                 "capacity_tiers ranks overflow by saliency; pass the norm of each token's attention output"
             )
-        n_tokens, top_k = routing.expert_ids_TK.shape
         capacity = self._capacities[layer, phase]
         load = routing.tokens_per_expert_E().tolist()
         valid = [min(n, c) for n, c in zip(load, capacity, strict=True)]

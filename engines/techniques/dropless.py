@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, ExpertCall, Routing
 from engines.profile import Profile
 from engines.techniques.base import ChunkPhase
@@ -40,7 +41,6 @@ class DroplessParameters(Record):
 class Dropless:
     name = "dropless"
     needs_saliency = False
-    decodes_plainly = True
     couples_tokens = False
 
     def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
@@ -62,6 +62,9 @@ class Dropless:
             routed_pairs=n_tokens * top_k,
             dropped_pairs=0,
         )
+
+    def decode_layout(self, layer: int) -> DecodeLayout | None:
+        return PLAIN
 
 
 @lru_cache(maxsize=4096)
