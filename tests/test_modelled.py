@@ -35,10 +35,10 @@ DENSE = ModelShape(
 
 
 def dense_step_s(n_tokens: int, kv_length: int) -> float:
-    """coreml-cpu on the toy sheet: attention 1 ms and FFN 2 ms a FLOP, norm 1 ms and residual 50 ms a byte."""
+    """coreml-cpu on the toy sheet: attention 1 ms and FFN 2 ms a FLOP, each norm 1 ms, each residual 50 ms a byte."""
     attention = 2 * n_tokens * 48 + 4 * n_tokens * kv_length * 4
     ffn = 2 * n_tokens * 96
-    return 1e-3 * attention + 2e-3 * ffn + 2 * 1e-3 * (2 * 8 * n_tokens) + 0.05 * 8 * n_tokens
+    return 1e-3 * attention + 2e-3 * ffn + 2 * 1e-3 * (2 * 8 * n_tokens) + 2 * 0.05 * 8 * n_tokens
 
 
 HEAD_S = 1e-3 * 2 * 40

@@ -11,7 +11,7 @@ from devices.models.timeline import Operation
 from engines.dispatch import DispatchPlan, ExpertCall, Transfer
 from engines.errors import EngineError
 from engines.model.model_config import parse_model_config
-from engines.pricing.placements import PLACEMENTS
+from engines.pricing.placements import PLACEMENTS, Placement
 from engines.pricing.schedule import PHI_3_5_MOE, ModelShape, Step, lm_head, operations, own_shape, priced_shape
 from tests.fakes.published import PUBLISHED
 
@@ -39,10 +39,12 @@ MIXED = plan(call((0,), (3,), (3,), static=False), call((1,), (4,), (2,), static
 def test_a_two_layer_toy_is_priced_as_by_hand() -> None:
     attention = Operation("attention", "npu", "attention", flops=2 * 5 * 48 + 4 * 5 * 7 * 4, weight_bytes=96)
     norm = Operation("norm", "cpu", "norm", moved_bytes=2 * 5 * 8)
+    after_attention = Operation("attention residual", "cpu", "residual", moved_bytes=5 * 8)
     residual = Operation("residual", "cpu", "residual", moved_bytes=5 * 8)
     assert operations(STEP, [MIXED, None], TOY, PLACEMENTS["npumoe"], None) == [
         norm,
         attention,
+        after_attention,
         norm,
         Operation("router", "cpu", "router", flops=2 * 5 * 4 * 2),
         Operation("gather", "cpu", "gather_dynamic", moved_bytes=3 * 8),
@@ -54,6 +56,7 @@ def test_a_two_layer_toy_is_priced_as_by_hand() -> None:
         residual,
         norm,
         attention,
+        after_attention,
         norm,
         Operation("dense FFN", "npu", "expert_ffn", flops=2 * 5 * 96, weight_bytes=192),
         residual,
@@ -80,6 +83,13 @@ def test_a_graph_above_the_limit_falls_back_to_the_cpu() -> None:
         return next(o.unit for o in operations(STEP, [pair], shape, PLACEMENTS["npumoe"], limit) if o.kernel == FFN)
 
     assert [unit(143), unit(144), unit(None)] == ["cpu", "npu", "npu"]
+
+
+def test_a_gpu_takes_any_shape_and_size() -> None:
+    on_gpu = Placement("gpu", attention="gpu", experts="gpu")
+    large = plan(call((0, 1), (4, 4), (4, 1), static=False))
+    priced = operations(STEP, [large], replace(TOY, n_layers=1), on_gpu, 1.0)
+    assert {o.unit for o in priced if o.kernel in (FFN, "attention")} == {"gpu"}
 
 
 def test_a_grouped_call_is_one_launch_of_all_its_experts() -> None:

@@ -26,7 +26,7 @@ def test_an_unknown_key_is_an_error_that_names_it() -> None:
 
 def test_a_missing_key_is_an_error_that_names_it() -> None:
     with pytest.raises(DeviceError, match=r"memory\.comm_w: missing"):
-        parse_sheet(TOY_TOML.replace("comm_w", "cpu_bytes_per_s", 1), "toy")
+        parse_sheet(TOY_TOML.replace("comm_w", "bytes_per_s", 1), "toy")
 
 
 def test_a_figure_without_its_origin_does_not_load() -> None:

@@ -79,10 +79,13 @@ def test_units_never_overlap_and_energy_is_power_times_time_plus_flops(work: lis
 def test_weight_reads_cannot_beat_the_memory() -> None:
     sheet = parse_sheet(TOY_TOML, "toy")
     bandwidth = Figure(value=100.0, kind="assumed", origin="test")
-    bounded = sheet.model_copy(update={"memory": sheet.memory.model_copy(update={"cpu_bytes_per_s": bandwidth})})
+    bounded = sheet.model_copy(update={"memory": sheet.memory.model_copy(update={"bytes_per_s": bandwidth})})
     streaming = Operation("LM head", "cpu", "lm_head", flops=1000, weight_bytes=5000)
     assert operation_seconds(sheet, streaming) == pytest.approx(1.0)
     assert operation_seconds(bounded, streaming) == pytest.approx(50.0)
+    on_npu = replace(streaming, unit="npu", kernel="expert_ffn")
+    assert operation_seconds(sheet, on_npu) == pytest.approx(0.5 + 5.0 + 0.1)
+    assert operation_seconds(bounded, on_npu) == pytest.approx(50.0), "one memory for all units"
 
 
 def test_breakdown_tells_units_apart() -> None:

@@ -91,8 +91,8 @@ class MemorySheet(Record):
     comm_w: Figure
     """Power of the component `comm` while any unit works."""
     relative_accuracy: Figure
-    cpu_bytes_per_s: Figure | None = None
-    """Bandwidth that the CPU's weight reads cannot beat."""
+    bytes_per_s: Figure | None = None
+    """Bandwidth that no unit's weight reads can beat."""
 
 
 class Sheet(Record):

@@ -45,8 +45,8 @@ def operation_seconds(sheet: Sheet, operation: Operation) -> float:
     seconds = price.seconds(operation.launches, operation.weight_bytes, operation.moved_bytes, operation.flops)
     if operation.naive_launch:
         seconds += operation.launches * _naive_launch_s(sheet, operation)
-    bandwidth = sheet.memory.cpu_bytes_per_s
-    if operation.unit == "cpu" and bandwidth is not None:
+    bandwidth = sheet.memory.bytes_per_s
+    if bandwidth is not None:
         seconds = max(seconds, operation.weight_bytes / bandwidth.value)
     return seconds
 

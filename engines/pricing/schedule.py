@@ -2,10 +2,10 @@
 
 The first reader, `engines.model.experts`, computes the same plans. Pure functions: no clock, no sheet, no model.
 
-Order and partition follow §3.2 of 000-npumoe: norm, router, gather, padding, scatter and residual on the CPU; attention
-and experts where the placement puts them. What is left out: embedding look-up, the residual around attention, masks,
-sampling. A partial last chunk is priced at its own length although a static graph would be padded to the full chunk. A
-sliding window is priced as attention to everything, which a graph of fixed shape computes.
+Order and partition follow §3.2 of 000-npumoe: norm, router, gather, padding, scatter and both residuals on the CPU;
+attention and experts where the placement puts them. What is left out: embedding look-up, masks, sampling. A partial
+last chunk is priced at its own length although a static graph would be padded to the full chunk. A sliding window is
+priced as attention to everything, which a graph of fixed shape computes.
 
 Legend: T tokens of the chunk, L keys in the cache after it, H model width, I expert width.
 """
@@ -146,14 +146,19 @@ def operations(
     priced: list[Operation] = []
     for layer in range(shape.n_layers):
         plan = reused[layer % len(reused)]
-        priced += [_norm(step, shape), _attention(step, shape, placement.attention), _norm(step, shape)]
+        priced += [
+            _norm(step, shape),
+            _attention(step, shape, placement.attention),
+            _residual("attention residual", step, shape),
+            _norm(step, shape),
+        ]
         if plan is None:
             priced += [_ffn("dense FFN", shape.dense_width, step, shape, placement.attention)]
         else:
             priced += _moe_block(plan, shape, placement.experts, graph_bytes_limit)
             if shape.shared_width:
                 priced += [_ffn("shared FFN", shape.shared_width, step, shape, placement.attention)]
-        priced += [_residual(step, shape)]
+        priced += [_residual("residual", step, shape)]
     return priced
 
 
@@ -195,8 +200,9 @@ def _ffn(name: str, width: int, step: Step, shape: ModelShape, unit: Unit) -> Op
     )
 
 
-def _residual(step: Step, shape: ModelShape) -> Operation:
-    return Operation("residual", "cpu", "residual", moved_bytes=_row_bytes(shape) * step.n_tokens)
+def _residual(name: str, step: Step, shape: ModelShape) -> Operation:
+    """The sum that ends the MoE block is the row of Table 4; the one after attention is in none of its rows."""
+    return Operation(name, "cpu", "residual", moved_bytes=_row_bytes(shape) * step.n_tokens)
 
 
 def _moe_block(plan: DispatchPlan, shape: ModelShape, unit: Unit, graph_bytes_limit: float | None) -> list[Operation]:
@@ -224,12 +230,16 @@ def _moe_block(plan: DispatchPlan, shape: ModelShape, unit: Unit, graph_bytes_li
 
 
 def _expert_call(call: ExpertCall, shape: ModelShape, unit: Unit, graph_bytes_limit: float | None) -> Operation:
-    """One launch of the call's experts. The NPU takes static shapes below the graph limit only (§4.1, §4.2)."""
+    """One launch of the call's experts. The NPU takes static shapes below the graph limit only (§4.1, §4.2).
+
+    What it does not take, the CPU does.
+    """
     weight_bytes = shape.expert_weights * shape.bytes_per_value * len(call.experts)
-    fits = graph_bytes_limit is None or weight_bytes <= graph_bytes_limit
+    is_small = graph_bytes_limit is None or weight_bytes <= graph_bytes_limit
+    runs = unit != "npu" or (call.static and is_small)
     return Operation(
         "expert FFN",
-        unit if call.static and fits else "cpu",
+        unit if runs else "cpu",
         "expert_ffn",
         flops=2.0 * call.n_rows * shape.expert_weights,
         weight_bytes=weight_bytes,

@@ -1,6 +1,6 @@
-"""Fits of the sheet m2-ultra on the tables of 000-npumoe.
+"""Fits of the sheets m2-ultra and m2-ultra-table4 on the tables of 000-npumoe.
 
-The fits here are the only origin of the sheet's `fitted` figures; a test compares the two. All fits are non-negative
+The fits here are the only origin of the sheets' `fitted` figures; a test compares the two. All fits are non-negative
 least squares of relative residuals, since the tables print two or three digits of values that span two decades.
 No end-to-end ratio of the source enters any of them.
 """
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from engines.pricing.schedule import PHI_3_5_MOE as PHI
+from engines.pricing.schedule import ModelShape
 
 # --- the source's figures --------------------------------------------------------------------------------------------
 
@@ -50,11 +51,35 @@ TABLE_6_7 = {
     "coreml": (1.139, 0.978, 0.095, 9.66, 0.00, 3.01),
     "anemll": (1.144, 0.988, 0.090, 8.87, 0.26, 2.99),
 }
-TABLE_8_NPU = (38.27e-3, 275.70e-3)
-TABLE_9_OURS = (1.26, 12.21)
+# Table 8: a dense attention kernel, s, J, W.
+TABLE_8_NPU = (38.27e-3, 275.70e-3, 7.10)
+TABLE_8_GPU = (7.09e-3, 515.60e-3, 66.80)
+# Table 9, attention and MoE block: s, J, W.
+TABLE_9_OURS, TABLE_9_GPU = (1.26, 12.21, 9.61), (0.99, 54.72, 54.29)
+GEMM_TERMS = ("s_per_launch", "s_per_weight_byte", "s_per_flop")
+
+SECOND_READING = {
+    "units.cpu.kernels.expert_ffn.s_per_launch": 1.209e-3,
+    "units.cpu.kernels.expert_ffn.s_per_weight_byte": 6.128e-11,
+    "units.cpu.kernels.expert_ffn.s_per_flop": 8.754e-13,
+    "units.cpu.kernels.gather_dynamic.s_per_moved_byte": 2.19e-10,
+    "units.npu.kernels.expert_ffn.s_per_launch": 2.49e-3,
+    "units.npu.kernels.expert_ffn.s_per_weight_byte": 2.948e-11,
+    "units.npu.kernels.expert_ffn.s_per_flop": 6.573e-13,
+    "units.npu.s_per_naive_launch": 36.1e-3,
+    "units.gpu.kernels.attention.s_per_flop": 1.5e-13,
+}
+"""Constants that somebody else got from the same tables: a cross-check, in no fit."""
 
 PROMPT = 1024
 PAIRS = PROMPT * PHI.top_k
+CHUNKS = 4
+"""Of 256 tokens, in Tables 4 and 6; with routing of 1024 tokens every expert is called in every chunk."""
+KERNEL_ROWS = 512
+"""Of Table 8's kernel: the static shape of Fig. 20, and the only one that is near on the NPU's line."""
+QWEN3_LAYER = replace(PHI, name="qwen3-30b-a3b", hidden=2048, n_heads=32, n_kv_heads=4, n_experts=128, top_k=8,
+                      expert_width=768)  # fmt: skip
+"""What Table 6 measured, read as one layer of it in FP16: 512 calls of 16 rows."""
 FLOPS_PER_ROW = 2.0 * PHI.expert_weights
 EXPERT_BYTES = float(PHI.expert_weights * PHI.bytes_per_value)
 ROW_BYTES = float(PHI.hidden * PHI.bytes_per_value)
@@ -133,8 +158,82 @@ def fit_cpu_power() -> Fit:
     return relative_fit([(coreml[0],), (anemll[0] - anemll[2],)], [coreml[3], anemll[3]])
 
 
+@dataclass(frozen=True)
+class CpuGemm:
+    """A row of the CPU's line: what the source printed, and the calls, weight bytes and FLOP behind it."""
+
+    name: str
+    printed_s: float
+    calls: int
+    weight_bytes: float
+    flops: float
+
+
+def experts_on_cpu(name: str, printed_s: float, shape: ModelShape) -> CpuGemm:
+    """One layer over the whole prompt, every expert called in every chunk, no row padded."""
+    calls = CHUNKS * shape.n_experts
+    return CpuGemm(
+        name,
+        printed_s,
+        calls,
+        weight_bytes=float(calls * shape.expert_weights * shape.bytes_per_value),
+        flops=2.0 * PROMPT * shape.top_k * shape.expert_weights,
+    )
+
+
+def cpu_gemms() -> list[CpuGemm]:
+    """Experts of Tables 4 and 6, and the attention kernel of Table 8 as the CPU would take it by Table 6's ratio."""
+    cpu, _, anemll, _ = TABLE_4["expert FFN"]
+    return [
+        experts_on_cpu("Table 4, experts, Core ML CPU", cpu * 1e-3, PHI),
+        experts_on_cpu("Table 4, experts, ANEMLL", anemll * 1e-3, PHI),
+        experts_on_cpu("Table 6, experts, coreml", TABLE_6_7["coreml"][1], QWEN3_LAYER),
+        experts_on_cpu("Table 6, experts, anemll", TABLE_6_7["anemll"][1], QWEN3_LAYER),
+        CpuGemm(
+            "Table 8's kernel x Table 6's CPU/NPU",
+            cpu_over_npu_attention() * TABLE_8_NPU[0],
+            calls=1,
+            weight_bytes=float(PHI.attention_weights * PHI.bytes_per_value),
+            flops=attention_flops(KERNEL_ROWS),
+        ),
+    ]
+
+
+def table_6_attention() -> CpuGemm:
+    """Not fitted: Table 6's CPU attention, read as one layer over a prompt of 1024, four chunks of 256."""
+    shape, rows = QWEN3_LAYER, PROMPT // CHUNKS
+    projections = 2.0 * PROMPT * shape.attention_weights
+    scores = sum(4.0 * rows * rows * chunk * shape.n_heads * shape.head_dim for chunk in range(1, CHUNKS + 1))
+    return CpuGemm(
+        "Table 6, attention, coreml",
+        TABLE_6_7["coreml"][2],
+        CHUNKS,
+        weight_bytes=float(CHUNKS * shape.attention_weights * shape.bytes_per_value),
+        flops=projections + scores,
+    )
+
+
+def fit_cpu_gemm() -> Fit:
+    """Experts and attention are the same dense product, so one line: s per call, per weight byte, per FLOP."""
+    rows = cpu_gemms()
+    return relative_fit([(row.calls, row.weight_bytes, row.flops) for row in rows], [row.printed_s for row in rows])
+
+
+def naive_capacity() -> float:
+    """Rows of a naive launch: Table 4's padding price from NPUMoE's column, on the naive column's 1.62 ms."""
+    _, naive, _, ours = TABLE_4["padding"]
+    return (PAIRS + naive / ours * PADDED_ROWS) / (CHUNKS * PHI.n_experts)
+
+
+def naive_launch_s() -> float:
+    """What Table 4's naive launch takes beyond the line: Core ML's own dispatch. Residual 0: one row, one figure."""
+    launch, byte, flop = fit_npu_time().constants
+    printed_s = TABLE_4["expert FFN"][1] * 1e-3 / (CHUNKS * PHI.n_experts)
+    return printed_s - (launch + byte * EXPERT_BYTES + flop * naive_capacity() * FLOPS_PER_ROW)
+
+
 def table_4_fits() -> dict[str, Fit]:
-    """Seconds per FLOP or byte of the CPU's operations. Naive FFN and padding are not used: their rows are unknown."""
+    """Seconds per FLOP or byte of the CPU's other operations. Naive padding is not used: see `naive_capacity`."""
     ms = 1e-3
 
     def fit(operation: str, amounts: dict[int, float]) -> Fit:
@@ -144,7 +243,6 @@ def table_4_fits() -> dict[str, Fit]:
     every, kept = PAIRS * ROW_BYTES, KEPT_ROWS * ROW_BYTES
     router = 2.0 * PROMPT * PHI.hidden * PHI.n_experts
     return {
-        "expert_ffn": fit("expert FFN", {cpu: PAIRS * FLOPS_PER_ROW, anemll: PAIRS * FLOPS_PER_ROW}),
         "router": fit("router", dict.fromkeys(range(4), router)),
         "gather_dynamic": fit("gather", {cpu: every, anemll: every}),
         "gather_static": fit("gather", {naive: every, ours: kept}),
@@ -158,10 +256,14 @@ def attention_flops(n_rows: int) -> float:
     return 2.0 * n_rows * PHI.attention_weights + 4.0 * n_rows * n_rows * PHI.n_heads * PHI.head_dim
 
 
-def cpu_attention_s_per_flop() -> float:
-    """Table 6's attention times, CPU over NPU, times Table 8's NPU kernel, read as 512 rows of Phi-3.5-MoE."""
+def cpu_over_npu_attention() -> float:
+    """Table 6's attention times: one on the CPU, two on the NPU."""
     npu_s = relative_fit([(1.0,), (1.0,)], [TABLE_6_7["ours"][2], TABLE_6_7["anemll"][2]]).constants[0]
-    return TABLE_6_7["coreml"][2] / npu_s * TABLE_8_NPU[0] / attention_flops(512)
+    return TABLE_6_7["coreml"][2] / npu_s
+
+
+def gpu_s_per_flop() -> float:
+    return TABLE_8_GPU[0] / attention_flops(KERNEL_ROWS)
 
 
 def npu_accuracy() -> float:
@@ -177,13 +279,19 @@ def npu_accuracy() -> float:
     return math.sqrt(float(np.mean(np.square(residuals))))
 
 
-def cpu_accuracy() -> float:
-    """RMS of Table 4's time fits, with the power fit's in quadrature."""
-    times = [r for fit in table_4_fits().values() for r in fit.residuals]
+def cpu_accuracy(sheet: str) -> float:
+    """RMS of the fits of its times, with the power fit's in quadrature."""
+    fits = [fit_cpu_gemm(), *(fit for kernel, fit in table_4_fits().items() if _is_fitted(sheet, kernel))]
+    times = [r for fit in fits for r in fit.residuals]
     return math.hypot(math.sqrt(float(np.mean(np.square(times)))), fit_cpu_power().rms)
 
 
-def fitted_figures() -> dict[str, float]:
+def _is_fitted(sheet: str, kernel: str) -> bool:
+    """The write-back of Table 4 is in its own sheet only."""
+    return sheet == "m2-ultra-table4" or kernel not in ("scatter", "residual")
+
+
+def fitted_figures(sheet: str) -> dict[str, float]:
     """Every `fitted` figure of the sheet by its path in the TOML."""
     launch, byte, flop = fit_npu_time().constants
     comm = fit_comm_power()
@@ -198,10 +306,16 @@ def fitted_figures() -> dict[str, float]:
         "units.npu.kernels.expert_ffn.s_per_weight_byte": byte,
         "units.npu.kernels.expert_ffn.s_per_flop": flop,
         "units.cpu.busy_w": fit_cpu_power().constants[0],
-        "units.cpu.relative_accuracy": cpu_accuracy(),
-        "units.cpu.kernels.attention.s_per_flop": cpu_attention_s_per_flop(),
+        "units.cpu.relative_accuracy": cpu_accuracy(sheet),
+        "units.npu.s_per_naive_launch": naive_launch_s(),
+        "units.gpu.relative_accuracy": TABLE_8_GPU[1] / TABLE_8_GPU[0] / TABLE_8_GPU[2] - 1,
+        "units.gpu.kernels.attention.s_per_flop": gpu_s_per_flop(),
     }
+    for kernel in ("expert_ffn", "attention"):
+        for amount, value in zip(GEMM_TERMS, fit_cpu_gemm().constants, strict=True):
+            figures[f"units.cpu.kernels.{kernel}.{amount}"] = value
     for kernel, fit in table_4_fits().items():
-        amount = "s_per_flop" if kernel in ("expert_ffn", "router") else "s_per_moved_byte"
-        figures[f"units.cpu.kernels.{kernel}.{amount}"] = fit.constants[0]
+        if _is_fitted(sheet, kernel):
+            amount = "s_per_flop" if kernel == "router" else "s_per_moved_byte"
+            figures[f"units.cpu.kernels.{kernel}.{amount}"] = fit.constants[0]
     return figures
