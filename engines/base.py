@@ -12,6 +12,8 @@ from results.records import Completion, EngineCounters, Request, Road
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engines.profile import Profile
+
 PhaseEvent = Literal["request start", "prefill end", "request end"]
 
 
@@ -44,6 +46,10 @@ class Engine(Protocol):
 
     def calibrate(self, prompts: Sequence[Sequence[int]]) -> None:
         """Learns from prompts (token ids) that are not asked in any window."""
+        ...
+
+    def use_profile(self, profile: Profile) -> None:
+        """Takes what was learnt before, of the same model, in the place of `calibrate`."""
         ...
 
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:

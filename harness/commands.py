@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from harness.bundled_plans import FIRST_PLAN, bundled_plans, write_bundled_plan
+from harness.calibrate_command import calibrate
 from harness.device_commands import devices, doctor, record
 from harness.interrupts import raise_in_command
 from harness.run_commands import plan_check, plan_schema, report, run
@@ -96,6 +97,7 @@ def init(
 
 
 app.command()(run)
+app.command()(calibrate)
 app.command()(report)
 plan_app.command("check")(plan_check)
 plan_app.command("schema")(plan_schema)

@@ -20,6 +20,7 @@ from devices.meters.modelled import watts_sheet_path
 from devices.models.sheet import sheet_path
 from engines.errors import EngineError
 from engines.model.checkpoints import decisive_files
+from engines.profile_files import profile_files
 from harness.file_digests import file_digests
 from harness.plan import Plan
 from harness.schema import MODEL_PREFIX
@@ -35,6 +36,7 @@ NOT_SET = "not set"
 MOST_TOLD = 4
 DIGITS = 12
 OWN_CODE = "joulebench's own code"
+OF_PROFILE = " of profile "
 
 
 def inputs_of(plan: Plan, workbench: Workbench) -> tuple[Input, ...]:
@@ -84,6 +86,8 @@ def _files(plan: Plan, workbench: Workbench) -> Iterator[tuple[str, Path]]:
             seen[f"watts sheet {device.watts_sheet}"] = watts_sheet_path(device.watts_sheet)
         if device.recording is not None:
             seen[f"recording {device.recording}"] = Path(device.recording)
+    for folder in dict.fromkeys(c.engine.profile for c in plan.cells if c.engine.profile is not None):
+        seen |= {f"{path.name}{OF_PROFILE}{folder}": path for path in profile_files(Path(folder))}
     seen |= {f"data file {path}": path for path in sorted(workbench.data_files)}
     yield from seen.items()
 

@@ -386,6 +386,7 @@ class _CellBuilder:
             engine_parameters={
                 "prefill_chunk": engine.spec.prefill_chunk,
                 "dtype": model.spec.dtype,
+                **({"profile": engine.spec.profile} if engine.spec.profile is not None else {}),
                 **({"threads": engine.spec.threads} if engine.spec.threads else {}),
                 **({"reuse_prefix": True} if engine.spec.reuse_prefix else {}),
                 **({"max_batch": engine.spec.max_batch} if engine.spec.max_batch > 1 else {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.inputs import OWN_CODE, told_changes
+from harness.inputs import OF_PROFILE, OWN_CODE, changes, told_changes
 from harness.plan import Plan
 from harness.plan_values import shown
 from results.records import Input, RunInfo
@@ -20,6 +20,9 @@ def plan_differences(then: RunInfo, now: Plan, inputs: Sequence[Input]) -> str:
     found = list(_differences(_meant(then.plan), _meant(now.raw), ""))
     if found:
         return told_changes(found)
+    profiles = changes(*([i for i in own if OF_PROFILE in i.name] for own in (then.inputs, inputs)))
+    if profiles:
+        return told_changes(profiles)
     before, after = ({i.value for i in own if i.name == OWN_CODE} for own in (then.inputs, inputs))
     if before == after:
         return "its lines are the same, and the data folder (JOULEBENCH_DATA) is another"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import math
 from collections.abc import Iterator
@@ -19,8 +20,10 @@ from engines.model.weights import check_quantisation
 from engines.pricing.placements import check as check_placement
 from engines.pricing.placements import find_placement
 from engines.pricing.schedule import priced_shape
+from engines.profile_files import DIGITS, digest_of_profile
 from harness.catalog import METERS, WORKLOADS
 from harness.plan import CellPlan, Draft, Part, Plan, PlanError
+from harness.references import with_references
 from harness.schema import DeviceSpec, Protocol
 from harness.workbench import Workbench, technique_spec
 from workloads.base import TellsEarly, Workload, WorkloadError
@@ -51,7 +54,7 @@ def preflight(draft: Draft, workbench: Workbench) -> Plan:
     empty: dict[tuple[str, str], tuple[str, ...]] = {}
     for found in facts.values():
         for engine in parts.engines:
-            problems += _problems_with_model(engine, found)
+            problems += _problems_with_model(engine, found, workbench)
         for device in dict.fromkeys(device.spec for device in parts.devices):
             problems += _pricing_problems(device, found)
         techniques = _calibrated(parts.engines)
@@ -60,22 +63,28 @@ def preflight(draft: Draft, workbench: Workbench) -> Plan:
         raise PlanError(list(dict.fromkeys(problems)))
     plan = draft.sound()
     left_out = tuple(dict.fromkeys(itertools.chain.from_iterable(empty.values())))
-    cells = [_noted(c, facts[c.model.source]) for c in plan.cells if (c.cell.workload, c.model.source) not in empty]
+    asking = [c for c in plan.cells if (c.cell.workload, c.model.source) not in empty]
+    cells = with_references([_noted(c, facts[c.model.source]) for c in asking])
     if not cells:
         raise PlanError([f"the plan has no cell to run: {'; '.join(left_out)}"])
     return replace(plan, cells=tuple(cells), left_out=left_out)
 
 
 def _noted(cell_plan: CellPlan, facts: CheckpointFacts) -> CellPlan:
-    """With what only the model's files say: its note, and that it has LongRoPE, whose factors the engine chooses."""
+    """With what only files say: the model's note, that it has LongRoPE, whose factors the engine chooses, and the
+    digest of the profile, which makes it another cell."""
     from engines.model.rope import LongScaling
 
     said = dict(cell_plan.cell.engine_parameters)
     if isinstance(facts.config.rope.scaling, LongScaling):
         said["long_rope"] = cell_plan.engine.long_rope
-    return replace(
-        cell_plan, cell=cell_plan.cell.model_copy(update={"model_note": facts.note, "engine_parameters": said})
-    )
+    cell_id = cell_plan.cell.cell_id
+    if cell_plan.engine.profile is not None:
+        digest = digest_of_profile(Path(cell_plan.engine.profile))
+        said["profile"] = f"{cell_plan.engine.profile} (sha256 {digest[:DIGITS]})"
+        cell_id = hashlib.sha256(f"{cell_id} {digest}".encode()).hexdigest()[: len(cell_id)]
+    noted = {"cell_id": cell_id, "model_note": facts.note, "engine_parameters": said}
+    return replace(cell_plan, cell=cell_plan.cell.model_copy(update=noted))
 
 
 def _backend_problems(device: DeviceSpec) -> Iterator[str]:
@@ -128,9 +137,15 @@ def _engine_problems(engine: Part) -> Iterator[str]:
     reason = check_placement(find_placement(engine.spec.placement), technique_spec(engine.spec).static_shapes)
     if reason:
         yield f"engine {engine.label}: {reason}"
+    if engine.spec.profile is not None:
+        if not technique_spec(engine.spec).calibration_prompts:
+            name = engine.spec.technique.name
+            yield f"engine {engine.label}: technique {name} learns nothing offline; remove profile"
+        elif "calibration_prompts" in engine.spec.technique.model_fields_set:
+            yield f"engine {engine.label}: a profile takes the place of calibration_prompts; remove one of them"
 
 
-def _problems_with_model(engine: Part, facts: CheckpointFacts) -> Iterator[str]:
+def _problems_with_model(engine: Part, facts: CheckpointFacts, workbench: Workbench) -> Iterator[str]:
     technique = technique_spec(engine.spec)
     if facts.config.moe is None and technique.calibration_prompts:
         yield (
@@ -142,6 +157,10 @@ def _problems_with_model(engine: Part, facts: CheckpointFacts) -> Iterator[str]:
             check_quantisation(facts.config, engine.spec.quantise)
         except EngineError as error:
             yield f"engine {engine.label}: {error}"
+    if engine.spec.profile is not None and technique.calibration_prompts and facts.config.moe is not None:
+        reason = workbench.profile_mismatch(engine.spec.profile, facts)
+        if reason:
+            yield f"engine {engine.label}: {reason}"
 
 
 def _pricing_problems(device: DeviceSpec, facts: CheckpointFacts) -> Iterator[str]:
@@ -153,9 +172,9 @@ def _pricing_problems(device: DeviceSpec, facts: CheckpointFacts) -> Iterator[st
 
 
 def _calibrated(engines: list[Part]) -> dict[str, int]:
-    """Techniques that are calibrated, and the most prompts that one of their engines asks for."""
+    """Techniques that are calibrated on prompts, and the most that one of their engines asks for."""
     wanted: dict[str, int] = {}
-    for technique in (technique_spec(engine.spec) for engine in engines):
+    for technique in (technique_spec(engine.spec) for engine in engines if engine.spec.profile is None):
         if technique.calibration_prompts:
             most = max(wanted.get(technique.technique, 0), technique.calibration_prompts)
             wanted[technique.technique] = most

@@ -60,6 +60,8 @@ class EngineSpec(Record):
 
     name: str = Field(min_length=1, max_length=MAX_NAME)
     technique: TechniqueSpec
+    profile: str | None = Field(None, min_length=1)
+    """Folder that `joulebench calibrate` wrote: learnt from in the place of prompts of the workload, in all cells."""
     placement: str = "host"
     prefill_chunk: int = Field(512, ge=1, le=1 << 20)
     threads: int | None = Field(None, ge=1, le=1024)

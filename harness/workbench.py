@@ -15,15 +15,19 @@ from devices.conditions import host_environment
 from devices.host import Host
 from devices.models.device import ModelDevice, load_model_device
 from engines.base import Engine
+from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.placements import find_placement
 from engines.pricing.schedule import own_shape, priced_shape
+from engines.profile import Profile
+from engines.profile_files import read_profile
 from engines.reference import ReferenceEngine
 from harness.catalog import METERS, WORKLOADS, technique_parameters
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.plan import CellPlan
+from harness.profiles import mismatch_with
 from harness.references import as_lossless
 from harness.samples import samples_of
 from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, EngineSpec, ModelSpec, Protocol
@@ -62,6 +66,7 @@ class Workbench:
         self._workloads: dict[str, Workload] = {}
         self._devices: dict[str, Device] = {}
         self._engines: dict[str, Engine] = {}
+        self._profiles: dict[str, Profile] = {}
         self._kept = KeptDistributions()
         self._arm_scores: dict[str, ArmScores] = {}
         self.on_wait: WaitListener = log_waiting
@@ -81,8 +86,7 @@ class Workbench:
         workload = self.workload(plan)
         requests = workload.requests(engine.tokenizer, engine.max_length)
         if engine.needs_calibration:
-            wanted = technique_spec(plan.engine).calibration_prompts
-            engine.calibrate(workload.calibration_prompts(engine.tokenizer, engine.max_length, wanted))
+            self._calibrate(plan, engine, workload)
         return Arm(
             cell_id=plan.cell.cell_id,
             engine=engine,
@@ -93,6 +97,31 @@ class Workbench:
             max_batch=plan.engine.max_batch,
             unmeasured=self._unmeasured(plan, engine, workload, requests),
         )
+
+    def _calibrate(self, plan: CellPlan, engine: Engine, workload: Workload) -> None:
+        if plan.engine.profile is None:
+            wanted = technique_spec(plan.engine).calibration_prompts
+            engine.calibrate(workload.calibration_prompts(engine.tokenizer, engine.max_length, wanted))
+            return
+        # Again: the weights of a hub model may not have been here when the plan was checked.
+        reason = self.profile_mismatch(plan.engine.profile, self._checkpoint(plan.model, plan.engine.quantise))
+        if reason:
+            raise EngineError(reason)
+        engine.use_profile(self.profile(plan.engine.profile))
+
+    def profile(self, folder: str) -> Profile:
+        """Read once. Raises `EngineError`."""
+        if folder not in self._profiles:
+            self._profiles[folder] = read_profile(Path(folder))
+        return self._profiles[folder]
+
+    def profile_mismatch(self, folder: str, facts: CheckpointFacts) -> str | None:
+        """What is wrong with a profile, or why it does not serve a model; None where it does."""
+        try:
+            reason = mismatch_with(self.profile(folder), facts, self.on_note)
+        except (EngineError, OSError) as error:
+            return str(error)
+        return reason and f"profile {folder}: {reason}; calibrate this model: `joulebench calibrate`"
 
     def requests(self, plan: CellPlan) -> Sequence[Request]:
         """What a cell asks, without loading its weights. Raises `EngineError`, `WorkloadError`."""

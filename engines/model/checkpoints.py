@@ -182,8 +182,13 @@ def decisive_files(source: str) -> list[Path]:
     Fetches what is not there yet of a hub model.
     """
     folder, _ = _find_folder(source, weights=True)
+    return decisive_files_of(folder)
+
+
+def decisive_files_of(folder: Path, weights: bool = True) -> list[Path]:
+    """The same of a folder, as far as it is there. Raises `EngineError`."""
     own = {path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}
-    return [*sorted(own), *_weight_files(folder)]
+    return [*sorted(own), *(_weight_files(folder) if weights else ())]
 
 
 def _check_tensors(config: ModelConfig, located: dict[str, TensorFile]) -> None:

@@ -42,6 +42,7 @@ from engines.model.families import FAMILIES, Family, RouterFamily
 from engines.model.rope import read_rope, rope_table, yarn_amplitude
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CONFIG_FILE = "config.json"
 MAX_LAYERS = 1000
 MAX_EXPERTS_IN_ALL = 100_000
 """Several times what the largest published models have: whoever asks for more would wait for names of tensors only."""
@@ -49,7 +50,7 @@ MAX_EXPERTS_IN_ALL = 100_000
 
 def read_model_config(folder: Path) -> ModelConfig:
     """Reads config.json (and generation_config.json, if any). Raises `EngineError` on what cannot be computed."""
-    raw = read_json(folder / "config.json")
+    raw = read_json(folder / CONFIG_FILE)
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
     eos = generation.get("eos_token_id")

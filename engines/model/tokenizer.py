@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 from engines.errors import EngineError
 from engines.model.model_config import read_json
 
+TOKENIZER_FILE, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+OWN_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG, CHAT_TEMPLATE)
 FALLBACK_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
@@ -34,7 +36,7 @@ class Tokenizer:
         """Reads the folder. `eos_token_ids` empty: the tokenizer's own end token. Raises `EngineError`."""
         import tokenizers
 
-        path = folder / "tokenizer.json"
+        path = folder / TOKENIZER_FILE
         if not path.is_file():
             raise EngineError(f"{folder}: no tokenizer.json; export the model's fast tokenizer beside its weights")
         content = _read_bytes(path)
@@ -52,7 +54,7 @@ class Tokenizer:
                 f"{path}: tokenizer does not match the model: ids up to {self._size - 1}, "
                 f"embedding rows {embedding_rows}; use the tokenizer that came with the weights"
             )
-        config_path = folder / "tokenizer_config.json"
+        config_path = folder / TOKENIZER_CONFIG
         self._config = read_json(config_path) if config_path.is_file() else {}
         self.eos_token_ids = eos_token_ids or self._own_ids("eos_token")
         self.bos_token_id: int | None = next(iter(self._own_ids("bos_token")), None)
@@ -141,7 +143,7 @@ def _rust_errors(what: str, remedy: str) -> Iterator[None]:
 
 def _read_chat_template(folder: Path, config: dict[str, Any]) -> str:
     """chat_template.jinja (newer exports), else the config's template (one, or the list's "default"), else ours."""
-    path = folder / "chat_template.jinja"
+    path = folder / CHAT_TEMPLATE
     if path.is_file():
         try:
             return _read_bytes(path).decode("utf-8")

@@ -18,6 +18,7 @@ from engines.dispatch import DispatchPlan
 from engines.model.tokenizer import Tokenizer
 from engines.pricing.placements import Placement
 from engines.pricing.schedule import ModelShape, Step, lm_head, operations
+from engines.profile import Profile
 from engines.reference import StepObserver, StepPhase
 from results.records import Completion, EngineCounters, Request, Road
 
@@ -32,6 +33,7 @@ class ObservedEngine(Protocol):
     @property
     def needs_calibration(self) -> bool: ...
     def calibrate(self, prompts: Sequence[Sequence[int]]) -> None: ...
+    def use_profile(self, profile: Profile) -> None: ...
     def run(self, request: Request, on_phase: PhaseListener) -> Completion: ...
     def show_log_probabilities(self, request: Request, listener: Callable[[Tensor], object]) -> None: ...
     def reset(self) -> None: ...
@@ -60,6 +62,9 @@ class ModelledEngine:
     def calibrate(self, prompts: Sequence[Sequence[int]]) -> None:
         """Offline, so it costs no virtual time."""
         self._reference.calibrate(prompts)
+
+    def use_profile(self, profile: Profile) -> None:
+        self._reference.use_profile(profile)
 
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:
         pricing = _RequestPricing(request, self._timeline, self._placement, self._shape, on_phase)

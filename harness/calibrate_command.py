@@ -1,0 +1,149 @@
+"""The command that counts a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from harness.interrupts import raise_in_command
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    EXIT_NOT_WRITTEN,
+    AsJson,
+    console_of,
+    end_interrupted,
+    fail,
+    print_rows,
+    quiet_libraries,
+    rounded,
+)
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from engines.profile import Profile
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def calibrate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As model.source of a plan.")],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            metavar="WORKLOAD[,...]", help="Workloads whose calibration prompts are counted; may be repeated."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the profile to write.")],
+    prompts: Annotated[int, typer.Option(min=1, max=100_000, help="Of each workload, where it keeps so many.")] = 32,
+    dtype: Annotated[Dtype, typer.Option(help="How weights are held.")] = "float32",
+    chunk: Annotated[int, typer.Option(min=1, max=1 << 20, help="Tokens of a prefill step.")] = 512,
+    as_json: AsJson = False,
+) -> None:
+    """Count which experts a model chooses, and write the profile that plans may name."""
+    quiet_libraries()
+    raise_in_command()
+    from engines.errors import EngineError
+    from engines.profile_files import check_is_free, write_profile
+    from harness.calibration import CalibrationError
+    from harness.calibration import calibrate as counted
+    from harness.schema import ModelSpec
+
+    console = console_of(stderr=True)
+    names = [name.strip() for text in data for name in text.split(",") if name.strip()]
+    try:
+        check_is_free(out)
+        with _Progress(console) as progress:
+            profile = counted(ModelSpec(source=model, dtype=dtype), names, prompts, chunk, progress)
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, "no profile was written")
+    except CalibrationError as error:
+        for problem in error.problems:
+            typer.echo(f"error: {printable(problem)}", err=True)
+        raise typer.Exit(EXIT_BAD_PLAN) from error
+    except FileExistsError as error:
+        fail(f"--out {error}", EXIT_BAD_PLAN)
+    except (EngineError, OSError, ValueError) as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    try:
+        write_profile(profile, out)
+    except OSError as error:
+        fail(f"--out {out}: cannot be written ({error.strerror or error})", EXIT_NOT_WRITTEN)
+    print_rows(_rows(profile), as_json, f"{model}: routing over {_counted(profile)}")
+    if not as_json:
+        typer.echo(f'{printable(str(out))}: written; a plan names it as profile = "..." in [[engine]]')
+
+
+def _counted(profile: Profile) -> str:
+    assert profile.origin is not None  # the command has just told it
+    data = ", ".join(f"{one.n_prompts} prompts of {one.workload} ({one.source})" for one in profile.origin.data)
+    return f"{profile.n_tokens:,} tokens, top {profile.top_k}: {data}"
+
+
+def _rows(profile: Profile) -> list[dict[str, Any]]:
+    return [
+        {
+            "layer": layer,
+            "imbalance": rounded(profile.imbalance(layer)),
+            "most chosen": ", ".join(map(str, profile.popularity(layer)[:4])),
+            "experts": len(counts),
+            "never chosen": counts.count(0),
+        }
+        for layer, counts in profile.tokens_per_expert.items()
+    ]
+
+
+class _Progress:
+    """A bar on a terminal; elsewhere a line for each step and tenth of the prompts."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._console = console
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._n_prompts = self._n_done = 0
+
+    def note(self, what: str) -> None:
+        self._bar.update(self._task, description=printable(what))
+        self._say(what)
+
+    def begin(self, n_prompts: int) -> None:
+        self._n_prompts = n_prompts
+        self._bar.update(self._task, description="counting", total=n_prompts)
+
+    def advance(self) -> None:
+        self._n_done += 1
+        self._bar.update(self._task, advance=1)
+        if self._n_done * 10 // self._n_prompts > (self._n_done - 1) * 10 // self._n_prompts:
+            self._say(f"{self._n_done} of {self._n_prompts} prompts")
+
+    def _say(self, line: str) -> None:
+        if not self._console.is_terminal:
+            self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

@@ -1,0 +1,110 @@
+"""`joulebench calibrate`: a profile counted over prompts that workloads keep for it, and that they never ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from engines.errors import EngineError
+from engines.model.checkpoints import load_checkpoint
+from engines.profile import Profile, ProfiledData, ProfileOrigin
+from harness.catalog import WORKLOADS
+from harness.file_digests import file_digests
+from harness.problems import told
+from harness.profiles import model_digests, sha256_of
+from harness.schema import ModelSpec, WorkloadSpec
+from harness.state import state_folder
+from harness.workbench import build_workload
+from workloads import files_read
+from workloads.base import WorkloadError
+
+
+class CalibrationError(Exception):
+    """What was asked for cannot be counted. `problems`: one line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(problems))
+
+
+class CalibrationProgress(Protocol):
+    """Who sees how far it is."""
+
+    def note(self, what: str) -> None: ...
+    def begin(self, n_prompts: int) -> None: ...
+    def advance(self) -> None: ...
+
+
+def calibrate(
+    model: ModelSpec, names: Sequence[str], n_prompts: int, prefill_chunk: int, progress: CalibrationProgress
+) -> Profile:
+    """Counts a profile over prompts that the workloads keep for it.
+
+    n_prompts: of each workload, where it has so many. Raises `CalibrationError`, `EngineError`, `OSError`.
+    """
+    import torch
+
+    from engines.model.transformer import Transformer
+    from engines.profiling import profile_of
+
+    specs = _workload_specs(names)
+    progress.note(f"loading {model.source}")
+    checkpoint = load_checkpoint(model.source, getattr(torch, model.dtype))
+    if checkpoint.config.moe is None:
+        raise EngineError(f"{model.source} is dense, so there is no expert to count; take a model with experts")
+    data_files: set[Path] = set()
+    files_read.note_into(data_files)
+    prompts: list[Sequence[int]] = []
+    data: list[ProfiledData] = []
+    asked: list[Any] = []
+    problems: list[str] = []
+    for spec in specs:
+        progress.note(f"{spec.name}: building prompts")
+        try:
+            workload = build_workload(spec, allow_code=WORKLOADS[spec.name].runs_code)  # none is scored, so none is run
+            own = workload.calibration_prompts(checkpoint.tokenizer, checkpoint.config.max_length, n_prompts)
+        except WorkloadError as error:
+            problems.append(f"--data {spec.name}: {error}")
+            continue
+        if not own:
+            problems.append(f"--data {spec.name}: no item kept for calibration fits the model; name another workload")
+            continue
+        prompts += own
+        data.append(ProfiledData(workload=spec.name, source=workload.data_source, n_prompts=len(own)))
+        asked.append([spec.model_dump(mode="json"), [list(prompt) for prompt in own]])
+    if problems:
+        raise CalibrationError(problems)
+    digests = model_digests(checkpoint, progress.note)
+    assert digests.model is not None  # its weights were just read
+    files = sorted(data_files)
+    read = file_digests(files, state_folder(), progress.note)
+    progress.begin(len(prompts))
+    transformer = Transformer(checkpoint)
+    found = profile_of(transformer, transformer.new_cache(), prompts, prefill_chunk, True, progress.advance)
+    origin = ProfileOrigin(
+        model=model.source,
+        model_sha256=digests.model,
+        tokenizer_sha256=digests.tokenizer,
+        data_sha256=sha256_of([asked, [[path.name, read[path]] for path in files]]),
+        data=tuple(data),
+        dtype=model.dtype,
+    )
+    return replace(found, origin=origin)
+
+
+def _workload_specs(names: Sequence[str]) -> list[Any]:
+    """Each with its own defaults."""
+    specs, problems = [], []
+    adapter: TypeAdapter[Any] = TypeAdapter(WorkloadSpec)
+    for name in dict.fromkeys(names):
+        try:
+            specs.append(adapter.validate_python({"name": name}))
+        except ValidationError as error:
+            problems += told("--data", error, WorkloadSpec)
+    if problems or not specs:
+        raise CalibrationError(problems or ["--data names no workload; `joulebench list workloads` shows them"])
+    return specs
