@@ -32,7 +32,7 @@ from results.cumulative import (
     unbroken,
     unwrapped,
 )
-from results.jumps import lone_step
+from results.jumps import LoneStep, lone_steps
 from results.liveness import Beside, at_rest, shows_nothing
 from results.records import EnergyReading, IdleBaseline, Method, Phase, PowerTrace
 from results.rest import Stood, beside_of, is_known, lowest_w, moving_of, resting, showing, stood_still
@@ -250,22 +250,32 @@ def _integrate(trace: PowerTrace, intervals: Sequence[Interval], beside: Beside 
 
 
 def _jumped(trace: PowerTrace, edges: Array, energy_j: float, beside: Beside | None) -> tuple[float, str | None]:
-    """(variance, remark) of a step that stands alone. Raises UnresolvedError where it decides the energy."""
+    """(variance, remark) of steps that stand alone. Raises UnresolvedError where they decide the energy."""
     name = f"{trace.meter} {trace.component}"
-    lone = lone_step(trace.times_s, unwrapped(trace, name), trace.sample_interval_s, trace.update_period_s)
-    if lone is None or not np.any((edges[:, 0] < lone.end_s) & (edges[:, 1] > lone.start_s)):
+    steps = [
+        lone
+        for lone in lone_steps(trace.times_s, unwrapped(trace, name), trace.sample_interval_s, trace.update_period_s)
+        if np.any((edges[:, 0] < lone.end_s) & (edges[:, 1] > lone.start_s)) and not _confirms(beside, lone)
+    ]
+    if not steps:
         return 0.0, None
-    other = None if beside is None else beside.between(lone.start_s, lone.end_s)
-    if other is not None and 2 * other[0] >= lone.step_j:
-        return 0.0, None
+    excess_j = math.fsum(lone.excess_j for lone in steps)
+    lasted_s = math.fsum(lone.end_s - lone.start_s for lone in steps)
     what = (
-        f"{name}: one step of {lone.step_j:.4g} J in {format_duration(lone.end_s - lone.start_s)},"
-        f" {lone.excess_j:.4g} J above the highest power of all others"
+        f"{name}: {'one step' if len(steps) == 1 else f'{len(steps)} steps'} of"
+        f" {math.fsum(lone.step_j for lone in steps):.4g} J in {format_duration(lasted_s)},"
+        f" {excess_j:.4g} J above the power beside"
     )
-    sigma_j = lone.excess_j / math.sqrt(3)
+    # What made the counter jump once may have done so again: they err together.
+    sigma_j = excess_j / math.sqrt(3)
     if sigma_j > MAX_JUMP_SIGMA * energy_j:
-        raise UnresolvedError(f"{what}: a jump of the counter, or a burst, which one reading cannot tell")
+        raise UnresolvedError(f"{what}: a jump of the counter, or a burst, which its readings cannot tell")
     return sigma_j**2, f"{what}; it may be a jump of the counter"
+
+
+def _confirms(beside: Beside | None, lone: LoneStep) -> bool:
+    other = None if beside is None else beside.between(lone.start_s, lone.end_s)
+    return other is not None and 2 * other[0] >= lone.step_j
 
 
 # --- whether the trace determines the energy -------------------------------------------------------------------------

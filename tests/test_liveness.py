@@ -248,6 +248,35 @@ def test_a_part_that_rests_again_and_again_is_known_better_than_one_that_stops_o
     assert reading.uncertainty_j < 0.05 * true_j
 
 
+@pytest.mark.parametrize("update_s", [0.001, 0.1])
+@pytest.mark.parametrize("n_jumps", [1, 2])
+def test_jumps_of_a_few_times_the_highest_power_are_in_the_uncertainty(update_s: float, n_jumps: int) -> None:
+    """Four times what 120 W bring between two readings or renewals: up to 6 % of the window, each."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        power = request(rng)
+        taken = read(power, update_s, rng)
+        values = taken.values.copy()
+        for at_s in (2.0, 6.0)[:n_jumps] + rng.uniform(-1, 1, n_jumps):
+            values[taken.times_s > at_s] += 4.0 * 120.0 * max(INTERVAL_S, update_s)
+        reading = energy(replace(taken, values=values))
+        assert within(reading, power.energy_j(0, WINDOW_S), 2.0)
+        assert "above the power beside" in str(reading.remark or reading.reason)
+
+
+@pytest.mark.parametrize("lasts_s", [0.02, 0.04, 0.13, 0.3])
+@pytest.mark.parametrize("update_s", [0.001, 0.1])
+def test_a_short_burst_stays_a_measurement(lasts_s: float, update_s: float) -> None:
+    """300 W in 40 W."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        start_s = rng.uniform(0.5, 8.0)
+        power = StepPower(np.array([-5.0, start_s, start_s + lasts_s, 40.0]), np.array([40.0, 300.0, 40.0]))
+        reading = energy(read(power, update_s, rng))
+        assert reading.energy_j is not None
+        assert within(reading, power.energy_j(0, WINDOW_S), 2.0)
+
+
 @pytest.mark.parametrize("jump_j", [50.0, 100.0, 400.0])
 def test_a_jump_below_what_a_part_can_draw_is_never_stated_as_joules_without_doubt(jump_j: float) -> None:
     """20 W for nine seconds; one step holds 1 kW and more for 50 ms. A burst of more than one step is believed."""

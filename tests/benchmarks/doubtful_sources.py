@@ -160,6 +160,8 @@ FAILED: dict[str, Callable[[np.random.Generator], Window]] = {
     "jump of 4.5 peaks, 1 ms": jumps(4.5, 0.001),
     "jump of 2.5 peaks, 100 ms": jumps(2.5, 0.1),
     "jump of 4.5 peaks, 100 ms": jumps(4.5, 0.1),
+    "jump of 3.5 peaks, 1 ms": jumps(3.5, 0.001),
+    "jump of 3.5 peaks, 100 ms": jumps(3.5, 0.1),
     "two jumps of 4.5 peaks, 100 ms": jumps(4.5, 0.1, 2),
     "irregular 60 ms, bursts, loses 0.4 s": irregular(0.06, bursty, 0.4),
     "irregular 60 ms, bursts, loses 1 s": irregular(0.06, bursty, 1.0),
