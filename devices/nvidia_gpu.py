@@ -18,6 +18,10 @@ J_PER_MJ = 1e-3
 W_PER_MW = 1e-3
 INSTANT_PERIOD_S = 0.1
 """The power sensor renews its value about every 100 ms (A100 and H100 look a quarter of the time)."""
+MAX_GPU_POWER_W = 5e3
+"""Of one board that states no limit: several times what the largest may draw."""
+OVER_LIMIT = 3.0
+"""Times its highest limit: a board draws no more for as long as a reading takes."""
 AVERAGED_S = 1.0
 """nvmlDeviceGetPowerUsage on Ampere and later is the mean of the last second (its manual)."""
 
@@ -34,6 +38,27 @@ def nvml_errors(error_type: type[DeviceError], words: str) -> Iterator[None]:
             raise error_type(f"NVML: {error}{words}") from error
 
 
+def uuid_of(handle: Any) -> str | None:
+    """Of the board behind a handle of pynvml; None where it does not tell."""
+    import pynvml
+
+    try:
+        return str(pynvml.nvmlDeviceGetUUID(handle))
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return None
+
+
+def max_power_w_of(handle: Any) -> float:
+    """More cannot flow into it."""
+    import pynvml
+
+    try:
+        _, limit_mw = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+    except pynvml.NVMLError:
+        return MAX_GPU_POWER_W
+    return min(OVER_LIMIT * limit_mw * W_PER_MW, MAX_GPU_POWER_W) if limit_mw > 0 else MAX_GPU_POWER_W
+
+
 class NvidiaGpu:
     """What a meter wants of a GPU. `power_period_s` says how old a power reading may be."""
 
@@ -42,7 +67,8 @@ class NvidiaGpu:
 
         self.index = index
         self._handle: Any = pynvml.nvmlDeviceGetHandleByIndex(index)
-        self.uuid = self._found_uuid()
+        self.uuid = uuid_of(self._handle)
+        self.max_power_w = max_power_w_of(self._handle)
         self._is_instant = self._has_instant_power()
         self.has_counter = self._offers(pynvml.nvmlDeviceGetTotalEnergyConsumption)
         self.has_power = self._is_instant or self._offers(pynvml.nvmlDeviceGetPowerUsage)
@@ -69,14 +95,6 @@ class NvidiaGpu:
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
             return False
         return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
-
-    def _found_uuid(self) -> str | None:
-        import pynvml
-
-        try:
-            return str(pynvml.nvmlDeviceGetUUID(self._handle))
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-            return None
 
     def energy_j(self) -> float:
         """Since the driver was loaded."""

@@ -205,6 +205,7 @@ def test_driver_that_is_loaded_again_in_a_recording_counts_from_0_and_is_read_ag
     code = recording_code(NVML, [(1.2, LOST), (1.6, gone), (2.7, BASE | {"restart_s": -1.0})])
     answer = nvml.run(code.replace("'restart_s': -1.0", "'restart_s': time.monotonic() + 2.0"), **BASE)
     assert answer["n_behind"] >= 5  # of 20
+    assert answer["before"]["energy_j"] / answer["before"]["duration_s"] == pytest.approx(300.0, rel=0.05)
     assert answer["whole"]["energy_j"] is None
     assert "it was reset or the device was lost" in answer["whole"]["reason"]
 
@@ -232,6 +233,18 @@ def test_gpu_that_was_waited_for_in_vain_is_looked_at_once_from_then_on(nvml: Fa
     first_s, second_s = nvml.run(code)
     assert first_s >= 0.8
     assert second_s < 0.5 * first_s
+
+
+def test_a_board_draws_no_more_than_three_times_its_highest_limit(nvml: FakeNvml) -> None:
+    code = """
+from devices.clock import MonotonicClock
+from devices.meters.nvml import NvmlMeter
+meter = NvmlMeter(0.05, MonotonicClock())
+meter.open()
+answer = [channel.max_power_w for channel in meter.channels]
+"""
+    assert nvml.run(code, limit_w=80) == [240.0, 240.0]
+    assert nvml.run(code) == [5000.0, 5000.0]
 
 
 def test_whatever_the_binding_raises_is_our_error(nvml: FakeNvml) -> None:

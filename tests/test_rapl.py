@@ -101,6 +101,30 @@ def test_rapl_marks_resolve_phases_shorter_than_the_sampling_interval(tmp_path: 
     assert reading.average_power_w == pytest.approx(50.0, rel=0.15), reading.reason
 
 
+@pytest.mark.parametrize(
+    ("stated", "limit_w"),
+    [
+        ({}, 2000.0),
+        ({"constraint_0_power_limit_uw": "28000000", "constraint_1_power_limit_uw": "64000000"}, 192.0),
+        # Limited by hand, and what the part is made for.
+        ({"constraint_0_power_limit_uw": "15000000", "constraint_0_max_power_uw": "125000000"}, 375.0),
+        # A limit that says "none", and one that is not told.
+        ({"constraint_0_power_limit_uw": "4095000000", "constraint_1_max_power_uw": "0"}, 2000.0),
+        ({"constraint_0_max_power_uw": "0"}, 2000.0),
+    ],
+)
+def test_a_zone_draws_no_more_than_three_times_its_highest_limit(
+    tmp_path: Path, stated: dict[str, str], limit_w: float
+) -> None:
+    tree = Powercap(tmp_path / "powercap")
+    zone = tree.add("intel-rapl:0", "package-0", 20.0)
+    for name, text in stated.items():
+        (zone / name).write_text(text + "\n")
+    with tree:
+        [channel] = rapl(tree).channels
+    assert channel.max_power_w == limit_w
+
+
 def test_no_rapl_zone_is_no_meter(tmp_path: Path) -> None:
     with pytest.raises(MeterUnavailableError, match="no intel-rapl zone under"):
         RaplMeter(0.01, CLOCK, tmp_path / "nothing here").open()

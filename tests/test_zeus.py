@@ -75,6 +75,26 @@ def test_nvidia_gpu_that_is_lost_is_waited_for_in_the_next_window(nvml: FakeNvml
     assert nvml.run(code) is True
 
 
+def test_another_gpu_under_the_number_of_one_that_was_lost_is_not_read(nvml: FakeNvml) -> None:
+    code = """
+from devices.base import MeterUnavailableError
+from devices.clock import MonotonicClock
+from devices.meters.zeus import ZeusMeter
+meter = ZeusMeter(0.05, MonotonicClock())
+meter.open()
+meter.reopen()
+set_state(gpus=2, swapped=1)
+try:
+    meter.reopen()
+    answer = "read"
+except MeterUnavailableError as error:
+    answer = str(error)
+"""
+    assert nvml.run(code, gpus=2) == (
+        "Zeus: gpu0 was GPU-fake-0 and is now GPU-fake-1; totals would not be of the same GPUs"
+    )
+
+
 def test_nvidia_counter_that_freezes_in_a_window_leaves_no_energy(nvml: FakeNvml) -> None:
     """After one of two seconds: 100 of 200 J are not in it."""
     freezes = "set_state(watts=100, tick_ms=100, freeze_s=time.monotonic())"
@@ -183,6 +203,7 @@ def test_platform_zone_is_not_added_to_the_packages_inside_it(nvml: FakeNvml, tm
         zone.mkdir()
         for file, text in (("name", name), ("energy_uj", "123456"), ("max_energy_range_uj", str(WRAP_UJ))):
             (zone / file).write_text(f"{text}\n")
+    (tmp_path / "intel-rapl:0" / "constraint_1_power_limit_uw").write_text("60000000\n")
     code = f"""
 import zeus.device.cpu.rapl
 zeus.device.cpu.rapl.RAPL_DIR = {str(tmp_path)!r}
@@ -190,8 +211,8 @@ from devices.clock import MonotonicClock
 from devices.meters.zeus import ZeusMeter
 meter = ZeusMeter(0.01, MonotonicClock())
 meter.open()
-answer = [[c.component, c.note, c.additive] for c in meter.channels], list(meter.read())
+answer = [[c.component, c.note, c.additive, c.max_power_w] for c in meter.channels], list(meter.read())
 """
     channels, values_j = nvml.run(code, init=9)
-    assert channels == [["cpu0", "package-0", True], ["cpu1", "psys", False]]
+    assert channels == [["cpu0", "package-0", True, 180.0], ["cpu1", "psys", False, 2000.0]]
     assert values_j == pytest.approx([0.123456, 0.123456])

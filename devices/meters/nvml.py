@@ -30,8 +30,6 @@ from results.rest import POWER_BESIDE
 
 TICK_S = 0.1
 """Of the energy counter."""
-MAX_GPU_POWER_W = 5e3
-"""Of one board: several times what the largest may draw."""
 RELATIVE_ACCURACY = 0.05 / math.sqrt(3)
 """NVIDIA states a power reading to within 5 % (manual of nvmlDeviceGetPowerUsage): uniform, as one sigma."""
 
@@ -208,7 +206,7 @@ def _channels_of(gpu: NvidiaGpu, counts: bool) -> list[Channel]:
         TICK_S,
         J_PER_MJ,
         relative_accuracy=RELATIVE_ACCURACY,
-        max_power_w=MAX_GPU_POWER_W,
+        max_power_w=gpu.max_power_w,
         computes="gpu",
     )
     if counts and not gpu.has_power:

@@ -14,18 +14,20 @@ from pathlib import Path
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError
 from devices.meters.polled import PolledMeter
-from devices.sysfs import read_value
+from devices.sysfs import read_value, read_word
 
 POWERCAP = Path("/sys/class/powercap")
 UPDATE_PERIOD_S = 1e-3
 ENERGY_UNIT_J = 2.0**-14
 """61 uJ: the usual RAPL energy status unit. Only the counter's step in the uncertainty depends on it."""
-J_PER_UJ = 1e-6
+J_PER_UJ = W_PER_UW = 1e-6
 STANDSTILL_S = 4.0
 """A package that is switched on has counted something in this time, even where its counter is renewed each 3 s."""
 LOOK_EVERY_S = 5e-3
 MAX_POWER_W = 2e3
-"""Of one package, memory or platform: three times what the largest may draw."""
+"""Of one package, memory or platform that states no limit: three times what the largest may draw."""
+OVER_LIMIT = 3.0
+"""Times its highest limit: turbo and peaks pass it for no longer."""
 
 
 class RaplMeter(PolledMeter):
@@ -81,8 +83,17 @@ def _channel(zone: Path) -> Channel:
         wrap_at_j=wrap_at_j,
         additive=domain.startswith("package") or domain == "dram",
         can_rest=domain == "uncore",
-        max_power_w=MAX_POWER_W,
+        max_power_w=max_power_w_of(zone),
     )
+
+
+def max_power_w_of(zone: Path) -> float:
+    """More cannot flow there: by the highest limit that the zone states, of any span of time."""
+    stated = [
+        read_word(path) for name in ("max_power_uw", "power_limit_uw") for path in zone.glob(f"constraint_*_{name}")
+    ]
+    limit_w = max((int(word) * W_PER_UW for word in stated if word and word.isdigit()), default=0.0)
+    return min(OVER_LIMIT * limit_w, MAX_POWER_W) if limit_w > 0 else MAX_POWER_W
 
 
 def check_moves(meter: PolledMeter, what: str) -> None:

@@ -11,15 +11,19 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from devices.base import Channel, Clock, DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.boundary import library_errors
 from devices.meters.losable import LosableMeter
-from devices.meters.nvml import MAX_GPU_POWER_W, RELATIVE_ACCURACY
+from devices.meters.nvml import RELATIVE_ACCURACY
 from devices.meters.polled import METHODS
+from devices.meters.rapl import MAX_POWER_W, max_power_w_of
+from devices.nvidia_gpu import MAX_GPU_POWER_W, uuid_of
+from devices.nvidia_gpu import max_power_w_of as max_gpu_power_w_of
 from results.records import Method
 
 J_PER_MJ = W_PER_MW = 1e-3
@@ -45,6 +49,8 @@ class _Source(NamedTuple):
     read: Callable[[], Sequence[float | None]]
     """In mJ (counter) or mW (power)."""
     channels: tuple[Channel, ...]
+    uuid: str | None = None
+    """Of the GPU, where its library tells."""
 
 
 class ZeusMeter(LosableMeter):
@@ -75,6 +81,12 @@ class ZeusMeter(LosableMeter):
                 f"Zeus: {_named(self.channels)} were measured, and now {_named(_channels(sources))} are there:"
                 f" {'; '.join(missing)}"
             )
+        for old, new in zip(self._sources, sources, strict=True):
+            if old.uuid != new.uuid:
+                raise MeterUnavailableError(
+                    f"Zeus: {_named(old.channels)} was {old.uuid} and is now {new.uuid}; totals would not be of the"
+                    " same GPUs"
+                )
         self._read(sources)
         self._sources = sources
 
@@ -170,11 +182,11 @@ def _gpu_sources(fresh: bool) -> list[_Source]:
             GPU_TICK_S,
             J_PER_MJ if kind == "counter" else W_PER_MW,
             relative_accuracy=RELATIVE_ACCURACY if is_nvidia else 0.0,
-            max_power_w=MAX_GPU_POWER_W,
+            max_power_w=max_gpu_power_w_of(gpus.gpus[i].handle) if is_nvidia else MAX_GPU_POWER_W,
             note=None if is_nvidia else _UNSTATED,
             computes="gpu",
         )
-        sources.append(_Source(call, (channel,)))
+        sources.append(_Source(call, (channel,), uuid_of(gpus.gpus[i].handle) if is_nvidia else None))
     return sources
 
 
@@ -211,11 +223,11 @@ def _cpu_sources() -> list[_Source]:
     sources = []
     for i, cpu in enumerate(cpus.cpus):
         zone = cpu.rapl_file.name if hasattr(cpu, "rapl_file") else "package"
+        limit_w = max_power_w_of(Path(cpu.rapl_file.path)) if hasattr(cpu, "rapl_file") else MAX_POWER_W
+        counter = Channel(f"cpu{i}", "counter", RAPL_TICK_S, J_PER_MJ, max_power_w=limit_w, note=zone)
         by_field = {
-            "cpu_mj": Channel(
-                f"cpu{i}", "counter", RAPL_TICK_S, J_PER_MJ, additive=zone.startswith("package"), note=zone
-            ),
-            "dram_mj": Channel(f"dram{i}", "counter", RAPL_TICK_S, J_PER_MJ, note=_UNSTATED),
+            "cpu_mj": replace(counter, additive=zone.startswith("package")),
+            "dram_mj": replace(counter, component=f"dram{i}", max_power_w=MAX_POWER_W, note=_UNSTATED),
         }
         first = cpus.get_total_energy_consumption(i)
         fields = [field for field in by_field if getattr(first, field) is not None]

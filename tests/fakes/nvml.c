@@ -190,6 +190,16 @@ int nvmlDeviceGetArchitecture(gpu *device, unsigned *architecture)
     return SUCCESS;
 }
 
+/* The least and the most that its power may be limited to; state limit_w. */
+int nvmlDeviceGetPowerManagementLimitConstraints(gpu *device, unsigned *least, unsigned *most)
+{
+    double limit_w = state("limit_w", 0);
+    (void)device;
+    *least = (unsigned)(limit_w * 1000 / 4);
+    *most = (unsigned)(limit_w * 1000);
+    return limit_w > 0 ? SUCCESS : NOT_SUPPORTED;
+}
+
 /* What Zeus asks besides. */
 
 int nvmlDeviceGetUUID(gpu *device, char *uuid, unsigned length)
