@@ -35,7 +35,7 @@ from results.cumulative import (
 from results.jumps import LoneStep, lone_steps
 from results.liveness import Beside, at_rest, shows_nothing
 from results.records import EnergyReading, IdleBaseline, Method, Phase, PowerTrace
-from results.rest import Stood, beside_of, is_known, lowest_w, moving_of, resting, showing, stood_still
+from results.rest import Resting, Stood, beside_of, is_known, lowest_w, moving_of, resting, showing, stood_still
 from results.uncertainty import counter_variance_j2, power_variance_j2
 from results.units import format_duration
 
@@ -92,8 +92,9 @@ def energy_between(
         if not intervals:
             raise UnresolvedError(f"no {phase} phase in this window")
         moving, remarks = moving_of(chosen, traces) if component == "total" else (chosen, [])
-        parts = [_integrate(resting(trace, traces), intervals, beside_of(trace, traces)) for trace in moving]
-        parts = _believed(moving, parts, intervals)
+        rests = [resting(trace, traces) for trace in moving]
+        parts = [_integrate(rest, intervals, beside_of(rest.trace, traces)) for rest in rests]
+        parts = _believed(rests, parts, intervals)
     except UnresolvedError as reason:
         return unknown.model_copy(update={"reason": str(reason)})
     total = _Part(
@@ -192,21 +193,21 @@ def _net(total: _Part, duration_s: float, idle: IdleBaseline | None) -> tuple[fl
     return net_j, math.sqrt(total.variance_j2 + math.fsum(t * t for t in terms))
 
 
-def _believed(traces: Sequence[PowerTrace], parts: Sequence[_Part], intervals: Sequence[Interval]) -> list[_Part]:
+def _believed(rests: Sequence[Resting], parts: Sequence[_Part], intervals: Sequence[Interval]) -> list[_Part]:
     """The parts, where what stood still is known well enough for their sum. Raises UnresolvedError where it is not.
 
     Beside parts that live, one that could have hidden next to nothing of the total is taken to have rested.
     """
     total_j = math.fsum(p.energy_j for p in parts)
-    return [_believed_part(*found, total_j, intervals) for found in zip(traces, parts, strict=True)]
+    return [_believed_part(*found, total_j, intervals) for found in zip(rests, parts, strict=True)]
 
 
-def _believed_part(trace: PowerTrace, part: _Part, total_j: float, intervals: Sequence[Interval]) -> _Part:
+def _believed_part(rest: Resting, part: _Part, total_j: float, intervals: Sequence[Interval]) -> _Part:
     if part.stood is None or is_known(part.stood, part.energy_j, part.energy_j):
         return part
     is_one_of_several = part.energy_j < total_j
     if is_one_of_several:
-        rested = _rested(trace, intervals)
+        rested = _rested(rest, intervals)
         if rested.stood is not None and rested.stood.hidden_j <= SMALL_SHARE * total_j:
             return rested
     if part.stood.share_s > 0 or part.stood.sigma_j > 0 or not is_known(part.stood, part.energy_j, total_j):
@@ -214,9 +215,10 @@ def _believed_part(trace: PowerTrace, part: _Part, total_j: float, intervals: Se
     return part
 
 
-def _rested(trace: PowerTrace, intervals: Sequence[Interval]) -> _Part:
+def _rested(rest: Resting, intervals: Sequence[Interval]) -> _Part:
     """The part as if it was off where it showed nothing; what it may have used then is its highest power."""
-    part = _integrate(replace(trace, can_rest=True), intervals)
+    trace = rest.trace
+    part = _integrate(rest._replace(trace=replace(trace, can_rest=True)), intervals)
     if trace.kind == "counter":
         return part
     is_zero = shows_nothing(trace)
@@ -232,8 +234,9 @@ def _rested(trace: PowerTrace, intervals: Sequence[Interval]) -> _Part:
     return part._replace(variance_j2=part.variance_j2 + sigma_j**2, stood=stood)
 
 
-def _integrate(trace: PowerTrace, intervals: Sequence[Interval], beside: Beside | None = None) -> _Part:
+def _integrate(part: Resting, intervals: Sequence[Interval], beside: Beside | None = None) -> _Part:
     """One component over the intervals together. Raises UnresolvedError."""
+    trace, n_alike = part
     curve = cumulative(trace, beside)
     edges = np.asarray(intervals, dtype=np.float64)
     _check_resolved(trace, curve.update_period_s, edges)
@@ -244,7 +247,7 @@ def _integrate(trace: PowerTrace, intervals: Sequence[Interval], beside: Beside 
         variance_j2 = counter_variance_j2(*seen, trace.resolution, edges)
     else:
         variance_j2 = power_variance_j2(replace(trace, times_s=curve.times_s, values=curve.watts), edges)
-    still_j2, stood = stood_still(trace, curve, edges)
+    still_j2, stood = stood_still(trace, curve, edges, n_alike)
     jumped_j2, jumped = _jumped(trace, edges, energy_j, beside) if trace.kind == "counter" else (0.0, None)
     return _Part(energy_j, variance_j2 + still_j2 + jumped_j2, trace.relative_accuracy * abs(energy_j), stood, jumped)
 

@@ -307,14 +307,23 @@ class _Living:
         first = int(np.searchsorted(self._n_still, self._n_still[k], side="left"))
         return self._mean_w(max(first, int(np.searchsorted(self._t, self._t[k] - self._over_s))), k)
 
+    def spans(self, k: int, over_s: float) -> bool:
+        """Whether it moved for so long before the k-th renewal."""
+        first = int(np.searchsorted(self._n_still, self._n_still[k], side="left"))
+        return bool(self._t[k] - self._t[first] >= over_s)
+
     def after_w(self, k: int) -> float | None:
         last = int(np.searchsorted(self._n_still, self._n_still[k], side="right")) - 1
         return self._mean_w(k, min(last, int(np.searchsorted(self._t, self._t[k] + self._over_s))))
 
     def peak_w(self, over_s: float) -> float:
-        """The highest mean over so long a time, or longer, while it moved."""
+        """The highest mean over so long a time while it moved; over less only where it never moved for so long.
+
+        Whole updates in a short time may be anything: the first value has been shown since nobody knows when.
+        """
         shorter = _Living(self._t, self._j, self._is_still, over_s)
-        return max((w for k in range(len(self._t)) if (w := shorter.before_w(k)) is not None), default=0.0)
+        means = [(w, shorter.spans(k, over_s)) for k in range(len(self._t)) if (w := shorter.before_w(k)) is not None]
+        return max((w for w, is_whole in means if is_whole), default=max((w for w, _ in means), default=0.0))
 
     def range_w(self) -> tuple[float, float] | None:
         """The lowest and the highest of these means; None where it hardly moved."""

@@ -98,31 +98,39 @@ def is_known(stood: Stood | None, energy_j: float, total_j: float) -> bool:
     )
 
 
-def resting(trace: PowerTrace, traces: Sequence[PowerTrace]) -> PowerTrace:
-    """Without leave to rest where what is beside it says otherwise.
+class Resting(NamedTuple):
+    """A part, without leave to rest where what is beside it says otherwise."""
 
-    Where all parts stand still at once, or another stops and goes on with it, it is no part that rests: then their
-    source has stopped. So too where the others are much busier then than when it moved.
+    trace: PowerTrace
+    n_alike: int = 1
+    """Parts that stop with it: what hides in one hides in all of them, or in none."""
+
+
+def resting(trace: PowerTrace, traces: Sequence[PowerTrace]) -> Resting:
+    """Where all parts stand still at once it is no part that rests: then their source has stopped.
+
+    So too where the others are much busier then than when it moved. Parts that stop and go on together, while others
+    count, may rest by one cause, or have one source that stopped: they err together.
     """
     if not trace.can_rest or trace.kind != "counter" or len(trace.values) < 2:
-        return trace
+        return Resting(trace)
     siblings = [t for t in traces if t.meter == trace.meter and t.component != trace.component and t.kind == "counter"]
     start_s, end_s = _longest_still_s(trace)
     if end_s == start_s:
-        return trace
+        return Resting(trace)
     outside_s = float(trace.times_s[-1] - trace.times_s[0]) - (end_s - start_s)
     within_j = outside_j = 0.0
+    n_alike = 1
     for other in siblings:
         inside = (other.times_s >= start_s) & (other.times_s <= end_s)
         steps_j = np.maximum(np.diff(other.values), 0.0)
         stands = np.subtract(_longest_still_s(other), (start_s, end_s))
-        if end_s < trace.times_s[-1] and np.all(np.abs(stands) <= ALIKE_INTERVALS * trace.sample_interval_s):
-            return replace(trace, can_rest=False)
+        n_alike += bool(np.all(np.abs(stands) <= ALIKE_INTERVALS * trace.sample_interval_s))
         both = inside[1:] & inside[:-1]
         within_j += float(steps_j[both].sum())
         outside_j += float(steps_j[~both].sum())
     is_contradicted = outside_s > 0 and within_j / (end_s - start_s) > BUSIER * outside_j / outside_s
-    return replace(trace, can_rest=False) if within_j == 0 or is_contradicted else trace
+    return Resting(replace(trace, can_rest=False) if within_j == 0 or is_contradicted else trace, n_alike)
 
 
 def _longest_still_s(trace: PowerTrace) -> tuple[float, float]:
@@ -159,7 +167,7 @@ def beside_of(trace: PowerTrace, traces: Sequence[PowerTrace]) -> Beside | None:
     return Beside(curve.times_s, curve.energy_j, *seen, power.relative_accuracy, within_s, late_s)
 
 
-def stood_still(trace: PowerTrace, curve: Cumulative, edges: Array) -> tuple[float, Stood | None]:
+def stood_still(trace: PowerTrace, curve: Cumulative, edges: Array, n_alike: int) -> tuple[float, Stood | None]:
     """(variance, what was taken) of the stretches that stood still."""
     inside = [(stand, stand.within(edges)) for stand in curve.stands]
     inside = [(stand, share) for stand, share in inside if share > 0]
@@ -177,8 +185,10 @@ def stood_still(trace: PowerTrace, curve: Cumulative, edges: Array) -> tuple[flo
     by = {basis: [i for i, (stand, _) in enumerate(inside) if stand.basis == basis] for basis in ("around", "rest")}
     around_j2 = sum(variances_j2[i] for i in by["around"])
     # A source that stops does so seldom: of n stretches of rest one may be a fault, and the less likely the more.
-    rest_j2 = sum(variances_j2[i] for i in by["rest"]) / max(len(by["rest"]), 1) ** 2
-    beside_j2 = sum(variances_j2) - around_j2 - sum(variances_j2[i] for i in by["rest"])
+    rests_j2 = sum(variances_j2[i] for i in by["rest"])
+    beside_j2 = sum(variances_j2) - around_j2 - rests_j2
+    # So much of a sum of squares makes parts that are alike err by their sum.
+    rest_j2 = n_alike * rests_j2 / max(len(by["rest"]), 1) ** 2
     window_s = float((edges[:, 1] - edges[:, 0]).sum())
     around = [(inside[i][1], inside[i][0].end_s - inside[i][0].start_s) for i in by["around"]]
     # What is no gap between samples of power is none where they show 0 W.
@@ -196,7 +206,7 @@ def stood_still(trace: PowerTrace, curve: Cumulative, edges: Array) -> tuple[flo
         sum(inside[i][1] * (inside[i][0].filled_j - inside[i][0].shown_j) for i in by["around"]),
         sum(share * lasts_s for share, lasts_s in around if lasts_s > unseen_s) / window_s,
         math.sqrt(around_j2),
-        math.sqrt(rest_j2),
+        math.sqrt(n_alike * rest_j2),
         sum(share * (stand.high_j - stand.shown_j) for stand, share in inside),
     )
     return around_j2 + rest_j2 + beside_j2, stood

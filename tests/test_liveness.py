@@ -127,7 +127,7 @@ def test_a_part_that_may_rest_widens_the_total_by_what_it_used_before() -> None:
     npu = read(StepPower(np.array([-5.0, 3.0, 40.0]), np.array([4.0, 0.0])), 0.02, np.random.default_rng(0))
     reading = energy(cpu, replace(npu, component="npu", can_rest=True))
     assert reading.energy_j == pytest.approx(180.0 + 12.0, abs=1.0)
-    assert reading.uncertainty_j == pytest.approx(4.0 * 6.0 / 3**0.5, rel=0.2)
+    assert reading.uncertainty_j == pytest.approx(4.0 * 6.0 / 3**0.5, rel=0.1)
     assert "m npu: its counter stood still for 5.95 s; 0 J are taken for it" in str(reading.remark)
     assert energy(cpu, replace(npu, component="npu")).energy_j is None
 
@@ -219,6 +219,29 @@ def test_rails_that_stop_under_load_while_others_count_do_not_rest(
         found = [frozen(t, *stretch_s) if t.component in stopped else t for t in healthy]
         assert energy(*healthy).energy_j == pytest.approx(3 * 0.3 + 6 * 4.0 + 9 * 0.3, rel=0.02)
         assert energy(*found).energy_j is None
+
+
+@pytest.mark.parametrize("is_rest", [True, False])
+@pytest.mark.parametrize("lasts_s", [0.5, 1.0])
+def test_two_rails_of_three_that_stop_together_may_rest_or_have_stopped(lasts_s: float, is_rest: bool) -> None:
+    """1.2 and 0.4 W; 0.3 W go on. What both may hide is in the uncertainty, as one error."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        t = np.arange(-0.3, WINDOW_S + 0.4, 0.1)
+        start_s = rng.uniform(0.5, 7.5)
+        found, true_j = [], 0.0
+        for name, watts in (("big", 1.2), ("small", 0.4), ("rest", 2.4)):
+            off = 0.0 if is_rest and name != "rest" else 1.0
+            power = StepPower(np.array([-5.0, start_s, start_s + lasts_s, 40.0]), watts * np.array([1.0, off, 1.0]))
+            values = np.floor(power.since_start_j(t + rng.uniform(0, 0.005, len(t))) * 1e6) / 1e6
+            fields = {"update_period_s": 1e-3, "resolution": 1e-6, "component": name, "can_rest": True}
+            taken = trace("counter", t, values, 0.1, **fields)
+            found.append(taken if is_rest or name == "rest" else frozen(taken, start_s, start_s + lasts_s))
+            true_j += power.energy_j(0, WINDOW_S)
+        reading = energy(*found)
+        assert reading.energy_j is not None
+        assert within(reading, true_j, 2.0)
+        assert "J are taken for it; m small: its counter stood still for" in str(reading.remark)
 
 
 def test_a_small_part_that_shows_0_watts_for_a_while_does_not_decide_over_the_total() -> None:
