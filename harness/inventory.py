@@ -7,7 +7,7 @@ from typing import Any
 from devices.base import Channel, DeviceError
 from devices.clock import MonotonicClock
 from devices.host import AUTO_ORDER, open_meter
-from devices.models.device import available_sheets
+from devices.models.sheet import available_sheets, load_sheet
 from harness.bundled_plans import about_plan, bundled_plans
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
 from harness.schema import DeviceSpec, Protocol
@@ -24,7 +24,7 @@ def catalog_rows(what: str) -> list[Row]:
         ]
     if what == "devices":
         sheets = [
-            {"name": f"model:{s}", "what": "hardware sheet; times and joules are modelled"} for s in available_sheets()
+            {"name": f"model:{s}", "what": f"hardware sheet: {load_sheet(s).description}"} for s in available_sheets()
         ]
         phone = {
             "name": "adb:SERIAL",
@@ -90,16 +90,16 @@ def device_rows() -> list[Row]:
             row["remark"] = next((c.note for c in found if c.note), None)
         rows.append(row)
     rows += _phone_rows()
-    for sheet in available_sheets():
+    for sheet in map(load_sheet, available_sheets()):
         rows.append(
             {
-                "device": f"model:{sheet}",
+                "device": f"model:{sheet.name}",
                 "meter": "timeline",
                 "method": "modelled",
                 "ready": True,
-                "components": "cpu, npu, comm",
+                "components": ", ".join(sheet.components),
                 "update_period_ms": 0.0,
-                "remark": "a hardware sheet, no hardware",
+                "remark": f"a sheet, no hardware: {sheet.description}",
             }
         )
     return rows

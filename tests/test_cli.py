@@ -408,6 +408,10 @@ def test_devices_says_of_every_meter_whether_it_is_ready() -> None:
     assert rows["host", "modelled"]["ready"] is True
     assert {m for d, m in rows if d == "host"} == {*METERS} - {"replay"}
     assert all(r["remark"] for r in rows.values() if not r["ready"])
+    modelled = rows["model:m2-ultra", "timeline"]
+    assert modelled["components"] == "cpu, npu, gpu, comm"
+    assert "Apple M2 Ultra" in modelled["remark"]
+    assert "for that table alone" in rows["model:m2-ultra-table4", "timeline"]["remark"]
     assert done.stderr == ""
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from devices.base import Channel, CpuSeconds, DeviceError, Meter
-from devices.models.sheet import Sheet, load_sheet
+from devices.models.sheet import COMM, Sheet, load_sheet
 from devices.models.sheet import available_sheets as available_sheets
-from devices.models.timeline import COMM, Timeline
+from devices.models.timeline import Timeline
 from results.records import Conditions, Environment, Method, PowerTrace
 
 
@@ -23,7 +23,7 @@ class TimelineMeter:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._start_s: float | None = None
-        self.channels = tuple(_channel(timeline.sheet, component) for component in timeline.components)
+        self.channels = tuple(_channel(timeline.sheet, component) for component in timeline.sheet.components)
 
     def open(self) -> None:
         """The timeline is in this process: there is nothing to acquire."""
@@ -40,7 +40,7 @@ class TimelineMeter:
         start_s, self._start_s = self._start_s, None
         return tuple(
             self._trace(channel, component, start_s)
-            for channel, component in zip(self.channels, self._timeline.components, strict=True)
+            for channel, component in zip(self.channels, self._timeline.sheet.components, strict=True)
         )
 
     def close(self) -> None:

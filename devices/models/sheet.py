@@ -40,6 +40,10 @@ Kernel = Literal[
 """Price lists of a unit. Gather has two: into buffers sized after routing, or into buffers that stand ready."""
 
 
+COMM = "comm"
+"""The component that holds what the source books as communication; every other component is a unit."""
+
+
 class Figure(Record):
     """One number of the sheet with its provenance."""
 
@@ -107,6 +111,11 @@ class Sheet(Record):
     """Power of the machine doing nothing, booked on `cpu`; None where nobody says."""
     units: dict[Unit, UnitSheet]
     memory: MemorySheet
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """What has joules of its own."""
+        return (*self.units, COMM)
 
     @model_validator(mode="after")
     def _has_a_cpu(self) -> Sheet:

@@ -15,10 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.base import DeviceError, Unit
-from devices.models.sheet import Kernel, KernelPrice, Sheet, UnitSheet
-
-COMM = "comm"
-"""The component that the source books as communication; every other component is a unit of the sheet."""
+from devices.models.sheet import COMM, Kernel, KernelPrice, Sheet, UnitSheet
 
 
 @dataclass(frozen=True)
@@ -96,9 +93,7 @@ class Timeline:
     def __init__(self, sheet: Sheet) -> None:
         self.sheet = sheet
         self._times_s: list[float] = [0.0]
-        self.components = (*sheet.units, COMM)
-        """What `energy_j` and `readings` take."""
-        self._energy_j: dict[str, list[float]] = {component: [0.0] for component in self.components}
+        self._energy_j: dict[str, list[float]] = {component: [0.0] for component in sheet.components}
         self._seconds_by_operation: dict[tuple[str, Unit], float] = defaultdict(float)
 
     def now_s(self) -> float:
@@ -122,7 +117,7 @@ class Timeline:
         return dict(self._seconds_by_operation)
 
     def energy_j(self, component: str) -> float:
-        """Joules of one component since the start."""
+        """Joules of one of the sheet's components since the start."""
         return self._energy_j[component][-1]
 
     def readings(self, component: str, start_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -137,5 +132,5 @@ class Timeline:
         if until_s <= self.now_s():
             return  # work of size zero: two readings at one time would make a counter's power infinite
         self._times_s.append(until_s)
-        for component in self.components:
+        for component in self.sheet.components:
             self._energy_j[component].append(self.energy_j(component) + spent_j.get(component, 0.0))

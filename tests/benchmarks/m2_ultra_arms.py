@@ -199,7 +199,7 @@ def same_graphs() -> list[ExpertCall]:
 
 
 def total_j(timeline: Timeline) -> float:
-    return sum(timeline.energy_j(component) for component in timeline.components)
+    return sum(timeline.energy_j(component) for component in timeline.sheet.components)
 
 
 def seconds_of(timeline: Timeline, name: str) -> float:
