@@ -33,7 +33,7 @@ from harness.samples import samples_of
 from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, EngineSpec, ModelSpec, Protocol
 from harness.session import Arm, ArmScores
 from results.records import Environment, Record, Request, Sample
-from workloads import files_read
+from workloads import files_read, kept
 from workloads.base import ComparesDistributions, Workload
 
 DATA_FOLDER_VARIABLE = "JOULEBENCH_DATA"
@@ -64,6 +64,8 @@ class Workbench:
         self._facts: dict[str, CheckpointFacts] = {}
         self._checkpoints: dict[tuple[ModelSpec, Quantisation], Checkpoint] = {}
         self._workloads: dict[str, Workload] = {}
+        self._shared = kept.Kept()
+        """By the workloads: a plan that sweeps a seed reads its data once."""
         self._devices: dict[str, Device] = {}
         self._engines: dict[str, Engine] = {}
         self._profiles: dict[str, Profile] = {}
@@ -159,6 +161,7 @@ class Workbench:
     def workload_named(self, label: str, spec: Any) -> Workload:
         """Built once for each label. Raises `WorkloadError`."""
         files_read.note_into(self.data_files)
+        kept.keep_in(self._shared)
         if label not in self._workloads:
             self._workloads[label] = build_workload(spec, self._allow_code)
         return self._workloads[label]

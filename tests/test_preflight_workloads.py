@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 from harness.catalog import WORKLOADS
 from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
+from harness.schema import Protocol
 from harness.workbench import Workbench
-from tests.fakes.items import write_rows
+from tests.fakes.items import write_data_folder, write_rows
 from tests.plans import DROPLESS, TIERS, raw_plan
+from workloads.base import WorkloadError
 
 HELD = 8192
 """Tokens that the bundled model holds."""
@@ -112,3 +116,24 @@ def test_a_smaller_limit_asks_some_of_what_a_larger_asks(name: str) -> None:
     with contextlib.closing(Workbench(plan.protocol)) as workbench:
         smaller, larger = ({r.sample_id for r in workbench.requests(cell)} for cell in plan.cells)
     assert smaller < larger
+
+
+@pytest.mark.parametrize("name", ["hellaswag", "mmlu", "gsm8k"])
+def test_values_of_a_sweep_ask_what_each_asks_alone_of_data_that_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write_data_folder(tmp_path)
+    monkeypatch.setenv("JOULEBENCH_DATA", str(tmp_path))
+    cells = [
+        draft_plan(raw_plan(workload=[{"name": name, "limit": 2, "seed": seed, "too_long": "skip"}])).plan.cells[0]
+        for seed in (1, 2, 3)
+    ]
+    alone = [Workbench(Protocol()).requests(cell) for cell in cells]
+    assert len(set(map(tuple, alone))) > 1
+    together, other = Workbench(Protocol()), Workbench(Protocol())
+    swept = [replace(cell, cell=cell.cell.model_copy(update={"workload": str(i)})) for i, cell in enumerate(cells)]
+    assert together.requests(swept[0]) == alone[0]
+    shutil.rmtree(tmp_path / name)
+    assert [together.requests(cell) for cell in swept] == alone
+    with pytest.raises(WorkloadError, match="no such folder"):
+        other.requests(swept[0])

@@ -18,7 +18,15 @@ from results.records import Completion, Record, Request, Sample, Score
 from workloads.base import Tokenizer, WorkloadError, n_tokens
 from workloads.datasets import Row, SourceKind, choose, shortage
 from workloads.lm_eval_boundary import lm_eval_code
-from workloads.lm_eval_bridge import AskedTask, check_lengths, load_task, record_tasks, sample_texts, score_tasks
+from workloads.lm_eval_bridge import (
+    AskedTask,
+    check_lengths,
+    load_task,
+    record_tasks,
+    sample_texts,
+    score_tasks,
+    table_of,
+)
 from workloads.lm_eval_index import Group
 
 
@@ -248,15 +256,15 @@ class _LoadedPart:
 
     @cached_property
     def _task(self) -> Any:
-        return self._load(self._part.rows(_asked_split(self._definition)))
+        return self._load(table_of(self._part.rows(_asked_split(self._definition))))
 
-    def _load(self, documents: Sequence[Row]) -> Any:
-        """lm-eval's task with these rows as what is asked. Raises `WorkloadError`."""
+    def _load(self, documents: Any) -> Any:
+        """lm-eval's task with these rows, or a table of them, as what is asked. Raises `WorkloadError`."""
         name, definition = self._part.name, self._definition
         splits = {_asked_split(definition): documents}
         examples = _example_split(definition) if self._n_examples else None
         if examples:
-            splits.setdefault(examples, self._part.rows(examples))
+            splits.setdefault(examples, table_of(self._part.rows(examples)))
         with lm_eval_code(
             f"{name}: lm-eval's task cannot read the rows of {self._data_source}",
             f"the schema of {self._part.definition.get('dataset_path')} is expected",

@@ -12,13 +12,14 @@ import json
 import lzma
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from workloads import files_read
 from workloads.base import WorkloadError
+from workloads.kept import once
 
 Row = dict[str, Any]
 SourceKind = Literal["sample", "folder", "hub", "generated"]
@@ -49,6 +50,11 @@ class Dataset:
     generate: Callable[[str], Iterable[Row]] | None = None
     """The rows of a split, made up, the same at each call; None where there is no generator."""
 
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """Data sets of one key have the same rows."""
+        return (*(getattr(self, f.name) for f in fields(self) if f.name != "hub_options"), repr(self.hub_options))
+
 
 @dataclass(frozen=True)
 class DataSource:
@@ -62,7 +68,13 @@ class DataSource:
         return {"folder": str(self.root), "hub": f"hub:{dataset.hub_id}"}.get(self.kind, self.kind)
 
     def rows(self, dataset: Dataset, split: str) -> list[Row]:
-        """All rows of a split, checked, cut down to the columns that are used. Raises `WorkloadError`."""
+        """All rows of a split, checked, cut down to the columns that are used; read once a run.
+
+        Raises `WorkloadError`.
+        """
+        return once((self, dataset.key, split), lambda: self._rows(dataset, split))
+
+    def _rows(self, dataset: Dataset, split: str) -> list[Row]:
         if self.kind == "hub":
             numbered = enumerate(_hub_rows(dataset, split), start=1)
             return _checked(dataset, f"{dataset.hub_id} ({split})", numbered)

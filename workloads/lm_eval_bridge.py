@@ -23,6 +23,7 @@ import numpy as np
 from results.records import Completion, Request, Sample, Score
 from workloads.base import Tokenizer, WorkloadError, n_tokens
 from workloads.datasets import Row
+from workloads.kept import once
 from workloads.lm_eval_boundary import COMPARE_ROWS, lm_eval_code
 from workloads.lm_eval_index import Group
 from workloads.lm_eval_index import lm_eval_tasks as lm_eval_tasks
@@ -46,16 +47,26 @@ class AskedTask:
         return str(self.task.config.task)
 
 
-def load_task(definition: Mapping[str, Any], splits: Mapping[str, Sequence[Row]], seed: int) -> Any:
+def table_of(rows: Sequence[Row]) -> Any:
+    """Rows as lm-eval's tasks take them (`datasets.Dataset`); made once a run of each list of them."""
+    from datasets import Dataset
+
+    # The rows are kept beside it, so that their id stays their own.
+    return once(("table", id(rows)), lambda: (rows, Dataset.from_list(list(rows))))[1]
+
+
+def load_task(definition: Mapping[str, Any], splits: Mapping[str, Any], seed: int) -> Any:
     """An lm-eval task over our own items.
 
-    definition: lm-eval's YAML as a dict, changed where needed. splits: rows by split name. seed: draws the few-shot
-    examples; tasks with the same seed and items get the same ones in the same order.
+    definition: lm-eval's YAML as a dict, changed where needed. splits: rows by split name, or `table_of` them. seed:
+    draws the few-shot examples; tasks with the same seed and items get the same ones in the same order.
     """
     from datasets import Dataset
     from lm_eval.tasks import TaskManager
 
-    tables = {split: Dataset.from_list(list(rows)) for split, rows in splits.items()}
+    tables = {
+        split: rows if isinstance(rows, Dataset) else Dataset.from_list(list(rows)) for split, rows in splits.items()
+    }
     config = {key: value for key, value in definition.items() if key not in ("tag", "dataset_path", "dataset_name")}
     config |= {"dataset_path": "", "custom_dataset": lambda **_: tables}
     if process := config.get("process_docs"):
@@ -282,7 +293,7 @@ def _once(process: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def processed(split: Any) -> Any:
         # The split is kept beside what was made of it, so that its id stays its own.
         if id(split) not in done:
-            done[id(split)] = (split, process(split))
+            done[id(split)] = once((process, id(split)), lambda: (split, process(split)))
         return done[id(split)][1]
 
     return processed

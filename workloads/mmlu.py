@@ -7,7 +7,6 @@ the averages are over the others.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 from pydantic import Field
@@ -15,6 +14,7 @@ from pydantic import Field
 from workloads.base import WorkloadError
 from workloads.benchmark import BenchmarkParameters, Part, ScoredOnce
 from workloads.datasets import Dataset, Row, data_source, not_text
+from workloads.kept import once
 from workloads.lm_eval_index import Group, find_definition
 
 
@@ -45,14 +45,16 @@ DATASET = Dataset(
 class MMLU(ScoredOnce):
     def __init__(self, parameters: MMLUParameters, data_root: Path | None) -> None:
         source = data_source(parameters.data, data_root)
-        group = find_definition("mmlu")
+        group = once("mmlu", lambda: find_definition("mmlu"))
         assert isinstance(group, Group)  # of the pinned lm-eval
         by_subject = {str(task["dataset_name"]): task for task in group.tasks()}
         if unknown := [subject for subject in parameters.subjects if subject not in by_subject]:
             raise WorkloadError(f"mmlu: no subject {', '.join(unknown)}; known: {', '.join(sorted(by_subject))}")
 
-        @cache
         def rows(split: str) -> dict[str, list[Row]]:
+            return once((source, "mmlu", split), lambda: by_subject_of(split))
+
+        def by_subject_of(split: str) -> dict[str, list[Row]]:
             found: dict[str, list[Row]] = {subject: [] for subject in by_subject}
             for row in source.rows(DATASET, split):
                 if row["subject"] not in found:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from workloads.benchmark import BenchmarkParameters, Part, ScoredOnce
 from workloads.datasets import Dataset, Row, data_source
+from workloads.kept import once
 from workloads.lm_eval_index import lm_eval_tasks, read_definition
 
 
@@ -37,7 +38,11 @@ class TaskBenchmark(ScoredOnce):
         @cache
         def rows(split: str) -> list[Row]:
             found = source.rows(task.dataset, task.splits.get(split, split))
-            return [task.as_asked(row) for row in found] if task.as_asked else found
+            as_asked = task.as_asked
+            if as_asked is None:
+                return found
+            return once((source, task.dataset.key, as_asked, split), lambda: [as_asked(row) for row in found])
 
-        part = Part(task.name, read_definition(lm_eval_tasks() / task.definition), rows, task.calibration_split)
+        path = lm_eval_tasks() / task.definition
+        part = Part(task.name, once(path, lambda: read_definition(path)), rows, task.calibration_split)
         super().__init__(task.name, [part], parameters, source.label(task.dataset))
