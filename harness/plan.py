@@ -6,6 +6,7 @@ found and the remedy.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -22,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from engines.pricing.placements import PLACEMENTS
 from harness import sweep
 from harness.device_problems import device_problems
-from harness.plan_values import shown, sift
+from harness.plan_values import as_seen, shown, sift
 from harness.problems import in_one_line, nearest, told
 from harness.references import with_references
 from harness.schema import (
@@ -116,9 +117,9 @@ class Draft:
     plan: Plan
     """Cells of sound parts; none where a plan would have too many."""
     parts: Parts
+    named: Parts
+    """Those of `parts`, and those of which only a setting is wrong: what they name can be looked at beside that."""
     problems: tuple[str, ...]
-    named_devices: tuple[DeviceSpec, ...] = ()
-    """Those of `parts`, and those whose settings cannot be meant together: their files can be looked at."""
 
     def sound(self) -> Plan:
         """Raises `PlanError`."""
@@ -188,13 +189,13 @@ def draft_plan(
     entries, problems = sweep.expand(sifted.raw, max_cells)
     too_many = any(problem.startswith(sweep.TOO_MANY) for problem in problems)
     problems += _frame_problems(sifted.raw)
-    models, found = _validated_parts(entries["model"], ModelSpec)
+    models, named_models, found = _validated_parts(entries["model"], ModelSpec)
     problems += found
-    engines, found = _validated_parts(entries["engine"], EngineSpec)
+    engines, named_engines, found = _validated_parts(entries["engine"], EngineSpec)
     problems += found
-    workloads, found = _validated_parts(entries["workload"], WorkloadSpec)
+    workloads, _, found = _validated_parts(entries["workload"], WorkloadSpec)
     problems += found
-    devices, found = _validated_parts(entries["device"], DeviceSpec)
+    devices, named_devices, found = _validated_parts(entries["device"], DeviceSpec)
     problems += found
     protocol = Protocol()
     try:
@@ -203,35 +204,46 @@ def draft_plan(
     except ValidationError as error:
         problems += told("protocol", error, Protocol)
     problems += _twice("engine", engines) + _twice("device", devices)
+    problems += [p for s, own in (("engine", engines), ("workload", workloads)) for p in _look_alike(s, own)]
     if len(engines) == len(entries["engine"]) and not any(problem.startswith("sweep") for problem in problems):
         problems += _baseline_problems(
             sifted.raw.get("baseline"), list(dict.fromkeys(name for e in engines for name in (e.spec.name, e.label)))
         )
     engines, found = _meant(engines, _engine_problems)
     problems += found
-    named_devices = tuple(dict.fromkeys(part.spec for part in devices))
     devices, found = _meant(devices, device_problems)
     problems += found
     parts = Parts(models, engines, _told_apart(workloads), devices)
+    named = Parts(named_models, named_engines, parts.workloads, named_devices)
     cells, skipped = ([], []) if too_many else _matrix(parts, data_root)
     name = raw.get("name")
     plan = Plan(str(name), raw, protocol, tuple(with_references(cells)), tuple(skipped))
     everything = [*earlier, *sifted.problems.values(), *sifted.others(problems)]
-    return Draft(plan, parts, tuple(dict.fromkeys(everything)), named_devices)
+    return Draft(plan, parts, named, tuple(dict.fromkeys(everything)))
 
 
-def _validated_parts(entries: list[sweep.Entry], schema: Any) -> tuple[list[Part], list[str]]:
+def _validated_parts(entries: list[sweep.Entry], schema: Any) -> tuple[list[Part], list[Part], list[str]]:
+    """(the sound ones, with those that are sound without the keys that are wrong, the problems)."""
     parts: list[Part] = []
+    named: list[Part] = []
     problems: list[str] = []
     for entry in entries:
         try:
-            spec = _validated(schema, entry.raw)
+            parts.append(_part(entry, _validated(schema, entry.raw)))
+            named.append(parts[-1])
         except ValidationError as error:
             problems += told(entry.path, error, schema)
-            continue
-        name = spec.source if isinstance(spec, ModelSpec) else getattr(spec, "label", None) or spec.name
-        parts.append(Part(entry.path, entry.suffix, spec, f"{name}[{entry.suffix}]" if entry.suffix else name))
-    return parts, problems
+            wrong = {place for e in error.errors() for place in e["loc"][:1]}
+            if isinstance(entry.raw, dict):
+                with contextlib.suppress(ValidationError):
+                    rest = {key: value for key, value in entry.raw.items() if key not in wrong}
+                    named.append(_part(entry, _validated(schema, rest)))
+    return parts, named, problems
+
+
+def _part(entry: sweep.Entry, spec: Any) -> Part:
+    name = spec.source if isinstance(spec, ModelSpec) else getattr(spec, "label", None) or spec.name
+    return Part(entry.path, entry.suffix, spec, f"{name}[{entry.suffix}]" if entry.suffix else name)
 
 
 @functools.cache
@@ -313,6 +325,18 @@ def _twice(section: str, parts: list[Part]) -> list[str]:
         for name, n in sorted(Counter(part.label for part in parts).items())
         if n > 1
     ]
+
+
+def _look_alike(section: str, parts: list[Part]) -> list[str]:
+    """Of names that only a machine can tell apart."""
+    seen: dict[str, list[str]] = {}
+    for label in dict.fromkeys(part.label for part in parts):
+        seen.setdefault(as_seen(label), []).append(label)
+    return [
+        f"{section}: the names {' and '.join(shown(name, ascii) for name in names)} look the same; give each its own"
+        for names in seen.values()
+        if len(names) > 1
+    ] + [f"{section}: the name {shown(name, ascii)} cannot be seen; give another" for name in seen.get("", [])[:1]]
 
 
 # --- matrix ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 MAX_TEXT = 4096
@@ -23,6 +25,10 @@ UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
 """Unicode's classes of what controls a terminal or breaks a line."""
 DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """What makes a text read otherwise than it is."""
+
+
+NO_WIDTH = frozenset(map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10))))
+"""Besides class Cf, of what Unicode lets a reader ignore: joiners, fillers, selectors of variants."""
 
 
 class Sifted(NamedTuple):
@@ -87,12 +93,38 @@ def _text_problem(text: str) -> str | None:
     return None
 
 
-def shown(value: Any) -> str:
-    """As much of a value as a line has room for."""
+def shown(value: Any, told: Callable[[Any], str] = repr) -> str:
+    """As much of a value as a line has room for. told: `ascii` where it matters which characters there are."""
     if type(value) is int and abs(value) > MAX_WHOLE:
         return f"a number of {math.floor(math.log10(abs(value))) + 1} digits"
-    text = repr(value)
+    text = told(value)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def with_short_values(problem: str, raw: Any) -> str:
+    """A problem in which a library or the system told a plan's value whole, with as much of it as a line has room for.
+
+    raw: the plan's content.
+    """
+    for text in sorted(set(_texts(raw)), key=len, reverse=True):
+        for told in (text, str(PurePath(text))):
+            if len(told) > MAX_SHOWN:
+                problem = problem.replace(told, told[: MAX_SHOWN - 3] + "...")
+    return problem
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+def as_seen(text: str) -> str:
+    """What a reader sees of it: composed, without characters of no width, spaces at its ends aside."""
+    composed = unicodedata.normalize("NFC", text)
+    return "".join(c for c in composed if unicodedata.category(c) != "Cf" and c not in NO_WIDTH).strip()
 
 
 def is_unprintable(character: str) -> bool:

@@ -17,12 +17,13 @@ from engines.errors import EngineError
 from engines.model.accelerator import find_backend
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.weights import check_quantisation
+from engines.pricing.placements import PLACEMENTS, find_placement
 from engines.pricing.placements import check as check_placement
-from engines.pricing.placements import find_placement
-from engines.pricing.schedule import priced_shape
+from engines.pricing.schedule import NAMED_SHAPES, priced_shape
 from engines.profile_files import DIGITS, digest_of_profile
 from harness.catalog import METERS, WORKLOADS
 from harness.plan import CellPlan, Draft, Part, Plan, PlanError
+from harness.plan_values import with_short_values
 from harness.references import with_references
 from harness.schema import DeviceSpec, Protocol
 from harness.workbench import Workbench, technique_spec
@@ -41,26 +42,27 @@ def preflight(draft: Draft, workbench: Workbench) -> Plan:
     with all problems, those of the draft first.
     """
     problems = list(draft.problems)
-    parts, facts = draft.parts, {}
-    for source in dict.fromkeys(model.spec.source for model in parts.models):
+    named, facts = draft.named, {}
+    for source in dict.fromkeys(model.spec.source for model in named.models):
         try:
             facts[source] = workbench.facts(source)
         except EngineError as error:
             problems.append(f"model.source: {error}")
-    for device in draft.named_devices:
+    devices = list(dict.fromkeys(device.spec for device in named.devices))
+    for device in devices:
         problems += _device_problems(device)
-    for engine in parts.engines:
+    for engine in named.engines:
         problems += _engine_problems(engine)
     empty: dict[tuple[str, str], tuple[str, ...]] = {}
     for found in facts.values():
-        for engine in parts.engines:
+        for engine in named.engines:
             problems += _problems_with_model(engine, found, workbench)
-        for device in dict.fromkeys(device.spec for device in parts.devices):
+        for device in devices:
             problems += _pricing_problems(device, found)
-        techniques = _calibrated(parts.engines)
-        problems += _all_workload_problems(parts.workloads, found, techniques, workbench, empty)
+        techniques = _calibrated(named.engines)
+        problems += _all_workload_problems(named.workloads, found, techniques, workbench, empty)
     if problems:
-        raise PlanError(list(dict.fromkeys(problems)))
+        raise PlanError([with_short_values(problem, draft.plan.raw) for problem in dict.fromkeys(problems)])
     plan = draft.sound()
     left_out = tuple(dict.fromkeys(itertools.chain.from_iterable(empty.values())))
     asking = [c for c in plan.cells if (c.cell.workload, c.model.source) not in empty]
@@ -134,6 +136,8 @@ def _recording_problems(device: DeviceSpec, recording: str) -> Iterator[str]:
 
 
 def _engine_problems(engine: Part) -> Iterator[str]:
+    if engine.spec.placement not in PLACEMENTS:
+        return  # the draft tells it
     reason = check_placement(find_placement(engine.spec.placement), technique_spec(engine.spec).static_shapes)
     if reason:
         yield f"engine {engine.label}: {reason}"
@@ -164,7 +168,7 @@ def _problems_with_model(engine: Part, facts: CheckpointFacts, workbench: Workbe
 
 
 def _pricing_problems(device: DeviceSpec, facts: CheckpointFacts) -> Iterator[str]:
-    if device.priced_as:
+    if device.priced_as in NAMED_SHAPES:
         try:
             priced_shape(device.priced_as, facts.config)
         except EngineError as error:

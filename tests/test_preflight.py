@@ -160,3 +160,66 @@ def test_an_unsound_sweep_is_told_without_a_baseline_that_it_would_have_made() -
 def test_a_baseline_that_is_no_arm_names_each_arm_once() -> None:
     (problem,) = draft_plan(raw_plan(engine=[DROPLESS], baseline="zzzz")).problems
     assert problem.count(DROPLESS["name"]) == 1
+
+
+def test_what_a_part_with_a_wrong_setting_names_is_looked_at_in_the_same_round() -> None:
+    narrow = {"quantise": {"dense": "int8"}}  # the bundled model has no dense layer
+    arms = [
+        DROPLESS | narrow | {"name": "no such setting", "thread": 1},
+        DROPLESS | narrow | {"name": "unlike settings", "max_batch": 2, "reuse_prefix": True},
+        DROPLESS | narrow | {"name": "no such place", "placement": "moon"},
+    ]
+    replay = HOST | {"meters": ["replay"], "recording": "absent.parquet", "watts_shet": "generic"}
+    found = problems(engine=arms, device=[replay])
+    for told in (
+        "engine[0].thread: unknown key",
+        "engine no such setting: quantise.dense has no effect",
+        "engine[1].max_batch: a batch keeps nothing",
+        "engine unlike settings: quantise.dense has no effect",
+        "engine[2].placement: unknown placement",
+        "engine no such place: quantise.dense has no effect",
+        "device[0].watts_shet: unknown key",
+        "device host: recording: no file absent.parquet",
+    ):
+        assert sum(problem.startswith(told) for problem in found) == 1, told
+    assert len(found) == 8
+    found = problems(model={"source": "bundled:absent", "dtype": "float8"})
+    assert [problem.partition(":")[0] for problem in found] == ["model.dtype", "model.source"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": [HOST | {"meters": ["replay"], "recording": "r" * 300}]},
+        {"device": [HOST | {"meters": ["replay"], "recording": "/tmp/" + "r/" * 150}]},
+        {"device": [HOST | {"watts_sheet": "r" * 300}]},
+        {"model": {"source": "bundled:" + "r" * 300}},
+        {"workload": [{"name": "lm_eval", "task": "r" * 300}]},
+    ],
+)
+def test_a_long_value_is_told_in_part(changes: dict[str, Any]) -> None:
+    (problem,) = problems(**changes)
+    assert "..." in problem
+    assert len(problem) < 200
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("fast", "fa\u200bst", r"'fast' and 'fa\u200bst'"),
+        ("caf\u00e9", "cafe\u0301", r"'caf\xe9' and 'cafe\u0301'"),
+        ("fast", "fast\ufe0f", r"'fast' and 'fast\ufe0f'"),
+        ("fast", "fast\u00a0", r"'fast' and 'fast\xa0'"),
+    ],
+)
+def test_names_that_look_the_same_are_refused_and_told_apart(first: str, second: str, told: str) -> None:
+    (problem,) = draft_plan(raw_plan(engine=[DROPLESS | {"name": first}, DROPLESS | {"name": second}])).problems
+    assert problem == f"engine: the names {told} look the same; give each its own"
+    labelled = [BOOLQ | {"label": first}, BOOLQ | {"label": second}]
+    (problem,) = draft_plan(raw_plan(workload=labelled)).problems
+    assert problem == f"workload: the names {told} look the same; give each its own"
+
+
+def test_a_name_that_cannot_be_seen_is_refused() -> None:
+    (problem,) = draft_plan(raw_plan(engine=[DROPLESS | {"name": "\u200b"}])).problems
+    assert problem == r"engine: the name '\u200b' cannot be seen; give another"
