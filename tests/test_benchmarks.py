@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from engines.model.checkpoints import load_checkpoint
+from engines.road import build
+from tests.benchmarks.decode_roads import ARMS, ratio_of_turns, readied
 from tests.benchmarks.engine_speed import FORMS, PROMPTS, conditions, not_taken
 from tests.benchmarks.limits import best
 from tests.benchmarks.llama_cpp import Form, stored_form
@@ -173,3 +176,17 @@ def test_a_watched_load_tells_its_peaks_and_one_beyond_its_limit_its_last_words(
     assert 0 < found.peak_private_bytes < found.peak_resident_bytes
     with pytest.raises(LoadFailedError, match=r"\w"):  # whichever import was the first to ask for too much
         load("joulebench", BUNDLED, "float32", limit_bytes=32 << 20)
+
+
+def test_arms_of_the_roads_decode_the_rows_that_they_are_named_after() -> None:
+    """The bundled model has four layers and two experts a token."""
+    checkpoint = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32)
+    has_kernels = build().road == "kernels"
+    for name, arm in ARMS.items():
+        _, rows_per_token, road = readied(checkpoint, arm)
+        assert rows_per_token == 4 * 2 * (32 if " 32 " in name else 4 if " 4 " in name else 1)
+        assert road == ("fused" if has_kernels and "layer by layer" not in name else "layer by layer")
+
+
+def test_a_turn_is_compared_with_the_same_turn_of_the_baseline() -> None:
+    assert ratio_of_turns([2.0, 4.0, 9.0], [1.0, 1.0, 3.0]) == 3.0
