@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkab
 
 from engines.errors import EngineError as EngineError
 from engines.model.tokenizer import Tokenizer
-from results.records import Completion, EngineCounters, Request, Road
+from results.records import Completion, EngineCounters, ExpertHeat, Request, Road
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,6 +89,15 @@ class ShowsLogProbabilities(Protocol):
         listener: told the log-probabilities [A, L] over the vocabulary at the next A positions of the continuation,
         chunk by chunk. Raises `EngineError`.
         """
+        ...
+
+
+@runtime_checkable
+class TellsHeat(Protocol):
+    """An engine that says which experts its routers chose."""
+
+    def take_heat(self) -> ExpertHeat | None:
+        """Of the requests answered since the last call; None where nothing was routed."""
         ...
 
 

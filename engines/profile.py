@@ -16,6 +16,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
+from results.popularity import popularity
 from results.records import Record
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -86,8 +87,7 @@ class Profile:
 
     def popularity(self, layer: int) -> tuple[int, ...]:
         """Experts from the most to the least chosen; the lower index first where counts are equal (§4.3)."""
-        counts = self.tokens_per_expert[layer]
-        return tuple(sorted(range(len(counts)), key=lambda expert: (-counts[expert], expert)))
+        return popularity(self.tokens_per_expert[layer])
 
     def mean_saliency(self, layer: int) -> tuple[float | None, ...] | None:
         """Of the tokens that chose each expert; None for one that was never chosen, and where none was counted."""
@@ -95,8 +95,3 @@ class Profile:
             return None
         sums, counts = self.saliency_per_expert[layer], self.tokens_per_expert[layer]
         return tuple(total / n if n else None for total, n in zip(sums, counts, strict=True))
-
-
-def overlap_at_k(profiled: Profile, seen: Profile, layer: int, k: int) -> float:
-    """Overlap@K: share of the K experts most chosen in one text that are among the K of another (000, §5.1)."""
-    return len({*profiled.popularity(layer)[:k]} & {*seen.popularity(layer)[:k]}) / k

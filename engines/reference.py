@@ -19,6 +19,7 @@ from engines.answers import Answer, Limits, Loglikelihood, answer_to, packed
 from engines.base import HeldWeights, PhaseListener, unheard
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
+from engines.heat import HeatCounts
 from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import DecodePlans
@@ -31,7 +32,7 @@ from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.road import Decoding, road
 from engines.techniques.base import ChunkPhase, Technique, TechniqueParameters
-from results.records import Completion, EngineCounters, Request, Road
+from results.records import Completion, EngineCounters, ExpertHeat, Request, Road
 
 MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
 """Threads: more than any machine has cores; torch and the kernels start as many as they are told."""
@@ -120,6 +121,8 @@ class ReferenceEngine:
             None if technique.calibration_prompts else technique.build(prefill_chunk, None)
         )
         self._counters = EngineCounters()
+        self._heat = HeatCounts()
+        self._profile: Profile | None = None
         self._uncounted: list[Sequence[DispatchPlan | None]] = []
         self._decoded: set[Decoding] = set()
 
@@ -139,6 +142,7 @@ class ReferenceEngine:
     def use_profile(self, profile: Profile) -> None:
         """Freezes the technique on what was counted before, of this model: `engines.profile_files.mismatch` says so."""
         self._check_needs_calibration()
+        self._profile = profile
         self._technique = self._parameters.build(self._prefill_chunk, profile)
         worst = max(profile.tokens_per_expert, key=profile.imbalance)
         logger.info(
@@ -211,15 +215,15 @@ class ReferenceEngine:
         """See `engines.base.ShowsLogProbabilities`."""
         if request.kind != "loglikelihood":
             raise EngineError(f"request {request.request_id}: a {request.kind} shows none; ask for a loglikelihood")
-        technique, counters, observer = self._ready(), self._counters, self.observer
+        technique, counters, heat, observer = self._ready(), self._counters, self._heat, self.observer
         answer = Loglikelihood(request, self._limits, listener)
-        self.observer = None
+        self.observer, self._heat = None, HeatCounts()
         self.reset()
         try:
             sequence = _Sequence(answer, self._cache, self._held, self._begin(answer, technique))
             self._answer([sequence], technique, unheard)
         finally:
-            self._counters, self.observer = counters, observer
+            self._counters, self._heat, self.observer = counters, heat, observer
 
     def held_weights(self) -> HeldWeights:
         return held_weights(self._model.weights)
@@ -231,6 +235,9 @@ class ReferenceEngine:
     def take_counters(self) -> EngineCounters:
         counters, self._counters = self._counters, EngineCounters()
         return counters
+
+    def take_heat(self) -> ExpertHeat | None:
+        return self._heat.take(self._profile)
 
     def take_road(self) -> Road:
         decoded, self._decoded = self._decoded, set()
@@ -254,6 +261,7 @@ class ReferenceEngine:
                 self._step(alive, technique, "decode", on_phase)
         finally:
             self._count()
+            self._heat.count()
 
     def _step(
         self, parts: Sequence[tuple[_Sequence, int]], technique: Technique, phase: ChunkPhase, on_phase: PhaseListener
@@ -275,7 +283,12 @@ class ReferenceEngine:
             n_rows += n
         caches = [sequence.cache for sequence, _ in parts]
         hidden_TH, plans = self._model.forward_batch(
-            [torch.tensor(token_ids) for token_ids in chunks], caches, technique, phase, self.layer_observer
+            [torch.tensor(token_ids) for token_ids in chunks],
+            caches,
+            technique,
+            phase,
+            self.layer_observer,
+            self._heat.hold,
         )
         for (sequence, _), token_ids in zip(parts, chunks, strict=True):
             if sequence.held is not None:
@@ -308,7 +321,7 @@ class ReferenceEngine:
             sequence.held.keep(0)
         cache.start(cache.n_positions, 0, cache.length + 1)
         for chunk_T in torch.split(torch.tensor(tokens), self._prefill_chunk):
-            _, plans = self._model.forward(chunk_T, cache, technique, "prefill", self.layer_observer)
+            _, plans = self._model.forward(chunk_T, cache, technique, "prefill", self.layer_observer, self._heat.hold)
             if sequence.held is not None:
                 sequence.held.add(chunk_T.tolist(), "prefill")
             self._uncounted.append(plans)
@@ -337,6 +350,9 @@ class ReferenceEngine:
     def _count(self) -> None:
         """Adds up what was planned. Decode steps wait for the end of their request: a plan that nothing else asks for
         is made here (`engines.model.decode.DecodePlans`), and no token's time should hold that."""
+        for step in self._uncounted:
+            if isinstance(step, DecodePlans):
+                step.tell(self._heat.hold)
         plans = [plan for step in self._uncounted for plan in step if plan is not None]
         self._uncounted.clear()
         self._counters = reduce(_added, (plan.counters() for plan in plans), self._counters)

@@ -27,7 +27,7 @@ from devices.base import (
 from devices.cpu_cycles import CpuCycles
 from devices.peak_memory import PeakMemory
 from devices.state_watch import changes, state_marks, watched
-from engines.base import Engine, HoldsWeights, PhaseEvent, TellsRoad, unheard
+from engines.base import Engine, HoldsWeights, PhaseEvent, TellsHeat, TellsRoad, unheard
 from harness.agreement import disagreements
 from harness.schema import Protocol
 from harness.serving import at_once, serve
@@ -39,6 +39,7 @@ from results.records import (
     Completion,
     Conditions,
     EnergyReading,
+    ExpertHeat,
     IdleBaseline,
     Phase,
     PowerTrace,
@@ -132,11 +133,12 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
     serve(arm.engine, arm.clock, warmup, arm.clock.now_s(), unheard, arm.max_batch)
     arm.engine.take_counters()
     _road(arm.engine)
+    _heat(arm.engine)
     # The window's first request may gain neither from the warm-up nor from the trial before.
     arm.engine.reset()
     with watched(arm.device) as states:
         window = _measure(arm)
-    counters, road = arm.engine.take_counters(), _road(arm.engine)
+    counters, heat, road = arm.engine.take_counters(), _heat(arm.engine), _road(arm.engine)
     after, raw_after, states_after = _idle(arm, protocol.idle_s)
     conditions = [*states_before, *states, *states_after]
     scores, not_scored = _scores(arm, window.completions)
@@ -161,6 +163,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         energy=tuple(energy),
         idle=tuple(idle),
         counters=counters,
+        heat=heat,
         road=road,
         scores=(*scores, *arm.unmeasured.scores),
         conditions=changes(conditions),
@@ -261,6 +264,10 @@ def _scores(arm: Arm, completions: Sequence[Completion]) -> tuple[Sequence[Score
 
 def _road(engine: Engine) -> Road | None:
     return engine.take_road() if isinstance(engine, TellsRoad) else None
+
+
+def _heat(engine: Engine) -> ExpertHeat | None:
+    return engine.take_heat() if isinstance(engine, TellsHeat) else None
 
 
 def _cycles(device: Device) -> CpuCycles | None:

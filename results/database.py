@@ -14,9 +14,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 READ_FROM_VERSION: Final = 3
-"""Of an older run that is only looked at: what came later is an index."""
+"""Of an older run that is only looked at: what came later is an index, and a table that need not be there."""
 DATABASE: Final = "run.sqlite"
 OWNER_ONLY: Final = 0o600
 
@@ -42,6 +42,8 @@ _MIGRATIONS: Final[dict[int, str]] = {
     " record TEXT NOT NULL, PRIMARY KEY (workload, model, position)) STRICT;",
     # Each new trial asks for the last number, and each report for all of them in order.
     3: "CREATE INDEX trial_finished ON trial (finished_order);",
+    # Which experts were chosen, layer by layer: apart from the trial's record, which every reader reads whole.
+    4: "CREATE TABLE heat (trial_id TEXT PRIMARY KEY REFERENCES trial (trial_id), record TEXT NOT NULL) STRICT;",
 }
 """From version k to k + 1. A new run takes the same path as an old one: schema 1, then every step."""
 
@@ -79,7 +81,7 @@ def holds_run(path: Path) -> bool:
     if not path.is_file():
         return False
     with damage_told(path), contextlib.closing(opened_for_reading(path)) as db:
-        return _has_table(db, "run") and db.execute("SELECT 1 FROM run").fetchone() is not None
+        return has_table(db, "run") and db.execute("SELECT 1 FROM run").fetchone() is not None
 
 
 def opened_for_writing(path: Path) -> sqlite3.Connection:
@@ -161,7 +163,7 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
     if db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
         _execute_all(db, _SCHEMA_1)
         db.execute("INSERT INTO meta VALUES ('schema_version', '1')")
-    if not _has_table(db, "meta"):
+    if not has_table(db, "meta"):
         raise StoreError(f"{path} is a database of another program; name another folder with --out")
     version = schema_version(db, path)
     for step in range(version, SCHEMA_VERSION):
@@ -170,7 +172,7 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
         db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION),))
 
 
-def _has_table(db: sqlite3.Connection, name: str) -> bool:
+def has_table(db: sqlite3.Connection, name: str) -> bool:
     found = db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
     return found.fetchone() is not None
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from results.printable import printable
 
@@ -201,6 +201,27 @@ class EngineCounters(Record):
     def pad_rate(self) -> float | None:
         """Padding over computed rows: (sum C_e - kept) / sum C_e."""
         return self.padded_rows / self.computed_rows if self.computed_rows else None
+
+
+class ExpertHeat(Record):
+    """How often each expert of each sparse layer was chosen in a window, before a technique dropped any of it."""
+
+    layers: tuple[int, ...]
+    chosen: tuple[tuple[int, ...], ...]
+    """For each of `layers`, of each expert."""
+    profiled: tuple[tuple[int, ...], ...] | None = None
+    """The same of the prompts that the technique was calibrated on; None where it learns nothing."""
+
+    @model_validator(mode="after")
+    def _one_shape(self) -> ExpertHeat:
+        for counts in (self.chosen, self.profiled):
+            if counts is None:
+                continue
+            if len(counts) != len(self.layers) or len({len(row) for row in counts}) > 1:
+                raise ValueError("counts of experts are not one row for each layer, all as long")
+            if any(n < 0 for row in counts for n in row):
+                raise ValueError("a count of an expert is below 0")
+        return self
 
 
 TraceKind = Literal["power", "counter", "held", "raw"]
@@ -439,6 +460,9 @@ class Trial(Record):
     energy: tuple[EnergyReading, ...] = ()
     idle: tuple[IdleBaseline, ...] = ()
     counters: EngineCounters | None = None
+    heat: ExpertHeat | None = Field(None, exclude=True)
+    """On its way to the store, which keeps it apart (`RunData.load_heat`): a matrix of thousands that few readers ask
+    for. None in a trial that was read."""
     road: Road | None = None
     """None where the engine does not tell."""
     scores: tuple[Score, ...] = ()
@@ -628,6 +652,9 @@ class RunData:
     cells: tuple[Cell, ...]
     trials: tuple[Trial, ...]
     load_traces: Callable[[str], tuple[PowerTrace, ...]]
+    load_heat: Callable[[str], ExpertHeat | None] = lambda _: None
+    """Reads what one trial's routers chose, by trial id; None of models without experts, of engines that do not tell,
+    and in runs from before it was kept."""
     samples: Mapping[tuple[str, str], tuple[Sample, ...]] = field(default_factory=dict)
     """By workload and model, as cells name them: a prompt may depend on the model's tokenizer."""
     lost_traces: dict[str, str] = field(default_factory=dict)

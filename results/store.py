@@ -1,10 +1,10 @@
 """The run folder: an SQLite index in WAL mode, and one Parquet file of raw power traces a trial.
 
-    RUN/run.sqlite             meta, run, cell, trial, sample
+    RUN/run.sqlite             meta, run, cell, trial, heat, sample
     RUN/traces/TRIAL.parquet   raw readings of every meter in the trial's window and its idle baselines
 
-A trial is committed whole or not at all: in one transaction its row is inserted, its trace file is written under a
-temporary name, flushed to disk and renamed, and the row is committed. A crash before the commit leaves a file without a
+A trial is committed whole or not at all: in one transaction its rows are inserted, its trace file is written under a
+temporary name, flushed to disk and renamed, and they are committed. A crash before the commit leaves a file without a
 row, which the next `open` removes. After each commit the WAL is written into the main file, so that a copy of
 `run.sqlite` alone, or a lost WAL, costs no finished trial.
 At most one finished trial exists for a (cell, repeat): the database holds it by a unique index.
@@ -30,13 +30,14 @@ from results.database import (
     StoreError,
     damage_told,
     damaged,
+    has_table,
     holds_run,
     opened_for_reading,
     opened_for_writing,
     schema_version,
     transaction,
 )
-from results.records import Cell, PowerTrace, RunData, RunInfo, Sample, Trial, without_fields_set
+from results.records import Cell, ExpertHeat, PowerTrace, RunData, RunInfo, Sample, Trial, without_fields_set
 from results.trace_files import WINDOW, read_traces, write_traces
 
 __all__ = ["DATABASE", "FREE_BYTES_NEEDED", "Store", "StoreError", "check_free_space", "check_holds_run"]
@@ -176,6 +177,8 @@ class Store:
                         " VALUES (?, ?, ?, ?, ?, (SELECT coalesce(max(finished_order), 0) + 1 FROM trial))",
                         (trial.trial_id, trial.cell_id, trial.repeat, trial.status, trial.model_dump_json()),
                     )
+                    if trial.heat is not None:
+                        db.execute("INSERT INTO heat VALUES (?, ?)", (trial.trial_id, trial.heat.model_dump_json()))
                     if any(traces.values()):
                         # Only from here on: before, a file of this name would be that of a finished trial.
                         undo.callback(path.unlink, missing_ok=True)
@@ -272,6 +275,7 @@ class Store:
             cells=cells,
             trials=trials,
             load_traces=lambda trial_id: self.traces(trial_id) if trial_id in traced else (),
+            load_heat=self.heat,
             samples=self.samples(),
         )
 
@@ -279,6 +283,14 @@ class Store:
         """Raw traces of one part of a trial; empty where none were stored. Raises `TraceFileError`."""
         path = self._trace_path(trial_id)
         return read_traces(path, part) if path.is_file() else ()
+
+    def heat(self, trial_id: str) -> ExpertHeat | None:
+        """What a trial's routers chose; None where it was not kept. Raises `StoreError`."""
+        with damage_told(self.directory / DATABASE):
+            if not has_table(self._connection, "heat"):
+                return None
+            row = self._connection.execute("SELECT record FROM heat WHERE trial_id = ?", (trial_id,)).fetchone()
+            return None if row is None else ExpertHeat.model_validate_json(row[0])
 
     def _trace_path(self, trial_id: str) -> Path:
         return self.directory / "traces" / f"{trial_id}.parquet"

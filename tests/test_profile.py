@@ -17,7 +17,7 @@ from engines.model.transformer import Transformer
 from engines.model.weights import SparseWeights
 from engines.observers import SparseLayerStep
 from engines.oracle import mix_experts
-from engines.profile import Profile, overlap_at_k
+from engines.profile import Profile
 from engines.profiling import ChoiceCounts, profile_of
 from engines.techniques.dropless import Dropless
 from tests.fakes.families import CASES, write_family
@@ -48,12 +48,6 @@ def test_imbalance_is_the_busiest_expert_over_the_mean() -> None:
 
 def test_popularity_ranks_by_count_then_by_index() -> None:
     assert Profile({0: (1, 9, 4, 9)}, top_k=1, n_prompts=1).popularity(0) == (1, 3, 2, 0)
-
-
-def test_overlap_is_the_share_of_the_most_chosen_that_are_so_elsewhere() -> None:
-    one, other = Profile({0: (9, 8, 7, 1)}, 1, 1), Profile({0: (1, 9, 8, 7)}, 1, 1)
-    assert overlap_at_k(one, other, 0, 3) == 2 / 3
-    assert overlap_at_k(one, other, 0, 1) == 0.0
 
 
 def test_choices_and_saliency_are_summed_per_layer_over_all_steps() -> None:

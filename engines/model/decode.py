@@ -11,7 +11,7 @@ Legend: H hidden, E experts, K experts per token, L sparse layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -52,6 +52,12 @@ class DecodePlans(Sequence[DispatchPlan | None]):
         """computed: of each layer, None of a dense one."""
         self._technique = technique
         self.computed = computed
+
+    def tell(self, listener: Callable[[int, Routing], None]) -> None:
+        """What each sparse layer's router chose."""
+        for layer, computed in enumerate(self.computed):
+            if computed is not None:
+                listener(layer, computed.routing)
 
     def __len__(self) -> int:
         return len(self.computed)

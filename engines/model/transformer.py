@@ -10,13 +10,13 @@ Legend: T tokens of the step, H hidden, P pairs of turned features, L vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.dispatch import DispatchPlan
+from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.model.accelerator import Backend, StackedExperts, execute_stacked, moved
 from engines.model.attention import Chunk, Step, attend, kernel_table, view_of
@@ -30,6 +30,9 @@ from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep
 from engines.oracle import Oracle, mix_experts
 from engines.techniques.base import ChunkPhase, Technique
+
+RoutingListener = Callable[[int, Routing], None]
+"""Told a layer and its router's choice, before a technique plans it."""
 
 
 class Transformer:
@@ -58,9 +61,10 @@ class Transformer:
         technique: Technique,
         phase: ChunkPhase,
         observer: LayerObserver | None = None,
+        on_routing: RoutingListener | None = None,
     ) -> tuple[Tensor, Sequence[DispatchPlan | None]]:
         """Runs one chunk at the cache's end. Returns normed hidden_TH and each layer's plan (None for dense layers)."""
-        return self.forward_batch([tokens_T], [cache], technique, phase, observer)
+        return self.forward_batch([tokens_T], [cache], technique, phase, observer, on_routing)
 
     def forward_batch(
         self,
@@ -69,12 +73,15 @@ class Transformer:
         technique: Technique,
         phase: ChunkPhase,
         observer: LayerObserver | None = None,
+        on_routing: RoutingListener | None = None,
     ) -> tuple[Tensor, Sequence[DispatchPlan | None]]:
         """Runs one chunk of tokens for each sequence, at the end of its own cache, in one step.
 
         hidden_TH holds the rows of the first chunk, then those of the next. Each layer has one plan for all rows:
         experts see the tokens of all sequences together, and a technique that couples tokens couples those of different
         sequences, as in serving systems that batch. An observed step gives the same, computed layer by layer.
+
+        on_routing: told what each sparse layer's router chose, but in steps whose plans are `DecodePlans`: these know.
         """
         step = self._step([len(tokens_T) for tokens_T in chunks], caches)
         tokens_T = chunks[0] if len(chunks) == 1 else torch.cat([*chunks])
@@ -99,7 +106,7 @@ class Transformer:
                 attended_TH = weights.after_attention_norm(attended_TH)
             hidden_TH = hidden_TH + attended_TH
             mixed_TH, plan = self._mlp(
-                weights.mlp_norm(hidden_TH), weights.mlp, layer, technique, phase, saliency_T, observer
+                weights.mlp_norm(hidden_TH), weights.mlp, layer, technique, phase, saliency_T, observer, on_routing
             )
             if weights.after_mlp_norm is not None:
                 mixed_TH = weights.after_mlp_norm(mixed_TH)
@@ -145,12 +152,15 @@ class Transformer:
         phase: ChunkPhase,
         saliency_T: Tensor | None,
         observer: LayerObserver | None,
+        on_routing: RoutingListener | None,
     ) -> tuple[Tensor, DispatchPlan | None]:
         if isinstance(mlp, GatedWeights):
             return gated_ffn(normed_TH, mlp, self.config.unit), None
         moe = self.config.moe
         assert moe is not None  # sparse weights are read only where the config has experts
         routing = route(normed_TH, mlp.router, moe.router)
+        if on_routing is not None:
+            on_routing(layer, routing)
         plan = technique.plan(routing, layer, phase, saliency_T)
         if isinstance(technique, Oracle):
             mixed_TH = mix_experts(normed_TH, routing, mlp.experts)

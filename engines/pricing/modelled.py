@@ -20,7 +20,7 @@ from engines.pricing.placements import Placement
 from engines.pricing.schedule import ModelShape, Step, lm_head, operations
 from engines.profile import Profile
 from engines.reference import StepObserver, StepPhase
-from results.records import Completion, EngineCounters, Request, Road
+from results.records import Completion, EngineCounters, ExpertHeat, Request, Road
 
 
 class ObservedEngine(Protocol):
@@ -38,6 +38,7 @@ class ObservedEngine(Protocol):
     def show_log_probabilities(self, request: Request, listener: Callable[[Tensor], object]) -> None: ...
     def reset(self) -> None: ...
     def take_counters(self) -> EngineCounters: ...
+    def take_heat(self) -> ExpertHeat | None: ...
     def take_road(self) -> Road: ...
 
 
@@ -84,6 +85,9 @@ class ModelledEngine:
 
     def take_counters(self) -> EngineCounters:
         return self._reference.take_counters()
+
+    def take_heat(self) -> ExpertHeat | None:
+        return self._reference.take_heat()
 
     def take_road(self) -> Road:
         """Of the host that computes; the time of the road has no part in the timeline."""

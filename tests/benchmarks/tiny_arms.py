@@ -21,12 +21,13 @@ import torch
 
 from engines.base import unheard
 from engines.model.checkpoints import Checkpoint, load_checkpoint
-from engines.profile import Profile, overlap_at_k
+from engines.profile import Profile
 from engines.profiling import ChoiceCounts
 from engines.reference import ReferenceEngine
 from engines.techniques.dropless import DroplessParameters
 from harness.catalog import WORKLOADS
 from results.accuracy_energy import accuracy_energy
+from results.popularity import overlap_at_k
 from results.records import RunData
 from results.store import Store
 from results.tables import tidy
@@ -200,7 +201,8 @@ def overlap_rows(found: Mapping[str, tuple[Profile, Profile]]) -> Iterator[Measu
     """Median over layers, of the profile of one task with what another was seen to choose."""
     for one, (profiled, _) in found.items():
         for other, (_, seen) in found.items():
-            overlaps = [overlap_at_k(profiled, seen, layer, TOP) for layer in seen.tokens_per_expert]
+            before = profiled.tokens_per_expert
+            overlaps = [overlap_at_k(before[layer], own, TOP) for layer, own in seen.tokens_per_expert.items()]
             yield measured(f"Overlap@{TOP}", median(overlaps), "", f"profiled on {one}, seen in {other}")
 
 

@@ -1,0 +1,122 @@
+"""Expert heat of a run: how unevenly routers chose, layer by layer, and whether one text tells what another chooses.
+
+Legend: E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+import pandas as pd
+
+from results.cells import trials_of, usable
+from results.popularity import imbalance, overlap_at_k
+from results.records import Cell, ExpertHeat, RunData
+
+MOST_CHOSEN = 4
+"""K of Overlap@K, where nobody says another."""
+_LAYER_COLUMNS = (
+    "cell", "label", "device", "engine", "technique", "model", "workload", "layer", "chosen", "imbalance",
+    "never_chosen", "profiled_imbalance",
+)  # fmt: skip
+_OVERLAP_COLUMNS = ("model", "chosen_first_in", "by", "then_in", "k", "overlap", "least", "most", "layers")
+
+
+def heat_of_cells(run: RunData) -> dict[str, ExpertHeat]:
+    """Choices of all usable trials of a cell, added up; cells of which none was kept are absent."""
+    found: dict[str, ExpertHeat] = {}
+    for cell_id, trials in trials_of(run).items():
+        for trial in usable(trials):
+            heat = run.load_heat(trial.trial_id)
+            if heat is not None:
+                found[cell_id] = _added(found[cell_id], heat) if cell_id in found else heat
+    return found
+
+
+def layers_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
+    """One row for each cell and layer of experts: how unevenly its router chose, and did on the prompts before.
+
+    heats: of `heat_of_cells`. profiled_imbalance is missing for arms that were not calibrated.
+    """
+    rows = [
+        {
+            "cell": cell.cell_id,
+            "label": cell.label,
+            "device": cell.device,
+            "engine": cell.engine,
+            "technique": cell.technique,
+            "model": cell.model,
+            "workload": cell.workload,
+            "layer": layer,
+            "chosen": sum(heat.chosen[row]),
+            "imbalance": imbalance(heat.chosen[row]),
+            "never_chosen": heat.chosen[row].count(0),
+            "profiled_imbalance": None if heat.profiled is None else imbalance(heat.profiled[row]),
+        }
+        for cell in run.cells
+        if (heat := heats.get(cell.cell_id)) is not None
+        for row, layer in enumerate(heat.layers)
+    ]
+    return pd.DataFrame(rows, columns=list(_LAYER_COLUMNS))
+
+
+class _Text(NamedTuple):
+    """What was chosen in one text. by: in a window, or in the prompts of a calibration."""
+
+    name: str
+    by: Literal["window", "profile"]
+    layers: tuple[int, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
+def overlaps(run: RunData, heats: Mapping[str, ExpertHeat], k: int = MOST_CHOSEN) -> pd.DataFrame:
+    """Overlap@K of what was chosen first with what was chosen then: median, least and most over the layers.
+
+    First is a profile (of a workload's own calibration prompts, or the one that the plan names) or another workload's
+    window; then is the window of each workload. So a profile's row of its own workload is the overlap within a data
+    set, and the others are those across. Of each workload the reference arm speaks, else the first that tells.
+    """
+    rows: list[dict[str, Any]] = []
+    for model in dict.fromkeys(cell.model for cell in run.cells):
+        own = sorted((c for c in run.cells if c.model == model and c.cell_id in heats), key=_is_no_reference)
+        windows: dict[str, _Text] = {}
+        profiles: dict[str, _Text] = {}
+        for cell in own:
+            heat = heats[cell.cell_id]
+            windows.setdefault(cell.workload, _Text(cell.workload, "window", heat.layers, heat.chosen))
+            if heat.profiled is not None:
+                name = str(cell.engine_parameters.get("profile", cell.workload))
+                profiles.setdefault(name, _Text(name, "profile", heat.layers, heat.profiled))
+        for first in (*profiles.values(), *windows.values()):
+            rows += [
+                {"model": model} | _overlap(first, then, k)
+                for then in windows.values()
+                if first is not then and first.layers == then.layers
+            ]
+    return pd.DataFrame(rows, columns=list(_OVERLAP_COLUMNS))
+
+
+def _is_no_reference(cell: Cell) -> bool:
+    return cell.reference_id != cell.cell_id
+
+
+def _overlap(first: _Text, then: _Text, k: int) -> dict[str, Any]:
+    k = min(k, len(then.counts[0]))
+    found = [overlap_at_k(a_E, b_E, k) for a_E, b_E in zip(first.counts, then.counts, strict=True)]
+    return {
+        "chosen_first_in": first.name,
+        "by": first.by,
+        "then_in": then.name,
+        "k": k,
+        "overlap": median(found),
+        "least": min(found),
+        "most": max(found),
+        "layers": len(found),
+    }
+
+
+def _added(a: ExpertHeat, b: ExpertHeat) -> ExpertHeat:
+    chosen = tuple(tuple(map(sum, zip(x_E, y_E, strict=True))) for x_E, y_E in zip(a.chosen, b.chosen, strict=True))
+    return a.model_copy(update={"chosen": chosen})

@@ -1,0 +1,316 @@
+"""What routers chose in a window: counted whole and outside of any token's time, kept, and told in figures."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import engines.heat
+from engines.base import PhaseEvent
+from engines.heat import HeatCounts
+from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.observers import SparseLayerStep
+from engines.oracle import OracleParameters
+from engines.reference import ReferenceEngine
+from engines.techniques.dropless import DroplessParameters
+from harness.catalog import technique_parameters
+from harness.plan import build_plan
+from harness.runner import Runner, open_run
+from harness.workbench import Workbench
+from results.database import DATABASE
+from results.heat import heat_of_cells, layers_of, overlaps
+from results.popularity import imbalance, overlap_at_k, popularity
+from results.records import ExpertHeat, Request, RunData, Trial
+from results.store import Store, StoreError
+from results.trace_files import WINDOW
+from tests.plans import BOOLQ, DROPLESS, HOST, M2_ULTRA, MODEL, NPUMOE, raw_plan
+from tests.run_builders import cell, failed, trial
+from tests.test_runner import Heard
+from tests.test_store import INFO, POWER
+
+HEAT = ExpertHeat(layers=(0, 2), chosen=((3, 1, 0), (2, 2, 0)), profiled=((1, 1, 1), (3, 0, 0)))
+
+
+# --- the arithmetic --------------------------------------------------------------------------------------------------
+
+
+def test_imbalance_popularity_and_overlap_by_hand() -> None:
+    assert imbalance((30, 10, 0, 0)) == 3.0
+    assert imbalance((5, 5, 5, 5)) == 1.0
+    assert imbalance((0, 0)) is None
+    assert popularity((1, 9, 4, 9)) == (1, 3, 2, 0)
+    assert overlap_at_k((9, 8, 7, 1), (1, 9, 8, 7), 3) == 2 / 3
+    assert overlap_at_k((9, 8, 7, 1), (1, 9, 8, 7), 1) == 0.0
+
+
+@pytest.mark.parametrize(
+    "change", [{"layers": (0,)}, {"chosen": ((1, 2), (1, 2, 3))}, {"profiled": ((1, 1, 1),)}, {"chosen": ((-1,), (1,))}]
+)
+def test_a_matrix_that_is_none_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expert"):
+        ExpertHeat.model_validate(HEAT.model_dump() | change)
+
+
+# --- the counting ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return load_checkpoint(MODEL, torch.float32)
+
+
+def asked(n_prompt: int = 40, n_new: int = 6, seed: int = 1) -> Request:
+    ids = torch.randint(4, 2000, (n_prompt,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return Request(
+        request_id=f"r{seed}",
+        sample_id=f"s{seed}",
+        kind="generate",
+        prompt_ids=tuple(ids),
+        max_new_tokens=n_new,
+        ignore_end_tokens=True,
+    )
+
+
+def unheard(event: PhaseEvent, at_s: float) -> None:
+    """Not looked at."""
+
+
+class Choices:
+    """A layer observer that counts pair by pair."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[int, int]] = Counter()
+
+    def layer(self, seen: SparseLayerStep) -> None:
+        self.counts.update((seen.layer, e) for chosen in seen.routing.expert_ids_TK.tolist() for e in chosen)
+
+
+def as_counter(heat: ExpertHeat | None) -> Counter[tuple[int, int]]:
+    assert heat is not None
+    pairs = ((layer, row) for layer, row in zip(heat.layers, heat.chosen, strict=True))
+    return Counter({(layer, e): n for layer, row in pairs for e, n in enumerate(row) if n})
+
+
+@pytest.mark.parametrize("arm", ["dropless", "oracle", "narrow tiers"])
+@pytest.mark.parametrize("most_held", [1 << 22, 20])
+def test_every_choice_is_counted_whatever_a_technique_drops(
+    checkpoint: Checkpoint, arm: str, most_held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that end inside a prompt, and decoding; beside a count pair by pair of what an observer is told."""
+    monkeypatch.setattr(engines.heat, "MOST_HELD_PAIRS", most_held)
+    parameters: Any = {"dropless": DroplessParameters(), "oracle": OracleParameters()}.get(arm)
+    if parameters is None:
+        parameters = technique_parameters("capacity_tiers")(multiples=(0.5, 0.25), align=1)
+
+    def counted(observed: bool) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], int]:
+        engine = ReferenceEngine(checkpoint, parameters, prefill_chunk=16)
+        if engine.needs_calibration:
+            engine.calibrate([asked(seed=9).prompt_ids])
+        choices = Choices()
+        engine.layer_observer = choices if observed else None
+        for request in (asked(), asked(23, 3, 2)):
+            engine.run(request, unheard)
+        return as_counter(engine.take_heat()), choices.counts, engine.take_counters().routed_pairs
+
+    heat, choices, routed = counted(observed=True)
+    assert heat == choices
+    assert heat.total() == routed == (40 + 5 + 23 + 2) * 2 * 4
+    unwatched, _, _ = counted(observed=False)
+    assert unwatched.total() == routed
+    assert unwatched == heat
+
+
+def test_a_window_begins_with_nothing_and_a_batch_counts_all_of_its_requests(checkpoint: Checkpoint) -> None:
+    engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=16)
+    assert engine.take_heat() is None
+    apart: Counter[tuple[int, int]] = Counter()
+    requests = [asked(), asked(23, 3, 2)]
+    for request in requests:
+        engine.run(request, unheard)
+        apart += as_counter(engine.take_heat())
+    engine.run_batch(requests, unheard)
+    assert as_counter(engine.take_heat()) == apart
+    assert engine.take_heat() is None
+
+
+def test_what_shows_distributions_is_not_counted(checkpoint: Checkpoint) -> None:
+    engine = ReferenceEngine(checkpoint, DroplessParameters())
+    engine.run(asked(), unheard)
+    shown = asked().model_copy(update={"kind": "loglikelihood", "continuation_ids": (5, 6), "max_new_tokens": 0})
+    engine.show_log_probabilities(shown, lambda _: None)
+    assert as_counter(engine.take_heat()).total() == engine.take_counters().routed_pairs
+
+
+def test_choices_are_counted_after_the_last_stamp_of_their_request(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+    count = HeatCounts.count
+
+    def noted(self: HeatCounts) -> None:
+        happened.append("count")
+        count(self)
+
+    monkeypatch.setattr(HeatCounts, "count", noted)
+    engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=16)
+    engine.run(asked(), lambda event, at_s: happened.append(event))
+    assert happened == ["request start", "prefill end", "request end", "count"]
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
+
+
+def heated(trial_id: str, heat: ExpertHeat | None, **changes: Any) -> Trial:
+    return trial(trial_id=trial_id, **changes).model_copy(update={"heat": heat})
+
+
+def test_heat_comes_back_with_its_trial_and_is_no_part_of_its_record(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "run", INFO, [cell("c1")]) as store:
+        store.add_trial(heated("t1", HEAT, repeat=0), {WINDOW: [POWER]})
+        store.add_trial(heated("t2", None, repeat=1), {})
+        store.add_trial(failed(trial_id="t3", repeat=2), {})
+    with Store.view(tmp_path / "run") as store:
+        run = store.data()
+        assert [run.load_heat(t.trial_id) for t in run.trials] == [HEAT, None, None]
+        assert [t.heat for t in run.trials] == [None] * 3
+    with sqlite3.connect(tmp_path / "run" / DATABASE) as db:
+        (record,) = db.execute("SELECT record FROM trial WHERE trial_id = 't1'").fetchone()
+    assert "chosen" not in record
+
+
+def test_a_trial_that_is_not_committed_leaves_no_heat(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "run", INFO, [cell("c1")]) as store:
+        store.add_trial(heated("t1", HEAT), {})
+        with pytest.raises(StoreError, match="never replaced"):
+            store.add_trial(heated("t2", HEAT), {})
+        assert (store.heat("t1"), store.heat("t2")) == (HEAT, None)
+
+
+def test_a_run_from_before_heat_was_kept_has_none_and_takes_it_from_now_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with Store.create(folder, INFO, [cell("c1")]) as store:
+        store.add_trial(heated("t1", None, repeat=0), {})
+    with sqlite3.connect(folder / DATABASE) as db:
+        db.execute("DROP TABLE heat")
+        db.execute("UPDATE meta SET value = '4' WHERE key = 'schema_version'")
+    with Store.view(folder) as store:
+        assert store.data().load_heat("t1") is None
+    with Store.open(folder) as store:
+        store.add_trial(heated("t2", HEAT, repeat=1), {})
+        assert (store.heat("t1"), store.heat("t2")) == (None, HEAT)
+
+
+def test_a_damaged_matrix_names_the_file(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "run", INFO, [cell("c1")]) as store:
+        store.add_trial(heated("t1", HEAT), {})
+    with sqlite3.connect(tmp_path / "run" / DATABASE) as db:
+        db.execute('UPDATE heat SET record = \'{"layers": [0], "chosen": []}\'')
+    with Store.view(tmp_path / "run") as store, pytest.raises(StoreError, match=DATABASE):
+        store.heat("t1")
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def run_of(heats: dict[str, list[tuple[ExpertHeat | None, dict[str, Any]]]], cells: list[Any]) -> RunData:
+    """heats: for each cell, of its trials."""
+    trials, kept = [], {}
+    for cell_id, own in heats.items():
+        for repeat, (heat, changes) in enumerate(own):
+            one = trial(trial_id=f"{cell_id}-{repeat}", cell_id=cell_id, repeat=repeat, **changes)
+            trials.append(one)
+            kept[one.trial_id] = heat
+    return RunData(INFO, tuple(cells), tuple(trials), lambda _: (), kept.__getitem__)
+
+
+def heat_of(*chosen: tuple[int, ...], profiled: tuple[tuple[int, ...], ...] | None = None) -> ExpertHeat:
+    return ExpertHeat(layers=tuple(range(len(chosen))), chosen=chosen, profiled=profiled)
+
+
+def test_cells_add_up_their_usable_trials() -> None:
+    first, second = heat_of((1, 2), (3, 0)), heat_of((10, 20), (30, 0))
+    run = run_of(
+        {
+            "c1": [(first, {}), (second, {}), (heat_of((99, 99), (99, 99)), {"marks": ("charging",)}), (None, {})],
+            "c2": [(None, {})],
+        },
+        [cell("c1"), cell("c2")],
+    )
+    assert heat_of_cells(run) == {"c1": heat_of((11, 22), (33, 0))}
+
+
+def test_layers_tell_how_unevenly_a_router_chose_and_did_before() -> None:
+    """12 of a mean of 6, nothing of a third; and 9 of a mean of 5."""
+    run = run_of(
+        {
+            "c1": [(heat_of((12, 6, 0), (6, 6, 6), profiled=((9, 3, 3), (5, 5, 5))), {})],
+            "c2": [(heat_of((12, 6, 0)), {})],
+        },
+        [cell("c1"), cell("c2", workload="boolq")],
+    )
+    table = layers_of(run, heat_of_cells(run))
+    assert table[["cell", "layer", "chosen", "imbalance", "never_chosen"]].values.tolist() == [
+        ["c1", 0, 18, 2.0, 1],
+        ["c1", 1, 18, 1.0, 0],
+        ["c2", 0, 18, 2.0, 1],
+    ]
+    assert table["profiled_imbalance"].tolist()[:2] == [1.8, 1.0]
+    assert table["profiled_imbalance"].isna().tolist() == [False, False, True]
+    assert list(layers_of(run, {}).columns) == list(table.columns)
+
+
+def test_overlaps_within_and_across_data_sets() -> None:
+    """Three layers of four experts, k = 2, by hand; the reference arm speaks for its workload."""
+    a = heat_of((9, 8, 1, 0), (9, 8, 1, 0), (9, 8, 1, 0))
+    tiers = heat_of((0, 0, 9, 9), (0, 0, 9, 9), (0, 0, 9, 9), profiled=((9, 8, 0, 0), (9, 0, 8, 0), (0, 0, 9, 8)))
+    b = heat_of((9, 0, 8, 0), (9, 0, 8, 0), (9, 8, 0, 0))
+    cells = [
+        cell("tiers", workload="A", reference_id="a"),
+        cell("a", workload="A", reference_id="a"),
+        cell("b", workload="B", reference_id="b"),
+        cell("other model", workload="B", model="another"),
+    ]
+    run = run_of({"tiers": [(tiers, {})], "a": [(a, {})], "b": [(b, {})], "other model": [(b, {})]}, cells)
+    table = overlaps(run, heat_of_cells(run), k=2)
+    assert table.values.tolist() == [
+        ["tiny-moe", "A", "profile", "A", 2, 0.5, 0.0, 1.0, 3],
+        ["tiny-moe", "A", "profile", "B", 2, 0.5, 0.0, 1.0, 3],
+        ["tiny-moe", "A", "window", "B", 2, 0.5, 0.5, 1.0, 3],
+        ["tiny-moe", "B", "window", "A", 2, 0.5, 0.5, 1.0, 3],
+    ]
+
+
+def test_a_profile_that_a_plan_names_is_told_by_its_name() -> None:
+    own = heat_of((1, 0), profiled=((0, 1),))
+    cells = [cell("c1", workload="A", engine_parameters={"profile": "mine (sha256 0123)"})]
+    table = overlaps(run_of({"c1": [(own, {})]}, cells), {"c1": own}, k=4)
+    assert table.values.tolist() == [["tiny-moe", "mine (sha256 0123)", "profile", "A", 2, 1.0, 1.0, 1.0, 1]]
+
+
+def test_a_real_run_keeps_the_heat_of_every_arm(tmp_path: Path) -> None:
+    """The oracle chooses what dropless chooses, a modelled device what the host does; tiers keep what they learnt."""
+    tiers = {"name": "tiers", "technique": {"name": "capacity_tiers", "multiples": [8.0]}}
+    arms = [DROPLESS, {"name": "oracle", "technique": {"name": "oracle"}}, tiers, NPUMOE]
+    plan = build_plan(raw_plan(engine=arms, device=[HOST, M2_ULTRA], workload=[BOOLQ]))
+    bench = Workbench(plan.protocol)
+    with open_run(plan, tmp_path / "run", False, bench) as store:
+        Runner(plan, store, bench, Heard()).run()
+        run = store.data()
+        heats = {c.engine: heat_of_cells(run)[c.cell_id] for c in run.cells}
+        routed = {t.cell_id: t.counters.routed_pairs for t in run.trials if t.counters is not None}
+        assert [sum(map(sum, heat_of_cells(run)[c.cell_id].chosen)) for c in run.cells] == [
+            routed[c.cell_id] for c in run.cells
+        ]
+    bench.close()
+    assert heats["dropless"].profiled is None
+    assert heats["oracle"].chosen == heats["dropless"].chosen
+    profiled = heats["tiers"].profiled
+    assert profiled is not None
+    assert profiled == heats["npumoe"].profiled
+    assert len({sum(row) for row in profiled}) == 1
+    assert profiled != heats["tiers"].chosen
