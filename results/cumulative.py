@@ -138,7 +138,8 @@ def unbroken(trace: PowerTrace, start_s: float, end_s: float) -> PowerTrace:
 
     A driver that is loaded again sets its counter back: what was counted before and since is right.
     """
-    if trace.kind != "counter" or not np.isfinite(trace.values).all() or np.any(np.diff(trace.times_s) <= 0):
+    are_usable = len(trace.times_s) > 1 and np.isfinite(trace.values).all() and np.all(np.diff(trace.times_s) > 0)
+    if trace.kind != "counter" or not are_usable:
         return trace
     behind = [i + 1 for i, _ in _steps(trace)[1]]
     for first, end in zip([0, *behind], [*behind, len(trace.times_s)], strict=True):

@@ -130,6 +130,11 @@ def test_windows_before_and_behind_a_driver_that_is_loaded_again_have_their_own_
         assert p90_power([whole], window, "m")[0] is None
 
 
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_counter_that_was_hardly_read_has_no_energy_and_a_reason(n: int) -> None:
+    assert f"{n} reading" in reason(trace("counter", np.zeros(n), np.ones(n), 0.1), (0.0, 1.0))
+
+
 def test_square_wave_of_a_slow_counter_is_read_between_its_ticks() -> None:
     # Ticks at whole tenths, both edges on a tick: exact up to the time in which the tick was seen (10 ms of 100 W).
     power = steps((0, 5.0), (2, 100.0), (6, 5.0))
