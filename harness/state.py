@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
+from results.home import home_folder
 from results.records import Environment, SelfTest
 from results.report.files import replace_text
 
@@ -29,10 +30,13 @@ log = logging.getLogger(__name__)
 def state_folder(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
     if environment.get(STATE_VARIABLE):
         return Path(environment[STATE_VARIABLE]).expanduser()
-    home = Path(environment.get("HOME") or Path.home())
+    # Nothing can be kept for a user without a home: writing there fails, and says so.
+    home = home_folder(environment) or Path("/")
     if platform == "darwin":
         return home / "Library" / "Application Support" / "joulebench"
-    return Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state") / "joulebench"
+    # A relative path is to be ignored (XDG Base Directory Specification): it would follow the current folder.
+    named = environment.get("XDG_STATE_HOME", "")
+    return (Path(named) if os.path.isabs(named) else home / ".local" / "state") / "joulebench"
 
 
 def keep_self_test(found: SelfTest, folder: Path) -> Path:

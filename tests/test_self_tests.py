@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,15 @@ def test_the_state_folder_is_where_the_system_keeps_such_things() -> None:
     assert state_folder({"HOME": "/home/a", "XDG_STATE_HOME": "/s"}, "linux") == Path("/s/joulebench")
     assert state_folder({"HOME": "/Users/a"}, "darwin") == Path("/Users/a/Library/Application Support/joulebench")
     assert state_folder({"HOME": "/home/a", "JOULEBENCH_STATE": "/x"}, "darwin") == Path("/x")
+    assert state_folder({"HOME": "/home/a", "XDG_STATE_HOME": "s"}, "linux") == Path("/home/a/.local/state/joulebench")
+
+
+@pytest.mark.parametrize("home", [{"HOME": ""}, {"HOME": "a"}, {}])
+def test_without_a_home_in_the_environment_the_state_is_where_the_system_knows_it(home: dict[str, str]) -> None:
+    """As a shell finds it: `~name` reads the system's list of users, not HOME."""
+    told = subprocess.run(["sh", "-c", "eval echo ~$(id -un)"], env=home | {"PATH": os.environ["PATH"]},
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert state_folder(home, "linux") == Path(told.stdout.strip()) / ".local/state/joulebench"
 
 
 def self_test_of(device: str, machine: Environment) -> SelfTest:

@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import pwd
 import shutil
 import stat
 import tempfile
@@ -26,6 +25,7 @@ from typing import NamedTuple
 from pydantic import Field, ValidationError
 
 from engines.kernels.compile import Compiler, compile_kernels, flags, source_key
+from results.home import home_folder
 from results.records import Record
 
 logger = logging.getLogger(__name__)
@@ -68,17 +68,12 @@ def cache_folder() -> Path:
     """The user's. Raises `CacheError` for a user without a home."""
     # A relative path is to be ignored (XDG Base Directory Specification): it would follow the current folder.
     named = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(named) if os.path.isabs(named) else _home() / ".cache") / "joulebench" / "kernels"
-
-
-def _home() -> Path:
-    named = os.environ.get("HOME", "")
-    if not os.path.isabs(named):
-        with contextlib.suppress(KeyError):
-            named = pwd.getpwuid(os.geteuid()).pw_dir
-    if not os.path.isabs(named):
+    if os.path.isabs(named):
+        return Path(named) / "joulebench" / "kernels"
+    home = home_folder()
+    if home is None:
         raise CacheError("this user has no home folder; set XDG_CACHE_HOME to a folder of yours")
-    return Path(named)
+    return home / ".cache" / "joulebench" / "kernels"
 
 
 def prepared(folder: Path) -> Path:
