@@ -205,7 +205,8 @@ def stuck_runs(trace: PowerTrace) -> list[tuple[int, int]]:
     change_w = np.diff(watts[begins])
     n_turns = 1.5 * float((change_w[1:] * change_w[:-1] < 0).sum())
     often = max(0.0, n_turns - 2 * math.sqrt(n_turns)) / max(n_elsewhere, n_turns, 1.0)
-    if not is_long.any() or n_elsewhere < FEWEST_ELSEWHERE or often <= 0:
+    # Where every value stands for long, the load does: nothing shows that it should move.
+    if not is_long.any() or is_long.all() or n_elsewhere < FEWEST_ELSEWHERE or often <= 0:
         return []
     steps_w = np.abs(change_w)
     step_w, usual_w = float(steps_w.min()), float(np.median(steps_w))

@@ -146,3 +146,11 @@ def test_a_load_that_drifts_through_the_readings_is_not_taken_for_one_in_step(hz
         assert found.uncertainty_j is not None
         assert abs(found.energy_j - load.energy_j(0.0, 10.0)) <= 2 * found.uncertainty_j
         assert found.uncertainty_j < widest * 1500.0
+
+
+def test_a_clean_square_of_long_levels_is_no_stuck_sensor() -> None:
+    """2.5 Hz read every 20 ms: each of its levels stands for ten readings, and none is left to compare them with."""
+    at_s = np.arange(0.0, 10.0, 0.02)
+    watts = np.where(np.floor(at_s / 0.2 + 1e-9) % 2, 250.0, 50.0)
+    found = energy_between([trace("power", at_s, watts, 0.02)], [(1.0, 9.0)], "all", "m")
+    assert found.energy_j == pytest.approx(8 * 150.0, rel=0.02)
