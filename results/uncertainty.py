@@ -6,8 +6,8 @@ Standard uncertainty (one sigma; dP is a change of power, w the time in which it
                   w the time between two readings; on a ramp, which a line follows, only the latter;
                   |P1 - P0| u / 3 from the window's start to its end: an instant, or the mean of the update u before it;
                   s d a value that was shown for one reading or update d only: see scatter
-    means alone   a gauge that shows a value between two levels at each step shows means: a tenth of that variance,
-                  and a quarter of an update, between the two, to its edges
+    means alone   a gauge that shows a value between two levels at each step shows means: a tenth of that variance, but
+                  all of it within the update at an edge; and a quarter of an update, between the two, to its edges
     no update     means of known stretches that stand until the next: twice dP dt / sqrt(12), and |P1 - P0| dt / 2
     counter       P w / sqrt(12) an edge: the age of its value; the value's step: q / sqrt(12);
                   dP dt f (1 - f): an edge at fraction f of the distance dt between two readings;
@@ -18,10 +18,17 @@ neighbours is (x - x_before)(x - x_after) on average: the variance where values 
 spike, 0 beside a step of the power, less on a ramp.
 
 Terms are added in quadrature, but those of changes at the edges linearly: the power changes at every phase edge, in the
-same direction, and so does the error. Elsewhere changes are taken to fall anywhere between readings, each for itself,
-unless the readings come back to the same values after some of them: then a load alternates in step with the sampler,
-and what is alike errs alike. A load in step with every single reading looks steady, and no reading can tell: so power
-is read at random times (`devices.sampler`), and what alternates scatters.
+same direction, and so does the error. Elsewhere changes fall anywhere between readings, each for itself, where readings
+come at random times (`devices.sampler`): no load stays in step with them, and one in step with a grid scatters.
+
+On a grid, and that of a gauge's renewals is one, what is alike errs alike:
+
+    in step       readings that come back to the same values some readings later: as many errors of one kind together
+    a pattern     that was seen over and over is known (`results.regular`): how far its mean over the phase is off that
+                  of the readings, and where its edges hide; what it explains was not met by chance
+    few changes   of a gauge, too few for a pattern: twice the variance, a rise and its fall may err alike
+
+A load in step with every single reading of a grid looks steady, and one nearly so looks slow: no reading can tell.
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from results.records import PowerTrace
+from results.records import PowerTrace, TraceKind
 from results.regular import pattern
 
 Array = NDArray[np.float64]
@@ -43,6 +50,11 @@ MEANS_SHARE = 0.1
 FEWEST_LAGS = 2
 IN_STEP = 0.5
 """Correlation of the readings with themselves some readings later, from which a load is in step with them."""
+UNEVEN = 0.25
+"""Of the distance of two readings: half of the distances differ by more where they are drawn at random."""
+FEW_CHANGES = 1.5, 3.5
+"""Of a gauge: more than one, and below one and a half periods. By the sum of their squares, squared, over that of their
+fourth powers."""
 REGULAR = 0.7
 """Of the variance of the readings: explained by a pattern that they repeat."""
 MOST_LOOKED_AT = 10
@@ -57,22 +69,24 @@ def power_variance_j2(trace: PowerTrace, edges: Array) -> float:
     """Of the changes that the intervals [n, 2] may have felt, and of the reading's step over the whole.
 
     trace: what its readings stand for (`results.cumulative.power_samples`), one a renewal. What lies within a third of
-    an update of an edge may be of either side.
+    an update of an edge, or within the update of a mean, may be of either side.
     """
     t, v, update_s = trace.times_s, trace.values, trace.update_period_s
     between = 2.0 if trace.kind == "held" and update_s == 0 else 1.0
     seen_s = min(update_s, trace.sample_interval_s or update_s)
-    placed_j2 = (_sudden_w(v) * between * np.diff(t)) ** 2 + 2 * (np.diff(v) * seen_s) ** 2
+    placed_j2 = (_sudden_w(t, v) * between * np.diff(t)) ** 2 + 2 * (np.diff(v) * seen_s) ** 2
     change_j = np.sqrt(placed_j2 / 12)
     sum_j = np.concatenate([[0.0], np.cumsum(change_j)])
     sum_j2 = np.concatenate([[0.0], np.cumsum(change_j**2)])
-    either_side_s = update_s / 3
+    whole = np.clip(np.searchsorted(t, [edges.min(), edges.max()]), 0, len(t) - 1)
+    is_of_means = update_s > 0 and shows_means(v[max(whole[0] - 1, 0) : whole[1] + 1])
+    # A mean is of the update before it, and stands a quarter of one early.
+    either_side_s = update_s * (3 / 4 if is_of_means else 1 / 3)
     first = np.clip(np.searchsorted(t, edges - either_side_s, side="right") - 1, 0, len(t) - 1)
     last = np.clip(np.searchsorted(t, edges + either_side_s, side="left"), 0, len(t) - 1)
     at_edges_j, at_edges_j2 = (sum_j[last] - sum_j[first]).sum(), (sum_j2[last] - sum_j2[first]).sum()
     inside_j2 = max(0.0, float((sum_j2[last[:, 1]] - sum_j2[first[:, 0]]).sum() - at_edges_j2))
     scatter_j2 = _scatter_j2(trace, change_j, first[:, 0], last[:, 1])
-    is_of_means = update_s > 0 and shows_means(v[first.min() : last.max() + 1])
     late_s = update_s / 4 if is_of_means else _lateness_s(trace, int(first.min()), int(last.max()))
     late_j = float((v[last[:, 1]] - v[first[:, 0]]).sum()) * late_s
     total_s = float((edges[:, 1] - edges[:, 0]).sum())
@@ -80,23 +94,41 @@ def power_variance_j2(trace: PowerTrace, edges: Array) -> float:
     inside = list(zip(first[longest, 0].tolist(), last[longest, 1].tolist(), strict=True))
     if is_of_means:
         # Means meet every phase of a pattern.
-        together = MEANS_SHARE * max(_returning(v[i : j + 1]) for i, j in inside)
+        alike = MEANS_SHARE * max(_returning(v[i : j + 1]) for i, j in inside)
+        changes, scatter = alike, alike
+    elif _is_read_at_random(trace):
+        changes, scatter = 1.0, 1.0
     else:
-        together = max(_in_step(t[i : j + 1], v[i : j + 1], change_j[i:j]) for i, j in inside)
-    varies_j2 = together * (inside_j2 + scatter_j2)
+        found = [_in_step(trace.kind, t[i : j + 1], v[i : j + 1], change_j[i:j]) for i, j in inside]
+        changes, scatter = (max(factors) for factors in zip(*found, strict=True))
+    varies_j2 = changes * inside_j2 + scatter * scatter_j2
     return varies_j2 + late_j**2 + float(at_edges_j) ** 2 + (trace.resolution * total_s) ** 2 / 12
 
 
-def _sudden_w(watts: Array) -> Array:
-    """By how much each change [n - 1] is more than its neighbours': on a ramp, which a line follows, nothing is."""
+def _sudden_w(times_s: Array, watts: Array) -> Array:
+    """By how much each change [n - 1] is steeper than its neighbours: on a ramp, which a line follows, none is."""
     change_w: Array = np.diff(watts)
     if len(change_w) < 3:
         return np.asarray(np.abs(change_w))
-    before, after = np.roll(change_w, 1), np.roll(change_w, -1)
+    dt = np.diff(times_s)
+    slope = change_w / dt
+    before, after = np.roll(slope, 1), np.roll(slope, -1)
     before[0], after[-1] = 0.0, 0.0
-    on_a_ramp = (np.sign(before) == np.sign(change_w)) & (np.sign(after) == np.sign(change_w))
-    slope_w = np.where(on_a_ramp, np.minimum(np.abs(before), np.abs(after)), 0.0)
-    return np.asarray(np.maximum(np.abs(change_w) - slope_w, 0.0))
+    on_a_ramp = (np.sign(before) == np.sign(slope)) & (np.sign(after) == np.sign(slope))
+    ramp_w = np.where(on_a_ramp, np.minimum(np.abs(before), np.abs(after)) * dt, 0.0)
+    return np.asarray(np.maximum(np.abs(change_w) - ramp_w, 0.0))
+
+
+def _is_read_at_random(trace: PowerTrace) -> bool:
+    """Whether readings come at distances so uneven that no load stays in step with them, and show what is then.
+
+    Each distance moves the load's phase anew: where distances differ by 0.29 of their mean, as `devices.sampler` draws
+    them, the place of an edge between two readings is forgotten to 4 % after two of them.
+    """
+    if 2 * trace.update_period_s > trace.sample_interval_s or len(trace.times_s) < 3:
+        return False
+    low_s, middle_s, high_s = np.quantile(np.diff(trace.times_s), (0.25, 0.5, 0.75))
+    return bool(high_s - low_s > UNEVEN * middle_s)
 
 
 def shows_means(watts: Array) -> bool:
@@ -116,20 +148,28 @@ def shows_means(watts: Array) -> bool:
     return n_between >= LEAST_STEPS and n_between > 3 * n_jumps
 
 
-def _in_step(times_s: Array, watts: Array, change_j: Array) -> float:
+def _in_step(kind: TraceKind, times_s: Array, watts: Array, change_j: Array) -> tuple[float, float]:
     """How much more readings that come back to the same values err than if each change fell anywhere for itself.
 
-    As readings that are alike, one for one, err alike; less where the phase of their pattern drifts through them.
+    (of their changes, of their scatter). As readings that are alike, one for one, err alike. Of a pattern that was seen
+    over and over it is known better what they err, and what it explains was not met by chance. A gauge's few changes
+    show no pattern, but a load that rises and falls alike makes both err alike.
     """
     alike = _returning(watts)
     alone_j2 = float((change_j**2).sum())
     found = pattern(watts) if alone_j2 > 0 else None
     if found is None or found.share < REGULAR:
-        return alike
+        n_changes = alone_j2**2 / max(float((change_j**4).sum()), 1e-300)
+        if kind == "held" and FEW_CHANGES[0] < n_changes < FEW_CHANGES[1]:
+            alike = max(alike, 2.0)
+        return alike, alike
     length_s = float(times_s[-1] - times_s[0])
-    drifting_j2 = min(length_s**2 * found.off_w2, float(change_j.sum()) ** 2)
-    drifting = max(1.0, drifting_j2 / alone_j2 + 1.0 - found.share)
-    return min(alike, drifting) if alike > 1.0 else drifting
+    pattern_j2 = length_s**2 * found.off_w2
+    if kind == "held":
+        # It may be that of a load about as fast as the renewals, which has far more edges than are seen.
+        return max(1.0, pattern_j2 / alone_j2 + 1.0 - found.share), 1.0 - found.share
+    drifting = max(1.0, min(pattern_j2, float(change_j.sum()) ** 2) / alone_j2 + 1.0 - found.share)
+    return min(alike, drifting) if alike > 1.0 else drifting, 1.0 - found.share
 
 
 def _returning(watts: Array) -> float:
@@ -191,6 +231,9 @@ def _scatter_j2(trace: PowerTrace, change_j: Array, first: NDArray[np.intp], las
     for is_one in (v[shown] > v[before], v[shown] < v[before]):
         share = float(sticks_out_w2[is_one & once].sum()) / max(float(sticks_out_w2[is_one].sum()), 1e-300)
         by_chance[is_one] = min(share / OFTEN_ONCE, 1.0)
+    if _is_read_at_random(trace):
+        # Close readings differ and distant ones are alike where a load is nearly as fast: no distance is typical.
+        shown_s = np.full(len(shown), np.sqrt(np.mean(np.diff(t[first.min() : last.max() + 1]) ** 2)))
     found_j2 = (by_chance * (v[shown] - v[before]) * (v[shown] - v[after]) * shown_s**2)[inside]
     counted_j2 = (change_j[shown - 1] ** 2 + change_j[after - 1] ** 2)[inside]
     stands_out = found_j2 > 0

@@ -37,16 +37,18 @@ def test_counters_know_ten_seconds_of_any_waveform_to_1_percent(meter: str, wave
 
 def test_uncertainties_are_no_wider_than_the_errors_ask_for() -> None:
     """Stated over rms error: two to six before readings stood for their renewals."""
+    # The rms error of n windows is known to 1 / sqrt(2 n).
+    n_windows = 3 * N_WINDOWS
     stepping = ("square, 1 to 3 s", "bursts of 0.4 to 1.2 s")
     for meter in ("power, renewed every 100 ms", "power, fresh at each reading", "gauge, 250 ms, instants"):
         for waveform in stepping:
-            found = simulated(meter, waveform, N_WINDOWS)
+            found = simulated(meter, waveform, n_windows)
             assert found.stated is not None
             assert found.rms_error is not None
             assert 0.9 < found.stated / found.rms_error < 1.5
     for waveform in stepping:
         # The gauge of means is known by the values between two levels.
-        found = simulated("gauge, 250 ms, means", waveform, N_WINDOWS)
+        found = simulated("gauge, 250 ms, means", waveform, n_windows)
         assert found.stated is not None
         assert found.rms_error is not None
         assert found.stated / found.rms_error < 2.5
