@@ -13,8 +13,8 @@ from pydantic import StringConstraints
 from results.printable import printable
 from results.records import Conditions, Environment, Method, PowerTrace, TraceKind
 
-Unit = Annotated[str, StringConstraints(pattern=r"^((cpu|gpu|npu)|(ndp|rank):[0-9]+)$")]
-"""Where work runs and what draws energy: `cpu`, `gpu`, `npu`, and of several alike `ndp:2`, `rank:1`."""
+Unit = Annotated[str, StringConstraints(pattern=r"^((cpu|gpu|npu)|(ndp|rank|core):[0-9]+)$")]
+"""Where work runs and what draws energy: `cpu`, `gpu`, `npu`, and of several alike `ndp:2`, `rank:1`, `core:0`."""
 
 
 class DeviceError(Exception):

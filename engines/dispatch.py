@@ -3,18 +3,26 @@
 It has two readers: `engines.model.experts.execute` computes it in torch, `engines.pricing.schedule` turns it into
 operations that a hardware model prices. Accuracy and price cannot drift apart, because both read this.
 
-Legend: T tokens, K experts per token, E experts, R rows of all expert calls, padding included.
+Legend: T tokens, K experts per token, E experts, R rows of the row space, padding included, S segments (the rows of one
+expert in one call), C calls.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from devices.base import Unit
 from results.records import EngineCounters
+
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -29,55 +37,220 @@ class Routing:
         return torch.bincount(self.expert_ids_TK.reshape(-1), minlength=self.n_experts)
 
 
+class Width(NamedTuple):
+    """Columns [first, end) of the intermediate dimension: a part of an expert. Results of the parts add up."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class CallKind:
+    """What calls have in common.
+
+    static: the shape was frozen before the routing was known, so that a unit without dynamic shapes can run the call.
+    width: None computes whole experts. naive_launch: dispatched by a runtime that decides by itself where a graph goes.
+    """
+
+    unit: Unit = "cpu"
+    static: bool = False
+    width: Width | None = None
+    naive_launch: bool = False
+
+
 @dataclass(frozen=True)
 class ExpertCall:
     """One launch: the experts of one graph, each over its own contiguous slice of the plan's rows.
 
     Expert i of the call owns `rows_per_expert[i]` rows, of which the first `valid_per_expert[i]` carry tokens and the
-    rest are zero padding. `static` says that the shape was frozen before the routing was known, so that a unit without
-    dynamic shapes can run the call.
+    rest are zero padding. Calls with different widths may share rows; their results add. `weight_loads`: how many
+    experts' weights the call loads; fewer than its experts where a call before left some there.
     """
 
     experts: tuple[int, ...]
     rows_per_expert: tuple[int, ...]
     valid_per_expert: tuple[int, ...]
     first_row: int
-    static: bool
+    kind: CallKind = CallKind()
+    weight_loads: int | None = None
+    """None: all of `experts`."""
 
     @property
     def n_rows(self) -> int:
         return sum(self.rows_per_expert)
 
+    @property
+    def n_valid(self) -> int:
+        return sum(self.valid_per_expert)
+
+    @property
+    def unit(self) -> Unit:
+        return self.kind.unit
+
+    @property
+    def static(self) -> bool:
+        return self.kind.static
+
+    @property
+    def n_weight_loads(self) -> int:
+        return len(self.experts) if self.weight_loads is None else self.weight_loads
+
+
+@dataclass(frozen=True, eq=False)
+class Calls(Sequence[ExpertCall]):
+    """The calls of a plan, as arrays: call c has the segments starts_C[c] .. starts_C[c + 1].
+
+    A plan of many experts is made and read without a loop over them; whoever wants calls one by one iterates.
+    """
+
+    expert_S: Integers
+    rows_S: Integers
+    valid_S: Integers
+    first_row_S: Integers
+    starts_C: Integers
+    kinds: tuple[CallKind, ...]
+    kind_C: Integers | None = None
+    """Index into `kinds`; None: all calls are of the first."""
+    weight_loads_C: Integers | None = None
+    """None: as many as each call has segments."""
+
+    @staticmethod
+    def of(calls: Iterable[ExpertCall]) -> Calls:
+        """From calls one by one."""
+        calls = tuple(calls)
+        kinds = tuple(dict.fromkeys(call.kind for call in calls))
+        n_segments = [len(call.experts) for call in calls]
+        rows_S = _integers(n for call in calls for n in call.rows_per_expert)
+        first_row_S = _integers(
+            call.first_row + sum(call.rows_per_expert[:i]) for call in calls for i in range(len(call.experts))
+        )
+        return Calls(
+            _integers(e for call in calls for e in call.experts),
+            rows_S,
+            _integers(n for call in calls for n in call.valid_per_expert),
+            first_row_S,
+            np.cumsum([0, *n_segments], dtype=np.int64)[:-1],
+            kinds,
+            _integers(kinds.index(call.kind) for call in calls),
+            _integers(call.n_weight_loads for call in calls),
+        )
+
+    @cached_property
+    def ends_C(self) -> Integers:
+        return np.append(self.starts_C[1:], len(self.expert_S))
+
+    @cached_property
+    def call_S(self) -> Integers:
+        """The call of each segment."""
+        return np.repeat(np.arange(len(self.starts_C)), self.ends_C - self.starts_C)
+
+    @cached_property
+    def is_one_after_another(self) -> bool:
+        """Whether the segments are the rows of the row space, whole experts, each row once and in order."""
+        ends_S = self.first_row_S + self.rows_S
+        is_dense = not len(ends_S) or (self.first_row_S[0] == 0 and bool((self.first_row_S[1:] == ends_S[:-1]).all()))
+        return is_dense and all(kind.width is None for kind in self.kinds)
+
+    @property
+    def loads_C(self) -> Integers:
+        """Experts whose weights each call loads."""
+        return self.ends_C - self.starts_C if self.weight_loads_C is None else self.weight_loads_C
+
+    @property
+    def n_weight_loads(self) -> int:
+        return len(self.expert_S) if self.weight_loads_C is None else int(self.weight_loads_C.sum())
+
+    def kind(self, call: int) -> CallKind:
+        return self.kinds[0 if self.kind_C is None else self.kind_C[call]]
+
+    def __len__(self) -> int:
+        return len(self.starts_C)
+
+    @overload
+    def __getitem__(self, call: int) -> ExpertCall: ...
+    @overload
+    def __getitem__(self, call: slice) -> Sequence[ExpertCall]: ...
+    def __getitem__(self, call: int | slice) -> ExpertCall | Sequence[ExpertCall]:
+        if isinstance(call, slice):
+            return [self[c] for c in range(*call.indices(len(self)))]
+        call = range(len(self))[call]
+        segments = slice(self.starts_C[call], self.ends_C[call])
+        return ExpertCall(
+            tuple(self.expert_S[segments].tolist()),
+            tuple(self.rows_S[segments].tolist()),
+            tuple(self.valid_S[segments].tolist()),
+            int(self.first_row_S[segments][0]),
+            self.kind(call),
+            None if self.weight_loads_C is None else int(self.weight_loads_C[call]),
+        )
+
+    def __iter__(self) -> Iterator[ExpertCall]:
+        return (self[call] for call in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Calls):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _integers(values: Iterable[int]) -> Integers:
+    return np.fromiter(values, dtype=np.int64)
+
 
 @dataclass(frozen=True)
 class Transfer:
-    """Weights that must move over a link for this layer."""
+    """Weights of an expert that must move. layer: whose call waits for them; a later one's is a prefetch."""
 
-    link: str
+    expert: int
+    layer: int
+    source: Unit
+    target: Unit
     n_bytes: int
-    when: Literal["before", "overlapped"]
+    width: Width | None = None
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """Activations that units send each other. bytes_NN[i][j]: from units[i] to units[j]."""
+
+    kind: Literal["all_gather", "all_to_all", "all_reduce", "reduce"]
+    units: tuple[Unit, ...]
+    bytes_NN: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
 class DispatchPlan:
     """Calls over one row space. token_R: source token of each row, -1 for padding; weight_R: 0 for padding."""
 
     n_tokens: int
     token_R: Tensor
     weight_R: Tensor
-    calls: tuple[ExpertCall, ...]
+    calls: Calls
     routed_pairs: int
     dropped_pairs: int
     transfers: tuple[Transfer, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    hits: int | None = None
+    """Of the experts called, those whose weights lay where they were computed; None where nothing is moved."""
+    misses: int | None = None
+
+    @property
+    def kept_pairs(self) -> int:
+        return self.routed_pairs - self.dropped_pairs
 
     def counters(self) -> EngineCounters:
-        computed = sum(call.n_rows for call in self.calls)
-        valid = sum(sum(call.valid_per_expert) for call in self.calls)
+        calls = self.calls
         return EngineCounters(
             routed_pairs=self.routed_pairs,
             dropped_pairs=self.dropped_pairs,
-            computed_rows=computed,
-            padded_rows=computed - valid,
-            expert_calls=len(self.calls),
+            # Of the row space: a row that several widths share is computed once, in parts.
+            computed_rows=len(self.token_R),
+            padded_rows=len(self.token_R) - self.kept_pairs,
+            expert_calls=len(calls),
+            weight_loads=calls.n_weight_loads,
             bytes_moved=sum(t.n_bytes for t in self.transfers),
+            hits=self.hits,
+            misses=self.misses,
         )

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from devices.base import Unit
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import DispatchPlan, ExpertCall, Routing
+from engines.dispatch import CallKind, Calls, DispatchPlan, Routing
 from engines.model.experts import ExpertWeights
-from engines.profile import Profile
-from engines.techniques.base import ChunkPhase
+from engines.techniques.base import BuildContext, LayerInput
 from results.records import Record
 
 
@@ -57,12 +58,11 @@ class OracleParameters(Record):
     technique: ClassVar[str] = "oracle"
     static_shapes: ClassVar[bool] = False
     lossless: ClassVar[bool] = True
+    wanted_prompts: ClassVar[int] = 0
+    backbone: ClassVar[Unit] = "cpu"
+    units: ClassVar[tuple[Unit, ...]] = ("cpu",)
 
-    @property
-    def calibration_prompts(self) -> int:
-        return 0
-
-    def build(self, prefill_chunk: int, profile: Profile | None) -> Oracle:
+    def build(self, context: BuildContext) -> Oracle:
         return Oracle()
 
 
@@ -76,15 +76,17 @@ class Oracle:
     needs_saliency = False
     couples_tokens = False
 
-    def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
-        n_tokens, top_k = routing.expert_ids_TK.shape
-        expert_of_pair = routing.expert_ids_TK.reshape(-1).tolist()
+    def plan(self, seen: LayerInput) -> DispatchPlan:
+        ids_TK = seen.routing.expert_ids_TK
+        n_tokens, top_k = ids_TK.shape
+        n_pairs = n_tokens * top_k
+        one_R, row_R = np.ones(n_pairs, dtype=np.int64), np.arange(n_pairs)
         return DispatchPlan(
             n_tokens=n_tokens,
-            token_R=torch.arange(n_tokens * top_k, device=routing.expert_ids_TK.device) // top_k,
-            weight_R=routing.weights_TK.reshape(-1),
-            calls=tuple(ExpertCall((e,), (1,), (1,), row, static=False) for row, e in enumerate(expert_of_pair)),
-            routed_pairs=n_tokens * top_k,
+            token_R=torch.arange(n_pairs, device=ids_TK.device) // top_k,
+            weight_R=seen.routing.weights_TK.reshape(-1),
+            calls=Calls(ids_TK.reshape(-1).cpu().numpy(), one_R, one_R, row_R, row_R, (CallKind(),)),
+            routed_pairs=n_pairs,
             dropped_pairs=0,
         )
 

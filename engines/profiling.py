@@ -17,7 +17,7 @@ from engines.model.transformer import KeyValueCache, Transformer
 from engines.model.weights import ModelWeights, SparseWeights
 from engines.observers import SparseLayerStep
 from engines.profile import Profile
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
 
 
 class ChoiceCounts:
@@ -93,6 +93,6 @@ def profile_of(
         check_prompt(prompt, limits, f"calibration prompt {number}")
         cache.start(len(prompt))
         for chunk_T in torch.split(torch.tensor(prompt), prefill_chunk):
-            model.forward(chunk_T, cache, Dropless(), "prefill", counts)
+            model.forward(chunk_T, cache, dropless(), "prefill", counts)
         on_prompt()
     return counts.profile(config.moe.top_k, len(prompts))

@@ -31,7 +31,7 @@ from engines.prefix import HeldTokens, turned_alike
 from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.road import Decoding, road
-from engines.techniques.base import ChunkPhase, Technique, TechniqueParameters
+from engines.techniques.base import BuildContext, ChunkPhase, Costs, ModelSizes, Technique, TechniqueParameters
 from results.records import Completion, EngineCounters, ExpertHeat, Request, Road
 
 MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
@@ -63,6 +63,15 @@ class _Sequence:
     n_cached: int = 0
 
 
+def own_sizes(checkpoint: Checkpoint) -> ModelSizes | None:
+    """Of a model with experts, its weights counted as the sources do: two bytes each."""
+    config = checkpoint.config
+    if config.moe is None:
+        return None
+    moe = config.moe
+    return ModelSizes(moe.n_experts, moe.top_k, config.hidden, moe.expert_width, 6 * config.hidden * moe.expert_width)
+
+
 class ReferenceEngine:
     """An `engines.base.Engine` that computes on this host."""
 
@@ -80,6 +89,8 @@ class ReferenceEngine:
         torch_device: DeviceType = "cpu",
         compute_dtype: torch.dtype | None = None,
         long_rope: LongRope = "at_once",
+        sizes: ModelSizes | None = None,
+        costs: Costs | None = None,
     ) -> None:
         """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry.
 
@@ -87,13 +98,15 @@ class ReferenceEngine:
         reuse_prefix: a request starts behind the tokens that it shares with the one before (`engines.prefix`).
         torch_device, compute_dtype: where this host computes, and in what; None is fp32 on the CPU and bf16 elsewhere.
         The weights are copied there (`engines.model.accelerator`).
+        sizes, costs: what the technique is told of the model, and of the machine that it plans for; its own sizes where
+        they are not given.
         long_rope: when a sequence takes LongRoPE's long factors; of no effect in models without it.
         """
         if type(prefill_chunk) is not int or not 1 <= prefill_chunk <= MOST_CHUNK:
             raise EngineError(f"prefill_chunk {prefill_chunk!r} must be 1 to {MOST_CHUNK} tokens")
         if threads is not None and (type(threads) is not int or not 1 <= threads <= MOST_THREADS):
             raise EngineError(f"threads {threads!r} must be 1 to {MOST_THREADS}; leave it out for torch's own number")
-        if checkpoint.config.moe is None and technique.calibration_prompts:
+        if checkpoint.config.moe is None and technique.wanted_prompts:
             raise EngineError(
                 f"technique {technique.technique} places experts, and {checkpoint.source} is dense; use dropless"
             )
@@ -114,12 +127,12 @@ class ReferenceEngine:
         self._held = HeldTokens()
         self._reuse_prefix = reuse_prefix
         self._parameters = technique
+        self._sizes = sizes or own_sizes(checkpoint)
+        self._costs = costs
         self._prefill_chunk = prefill_chunk
         self._now_s = now_s if backend is None else synchronised(now_s, backend.device)
         self._threads = threads or torch.get_num_threads()
-        self._technique: Technique | None = (
-            None if technique.calibration_prompts else technique.build(prefill_chunk, None)
-        )
+        self._technique: Technique | None = None if technique.wanted_prompts else technique.build(self._context(None))
         self._counters = EngineCounters()
         self._heat = HeatCounts()
         self._profile: Profile | None = None
@@ -143,7 +156,7 @@ class ReferenceEngine:
         """Freezes the technique on what was counted before, of this model: `engines.profile_files.mismatch` says so."""
         self._check_needs_calibration()
         self._profile = profile
-        self._technique = self._parameters.build(self._prefill_chunk, profile)
+        self._technique = self._parameters.build(self._context(profile))
         worst = max(profile.tokens_per_expert, key=profile.imbalance)
         logger.info(
             "calibrated %s on %d prompts; imbalance up to %.2f (layer %d)",
@@ -152,6 +165,9 @@ class ReferenceEngine:
             profile.imbalance(worst),
             worst,
         )
+
+    def _context(self, profile: Profile | None) -> BuildContext:
+        return BuildContext(self._prefill_chunk, self._sizes, profile, self._costs)
 
     def _check_needs_calibration(self) -> None:
         if not self.needs_calibration:
@@ -185,9 +201,9 @@ class ReferenceEngine:
         of one step share one stamp, taken when the last of their values is on the host. Phases of different requests
         overlap. A listener hears each edge with the stamp that the completions carry, once where they share it.
 
-        A technique that couples tokens plans over the rows of all sequences of a step. capacity_tiers froze its prefill
-        for steps of `prefill_chunk` rows, which these fill, and its decode for one token: beyond `align` sequences
-        choosing the same expert it drops, and the counters say so.
+        A technique that couples tokens plans over the rows of all sequences of a step. Tiers froze their prefill for
+        steps of `prefill_chunk` rows, which these fill; a decode graph that more sequences choose than it has rows
+        drops, and the counters say so.
 
         Nothing is kept from requests before or for those after, whatever `reuse_prefix` says. An observer prices single
         sequences and is refused.
@@ -389,5 +405,6 @@ def _added(a: EngineCounters, b: EngineCounters) -> EngineCounters:
         computed_rows=a.computed_rows + b.computed_rows,
         padded_rows=a.padded_rows + b.padded_rows,
         expert_calls=a.expert_calls + b.expert_calls,
+        weight_loads=a.weight_loads + b.weight_loads,
         bytes_moved=a.bytes_moved + b.bytes_moved,
     )

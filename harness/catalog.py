@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 from devices.base import Clock, Meter
 from engines.oracle import OracleParameters
-from engines.techniques.base import TechniqueParameters
-from engines.techniques.capacity_tiers import CapacityTiersParameters
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import PRESETS, Composed, CustomParameters, preset_parameters
 from results.records import Record
 from workloads.aime import AIME24, AIME25
 from workloads.any_task import AnyTask, AnyTaskParameters
@@ -57,8 +55,9 @@ from workloads.truthfulqa import MC2 as TRUTHFULQA_MC2
 
 
 class TechniqueEntry(NamedTuple):
-    parameters: type[Record]
+    parameters: type[Composed] | type[OracleParameters]
     what: str
+    source: str
 
 
 class WorkloadEntry(NamedTuple):
@@ -79,11 +78,11 @@ class MeterEntry(NamedTuple):
 
 
 TECHNIQUES: dict[str, TechniqueEntry] = {
-    "oracle": TechniqueEntry(OracleParameters, "a loop over tokens and their experts, for checking the others"),
-    "dropless": TechniqueEntry(DroplessParameters, "tokens grouped by expert, nothing dropped; equals the oracle"),
-    "capacity_tiers": TechniqueEntry(
-        CapacityTiersParameters, "NPUMoE §4.1: calibrated static capacity tiers, overflow pruned by saliency"
+    "oracle": TechniqueEntry(
+        OracleParameters, "a loop over tokens and their experts, for checking the others", "the definition"
     ),
+    **{name: TechniqueEntry(preset_parameters(name), p.what, p.source) for name, p in PRESETS.items()},
+    "custom": TechniqueEntry(CustomParameters, "the decisions spelled out: place, layout, ...", "none"),
 }
 
 
@@ -238,8 +237,3 @@ METERS: dict[str, MeterEntry] = {
     "modelled": MeterEntry(_modelled, "modelled", "CPU time x watts of a sheet: always there, never measured"),
     "replay": MeterEntry(_replay, "replayed", "a recorded trace, Parquet or power CSV (recording)"),
 }
-
-
-def technique_parameters(name: str) -> type[TechniqueParameters]:
-    """The parameters record of a technique, which also builds it."""
-    return TECHNIQUES[name].parameters  # type: ignore[return-value]

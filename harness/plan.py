@@ -15,13 +15,14 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from engines.pricing.placements import PLACEMENTS
 from harness import sweep
+from harness.combinations import devices_problems, mismatch, placement
 from harness.device_problems import device_problems
 from harness.plan_values import as_seen, shown, sift
 from harness.problems import in_one_line, nearest, told
@@ -79,7 +80,7 @@ class Plan:
     protocol: Protocol
     cells: tuple[CellPlan, ...]
     skipped: tuple[str, ...]
-    """Combinations that make no sense (a placement on the host, ...), for the dry run."""
+    """Combinations that make no sense (a unit that a sheet does not have, ...), for the dry run."""
     left_out: tuple[str, ...] = ()
     """Cells that make sense and have nothing to ask of their model, and why: prompts longer than its context, ..."""
 
@@ -211,6 +212,10 @@ def draft_plan(
         )
     engines, found = _meant(engines, _engine_problems)
     problems += found
+    if len(named_devices) == len(entries["device"]):
+        names = {part.spec.name for part in named_devices}
+        engines, found = _meant(engines, partial(devices_problems, names=names))
+        problems += found
     devices, found = _meant(devices, device_problems)
     problems += found
     parts = Parts(models, engines, _told_apart(workloads), devices)
@@ -296,8 +301,6 @@ def _name_problems(name: Any) -> list[str]:
 
 
 def _engine_problems(path: str, engine: EngineSpec) -> Iterator[str]:
-    if engine.placement not in PLACEMENTS:
-        yield f"{path}.placement: unknown placement {shown(engine.placement)}; {nearest(engine.placement, PLACEMENTS)}"
     if engine.max_batch > 1 and engine.reuse_prefix:
         yield (
             f"{path}.max_batch: a batch keeps nothing of the requests before, found {engine.max_batch} with"
@@ -366,17 +369,6 @@ def _matrix(parts: Parts, data_root: Path | None) -> tuple[list[CellPlan], list[
     return cells, [f"{device}: {', '.join(own)}: {why}" for (device, why), own in skipped.items()]
 
 
-def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
-    """Why an engine does not go onto a device, or None."""
-    if (engine.placement == "host") == device.is_modelled:
-        return "a modelled device needs a placement" if device.is_modelled else "placements are for modelled devices"
-    if device.is_modelled and engine.quantise.asked:
-        return "a modelled device prices weights of two bytes, so quantise is for the host"
-    if device.is_modelled and engine.max_batch > 1:
-        return "a modelled device prices one request at a time, so max_batch is for the host"
-    return None
-
-
 class _CellBuilder:
     """Keeps what cells share: the JSON of a part is the same in all of them."""
 
@@ -400,9 +392,9 @@ class _CellBuilder:
             cell_id=hashlib.sha256(content.encode()).hexdigest()[:12],
             label=" · ".join(filter(None, (engine.label, model.suffix, workload.label, device.label))),
             engine=engine.label,
-            technique=engine.spec.technique.name,
+            technique=engine.spec.technique.technique,
             technique_parameters=engine.spec.technique.model_dump(mode="json", exclude={"name"}),
-            placement=engine.spec.placement,
+            placement=placement(engine.spec) if device.spec.is_modelled else "host",
             model=model_label,
             workload=workload.label,
             workload_parameters=workload.spec.model_dump(mode="json", exclude={"name", "label"}),

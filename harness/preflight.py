@@ -17,8 +17,6 @@ from engines.errors import EngineError
 from engines.model.accelerator import find_backend
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.weights import check_quantisation
-from engines.pricing.placements import PLACEMENTS, find_placement
-from engines.pricing.placements import check as check_placement
 from engines.pricing.schedule import NAMED_SHAPES, priced_shape
 from engines.profile_files import DIGITS, digest_of_profile
 from harness.catalog import METERS, WORKLOADS
@@ -26,7 +24,7 @@ from harness.plan import CellPlan, Draft, Part, Plan, PlanError
 from harness.plan_values import with_short_values
 from harness.references import with_references
 from harness.schema import DeviceSpec, Protocol
-from harness.workbench import Workbench, technique_spec
+from harness.workbench import Workbench
 from workloads.base import TellsEarly, Workload, WorkloadError
 
 NO_ENGINE_ON_PHONES = (
@@ -136,22 +134,17 @@ def _recording_problems(device: DeviceSpec, recording: str) -> Iterator[str]:
 
 
 def _engine_problems(engine: Part) -> Iterator[str]:
-    if engine.spec.placement not in PLACEMENTS:
-        return  # the draft tells it
-    reason = check_placement(find_placement(engine.spec.placement), technique_spec(engine.spec).static_shapes)
-    if reason:
-        yield f"engine {engine.label}: {reason}"
+    technique = engine.spec.technique
     if engine.spec.profile is not None:
-        if not technique_spec(engine.spec).calibration_prompts:
-            name = engine.spec.technique.name
-            yield f"engine {engine.label}: technique {name} learns nothing offline; remove profile"
-        elif "calibration_prompts" in engine.spec.technique.model_fields_set:
+        if not technique.wanted_prompts:
+            yield f"engine {engine.label}: technique {technique.technique} learns nothing offline; remove profile"
+        elif "calibration_prompts" in technique.model_fields_set:
             yield f"engine {engine.label}: a profile takes the place of calibration_prompts; remove one of them"
 
 
 def _problems_with_model(engine: Part, facts: CheckpointFacts, workbench: Workbench) -> Iterator[str]:
-    technique = technique_spec(engine.spec)
-    if facts.config.moe is None and technique.calibration_prompts:
+    technique = engine.spec.technique
+    if facts.config.moe is None and technique.wanted_prompts:
         yield (
             f"engine {engine.label}: technique {technique.technique} places experts, and {facts.source} is dense;"
             " use dropless"
@@ -161,7 +154,7 @@ def _problems_with_model(engine: Part, facts: CheckpointFacts, workbench: Workbe
             check_quantisation(facts.config, engine.spec.quantise)
         except EngineError as error:
             yield f"engine {engine.label}: {error}"
-    if engine.spec.profile is not None and technique.calibration_prompts and facts.config.moe is not None:
+    if engine.spec.profile is not None and technique.wanted_prompts and facts.config.moe is not None:
         reason = workbench.profile_mismatch(engine.spec.profile, facts)
         if reason:
             yield f"engine {engine.label}: {reason}"
@@ -178,9 +171,9 @@ def _pricing_problems(device: DeviceSpec, facts: CheckpointFacts) -> Iterator[st
 def _calibrated(engines: list[Part]) -> dict[str, int]:
     """Techniques that are calibrated on prompts, and the most that one of their engines asks for."""
     wanted: dict[str, int] = {}
-    for technique in (technique_spec(engine.spec) for engine in engines if engine.spec.profile is None):
-        if technique.calibration_prompts:
-            most = max(wanted.get(technique.technique, 0), technique.calibration_prompts)
+    for technique in (engine.spec.technique for engine in engines if engine.spec.profile is None):
+        if technique.wanted_prompts:
+            most = max(wanted.get(technique.technique, 0), technique.wanted_prompts)
             wanted[technique.technique] = most
     return wanted
 

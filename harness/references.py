@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from engines.model.quantised import AS_THE_MODEL
-from harness.catalog import technique_parameters
 from harness.schema import TechniqueSpec
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def _rank(plan: CellPlan) -> tuple[bool, bool, int]:
 def is_lossless(plan: CellPlan) -> bool:
     """Whether technique and weights leave the model's answers as they are: no matrix in another form than fp32's."""
     forms = set(plan.engine.quantise.asked.values())
-    return forms <= {"fp32"} and technique_parameters(plan.engine.technique.name).lossless
+    return forms <= {"fp32"} and plan.engine.technique.lossless
 
 
 def as_lossless(plan: CellPlan) -> CellPlan:

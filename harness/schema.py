@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, Field, create_model, model_validator
 
 from engines.model.quantised import Quantisation
+from engines.oracle import OracleParameters
+from engines.techniques.presets import Composed
 from harness.catalog import TECHNIQUES, WORKLOADS
 from results.records import Record
 
@@ -37,7 +39,7 @@ def _union(members: Iterable[type[BaseModel]]) -> Any:
 
 
 if TYPE_CHECKING:
-    TechniqueSpec = Any
+    TechniqueSpec = Composed | OracleParameters
     WorkloadSpec = Any
 else:
     TechniqueSpec = _union(_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())
@@ -56,13 +58,14 @@ class ModelSpec(Record):
 
 
 class EngineSpec(Record):
-    """One arm: the reference engine with a technique; on a modelled device also a placement."""
+    """One arm: the reference engine with a technique."""
 
     name: str = Field(min_length=1, max_length=MAX_NAME)
     technique: TechniqueSpec
     profile: str | None = Field(None, min_length=1)
     """Folder that `joulebench calibrate` wrote: learnt from in the place of prompts of the workload, in all cells."""
-    placement: str = "host"
+    devices: tuple[str, ...] | None = Field(None, min_length=1, max_length=64)
+    """Names of the devices that it goes onto; all of the plan where it is not given."""
     prefill_chunk: int = Field(512, ge=1, le=1 << 20)
     threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads; torch's own number where it is not given."""

@@ -31,7 +31,6 @@ from engines.base import Engine, HoldsWeights, PhaseEvent, TellsHeat, TellsRoad,
 from harness.agreement import disagreements
 from harness.schema import Protocol
 from harness.serving import at_once, serve
-from results.cells import CONTENDED
 from results.energy import Interval, energy_between, idle_baseline
 from results.intervals import joined, outside
 from results.peak_power import p90_power
@@ -54,6 +53,8 @@ from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
 from workloads.base import Workload, WorkloadError
 
 Traces = dict[str, Sequence[PowerTrace]]
+CONTENDED = "contended"
+"""Mark of a trial in whose window other processes took more of the CPU than the plan allows."""
 NO_CYCLES = CpuCycles(None, "CPU cycles: this device does not count them")
 NO_MEMORY = PeakMemory(None, "peak memory: this device does not tell it")
 CPU_TICK_S = 0.01

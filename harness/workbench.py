@@ -18,19 +18,20 @@ from engines.base import Engine
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation
+from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
-from engines.pricing.placements import find_placement
-from engines.pricing.schedule import own_shape, priced_shape
+from engines.pricing.schedule import own_shape, priced_shape, sizes_of
 from engines.profile import Profile
 from engines.profile_files import read_profile
 from engines.reference import ReferenceEngine
-from harness.catalog import METERS, WORKLOADS, technique_parameters
+from engines.techniques.base import Costs, ModelSizes
+from harness.catalog import METERS, WORKLOADS
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.plan import CellPlan
 from harness.profiles import mismatch_with
 from harness.references import as_lossless
 from harness.samples import samples_of
-from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, EngineSpec, ModelSpec, Protocol
+from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, ModelSpec, Protocol
 from harness.session import Arm, ArmScores
 from results.records import Environment, Record, Request, Sample
 from workloads import files_read, kept
@@ -102,7 +103,7 @@ class Workbench:
 
     def _calibrate(self, plan: CellPlan, engine: Engine, workload: Workload) -> None:
         if plan.engine.profile is None:
-            wanted = technique_spec(plan.engine).calibration_prompts
+            wanted = plan.engine.technique.wanted_prompts
             engine.calibrate(workload.calibration_prompts(engine.tokenizer, engine.max_length, wanted))
             return
         # Again: the weights of a hub model may not have been here when the plan was checked.
@@ -176,26 +177,34 @@ class Workbench:
         """One a cell: calibration belongs to a workload, and counters to a device."""
         if plan.cell.cell_id not in self._engines:
             checkpoint = self._checkpoint(plan.model, plan.engine.quantise)
-            reference = self._reference_engine(plan)
-            engine: Engine = reference
-            if isinstance(device, ModelDevice):
+            engine: Engine
+            if not isinstance(device, ModelDevice):
+                engine = self._reference_engine(plan)
+            else:
                 priced_as = plan.device.priced_as
                 config = checkpoint.config
                 shape = priced_shape(priced_as, config) if priced_as else own_shape(plan.model.source, config)
-                engine = ModelledEngine(reference, device.timeline, find_placement(plan.engine.placement), shape)
+                sizes = sizes_of(shape)
+                costs = None if sizes is None else SheetCosts(device.timeline.sheet, sizes)
+                reference = self._reference_engine(plan, sizes, costs)
+                engine = ModelledEngine(reference, device.timeline, plan.engine.technique.backbone, shape)
             self._engines[plan.cell.cell_id] = engine
         return self._engines[plan.cell.cell_id]
 
-    def _reference_engine(self, plan: CellPlan) -> ReferenceEngine:
+    def _reference_engine(
+        self, plan: CellPlan, sizes: ModelSizes | None = None, costs: Costs | None = None
+    ) -> ReferenceEngine:
         return ReferenceEngine(
             self._checkpoint(plan.model, plan.engine.quantise),
-            technique_spec(plan.engine),
+            plan.engine.technique,
             plan.engine.prefill_chunk,
             self._host_clock.now_s,
             plan.engine.threads,
             plan.engine.reuse_prefix,
             plan.device.computes,
             long_rope=plan.engine.long_rope,
+            sizes=sizes,
+            costs=costs,
         )
 
     def _unmeasured(self, plan: CellPlan, engine: Engine, workload: Workload, requests: Sequence[Request]) -> ArmScores:
@@ -207,7 +216,7 @@ class Workbench:
             key = f"{plan.cell.workload}/{against.cell.cell_id}"
             rows = self.facts(plan.model.source).config.vocabulary_size
             files = self._kept.files(key, requests, partial(self._reference_engine, against), rows)
-            told = f"{against.engine.technique.name}, {against.model.dtype}"
+            told = f"{against.engine.technique.technique}, {against.model.dtype}"
             self._arm_scores[plan.cell.cell_id] = distribution_scores(engine, workload, requests, files, told)
         return self._arm_scores[plan.cell.cell_id]
 
@@ -229,12 +238,6 @@ class Workbench:
 def clock_of(device: Device, host_clock: Clock) -> Clock:
     """A modelled device has a clock of its own."""
     return device.timeline if isinstance(device, ModelDevice) else host_clock
-
-
-def technique_spec(engine: EngineSpec) -> Any:
-    """The technique's own parameters record, without the tag that the plan's union adds."""
-    spec = engine.technique
-    return _untagged(spec, technique_parameters(spec.name))
 
 
 def build_workload(spec: Any, allow_code: bool) -> Workload:

@@ -189,6 +189,8 @@ class EngineCounters(Record):
     """Rows that went through an expert, padding included."""
     padded_rows: int = 0
     expert_calls: int = 0
+    weight_loads: int = 0
+    """Experts whose weights a call loaded; fewer than calls where one finds them there from the one before."""
     bytes_moved: int = 0
     hits: int | None = None
     misses: int | None = None

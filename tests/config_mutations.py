@@ -22,7 +22,7 @@ from engines.model.idle_keys import CHANGES_NO_NUMBER
 from engines.model.model_config import ModelConfig, parse_model_config
 from engines.model.rope import as_transformers
 from engines.model.transformer import KeyValueCache, Transformer
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, LONG_FACTORS, PHI_MOE, PHI_MOE_ROPE, FamilyCase, randomise
 from tests.fakes.random_models import LLAMA3_ROPE, MOE, SIZES, copy_tokenizer
 
@@ -234,5 +234,5 @@ class Peers:
             cache_ = KeyValueCache(model.config)
             cache_.start(N_TOKENS)
             with torch.inference_mode():
-                self._ours[known] = model.logits(model.forward(self.tokens, cache_, Dropless(), "prefill")[0])
+                self._ours[known] = model.logits(model.forward(self.tokens, cache_, dropless(), "prefill")[0])
         return self._ours[known]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engines.model.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from results.records import Completion, Request, Score
 from workloads.base import Workload
 

@@ -10,8 +10,11 @@ MODEL = "bundled:tiny-qwen3-moe"
 Raw = dict[str, Any]
 
 DROPLESS: Raw = {"name": "dropless", "technique": {"name": "dropless"}}
-TIERS: Raw = {"name": "tiers", "technique": {"name": "capacity_tiers", "multiples": [4, 2, 1]}}
-NPUMOE: Raw = {"name": "npumoe", "technique": {"name": "capacity_tiers"}, "placement": "npumoe"}
+TIERS: Raw = {"name": "tiers", "technique": {"name": "npumoe-t", "multiples": [4, 2, 1]}}
+HERE: Raw = {"devices": ["host"]}
+"""Beside an arm, in plans that have a modelled device too."""
+NPUMOE: Raw = {"name": "npumoe", "technique": {"name": "npumoe-t"}, "devices": ["model:m2-ultra"]}
+"""For plans with a modelled device."""
 BOOLQ: Raw = {"name": "boolq", "limit": 2, "num_fewshot": 0}
 SHAREGPT: Raw = {"name": "sharegpt", "limit": 1, "max_turns": 1, "max_new_tokens": 8}
 HOST: Raw = {"name": "host", "meters": ["modelled"]}
@@ -40,7 +43,7 @@ def two_device_plan() -> Raw:
     """Dropless and tiers on the host, tiers placed on the modelled device; idle baselines; two repeats."""
     return raw_plan(
         name="two devices",
-        engine=[DROPLESS, TIERS, NPUMOE],
+        engine=[DROPLESS | HERE, TIERS | HERE, NPUMOE],
         workload=[BOOLQ, SHAREGPT],
         device=[HOST, M2_ULTRA],
         protocol=FAST | {"warmup": 1, "repeats": 2, "idle_s": 0.05},

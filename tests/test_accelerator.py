@@ -23,11 +23,12 @@ from engines.oracle import Oracle, mix_experts
 from engines.profile import Profile
 from engines.reference import ReferenceEngine
 from engines.techniques.base import ChunkPhase, Technique
-from engines.techniques.capacity_tiers import CapacityTiers, CapacityTiersParameters
-from engines.techniques.dropless import Dropless, DroplessParameters
+from engines.techniques.presets import DroplessParameters, dropless
 from results.records import Completion, Request, Sampling
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import write_random_model
+from tests.techniques import built as tiers_of
+from tests.techniques import seen
 
 pytestmark = pytest.mark.numbers
 
@@ -65,7 +66,7 @@ def logits(model: Transformer, tokens: Tensor, chunks: list[int]) -> Tensor:
     with torch.inference_mode():
         for chunk in torch.split(tokens, chunks):
             phase: ChunkPhase = "decode" if len(chunk) == 1 else "prefill"
-            both, _ = model.forward_batch([chunk, chunk[: max(1, len(chunk) // 2)]], caches, Dropless(), phase)
+            both, _ = model.forward_batch([chunk, chunk[: max(1, len(chunk) // 2)]], caches, dropless(), phase)
             hidden.append(both[: len(chunk)])
         return model.logits(torch.cat(hidden)).cpu()
 
@@ -172,14 +173,14 @@ def random_routing(n_tokens: int, n_experts: int, top_k: int, seed: int) -> Rout
 
 
 @pytest.mark.parametrize("name", ["qwen2-moe", "gpt-oss", "llama4-top2"])
-@pytest.mark.parametrize("technique", [Dropless(), Oracle()], ids=["dropless", "oracle"])
+@pytest.mark.parametrize("technique", [dropless(), Oracle()], ids=["dropless", "oracle"])
 def test_grouped_products_are_the_mixture_by_its_definition(name: str, technique: Technique, tmp_path: Path) -> None:
     """SwiGLU; clamped with biases; weighted on the input. The oracle's calls repeat experts, so they go one by one."""
     write_family(tmp_path, CASES[name])
     experts = stacked(load_checkpoint(str(tmp_path), torch.float32), -1 if name == "llama4-top2" else 0)
     hidden = torch.randn(13, experts.down_EHI.shape[1], generator=torch.Generator().manual_seed(1))
     routing = random_routing(13, len(experts.experts), 2, seed=5)
-    plan = technique.plan(routing, 0, "prefill", None)
+    plan = technique.plan(seen(routing))
     torch.testing.assert_close(
         execute_stacked(plan, hidden, experts), mix_experts(hidden, routing, experts), atol=1e-4, rtol=1e-4
     )
@@ -188,11 +189,11 @@ def test_grouped_products_are_the_mixture_by_its_definition(name: str, technique
 def test_padding_and_drops_of_a_plan_are_kept(checkpoint: Checkpoint) -> None:
     """Capacity for one row an expert: expected is the oracle's mixture with the dropped pairs' weights at zero."""
     experts = stacked(checkpoint)
-    parameters = CapacityTiersParameters(multiples=(0.5,), base="B/E", align=3)
-    tiers = CapacityTiers(parameters, 24, Profile({0: (1,) * 16}, top_k=2, n_prompts=1))
+    profile = Profile({0: (1,) * 16}, top_k=2, n_prompts=1)
+    tiers = tiers_of("npumoe-t", 24, profile, multiples=(0.5,), base="B/E", align=3)
     hidden = torch.randn(24, 192, generator=torch.Generator().manual_seed(1))
     routing, saliency = random_routing(24, 16, 2, seed=6), hidden.norm(dim=-1)
-    plan = tiers.plan(routing, 0, "prefill", saliency)
+    plan = tiers.plan(seen(routing, saliency_T=saliency))
     assert plan.dropped_pairs > 0
     assert (plan.token_R < 0).any() or all(c.valid_per_expert == c.rows_per_expert for c in plan.calls)
     weights_TK = torch.zeros_like(routing.weights_TK)
@@ -227,7 +228,7 @@ def test_experts_too_narrow_for_groups_go_one_by_one(checkpoint: Checkpoint) -> 
     )
     hidden = torch.randn(5, 192, generator=torch.Generator().manual_seed(1))
     routing = random_routing(5, 16, 2, seed=7)
-    plan = Dropless().plan(routing, 0, "prefill", None)
+    plan = dropless().plan(seen(routing))
     torch.testing.assert_close(
         execute_stacked(plan, hidden, narrow), mix_experts(hidden, routing, narrow), atol=1e-5, rtol=1e-5
     )

@@ -13,7 +13,7 @@ from engines.model.checkpoints import inspect_checkpoint, load_checkpoint, tenso
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.oracle import Oracle
 from engines.techniques.base import ChunkPhase, Technique
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, FamilyCase, write_family
 
 pytestmark = pytest.mark.numbers
@@ -36,7 +36,7 @@ def chunked_logits(
     cache.start(len(tokens))
     with torch.inference_mode():
         hidden = [
-            model.forward(chunk, cache, technique or Dropless(), "decode" if len(chunk) == 1 else "prefill")[0]
+            model.forward(chunk, cache, technique or dropless(), "decode" if len(chunk) == 1 else "prefill")[0]
             for chunk in tokens.split(chunks)
         ]
         return model.logits(torch.cat(hidden))
@@ -82,7 +82,7 @@ def test_batched_logits_of_unequal_prompts_agree_with_transformers(peers: Peers)
         chunks = [prompts[i][caches[i].length :][:n] for i, n in step]
         with torch.inference_mode():
             phase: ChunkPhase = "decode" if {n for _, n in step} == {1} else "prefill"
-            hidden, _ = ours.forward_batch(chunks, [caches[i] for i, _ in step], Dropless(), phase)
+            hidden, _ = ours.forward_batch(chunks, [caches[i] for i, _ in step], dropless(), phase)
             parts = ours.logits(hidden).split([n for _, n in step])
         for (i, _), part in zip(step, parts, strict=True):
             logits[i].append(part)
@@ -108,7 +108,7 @@ def test_greedy_tokens_agree_with_transformers(peers: Peers) -> None:
     chunk = prompt
     with torch.inference_mode():
         while len(got) < N_GREEDY:
-            hidden, _ = ours.forward(chunk, cache, Dropless(), "decode" if got else "prefill")
+            hidden, _ = ours.forward(chunk, cache, dropless(), "decode" if got else "prefill")
             got.append(int(ours.logits(hidden[-1:]).argmax()))
             chunk = torch.tensor(got[-1:])
     assert got == expected
@@ -137,7 +137,7 @@ def test_greedy_tokens_of_a_batch_agree_with_transformers(peers: Peers) -> None:
     chunks = prompts
     with torch.inference_mode():
         for step in range(N_BATCH_GREEDY):
-            hidden, _ = ours.forward_batch(chunks, caches, Dropless(), "decode" if step else "prefill")
+            hidden, _ = ours.forward_batch(chunks, caches, dropless(), "decode" if step else "prefill")
             last = torch.tensor([len(chunk) for chunk in chunks]).cumsum(0) - 1
             chunks = list(ours.logits(hidden[last]).argmax(dim=-1).split(1))
             for tokens, chunk in zip(got, chunks, strict=True):
@@ -150,14 +150,14 @@ def test_dropless_plans_equal_the_oracle(peers: Peers) -> None:
     if ours.config.moe is None:
         pytest.skip("dense")
     tokens = random_tokens(12)
-    dropless, oracle = (chunked_logits(ours, tokens, [12], technique) for technique in (Dropless(), Oracle()))
-    torch.testing.assert_close(dropless, oracle, atol=1e-4, rtol=1e-4)
+    logits, oracle = (chunked_logits(ours, tokens, [12], technique) for technique in (dropless(), Oracle()))
+    torch.testing.assert_close(logits, oracle, atol=1e-4, rtol=1e-4)
 
 
 def test_every_sparse_layer_has_a_plan_and_every_dense_one_none(peers: Peers) -> None:
     _, theirs, ours = peers
     cache = KeyValueCache(ours.config)
     cache.start(5)
-    plans: list[DispatchPlan | None] = ours.forward(random_tokens(5), cache, Dropless(), "prefill")[1]
+    plans: list[DispatchPlan | None] = ours.forward(random_tokens(5), cache, dropless(), "prefill")[1]
     has_experts = [any(".experts." in name for name, _ in layer.named_parameters()) for layer in theirs.model.layers]
     assert [plan is not None for plan in plans] == has_experts

@@ -10,19 +10,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from engines.answers import packed
-from engines.dispatch import DispatchPlan, Routing
+from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.model.transformer import KeyValueCache, Transformer
-from engines.profile import Profile
 from engines.reference import ReferenceEngine
-from engines.techniques.base import ChunkPhase
-from engines.techniques.capacity_tiers import CapacityTiersParameters
-from engines.techniques.dropless import Dropless, DroplessParameters
+from engines.techniques.base import BuildContext, LayerInput
+from engines.techniques.presets import DroplessParameters, dropless
 from results.records import Completion, Record, Request, Sampling
+from tests.techniques import AsDropless, NpumoeT
 
 pytestmark = pytest.mark.numbers
 
@@ -40,22 +38,23 @@ class RecordingParameters(Record):
     technique: ClassVar[str] = "recording"
     static_shapes: ClassVar[bool] = False
 
-    @property
-    def calibration_prompts(self) -> int:
-        return 0
+    lossless: ClassVar[bool] = True
+    wanted_prompts: ClassVar[int] = 0
+    units: ClassVar[tuple[str, ...]] = ("cpu",)
+    backbone: ClassVar[str] = "cpu"
 
-    def build(self, prefill_chunk: int, profile: Profile | None) -> Recording:
+    def build(self, context: BuildContext) -> Recording:
         return Recording()
 
 
-class Recording(Dropless):
+class Recording(AsDropless):
     couples_tokens = True
     steps: ClassVar[list[tuple[str, int]]] = []
 
-    def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
-        if layer == 0:
-            self.steps.append((phase, len(routing.expert_ids_TK)))
-        return super().plan(routing, layer, phase, saliency_T)
+    def plan(self, seen: LayerInput) -> DispatchPlan:
+        if seen.layer == 0:
+            self.steps.append((seen.phase, len(seen.routing.expert_ids_TK)))
+        return super().plan(seen)
 
 
 @pytest.fixture
@@ -162,7 +161,7 @@ def test_prompts_share_prefill_steps_and_finished_sequences_leave(
 
 def test_a_technique_plans_over_the_rows_of_all_sequences(checkpoint: Checkpoint) -> None:
     """One row for each expert: two equal prompts of one token choose the same experts, and the second is dropped."""
-    parameters = CapacityTiersParameters(multiples=(1e-6,), align=1, calibration_prompts=1)
+    parameters = NpumoeT(multiples=(1e-6,), align=1, calibration_prompts=1)
     engine = ReferenceEngine(checkpoint, parameters, prefill_chunk=8)
     engine.calibrate([list(range(40, 60))])
     asked = loglikelihood("a", 1, [9])
@@ -191,7 +190,7 @@ def test_two_sequences_may_not_share_a_cache(checkpoint: Checkpoint) -> None:
     model, cache = Transformer(checkpoint), KeyValueCache(checkpoint.config)
     cache.start(8)
     with pytest.raises(EngineError, match="2 sequences in fewer caches"):
-        model.forward_batch([torch.tensor([9]), torch.tensor([8])], [cache, cache], Dropless(), "prefill")
+        model.forward_batch([torch.tensor([9]), torch.tensor([8])], [cache, cache], dropless(), "prefill")
 
 
 # --- stamps ----------------------------------------------------------------------------------------------------------
@@ -271,8 +270,8 @@ def test_an_uncalibrated_engine_and_an_observed_one_take_no_batch(checkpoint: Ch
     class Nobody:
         def step(self, n_tokens: int, kv_length: int, phase: str, plans: object) -> None: ...
 
-    with pytest.raises(EngineError, match="capacity_tiers is not calibrated"):
-        ReferenceEngine(checkpoint, CapacityTiersParameters()).run_batch(MIXED, ignore)
+    with pytest.raises(EngineError, match="npumoe-t is not calibrated"):
+        ReferenceEngine(checkpoint, NpumoeT()).run_batch(MIXED, ignore)
     observed = ReferenceEngine(checkpoint, DroplessParameters())
     observed.observer = Nobody()
     with pytest.raises(EngineError, match="a batch cannot be observed"):

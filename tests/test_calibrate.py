@@ -26,10 +26,10 @@ from results.records import Trial
 from results.store import Store, StoreError
 from tests.command import joulebench, start
 from tests.fakes.random_models import copy_bundled, write_random_model
-from tests.plans import BOOLQ, DROPLESS, FAST, HOST, M2_ULTRA, MODEL, NPUMOE, TIERS, raw_plan
+from tests.plans import BOOLQ, DROPLESS, FAST, HERE, HOST, M2_ULTRA, MODEL, NPUMOE, TIERS, raw_plan
 from tests.test_runner import Heard
 
-NARROW = {"name": "capacity_tiers", "multiples": [1.0, 0.5]}
+NARROW = {"name": "npumoe-t", "multiples": [1.0, 0.5]}
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +196,7 @@ def test_an_arm_with_a_profile_of_the_same_prompts_does_what_it_does_without(tmp
 
 
 def test_one_profile_serves_all_arms_and_devices(profile: str) -> None:
-    arms = [TIERS | {"profile": profile}, NPUMOE | {"profile": profile}]
+    arms = [TIERS | HERE | {"profile": profile}, NPUMOE | {"profile": profile}]
     bench, plan = bench_and_plan(
         engine=arms, device=[HOST, M2_ULTRA], workload=[BOOLQ, {"name": "hellaswag", "limit": 1}]
     )
@@ -268,7 +268,7 @@ def test_a_profile_with_another_tokenizer_is_refused(profile: str, tmp_path: Pat
     [
         (DROPLESS, "engine dropless: technique dropless learns nothing offline; remove profile"),
         (
-            {"name": "x", "technique": {"name": "capacity_tiers", "calibration_prompts": 4}},
+            {"name": "x", "technique": {"name": "npumoe-t", "calibration_prompts": 4}},
             "engine x: a profile takes the place of calibration_prompts; remove one of them",
         ),
     ],

@@ -379,7 +379,7 @@ def test_a_good_plan_is_told_so(finished_run: FinishedRun) -> None:
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("techniques", {"oracle", "dropless", "capacity_tiers"}),
+        ("techniques", {"oracle", "dropless", "npumoe-t"}),
         ("workloads", {"hellaswag", "boolq", "ruler_niah_single_2", "ruler_niah_multikey_1", "sharegpt"}),
         ("devices", {"host", "model:m2-ultra"}),
         ("meters", {"nvml", "rapl", "zeus", "modelled", "replay"}),

@@ -12,7 +12,7 @@ from engines.model.checkpoints import load_checkpoint
 from engines.model.decode import fused_decoder
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import SparseLayerStep
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import KINDS, copy_tokenizer, write_random_model
 
@@ -54,9 +54,9 @@ def decoded(
     cache.start(41)
     hidden, plans = [], []
     with torch.inference_mode():
-        model.forward(tokens[:11], cache, Dropless(), "prefill")
+        model.forward(tokens[:11], cache, dropless(), "prefill")
         for token in tokens[11:]:
-            one, of_step = model.forward(token[None], cache, Dropless(), "decode", watcher)
+            one, of_step = model.forward(token[None], cache, dropless(), "decode", watcher)
             hidden.append(one)
             plans += of_step
     return torch.cat(hidden), plans, cache

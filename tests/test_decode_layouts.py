@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engines.base import unheard
 from engines.decode_layout import PLAIN, DecodeLayout
-from engines.dispatch import DispatchPlan, ExpertCall, Routing
+from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall
 from engines.errors import EngineError
 from engines.model.checkpoints import load_checkpoint
 from engines.model.decode import DecodePlans
@@ -26,13 +26,13 @@ from engines.observers import SparseLayerStep
 from engines.oracle import Oracle
 from engines.profile import Profile
 from engines.reference import ReferenceEngine
-from engines.techniques.base import ChunkPhase, Technique
-from engines.techniques.capacity_tiers import CapacityTiers, CapacityTiersParameters
-from engines.techniques.dropless import Dropless
+from engines.techniques.base import LayerInput, Technique
+from engines.techniques.presets import dropless
 from results.records import Request
 from tests.fakes import deepseek_v1
 from tests.fakes.published import PUBLISHED
 from tests.fakes.random_models import copy_tokenizer
+from tests.techniques import NpumoeT, built
 
 pytestmark = [
     pytest.mark.numbers,
@@ -82,10 +82,10 @@ class Laid:
     def decode_layout(self, layer: int) -> DecodeLayout | None:
         return self._told[layer]
 
-    def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
-        if phase == "prefill":
-            return Dropless().plan(routing, layer, phase, saliency_T)
-        layout = self._layouts[layer]
+    def plan(self, seen: LayerInput) -> DispatchPlan:
+        if seen.phase == "prefill":
+            return dropless().plan(seen)
+        routing, layout = seen.routing, self._layouts[seen.layer]
         rows_of = layout.rows_E or [1] * N_EXPERTS
         group_of = layout.group_of_E or range(N_EXPERTS)
         weight_of = dict(zip(routing.expert_ids_TK[0].tolist(), routing.weights_TK[0].tolist(), strict=True))
@@ -94,11 +94,11 @@ class Laid:
             members = tuple(expert for expert in range(N_EXPERTS) if group_of[expert] == group)
             rows = tuple(rows_of[expert] for expert in members)
             valid = tuple(int(expert in weight_of) for expert in members)
-            calls.append(ExpertCall(members, rows, valid, len(tokens), static=True))
+            calls.append(ExpertCall(members, rows, valid, len(tokens), CallKind(static=True)))
             for expert, n_rows in zip(members, rows, strict=True):
                 tokens += [0 if expert in weight_of else -1] + [-1] * (n_rows - 1)
                 weights += [weight_of.get(expert, 0.0)] + [0.0] * (n_rows - 1)
-        return DispatchPlan(1, torch.tensor(tokens), torch.tensor(weights), tuple(calls), len(weight_of), 0)
+        return DispatchPlan(1, torch.tensor(tokens), torch.tensor(weights), Calls.of(calls), len(weight_of), 0)
 
 
 class Watcher:
@@ -133,7 +133,7 @@ def decoded(
     cache.start(len(tokens))
     hidden, plans = [], []
     with torch.inference_mode():
-        model.forward(tokens[:5], cache, Dropless(), "prefill")
+        model.forward(tokens[:5], cache, dropless(), "prefill")
         for token in tokens[5:]:
             one, of_step = model.forward(token[None], cache, technique, "decode", watcher)
             hidden.append(one)
@@ -194,7 +194,7 @@ def test_plain_layers_are_bit_for_bit_what_dropless_computes(n_threads: int, fol
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:
-        expected, _ = decoded(model, Dropless())
+        expected, _ = decoded(model, dropless())
         for plain in (PLAIN, DecodeLayout((1,) * N_EXPERTS), DecodeLayout(None, tuple(reversed(range(N_EXPERTS))))):
             assert torch.equal(decoded(model, Laid({1: plain, 2: PLAIN}))[0], expected)
         # Beside a layer that is not: the first sparse layer's part is the same, and the rest close.
@@ -212,7 +212,7 @@ def test_a_technique_that_comes_back_is_asked_again(folders: dict[int, Path]) ->
     """Two arms share one model, and take turns."""
     model = model_of(folders[2])
     wide, narrow = (Laid(dict.fromkeys(SPARSE, DecodeLayout((n,) * N_EXPERTS))) for n in (32, 2))
-    for technique, n_rows in ((wide, 32), (narrow, 2), (wide, 32), (Dropless(), 1)):
+    for technique, n_rows in ((wide, 32), (narrow, 2), (wide, 32), (dropless(), 1)):
         _, steps = decoded(model, technique, n_tokens=1)
         plans = [plan for plan in steps[0] if plan is not None]
         assert {n for plan in plans for n in rows_by_expert(plan).values()} == {n_rows}
@@ -252,18 +252,45 @@ def test_layouts_that_no_token_fits_are_refused(
 # --- capacity tiers --------------------------------------------------------------------------------------------------
 
 
-def tiers(align: int, renormalise: bool = False) -> CapacityTiers:
-    """Four tiers at any alignment up to 2: loads from none to eight times the mean."""
+def tiers(**parameters: object) -> Technique:
+    """Chunks of 64 with four experts a token: an expert's mean load is 16. Expert e < 8 expects 2^e * 256 / 263 rows,
+    so 0.97 to 15.6 below e = 5, then 31.1, 62.3, 124.6; all others expect 0.97. Tiers, of a chunk at most: 64, 32, 16.
+    """
     counts = tuple(2**e if e < 8 else 1 for e in range(N_EXPERTS))
-    parameters = CapacityTiersParameters(multiples=(8, 4, 2, 1), align=align, renormalise_survivors=renormalise)
-    return CapacityTiers(parameters, 64, Profile(dict.fromkeys(SPARSE, counts), top_k=4, n_prompts=1))
+    profile = Profile(dict.fromkeys(SPARSE, counts), top_k=4, n_prompts=1)
+    return built("npumoe-t", 64, profile, multiples=(8, 4, 2, 1), **parameters)
 
 
-@pytest.mark.parametrize("renormalise", [False, True])
-@pytest.mark.parametrize("align", [1, 2, 16])
-def test_tiers_decode_in_one_call_a_step(align: int, renormalise: bool, folders: dict[int, Path]) -> None:
+def tier_of(expert: int, align: int) -> int:
+    rows = {5: 32, 6: 64, 7: 64}.get(expert, 16)
+    return -(-rows // align) * align
+
+
+GROUPS = ((7, 6), (5,), (4, 3, 2, 1), (0, 8, 9, 10), (11, 12, 13, 14), (15,))
+"""Of one tier, the most chosen first and of equals the first, four at most."""
+
+
+def rows_of_graphs(graphs: str, grouped: bool, align: int, chosen: Sequence[int]) -> dict[int, int]:
+    """Rows by expert that a token with these experts makes a layer compute."""
+    if graphs == "cpu":
+        return dict.fromkeys(chosen, 1)
+    if graphs == "single":
+        return {expert: tier_of(0, align) for expert in chosen}
+    called = [group for group in GROUPS if set(group) & set(chosen)] if grouped else [chosen]
+    return {expert: tier_of(expert, align) for group in called for expert in group}
+
+
+@pytest.mark.parametrize("align", [2, 24])
+@pytest.mark.parametrize(
+    ("graphs", "grouped", "renormalise"),
+    [("single", True, False), ("same", False, True), ("same", True, False), ("cpu", False, False)],
+)
+def test_tiers_decode_in_one_call_a_step(
+    graphs: str, grouped: bool, renormalise: bool, align: int, folders: dict[int, Path]
+) -> None:
     """No pair of one token can be dropped, so no layer waits for what its overflow would be ranked by."""
-    model, technique = model_of(folders[4]), tiers(align, renormalise)
+    technique = tiers(align=align, renormalise_survivors=renormalise, decode_graphs=graphs, grouped=grouped)
+    model = model_of(folders[4])
     hidden, steps = decoded(model, technique)
     expected, one_by_one = decoded(model, technique, Watcher())
     assert relative_error(hidden, expected) < 1e-5
@@ -274,8 +301,8 @@ def test_tiers_decode_in_one_call_a_step(align: int, renormalise: bool, folders:
             assert computed is not None
             assert plan is not None
             assert its_plan is not None
-            frozen = technique.capacities(layer, "decode")
-            assert computed.rows_of_calls() == {e: frozen[e] for e in computed.routing.expert_ids_TK[0].tolist()}
+            chosen = computed.routing.expert_ids_TK[0].tolist()
+            assert computed.rows_of_calls() == rows_of_graphs(graphs, grouped, align, chosen)
             assert its_plan.counters() == plan.counters()
             assert (plan.dropped_pairs, plan.routed_pairs) == (0, 4)
 
@@ -285,7 +312,7 @@ def test_an_engine_of_tiers_says_that_it_decoded_in_one_call_a_step(folders: dic
     request = Request(request_id="r", sample_id="s", kind="generate", prompt_ids=(5, 6, 7), max_new_tokens=5)
     counters = []
     for watcher, road in ((None, "fused"), (Watcher(), "layer by layer")):
-        engine = ReferenceEngine(checkpoint, CapacityTiersParameters(calibration_prompts=1), threads=1)
+        engine = ReferenceEngine(checkpoint, NpumoeT(calibration_prompts=1), threads=1)
         engine.calibrate([[5, 6, 7, 8]])
         engine.layer_observer = watcher
         engine.run(request, unheard)

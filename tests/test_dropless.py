@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.dispatch import Routing
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
+from tests.techniques import seen
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**31))
@@ -13,7 +14,7 @@ def test_every_routed_pair_is_one_row_of_its_expert(n_tokens: int, top_k: int, s
     generator = torch.Generator().manual_seed(seed)
     ids_TK = torch.rand(n_tokens, 9, generator=generator).argsort(-1)[:, :top_k]
     weights_TK = torch.rand(n_tokens, top_k, generator=generator)
-    plan = Dropless().plan(Routing(ids_TK, weights_TK, 9), layer=0, phase="prefill", saliency_T=None)
+    plan = dropless().plan(seen(Routing(ids_TK, weights_TK, 9)))
 
     rows = []
     for call in plan.calls:
@@ -31,7 +32,7 @@ def test_every_routed_pair_is_one_row_of_its_expert(n_tokens: int, top_k: int, s
 
 def test_experts_without_tokens_are_not_called() -> None:
     routing = Routing(torch.tensor([[7], [2], [7]]), torch.ones(3, 1), 8)
-    plan = Dropless().plan(routing, layer=0, phase="decode", saliency_T=None)
+    plan = dropless().plan(seen(routing, "decode"))
     assert [(call.experts, call.rows_per_expert, call.first_row) for call in plan.calls] == [
         ((2,), (1,), 0),
         ((7,), (2,), 1),

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engines.dispatch import DispatchPlan, ExpertCall, Routing
+from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall, Routing
 from engines.model.architecture import GatedUnit
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gather_rows
 from engines.oracle import Oracle, mix_experts
-from engines.techniques.dropless import Dropless
+from engines.techniques.base import Technique
+from engines.techniques.presets import dropless
+from tests.techniques import seen
 
 pytestmark = pytest.mark.numbers
 
@@ -70,10 +72,10 @@ def test_oracle_agrees_with_transformers_experts() -> None:
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 7, 64])
-@pytest.mark.parametrize("technique", [Dropless(), Oracle()], ids=["dropless", "oracle plan"])
-def test_executed_lossless_plans_equal_the_oracle(technique: Dropless | Oracle, n_tokens: int) -> None:
+@pytest.mark.parametrize("technique", [dropless(), Oracle()], ids=["dropless", "oracle plan"])
+def test_executed_lossless_plans_equal_the_oracle(technique: Technique, n_tokens: int) -> None:
     experts, (hidden, routing) = random_experts(), random_routing(n_tokens)
-    plan = technique.plan(routing, layer=0, phase="prefill", saliency_T=None)
+    plan = technique.plan(seen(routing))
     torch.testing.assert_close(
         execute(plan, hidden, experts), mix_experts(hidden, routing, experts), atol=1e-5, rtol=1e-5
     )
@@ -84,7 +86,7 @@ def test_executed_lossless_plans_equal_the_oracle(technique: Dropless | Oracle, 
 @pytest.mark.parametrize("kind", ["biased", "input", "gelu"])
 def test_experts_of_every_kind_equal_the_oracle(kind: str) -> None:
     experts, (hidden, routing) = unusual_experts(kind), random_routing(9)
-    plan = Dropless().plan(routing, layer=0, phase="prefill", saliency_T=None)
+    plan = dropless().plan(seen(routing))
     expected = mix_experts(hidden, routing, experts)
     torch.testing.assert_close(execute(plan, hidden, experts), expected, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(expected, mix_experts(hidden, routing, random_experts()), atol=1e-2)
@@ -125,7 +127,7 @@ def padded_plan() -> DispatchPlan:
         n_tokens=3,
         token_R=torch.tensor([1, -1, -1, 0, 1, -1]),
         weight_R=torch.tensor([0.5, 0.0, 0.0, 2.0, 3.0, 0.0]),
-        calls=(ExpertCall((4, 2), (3, 3), (1, 2), first_row=0, static=True),),
+        calls=Calls.of([ExpertCall((4, 2), (3, 3), (1, 2), first_row=0, kind=CallKind(static=True))]),
         routed_pairs=3,
         dropped_pairs=0,
     )
@@ -156,7 +158,7 @@ def test_padding_rows_are_zeros_and_are_computed() -> None:
 
 
 def test_plan_without_calls_gives_zeros() -> None:
-    nothing = DispatchPlan(2, torch.empty(0, dtype=torch.int64), torch.empty(0), (), routed_pairs=4, dropped_pairs=4)
+    nothing = DispatchPlan(2, torch.empty(0, dtype=torch.int64), torch.empty(0), Calls.of([]), 4, 4)
     assert torch.equal(execute(nothing, torch.ones(2, 16), random_experts()), torch.zeros(2, 16))
 
 

@@ -19,8 +19,7 @@ from engines.fidelity import divergence, keep_log_probabilities, kl_divergence
 from engines.model.checkpoints import load_checkpoint
 from engines.model.quantised import AS_THE_MODEL, Form, Quantisation
 from engines.reference import ReferenceEngine
-from engines.techniques.capacity_tiers import CapacityTiersParameters
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from harness.plan import Plan, build_plan
 from harness.workbench import Workbench
 from results.records import Completion, Divergence, Request, Score
@@ -29,7 +28,8 @@ from tests.fakes.answers import answer
 from tests.fakes.damaged import BROKEN_GZIP, unreadable
 from tests.fakes.random_models import BUNDLED, write_random_model
 from tests.fakes.tiny_tokenizer import TinyTokenizer
-from tests.plans import DROPLESS, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
+from tests.plans import DROPLESS, HERE, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
+from tests.techniques import NpumoeT
 from workloads.base import WorkloadError
 from workloads.fidelity import Fidelity, FidelityParameters
 
@@ -257,7 +257,7 @@ def test_narrower_weights_are_further_away(tmp_path: Path) -> None:
 
 
 def test_showing_distributions_counts_nothing_and_leaves_no_trace_in_answers(tmp_path: Path) -> None:
-    engine = engine_of(BUNDLED, technique=CapacityTiersParameters(multiples=(1.0,), align=1))
+    engine = engine_of(BUNDLED, technique=NpumoeT(multiples=(1.0,), align=1))
     engine.calibrate([request_of(seed=9).prompt_ids])
     request = request_of()
     before = engine.run(request, lambda *_: None).loglikelihood
@@ -302,7 +302,7 @@ def unmeasured(plan: Plan) -> dict[str, dict[str, float]]:
 
 def test_each_arm_of_a_plan_is_compared_with_the_reference_arm() -> None:
     int8 = DROPLESS | {"name": "int8", "quantise": {"attention": "int8", "head": "int8"}}
-    plan = planned(DROPLESS, TIERS, int8, NPUMOE, device=[HOST, M2_ULTRA])
+    plan = planned(DROPLESS | HERE, TIERS | HERE, int8, NPUMOE, device=[HOST, M2_ULTRA])
     found = unmeasured(plan)
     assert found["dropless · fidelity · host"] == {"kl_nats": 0.0, "same_top1": 1.0}
     assert 0 < found["int8 · fidelity · host"]["kl_nats"] < 0.1

@@ -17,8 +17,7 @@ from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.observers import SparseLayerStep
 from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
-from engines.techniques.dropless import DroplessParameters
-from harness.catalog import technique_parameters
+from engines.techniques.presets import DroplessParameters
 from harness.plan import build_plan
 from harness.runner import Runner, open_run
 from harness.workbench import Workbench
@@ -28,8 +27,9 @@ from results.popularity import imbalance, overlap_at_k, popularity
 from results.records import ExpertHeat, Request, RunData, Trial
 from results.store import Store, StoreError
 from results.trace_files import WINDOW
-from tests.plans import BOOLQ, DROPLESS, HOST, M2_ULTRA, MODEL, NPUMOE, raw_plan
+from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, MODEL, NPUMOE, raw_plan
 from tests.run_builders import cell, failed, trial
+from tests.techniques import NpumoeT
 from tests.test_runner import Heard
 from tests.test_store import INFO, POWER
 
@@ -105,7 +105,7 @@ def test_every_choice_is_counted_whatever_a_technique_drops(
     monkeypatch.setattr(engines.heat, "MOST_HELD_PAIRS", most_held)
     parameters: Any = {"dropless": DroplessParameters(), "oracle": OracleParameters()}.get(arm)
     if parameters is None:
-        parameters = technique_parameters("capacity_tiers")(multiples=(0.5, 0.25), align=1)
+        parameters = NpumoeT(multiples=(0.5, 0.25), align=1)
 
     def counted(observed: bool) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], int]:
         engine = ReferenceEngine(checkpoint, parameters, prefill_chunk=16)
@@ -294,8 +294,9 @@ def test_a_profile_that_a_plan_names_is_told_by_its_name() -> None:
 
 def test_a_real_run_keeps_the_heat_of_every_arm(tmp_path: Path) -> None:
     """The oracle chooses what dropless chooses, a modelled device what the host does; tiers keep what they learnt."""
-    tiers = {"name": "tiers", "technique": {"name": "capacity_tiers", "multiples": [8.0]}}
-    arms = [DROPLESS, {"name": "oracle", "technique": {"name": "oracle"}}, tiers, NPUMOE]
+    tiers = {"name": "tiers", "technique": {"name": "npumoe-t", "multiples": [8.0]}}
+    oracle = {"name": "oracle", "technique": {"name": "oracle"}}
+    arms = [arm | HERE for arm in (DROPLESS, oracle, tiers)] + [NPUMOE]
     plan = build_plan(raw_plan(engine=arms, device=[HOST, M2_ULTRA], workload=[BOOLQ]))
     bench = Workbench(plan.protocol)
     with open_run(plan, tmp_path / "run", False, bench) as store:

@@ -21,7 +21,8 @@ from engines.model.quantised import quantise_fp8, quantise_int4, quantise_int8, 
 from engines.model.rope import turn
 from engines.model.router import RouterWeights, route
 from engines.oracle import mix_experts
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
+from tests.techniques import seen
 
 pytestmark = pytest.mark.numbers
 
@@ -99,7 +100,7 @@ def test_sum_of_experts_is_the_oracles(form: str, n_threads: int, n_tokens: int)
     ids = torch.stack([torch.arange(n_tokens) % 4, torch.where(torch.arange(n_tokens) % 20 > 0, 4, 2)], dim=1)
     ids[ids[:, 0] == 2, 1] = 4
     routing = Routing(ids, weights, 5)
-    plan = Dropless().plan(routing, 0, "prefill", None)
+    plan = dropless().plan(seen(routing))
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:

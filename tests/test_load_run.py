@@ -25,7 +25,7 @@ from results.store import Store, StoreError
 from results.trace_files import WINDOW
 from tests.command import joulebench
 from tests.fakes.machine import FakeBench, fake_requests
-from tests.plans import DROPLESS, FAST, HOST, M2_ULTRA, NPUMOE, raw_plan, write_plan
+from tests.plans import DROPLESS, FAST, HERE, HOST, M2_ULTRA, NPUMOE, raw_plan, write_plan
 
 BARE = Protocol(warmup=0, repeats=1, idle_s=0)
 FIXED = {"name": "fixed_lengths", "prompt_tokens": 24, "new_tokens": 6, "limit": 4}
@@ -210,7 +210,7 @@ def counted_j(traces: Traces) -> float:
 
 
 def test_a_batch_is_for_the_host_and_keeps_no_prefix() -> None:
-    both = build_plan(raw_plan(engine=[DROPLESS, NPUMOE | {"max_batch": 2}], device=[HOST, M2_ULTRA]))
+    both = build_plan(raw_plan(engine=[DROPLESS | HERE, NPUMOE | {"max_batch": 2}], device=[HOST, M2_ULTRA]))
     assert any("npumoe: a modelled device prices one request at a time" in reason for reason in both.skipped)
     with pytest.raises(PlanError, match=r"engine\[0\]\.max_batch: a batch keeps nothing .* found 2 with reuse_prefix"):
         build_plan(raw_plan(engine=[DROPLESS | {"max_batch": 2, "reuse_prefix": True}]))

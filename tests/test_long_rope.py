@@ -12,10 +12,9 @@ from devices.models.timeline import Timeline
 from engines.model.checkpoints import load_checkpoint
 from engines.model.rope import LongScaling
 from engines.pricing.modelled import ModelledEngine
-from engines.pricing.placements import PLACEMENTS
 from engines.pricing.schedule import own_shape
 from engines.reference import ReferenceEngine
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from results.records import Completion, Request
 from tests.fakes.families import CASES, LONG_FACTORS, PHI_MOE, PHI_MOE_ROPE, FamilyCase, write_family
 from tests.toy_sheet import toy_sheet
@@ -143,7 +142,7 @@ def test_modelled_hardware_is_charged_in_the_answer_for_what_is_computed_again(t
     for way in ("at_once", "when_reached"):
         reference = built(tmp_path, way)  # type: ignore[arg-type]
         shape = own_shape("phi", load_checkpoint(str(tmp_path), torch.float32).config)
-        engine = ModelledEngine(reference, Timeline(toy_sheet()), PLACEMENTS["coreml-cpu"], shape)
+        engine = ModelledEngine(reference, Timeline(toy_sheet()), "cpu", shape)
         found.append(engine.run(generation(tokens(ORIGINAL)), lambda event, at_s: None))
     at_once, when_reached = found
     assert when_reached.prefill_end_s == pytest.approx(at_once.prefill_end_s)

@@ -13,16 +13,15 @@ from safetensors.torch import save_file
 
 from devices.models.timeline import Timeline
 from engines.base import Engine, EngineError, PhaseEvent, PhaseListener
-from engines.dispatch import DispatchPlan, ExpertCall
+from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall
 from engines.model.checkpoints import Checkpoint, load_checkpoint, tensor_shapes
 from engines.model.model_config import read_model_config
 from engines.pricing.modelled import ModelledEngine, StepObserver
-from engines.pricing.placements import PLACEMENTS
 from engines.pricing.schedule import ModelShape, own_shape
 from engines.reference import ReferenceEngine
-from engines.techniques.capacity_tiers import CapacityTiersParameters
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from results.records import Completion, EngineCounters, Request, Road
+from tests.techniques import NpumoeT
 from tests.toy_sheet import toy_sheet
 
 VOCABULARY = 10
@@ -94,7 +93,7 @@ def heard() -> tuple[list[tuple[PhaseEvent, float]], PhaseListener]:
 
 
 def scripted(steps: Sequence[tuple[int, int, str, Sequence[DispatchPlan | None]]], n: int) -> ModelledEngine:
-    return ModelledEngine(ScriptedEngine(steps, n), Timeline(toy_sheet()), PLACEMENTS["coreml-cpu"], DENSE)
+    return ModelledEngine(ScriptedEngine(steps, n), Timeline(toy_sheet()), "cpu", DENSE)
 
 
 GENERATE = [(4, 4, "prefill", [None]), (1, 5, "prefill", [None]), (1, 6, "decode", [None]), (1, 7, "decode", [None])]
@@ -125,7 +124,7 @@ def test_phase_edges_are_told_once_in_order_with_the_completions_stamps() -> Non
 def test_an_edge_is_told_when_the_timeline_is_there() -> None:
     """So that a meter that reads at the edge reads the energy of what lies before it, and no more."""
     timeline = Timeline(toy_sheet())
-    engine = ModelledEngine(ScriptedEngine(GENERATE, 3), timeline, PLACEMENTS["coreml-cpu"], DENSE)
+    engine = ModelledEngine(ScriptedEngine(GENERATE, 3), timeline, "cpu", DENSE)
     engine.run(request(), lambda event, at_s: edges.append((at_s, timeline.now_s())))
     assert len(edges) == 3
     assert all(at_s == now_s for at_s, now_s in edges)
@@ -152,11 +151,11 @@ def test_a_log_likelihood_is_all_prefill_and_pays_the_head_for_its_continuation(
 
 def test_the_expert_calls_of_the_plan_are_what_is_priced() -> None:
     """Two static experts on the NPU: twice 0.5 s launch, 144 weight bytes at 1 ms, 8 rows x 72 FLOP at 0.1 ms."""
-    calls = tuple(ExpertCall((e,), (4,), (4,), 0, static=True) for e in (0, 1))
+    calls = Calls.of(ExpertCall((e,), (4,), (4,), 4 * e, CallKind("npu", static=True)) for e in (0, 1))
     plan = DispatchPlan(8, torch.zeros(8), torch.zeros(8), calls, 8, 0)
     shape = ModelShape("moe", 1, 4, 2, 1, 2, 0, 2, 1, 3, VOCABULARY)
     timeline = Timeline(toy_sheet())
-    engine = ModelledEngine(ScriptedEngine([(8, 8, "prefill", [plan])], 1), timeline, PLACEMENTS["npumoe"], shape)
+    engine = ModelledEngine(ScriptedEngine([(8, 8, "prefill", [plan])], 1), timeline, "npu", shape)
     engine.run(request(), lambda event, at_s: None)
     assert timeline.seconds_by_operation()["expert FFN", "npu"] == pytest.approx(2 * 0.5 + 2 * 0.072 + 8 * 72 * 1e-4)
 
@@ -204,7 +203,7 @@ def test_the_answer_is_the_reference_engines_and_the_time_is_not(checkpoint: Che
     shape = own_shape("random-moe", checkpoint.config)
     timeline = Timeline(toy_sheet())
     reference = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=4)
-    engine: Engine = ModelledEngine(reference, timeline, PLACEMENTS["coreml-cpu"], shape)
+    engine: Engine = ModelledEngine(reference, timeline, "cpu", shape)
     asked = generate(3)
     modelled = engine.run(asked, lambda event, at_s: None)
     computed = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=4).run(asked, lambda event, at_s: None)
@@ -220,8 +219,8 @@ def test_the_answer_is_the_reference_engines_and_the_time_is_not(checkpoint: Che
 
 def test_calibration_costs_no_virtual_time(checkpoint: Checkpoint) -> None:
     timeline = Timeline(toy_sheet())
-    reference = ReferenceEngine(checkpoint, CapacityTiersParameters(calibration_prompts=1), prefill_chunk=4)
-    engine = ModelledEngine(reference, timeline, PLACEMENTS["npumoe"], own_shape("m", checkpoint.config))
+    reference = ReferenceEngine(checkpoint, NpumoeT(calibration_prompts=1), prefill_chunk=4)
+    engine = ModelledEngine(reference, timeline, "npu", own_shape("m", checkpoint.config))
     assert engine.needs_calibration
     engine.calibrate([[1, 2, 3, 4, 5]])
     assert not engine.needs_calibration
@@ -232,8 +231,8 @@ def test_calibration_costs_no_virtual_time(checkpoint: Checkpoint) -> None:
 def test_tiers_on_the_npu_are_priced_with_their_padding(checkpoint: Checkpoint) -> None:
     """Each launch has a multiple of 16 rows: 0.5 s, 288 weight bytes at 1 ms, 16 x 288 FLOP at 0.1 ms."""
     timeline = Timeline(toy_sheet())
-    reference = ReferenceEngine(checkpoint, CapacityTiersParameters(calibration_prompts=1), prefill_chunk=8)
-    engine = ModelledEngine(reference, timeline, PLACEMENTS["npumoe"], own_shape("m", checkpoint.config))
+    reference = ReferenceEngine(checkpoint, NpumoeT(calibration_prompts=1), prefill_chunk=8)
+    engine = ModelledEngine(reference, timeline, "npu", own_shape("m", checkpoint.config))
     engine.calibrate([[1, 2, 3, 4, 5]])
     engine.run(generate(1), lambda event, at_s: None)
     counters = engine.take_counters()

@@ -15,7 +15,7 @@ from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import SparseLayerStep
 from engines.reference import ReferenceEngine
 from engines.techniques.base import ChunkPhase
-from engines.techniques.dropless import Dropless, DroplessParameters
+from engines.techniques.presets import DroplessParameters, dropless
 from results.records import Request
 from tests.fakes.families import FamilyCase, write_family
 from tests.fakes.random_models import write_random_model
@@ -42,7 +42,7 @@ def observed(model: Transformer, chunks: list[Tensor], phases: list[ChunkPhase])
     cache.start(sum(map(len, chunks)))
     with torch.inference_mode():
         for chunk, phase in zip(chunks, phases, strict=True):
-            model.forward(chunk, cache, Dropless(), phase, recorder)
+            model.forward(chunk, cache, dropless(), phase, recorder)
     return recorder.seen
 
 
@@ -154,6 +154,6 @@ def test_what_was_told_is_not_written_to_later() -> None:
     cache.start(N_TOKENS)
     with torch.inference_mode():
         for chunk in torch.split(random_tokens(), [20, 9, 1]):
-            model.forward(chunk, cache, Dropless(), "prefill", recorder)
+            model.forward(chunk, cache, dropless(), "prefill", recorder)
     for seen, copies in zip(recorder.seen, recorder.copies, strict=True):
         assert all(torch.equal(now, then) for now, then in zip(tensors(seen), copies, strict=True))

@@ -14,7 +14,7 @@ from engines.base import unheard
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, inspect_checkpoint, load_checkpoint
 from engines.reference import ReferenceEngine
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from results.messages import HEAD, TAIL, readable
 from results.records import Request, Sampling
 from tests.fakes.random_models import copy_bundled

@@ -25,6 +25,7 @@ from tests.plans import (
     BOOLQ,
     DROPLESS,
     FAST,
+    HERE,
     HOST,
     IPHONE,
     M2_ULTRA,
@@ -59,7 +60,7 @@ def problems(raw: Any) -> list[str]:
         ({"model": {"source": MODEL, "dtyp": "float32"}}, ["model.dtyp: unknown key", "'float32'", "dtype"]),
         ({"engine": [DROPLESS | {"prefil_chunk": 64}]}, ["engine[0].prefil_chunk", "64", "mean prefill_chunk"]),
         (
-            {"engine": [DROPLESS, {"name": "b", "technique": {"name": "capacity_tiers", "multiple": [1]}}]},
+            {"engine": [DROPLESS, {"name": "b", "technique": {"name": "npumoe-t", "multiple": [1]}}]},
             ["engine[1].technique.multiple: unknown key", "[1]", "mean multiples"],
         ),
         ({"workload": [BOOLQ | {"limt": 2}]}, ["workload[0].limt: unknown key", "2", "mean limit"]),
@@ -69,11 +70,15 @@ def problems(raw: Any) -> list[str]:
         ({"protocol": {"zzz": 3}}, ["protocol.zzz: unknown key", "known: contention_retries, cooldown_s"]),
         # unknown names
         (
-            {"engine": [{"name": "a", "technique": {"name": "capacity_tier"}}]},
-            ["engine[0].technique.name", "'capacity_tier'", "mean capacity_tiers"],
+            {"engine": [{"name": "a", "technique": {"name": "npumoe-tt"}}]},
+            ["engine[0].technique.name", "'npumoe-tt'", "mean npumoe-t"],
         ),
         ({"workload": [{"name": "bolq"}]}, ["workload[0].name", "'bolq'", "mean boolq"]),
-        ({"engine": [NPUMOE | {"placement": "npumo"}]}, ["engine[0].placement", "'npumo'", "mean npumoe"]),
+        (
+            {"engine": [DROPLESS, TIERS | {"devices": ["host", "hots"]}]},
+            ["engine[1].devices: the plan has no device", "'hots'", "mean host"],
+        ),
+        ({"engine": [NPUMOE]}, ["engine[0].devices: the plan has no device", "'model:m2-ultra'", "known: host"]),
         ({"device": [{"name": "host", "meters": ["rpal"]}]}, ["device[0].meters", "'rpal'", "mean rapl"]),
         ({"device": [{"name": "hots"}]}, ["device[0].name", "'hots'", "mean host"]),
         ({"device": [{"name": "model:m2-ulra"}]}, ["device[0].name", "'m2-ulra'", "mean m2-ultra"]),
@@ -86,8 +91,8 @@ def problems(raw: Any) -> list[str]:
         ({"protocol": {"stop": {"min_repeats": 9, "max_repeats": 3}}}, ["protocol.stop", "9", "max_repeats 3"]),
         ({"model": {"source": MODEL, "dtype": "int4"}}, ["model.dtype", "'int4'", "'float32', 'bfloat16' or"]),
         (
-            {"engine": [{"name": "a", "technique": {"name": "capacity_tiers", "multiples": [1, 2]}}]},
-            ["engine[0].technique.multiples", "(1.0, 2.0)", "descend, such as (4, 2, 1)"],
+            {"engine": [{"name": "a", "technique": {"name": "npumoe-t", "multiples": [1, 2]}}]},
+            ["engine[0].technique.multiples", "(1.0, 2.0)", "descend, such as (2, 1, 0.5)"],
         ),
         (
             {"engine": [DROPLESS | {"quantise": {"experts": "int3"}}]},
@@ -213,9 +218,62 @@ def test_an_empty_plan_is_told_what_to_add() -> None:
 
 
 def test_a_plan_whose_combinations_make_no_sense_has_no_cell() -> None:
-    (line,) = problems(raw_plan(engine=[NPUMOE]))
+    (line,) = problems(raw_plan(engine=[NPUMOE | {"max_batch": 2}], device=[M2_ULTRA]))
     assert "no cell to run" in line
-    assert "placements are for modelled devices" in line
+    assert "max_batch is for the host" in line
+
+
+@pytest.mark.parametrize(
+    ("technique", "expected"),
+    [
+        ({"name": "dropless", "unit": "npu"}, "layout exact follows the routing, and an NPU takes frozen shapes only"),
+        ({"name": "custom", "place": {"kind": "one_unit", "unit": "npu"}}, "layout exact follows the routing"),
+        (
+            {"name": "custom", "place": {"kind": "one_unit", "unit": "npu"}, "layout": {"kind": "tiers"},
+             "decode": {"kind": "selective"}},
+            "layout selective follows the routing",
+        ),
+        (
+            {"name": "custom", "place": {"kind": "by_cost"}, "layout": {"kind": "blocks"}},
+            "place by_cost places graphs of tiers, and layout blocks has none; use layout tiers",
+        ),
+        (
+            {"name": "custom", "place": {"kind": "one_unit", "naive_launch": True}},
+            "naive_launch is Core ML's, which launches on an npu; found unit cpu",
+        ),
+        ({"name": "dropping", "overflow": "none"}, 'overflow = "none" needs rows = "max"'),
+    ],
+)  # fmt: skip
+def test_choices_that_do_not_go_together_are_refused_by_name(technique: dict[str, Any], expected: str) -> None:
+    (line,) = problems(raw_plan(engine=[{"name": "a", "technique": technique}]))
+    assert line.startswith("engine[0].technique: ")
+    assert expected in line
+
+
+def test_choices_that_go_together_are_spelled_out_or_stand_beside_a_preset() -> None:
+    place = {"kind": "one_unit", "unit": "npu"}
+    spelled = {"name": "custom", "place": place, "layout": {"kind": "tiers", "grouped": True}, "backbone": "npu"}
+    named = {"name": "npumoe-t", "grouped": True}
+    cells = build_plan(raw_plan(engine=[{"name": t["name"], "technique": t} for t in (spelled, named)])).cells
+    first, second = (cell.engine.technique for cell in cells)
+    assert first.choices == second.choices
+    assert (first.units, first.backbone, first.wanted_prompts) == (("npu",), "npu", 8)
+
+
+@pytest.mark.parametrize(
+    ("technique", "expected"),
+    [
+        (
+            {"name": "custom", "place": {"kind": "shards"}},
+            "model:m2-ultra: sharded: experts would be on core:0, and its sheet has cpu, npu, gpu",
+        ),
+        ({"name": "dropless", "unit": "gpu", "backbone": "gpu"}, None),
+    ],
+)
+def test_an_arm_goes_onto_no_sheet_without_its_units(technique: dict[str, Any], expected: str | None) -> None:
+    plan = build_plan(raw_plan(engine=[{"name": "sharded", "technique": technique}], device=[HOST, M2_ULTRA]))
+    assert plan.skipped == (() if expected is None else (expected,))
+    assert len(plan.cells) == (2 if expected is None else 1)
 
 
 JSON = st.recursive(
@@ -330,7 +388,9 @@ def test_a_wrong_set_is_told(tmp_path: Path, assignment: str, expected: list[str
 
 
 def test_the_matrix_is_the_product_without_what_makes_no_sense() -> None:
-    plan = build_plan(raw_plan(engine=[DROPLESS, TIERS, NPUMOE], workload=[BOOLQ, SHAREGPT], device=[HOST, M2_ULTRA]))
+    plan = build_plan(
+        raw_plan(engine=[DROPLESS | HERE, TIERS | HERE, NPUMOE], workload=[BOOLQ, SHAREGPT], device=[HOST, M2_ULTRA])
+    )
     assert [(c.cell.engine, c.cell.workload, c.cell.device) for c in plan.cells] == [
         ("dropless", "boolq", "host"),
         ("tiers", "boolq", "host"),
@@ -345,12 +405,12 @@ def test_the_matrix_is_the_product_without_what_makes_no_sense() -> None:
 
 
 def test_a_phone_is_measured_and_no_model() -> None:
-    plan = build_plan(raw_plan(engine=[DROPLESS, NPUMOE], device=[PHONE, M2_ULTRA]))
+    plan = build_plan(raw_plan(engine=[DROPLESS | {"devices": [PHONE["name"]]}, NPUMOE], device=[PHONE, M2_ULTRA]))
     assert [(c.cell.engine, c.cell.device, c.is_modelled) for c in plan.cells] == [
         ("dropless", "adb:R58M42ABCDE", False),
         ("npumoe", "model:m2-ultra", True),
     ]
-    assert plan.skipped[0] == "adb:R58M42ABCDE: npumoe: placements are for modelled devices"
+    assert plan.skipped[0] == "adb:R58M42ABCDE: npumoe: the plan puts it on other devices"
 
 
 def test_the_same_plan_has_the_same_ids_and_hash() -> None:
@@ -371,7 +431,7 @@ def test_an_id_does_not_depend_on_the_other_cells() -> None:
         {"engine": [DROPLESS | {"prefill_chunk": 64}]},
         {"engine": [DROPLESS | {"reuse_prefix": True}]},
         {"engine": [DROPLESS | {"quantise": {"experts": "int8"}}]},
-        {"engine": [{"name": "dropless", "technique": {"name": "capacity_tiers"}}]},
+        {"engine": [{"name": "dropless", "technique": {"name": "npumoe-t"}}]},
         {"workload": [BOOLQ | {"limit": 3}]},
         {"device": [HOST | {"watts_sheet": "other"}]},
     ],
@@ -413,7 +473,7 @@ def test_quantised_arms_do_not_go_onto_modelled_devices_which_price_two_bytes() 
 
 
 def test_defaults_written_out_are_the_same_cell() -> None:
-    written = build_plan(raw_plan(engine=[DROPLESS | {"prefill_chunk": 512, "placement": "host"}]))
+    written = build_plan(raw_plan(engine=[DROPLESS | {"prefill_chunk": 512, "max_batch": 1}]))
     assert written.plan_hash == build_plan(raw_plan()).plan_hash
 
 
@@ -442,7 +502,7 @@ def test_the_schema_is_a_json_schema_that_the_demo_meets() -> None:
     [
         {"modle": 3},
         {"engine": [DROPLESS | {"prefil_chunk": 64}]},
-        {"engine": [{"name": "a", "technique": {"name": "capacity_tiers", "multiple": [1]}}]},
+        {"engine": [{"name": "a", "technique": {"name": "npumoe-t", "multiple": [1]}}]},
         {"workload": [{"name": "nope"}]},
         {"protocol": {"repeats": "3"}},
         {"engine": []},
@@ -497,7 +557,9 @@ def test_the_first_plan_tells_defaults_as_they_are() -> None:
     defaults = {n: f.default for r in (ModelSpec, EngineSpec, DeviceSpec, Protocol) for n, f in r.model_fields.items()}
     told = {key: tomllib.loads(f"v = {value}")["v"] for key, value in commented}
     # What has no default, or one that nobody would write, shows an example.
-    examples = {"baseline", "profile", "threads", "label", "cross_check", "recording", "app", "priced_as", "stop"}
+    examples = {
+        "baseline", "devices", "profile", "threads", "label", "cross_check", "recording", "app", "priced_as", "stop"
+    }  # fmt: skip
     assert {k: v for k, v in told.items() if k not in examples} == {
         k: list(defaults[k]) if k == "meters" else defaults[k] for k in told if k not in examples
     }

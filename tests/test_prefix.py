@@ -20,12 +20,11 @@ from engines.model.rope import LongScaling, RopeConfig
 from engines.oracle import OracleParameters
 from engines.prefix import HeldTokens, turned_alike
 from engines.pricing.modelled import ModelledEngine
-from engines.pricing.placements import PLACEMENTS
 from engines.pricing.schedule import own_shape
 from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
-from engines.techniques.capacity_tiers import CapacityTiersParameters
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.composed import ComposedTechnique
+from engines.techniques.presets import DroplessParameters
 from harness.plan import build_plan
 from harness.schema import Protocol
 from harness.session import Arm, run_trial
@@ -34,6 +33,7 @@ from results.records import Completion, Request
 from tests.fakes.families import CASES, LONG_ROPE, FamilyCase, write_family
 from tests.fakes.machine import FakeBench, FakeWorkload
 from tests.plans import HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
+from tests.techniques import NpumoeT
 from tests.toy_sheet import toy_sheet
 
 pytestmark = pytest.mark.numbers
@@ -44,7 +44,7 @@ CHUNK = 16
 TECHNIQUES: dict[str, TechniqueParameters] = {
     "dropless": DroplessParameters(),
     "oracle": OracleParameters(),
-    "capacity_tiers": CapacityTiersParameters(multiples=(1.0, 0.5), align=1),
+    "npumoe-t": NpumoeT(multiples=(1.0, 0.5), align=1),
 }
 """Tiers so small that a good part of the pairs is dropped."""
 
@@ -142,7 +142,7 @@ def test_answers_equal_those_without_reuse(checkpoint: Checkpoint, technique: Te
         assert_same_answers(got, expected)
         assert cached(expected) == [0] * len(requests)
         assert sum(n > 0 for n in cached(got)) >= 3, "an order that reuses nothing would show nothing"
-    if technique.technique == "capacity_tiers":
+    if technique.technique == "npumoe-t":
         assert (plain.take_counters().drop_rate or 0) > 0.05, "tiers that drop nothing would couple nothing"
 
 
@@ -150,9 +150,11 @@ def test_tiers_that_reused_part_of_a_chunk_would_answer_otherwise(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Why whole chunks: the same requests, with tiers taken for a technique that leaves tokens alone."""
-    technique = TECHNIQUES["capacity_tiers"]
+    technique = TECHNIQUES["npumoe-t"]
     expected = answers(built(checkpoint, technique, False), MIXED)
-    monkeypatch.setattr("engines.techniques.capacity_tiers.CapacityTiers.couples_tokens", False)
+    # Set in its constructor, so a class attribute alone would not stand.
+    alone = property(lambda self: False, lambda self, value: None)
+    monkeypatch.setattr(ComposedTechnique, "couples_tokens", alone, raising=False)
     got = answers(built(checkpoint, technique, True), MIXED)
     with pytest.raises(AssertionError):
         assert_same_answers(got, expected)
@@ -178,7 +180,7 @@ def test_every_layout_of_cache_can_be_cut(family: str, tmp_path: Path) -> None:
     [
         # Of 50 tokens of context the last is always computed; whole chunks of 16 are 48.
         ("dropless", [0, 49, 49, 0, 49]),
-        ("capacity_tiers", [0, 48, 48, 0, 48]),
+        ("npumoe-t", [0, 48, 48, 0, 48]),
     ],
 )
 def test_all_but_the_last_token_of_a_shared_context_is_kept(
@@ -205,7 +207,7 @@ def test_a_turn_keeps_the_one_before_and_its_answer_where_that_is_the_models_own
 
 def test_tiers_keep_nothing_that_decoding_wrote(checkpoint: Checkpoint) -> None:
     """24 prompt tokens and 8 decoded ones fill two chunks of 16, but prefill plans the second one as a whole."""
-    engine = built(checkpoint, TECHNIQUES["capacity_tiers"], True)
+    engine = built(checkpoint, TECHNIQUES["npumoe-t"], True)
     first = engine.run(generate(CONTEXT[:24], 9), ignore)
     following = engine.run(generate((*CONTEXT[:24], *first.token_ids, *OTHER)), ignore)
     assert following.n_cached_tokens == CHUNK
@@ -300,13 +302,12 @@ def test_a_request_that_breaks_off_leaves_no_false_claim(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, n_layers_before: int
 ) -> None:
     """Four layers: it breaks in the first chunk, between chunks, in later ones, each with some layers written."""
-    from engines.techniques.dropless import Dropless
 
     plain, reusing = (built(checkpoint, DroplessParameters(), reuse) for reuse in (False, True))
     reusing.run(ask(CONTEXT, ANSWER), ignore)
-    plan, n_left = Dropless.plan, [n_layers_before]
+    plan, n_left = ComposedTechnique.plan, [n_layers_before]
 
-    def breaking(self: Dropless, *arguments: object) -> object:
+    def breaking(self: ComposedTechnique, *arguments: object) -> object:
         if n_left[0] == 0:
             raise BrokenError
         n_left[0] -= 1
@@ -315,7 +316,7 @@ def test_a_request_that_breaks_off_leaves_no_false_claim(
     # Shares 20 tokens, then overwrites what the cache held behind them.
     forking = ask((*CONTEXT[:20], *OTHER), ANSWER)
     with monkeypatch.context() as broken:
-        broken.setattr(Dropless, "plan", breaking)
+        broken.setattr(ComposedTechnique, "plan", breaking)
         with pytest.raises(BrokenError):
             reusing.run(forking, ignore)
     requests = [ask(CONTEXT, ANSWER), forking]
@@ -430,7 +431,7 @@ def test_modelled_hardware_is_charged_for_computed_tokens_only(checkpoint: Check
     assert steps == [(16, 16), (16, 32), (4, 36), (4, 36)]
 
     shape = own_shape("tiny", checkpoint.config)
-    engine = ModelledEngine(reference, Timeline(toy_sheet()), PLACEMENTS["coreml-cpu"], shape)
+    engine = ModelledEngine(reference, Timeline(toy_sheet()), "cpu", shape)
     engine.reset()
     first, second = (engine.run(request, ignore) for _ in range(2))
     engine.reset()

@@ -13,7 +13,7 @@ from harness.preflight import preflight
 from harness.workbench import Workbench
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import write_random_model
-from tests.plans import BOOLQ, DROPLESS, HOST, M2_ULTRA, NPUMOE, PHONE, TIERS, raw_plan
+from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, NPUMOE, PHONE, TIERS, raw_plan
 
 
 def checked(**changes: Any) -> Plan:
@@ -28,7 +28,7 @@ def problems(**changes: Any) -> list[str]:
 
 
 def test_what_a_model_has_learnt_is_noted_on_every_cell() -> None:
-    plan = checked(engine=[TIERS, NPUMOE], device=[HOST, M2_ULTRA])
+    plan = checked(engine=[TIERS | HERE, NPUMOE], device=[HOST, M2_ULTRA])
     assert [c.cell.model_note for c in plan.cells] == ["trained on generated text"] * 2
 
 
@@ -97,7 +97,7 @@ def test_a_dense_model_has_no_experts_to_place(tmp_path: Path) -> None:
     write_random_model(tmp_path / "dense", "qwen2")
     (line,) = problems(model={"source": str(tmp_path / "dense")}, engine=[TIERS])
     assert "engine tiers" in line
-    assert "capacity_tiers places experts" in line
+    assert "npumoe-t places experts" in line
     assert "use dropless" in line
 
 
@@ -167,7 +167,7 @@ def test_what_a_part_with_a_wrong_setting_names_is_looked_at_in_the_same_round()
     arms = [
         DROPLESS | narrow | {"name": "no such setting", "thread": 1},
         DROPLESS | narrow | {"name": "unlike settings", "max_batch": 2, "reuse_prefix": True},
-        DROPLESS | narrow | {"name": "no such place", "placement": "moon"},
+        DROPLESS | narrow | {"name": "no such place", "devices": ["moon"]},
     ]
     replay = HOST | {"meters": ["replay"], "recording": "absent.parquet", "watts_shet": "generic"}
     found = problems(engine=arms, device=[replay])
@@ -176,7 +176,7 @@ def test_what_a_part_with_a_wrong_setting_names_is_looked_at_in_the_same_round()
         "engine no such setting: quantise.dense has no effect",
         "engine[1].max_batch: a batch keeps nothing",
         "engine unlike settings: quantise.dense has no effect",
-        "engine[2].placement: unknown placement",
+        "engine[2].devices: the plan has no device 'moon'",
         "engine no such place: quantise.dense has no effect",
         "device[0].watts_shet: unknown key",
         "device host: recording: no file absent.parquet",

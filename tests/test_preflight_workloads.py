@@ -67,7 +67,7 @@ def test_data_without_a_calibration_prompt_is_told_where_a_technique_needs_one(
         checked(workload=workload, engine=[DROPLESS, TIERS])
     (problem,) = caught.value.problems
     assert problem.startswith(
-        f"workload sharegpt: technique capacity_tiers is calibrated, and no item kept for that fits the model's {HELD} "
+        f"workload sharegpt: technique npumoe-t is calibrated, and no item kept for that fits the model's {HELD} "
     )
     assert "take a technique without calibration" in problem
 

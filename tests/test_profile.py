@@ -19,7 +19,7 @@ from engines.observers import SparseLayerStep
 from engines.oracle import mix_experts
 from engines.profile import Profile
 from engines.profiling import ChoiceCounts, profile_of
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, write_family
 
 BUNDLED = "bundled:tiny-qwen3-moe"
@@ -90,7 +90,7 @@ def test_a_profile_of_the_bundled_model_is_what_a_plain_loop_over_its_tensors_gi
     with torch.inference_mode():
         for prompt in asked:
             cache.start(len(prompt))
-            model.forward(torch.tensor(prompt), cache, Dropless(), "prefill", recorder)
+            model.forward(torch.tensor(prompt), cache, dropless(), "prefill", recorder)
 
     tensors = load_file(BUNDLED_FOLDER / "tiny-qwen3-moe" / "model.safetensors")
     moe = checkpoint.config.moe
@@ -132,7 +132,7 @@ def test_default_vectors_of_other_families_follow_the_mixtures_definition(case: 
     with torch.inference_mode():
         for prompt in asked:
             cache.start(len(prompt))
-            model.forward(torch.tensor(prompt), cache, Dropless(), "prefill", recorder)
+            model.forward(torch.tensor(prompt), cache, dropless(), "prefill", recorder)
 
     sums: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
     for seen in recorder.seen:

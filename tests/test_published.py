@@ -19,7 +19,7 @@ from engines.model.architecture import GatedUnit, NormConfig, RouterConfig, Shar
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint, tensor_shapes
 from engines.model.model_config import ModelConfig, parse_model_config
 from engines.model.transformer import KeyValueCache, Transformer
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
 from tests.fakes import deepseek_v1
 from tests.fakes.families import CASES, write_family
 from tests.fakes.published import PUBLISHED
@@ -112,7 +112,7 @@ def logits_of(folder: Path, tokens: torch.Tensor, chunks: list[int]) -> torch.Te
     cache = KeyValueCache(model.config)
     cache.start(len(tokens))
     with torch.inference_mode():
-        hidden = [model.forward(chunk, cache, Dropless(), "prefill")[0] for chunk in tokens.split(chunks)]
+        hidden = [model.forward(chunk, cache, dropless(), "prefill")[0] for chunk in tokens.split(chunks)]
         return model.logits(torch.cat(hidden))
 
 
@@ -206,7 +206,7 @@ def test_narrow_weights_compute_as_if_they_were_wide(tmp_path: Path, case: str) 
         cache = KeyValueCache(model.config)
         cache.start(20)
         with torch.inference_mode():
-            logits.append(model.logits(model.forward(tokens, cache, Dropless(), "prefill")[0]))
+            logits.append(model.logits(model.forward(tokens, cache, dropless(), "prefill")[0]))
     assert torch.equal(*logits)
 
 
@@ -367,5 +367,5 @@ def test_deepseek_v1_first_layer_is_dense(v1_folder: Path) -> None:
     model = Transformer(load_checkpoint(str(v1_folder), torch.float32))
     cache = KeyValueCache(model.config)
     cache.start(5)
-    plans: list[DispatchPlan | None] = model.forward(random_tokens(5), cache, Dropless(), "prefill")[1]
+    plans: list[DispatchPlan | None] = model.forward(random_tokens(5), cache, dropless(), "prefill")[1]
     assert [plan is not None for plan in plans] == [False, True, True]

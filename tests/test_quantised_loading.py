@@ -21,7 +21,7 @@ from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.model.quantised import AS_THE_MODEL, FORMS, Quantisation, QuantisedMatrix, store
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.model.weights import ModelWeights, SparseWeights
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, FamilyCase, write_family
 from tests.fakes.random_models import BUNDLED, write_random_model
 
@@ -44,7 +44,7 @@ def logits_of(folder: Path | str, quantise: Quantisation = AS_THE_MODEL) -> Tens
     cache = KeyValueCache(model.config)
     cache.start(len(TOKENS))
     with torch.inference_mode():
-        return model.logits(model.forward(TOKENS, cache, Dropless(), "prefill")[0])
+        return model.logits(model.forward(TOKENS, cache, dropless(), "prefill")[0])
 
 
 def held(part: Any) -> Iterator[Tensor]:

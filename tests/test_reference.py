@@ -15,10 +15,10 @@ from engines.dispatch import DispatchPlan
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
-from engines.techniques.capacity_tiers import CapacityTiersParameters
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from results.records import Request, Sampling
 from tests.fakes.random_models import BUNDLED, write_random_model
+from tests.techniques import NpumoeT
 
 pytestmark = pytest.mark.numbers
 
@@ -104,7 +104,7 @@ def test_greedy_answer_is_that_of_transformers(
 
 def test_unlimited_capacity_answers_as_dropless_does(checkpoint: Checkpoint) -> None:
     request = generate(checkpoint, max_new_tokens=32)
-    unlimited = ReferenceEngine(checkpoint, CapacityTiersParameters(multiples=(1e6,)), prefill_chunk=16)
+    unlimited = ReferenceEngine(checkpoint, NpumoeT(multiples=(1e6,)), prefill_chunk=16)
     completion = calibrated(unlimited, checkpoint).run(request, ignore)
     assert unlimited.take_counters().dropped_pairs == 0
     assert completion.token_ids == ReferenceEngine(checkpoint, DroplessParameters()).run(request, ignore).token_ids
@@ -243,7 +243,7 @@ def test_observer_hears_every_chunk_with_the_length_of_the_cache(checkpoint: Che
 
 
 def test_one_token_tail_of_a_prompt_is_prefill(checkpoint: Checkpoint) -> None:
-    engine, steps = ReferenceEngine(checkpoint, CapacityTiersParameters(), prefill_chunk=256), Steps()
+    engine, steps = ReferenceEngine(checkpoint, NpumoeT(), prefill_chunk=256), Steps()
     calibrated(engine, checkpoint).observer = steps
     request = generate(checkpoint, max_new_tokens=2).model_copy(update={"prompt_ids": tuple(range(10, 267))})
     engine.run(request, ignore)
@@ -255,7 +255,7 @@ def test_one_token_tail_of_a_prompt_is_prefill(checkpoint: Checkpoint) -> None:
 
 
 def test_counters_add_up_to_what_the_observer_saw_and_start_anew(checkpoint: Checkpoint) -> None:
-    engine = calibrated(ReferenceEngine(checkpoint, CapacityTiersParameters(base="B/E"), prefill_chunk=64), checkpoint)
+    engine = calibrated(ReferenceEngine(checkpoint, NpumoeT(base="B/E"), prefill_chunk=64), checkpoint)
     steps = Steps()
     engine.observer = steps
     request = generate(checkpoint, prompt=PROMPT * 6, max_new_tokens=5)
@@ -277,15 +277,15 @@ def test_dense_model_routes_nothing(tmp_path: Path) -> None:
     engine = ReferenceEngine(dense, DroplessParameters())
     assert engine.run(generate(dense), ignore).n_generated == 12
     assert engine.take_counters().drop_rate is None
-    with pytest.raises(EngineError, match=r"capacity_tiers places experts, and .* is dense"):
-        ReferenceEngine(dense, CapacityTiersParameters())
+    with pytest.raises(EngineError, match=r"npumoe-t places experts, and .* is dense"):
+        ReferenceEngine(dense, NpumoeT())
 
 
 # --- calibration -----------------------------------------------------------------------------------------------------
 
 
 def test_calibration_freezes_shapes_and_leaves_no_trace_in_counters_or_observer(checkpoint: Checkpoint) -> None:
-    engine, steps = ReferenceEngine(checkpoint, CapacityTiersParameters()), Steps()
+    engine, steps = ReferenceEngine(checkpoint, NpumoeT()), Steps()
     engine.observer = steps
     assert engine.needs_calibration
     calibrated(engine, checkpoint)
@@ -297,13 +297,13 @@ def test_calibration_freezes_shapes_and_leaves_no_trace_in_counters_or_observer(
 
 
 def test_run_before_calibration_is_refused(checkpoint: Checkpoint) -> None:
-    with pytest.raises(EngineError, match="capacity_tiers is not calibrated; call calibrate first"):
-        ReferenceEngine(checkpoint, CapacityTiersParameters()).run(generate(checkpoint), ignore)
+    with pytest.raises(EngineError, match="npumoe-t is not calibrated; call calibrate first"):
+        ReferenceEngine(checkpoint, NpumoeT()).run(generate(checkpoint), ignore)
 
 
 def test_calibration_without_prompts_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(EngineError, match="calibration needs prompts, got 0"):
-        ReferenceEngine(checkpoint, CapacityTiersParameters()).calibrate([])
+        ReferenceEngine(checkpoint, NpumoeT()).calibrate([])
 
 
 def test_techniques_that_learn_nothing_need_no_calibration(checkpoint: Checkpoint) -> None:

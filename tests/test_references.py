@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.plan import Plan, build_plan
-from tests.plans import BOOLQ, DROPLESS, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
+from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
 
 ORACLE = {"name": "oracle", "technique": {"name": "oracle"}}
 INT8 = DROPLESS | {"name": "int8", "quantise": {"experts": "int8"}}
@@ -53,5 +53,5 @@ def test_each_workload_and_each_model_has_its_own() -> None:
 
 
 def test_a_modelled_device_falls_back_to_the_host_that_computes_its_answers() -> None:
-    found = references(build_plan(raw_plan(engine=[DROPLESS, NPUMOE], device=[HOST, M2_ULTRA])))
+    found = references(build_plan(raw_plan(engine=[DROPLESS | HERE, NPUMOE], device=[HOST, M2_ULTRA])))
     assert found["npumoe · boolq · model:m2-ultra"] == "dropless · boolq · host"

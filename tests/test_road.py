@@ -16,7 +16,7 @@ from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
 from engines.road import build
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from results.records import Build, Request, Road
 from results.report.html import html_text
 from results.roads import arithmetic_notes, road_notes

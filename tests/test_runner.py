@@ -19,7 +19,7 @@ from harness.runner import DeviceNotReadyError, Runner, RunOutcome, open_run, tr
 from results.records import Environment, Input, Trial
 from results.store import Store, StoreError
 from tests.fakes.machine import IDLE_W, FakeBench, FakeDevice
-from tests.plans import DROPLESS, FAST, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
+from tests.plans import DROPLESS, FAST, HERE, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
 
 
 class Heard:
@@ -104,7 +104,7 @@ def test_shuffled_permutes_every_round_by_the_seed() -> None:
 @pytest.mark.parametrize("kind", ["interleaved", "sequential", "shuffled"])
 def test_a_modelled_device_runs_one_trial_a_cell(kind: str, protocol: dict[str, Any]) -> None:
     plan = build_plan(
-        raw_plan(engine=[DROPLESS, NPUMOE], device=[HOST, M2_ULTRA], protocol=FAST | {"order": kind} | protocol)
+        raw_plan(engine=[DROPLESS | HERE, NPUMOE], device=[HOST, M2_ULTRA], protocol=FAST | {"order": kind} | protocol)
     )
     most = plan.protocol.stop.max_repeats if plan.protocol.stop else plan.protocol.repeats
     assert Counter(engine for engine, _ in order(plan)) == {"dropless": most, "npumoe": 1}

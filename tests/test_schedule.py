@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from devices.models.timeline import Operation
-from engines.dispatch import DispatchPlan, ExpertCall, Transfer
+from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall, Transfer, Width
 from engines.errors import EngineError
 from engines.model.model_config import parse_model_config
-from engines.pricing.placements import PLACEMENTS, Placement
 from engines.pricing.schedule import PHI_3_5_MOE, ModelShape, Step, lm_head, operations, own_shape, priced_shape
+from engines.techniques.presets import preset_parameters
 from tests.fakes.published import PUBLISHED
 
 # Values per layer: attention 16 + 8 + 8 + 16 = 48, expert 3 x 12 = 36, dense FFN 3 x 32 = 96. A row is 8 bytes.
@@ -26,14 +26,15 @@ STEP = Step(n_tokens=5, kv_length=7)
 
 def plan(*calls: ExpertCall, n_tokens: int = 5, transfers: tuple[Transfer, ...] = ()) -> DispatchPlan:
     n_rows = sum(call.n_rows for call in calls)
-    return DispatchPlan(n_tokens, torch.zeros(n_rows), torch.zeros(n_rows), calls, n_tokens, 0, transfers)
+    return DispatchPlan(n_tokens, torch.zeros(n_rows), torch.zeros(n_rows), Calls.of(calls), n_tokens, 0, transfers)
 
 
-def call(experts: tuple[int, ...], rows: tuple[int, ...], valid: tuple[int, ...], static: bool) -> ExpertCall:
-    return ExpertCall(experts, rows, valid, first_row=0, static=static)
+def call(experts: tuple[int, ...], rows: tuple[int, ...], valid: tuple[int, ...], kind: CallKind) -> ExpertCall:
+    return ExpertCall(experts, rows, valid, first_row=0, kind=kind)
 
 
-MIXED = plan(call((0,), (3,), (3,), static=False), call((1,), (4,), (2,), static=True))
+CPU, GPU, NPU = CallKind("cpu"), CallKind("gpu"), CallKind("npu", static=True)
+MIXED = plan(call((0,), (3,), (3,), CPU), call((1,), (4,), (2,), NPU))
 
 
 def test_a_two_layer_toy_is_priced_as_by_hand() -> None:
@@ -41,7 +42,7 @@ def test_a_two_layer_toy_is_priced_as_by_hand() -> None:
     norm = Operation("norm", "cpu", "norm", moved_bytes=2 * 5 * 8)
     after_attention = Operation("attention residual", "cpu", "residual", moved_bytes=5 * 8)
     residual = Operation("residual", "cpu", "residual", moved_bytes=5 * 8)
-    assert operations(STEP, [MIXED, None], TOY, PLACEMENTS["npumoe"], None) == [
+    assert operations(STEP, [MIXED, None], TOY, "npu", None) == [
         norm,
         attention,
         after_attention,
@@ -64,69 +65,104 @@ def test_a_two_layer_toy_is_priced_as_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("placement", "attention", "experts"),
-    [("coreml-cpu", "cpu", "cpu"), ("anemll", "npu", "cpu"), ("npumoe", "npu", "npu")],
+    ("preset", "attention", "experts"),
+    [("coreml-cpu", "cpu", "cpu"), ("anemll", "npu", "cpu"), ("npumoe-t", "npu", "npu")],
 )
-def test_placement_moves_attention_and_static_experts_only(placement: str, attention: str, experts: str) -> None:
-    static = plan(call((0,), (4,), (4,), static=True), call((1,), (4,), (1,), static=True))
-    priced = operations(STEP, [static], replace(TOY, dense_width=0), PLACEMENTS[placement], None)
+def test_a_preset_moves_attention_and_static_experts_only(preset: str, attention: str, experts: str) -> None:
+    """Table 2 of NPUMoE: attention and expert FFN of Core ML (CPU only), ANEMLL and its own."""
+    parameters = preset_parameters(preset)()
+    kind = CallKind(*parameters.units, static=True)
+    static = plan(call((0,), (4,), (4,), kind), call((1,), (4,), (1,), kind))
+    priced = operations(STEP, [static], replace(TOY, dense_width=0), parameters.backbone, None)
     assert {o.unit for o in priced if o.name == "attention"} == {attention}
     assert {o.unit for o in priced if o.name == "expert FFN"} == {experts}
     assert {o.unit for o in priced if o.name not in ("attention", "expert FFN")} == {"cpu"}
 
 
 def test_a_graph_above_the_limit_falls_back_to_the_cpu() -> None:
-    pair = plan(call((0, 1), (4, 4), (4, 1), static=True))  # 2 x 72 bytes of weights
+    pair = plan(call((0, 1), (4, 4), (4, 1), NPU))  # 2 x 72 bytes of weights
     shape = replace(TOY, n_layers=1)
 
     def unit(limit: float | None) -> str:
-        return next(o.unit for o in operations(STEP, [pair], shape, PLACEMENTS["npumoe"], limit) if o.kernel == FFN)
+        return next(o.unit for o in operations(STEP, [pair], shape, "npu", limit) if o.kernel == FFN)
 
     assert [unit(143), unit(144), unit(None)] == ["cpu", "npu", "npu"]
 
 
+def test_an_npu_takes_no_shape_that_follows_the_routing() -> None:
+    dynamic = plan(call((0,), (4,), (4,), CallKind("npu")))
+    priced = operations(STEP, [dynamic], replace(TOY, n_layers=1), "npu", None)
+    assert [o.unit for o in priced if o.kernel == FFN] == ["cpu"]
+
+
+def test_a_naive_launch_costs_more_only_where_the_framework_launches_on_the_npu() -> None:
+    naive = plan(call((0, 1), (4, 4), (4, 1), replace(NPU, naive_launch=True)))
+    units = {}
+    for limit in (144, 143):
+        (launch,) = [o for o in operations(STEP, [naive], replace(TOY, n_layers=1), "cpu", limit) if o.kernel == FFN]
+        units[limit] = launch.unit, launch.naive_launch
+    assert units == {144: ("npu", True), 143: ("cpu", False)}
+
+
+def test_a_slice_of_an_expert_has_its_part_of_flop_and_weights_and_gathers_its_rows_once() -> None:
+    """Expert width 3, in slices of 2 and 1 columns on two cores: 24 and 12 of 36 values."""
+    cores = [CallKind(f"core:{i}", width=width) for i, width in enumerate((Width(0, 2), Width(2, 3)))]
+    parts = [call((0,), (5,), (5,), core) for core in cores]
+    shared = DispatchPlan(5, torch.zeros(5), torch.zeros(5), Calls.of(parts), 5, 0)
+    priced = operations(STEP, [shared], replace(TOY, n_layers=1), "cpu", None)
+    launches = [o for o in priced if o.kernel == FFN]
+    assert [(o.unit, o.flops, o.weight_bytes) for o in launches] == [
+        ("core:0", 2 * 5 * 24, 48), ("core:1", 2 * 5 * 12, 24)
+    ]  # fmt: skip
+    assert [(o.name, o.moved_bytes) for o in priced if o.name in ("gather", "padding", "scatter")] == [
+        ("gather", 5 * 8), ("scatter", 5 * 8)
+    ]  # fmt: skip
+
+
+def test_a_call_that_finds_its_expert_loaded_reads_no_weights() -> None:
+    first = ExpertCall((0,), (4,), (4,), 0, CPU, weight_loads=1)
+    again = ExpertCall((0,), (4,), (1,), 4, CPU, weight_loads=0)
+    priced = operations(STEP, [plan(first, again)], replace(TOY, n_layers=1), "cpu", None)
+    assert [(o.flops, o.weight_bytes) for o in priced if o.kernel == FFN] == [(2 * 4 * 36, 72), (2 * 4 * 36, 0)]
+
+
 def test_a_gpu_takes_any_shape_and_size() -> None:
-    on_gpu = Placement("gpu", attention="gpu", experts="gpu")
-    large = plan(call((0, 1), (4, 4), (4, 1), static=False))
-    priced = operations(STEP, [large], replace(TOY, n_layers=1), on_gpu, 1.0)
+    large = plan(call((0, 1), (4, 4), (4, 1), GPU))
+    priced = operations(STEP, [large], replace(TOY, n_layers=1), "gpu", 1.0)
     assert {o.unit for o in priced if o.kernel in (FFN, "attention")} == {"gpu"}
 
 
 def test_a_grouped_call_is_one_launch_of_all_its_experts() -> None:
-    pair = plan(call((0, 1), (4, 4), (4, 1), static=True))
-    priced = operations(STEP, [pair], replace(TOY, n_layers=1), PLACEMENTS["npumoe"], None)
+    pair = plan(call((0, 1), (4, 4), (4, 1), NPU))
+    priced = operations(STEP, [pair], replace(TOY, n_layers=1), "npu", None)
     (launch,) = [o for o in priced if o.kernel == FFN]
     assert (launch.launches, launch.flops, launch.weight_bytes) == (1, 2 * 8 * 36, 2 * 72)
 
 
 def test_layers_beyond_the_small_models_reuse_its_plans_cyclically() -> None:
     rows = (1, 2, 3)
-    plans = [plan(call((0,), (n,), (n,), static=False)) for n in rows]
-    priced = operations(STEP, plans, replace(TOY, n_layers=7), PLACEMENTS["coreml-cpu"], None)
+    plans = [plan(call((0,), (n,), (n,), CPU)) for n in rows]
+    priced = operations(STEP, plans, replace(TOY, n_layers=7), "cpu", None)
     assert [o.flops / (2 * 36) for o in priced if o.kernel == FFN] == [1, 2, 3, 1, 2, 3, 1]
 
 
 def test_a_shape_without_dense_layers_reuses_the_sparse_plans_only() -> None:
-    sparse = plan(call((0,), (2,), (2,), static=False))
-    priced = operations(STEP, [None, sparse], replace(TOY, n_layers=3, dense_width=0), PLACEMENTS["coreml-cpu"], None)
+    sparse = plan(call((0,), (2,), (2,), CPU))
+    priced = operations(STEP, [None, sparse], replace(TOY, n_layers=3, dense_width=0), "cpu", None)
     assert [o.name for o in priced].count("router") == 3
     assert not any(o.name == "dense FFN" for o in priced)
 
 
 def test_an_all_sparse_shape_cannot_be_priced_from_a_dense_model() -> None:
     with pytest.raises(EngineError, match="2 layers, none of them sparse"):
-        operations(STEP, [None, None], replace(TOY, dense_width=0), PLACEMENTS["coreml-cpu"], None)
-
-
-def test_the_host_is_not_priced() -> None:
-    with pytest.raises(EngineError, match="placement host has no units"):
-        operations(STEP, [MIXED], TOY, PLACEMENTS["host"], None)
+        operations(STEP, [None, None], replace(TOY, dense_width=0), "cpu", None)
 
 
 def test_weights_that_move_over_a_link_are_refused_on_unified_memory() -> None:
-    offloading = plan(call((0,), (1,), (1,), static=False), transfers=(Transfer("pcie", 10, "before"),))
-    with pytest.raises(EngineError, match="moves weights over pcie"):
-        operations(STEP, [offloading], TOY, PLACEMENTS["coreml-cpu"], None)
+    fetched = Transfer(expert=0, layer=0, source="cpu", target="gpu", n_bytes=10)
+    offloading = plan(call((0,), (1,), (1,), GPU), transfers=(fetched,))
+    with pytest.raises(EngineError, match="moves weights from cpu to gpu"):
+        operations(STEP, [offloading], TOY, "cpu", None)
 
 
 def test_the_head_reads_its_weights_once() -> None:
@@ -181,8 +217,7 @@ def test_shared_experts_are_priced_for_every_token_beside_the_chosen_ones() -> N
     """Width 5: 3 x 4 x 5 = 60 values for each of five tokens, where attention runs."""
     shared = Operation("shared FFN", "npu", "expert_ffn", flops=2 * 5 * 60, weight_bytes=120)
     without, with_shared = (
-        operations(STEP, [MIXED, None], replace(TOY, shared_width=width), PLACEMENTS["npumoe"], None)
-        for width in (0, 5)
+        operations(STEP, [MIXED, None], replace(TOY, shared_width=width), "npu", None) for width in (0, 5)
     )
     after_scatter = [operation.name for operation in with_shared].index("scatter") + 1
     assert with_shared == [*without[:after_scatter], shared, *without[after_scatter:]]

@@ -18,7 +18,7 @@ from engines.model.checkpoints import load_checkpoint
 from engines.model.held_weights import held_weights
 from engines.model.quantised import Quantisation, quantise_int4
 from engines.reference import ReferenceEngine
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from results import tables
 from results.metrics import size_observations
 from results.report.html import page_context

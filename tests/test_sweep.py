@@ -41,10 +41,10 @@ def test_a_parameter_of_a_technique_is_swept() -> None:
 
 
 def test_the_technique_itself_is_swept() -> None:
-    values = [{"name": "dropless"}, {"name": "capacity_tiers", "align": 8}]
+    values = [{"name": "dropless"}, {"name": "npumoe-t", "align": 8}]
     plan = swept({"engine.technique": values}, engine=[{"name": "arm"}])
-    assert [c.cell.engine for c in plan.cells] == ["arm[technique=dropless]", "arm[technique=capacity_tiers align=8]"]
-    assert [c.cell.technique for c in plan.cells] == ["dropless", "capacity_tiers"]
+    assert [c.cell.engine for c in plan.cells] == ["arm[technique=dropless]", "arm[technique=npumoe-t align=8]"]
+    assert [c.cell.technique for c in plan.cells] == ["dropless", "npumoe-t"]
 
 
 def test_a_workload_parameter_is_swept() -> None:
@@ -182,7 +182,7 @@ def test_two_paths_to_one_key_are_told() -> None:
 
 
 def test_a_key_of_a_swept_table_may_be_swept_too() -> None:
-    tiers = [{"name": "capacity_tiers", "multiples": [4, 1]}, {"name": "capacity_tiers", "multiples": [8]}]
+    tiers = [{"name": "npumoe-t", "multiples": [4, 1]}, {"name": "npumoe-t", "multiples": [8]}]
     plan = swept({"engine.technique": tiers, "engine.technique.align": [8, 16]}, engine=[{"name": "arm"}])
     assert [c.cell.technique_parameters["align"] for c in plan.cells] == [8, 16, 8, 16]
     with pytest.raises(PlanError, match=r"sweep.engine.technique.align: technique is a value, not a table"):

@@ -7,7 +7,7 @@ import torch
 from engines.dispatch import DispatchPlan
 from engines.model.checkpoints import load_checkpoint
 from engines.model.transformer import KeyValueCache, Transformer
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
 from engines.tiny.text import training_text
 
 # English that the tokenizer was not trained on.
@@ -23,7 +23,7 @@ def plans_over_prose() -> tuple[list[DispatchPlan], torch.Tensor]:
     model, cache = Transformer(checkpoint), KeyValueCache(checkpoint.config)
     cache.start(len(tokens))
     with torch.inference_mode():
-        hidden, plans = model.forward(tokens, cache, Dropless(), "prefill")
+        hidden, plans = model.forward(tokens, cache, dropless(), "prefill")
         return [plan for plan in plans if plan is not None], model.logits(hidden)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from engines.errors import EngineError
 from engines.model.checkpoints import load_checkpoint
 from engines.model.transformer import KeyValueCache, Transformer
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
 from engines.tiny.training import Batch, Recipe, Stage, train
 from harness.train_tiny import train_tiny
 
@@ -193,6 +193,6 @@ def test_what_is_written_is_read_by_transformers_and_by_us_alike(tmp_path: Path)
     cache.start(len(tokens))
     with torch.inference_mode():
         model = Transformer(checkpoint)
-        hidden, _ = model.forward(tokens, cache, Dropless(), "prefill")
+        hidden, _ = model.forward(tokens, cache, dropless(), "prefill")
         torch.testing.assert_close(model.logits(hidden), theirs(tokens[None]).logits[0], atol=1e-4, rtol=0)
     assert (tmp_path / "training.csv").read_text().count("\n") == 2

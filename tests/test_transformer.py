@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from engines.dispatch import DispatchPlan, Routing
+from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.model.checkpoints import load_checkpoint
 from engines.model.transformer import KeyValueCache, Transformer
-from engines.techniques.base import ChunkPhase
-from engines.techniques.dropless import Dropless
+from engines.techniques.base import LayerInput
+from engines.techniques.presets import dropless
 from tests.fakes.random_models import BUNDLED, KINDS, write_random_model
+from tests.techniques import AsDropless
 
 pytestmark = pytest.mark.numbers
 
@@ -26,7 +27,7 @@ def chunked_logits(model: Transformer, tokens: torch.Tensor, chunks: list[int]) 
     cache.start(len(tokens))
     with torch.inference_mode():
         hidden = [
-            model.forward(chunk, cache, Dropless(), "decode" if len(chunk) == 1 else "prefill")[0]
+            model.forward(chunk, cache, dropless(), "decode" if len(chunk) == 1 else "prefill")[0]
             for chunk in tokens.split(chunks)
         ]
         return model.logits(torch.cat(hidden))
@@ -79,7 +80,7 @@ def test_greedy_tokens_agree_with_transformers(peers: tuple[Any, Transformer]) -
     chunk, phase = prompt, "prefill"
     with torch.inference_mode():
         while len(got) < 64:
-            hidden, _ = ours.forward(chunk, cache, Dropless(), phase)
+            hidden, _ = ours.forward(chunk, cache, dropless(), phase)
             got.append(int(ours.logits(hidden[-1:]).argmax()))
             chunk, phase = torch.tensor(got[-1:]), "decode"
     assert got == expected
@@ -92,15 +93,15 @@ def test_weights_stored_in_bf16_compute_as_if_they_were_wide() -> None:
     assert torch.equal(chunked_logits(narrow, tokens, [30]), chunked_logits(wide, tokens, [30]))
 
 
-class SaliencyRecorder(Dropless):
+class SaliencyRecorder(AsDropless):
     needs_saliency = True
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor | None] = []
 
-    def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: torch.Tensor | None) -> DispatchPlan:
-        self.seen.append(saliency_T)
-        return super().plan(routing, layer, phase, saliency_T)
+    def plan(self, seen: LayerInput) -> DispatchPlan:
+        self.seen.append(seen.saliency_T)
+        return super().plan(seen)
 
 
 def test_saliency_is_the_norm_of_the_attention_blocks_output(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_dense_layers_have_no_plan(tmp_path: Path) -> None:
     ours = Transformer(load_checkpoint(str(tmp_path), torch.float32))
     cache = KeyValueCache(ours.config)
     cache.start(5)
-    _, plans = ours.forward(random_tokens(5), cache, Dropless(), "prefill")
+    _, plans = ours.forward(random_tokens(5), cache, dropless(), "prefill")
     assert [plan is None for plan in plans] == [False, True, False]
     assert [plan.routed_pairs for plan in plans if plan is not None] == [15, 15]
 
@@ -147,7 +148,7 @@ def test_chunk_beyond_the_cache_is_refused_not_wrapped() -> None:
     cache = KeyValueCache(ours.config)
     cache.start(4)
     with pytest.raises(EngineError, match="position 5, beyond the cache"):
-        ours.forward(random_tokens(5), cache, Dropless(), "prefill")
+        ours.forward(random_tokens(5), cache, dropless(), "prefill")
 
 
 def test_cache_that_is_used_again_forgets_the_sequence_before() -> None:
@@ -155,9 +156,9 @@ def test_cache_that_is_used_again_forgets_the_sequence_before() -> None:
     cache, tokens = KeyValueCache(ours.config), random_tokens(12)
     with torch.inference_mode():
         cache.start(12)
-        fresh, _ = ours.forward(tokens, cache, Dropless(), "prefill")
+        fresh, _ = ours.forward(tokens, cache, dropless(), "prefill")
         cache.start(40)
-        ours.forward(random_tokens(40).flip(0), cache, Dropless(), "prefill")
+        ours.forward(random_tokens(40).flip(0), cache, dropless(), "prefill")
         cache.start(12)
-        again, _ = ours.forward(tokens, cache, Dropless(), "prefill")
+        again, _ = ours.forward(tokens, cache, dropless(), "prefill")
     assert torch.equal(fresh, again)

@@ -26,7 +26,7 @@ from engines.model.attention import KeyValueCache
 from engines.model.experts import GatedWeights
 from engines.model.router import kernel_router
 from engines.model.weights import LayerWeights, ModelWeights
-from engines.techniques.base import Technique
+from engines.techniques.base import LayerInput, Technique
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class DecodePlans(Sequence[DispatchPlan | None]):
         computed = self.computed[layer]
         if computed is None:
             return None
-        plan = self._technique.plan(computed.routing, layer, "decode", None)
+        plan = self._technique.plan(LayerInput(layer, "decode", computed.routing))
         ran, planned = computed.rows_of_calls(), _rows_of_calls(plan)
         if ran != planned:
             raise EngineError(
@@ -81,9 +81,8 @@ class DecodePlans(Sequence[DispatchPlan | None]):
 
 def _rows_of_calls(plan: DispatchPlan) -> dict[int, int]:
     rows: dict[int, int] = {}
-    for call in plan.calls:
-        for expert, n_rows in zip(call.experts, call.rows_per_expert, strict=True):
-            rows[expert] = rows.get(expert, 0) + n_rows
+    for expert, n_rows in zip(plan.calls.expert_S.tolist(), plan.calls.rows_S.tolist(), strict=True):
+        rows[expert] = rows.get(expert, 0) + n_rows
     return rows
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.dispatch import DispatchPlan
+from engines.dispatch import DispatchPlan, Width
 from engines.kernels import native
 from engines.model.architecture import SWIGLU, GatedUnit
 from engines.model.quantised import Matrix
@@ -100,34 +100,51 @@ def join(gate: Tensor, up: Tensor, unit: GatedUnit) -> Tensor:
 
 
 def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Tensor:
-    """Computes a dispatch plan: gather once, run each call's slices, scatter-add the valid rows by weight.
+    """Computes a dispatch plan: gather once, run each call's segments, scatter-add the valid rows by weight.
 
     Padding rows are gathered as zeros and go through their expert like any other row: that work is the price of a
     static shape, and leaving it out would make the technique look free. Their results are discarded.
     """
-    if plan.calls and experts.table is not None and native.serves(hidden_TH):
-        called = [expert for call in plan.calls for expert in call.experts]
-        rows = [n for call in plan.calls for n in call.rows_per_expert]
+    calls = plan.calls
+    if len(calls) and calls.is_one_after_another and experts.table is not None and native.serves(hidden_TH):
+        called, rows = calls.expert_S.tolist(), calls.rows_S.tolist()
         return native.mix(hidden_TH, experts.table, called, rows, plan.token_R, plan.weight_R.contiguous())
     out_TH = torch.zeros_like(hidden_TH)
-    if not plan.calls:
+    if not len(calls):
         return out_TH
     rows_RH = gather_rows(plan, hidden_TH)
     if experts.weights_input:
         rows_RH = (rows_RH * plan.weight_R[:, None]).to(hidden_TH.dtype)
-    result_RH = torch.empty_like(rows_RH)
-    for call in plan.calls:
-        row = call.first_row
-        for expert, n_rows in zip(call.experts, call.rows_per_expert, strict=True):
-            slice_RH = rows_RH[row : row + n_rows]
-            result_RH[row : row + n_rows] = gated_ffn(slice_RH, experts.experts[expert], experts.unit)
-            row += n_rows
+    result_RH = torch.zeros_like(rows_RH)
+    for segment, expert in enumerate(calls.expert_S.tolist()):
+        first, n_rows = int(calls.first_row_S[segment]), int(calls.rows_S[segment])
+        width = calls.kind(int(calls.call_S[segment])).width
+        weights = experts.experts[expert] if width is None else sliced(experts.experts[expert], width)
+        # Parts of an expert share its rows, and their results add.
+        result_RH[first : first + n_rows] += gated_ffn(rows_RH[first : first + n_rows], weights, experts.unit)
     if not experts.weights_input:
         result_RH *= plan.weight_R[:, None]
     if not _has_padding(plan):
         return out_TH.index_add_(0, plan.token_R, result_RH)
     valid_R = plan.token_R >= 0
     return out_TH.index_add_(0, plan.token_R[valid_R], result_RH[valid_R])
+
+
+def sliced(weights: GatedWeights, width: Width) -> GatedWeights:
+    """Columns [first, end) of the intermediate dimension, quantised ones widened; the first has the output's bias."""
+    inner = slice(width.first, width.end)
+    return GatedWeights(
+        _widened(weights.gate_IH)[inner],
+        _widened(weights.up_IH)[inner],
+        _widened(weights.down_HI)[:, inner].contiguous(),
+        None if weights.gate_bias_I is None else weights.gate_bias_I[inner],
+        None if weights.up_bias_I is None else weights.up_bias_I[inner],
+        weights.down_bias_H if width.first == 0 else None,
+    )
+
+
+def _widened(matrix: Matrix) -> Tensor:
+    return matrix if isinstance(matrix, Tensor) else matrix.to(torch.float32)
 
 
 def gather_rows(plan: DispatchPlan, hidden_TH: Tensor) -> Tensor:
@@ -139,4 +156,4 @@ def gather_rows(plan: DispatchPlan, hidden_TH: Tensor) -> Tensor:
 
 
 def _has_padding(plan: DispatchPlan) -> bool:
-    return any(call.valid_per_expert != call.rows_per_expert for call in plan.calls)
+    return len(plan.token_R) > plan.kept_pairs

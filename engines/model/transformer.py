@@ -29,7 +29,7 @@ from engines.model.router import route
 from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep
 from engines.oracle import Oracle, mix_experts
-from engines.techniques.base import ChunkPhase, Technique
+from engines.techniques.base import ChunkPhase, LayerInput, Technique
 
 RoutingListener = Callable[[int, Routing], None]
 """Told a layer and its router's choice, before a technique plans it."""
@@ -161,7 +161,7 @@ class Transformer:
         routing = route(normed_TH, mlp.router, moe.router)
         if on_routing is not None:
             on_routing(layer, routing)
-        plan = technique.plan(routing, layer, phase, saliency_T)
+        plan = technique.plan(LayerInput(layer, phase, routing, saliency_T))
         if isinstance(technique, Oracle):
             mixed_TH = mix_experts(normed_TH, routing, mlp.experts)
         elif isinstance(mlp.experts, StackedExperts):

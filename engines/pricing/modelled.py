@@ -12,11 +12,11 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from devices.base import Unit
 from devices.models.timeline import Timeline
 from engines.base import EngineError, PhaseListener, unheard
 from engines.dispatch import DispatchPlan
 from engines.model.tokenizer import Tokenizer
-from engines.pricing.placements import Placement
 from engines.pricing.schedule import ModelShape, Step, lm_head, operations
 from engines.profile import Profile
 from engines.reference import StepObserver, StepPhase
@@ -47,11 +47,11 @@ class ModelledEngine:
 
     time_method: Literal["measured", "modelled"] = "modelled"
 
-    def __init__(self, reference: ObservedEngine, timeline: Timeline, placement: Placement, shape: ModelShape) -> None:
+    def __init__(self, reference: ObservedEngine, timeline: Timeline, backbone: Unit, shape: ModelShape) -> None:
         self.device = f"model:{timeline.sheet.name}"
         self._reference = reference
         self._timeline = timeline
-        self._placement = placement
+        self._backbone = backbone
         self._shape = shape
         self.tokenizer = reference.tokenizer
         self.max_length = reference.max_length
@@ -68,7 +68,7 @@ class ModelledEngine:
         self._reference.use_profile(profile)
 
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:
-        pricing = _RequestPricing(request, self._timeline, self._placement, self._shape, on_phase)
+        pricing = _RequestPricing(request, self._timeline, self._backbone, self._shape, on_phase)
         self._reference.observer = pricing
         try:
             computed = self._reference.run(request, unheard)
@@ -98,10 +98,10 @@ class _RequestPricing:
     """Prices the steps of one request as they are observed, and stamps the phase edges at the virtual time reached."""
 
     def __init__(
-        self, request: Request, timeline: Timeline, placement: Placement, shape: ModelShape, on_phase: PhaseListener
+        self, request: Request, timeline: Timeline, backbone: Unit, shape: ModelShape, on_phase: PhaseListener
     ) -> None:
         self._timeline = timeline
-        self._placement = placement
+        self._backbone = backbone
         self._shape = shape
         self._on_phase = on_phase
         self._prefill_head_rows = 1 if request.kind == "generate" else len(request.continuation_ids)
@@ -119,7 +119,7 @@ class _RequestPricing:
                 Step(n_tokens, kv_length),
                 plans,
                 self._shape,
-                self._placement,
+                self._backbone,
                 limit.value if limit is not None else None,
             )
         )

@@ -20,7 +20,7 @@ from devices.models.timeline import Operation
 from engines.dispatch import DispatchPlan, ExpertCall
 from engines.errors import EngineError
 from engines.model.model_config import ModelConfig
-from engines.pricing.placements import Placement
+from engines.techniques.base import ModelSizes
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,14 @@ def own_shape(name: str, config: ModelConfig) -> ModelShape:
     )
 
 
+def sizes_of(shape: ModelShape) -> ModelSizes | None:
+    """What a technique is told of a model that is priced at this shape; None of a dense one."""
+    if shape.n_experts == 0:
+        return None
+    expert_bytes = shape.expert_weights * shape.bytes_per_value
+    return ModelSizes(shape.n_experts, shape.top_k, shape.hidden, shape.expert_width, expert_bytes)
+
+
 def priced_shape(name: str, config: ModelConfig) -> ModelShape:
     """A named shape at which the routing of `config`'s model is priced.
 
@@ -128,18 +136,17 @@ def operations(
     step: Step,
     plans: Sequence[DispatchPlan | None],
     shape: ModelShape,
-    placement: Placement,
+    backbone: Unit,
     graph_bytes_limit: float | None,
 ) -> list[Operation]:
     """All layers of one forward chunk, without the LM head (`lm_head`), whose rows only the request knows.
 
     plans: one per layer of the model that computed, None for a dense layer. A priced shape with more layers reuses them
     in order, again from the first; one without dense layers reuses the sparse layers' plans only.
-    graph_bytes_limit: a static expert call with more weight bytes runs on the CPU. Raises `EngineError` for the host
-    placement, and for plans that move weights: on unified memory there is no link to price.
+    backbone: the unit of attention and of what every token passes through; experts lie where the plans say.
+    graph_bytes_limit: a static expert call with more weight bytes runs on the CPU. Raises `EngineError` for plans that
+    move weights: on unified memory there is no link to price.
     """
-    if placement.attention is None or placement.experts is None:
-        raise EngineError(f"placement {placement.name} has no units to price on; choose coreml-cpu, anemll or npumoe")
     reused = [plan for plan in plans if plan is not None] if shape.dense_width == 0 else list(plans)
     if not reused:
         raise EngineError(f"nothing to price as {shape.name}: the step has {len(plans)} layers, none of them sparse")
@@ -148,16 +155,16 @@ def operations(
         plan = reused[layer % len(reused)]
         priced += [
             _norm(step, shape),
-            _attention(step, shape, placement.attention),
+            _attention(step, shape, backbone),
             _residual("attention residual", step, shape),
             _norm(step, shape),
         ]
         if plan is None:
-            priced += [_ffn("dense FFN", shape.dense_width, step, shape, placement.attention)]
+            priced += [_ffn("dense FFN", shape.dense_width, step, shape, backbone)]
         else:
-            priced += _moe_block(plan, shape, placement.experts, graph_bytes_limit)
+            priced += _moe_block(plan, shape, graph_bytes_limit)
             if shape.shared_width:
-                priced += [_ffn("shared FFN", shape.shared_width, step, shape, placement.attention)]
+                priced += [_ffn("shared FFN", shape.shared_width, step, shape, backbone)]
         priced += [_residual("residual", step, shape)]
     return priced
 
@@ -205,44 +212,51 @@ def _residual(name: str, step: Step, shape: ModelShape) -> Operation:
     return Operation(name, "cpu", "residual", moved_bytes=_row_bytes(shape) * step.n_tokens)
 
 
-def _moe_block(plan: DispatchPlan, shape: ModelShape, unit: Unit, graph_bytes_limit: float | None) -> list[Operation]:
+def _moe_block(plan: DispatchPlan, shape: ModelShape, graph_bytes_limit: float | None) -> list[Operation]:
     """Router to scatter, as the rows of Table 4."""
     if plan.transfers:
-        links = sorted({transfer.link for transfer in plan.transfers})
+        links = sorted({f"{transfer.source} to {transfer.target}" for transfer in plan.transfers})
         raise EngineError(
-            f"the plan moves weights over {', '.join(links)}, but the modelled machine has one unified memory; "
+            f"the plan moves weights from {', '.join(links)}, but the modelled machine has one unified memory; "
             "use a technique without offloading there"
         )
     row_bytes = _row_bytes(shape)
+    calls = list(plan.calls)
+    # Calls of other slices of an expert share the rows of its first.
+    gathering = [call for call in calls if call.kind.width is None or call.kind.width.first == 0]
     valid_static, valid_dynamic = (
-        sum(sum(call.valid_per_expert) for call in plan.calls if call.static is static) for static in (True, False)
+        sum(call.n_valid for call in gathering if call.static is static) for static in (True, False)
     )
-    padded = sum(call.n_rows for call in plan.calls) - valid_static - valid_dynamic
+    padded = sum(call.n_rows for call in gathering) - valid_static - valid_dynamic
     block = [
         Operation("router", "cpu", "router", flops=2.0 * plan.n_tokens * shape.hidden * shape.n_experts),
         Operation("gather", "cpu", "gather_dynamic", moved_bytes=row_bytes * valid_dynamic),
         Operation("gather", "cpu", "gather_static", moved_bytes=row_bytes * valid_static),
         Operation("padding", "cpu", "padding", moved_bytes=row_bytes * padded),
-        *(_expert_call(call, shape, unit, graph_bytes_limit) for call in plan.calls if call.n_rows > 0),
+        *(_expert_call(call, shape, graph_bytes_limit) for call in calls if call.n_rows > 0),
         Operation("scatter", "cpu", "scatter", moved_bytes=row_bytes * (valid_static + valid_dynamic)),
     ]
     return [operation for operation in block if operation.flops > 0 or operation.moved_bytes > 0]
 
 
-def _expert_call(call: ExpertCall, shape: ModelShape, unit: Unit, graph_bytes_limit: float | None) -> Operation:
+def _expert_call(call: ExpertCall, shape: ModelShape, graph_bytes_limit: float | None) -> Operation:
     """One launch of the call's experts. The NPU takes static shapes below the graph limit only (§4.1, §4.2).
 
     What it does not take, the CPU does.
     """
-    weight_bytes = shape.expert_weights * shape.bytes_per_value * len(call.experts)
-    is_small = graph_bytes_limit is None or weight_bytes <= graph_bytes_limit
-    runs = unit != "npu" or (call.static and is_small)
+    width = call.kind.width
+    columns = shape.expert_width if width is None else width.end - width.first
+    weights = 3 * shape.hidden * columns
+    graph_bytes = weights * shape.bytes_per_value * len(call.experts)
+    is_small = graph_bytes_limit is None or graph_bytes <= graph_bytes_limit
+    runs = call.unit != "npu" or (call.static and is_small)
     return Operation(
         "expert FFN",
-        unit if runs else "cpu",
+        call.unit if runs else "cpu",
         "expert_ffn",
-        flops=2.0 * call.n_rows * shape.expert_weights,
-        weight_bytes=weight_bytes,
+        flops=2.0 * call.n_rows * weights,
+        weight_bytes=weights * shape.bytes_per_value * call.n_weight_loads,
+        naive_launch=call.kind.naive_launch and runs,
     )
 
 

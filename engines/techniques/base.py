@@ -1,19 +1,185 @@
-"""What a technique is: a pure function from routing, and what calibration learnt, to a dispatch plan.
+"""What a technique is: four decisions, each a pure function with typed parameters, that make a dispatch plan together.
 
-Legend: T tokens, K experts per token, P = T * K routed pairs in row-major order, E experts.
+    route     which experts does each token get?
+    place     which unit computes which slice of which expert, given the load?
+    lay out   which rows does each call on that unit compute, and what overflows?
+    move      which weights and activations travel, and when?
+
+State lies in what the engine shows them (`LayerInput`); what was learnt or frozen before the first request comes in
+through the `BuildContext`. `engines.techniques.presets` names the choices that the sources make.
+
+Legend: T tokens, K experts per token, P = T * K routed pairs in row-major order, E experts, S segments, C calls.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from devices.base import Unit
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import DispatchPlan, Routing
+from engines.dispatch import DispatchPlan, Integers, Routing, Width
 from engines.profile import Profile
 
 ChunkPhase = Literal["prefill", "decode"]
+Overflow = Literal["saliency", "order", "none"]
+"""Which pairs an expert with too many loses: those of the least salient tokens, those of later tokens; none has any."""
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """All that a technique may see of one layer and one chunk.
+
+    phase tells a one-token tail of a prefill from a decode step. saliency_T: the L2 norm of each token's attention
+    output, or None where nothing ranks by it.
+    """
+
+    layer: int
+    phase: ChunkPhase
+    routing: Routing
+    saliency_T: Tensor | None = None
+
+
+class ModelSizes(NamedTuple):
+    """The sizes that a technique may count on. expert_bytes: of one expert's weights, all three matrices."""
+
+    n_experts: int
+    top_k: int
+    hidden: int
+    expert_width: int
+    expert_bytes: int
+
+
+class Costs(Protocol):
+    """What calls cost on the units of a machine: of a sheet, or measured."""
+
+    def call_s(self, unit: Unit, n_experts: int, n_rows: float) -> float:
+        """Seconds of one call: its launch, its experts' weights, its rows (padding included)."""
+        ...
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a technique is built from, before the first request. chunk: tokens of a prefill step."""
+
+    chunk: int
+    sizes: ModelSizes | None = None
+    """None: of a dense model, which places nothing."""
+    profile: Profile | None = None
+    costs: Costs | None = None
+
+
+# --- place -----------------------------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """A slice of experts on a unit."""
+
+    unit: Unit
+    width: Width | None = None
+    naive_launch: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """Some experts and who computes them. Several pieces share the experts' rows, and their widths make a whole.
+
+    experts_E: None for all. exact: the unit takes any shape, so that it computes exactly the rows that there are.
+    dealt: the pieces are whole, and take the calls in turn.
+    """
+
+    pieces: tuple[Piece, ...]
+    experts_E: NDArray[np.bool_] | None = None
+    exact: bool = False
+    dealt: bool = False
+
+
+class Place(Protocol):
+    """Which unit computes which slice of which expert."""
+
+    def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
+        """Of the experts of one layer: each lies in one share."""
+        ...
+
+    def decode_shares(self, layer: int) -> Sequence[Share] | None:
+        """What they are for one decoded token, where they do not hang on its experts; else None."""
+        ...
+
+
+# --- lay out ---------------------------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """The rows of a share's calls, one after another. kept_E: how many pairs of each expert have a row.
+
+    An expert's segments follow one another and fill up in their order. weight_loads_C: None for one a segment.
+    """
+
+    expert_S: Integers
+    rows_S: Integers
+    valid_S: Integers
+    starts_C: Integers
+    kept_E: Integers
+    weight_loads_C: Integers | None = None
+
+
+class Layout(Protocol):
+    """Which rows each call computes."""
+
+    static: bool
+    """Whether shapes are frozen before the routing is known."""
+    overflow: Overflow
+    renormalise: bool
+    """Whether a token's surviving weights are scaled to the sum of those that it was routed with."""
+
+    def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
+        """load_E: pairs of each expert of the share, 0 for the others."""
+        ...
+
+    def decode_layout(self, layer: int, n_experts: int) -> DecodeLayout | None:
+        """What one decoded token computes, where that is known before its experts are; None where it is not."""
+        ...
+
+
+# --- the parameters and what they build -------------------------------------------------------------------------------
+
+
+class PlaceParameters(Protocol):
+    """Typed parameters of a place."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def units(self) -> tuple[Unit, ...]: ...
+    def build(self, context: BuildContext, layout: Layout) -> Place:
+        """Is told the layout, whose frozen graphs it may place. Raises `EngineError`."""
+        ...
+
+
+class LayoutParameters(Protocol):
+    """Typed parameters of a layout."""
+
+    static: ClassVar[bool]
+    needs_profile: ClassVar[bool]
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def lossless(self) -> bool:
+        """Whether no pair can be dropped."""
+        ...
+
+    def build(self, context: BuildContext) -> Layout:
+        """Raises `EngineError`."""
+        ...
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
 
 
 class Technique(Protocol):
@@ -21,19 +187,13 @@ class Technique(Protocol):
 
     name: str
     needs_saliency: bool
-    """True when `plan` reads saliency_T: the L2 norm of each token's attention output."""
+    """True when `plan` reads `saliency_T`."""
     couples_tokens: bool
     """True when what becomes of a token depends on the others of its chunk, as under a capacity."""
 
-    def plan(self, routing: Routing, layer: int, phase: ChunkPhase, saliency_T: Tensor | None) -> DispatchPlan:
-        """The plan of one layer. `phase` tells a one-token tail of a prefill from a decode step."""
-        ...
-
+    def plan(self, seen: LayerInput) -> DispatchPlan: ...
     def decode_layout(self, layer: int) -> DecodeLayout | None:
-        """What `plan` makes of one decoded token, whatever its routing is, without saliency; the same at every call.
-
-        None: something must be decided between router and experts, so that steps are computed layer by layer.
-        """
+        """What one decoded token computes, where nothing must be decided between router and experts; else None."""
         ...
 
 
@@ -41,16 +201,32 @@ class TechniqueParameters(Protocol):
     """The typed parameters of a technique (a frozen record), and the way to build it."""
 
     technique: ClassVar[str]
-    static_shapes: ClassVar[bool]
-    """True when every call's shape is known before the routing is."""
-    lossless: ClassVar[bool]
-    """True when it computes all that the router chose: its answers are the model's own, up to the order of sums."""
 
     @property
-    def calibration_prompts(self) -> int:
+    def static_shapes(self) -> bool:
+        """True when every call's shape is known before the routing is."""
+        ...
+
+    @property
+    def lossless(self) -> bool:
+        """True when it computes all that the router chose: its answers are the model's own, up to the order of sums."""
+        ...
+
+    @property
+    def wanted_prompts(self) -> int:
         """How many prompts it wants to learn from; 0 for a technique that learns nothing offline."""
         ...
 
-    def build(self, prefill_chunk: int, profile: Profile | None) -> Technique:
-        """`profile` is None only where `calibration_prompts` is 0."""
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """Where experts are computed."""
+        ...
+
+    @property
+    def backbone(self) -> Unit:
+        """Of attention and of what every token passes through, on a machine that has several units."""
+        ...
+
+    def build(self, context: BuildContext) -> Technique:
+        """Raises `EngineError`. The profile may be None only where `wanted_prompts` is 0."""
         ...

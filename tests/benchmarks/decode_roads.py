@@ -25,11 +25,11 @@ from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.observers import SparseLayerStep
 from engines.reference import ReferenceEngine, StepPhase
 from engines.techniques.base import TechniqueParameters
-from engines.techniques.capacity_tiers import CapacityTiersParameters
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from results.records import Request
 from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.benchmarks.race_models import MODELS, VOCABULARY, write_model
+from tests.techniques import NpumoeT
 
 PAGE = "decode-roads"
 BUNDLED = "bundled:tiny-qwen3-moe"
@@ -43,9 +43,9 @@ TARGET = 1 / 1.05
 """Of dropless' rate, for the same calls."""
 
 
-def of_rows(n_rows: int) -> CapacityTiersParameters:
+def of_rows(n_rows: int) -> TechniqueParameters:
     """Capacities of n rows for every expert: the smallest multiple, rounded up to n."""
-    return CapacityTiersParameters(multiples=(0.01,), align=n_rows, calibration_prompts=1)
+    return NpumoeT(multiples=(0.01,), align=n_rows, calibration_prompts=1)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import torch
 from engines.model.checkpoints import load_checkpoint
 from engines.model.quantised import AS_THE_MODEL, Quantisation
 from engines.reference import ReferenceEngine
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from results.records import Request
 from tests.benchmarks import llama_cpp
 from tests.benchmarks.limits import Limits

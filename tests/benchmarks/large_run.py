@@ -34,7 +34,7 @@ class Cost(NamedTuple):
 
 def write_large_run(folder: Path, n_trials: int) -> None:
     """20 cells; each trial has 8 requests of 16 tokens, a score each, and energy without a trace."""
-    technique = {"technique": "capacity_tiers", "technique_parameters": {"multiples": [4, 2, 1], "group": 8}}
+    technique = {"technique": "npumoe-t", "technique_parameters": {"multiples": [4, 2, 1], "group": 8}}
     cells = [
         cell(f"cell{i:08d}", label=f"arm {i} · hellaswag · host", engine=f"arm {i}", workload="hellaswag", **technique)
         for i in range(N_CELLS)

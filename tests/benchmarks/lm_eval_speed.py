@@ -24,7 +24,7 @@ from engines.base import unheard
 from engines.model.checkpoints import load_checkpoint
 from engines.model.tokenizer import Tokenizer
 from engines.reference import ReferenceEngine
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from harness.catalog import WORKLOADS
 from results.records import Request
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page

@@ -150,7 +150,7 @@ def load_ours(folder: str, dtype: str) -> None:
 
     from engines.model.checkpoints import load_checkpoint
     from engines.reference import ReferenceEngine
-    from engines.techniques.dropless import DroplessParameters
+    from engines.techniques.presets import DroplessParameters
     from results.records import Request
 
     prompt = tuple(range(1, N_PROMPT + 1))

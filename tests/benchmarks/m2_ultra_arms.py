@@ -17,8 +17,7 @@ import torch
 from devices.base import Unit
 from devices.models.sheet import Sheet, load_sheet
 from devices.models.timeline import Operation, Timeline
-from engines.dispatch import DispatchPlan, ExpertCall
-from engines.pricing.placements import Placement
+from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall
 from engines.pricing.schedule import PHI_3_5_MOE as PHI
 from engines.pricing.schedule import Step, lm_head, operations
 
@@ -66,7 +65,7 @@ def imbalance(counts: Iterable[Counts]) -> float:
 
 def exact(counts: Counts) -> Iterator[ExpertCall]:
     """One call an expert that has tokens, with exactly its rows."""
-    return (ExpertCall((e,), (n,), (n,), first_row=0, static=False) for e, n in enumerate(counts) if n)
+    return (ExpertCall((e,), (n,), (n,), first_row=0) for e, n in enumerate(counts) if n)
 
 
 def frozen(counts: Counts, capacities: Sequence[int], group_size: int) -> Iterator[ExpertCall]:
@@ -75,7 +74,8 @@ def frozen(counts: Counts, capacities: Sequence[int], group_size: int) -> Iterat
         group = range(first, first + group_size)
         if any(counts[e] for e in group):
             rows = tuple(capacities[e] for e in group)
-            yield ExpertCall(tuple(group), rows, tuple(min(counts[e], capacities[e]) for e in group), 0, static=True)
+            valid = tuple(min(counts[e], capacities[e]) for e in group)
+            yield ExpertCall(tuple(group), rows, valid, first_row=0, kind=CallKind(static=True))
 
 
 def tiers(chunk: int) -> list[int]:
@@ -95,7 +95,7 @@ def plan(n_tokens: int, calls: Iterable[ExpertCall]) -> DispatchPlan:
     n_rows = sum(call.n_rows for call in calls)
     routed = n_tokens * PHI.top_k
     dropped = routed - sum(sum(call.valid_per_expert) for call in calls)
-    return DispatchPlan(n_tokens, torch.zeros(n_rows), torch.zeros(n_rows), calls, routed, dropped)
+    return DispatchPlan(n_tokens, torch.zeros(n_rows), torch.zeros(n_rows), Calls.of(calls), routed, dropped)
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,10 @@ class Arm:
     calls: Callable[[Counts, int, Sequence[Counts]], Iterable[ExpertCall]]
     is_naive: bool = False
 
-    @property
-    def placement(self) -> Placement:
-        return Placement(self.name, self.attention, self.experts)
+    def placed(self, calls: Iterable[ExpertCall]) -> Iterator[ExpertCall]:
+        """On the arm's unit, launched as it launches."""
+        for call in calls:
+            yield replace(call, kind=replace(call.kind, unit=self.experts, naive_launch=self.is_naive))
 
 
 def tiers_of_one(counts: Counts, chunk: int, every: Sequence[Counts]) -> Iterator[ExpertCall]:
@@ -158,12 +159,8 @@ ARMS = (CPU, NAIVE, ANEMLL, GPU, BASE, T, TG)
 def step_operations(arm: Arm, step: Step, calls: Iterable[ExpertCall], sheet: Sheet) -> Iterator[Operation]:
     """All 32 layers: the calls of one stand for each."""
     limit = sheet.graph_bytes_limit
-    priced = operations(
-        step, [plan(step.n_tokens, calls)], PHI, arm.placement, limit.value if limit is not None else None
-    )
-    for operation in priced:
-        is_naive = arm.is_naive and operation.name == "expert FFN" and operation.unit == "npu"
-        yield replace(operation, naive_launch=True) if is_naive else operation
+    placed = plan(step.n_tokens, arm.placed(calls))
+    yield from operations(step, [placed], PHI, arm.attention, limit.value if limit is not None else None)
 
 
 def prefill(arm: Arm, every: Sequence[Counts], chunk: int, sheet: Sheet = SHEET) -> Timeline:

@@ -33,7 +33,7 @@ from engines.model.quantised import AS_THE_MODEL, FORMS, Form, Quantisation
 from engines.model.tokenizer import Tokenizer
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.model.weights import ModelWeights
-from engines.techniques.dropless import Dropless
+from engines.techniques.presets import dropless
 from results.units import format_number
 from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_json
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
@@ -141,7 +141,7 @@ def logits_STL(folder: Path, asked_ST: Tensor, quantise: Quantisation) -> tuple[
     found = []
     for tokens_T in asked_ST:
         cache.start(len(tokens_T))
-        found.append(model.logits(model.forward(tokens_T, cache, Dropless(), "prefill")[0]))
+        found.append(model.logits(model.forward(tokens_T, cache, dropless(), "prefill")[0]))
     return torch.stack(found), checkpoint.weights
 
 

@@ -22,10 +22,10 @@ from engines.base import unheard
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
-from engines.techniques.capacity_tiers import CapacityTiersParameters
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from results.records import Completion, Request
 from tests.benchmarks.measurement import Measurement, measured, write_page
+from tests.techniques import NpumoeT
 from workloads.base import Workload
 from workloads.boolq import BoolQ, BoolQParameters
 from workloads.hellaswag import HellaSwag, HellaSwagParameters
@@ -60,7 +60,7 @@ def answered(
     engines = [ReferenceEngine(checkpoint, technique, CHUNK, threads=1, reuse_prefix=reuse) for reuse in (False, True)]
     for engine in engines:
         if engine.needs_calibration:
-            wanted = technique.calibration_prompts
+            wanted = technique.wanted_prompts
             engine.calibrate(workload.calibration_prompts(checkpoint.tokenizer, engine.max_length, wanted))
     requests = workload.requests(checkpoint.tokenizer, engines[0].max_length)
     for engine in engines:
@@ -137,7 +137,7 @@ def by_conversation(request: Request) -> str:
 
 
 def measurements(checkpoint: Checkpoint, data: Path | None) -> list[Measurement]:
-    dropless, tiers = DroplessParameters(), CapacityTiersParameters()
+    dropless, tiers = DroplessParameters(), NpumoeT()
     hellaswag = HellaSwag(HellaSwagParameters(limit=N_ITEMS), data)
     boolq = BoolQ(BoolQParameters(limit=N_ITEMS), data)
     sharegpt = ShareGPT(ShareGPTParameters(limit=N_CONVERSATIONS, max_new_tokens=4), data)
@@ -148,10 +148,10 @@ def measurements(checkpoint: Checkpoint, data: Path | None) -> list[Measurement]
     source = "(bundled sample)" if data is None else "(validation split)"
     found = [
         ratio("HellaSwag 10-shot, dropless", endings, f"four endings {source}", TARGET),
-        ratio("HellaSwag 10-shot, capacity_tiers", of_tiers, f"four endings, whole chunks of {CHUNK} {source}", TARGET),
+        ratio("HellaSwag 10-shot, npumoe-t", of_tiers, f"four endings, whole chunks of {CHUNK} {source}", TARGET),
         ratio("BoolQ 2-shot, dropless", yes_no, f"two answers {source}", TARGET),
         largest_difference("HellaSwag log-likelihoods, dropless", endings, otherwise_cut(checkpoint, hellaswag)),
-        largest_difference("HellaSwag log-likelihoods, capacity_tiers", of_tiers),
+        largest_difference("HellaSwag log-likelihoods, npumoe-t", of_tiers),
         largest_difference("BoolQ log-likelihoods, dropless", yes_no, otherwise_cut(checkpoint, boolq)),
     ]
     if turns:

@@ -24,7 +24,7 @@ from devices.meters.modelled import ModelledMeter, load_watts_sheet
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.reference import ReferenceEngine
-from engines.techniques.dropless import Dropless, DroplessParameters
+from engines.techniques.presets import DroplessParameters, dropless
 from results.records import Request
 from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.benchmarks.race_models import write_model
@@ -48,7 +48,7 @@ def prompt() -> tuple[int, ...]:
 def bare(checkpoint: Checkpoint, stamped: bool) -> Turn:
     """stamped: each token's time is taken on the run's clock and kept."""
     model, cache, now_s = Transformer(checkpoint), KeyValueCache(checkpoint.config), MonotonicClock().now_s
-    technique = Dropless()
+    technique = dropless()
 
     @torch.inference_mode()
     def turn() -> Timed:

@@ -24,7 +24,7 @@ from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.profile import Profile
 from engines.profiling import ChoiceCounts
 from engines.reference import ReferenceEngine
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from harness.catalog import WORKLOADS
 from results.accuracy_energy import accuracy_energy
 from results.popularity import overlap_at_k

@@ -15,7 +15,7 @@ import torch
 from engines.base import unheard
 from engines.model.checkpoints import BUNDLED_FOLDER, load_checkpoint
 from engines.reference import ReferenceEngine
-from engines.techniques.dropless import DroplessParameters
+from engines.techniques.presets import DroplessParameters
 from harness.catalog import WORKLOADS
 from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_page
 

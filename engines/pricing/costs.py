@@ -1,0 +1,29 @@
+"""What one expert call costs on a unit, by the prices of a hardware sheet: for techniques that place by cost."""
+
+from __future__ import annotations
+
+from devices.base import Unit
+from devices.models.sheet import Sheet, load_sheet
+from devices.models.timeline import Operation, operation_seconds
+from engines.techniques.base import ModelSizes
+
+
+class SheetCosts:
+    """An `engines.techniques.base.Costs`."""
+
+    def __init__(self, sheet: Sheet, sizes: ModelSizes) -> None:
+        self._sheet = sheet
+        self._sizes = sizes
+
+    def call_s(self, unit: Unit, n_experts: int, n_rows: float) -> float:
+        """Raises `DeviceError` for a unit that the sheet does not have."""
+        sizes = self._sizes
+        flops = 2.0 * n_rows * 3 * sizes.hidden * sizes.expert_width
+        weight_bytes = float(n_experts * sizes.expert_bytes)
+        call = Operation("expert FFN", unit, "expert_ffn", flops=flops, weight_bytes=weight_bytes)
+        return operation_seconds(self._sheet, call)
+
+
+def costs_of(sheet: str, sizes: ModelSizes) -> SheetCosts:
+    """By a sheet's name. Raises `DeviceError`."""
+    return SheetCosts(load_sheet(sheet), sizes)

@@ -1,0 +1,185 @@
+"""The four decisions of a technique, put together to the plan of one layer.
+
+Legend: T tokens, K experts per token, P = T * K routed pairs in row-major order, E experts, R rows, S segments,
+C calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.decode_layout import DecodeLayout
+from engines.dispatch import CallKind, Calls, DispatchPlan, Integers
+from engines.errors import EngineError
+from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, Layout, Piece, Place, Rows, Share
+from engines.techniques.layout.exact import exact_rows
+
+
+class ComposedTechnique:
+    """An `engines.techniques.base.Technique`."""
+
+    def __init__(self, name: str, place: Place, layouts: Mapping[ChunkPhase, Layout], context: BuildContext) -> None:
+        self.name = name
+        self.needs_saliency = any(layout.overflow == "saliency" for layout in layouts.values())
+        self.couples_tokens = any(layout.overflow != "none" for layout in layouts.values())
+        self._place = place
+        self._layouts = layouts
+        self._n_experts = context.sizes.n_experts if context.sizes is not None else 0
+
+    def plan(self, seen: LayerInput) -> DispatchPlan:
+        routing, layout = seen.routing, self._layouts[seen.phase]
+        n_tokens, top_k = routing.expert_ids_TK.shape
+        ids_TK = routing.expert_ids_TK.cpu().numpy()
+        load_E = np.bincount(ids_TK.reshape(-1), minlength=routing.n_experts)
+        shares = self._place.shares(seen, load_E)
+        if len(shares) == 1:
+            laid = exact_rows(load_E) if shares[0].exact else layout.rows(seen, load_E)
+            calls = _calls(laid, shares[0], layout.static, first_row=0)
+            kept_E = laid.kept_E
+        else:
+            calls, kept_E = self._several(seen, load_E, shares)
+        overflows = kept_E is not load_E and bool((kept_E < load_E).any())
+        ranked_T = self._ranked(seen, n_tokens) if overflows else None
+        pair_R = _pair_of_each_row(ids_TK, load_E, kept_E, calls, ranked_T)
+        token_R, weight_R = self._rows(seen, pair_R, n_tokens * top_k, overflows)
+        return DispatchPlan(
+            n_tokens=n_tokens,
+            token_R=token_R,
+            weight_R=weight_R,
+            calls=calls,
+            routed_pairs=n_tokens * top_k,
+            dropped_pairs=n_tokens * top_k - int(kept_E.sum()),
+        )
+
+    def decode_layout(self, layer: int) -> DecodeLayout | None:
+        """Of one share that is laid out as the layout says; parts of experts, and several shares, are decided later."""
+        shares = self._place.decode_shares(layer)
+        if shares is None or len(shares) != 1 or any(piece.width is not None for piece in shares[0].pieces):
+            return None
+        return DecodeLayout() if shares[0].exact else self._layouts["decode"].decode_layout(layer, self._n_experts)
+
+    def _several(self, seen: LayerInput, load_E: Integers, shares: Sequence[Share]) -> tuple[Calls, Integers]:
+        parts: list[Calls] = []
+        layout = self._layouts[seen.phase]
+        kept_E, n_rows = np.zeros_like(load_E), 0
+        for share in shares:
+            own_E = load_E if share.experts_E is None else np.where(share.experts_E, load_E, 0)
+            laid = exact_rows(own_E) if share.exact else layout.rows(seen, own_E)
+            parts.append(_calls(laid, share, layout.static, n_rows))
+            n_rows += int(laid.rows_S.sum())
+            kept_E += laid.kept_E
+        return _joined(parts), kept_E
+
+    def _ranked(self, seen: LayerInput, n_tokens: int) -> Integers | None:
+        """Tokens in the order in which they get rows; None for the order in which they stand."""
+        if self._layouts[seen.phase].overflow == "order" or n_tokens == 1:
+            return None
+        if seen.saliency_T is None:
+            raise EngineError(f"{self.name} ranks overflow by saliency; pass the norm of each token's attention output")
+        return np.argsort(-seen.saliency_T.cpu().numpy(), kind="stable")
+
+    def _rows(self, seen: LayerInput, pair_R: Integers, n_pairs: int, overflows: bool) -> tuple[Tensor, Tensor]:
+        """token_R and weight_R, where the routing is."""
+        weight_P = seen.routing.weights_TK.reshape(-1)
+        n_tokens, top_k = seen.routing.expert_ids_TK.shape
+        on_device_R = torch.from_numpy(pair_R).to(weight_P.device)
+        token_R = torch.div(on_device_R, top_k, rounding_mode="floor")  # of -1: -1
+        if len(pair_R) == n_pairs and not overflows:
+            return token_R, weight_P[on_device_R]
+        if overflows and self._layouts[seen.phase].renormalise:
+            weight_P = _renormalised(weight_P, on_device_R, n_tokens, top_k)
+        # Index -1 of padding rows picks the last weight, which is the zero appended here.
+        return token_R, torch.cat([weight_P, weight_P.new_zeros(1)])[on_device_R]
+
+
+@cache
+def _kind(piece: Piece, static: bool) -> CallKind:
+    return CallKind(piece.unit, static, piece.width, piece.naive_launch)
+
+
+def _calls(laid: Rows, share: Share, static: bool, first_row: int) -> Calls:
+    """The calls of a share, whose rows begin at `first_row`."""
+    kinds = tuple(_kind(piece, static and not share.exact) for piece in share.pieces)
+    first_row_S = np.cumsum(laid.rows_S) - laid.rows_S
+    if first_row:
+        first_row_S += first_row
+    n_calls, n_pieces = len(laid.starts_C), len(kinds)
+    calls = Calls(
+        laid.expert_S, laid.rows_S, laid.valid_S, first_row_S, laid.starts_C, kinds, None, laid.weight_loads_C
+    )
+    if n_pieces == 1:
+        return calls
+    if share.dealt:
+        in_turn_C = np.arange(n_calls) % n_pieces
+        return Calls(*_columns(calls), laid.starts_C, kinds, in_turn_C, laid.weight_loads_C)
+    return _joined([Calls(*_columns(calls), laid.starts_C, (kind,), None, laid.weight_loads_C) for kind in kinds])
+
+
+def _columns(calls: Calls) -> tuple[Integers, Integers, Integers, Integers]:
+    return calls.expert_S, calls.rows_S, calls.valid_S, calls.first_row_S
+
+
+def _joined(parts: Sequence[Calls]) -> Calls:
+    """The calls of several shares or pieces, one after another."""
+    kinds = tuple(dict.fromkeys(kind for part in parts for kind in part.kinds))
+    expert_S, rows_S, valid_S, first_row_S = map(np.concatenate, zip(*map(_columns, parts), strict=True))
+    n_before = np.cumsum([0, *(len(part.expert_S) for part in parts)])
+    starts_C = np.concatenate([part.starts_C + n for part, n in zip(parts, n_before, strict=False)])
+    kind_C = np.concatenate([_kinds_in(part, kinds) for part in parts])
+    has_loads = any(part.weight_loads_C is not None for part in parts)
+    loads_C = np.concatenate([part.loads_C for part in parts]) if has_loads else None
+    return Calls(expert_S, rows_S, valid_S, first_row_S, starts_C, kinds, kind_C, loads_C)
+
+
+def _kinds_in(part: Calls, kinds: tuple[CallKind, ...]) -> Integers:
+    number = np.array([kinds.index(kind) for kind in part.kinds], dtype=np.int64)
+    return number[part.kind_C] if part.kind_C is not None else np.full(len(part), number[0])
+
+
+def _pair_of_each_row(
+    ids_TK: Integers, load_E: Integers, kept_E: Integers, calls: Calls, ranked_T: Integers | None
+) -> Integers:
+    """pair_R: the routed pair of each row, -1 for padding. An expert's rows fill up in the order of `ranked_T`."""
+    top_k = ids_TK.shape[1]
+    ordered = ids_TK if ranked_T is None else ids_TK[ranked_T]
+    # Numbers of 16 bits are sorted by radix.
+    order_P = np.argsort(ordered.reshape(-1).astype(np.int16), kind="stable")
+    if ranked_T is not None:
+        order_P = ranked_T[order_P // top_k] * top_k + order_P % top_k
+    n_rows = int((calls.first_row_S + calls.rows_S).max(initial=0))
+    if n_rows == len(order_P) and kept_E is load_E and _ascends(calls.expert_S):
+        return order_P
+    # Where an expert's rows begin: assigned backwards, the first of its segments stands.
+    first_E = np.zeros_like(load_E)
+    first_E[calls.expert_S[::-1]] = calls.first_row_S[::-1]
+    begin_E = np.cumsum(load_E) - load_E
+    rank_P = np.arange(len(order_P)) - np.repeat(begin_E, load_E)
+    pair_R = np.full(n_rows, -1, dtype=np.int64)
+    if kept_E is load_E or bool((kept_E == load_E).all()):
+        pair_R[np.repeat(first_E, load_E) + rank_P] = order_P
+        return pair_R
+    is_kept_P = rank_P < np.repeat(kept_E, load_E)
+    pair_R[(np.repeat(first_E, load_E) + rank_P)[is_kept_P]] = order_P[is_kept_P]
+    return pair_R
+
+
+def _renormalised(weight_P: Tensor, pair_R: Tensor, n_tokens: int, top_k: int) -> Tensor:
+    """Surviving weights scaled so that each token's add up to what its routed weights added up to.
+
+    A token that lost all its pairs has nothing to scale: its weights are not used.
+    """
+    kept_P = torch.zeros_like(weight_P)
+    kept_P[pair_R[pair_R >= 0]] = 1
+    routed_T = weight_P.reshape(n_tokens, top_k).sum(1)
+    kept_T = (weight_P * kept_P).reshape(n_tokens, top_k).sum(1)
+    scale_T = torch.where(kept_T > 0, routed_T / kept_T.clamp_min(torch.finfo(kept_T.dtype).tiny), 1.0)
+    return weight_P * scale_T.repeat_interleave(top_k)
+
+
+def _ascends(numbers: Integers) -> bool:
+    return bool((numbers[1:] >= numbers[:-1]).all())

@@ -1,0 +1,97 @@
+"""One capacity for all experts.
+
+Sources: NPUMoE (000), Table 2 and §5.7: "base" has one fixed shape, Core ML naive one that holds every load. The Neuron
+guide (004): dropping with a capacity factor, C = min(T, ceil(T K cf / E)); which pairs go (those of later tokens) and
+that the weights of the others are scaled up is read in its reference code.
+
+Rules that the sources leave open, as built here:
+- `of = "chunk"` freezes the shape on the prefill chunk, for short chunks and decoding too; `of = "tokens"` follows the
+  step, as a compiler's bucket of that length does.
+- `rows = "max"` is the largest load of the step: what naive Core ML had compiled is not said.
+- Every expert is launched in prefill (`launch = "all"`); in decoding, those that have tokens.
+
+Legend: T tokens, K experts per token, E experts.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from engines.decode_layout import DecodeLayout
+from engines.dispatch import Integers
+from engines.techniques.base import BuildContext, LayerInput, Overflow, Rows
+from engines.techniques.layout.exact import one_call_each
+from results.records import Record
+
+
+class CapacityParameters(Record):
+    static: ClassVar[bool] = True
+    needs_profile: ClassVar[bool] = False
+
+    kind: Literal["capacity"] = "capacity"
+    factor: float = Field(default=1.25, gt=0, le=1e6)
+    """Rows are this multiple of the mean load T K / E."""
+    rows: int | Literal["max"] | None = None
+    """In place of `factor`: a number, or as many as the busiest expert of the step has."""
+    of: Literal["tokens", "chunk"] = "tokens"
+    align: int = Field(default=1, ge=1, le=4096)
+    launch: Literal["all", "active"] = "all"
+    overflow: Overflow = "order"
+    renormalise_survivors: bool = True
+
+    @model_validator(mode="after")
+    def _holds_what_it_must(self) -> CapacityParameters:
+        if isinstance(self.rows, int) and not 1 <= self.rows <= 2**31:
+            raise ValueError(f"rows {self.rows} must be 1 to 2147483648")
+        if self.rows != "max" and self.overflow == "none":
+            raise ValueError('overflow = "none" needs rows = "max": any other capacity may be too small')
+        return self
+
+    @property
+    def lossless(self) -> bool:
+        return self.rows == "max"
+
+    def build(self, context: BuildContext) -> Capacity:
+        return Capacity(self, context)
+
+
+class Capacity:
+    static = True
+
+    def __init__(self, parameters: CapacityParameters, context: BuildContext) -> None:
+        self._parameters = parameters
+        self._chunk = context.chunk
+        self._top_k = context.sizes.top_k if context.sizes is not None else 1
+        self.overflow = parameters.overflow
+        self.renormalise = parameters.renormalise_survivors
+
+    def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
+        n_tokens, top_k = seen.routing.expert_ids_TK.shape
+        is_all = self._parameters.launch == "all" and seen.phase == "prefill"
+        expert_S = np.arange(len(load_E)) if is_all else load_E.nonzero()[0]
+        size = self.capacity(n_tokens, top_k, len(load_E), int(load_E.max(initial=0)))
+        return one_call_each(expert_S, np.full(len(expert_S), size), load_E)
+
+    def capacity(self, n_tokens: int, top_k: int, n_experts: int, busiest: int) -> int:
+        """Rows of every call. busiest: the largest load of the step."""
+        parameters = self._parameters
+        if parameters.rows == "max":
+            return rounded_up(max(busiest, 1), parameters.align)
+        if parameters.rows is not None:
+            return rounded_up(parameters.rows, parameters.align)
+        of = n_tokens if parameters.of == "tokens" else self._chunk
+        # str is the shortest decimal that is this float: what was written. A product of floats may cross a row.
+        rows = math.ceil(Fraction(str(parameters.factor)) * of * top_k / n_experts)
+        return rounded_up(min(of, rows), parameters.align)
+
+    def decode_layout(self, layer: int, n_experts: int) -> DecodeLayout | None:
+        return DecodeLayout((self.capacity(1, self._top_k, n_experts, busiest=1),) * n_experts)
+
+
+def rounded_up(rows: int | Fraction, align: int) -> int:
+    return math.ceil(Fraction(rows) / align) * align

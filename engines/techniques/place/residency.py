@@ -1,0 +1,73 @@
+"""Hot graphs on the NPU, cold ones on the CPU with exact rows, by what calibration expects of them.
+
+Source: NPUMoE (000) §4.3, the arm "all". It gives no threshold. As built here, a graph of G experts with capacity C
+lies on the NPU where one launch of it there costs less than its experts with their expected rows on the CPU:
+
+    t_npu(G experts, G C rows) < sum_e t_cpu(1 expert, n_e rows)
+
+Costs are a modelled machine's. Residency is decided once, before the first request, as weights are constants of graphs.
+In decoding with `decode_graphs = "single"` each chosen expert has a graph of its own on the NPU.
+
+Legend: E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from devices.base import Unit
+from engines.dispatch import Integers
+from engines.errors import EngineError
+from engines.pricing.costs import costs_of
+from engines.techniques.base import BuildContext, LayerInput, Layout, Piece, Share
+from engines.techniques.layout.tiers import Tiers, expected_load
+from results.records import Record
+
+NPU, CPU = (Piece("npu"),), (Piece("cpu"),)
+
+
+class ByCostParameters(Record):
+    kind: Literal["by_cost"] = "by_cost"
+    costs_of: str = Field(default="m2-ultra", max_length=100)
+    """The hardware sheet whose prices decide where it runs on the host. A modelled device takes its own."""
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return ("npu", "cpu")
+
+    def build(self, context: BuildContext, layout: Layout) -> ByCost:
+        if not isinstance(layout, Tiers):
+            raise EngineError("a place by cost needs a layout of tiers, whose graphs it places")
+        if context.sizes is None or context.profile is None:
+            raise EngineError("a place by cost needs a profile of a model with experts")
+        profile, costs = context.profile, context.costs or costs_of(self.costs_of, context.sizes)
+        hot: dict[int, list[bool]] = {}
+        for layer in profile.tokens_per_expert:
+            load = expected_load(profile.relative_load(layer), context.chunk, profile.top_k)
+            capacity = layout.capacities(layer)
+            hot[layer] = [False] * len(load)
+            for experts in layout.graphs(layer).experts:
+                npu_s = costs.call_s("npu", len(experts), sum(capacity[e] for e in experts))
+                cpu_s = sum(costs.call_s("cpu", 1, float(load[e])) for e in experts)
+                for expert in experts:
+                    hot[layer][expert] = npu_s < cpu_s
+        return ByCost({layer: np.array(is_hot) for layer, is_hot in hot.items()}, layout.decode_graphs == "single")
+
+
+class ByCost:
+    def __init__(self, hot_E: Mapping[int, np.ndarray], decodes_on_npu: bool) -> None:
+        """hot_E: of each layer, whether the expert lies on the NPU."""
+        self._shares = {
+            layer: (Share(NPU, is_hot_E), Share(CPU, ~is_hot_E, exact=True)) for layer, is_hot_E in hot_E.items()
+        }
+        self._decodes_on_npu = decodes_on_npu
+
+    def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
+        return self._shares[seen.layer] if seen.phase == "prefill" else self.decode_shares(seen.layer)
+
+    def decode_shares(self, layer: int) -> Sequence[Share]:
+        return (Share(NPU),) if self._decodes_on_npu else self._shares[layer]

@@ -1,0 +1,88 @@
+"""Places that know no load: one unit for all experts, or all experts in slices on several.
+
+Source of the slices: the Neuron guide (004), logical cores of two physical ones: shards on the intermediate dimension I
+(partial sums are added) or on blocks (calls are dealt in turn).
+
+Legend: E experts, I expert width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from devices.base import Unit
+from engines.dispatch import Integers, Width
+from engines.errors import EngineError
+from engines.techniques.base import BuildContext, LayerInput, Layout, Piece, Place, Share
+from results.records import Record
+
+
+class OneUnitParameters(Record):
+    kind: Literal["one_unit"] = "one_unit"
+    unit: Literal["cpu", "gpu", "npu"] = "cpu"
+    naive_launch: bool = False
+    """Launched by a runtime that decides by itself where a graph goes, which costs time (000, Core ML naive)."""
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return (self.unit,)
+
+    def build(self, context: BuildContext, layout: Layout) -> Fixed:
+        return Fixed(Share((Piece(self.unit, None, self.naive_launch),)))
+
+
+class ShardsParameters(Record):
+    kind: Literal["shards"] = "shards"
+    shard: Literal["intermediate", "blocks"] = "intermediate"
+    """Each core computes a slice of the intermediate dimension of every call, or calls are dealt to the cores."""
+    cores: int = Field(default=2, ge=1, le=64)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(f"core:{core}" for core in range(self.cores))
+
+    def build(self, context: BuildContext, layout: Layout) -> Fixed:
+        if self.shard == "blocks":
+            return Fixed(Share(tuple(Piece(unit) for unit in self.units), dealt=True))
+        if context.sizes is None:
+            raise EngineError("shards of experts need a model with experts")
+        if self.cores > context.sizes.expert_width:
+            raise EngineError(f"{self.cores} cores cannot share {context.sizes.expert_width} columns of an expert")
+        widths = slices(context.sizes.expert_width, self.cores)
+        return Fixed(Share(tuple(Piece(unit, width) for unit, width in zip(self.units, widths, strict=True))))
+
+
+def slices(width: int, n: int) -> list[Width]:
+    """n slices of I columns, as even as can be, the larger ones first."""
+    ends = [width * (i + 1) // n for i in range(n)]
+    return [Width(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+
+
+class Fixed:
+    """The same shares for every layer and load."""
+
+    def __init__(self, *shares: Share) -> None:
+        self._shares = shares
+
+    def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
+        return self._shares
+
+    def decode_shares(self, layer: int) -> Sequence[Share] | None:
+        return self._shares
+
+
+class DecodesOnCpu:
+    """Another place in prefill; in decoding the CPU, with exact rows."""
+
+    def __init__(self, prefill: Place) -> None:
+        self._prefill = prefill
+        self._decode = (Share((Piece("cpu"),), exact=True),)
+
+    def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
+        return self._prefill.shares(seen, load_E) if seen.phase == "prefill" else self._decode
+
+    def decode_shares(self, layer: int) -> Sequence[Share] | None:
+        return self._decode

@@ -1,0 +1,292 @@
+"""The systems of the sources, each a named choice of the four decisions with the unit of the backbone.
+
+In a plan, `technique = { name = "npumoe" }` takes a preset, and any parameter of its choices may stand beside the name.
+`technique = { name = "custom", place = { kind = ... }, layout = { kind = ... } }` spells the choices out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
+
+from pydantic import Field, create_model, model_validator
+
+from devices.base import Unit
+from engines.techniques.base import BuildContext, LayoutParameters, PlaceParameters, Technique
+from engines.techniques.composed import ComposedTechnique
+from engines.techniques.layout.blocks import BlocksParameters
+from engines.techniques.layout.capacity import CapacityParameters
+from engines.techniques.layout.exact import ExactParameters
+from engines.techniques.layout.loads import AllExpertsParameters, SelectiveParameters
+from engines.techniques.layout.tiers import TiersParameters
+from engines.techniques.place.residency import ByCostParameters
+from engines.techniques.place.units import DecodesOnCpu, OneUnitParameters, ShardsParameters
+from results.records import Record
+
+Backbone = Literal["cpu", "npu", "gpu"]
+CALIBRATION_PROMPTS = 8
+PlaceChoice = Annotated[OneUnitParameters | ShardsParameters | ByCostParameters, Field(discriminator="kind")]
+LayoutChoice = Annotated[
+    ExactParameters
+    | CapacityParameters
+    | TiersParameters
+    | BlocksParameters
+    | SelectiveParameters
+    | AllExpertsParameters,
+    Field(discriminator="kind"),
+]
+
+
+class Composed(Record):
+    """Parameters of a technique that is made of choices."""
+
+    technique: ClassVar[str]
+
+    @property
+    def choices(self) -> Choices:
+        raise NotImplementedError
+
+    backbone: Backbone
+    """The unit of attention and of what every token passes through, on a machine that has several."""
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """Where experts are computed."""
+        return self.choices.place.units
+
+    @property
+    def static_shapes(self) -> bool:
+        return all(layout.static for layout in self.choices.layouts)
+
+    @property
+    def lossless(self) -> bool:
+        return all(layout.lossless for layout in self.choices.layouts)
+
+    @property
+    def wanted_prompts(self) -> int:
+        return self.choices.calibration_prompts if self.choices.needs_profile else 0
+
+    def build(self, context: BuildContext) -> Technique:
+        return self.choices.build(self.technique, context)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Composed:
+        problem = self.choices.problem()
+        if problem is not None:
+            raise ValueError(problem)
+        return self
+
+
+class Choices(NamedTuple):
+    """One choice of each decision, and the unit of the backbone."""
+
+    place: PlaceParameters
+    layout: LayoutParameters
+    backbone: Backbone = "cpu"
+    decode: LayoutParameters | None = None
+    """The layout of decode steps, where it is another."""
+    route: Literal["router"] = "router"
+    move: Literal["nothing"] = "nothing"
+    calibration_prompts: int = CALIBRATION_PROMPTS
+
+    @property
+    def layouts(self) -> tuple[LayoutParameters, ...]:
+        return (self.layout,) if self.decode is None else (self.layout, self.decode)
+
+    @property
+    def needs_profile(self) -> bool:
+        return any(layout.needs_profile for layout in self.layouts)
+
+    def problem(self) -> str | None:
+        """Why these do not go together, or None."""
+        dynamic = [layout.kind for layout in self.layouts if not layout.static]
+        if "npu" in self.place.units and dynamic:
+            return (
+                f"layout {dynamic[0]} follows the routing, and an NPU takes frozen shapes only; use tiers, capacity or"
+                " blocks, or another unit"
+            )
+        if isinstance(self.place, ByCostParameters) and not isinstance(self.layout, TiersParameters):
+            return f"place by_cost places graphs of tiers, and layout {self.layout.kind} has none; use layout tiers"
+        if isinstance(self.place, OneUnitParameters) and self.place.naive_launch and self.place.unit != "npu":
+            return f"naive_launch is Core ML's, which launches on an npu; found unit {self.place.unit}"
+        return None
+
+    def build(self, name: str, context: BuildContext) -> Technique:
+        layout = self.layout.build(context)
+        decode = layout if self.decode is None else self.decode.build(context)
+        place = self.place.build(context, layout)
+        in_decoding = self.layouts[-1]
+        if isinstance(in_decoding, TiersParameters) and in_decoding.decode_graphs == "cpu":
+            place = DecodesOnCpu(place)
+        return ComposedTechnique(name, place, {"prefill": layout, "decode": decode}, context)
+
+
+class CustomParameters(Composed):
+    """A technique of no source: its choices stand in the plan."""
+
+    technique: ClassVar[str] = "custom"
+
+    route: Literal["router"] = "router"
+    place: PlaceChoice = OneUnitParameters()
+    layout: LayoutChoice = ExactParameters()
+    decode: LayoutChoice | None = None
+    """The layout of decode steps, where it is another."""
+    move: Literal["nothing"] = "nothing"
+    backbone: Backbone = "cpu"
+    calibration_prompts: int = Field(default=CALIBRATION_PROMPTS, ge=1, le=100_000)
+
+    @property
+    def choices(self) -> Choices:
+        return Choices(
+            self.place, self.layout, self.backbone, self.decode, self.route, self.move, self.calibration_prompts
+        )
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A system of a source. source: which, and where in it."""
+
+    name: str
+    what: str
+    source: str
+    choices: Choices
+
+    @property
+    def lossless(self) -> bool:
+        return all(layout.lossless for layout in self.choices.layouts)
+
+
+_CPU, _GPU, _NPU = (OneUnitParameters(unit=unit) for unit in ("cpu", "gpu", "npu"))
+_NPUMOE, _NEURON = "000 NPUMoE", "004 Neuron MoE guide"
+PRESETS: dict[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            "dropless",
+            "tokens grouped by expert, nothing dropped; equals the oracle",
+            "every source's yardstick",
+            Choices(_CPU, ExactParameters()),
+        ),
+        Preset("coreml-cpu", "all on the CPU", f"{_NPUMOE}, Table 2", Choices(_CPU, ExactParameters())),
+        Preset(
+            "coreml-naive",
+            "a graph an expert on the NPU, as large as the busiest needs; Core ML decides",
+            f"{_NPUMOE}, Table 2",
+            Choices(
+                OneUnitParameters(unit="npu", naive_launch=True),
+                CapacityParameters(rows="max", overflow="none", renormalise_survivors=False),
+            ),
+        ),
+        Preset(
+            "anemll",
+            "attention on the NPU, experts on the CPU",
+            f"{_NPUMOE}, Table 2",
+            Choices(_CPU, ExactParameters(), "npu"),
+        ),
+        Preset("gpu", "all on the GPU", f"{_NPUMOE}, Table 8", Choices(_GPU, ExactParameters(), "gpu")),
+        Preset(
+            "npumoe-base",
+            "one fixed shape for every expert on the NPU, overflow pruned by saliency",
+            f"{_NPUMOE}, §5.7",
+            Choices(
+                _NPU,
+                CapacityParameters(factor=2.0, of="chunk", align=16, overflow="saliency", renormalise_survivors=False),
+                "npu",
+            ),
+        ),
+        Preset(
+            "npumoe-t",
+            "calibrated static capacity tiers, overflow pruned by saliency",
+            f"{_NPUMOE}, §4.1",
+            Choices(_NPU, TiersParameters(), "npu"),
+        ),
+        Preset(
+            "npumoe-tg",
+            "tiers, and experts of one tier share a graph",
+            f"{_NPUMOE}, §4.2",
+            Choices(_NPU, TiersParameters(grouped=True), "npu"),
+        ),
+        Preset(
+            "npumoe",
+            "tiers in graphs, hot ones on the NPU, cold ones on the CPU",
+            f"{_NPUMOE}, §4.3",
+            Choices(ByCostParameters(), TiersParameters(grouped=True), "npu"),
+        ),
+        Preset(
+            "blockwise",
+            "blocks of equal rows, one expert each; nothing dropped",
+            f"{_NEURON}, blockwise",
+            Choices(_CPU, BlocksParameters(), decode=SelectiveParameters()),
+        ),
+        Preset(
+            "dropping",
+            "a capacity factor; later tokens overflow, surviving weights are scaled up",
+            f"{_NEURON}, dropping",
+            Choices(_CPU, CapacityParameters()),
+        ),
+        Preset(
+            "selective",
+            "loads the unique experts of a step, or all where most are needed",
+            f"{_NEURON}, selective loading",
+            Choices(_CPU, SelectiveParameters()),
+        ),
+        Preset(
+            "all-experts",
+            "every expert computes every token",
+            f"{_NEURON}, all-experts",
+            Choices(_CPU, AllExpertsParameters()),
+        ),
+    )
+}
+
+_DECISIONS = ("place", "layout", "decode")
+
+
+@cache
+def preset_parameters(name: str) -> type[Composed]:
+    """The record of a preset: every parameter of its choices, with the preset's values as defaults."""
+    preset = PRESETS[name]
+    fields: dict[str, Any] = {}
+    for decision in _DECISIONS:
+        own = cast(Record | None, getattr(preset.choices, decision))
+        if own is None:
+            continue
+        for field_name, field in type(own).model_fields.items():
+            if field_name != "kind":
+                changed = field._copy()
+                changed.default = getattr(own, field_name)
+                fields[field_name] = (field.annotation, changed)
+    fields["backbone"] = (Backbone, preset.choices.backbone)
+    if preset.choices.needs_profile:
+        fields["calibration_prompts"] = (int, Field(CALIBRATION_PROMPTS, ge=1, le=100_000))
+    made = create_model(f"{name} parameters", __base__=_PresetParameters, **fields)
+    made.technique = name
+    return made
+
+
+class _PresetParameters(Composed):
+    @property
+    def choices(self) -> Choices:
+        preset = PRESETS[self.technique]
+        chosen: dict[str, Any] = {}
+        for decision in _DECISIONS:
+            own = getattr(preset.choices, decision)
+            if own is None:
+                continue
+            kind = type(own)
+            names = [name for name in kind.model_fields if name != "kind"]
+            chosen[decision] = kind(**{name: getattr(self, name) for name in names})
+        return preset.choices._replace(
+            **chosen,
+            backbone=self.backbone,
+            calibration_prompts=getattr(self, "calibration_prompts", CALIBRATION_PROMPTS),
+        )
+
+
+DroplessParameters = preset_parameters("dropless")
+
+
+def dropless() -> Technique:
+    """What the model computes of itself, for whoever needs its answers and no arm."""
+    return PRESETS["dropless"].choices.build("dropless", BuildContext(chunk=1))

@@ -1,0 +1,52 @@
+"""Which arm goes onto which device of a plan, and why another does not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import cache
+
+from devices.base import Unit
+from devices.models.sheet import Kernel, Sheet, load_sheet
+from harness.plan_values import shown
+from harness.problems import nearest
+from harness.schema import MODEL_PREFIX, DeviceSpec, EngineSpec
+
+
+def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
+    """Why an engine does not go onto a device, or None. A modelled device has a sheet."""
+    if engine.devices is not None and device.name not in engine.devices:
+        return "the plan puts it on other devices"
+    if not device.is_modelled:
+        return None
+    if engine.quantise.asked:
+        return "a modelled device prices weights of two bytes, so quantise is for the host"
+    if engine.max_batch > 1:
+        return "a modelled device prices one request at a time, so max_batch is for the host"
+    return _unpriced(engine, _sheet(device.name.removeprefix(MODEL_PREFIX)))
+
+
+def devices_problems(path: str, engine: EngineSpec, names: Collection[str]) -> Iterator[str]:
+    """names: of the plan's devices."""
+    for name in engine.devices or ():
+        if name not in names:
+            yield f"{path}.devices: the plan has no device {shown(name)}; {nearest(name, names)}"
+
+
+def placement(engine: EngineSpec) -> str:
+    """Where a technique puts what, on a machine that has several units."""
+    return f"attention {engine.technique.backbone}, experts {' and '.join(engine.technique.units)}"
+
+
+def _unpriced(engine: EngineSpec, sheet: Sheet) -> str | None:
+    technique = engine.technique
+    wanted: list[tuple[str, Kernel, Unit]] = [("attention", "attention", technique.backbone)]
+    wanted += [("experts", "expert_ffn", unit) for unit in technique.units]
+    for what, kernel, unit in wanted:
+        if unit not in sheet.units:
+            return f"{what} would be on {unit}, and its sheet has {', '.join(sheet.units)}"
+        if kernel not in sheet.units[unit].kernels:
+            return f"{what} would be on {unit}, where its sheet has no price for them"
+    return None
+
+
+_sheet = cache(load_sheet)

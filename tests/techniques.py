@@ -1,0 +1,40 @@
+"""Techniques as tests build and ask them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engines.decode_layout import PLAIN, DecodeLayout
+from engines.dispatch import DispatchPlan, Routing
+from engines.profile import Profile
+from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
+from engines.techniques.presets import dropless, preset_parameters
+
+NpumoeT = preset_parameters("npumoe-t")
+
+
+def built(
+    name: str, chunk: int, profile: Profile | None = None, sizes: ModelSizes | None = None, **parameters: object
+) -> Technique:
+    """A preset with some parameters changed."""
+    return preset_parameters(name).model_validate(parameters).build(BuildContext(chunk, sizes, profile))
+
+
+def seen(
+    routing: Routing, phase: ChunkPhase = "prefill", saliency_T: Tensor | None = None, layer: int = 0
+) -> LayerInput:
+    return LayerInput(layer, phase, routing, saliency_T)
+
+
+class AsDropless:
+    """Plans as dropless does, for tests that look on."""
+
+    name = "as dropless"
+    needs_saliency = False
+    couples_tokens = False
+
+    def plan(self, seen: LayerInput) -> DispatchPlan:
+        return dropless().plan(seen)
+
+    def decode_layout(self, layer: int) -> DecodeLayout | None:
+        return PLAIN
