@@ -7,7 +7,7 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,17 +33,6 @@ from tests.fakes.phone import DISCHARGING, EXIT, STDOUT, THERMAL, FakePhone
 ODD = ("9" * 5000, "\u00b2", "-", "\0", "0x", "1e300", "nan", "\u0663", "0-4000000000", "0-99", "\n", ":", "zz", ")")
 BYTE_EVERY_S = 0.05
 LIMIT_S = 0.4
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> FakePhone:
-    return FakePhone(tmp_path / "phone")
-
-
-@pytest.fixture
-def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
-    with FakeAdbServer(fake) as running:
-        yield running
 
 
 @pytest.fixture

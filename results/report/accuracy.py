@@ -12,6 +12,7 @@ from results.accuracy_energy import IS_REFERENCE
 from results.records import Cell, RunData
 from results.report.arms import Arm
 from results.report.figure_tables import Entry
+from results.report.notes import Noted
 from results.report.page_units import PageUnits
 from results.units import format_interval, format_mean, format_number, format_p, signed
 
@@ -39,7 +40,7 @@ class ArmRow:
 
 
 @dataclass
-class AccuracyTable:
+class AccuracyTable(Noted):
     """headings: (score, which way is better). energy_unit and ttft_unit: of their columns. notes: numbered from 1."""
 
     workload: str
@@ -49,20 +50,12 @@ class AccuracyTable:
     energy_unit: str
     ttft_unit: str
     rows: list[ArmRow] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     warning: str | None = None
 
     @property
     def is_narrow(self) -> bool:
         """Whether changes stand below their values: with columns of their own the costs would be out of sight."""
         return len(self.headings) > 2
-
-    def note(self, text: str | None) -> int | None:
-        if not text:
-            return None
-        if text not in self.notes:
-            self.notes.append(text)
-        return self.notes.index(text) + 1
 
 
 def accuracy_tables(

@@ -15,6 +15,7 @@ from results.asked import asked_alike, hashes_by_cell, shown
 from results.cells import data_sources, left_out_reason, model_name, own_reason, trials_of, usable
 from results.records import Cell, Phase, RunData, Trial
 from results.report.arms import Arm
+from results.report.notes import Noted
 from results.report.page_units import PageUnits
 from results.units import format_bytes, format_count, format_interval, format_mean, format_number
 
@@ -140,7 +141,7 @@ class ArmRow:
 
 
 @dataclass
-class FigureTable:
+class FigureTable(Noted):
     """groups: (title, number of columns). headings: (title, unit) of each column. parts: rows by workload and device.
 
     notes: texts, numbered from 1.
@@ -151,12 +152,6 @@ class FigureTable:
     groups: list[tuple[str, int]]
     headings: list[tuple[str, str]]
     parts: list[tuple[str, list[ArmRow]]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> int:
-        if text not in self.notes:
-            self.notes.append(text)
-        return self.notes.index(text) + 1
 
 
 def figure_tables(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm], units: PageUnits) -> list[FigureTable]:

@@ -13,6 +13,7 @@ from results.ratios import Ratio
 from results.records import Cell, RunData
 from results.report.arm_figures import QUANTITIES, Quantity
 from results.report.arms import Arm, arms_of
+from results.report.notes import Noted
 from results.report.page_units import PageUnits
 from results.report.picture import Axis, Panel, Point, panel, symbol
 from results.report.standings import MODELLED_ONCE, Group, Standing, Verdict
@@ -56,7 +57,7 @@ class Heading:
 
 
 @dataclass
-class ArmTable:
+class ArmTable(Noted):
     """notes: numbered from 1. baseline_remark: why it is another than the one that was asked for."""
 
     id: str
@@ -66,14 +67,6 @@ class ArmTable:
     headings: list[Heading]
     best: list[str]
     rows: list[ArmRow] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, text: str | None) -> int | None:
-        if not text:
-            return None
-        if text not in self.notes:
-            self.notes.append(text)
-        return self.notes.index(text) + 1
 
 
 @dataclass(frozen=True)
