@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import StringConstraints
 
+from results.environments import Conditions, Environment
 from results.printable import printable
-from results.records import Conditions, Environment, Method, PowerTrace, TraceKind
+from results.records import Method, PowerTrace, TraceKind
 
 Unit = Annotated[str, StringConstraints(pattern=r"^((cpu|gpu|npu)|(ndp|rank|core):[0-9]+)$")]
 """Where work runs and what draws energy: `cpu`, `gpu`, `npu`, and of several alike `ndp:2`, `rank:1`, `core:0`."""

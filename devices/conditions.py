@@ -15,7 +15,7 @@ import psutil
 from devices.base import DeviceError
 from devices.boundary import library_errors
 from devices.sysfs import read_word
-from results.records import Conditions, Environment
+from results.environments import Conditions, Environment
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from devices.conditions import cpu_throttle_events, host_conditions, host_enviro
 from devices.cpu_cycles import CpuCycles, CycleCounter
 from devices.cpu_seconds import host_cpu_seconds, usable_cpus
 from devices.peak_memory import PeakMemory, peak_memory, reset_peak_memory
-from results.records import Conditions, Environment
+from results.environments import Conditions, Environment
 
 log = logging.getLogger(__name__)
 

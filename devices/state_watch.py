@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from devices.base import Device, DeviceError, Meter, SeesState, WatchesState
-from results.records import Conditions
+from results.environments import Conditions
 
 SUSPENDED_S = 0.1
 """Less is the distance of two readings of two clocks."""

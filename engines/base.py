@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkab
 
 from engines.errors import EngineError as EngineError
 from engines.model.tokenizer import Tokenizer
-from results.records import Completion, EngineCounters, ExpertHeat, Request, Road
+from results.environments import Road
+from results.records import Completion, EngineCounters, ExpertHeat, Request
 
 if TYPE_CHECKING:
     from torch import Tensor

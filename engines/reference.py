@@ -32,7 +32,8 @@ from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.road import Decoding, road
 from engines.techniques.base import BuildContext, ChunkPhase, Costs, ModelSizes, Technique, TechniqueParameters
-from results.records import Completion, EngineCounters, ExpertHeat, Request, Road
+from results.environments import Road
+from results.records import Completion, EngineCounters, ExpertHeat, Request
 
 MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
 """Threads: more than any machine has cores; torch and the kernels start as many as they are told."""

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, cast
 
 from engines.kernels.library import loaded
-from results.records import BUILD_DIGITS, Build, Road
+from results.environments import BUILD_DIGITS, Build, Road
 
 if TYPE_CHECKING:
     from engines.model.accelerator import Backend, DeviceType

@@ -14,7 +14,8 @@ from devices.base import Meter, Unit
 from devices.meters.cross_check import COVERAGE, comparisons
 from devices.meters.same_counter import shared_counter
 from results.energy import Interval, energy_between
-from results.records import Agreement, EnergyReading, PowerTrace
+from results.records import EnergyReading, PowerTrace
+from results.self_tests import Agreement
 
 UNITS: tuple[Unit, ...] = ("cpu", "gpu", "npu")
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from harness.schema import DeviceSpec
     from harness.workbench import WaitListener
-    from results.records import SelfTest
+    from results.self_tests import SelfTest
 
 DeviceName = Annotated[
     str, typer.Option("--device", help="host, or a phone: adb:SERIAL, ios:UDID (`joulebench devices` lists them).")

@@ -30,16 +30,9 @@ from harness.loads import RunningLoad
 from harness.second_opinion import Look, look_with_nvidia_smi, nvidia_smi_checks
 from harness.session import running_meters
 from results.energy import MIN_UPDATES, energy_between
-from results.records import (
-    Agreement,
-    Check,
-    Conditions,
-    EnergyReading,
-    IdleBaseline,
-    MeterTest,
-    PowerTrace,
-    SelfTest,
-)
+from results.environments import Conditions
+from results.records import EnergyReading, IdleBaseline, PowerTrace
+from results.self_tests import Agreement, Check, MeterTest, SelfTest
 
 MAX_IDLE_FOREIGN_SHARE = 0.1
 MAX_OWN_CPU_SHARE = 0.01

@@ -13,7 +13,7 @@ from harness.inventory import probed_meters
 from harness.loads import busy_loops, matrix_products, no_load
 from harness.schema import DeviceSpec, Protocol
 from harness.workbench import WaitListener, build_device
-from results.records import SelfTest
+from results.self_tests import SelfTest
 
 
 def examine_device(

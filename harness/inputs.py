@@ -26,7 +26,7 @@ from harness.plan import Plan
 from harness.schema import MODEL_PREFIX
 from harness.state import state_folder
 from harness.workbench import Workbench
-from results.records import Input
+from results.runs import Input
 
 SETTINGS = ("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "JOULEBENCH_KERNEL_FLAGS", "OPENBLAS_NUM_THREADS",
             "MALLOC_CONF", "LD_PRELOAD")  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from harness.inputs import OF_PROFILE, OWN_CODE, changes, told_changes
 from harness.plan import Plan
 from harness.plan_values import shown
-from results.records import Input, RunInfo
+from results.runs import Input, RunInfo
 
 ABSENT = object()
 IN_NO_HASH = ("name", "baseline", "schema")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from results.cells import mark_words
-from results.records import Trial
+from results.trials import Trial
 
 if TYPE_CHECKING:
     from rich.console import Console

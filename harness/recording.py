@@ -16,7 +16,8 @@ from devices.boundary import library_errors
 from devices.state_watch import changes, watched
 from harness.session import raw_traces, running_meters, window_marks
 from results.energy import energy_between
-from results.records import Conditions, EnergyReading, PowerTrace
+from results.environments import Conditions
+from results.records import EnergyReading, PowerTrace
 from results.report.trace_plot import write_plot
 from results.trace_files import WINDOW, raw_part, temporary_of, write_traces
 

@@ -23,9 +23,12 @@ from harness.session import CONTENDED, Arm, Traces, run_trial
 from harness.state import last_self_test, state_folder
 from harness.stopping import StoppingRule, stopping_rule
 from harness.workbench import Workbench
-from results.records import Build, Environment, Failure, Input, RunInfo, SelfTest, Trial
+from results.environments import Build, Environment
 from results.requests import requests_sha256, whole_requests
+from results.runs import Input, RunInfo
+from results.self_tests import SelfTest
 from results.store import Store, StoreError, check_holds_run
+from results.trials import Failure, Trial
 from workloads.base import WorkloadError
 
 

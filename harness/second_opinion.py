@@ -13,8 +13,9 @@ from devices.base import Clock, DeviceError, Meter
 from devices.meters.cross_check import COVERAGE
 from devices.nvidia_gpu import AVERAGED_S
 from devices.nvidia_smi import SmiReport, read_nvidia_smi
-from results.records import Check, PowerTrace
+from results.records import PowerTrace
 from results.rest import POWER_BESIDE
+from results.self_tests import Check
 
 NVML = "nvml"
 

@@ -32,24 +32,23 @@ from harness.agreement import disagreements
 from harness.schema import Protocol
 from harness.serving import at_once, serve
 from results.energy import Interval, energy_between, idle_baseline
+from results.environments import Conditions, Road
 from results.intervals import joined, outside
 from results.peak_power import p90_power
 from results.records import (
     PHASES,
     Completion,
-    Conditions,
     EnergyReading,
     ExpertHeat,
     IdleBaseline,
     Phase,
     PowerTrace,
     Request,
-    Road,
     Score,
-    Trial,
 )
 from results.requests import requests_sha256
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
+from results.trials import Trial
 from workloads.base import Workload, WorkloadError
 
 Traces = dict[str, Sequence[PowerTrace]]

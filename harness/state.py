@@ -16,9 +16,10 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
+from results.environments import Environment
 from results.home import home_folder
-from results.records import Environment, SelfTest
 from results.report.files import replace_text
+from results.self_tests import SelfTest
 
 STATE_VARIABLE = "JOULEBENCH_STATE"
 SAME_MACHINE = ("machine", "cpu_model", "n_threads", "memory_bytes")

@@ -8,8 +8,8 @@ from typing import Protocol as TypingProtocol
 
 from harness.schema import Protocol, StopSpec
 from results.cells import usable
-from results.records import Trial
 from results.statistics import relative_width, summarise
+from results.trials import Trial
 
 
 class StoppingRule(TypingProtocol):

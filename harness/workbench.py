@@ -33,7 +33,8 @@ from harness.references import as_lossless
 from harness.samples import samples_of
 from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, ModelSpec, Protocol
 from harness.session import Arm, ArmScores
-from results.records import Environment, Record, Request, Sample
+from results.environments import Environment
+from results.records import Record, Request, Sample
 from workloads import files_read, kept
 from workloads.base import ComparesDistributions, Workload
 

@@ -18,7 +18,8 @@ import pandas as pd
 from results.cells import trials_of, usable
 from results.compare import Difference, UnlikeError, compare_scores, compare_trials, mean_score, sample_scores
 from results.metrics import TECHNIQUE_METRICS
-from results.records import Cell, Phase, RunData
+from results.records import Cell, Phase
+from results.runs import RunData
 from results.tables import accuracy_rows
 from results.zero_one import zero_one_metrics
 

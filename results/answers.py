@@ -20,8 +20,10 @@ import pandas as pd
 from results.cells import model_name, technique_name, trials_of, usable
 from results.energy import energy_between
 from results.metrics import NO_METER
-from results.records import Cell, Completion, Method, RunData, Sample, Trial
+from results.records import Cell, Completion, Method, Sample
+from results.runs import RunData
 from results.trial_traces import TrialTraces, traces_of
+from results.trials import Trial
 from results.zero_one import zero_one_metrics
 
 NOT_KEPT = "(not kept: the run is from before samples were stored)"

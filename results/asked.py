@@ -7,7 +7,7 @@ Figures of such arms stand side by side, marked; what they are divided by may di
 from __future__ import annotations
 
 from results.cells import trials_of
-from results.records import RunData
+from results.runs import RunData
 
 SHOWN_DIGITS = 12
 """Of a hash, for people; the tables as CSV have all 64."""

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from results.records import Cell, RunData, Trial
+from results.records import Cell
+from results.runs import RunData
+from results.trials import Trial
 
 
 def trials_of(run: RunData) -> dict[str, list[Trial]]:

@@ -29,8 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from results.metrics import energy_observations, latency_observations
-from results.records import Phase, Trial
+from results.records import Phase
 from results.statistics import BOOTSTRAP_FROM, CONFIDENCE, NORMAL_95, mean_interval
+from results.trials import Trial
 
 MCNEMAR = "McNemar, exact"
 MCNEMAR_CLUSTERED = "McNemar, exact, clustered by sample"

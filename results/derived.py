@@ -13,8 +13,8 @@ import pandas as pd
 from results import tables
 from results.accuracy_energy import accuracy_energy
 from results.answers import Answered, answered_samples
-from results.records import RunData
 from results.report.standings import Group, device_groups
+from results.runs import RunData
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import pandas as pd
 
 from results.cells import trials_of, usable
 from results.popularity import imbalance, overlap_at_k
-from results.records import Cell, ExpertHeat, RunData
+from results.records import Cell, ExpertHeat
+from results.runs import RunData
 
 MOST_CHOSEN = 4
 """K of Overlap@K, where nobody says another."""

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from results.intervals import covered_s
-from results.records import PHASES, Completion, EnergyReading, Method, Phase, Trial
+from results.records import PHASES, Completion, EnergyReading, Method, Phase
+from results.trials import Trial
 
 NO_GENERATION = "no request generated a token (log-likelihoods end with prefill)"
 ONE_TOKEN = "no request generated two tokens or more"

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from results.cells import trials_of
-from results.records import BUILD_DIGITS, Build, Cell, Road, RunData, Trial
+from results.environments import BUILD_DIGITS, Build, Road
+from results.records import Cell
+from results.runs import RunData
+from results.trials import Trial
 
 
 def road_words(road: Road) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from results.records import Summary
+from results.records import Record
 
 CONFIDENCE = 0.95
 NORMAL_95 = 1.959964
@@ -22,6 +22,22 @@ NORMAL_95 = 1.959964
 BOOTSTRAP_FROM = 20
 SERIES_FROM = 200
 BOOTSTRAP_RESAMPLES = 2000
+
+
+class Summary(Record):
+    """A metric over the repeats of a cell. Interval and spread are None for n < 2."""
+
+    n: int
+    n_failed: int = 0
+    mean: float | None = None
+    median: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    reason: str | None = None
 
 
 def summarise(values: Sequence[float], n_failed: int = 0, seed: int = 0) -> Summary:

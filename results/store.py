@@ -37,8 +37,10 @@ from results.database import (
     schema_version,
     transaction,
 )
-from results.records import Cell, ExpertHeat, PowerTrace, RunData, RunInfo, Sample, Trial, without_fields_set
+from results.records import Cell, ExpertHeat, PowerTrace, Sample
+from results.runs import RunData, RunInfo
 from results.trace_files import WINDOW, read_traces, write_traces
+from results.trials import Trial, without_fields_set
 
 __all__ = ["DATABASE", "FREE_BYTES_NEEDED", "Store", "StoreError", "check_free_space", "check_holds_run"]
 

@@ -48,9 +48,11 @@ from results.metrics import (
     technique_observations,
     unseen,
 )
-from results.records import Cell, Method, RunData, Summary, Trial
+from results.records import Cell, Method
 from results.roads import roads_of
-from results.statistics import NORMAL_95, percentile, summarise
+from results.runs import RunData
+from results.statistics import NORMAL_95, Summary, percentile, summarise
+from results.trials import Trial
 from results.zero_one import is_share, wilson_interval, zero_one_metrics
 
 COLUMNS = (

@@ -14,10 +14,12 @@ import pandas as pd
 
 from results.cells import data_sources, trials_of
 from results.energy import energy_between
-from results.records import Completion, RunData, Trial
+from results.records import Completion
 from results.roads import road_words
+from results.runs import RunData
 from results.tables import frame_of, identity_of
 from results.trial_traces import TrialTraces, traces_of
+from results.trials import Trial
 
 TRIALS_A_PART = 1000
 

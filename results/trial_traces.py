@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from results.records import PowerTrace, RunData, Trial
+from results.records import PowerTrace
+from results.runs import RunData
 from results.trace_files import TraceFileError
+from results.trials import Trial
 
 NO_TRACES = "the trial has no trace file"
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 
-from results.records import RunData, Score
+from results.records import Score
+from results.runs import RunData
 from results.statistics import NORMAL_95
 
 

@@ -9,22 +9,10 @@ from typing import Any
 import numpy as np
 
 from results.energy import energy_between
-from results.records import (
-    PHASES,
-    Cell,
-    Completion,
-    EnergyReading,
-    EngineCounters,
-    Environment,
-    Failure,
-    Method,
-    Phase,
-    PowerTrace,
-    RunData,
-    RunInfo,
-    Score,
-    Trial,
-)
+from results.environments import Environment
+from results.records import PHASES, Cell, Completion, EnergyReading, EngineCounters, Method, Phase, PowerTrace, Score
+from results.runs import RunData, RunInfo
+from results.trials import Failure, Trial
 
 HOSTILE = "<script>alert(1)</script> out of memory: 9.1 GiB asked, 7.2 GiB free; lower max_new_tokens </script>"
 

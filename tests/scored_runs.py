@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from results.records import Cell, EngineCounters, RunData, Score, Trial
+from results.records import Cell, EngineCounters, Score
+from results.runs import RunData
+from results.trials import Trial
 from tests.run_builders import cell, completion, reading, run, trial
 
 

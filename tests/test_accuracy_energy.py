@@ -10,10 +10,12 @@ import pytest
 from results import tables
 from results.accuracy_energy import COLUMNS, IS_REFERENCE, NO_REFERENCE, accuracy_energy
 from results.compare import mcnemar
-from results.records import RunData, Score, Trial
+from results.records import Score
 from results.report.accuracy import AccuracyTable
 from results.report.figure_tables import Entry
 from results.report.html import page_context
+from results.runs import RunData
+from results.trials import Trial
 from tests.run_builders import cell, reading, run
 from tests.scored_runs import arm, scored, two_arms
 

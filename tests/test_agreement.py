@@ -18,10 +18,12 @@ from harness.runner import Runner, open_run
 from harness.schema import DeviceSpec, Protocol
 from harness.session import run_trial
 from harness.workbench import build_device
-from results.records import PowerTrace, RunData, Trial
+from results.records import PowerTrace
 from results.report.html import html_text
+from results.runs import RunData
 from results.store import Store
 from results.tables import energy, summary
+from results.trials import Trial
 from tests.fakes.machine import IDLE_W, FakeBench, FakeMachine, FakeMeter
 from tests.plans import FAST, raw_plan
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.answers import NOT_KEPT, SHARED, Answered, answer_table, answered_samples
-from results.records import Completion, PowerTrace, RunData, Sample, Score, Trial
+from results.records import Completion, PowerTrace, Sample, Score
 from results.report.arms import arms_of
 from results.report.csv import csv_text
 from results.report.samples import (
@@ -25,6 +25,8 @@ from results.report.samples import (
     sample_panels,
     shortened,
 )
+from results.runs import RunData
+from results.trials import Trial
 from tests.run_builders import cell, completion, reading, run, trial
 
 YES_NO = Sample(sample_id="q", question="Is it?", expected="yes", choices=("no", "yes"))

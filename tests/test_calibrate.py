@@ -22,8 +22,8 @@ from harness.preflight import preflight
 from harness.profiles import model_digests
 from harness.runner import Runner, open_run
 from harness.workbench import Workbench
-from results.records import Trial
 from results.store import Store, StoreError
+from results.trials import Trial
 from tests.command import joulebench, start
 from tests.fakes.random_models import copy_bundled, write_random_model
 from tests.plans import BOOLQ, DROPLESS, FAST, HERE, HOST, M2_ULTRA, MODEL, NPUMOE, TIERS, raw_plan

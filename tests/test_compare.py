@@ -22,7 +22,8 @@ from results.compare import (
     mean_difference,
     sample_scores,
 )
-from results.records import Score, Trial
+from results.records import Score
+from results.trials import Trial
 from tests.run_builders import completion, reading, trial
 
 

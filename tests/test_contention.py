@@ -16,11 +16,12 @@ from harness.progress import PlainProgress, outcome
 from harness.runner import Runner, open_run
 from harness.schema import StopSpec
 from harness.stopping import IntervalWidth
-from results.records import RunData, Trial
 from results.report.html import html_text
+from results.runs import RunData
 from results.store import Store
 from results.tables import summary, tidy
 from results.trial_tables import trials as trials_table
+from results.trials import Trial
 from tests.fakes.machine import FakeBench, FakeDevice
 from tests.plans import FAST, raw_plan
 

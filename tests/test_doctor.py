@@ -20,8 +20,9 @@ from harness.loads import matrix_products, no_load
 from harness.schema import DeviceSpec
 from harness.state import last_self_test
 from results.energy import energy_between
-from results.records import Check, PowerTrace, SelfTest
+from results.records import PowerTrace
 from results.report.self_test import check_line, meter_line
+from results.self_tests import Check, SelfTest
 from tests.command import EXECUTABLE, environment
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from harness.commands import app
 from harness.runner import RunOutcome
-from results.records import SelfTest
+from results.self_tests import SelfTest
 from tests.conftest import FinishedRun
 from tests.fakes.machine import FakeBench
 from tests.plans import FAST, raw_plan, write_plan

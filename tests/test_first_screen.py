@@ -10,9 +10,11 @@ import pytest
 from harness.problems import nearest
 from results import tables
 from results.ratios import Ratio, widened
-from results.records import EnergyReading, RunData, Trial
+from results.records import EnergyReading
 from results.report.first_screen import Figure
 from results.report.page_units import PageUnits
+from results.runs import RunData
+from results.trials import Trial
 from tests.run_builders import cell, failed, reading, run
 from tests.test_standings import groups, lasting, named, noisy, screen, standing
 

@@ -24,9 +24,11 @@ from harness.workbench import Workbench
 from results.database import DATABASE
 from results.heat import heat_of_cells, layers_of, overlaps
 from results.popularity import imbalance, overlap_at_k, popularity
-from results.records import ExpertHeat, Request, RunData, Trial
+from results.records import ExpertHeat, Request
+from results.runs import RunData
 from results.store import Store, StoreError
 from results.trace_files import WINDOW
+from results.trials import Trial
 from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, MODEL, NPUMOE, raw_plan
 from tests.run_builders import cell, failed, trial
 from tests.techniques import NpumoeT

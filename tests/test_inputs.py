@@ -18,8 +18,10 @@ from harness.plan import CellPlan, Plan, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.runner import Runner, RunOutcome, open_run
 from harness.workbench import Workbench
-from results.records import Build, Environment, RunData, Sample
+from results.environments import Build, Environment
+from results.records import Sample
 from results.report.html import html_text
+from results.runs import RunData
 from results.store import Store, StoreError
 from tests.fakes.items import write_data_folder
 from tests.fakes.machine import FakeBench, FakeWorkload

@@ -19,10 +19,11 @@ from harness.runner import Runner, open_run
 from harness.schema import Protocol
 from harness.session import Arm, Traces, run_trial
 from harness.workbench import Workbench
-from results.records import Request, Trial
+from results.records import Request
 from results.requests import requests_sha256
 from results.store import Store, StoreError
 from results.trace_files import WINDOW
+from results.trials import Trial
 from tests.command import joulebench
 from tests.fakes.machine import FakeBench, fake_requests
 from tests.plans import DROPLESS, FAST, HERE, HOST, M2_ULTRA, NPUMOE, raw_plan, write_plan

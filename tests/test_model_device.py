@@ -8,7 +8,7 @@ from devices.base import Device, DeviceError
 from devices.models.device import ModelDevice, available_sheets, load_model_device
 from devices.models.timeline import Operation
 from results.energy import energy_between
-from results.records import Environment
+from results.environments import Environment
 from tests.toy_sheet import toy_sheet
 
 CPU_WORK = Operation("expert FFN", "cpu", "expert_ffn", flops=1000)  # 2 s: 16 J on cpu, 2 J on comm

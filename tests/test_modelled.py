@@ -20,7 +20,8 @@ from engines.pricing.modelled import ModelledEngine, StepObserver
 from engines.pricing.schedule import ModelShape, own_shape
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
-from results.records import Completion, EngineCounters, Request, Road
+from results.environments import Road
+from results.records import Completion, EngineCounters, Request
 from tests.techniques import NpumoeT
 from tests.toy_sheet import toy_sheet
 

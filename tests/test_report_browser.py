@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from results.records import RunData, Sample
+from results.records import Sample
 from results.report.html import html_text
+from results.runs import RunData
 from tests.run_builders import cell, completion, example_run, run, trial
 
 CHROMIUM = next(

@@ -17,7 +17,8 @@ from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
 from engines.road import build
 from engines.techniques.presets import DroplessParameters
-from results.records import Build, Request, Road
+from results.environments import Build, Road
+from results.records import Request
 from results.report.html import html_text
 from results.roads import arithmetic_notes, road_notes
 from results.store import Store

@@ -16,8 +16,10 @@ from harness.inputs import OWN_CODE
 from harness.plan import CellPlan, Plan, build_plan
 from harness.plan_differences import plan_differences
 from harness.runner import DeviceNotReadyError, Runner, RunOutcome, open_run, trial_order
-from results.records import Environment, Input, Trial
+from results.environments import Environment
+from results.runs import Input
 from results.store import Store, StoreError
+from results.trials import Trial
 from tests.fakes.machine import IDLE_W, FakeBench, FakeDevice
 from tests.plans import DROPLESS, FAST, HERE, HOST, M2_ULTRA, NPUMOE, TIERS, raw_plan
 

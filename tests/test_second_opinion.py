@@ -13,8 +13,9 @@ import pytest
 from devices.base import Channel
 from devices.nvidia_smi import parse_nvidia_smi
 from harness.second_opinion import Look, look_with_nvidia_smi, nvidia_smi_checks
-from results.records import Check, PowerTrace
+from results.records import PowerTrace
 from results.report.self_test import check_line
+from results.self_tests import Check
 from tests.fakes.known_load import Device, Machine, Meter, examined
 from tests.fakes.waveforms import trace
 

@@ -15,9 +15,10 @@ from harness.plan import build_plan
 from harness.progress import PlainProgress
 from harness.runner import Runner, open_run
 from harness.state import keep_self_test, last_self_test, state_folder
-from results.records import Environment, SelfTest
+from results.environments import Environment
 from results.report.html import html_text
 from results.report.self_test import self_test_lines
+from results.self_tests import SelfTest
 from tests import run_builders as build
 from tests.fakes.known_load import Device, Machine, Meter, examined
 from tests.fakes.machine import FakeBench

@@ -12,9 +12,10 @@ from devices.meters.replay import ReplayMeter
 from engines.errors import EngineError
 from harness.schema import Protocol
 from harness.session import Arm, derive_energy, run_trial
-from results.records import EnergyReading, Method, Trial
+from results.records import EnergyReading, Method
 from results.store import Store
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
+from results.trials import Trial
 from tests.conftest import FinishedRun
 from tests.fakes.machine import (
     DECODE_W,

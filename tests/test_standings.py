@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from results import tables
-from results.records import Cell, RunData, Score, Trial
+from results.records import Cell, Score
 from results.report.first_screen import ArmTable, DeviceScreen
 from results.report.html import html_text, page_context
 from results.report.standings import Group, NoArmError, Quantity, Standing, device_groups, standings_table
+from results.runs import RunData
+from results.trials import Trial
 from tests.run_builders import cell, completion, failed, reading, run, trial
 
 NOISE = (0.0, 0.02, -0.02, 0.01)

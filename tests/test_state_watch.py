@@ -16,7 +16,7 @@ from devices.state_watch import changes, state_marks, watched
 from harness.recording import record
 from harness.schema import Protocol
 from harness.session import run_trial
-from results.records import Conditions
+from results.environments import Conditions
 from tests.fakes.machine import FakeBench, FakeDevice, FakeMachine, FakeMeter
 
 BARE = Protocol(warmup=0, repeats=1, idle_s=0)

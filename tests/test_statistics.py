@@ -8,8 +8,15 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from results.records import Summary
-from results.statistics import BOOTSTRAP_FROM, SERIES_FROM, mean_interval, percentile, relative_width, summarise
+from results.statistics import (
+    BOOTSTRAP_FROM,
+    SERIES_FROM,
+    Summary,
+    mean_interval,
+    percentile,
+    relative_width,
+    summarise,
+)
 
 values_lists = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=BOOTSTRAP_FROM - 1)
 

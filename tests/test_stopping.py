@@ -9,7 +9,7 @@ from scipy import stats
 
 from harness.schema import Protocol, StopSpec
 from harness.stopping import FixedRepeats, IntervalWidth, stopping_rule, trial_value
-from results.records import Trial
+from results.trials import Trial
 from tests import run_builders as build
 
 

@@ -23,9 +23,11 @@ from hypothesis import strategies as st
 import results.store
 from results.database import transaction
 from results.printable import printable
-from results.records import Completion, EnergyReading, Failure, PowerTrace, RunInfo, Sample, Score, Trial
+from results.records import Completion, EnergyReading, PowerTrace, Sample, Score
+from results.runs import RunInfo
 from results.store import Store, StoreError, check_free_space
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, TraceFileError
+from results.trials import Failure, Trial
 from tests.fakes.waveforms import trace
 from tests.run_builders import ENVIRONMENT, cell, completion, failed, reading, trial
 

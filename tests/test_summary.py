@@ -9,7 +9,7 @@ from rich.console import Console
 
 from harness.summary import print_summary
 from results.derived import Derived
-from results.records import RunData
+from results.runs import RunData
 from tests.scored_runs import two_arms
 
 

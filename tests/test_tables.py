@@ -10,9 +10,11 @@ from scipy.stats import binomtest
 
 from results import tables
 from results.energy import NO_JOULES
-from results.records import EngineCounters, PowerTrace, RunData, Score, Trial
+from results.records import EngineCounters, PowerTrace, Score
 from results.report.csv import csv_text
+from results.runs import RunData
 from results.trial_tables import request_frames, trials
+from results.trials import Trial
 from tests.run_builders import cell, completion, example_run, failed, reading, run, trial
 from tests.scored_runs import scored
 

@@ -19,10 +19,11 @@ from results import tables
 from results.accuracy_energy import accuracy_energy
 from results.answers import answered_samples
 from results.compare import MCNEMAR_CLUSTERED
-from results.records import Completion, Request, RunData, Sample, Score
+from results.records import Completion, Request, Sample, Score
 from results.report.arms import arms_of
 from results.report.html import page_context
 from results.report.samples import sample_panels
+from results.runs import RunData
 from results.store import Store
 from tests.fakes.machine import FakeBench, FakeEngine, FakeWorkload
 from tests.plans import DROPLESS, FAST, TIERS, raw_plan

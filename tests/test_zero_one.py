@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from scipy.stats import binomtest
 
-from results.records import Score, Trial
+from results.records import Score
+from results.trials import Trial
 from results.zero_one import is_share, wilson_interval, zero_one_metrics
 from tests.run_builders import cell, run, trial
 

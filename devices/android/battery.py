@@ -50,7 +50,8 @@ from devices.base import (
 )
 from devices.gauges import MAX_POWER_W, observed_update_period_s
 from devices.pieces import joined_by_component
-from results.records import Conditions, PowerTrace
+from results.environments import Conditions
+from results.records import PowerTrace
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from devices.conditions import host_environment
 from devices.cpu_cycles import CpuCycles
 from devices.gated_phone import GatedPhone
 from devices.gates import CountdownListener, Gates
-from results.records import Conditions, Environment
+from results.environments import Conditions, Environment
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,8 @@ from devices.ios.phone import Phone
 from devices.ios.state import told_state
 from devices.meters.polled import PolledMeter
 from devices.sampler import find_gaps
-from results.records import Conditions, Method, PowerTrace
+from results.environments import Conditions
+from results.records import Method, PowerTrace
 
 Array = NDArray[np.float64]
 

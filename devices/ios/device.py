@@ -15,7 +15,7 @@ from devices.ios.energy_gauge import EnergyGaugeMeter
 from devices.ios.phone import Phone
 from devices.ios.state import BatteryState, PhoneFacts, told_state
 from devices.ios.tunneld import TUNNELD, TunneldAddress
-from results.records import Conditions, Environment
+from results.environments import Conditions, Environment
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from results.records import Conditions
+from results.environments import Conditions
 
 _REGISTER_BITS = (64, 32, 16)
 A_PER_MA = 1e-3

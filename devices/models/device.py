@@ -11,7 +11,8 @@ from devices.base import Channel, CpuSeconds, DeviceError, Meter
 from devices.models.sheet import COMM, Sheet, load_sheet
 from devices.models.sheet import available_sheets as available_sheets
 from devices.models.timeline import Timeline
-from results.records import Conditions, Environment, Method, PowerTrace
+from results.environments import Conditions, Environment
+from results.records import Method, PowerTrace
 
 
 class TimelineMeter:

@@ -20,7 +20,8 @@ from engines.model.tokenizer import Tokenizer
 from engines.pricing.schedule import ModelShape, Step, lm_head, operations
 from engines.profile import Profile
 from engines.reference import StepObserver, StepPhase
-from results.records import Completion, EngineCounters, ExpertHeat, Request, Road
+from results.environments import Road
+from results.records import Completion, EngineCounters, ExpertHeat, Request
 
 
 class ObservedEngine(Protocol):

@@ -9,11 +9,12 @@ from typing import Any
 import pandas as pd
 
 from results.accuracy_energy import IS_REFERENCE
-from results.records import Cell, RunData
+from results.records import Cell
 from results.report.arms import Arm
 from results.report.figure_tables import Entry
 from results.report.notes import Noted
 from results.report.page_units import PageUnits
+from results.runs import RunData
 from results.units import format_interval, format_mean, format_number, format_p, signed
 
 Row = dict[str, Any]

@@ -20,8 +20,10 @@ import pandas as pd
 from results.cells import left_out_reason, trials_of, usable
 from results.compare import UnlikeError, mean_score, sample_scores
 from results.metrics import NO_METER, RELATIVE_UNITS
-from results.records import Cell, Method, RunData, Trial
+from results.records import Cell, Method
 from results.report.arms import Arm
+from results.runs import RunData
+from results.trials import Trial
 from results.zero_one import zero_one_metrics
 
 Quantity = Literal["time", "energy", "accuracy"]

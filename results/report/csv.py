@@ -11,9 +11,9 @@ import pandas as pd
 from results import tables
 from results.answers import answer_table
 from results.derived import Derived
-from results.records import RunData
 from results.report.files import replace_text
 from results.report.standings import standings_table
+from results.runs import RunData
 from results.trial_tables import request_frames, trials
 
 _EXECUTED = re.compile(r"^(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")

@@ -13,10 +13,12 @@ import pandas as pd
 
 from results.asked import asked_alike, hashes_by_cell, shown
 from results.cells import data_sources, left_out_reason, model_name, own_reason, trials_of, usable
-from results.records import Cell, Phase, RunData, Trial
+from results.records import Cell, Phase
 from results.report.arms import Arm
 from results.report.notes import Noted
 from results.report.page_units import PageUnits
+from results.runs import RunData
+from results.trials import Trial
 from results.units import format_bytes, format_count, format_interval, format_mean, format_number
 
 Row = dict[str, Any]

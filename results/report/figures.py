@@ -14,11 +14,13 @@ import pandas as pd
 
 from results.cells import trials_of, usable
 from results.cumulative import UnresolvedError
-from results.records import Cell, Completion, PowerTrace, RunData, Trial
+from results.records import Cell, Completion, PowerTrace
 from results.report.arms import Arm
 from results.report.charts import EnergyBar, energy_chart, power_chart
 from results.report.page_units import PageUnits
+from results.runs import RunData
 from results.trial_traces import traces_of
+from results.trials import Trial
 from results.units import format_number
 
 SHOWN_TOKENS = 300

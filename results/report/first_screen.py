@@ -10,13 +10,14 @@ from markupsafe import Markup
 
 from results.cells import usable
 from results.ratios import Ratio
-from results.records import Cell, RunData
+from results.records import Cell
 from results.report.arm_figures import QUANTITIES, Quantity
 from results.report.arms import Arm, arms_of
 from results.report.notes import Noted
 from results.report.page_units import PageUnits
 from results.report.picture import Axis, Panel, Point, panel, symbol
 from results.report.standings import MODELLED_ONCE, Group, Standing, Verdict
+from results.runs import RunData
 from results.units import format_interval, format_mean, format_number
 
 SHOWN_RIVALS = 3

@@ -20,7 +20,8 @@ import pandas as pd
 from results.asked import SHOWN_DIGITS, unlike_notes
 from results.cells import data_sources, disturbances, mark_words, usable
 from results.derived import Derived
-from results.records import Cell, Environment, Failure, Input, Method, RunData, Trial
+from results.environments import Environment
+from results.records import Cell, Method
 from results.report import figures
 from results.report.accuracy import accuracy_tables
 from results.report.arms import Arm, arms_of
@@ -35,7 +36,9 @@ from results.report.plan_text import toml_text
 from results.report.samples import BROWSE_SAMPLES, sample_panels
 from results.report.self_test import self_test_lines
 from results.roads import build_words, road_notes
+from results.runs import Input, RunData
 from results.trial_traces import TrialTraces, lost_trace_notes, traces_of
+from results.trials import Failure, Trial
 from results.units import format_bytes
 
 METHOD_WORDS: dict[Method, str] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from results.records import Agreement, Check, MeterTest, SelfTest
+from results.self_tests import Agreement, Check, MeterTest, SelfTest
 from results.units import format_quantity
 
 VERDICT_WORDS = {

@@ -20,9 +20,10 @@ import pandas as pd
 
 from results.compare import Difference, compare_scores
 from results.ratios import Ratio, ratio_of_means, ratio_of_shares, widened
-from results.records import Cell, Method, RunData
+from results.records import Cell, Method
 from results.report.arm_figures import QUANTITIES, ArmFigure, ArmFigures, Quantity
 from results.report.arms import Arm, arms_of
+from results.runs import RunData
 from results.statistics import NORMAL_95
 
 ASKED_OTHERWISE = "the arms were not asked the same requests: nothing can be paired"

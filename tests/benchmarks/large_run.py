@@ -17,10 +17,12 @@ import numpy as np
 
 from results.database import transaction
 from results.derived import Derived
-from results.records import Completion, EnergyReading, EngineCounters, RunInfo, Score, Trial
+from results.records import Completion, EnergyReading, EngineCounters, Score
 from results.report.csv import write_csv
 from results.report.html import write_html
+from results.runs import RunInfo
 from results.store import Store
+from results.trials import Trial
 from tests.run_builders import ENVIRONMENT, cell
 
 N_CELLS, N_REQUESTS, N_TOKENS = 20, 8, 16

@@ -28,7 +28,7 @@ from engines.techniques.presets import DroplessParameters
 from harness.catalog import WORKLOADS
 from results.accuracy_energy import accuracy_energy
 from results.popularity import overlap_at_k
-from results.records import RunData
+from results.runs import RunData
 from results.store import Store
 from results.tables import tidy
 from results.units import format_number

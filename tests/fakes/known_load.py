@@ -11,7 +11,9 @@ import numpy as np
 from devices.base import Channel, CpuSeconds, Unit
 from harness.doctor import examine
 from harness.loads import RunningLoad
-from results.records import Conditions, Method, PowerTrace, SelfTest, TraceKind
+from results.environments import Conditions
+from results.records import Method, PowerTrace, TraceKind
+from results.self_tests import SelfTest
 from tests.fakes.machine import FakeDevice, FakeMachine
 from tests.fakes.waveforms import StepPower, counter_trace, trace
 

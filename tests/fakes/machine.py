@@ -17,17 +17,8 @@ from harness.samples import samples_of
 from harness.schema import Protocol
 from harness.session import Arm
 from harness.workbench import Workbench
-from results.records import (
-    Completion,
-    Conditions,
-    EngineCounters,
-    Environment,
-    Method,
-    PowerTrace,
-    Request,
-    Sample,
-    Score,
-)
+from results.environments import Conditions, Environment
+from results.records import Completion, EngineCounters, Method, PowerTrace, Request, Sample, Score
 
 IDLE_W, PREFILL_W, DECODE_W = 4.0, 20.0, 10.0
 PREFILL_S, TOKEN_S = 0.5, 0.125

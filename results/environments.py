@@ -1,0 +1,95 @@
+"""State of a device, and what computes on it: machine, software, build, and the road that a trial took."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import field_validator
+
+from results.printable import printable
+from results.records import Record
+
+
+class Conditions(Record):
+    """State of the device at an instant. What cannot be read is None."""
+
+    at_s: float
+    load_average_1m: float | None = None
+    cpu_frequency_mhz: float | None = None
+    temperature_c: float | None = None
+    battery_percent: float | None = None
+    charging: bool | None = None
+    """The power source: whether a charger is on line, though the battery may give a part of the load."""
+    boot_id: str | None = None
+    """Another one: the device was restarted, or it is another device."""
+    suspended_s: float | None = None
+    """How long it has slept since it was started: more than before means that it slept meanwhile."""
+    throttled: bool | None = None
+    thermal_status: int | None = None
+    """Android's: 0 none, 1 light, 2 moderate, 3 severe, 4 critical, 5 emergency, 6 shutdown."""
+    frequency_caps: tuple[str, ...] | None = None
+    """Limits in force below the highest clock of CPU cores, in words; empty: there are none."""
+    screen_on: bool | None = None
+    screen_brightness: int | None = None
+    """0 to 255."""
+    airplane_mode: bool | None = None
+
+
+class Build(Record):
+    """What an engine on this machine computes with: compiled kernels, or torch alone and why."""
+
+    road: Literal["kernels", "torch"]
+    reason: str | None = None
+    """Why there are no kernels."""
+    compiler: str | None = None
+    """As it calls itself: "g++ (Debian 12.2.0-14) 12.2.0"."""
+    flags: str | None = None
+    instruction_set: str | None = None
+    """What the kernels were compiled for, as they say themselves: "AVX-512", "AVX2", ..."""
+    sha256: str | None = None
+    """Of the library."""
+    torch_instruction_set: str | None = None
+    """What torch's own products use on the CPU, in its words: "AVX512", "AVX2", ..."""
+
+
+class Environment(Record):
+    """The machine and the software of a run."""
+
+    os: str
+    machine: str
+    cpu_model: str
+    n_cores: int | None
+    n_threads: int | None
+    memory_bytes: int | None
+    """These three are None where a device does not tell: an iPhone without Developer Mode."""
+    python: str
+    joulebench: str
+    packages: dict[str, str]
+
+    @field_validator("os", "machine", "cpu_model")
+    @classmethod
+    def _printable(cls, told: str) -> str:
+        """A device tells these itself."""
+        return printable(told)
+
+    build: Build | None = None
+    """None where no engine of ours runs on the CPU (a phone, a GPU), and in runs from before it was kept."""
+
+
+class Road(Record):
+    """What computed the tokens of a window. Two arms with unlike roads differ in more than their techniques."""
+
+    arithmetic: Literal["kernels", "torch"]
+    decoding: Literal["fused", "layer by layer", "both"] | None = None
+    """How steps that decode were computed: in one call of the kernels, or with Python between layers. None: no step."""
+    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    dtype: str = "float32"
+    """Of the arithmetic; weights may be narrower."""
+    n_threads: int
+    instruction_set: str | None = None
+    """Of what multiplies: the kernels', else torch's. None on a GPU."""
+    build: str | None = None
+    """The first `BUILD_DIGITS` of the library's SHA-256. None: torch alone."""
+
+
+BUILD_DIGITS = 12

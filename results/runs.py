@@ -1,0 +1,62 @@
+"""A whole run: what identifies it, and all that its tables are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field
+
+from results.environments import Environment
+from results.records import Cell, ExpertHeat, PowerTrace, Record, Sample
+from results.self_tests import SelfTest
+from results.trials import Trial
+
+
+class Input(Record):
+    """Something besides the plan that decides a run's numbers."""
+
+    name: str
+    """What it is: "model.safetensors of model bundled:tiny-qwen3-moe", "watts sheet generic", "OMP_NUM_THREADS"."""
+    value: str
+    """Of a file "sha256:" and its digest, else what a setting says."""
+
+
+class RunInfo(Record):
+    """What identifies a run and what it ran on."""
+
+    run_id: str
+    name: str
+    created_at: str
+    """UTC, ISO 8601."""
+    plan: dict[str, Any]
+    plan_hash: str
+    environments: dict[str, Environment]
+    """By device name. For a modelled device: the host that computed."""
+    self_tests: dict[str, SelfTest] = Field(default_factory=dict)
+    """By device name: the last one made on the same machine before the run began."""
+    inputs: tuple[Input, ...] = ()
+    """Weights, sheets, recordings, data files, thread settings. Empty in runs from before they were kept."""
+    left_out: tuple[str, ...] = ()
+    """Cells of the matrix that were not run, and why: prompts longer than the model's context, ..."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """All that tables and reports are made from.
+
+    load_traces: reads one trial's raw traces, by trial id. Raises `TraceFileError`; `results.trial_traces` catches it.
+    """
+
+    info: RunInfo
+    cells: tuple[Cell, ...]
+    trials: tuple[Trial, ...]
+    load_traces: Callable[[str], tuple[PowerTrace, ...]]
+    load_heat: Callable[[str], ExpertHeat | None] = lambda _: None
+    """Reads what one trial's routers chose, by trial id; None of models without experts, of engines that do not tell,
+    and in runs from before it was kept."""
+    samples: Mapping[tuple[str, str], tuple[Sample, ...]] = field(default_factory=dict)
+    """By workload and model, as cells name them: a prompt may depend on the model's tokenizer."""
+    lost_traces: dict[str, str] = field(default_factory=dict)
+    """Trials whose traces cannot be read, and why; filled as they are read."""

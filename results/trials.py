@@ -1,0 +1,92 @@
+"""One repeat of one cell, whole: what was asked, answered, read and seen."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Literal
+
+from pydantic import Field
+
+from results.environments import Conditions, Road
+from results.records import Completion, EnergyReading, EngineCounters, ExpertHeat, IdleBaseline, Record, Score
+
+
+class Failure(Record):
+    """Why a trial failed. Transient failures were retried; stable ones were not."""
+
+    kind: Literal["transient", "stable"]
+    error: str
+    traceback: str = ""
+
+
+class Trial(Record):
+    """One repeat of one cell: the same requests give latency, energy and accuracy. Failure is data."""
+
+    trial_id: str
+    cell_id: str
+    repeat: int
+    attempts: int = 1
+    status: Literal["ok", "failed"]
+    started_at: str
+    """UTC wall clock, ISO 8601; for people, never for arithmetic."""
+    time_method: Literal["measured", "modelled"] = "measured"
+    data_source: str | None = None
+    """Where the items came from, as `Workload.data_source` says: "sample", "generated", a folder, a hub id."""
+    requests_sha256: str | None = None
+    """Of what was asked in the window (`results.requests`): equal where two trials were asked the same."""
+    window_start_s: float | None = None
+    window_end_s: float | None = None
+    prefill_tokens: int = 0
+    """Prompt tokens that were computed; those kept from a request before are not among them."""
+    decode_tokens: int = 0
+    """Generated tokens after the first, which prefill emits."""
+    completions: tuple[Completion, ...] = ()
+    energy: tuple[EnergyReading, ...] = ()
+    idle: tuple[IdleBaseline, ...] = ()
+    counters: EngineCounters | None = None
+    heat: ExpertHeat | None = Field(None, exclude=True)
+    """On its way to the store, which keeps it apart (`RunData.load_heat`): a matrix of thousands that few readers ask
+    for. None in a trial that was read."""
+    road: Road | None = None
+    """None where the engine does not tell."""
+    scores: tuple[Score, ...] = ()
+    conditions: tuple[Conditions, ...] = ()
+    """Before the first of the trial's windows (idle ones too), at each change that was seen, and after the last."""
+    foreign_cpu_share: float | None = None
+    """Busy CPU time of others in the window over all there was, on the CPUs that we may use; None where unreadable."""
+    cpu_cycles: int | None = None
+    """CPU cycles of the window, of the process that ran it and of those that it started."""
+    cpu_cycles_remark: str | None = None
+    """Why there are none, or what they leave out (the kernel's, for a user who may not see them)."""
+    n_parameters: int | None = None
+    weight_bytes: int | None = None
+    """Of the model as the engine holds it; None where its weights are elsewhere."""
+    peak_memory_bytes: int | None = None
+    """The most that the process had resident in the window."""
+    peak_memory_remark: str | None = None
+    """Why it is not known."""
+    contention_shares: tuple[float, ...] = ()
+    """That share in each window that was thrown away before this one, because it was above the plan's limit."""
+    notes: tuple[str, ...] = ()
+    """What the workload says of its items: skipped turns, fewer than asked."""
+    disagreements: tuple[str, ...] = ()
+    """Two readings of the same joules that cannot both be right: a counter and the power beside it, or two meters."""
+    marks: tuple[str, ...] = ()
+    """What taints the trial (throttled, charging, ...): it stays in the tables, out of the means."""
+    failure: Failure | None = None
+
+
+_NO_FIELDS: set[str] = set()
+
+
+def without_fields_set(trial: Trial) -> Trial:
+    """The same trial without pydantic's note of which fields were given, in the records inside it too.
+
+    Nothing here asks for it, and over 20,000 trials it takes as much memory as what they say. For a trial that was just
+    read, and that nobody else holds.
+    """
+    mark = object.__setattr__
+    inner = (trial.completions, trial.energy, trial.idle, trial.scores, trial.conditions)
+    for record in (trial, *chain.from_iterable(inner)):
+        mark(record, "__pydantic_fields_set__", _NO_FIELDS)
+    return trial
