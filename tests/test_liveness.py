@@ -79,6 +79,25 @@ def test_a_short_loss_is_filled_in_by_the_power_around_it_and_told() -> None:
     assert "J are taken for it" in str(reading.remark)
 
 
+def test_a_loss_shorter_than_an_update_is_not_seen_and_is_no_more_than_that() -> None:
+    """100 W, renewed every 100 ms: 80 ms are lost. No reading tells; the page of such a meter does."""
+    for seed in range(10):
+        taken = read(StepPower(np.array([-5.0, 40.0]), np.array([100.0])), 0.1, np.random.default_rng(seed))
+        reading = energy(frozen(taken, 4.0, 4.08))
+        assert reading.remark is None
+        assert reading.energy_j == pytest.approx(900.0, abs=100.0 * 0.1 + 3.0)
+
+
+def test_a_lone_part_that_is_switched_off_looks_as_if_it_had_stopped() -> None:
+    """A GPU of 50 W, at 0 W for three seconds. Another part of its meter that counts on tells that it rests."""
+    power = StepPower(np.array([-5.0, 3.0, 6.0, 40.0]), np.array([50.0, 0.0, 50.0]))
+    gpu = replace(read(power, 0.05, np.random.default_rng(0)), component="gpu", can_rest=True)
+    assert energy(gpu).energy_j is None
+    assert "its counter stood still for 3" in str(energy(gpu).reason)
+    cpu = read(StepPower(np.array([-5.0, 40.0]), np.array([200.0])), 0.05, np.random.default_rng(1))
+    assert energy(gpu, replace(cpu, component="cpu")).energy_j == pytest.approx(2100.0, rel=5e-3)
+
+
 def test_a_counter_that_freezes_outside_of_the_window_does_not_matter() -> None:
     power = StepPower(np.array([-5.0, 40.0]), np.array([100.0]))
     times_s = np.arange(-3.0, WINDOW_S + 0.2, INTERVAL_S)
