@@ -3,7 +3,8 @@
 A load may alternate in step with its reader: tokens at 20 a second whose watts are read every 50 or 100 ms look steady,
 and no reading can tell. So the distance of two deadlines is drawn evenly from 0.5 to 1.5 intervals where power is read:
 whatever the period of a load, its phase is met anew each time, and what is left is scatter that the uncertainty knows.
-Counters miss nothing between two readings; they are read on a grid, on which a standstill is seen soonest.
+Counters miss nothing between two readings; they are read on a grid, on which a standstill is seen soonest, and power
+that is read to check them is read with them.
 
 Each deadline follows the one before, not the reading (no drift); a reading is stamped in the middle of its call. A
 deadline that passed while a reading took long is skipped, and a distance of more than `GAP_FACTOR` intervals is kept as

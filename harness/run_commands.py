@@ -81,7 +81,7 @@ def run(
     if outcome.n_ok and outcome.n_marked == outcome.n_ok:
         fail(
             f"no trial can be used: {outcome.n_marked} of {outcome.n_ok + outcome.n_failed} are marked"
-            f" ({', '.join(outcome.marks)}) and {outcome.n_failed} failed, so no table has a figure; {REMEDY}",
+            f" ({', '.join(outcome.marks)}) and {outcome.n_failed} failed, so no table has a time or a joule; {REMEDY}",
             EXIT_NONE_USABLE,
         )
     if outcome.n_failed:

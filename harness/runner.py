@@ -19,10 +19,11 @@ from harness.inputs import changes, inputs_of, told_changes
 from harness.plan import CellPlan, Plan
 from harness.plan_differences import plan_differences
 from harness.samples import samples_of
-from harness.session import CONTENDED, Arm, Traces, run_trial
+from harness.session import Arm, Traces, run_trial
 from harness.state import last_self_test, state_folder
 from harness.stopping import StoppingRule, stopping_rule
 from harness.workbench import Workbench
+from results.cells import CONTENDED
 from results.environments import Build, Environment
 from results.requests import requests_sha256, whole_requests
 from results.runs import Input, RunInfo
@@ -58,7 +59,7 @@ class Gated(TypingProtocol):
 
 
 class RunOutcome(NamedTuple):
-    """n_marked: of those that are ok, how many are in no mean, and `marks` why."""
+    """n_marked: of those that are ok, how many are in no mean of times and joules, and `marks` why."""
 
     n_ok: int
     n_failed: int

@@ -31,6 +31,7 @@ from engines.base import Engine, HoldsWeights, PhaseEvent, TellsHeat, TellsRoad,
 from harness.agreement import disagreements
 from harness.schema import Protocol
 from harness.serving import at_once, serve
+from results.cells import CONTENDED
 from results.energy import Interval, energy_between, idle_baseline
 from results.environments import Conditions, Road
 from results.intervals import joined, outside
@@ -52,8 +53,6 @@ from results.trials import Trial
 from workloads.base import Workload, WorkloadError
 
 Traces = dict[str, Sequence[PowerTrace]]
-CONTENDED = "contended"
-"""Mark of a trial in whose window other processes took more of the CPU than the plan allows."""
 NO_CYCLES = CpuCycles(None, "CPU cycles: this device does not count them")
 NO_MEMORY = PeakMemory(None, "peak memory: this device does not tell it")
 CPU_TICK_S = 0.01

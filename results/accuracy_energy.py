@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from results.cells import trials_of, usable
+from results.cells import answering, trials_of, usable
 from results.compare import Difference, UnlikeError, compare_scores, compare_trials, mean_score, sample_scores
 from results.metrics import TECHNIQUE_METRICS
 from results.records import Cell, Phase
@@ -69,6 +69,7 @@ class Comparison:
     def __init__(self, run: RunData, frame: pd.DataFrame) -> None:
         self._cells = {cell.cell_id: cell for cell in run.cells}
         self._trials = {cell_id: usable(trials) for cell_id, trials in trials_of(run).items()}
+        self._answering = {cell_id: answering(trials) for cell_id, trials in trials_of(run).items()}
         self._rows: dict[str, list[dict[str, Any]]] = {cell.cell_id: [] for cell in run.cells}
         self._zero_one = zero_one_metrics(run)
         self._scores = {m for m in accuracy_rows(frame)["metric"] if not m.endswith("_stderr")}
@@ -143,7 +144,8 @@ class Comparison:
         return Change(difference, percent)
 
     def _difference(self, cell: Cell, reference: Cell, row: Row, other: Row, is_score: bool) -> Difference:
-        before, after = self._trials[reference.cell_id], self._trials[cell.cell_id]
+        kept = self._answering if is_score else self._trials
+        before, after = kept[reference.cell_id], kept[cell.cell_id]
         if not is_score:
             return compare_trials(before, after, row["metric"], row["phase"], row["meter"])
         before_by_sample, after_by_sample = (sample_scores(trials, row["metric"]) for trials in (before, after))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 from results.records import Cell
 from results.runs import RunData
 from results.trials import Trial
+
+CONTENDED = "contended"
+"""The mark of a trial in whose window other processes took too much of the CPU."""
 
 
 def trials_of(run: RunData) -> dict[str, list[Trial]]:
@@ -20,8 +23,13 @@ def trials_of(run: RunData) -> dict[str, list[Trial]]:
 
 
 def usable(trials: Iterable[Trial]) -> list[Trial]:
-    """What may enter a mean: ok, and without marks."""
+    """What may enter a mean of times or joules: ok, and without marks."""
     return [t for t in trials if t.status == "ok" and not t.marks]
+
+
+def answering(trials: Iterable[Trial]) -> list[Trial]:
+    """What may enter an accuracy: a neighbour on the CPU makes answers late, and changes none."""
+    return [t for t in trials if t.status == "ok" and set(t.marks) <= {CONTENDED}]
 
 
 def technique_name(cell: Cell) -> str:
@@ -48,10 +56,16 @@ def workload_name(workload: str, source: str | None) -> str:
     return f"{workload} (sample)" if source == "sample" else workload
 
 
-def left_out_reason(trials: Sequence[Trial], with_errors: bool) -> str | None:
-    """Which trials are not in the means and why: "1 of 5 trials failed, 2 of 5 trials left out (charging)"."""
+def left_out_reason(
+    trials: Sequence[Trial], with_errors: bool, kept: Callable[[Iterable[Trial]], list[Trial]] = usable
+) -> str | None:
+    """Which trials are not in the means and why: "1 of 5 trials failed, 2 of 5 trials left out (charging)".
+
+    kept: which are, `usable` or `answering`.
+    """
     failed = [t for t in trials if t.status == "failed"]
-    marked = [t for t in trials if t.status == "ok" and t.marks]
+    inside = {t.trial_id for t in kept(trials)}
+    marked = [t for t in trials if t.status == "ok" and t.trial_id not in inside]
     parts = []
     if failed:
         errors = dict.fromkeys(_first_line(t.failure.error) if t.failure else "no error was recorded" for t in failed)
@@ -87,7 +101,7 @@ DISTURBING_SHARE = 0.1
 
 def mark_words(trial: Trial) -> str:
     """A trial's marks, with how much of the CPU others took where that is what taints it."""
-    return ", ".join(_contended_words(trial) if mark == "contended" else mark for mark in trial.marks)
+    return ", ".join(_contended_words(trial) if mark == CONTENDED else mark for mark in trial.marks)
 
 
 def _contended_words(trial: Trial) -> str:
@@ -107,10 +121,10 @@ def disturbances(run: RunData) -> list[str]:
     shares = [t.foreign_cpu_share for t in run.trials if t.foreign_cpu_share is not None]
     disturbed = sum(share > DISTURBING_SHARE for share in shares)
     if disturbed:
-        marked = sum("contended" in t.marks for t in run.trials)
+        marked = sum(CONTENDED in t.marks for t in run.trials)
         said[
             f"{disturbed} of {len(shares)} trials shared the CPU: other processes took up to {max(shares):.0%} of it;"
-            f" their times and joules are disturbed{f' ({marked} marked, and in no mean)' if marked else ''}."
+            f" their times and joules are disturbed{f' ({marked} marked: in no mean of these)' if marked else ''}."
         ] = None
     thrown_away = [share for t in run.trials for share in t.contention_shares]
     if thrown_away:

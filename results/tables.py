@@ -6,6 +6,8 @@ unmarked. `p50`, `p90` and `p99` of ttft, tpot, itl, e2e and of waits under load
 `n` counts samples (and `n_failed` still trials), because the repeats ask the same items again: its interval is Wilson's
 where every sample is right or wrong (`results.zero_one`), else the mean +- 1.96 standard errors of the task.
 
+Accuracy is also over trials that are marked for a busy neighbour alone: it makes an answer late, and changes none.
+
 Every row has one method. A missing figure is an empty cell (NaN) beside its reason, with method "missing".
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -22,6 +24,7 @@ import pandas as pd
 
 from results.asked import hashes_by_cell
 from results.cells import (
+    answering,
     data_sources,
     distinct,
     left_out_reason,
@@ -121,47 +124,69 @@ def _rows(
     identity: dict[str, Any], trials: list[Trial], asked: list[str], zero_one: frozenset[str]
 ) -> Iterator[dict[str, Any]]:
     """asked: scores of the workload. zero_one: those that are 0 or 1 for each sample."""
+    yield from _cost_rows(identity, trials)
+    yield from _score_rows(identity, trials, asked, zero_one)
+
+
+def _cost_rows(identity: dict[str, Any], trials: list[Trial]) -> Iterator[dict[str, Any]]:
+    """Of everything but scores."""
     good = usable(trials)
-    n_failed = sum(t.status == "failed" for t in trials)
     left_out = left_out_reason(trials, with_errors=not good)
+    grouped = _grouped(good, _COST_READERS) if good else [[o] for o in unseen(left_out or NO_TRIAL)]
+    for group in grouped:
+        for row, no_interval, reason in _described(identity, group, trials, len(good)):
+            yield row | {"reason": _joined([no_interval, reason, left_out] if good else [reason])}
+
+
+def _score_rows(
+    identity: dict[str, Any], trials: list[Trial], asked: list[str], zero_one: frozenset[str]
+) -> Iterator[dict[str, Any]]:
+    good = answering(trials)
+    left_out = left_out_reason(trials, not good, answering)
     if not good:
-        observations = unseen(left_out or "no trial was run")
-        observations += [Observation(m, None, "1", "missing", None, left_out or "no trial was run") for m in asked]
-        grouped = [[o] for o in observations]
-    else:
-        grouped = _grouped(good)
+        for observation in (Observation(m, None, "1", "missing", None, left_out or NO_TRIAL) for m in asked):
+            for row, _, reason in _described(identity, [observation], trials, 0):
+                yield row | {"reason": reason}
+        return
+    grouped = _grouped(good, (accuracy_observations,))
     samples = _sample_counts(good)
     wholes = [s for t in good for s in t.scores if s.sample_id is None]
     shares = samples.keys() - {s.metric for s in wholes if not is_share(s, zero_one)}
     stderrs = {g[0].metric: _mean(g) for g in grouped if g[0].metric.endswith("_stderr")}
     for group in grouped:
-        for method, summary, reason in _summaries(group, n_good=len(good), n_failed=n_failed):
-            first = group[0]
-            row = summary.model_dump() | identity
-            row |= {"phase": first.phase, "metric": first.metric, "unit": first.unit, "meter": first.meter}
-            scored = first.metric.removesuffix("_stderr")
-            no_interval = None if scored in samples else summary.reason
-            row |= {
-                "method": method,
-                "reason": _joined([no_interval if good else None, reason, left_out if good else None]),
-            }
-            if scored in samples:
-                stderr = stderrs.get(f"{first.metric}_stderr")
-                row |= _over_samples(row["mean"], stderr, samples[scored], first.metric in shares)
-            yield row
+        metric = group[0].metric
+        for row, _, reason in _described(identity, group, trials, len(good)):
+            row |= {"reason": _joined([reason, left_out])}
+            n_samples = samples[metric.removesuffix("_stderr")]
+            yield row | _over_samples(row["mean"], stderrs.get(f"{metric}_stderr"), n_samples, metric in shares)
 
 
-def _grouped(trials: Sequence[Trial]) -> list[list[Observation]]:
+def _described(
+    identity: dict[str, Any], group: Sequence[Observation], trials: Sequence[Trial], n_good: int
+) -> Iterator[tuple[dict[str, Any], str | None, str | None]]:
+    """(a row for each method, why it has no interval, what else there is to say)."""
+    first, n_failed = group[0], sum(t.status == "failed" for t in trials)
+    for method, summary, reason in _summaries(group, n_good, n_failed):
+        row = summary.model_dump() | identity
+        row |= {"phase": first.phase, "metric": first.metric, "unit": first.unit, "meter": first.meter}
+        yield row | {"method": method}, summary.reason, reason
+
+
+_COST_READERS = (
+    latency_observations,
+    load_observations,
+    energy_observations,
+    technique_observations,
+    size_observations,
+)
+NO_TRIAL = "no trial was run"
+
+
+def _grouped(
+    trials: Sequence[Trial], readers: Sequence[Callable[[Trial], list[Observation]]]
+) -> list[list[Observation]]:
     """Observations of the same metric, phase and meter over the trials, in the order in which they first appear."""
     groups: dict[tuple[str | None, ...], list[Observation]] = {}
-    readers = (
-        latency_observations,
-        load_observations,
-        energy_observations,
-        accuracy_observations,
-        technique_observations,
-        size_observations,
-    )
     for read in readers:
         for observation in chain.from_iterable(read(trial) for trial in trials):
             key = (observation.metric, observation.phase, observation.meter)

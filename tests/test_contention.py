@@ -16,12 +16,17 @@ from harness.progress import PlainProgress, outcome
 from harness.runner import Runner, open_run
 from harness.schema import StopSpec
 from harness.stopping import IntervalWidth
+from results.accuracy_energy import accuracy_energy
+from results.cells import CONTENDED
+from results.records import Score
 from results.report.html import html_text
+from results.report.standings import device_groups
 from results.runs import RunData
 from results.store import Store
 from results.tables import summary, tidy
 from results.trial_tables import trials as trials_table
 from results.trials import Trial
+from tests import run_builders as build
 from tests.fakes.machine import FakeBench, FakeDevice
 from tests.plans import FAST, raw_plan
 
@@ -159,3 +164,38 @@ def test_progress_says_nothing_of_a_quiet_trial(tmp_path: Path) -> None:
     _, (trial,), log = run(shared(0.0), tmp_path / "run")
     assert "left out" not in outcome(trial)
     assert "again" not in log
+
+
+def test_answers_of_contended_trials_count_and_their_times_and_joules_do_not() -> None:
+    """4 of 4 and 3 of 4 right: accuracy 7/8 whatever took the CPU; a charger is no neighbour, so its 0 of 4 is out."""
+
+    def one(cell_id: str, repeat: int, right: Sequence[float], marks: tuple[str, ...]) -> Trial:
+        samples = [Score(metric="acc", value=v, sample_id=f"s{i}") for i, v in enumerate(right)]
+        whole = Score(metric="acc", value=sum(right) / len(right), n=len(right), stderr=0.1)
+        return build.trial(cell_id, repeat, energy=(build.reading(),), scores=(*samples, whole), marks=marks)
+
+    cells = [build.cell(name, engine=name, reference_id="quiet") for name in ("quiet", "busy")]
+    marked = [
+        one("busy", 0, [1, 1, 1, 1], (CONTENDED,)),
+        one("busy", 1, [1, 1, 0, 1], (CONTENDED,)),
+        one("busy", 2, [0, 0, 0, 0], (CONTENDED, "charging")),
+    ]
+    data = build.run(cells, [*(one("quiet", i, [1, 0, 1, 0], ()) for i in range(2)), *marked])
+    frame = tidy(data)
+    rows = {r["metric"]: r for r in frame[frame["cell"] == "busy"].to_dict("records") if r["phase"] in (None, "all")}
+    assert rows["acc"]["mean"] == 7 / 8
+    assert rows["acc"]["reason"] == "1 of 3 trials left out (contended, charging)"
+    for metric in ("e2e", "energy"):
+        assert rows[metric]["method"] == "missing"
+        assert rows[metric]["reason"] == "3 of 3 trials left out (contended, charging)"
+    ((group, _),) = device_groups(data, frame)
+    busy = group.rows[1]
+    assert (busy["accuracy"].value, busy["time"].value, busy["energy"].value) == (7 / 8, None, None)
+    ratio = busy["accuracy"].ratio
+    assert ratio is not None
+    assert ratio.value == pytest.approx((7 / 8) / (2 / 4))
+    compared = accuracy_energy(data, frame)
+    (change,) = compared[(compared["cell"] == "busy") & (compared["quantity"] == "acc")]["change"]
+    assert change == pytest.approx(7 / 8 - 2 / 4)
+    page = html_text(data)
+    assert "3 marked, whose times and joules are in no mean" in page

@@ -17,7 +17,7 @@ from typing import Literal
 
 import pandas as pd
 
-from results.cells import left_out_reason, trials_of, usable
+from results.cells import answering, left_out_reason, trials_of, usable
 from results.compare import UnlikeError, mean_score, sample_scores
 from results.metrics import NO_METER, RELATIVE_UNITS
 from results.records import Cell, Method
@@ -77,6 +77,7 @@ class ArmFigures:
     def __init__(self, run: RunData, frame: pd.DataFrame) -> None:
         self._all_trials = trials_of(run)
         self._trials = {cell_id: usable(own) for cell_id, own in self._all_trials.items()}
+        self._answering = {cell_id: answering(own) for cell_id, own in self._all_trials.items()}
         self._zero_one = zero_one_metrics(run)
         self.rising = {s.metric: s.higher_is_better for t in run.trials for s in t.scores}
         self.first_score = _first_scores(run)
@@ -91,16 +92,20 @@ class ArmFigures:
 
     def figure(self, arm: Arm, cells: Sequence[Cell], workloads: Sequence[str], quantity: Quantity) -> ArmFigure:
         by_workload = {c.workload: c for c in cells}
-        lacking = [w for w in workloads if w not in by_workload or not self._trials[by_workload[w].cell_id]]
+        is_score = quantity == "accuracy"
+        kept = self._answering if is_score else self._trials
+        lacking = [w for w in workloads if w not in by_workload or not kept[by_workload[w].cell_id]]
         unit = {"time": "s", "energy": "J", "accuracy": "1"}[quantity]
         n_of = "samples" if quantity == "accuracy" else "trials"
         none = ArmFigure(arm, None, unit, "missing", None, 0, n_of)
         if lacking:
             own = by_workload.get(lacking[0])
-            why = left_out_reason(self._all_trials[own.cell_id], with_errors=True) if own else "was not asked"
+            why: str | None = "was not asked"
+            if own is not None:
+                why = left_out_reason(self._all_trials[own.cell_id], True, answering if is_score else usable)
             return replace(none, reason=f"{', '.join(lacking)}: {why or 'no trial was run'}")
         chosen = [by_workload[w] for w in workloads]
-        if quantity == "accuracy":
+        if is_score:
             return self._score(none, chosen)
         trials = [self._trials[c.cell_id] for c in chosen]
         amounts = [{t.repeat: self._amount(t, quantity) for t in own} for own in trials]
@@ -154,13 +159,14 @@ class ArmFigures:
         scores: dict[str, tuple[float, ...]] = {}
         try:
             for cell, metric in shares if is_whole else scored:
-                own = sample_scores(self._trials[cell.cell_id], metric)
+                own = sample_scores(self._answering[cell.cell_id], metric)
                 scores |= {f"{cell.workload}\0{sample}": values for sample, values in own.items()}
         except UnlikeError as error:
             return replace(none, reason=str(error))
         (cell, metric), *_ = scored
         rising = True if is_whole else self.rising.get(metric, True)
-        wholes = [s for t in self._trials[cell.cell_id] for s in t.scores if s.metric == metric and s.sample_id is None]
+        everything = (s for t in self._answering[cell.cell_id] for s in t.scores)
+        wholes = [s for s in everything if s.metric == metric and s.sample_id is None]
         aggregate = math.fsum(s.value for s in wholes) / len(wholes) if wholes else None
         is_mean = bool(scores) and (
             is_whole or aggregate is None or math.isclose(mean_score(scores), aggregate, rel_tol=1e-6, abs_tol=1e-12)
