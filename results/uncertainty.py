@@ -74,7 +74,9 @@ def power_variance_j2(trace: PowerTrace, edges: Array) -> float:
     t, v, update_s = trace.times_s, trace.values, trace.update_period_s
     between = 2.0 if trace.kind == "held" and update_s == 0 else 1.0
     seen_s = min(update_s, trace.sample_interval_s or update_s)
-    placed_j2 = (_sudden_w(t, v) * between * np.diff(t)) ** 2 + 2 * (np.diff(v) * seen_s) ** 2
+    # Renewals are as far apart as each other, however well their times are known.
+    apart_s = np.diff(t) if _is_read_at_random(trace) else np.ones(len(t) - 1)
+    placed_j2 = (_sudden_w(v, apart_s) * between * np.diff(t)) ** 2 + 2 * (np.diff(v) * seen_s) ** 2
     change_j = np.sqrt(placed_j2 / 12)
     sum_j = np.concatenate([[0.0], np.cumsum(change_j)])
     sum_j2 = np.concatenate([[0.0], np.cumsum(change_j**2)])
@@ -105,17 +107,16 @@ def power_variance_j2(trace: PowerTrace, edges: Array) -> float:
     return varies_j2 + late_j**2 + float(at_edges_j) ** 2 + (trace.resolution * total_s) ** 2 / 12
 
 
-def _sudden_w(times_s: Array, watts: Array) -> Array:
+def _sudden_w(watts: Array, apart_s: Array) -> Array:
     """By how much each change [n - 1] is steeper than its neighbours: on a ramp, which a line follows, none is."""
     change_w: Array = np.diff(watts)
     if len(change_w) < 3:
         return np.asarray(np.abs(change_w))
-    dt = np.diff(times_s)
-    slope = change_w / dt
+    slope = change_w / apart_s
     before, after = np.roll(slope, 1), np.roll(slope, -1)
     before[0], after[-1] = 0.0, 0.0
     on_a_ramp = (np.sign(before) == np.sign(slope)) & (np.sign(after) == np.sign(slope))
-    ramp_w = np.where(on_a_ramp, np.minimum(np.abs(before), np.abs(after)) * dt, 0.0)
+    ramp_w = np.where(on_a_ramp, np.minimum(np.abs(before), np.abs(after)) * apart_s, 0.0)
     return np.asarray(np.maximum(np.abs(change_w) - ramp_w, 0.0))
 
 
@@ -164,12 +165,13 @@ def _in_step(kind: TraceKind, times_s: Array, watts: Array, change_j: Array) -> 
             alike = max(alike, 2.0)
         return alike, alike
     length_s = float(times_s[-1] - times_s[0])
-    pattern_j2 = length_s**2 * found.off_w2
-    if kind == "held":
-        # It may be that of a load about as fast as the renewals, which has far more edges than are seen.
-        return max(1.0, pattern_j2 / alone_j2 + 1.0 - found.share), 1.0 - found.share
-    drifting = max(1.0, min(pattern_j2, float(change_j.sum()) ** 2) / alone_j2 + 1.0 - found.share)
-    return min(alike, drifting) if alike > 1.0 else drifting, 1.0 - found.share
+    # A gauge's may be that of a load about as fast as its renewals, which has more edges than are seen.
+    at_most_j2 = (2.0 if kind == "held" else 1.0) * float(change_j.sum()) ** 2
+    pattern_j2 = min(length_s**2 * found.off_w2, at_most_j2)
+    drifting = max(1.0, pattern_j2 / alone_j2 + 1.0 - found.share)
+    if kind != "held" and alike > 1.0:
+        drifting = min(alike, drifting)
+    return drifting, 1.0 - found.share
 
 
 def _returning(watts: Array) -> float:
