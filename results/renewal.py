@@ -6,6 +6,7 @@ and lose nothing: what a slow tick brings is what flowed since the last.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,12 @@ COARSE_STEPS = 8
 """So many that are multiples of the smallest are no chance."""
 NEAR_STEPS = 10
 """On either side of a late renewal, that tell the power around it."""
+LATER_BY_CHANCE = 0.05
+"""That the latest of all is later than it may be."""
+BESIDE_STEPS, LITTLE = 4, 0.65
+"""Of the lower power over so many steps before and behind: a late step that brought less has lost something."""
+SCATTERS, COUNTED_AT_LEAST = 2.0, 0.6
+"""As many standard deviations less than is due, but not less than this share of it, may be chance."""
 COUNTED_ALL = 0.8
 """Of the energy around them: renewals that come late again and again and bring so much have lost nothing."""
 
@@ -106,7 +113,11 @@ def longest_shown_s(times_s: Array, shown_j: Array, begins: NDArray[np.intp], re
     late = ~of_one & (shown_s > renewal.longest_s + STAMP_S)
     if late.sum() >= FEW and _counted_all(np.diff(times_s[begins]), steps_j, late):
         usual_s = MANY_TIMES * float(np.quantile(shown_s[late], MOSTLY, method="lower"))
-        longest_s = np.maximum(longest_s, usual_s)
+        # Beyond what is late, distances that come by chance fall off at least as those of a Poisson process do.
+        beyond_s = float((shown_s[late] - renewal.longest_s).mean())
+        by_chance_s = renewal.longest_s + beyond_s * math.log(late.sum() / LATER_BY_CHANCE)
+        brought = np.append(~_brought_little(np.diff(times_s[begins]), steps_j, late), True)
+        longest_s = np.where(brought, np.maximum(longest_s, min(usual_s, by_chance_s)), longest_s)
     return longest_s
 
 
@@ -119,6 +130,17 @@ def _quantum_j(steps_j: Array, stated_j: float) -> float:
     return max(least_j, stated_j) if is_coarse else stated_j
 
 
+def _brought_little(lasted_s: Array, steps_j: Array, late: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which late steps brought much less than both the power before and behind them: these have lost something."""
+    whole_j, whole_s = (np.concatenate([[0.0], np.cumsum(x)]) for x in (steps_j, lasted_s))
+    k = np.arange(len(steps_j))
+    before, behind = np.maximum(k - BESIDE_STEPS, 0), np.minimum(k + 1 + BESIDE_STEPS, len(k))
+    with np.errstate(invalid="ignore"):
+        before_w = (whole_j[k] - whole_j[before]) / (whole_s[k] - whole_s[before])
+        behind_w = (whole_j[behind] - whole_j[k + 1]) / (whole_s[behind] - whole_s[k + 1])
+    return np.asarray(late & (steps_j < LITTLE * np.fmin(before_w, behind_w) * lasted_s))
+
+
 def _counted_all(lasted_s: Array, steps_j: Array, late: NDArray[np.bool_]) -> bool:
     """Whether steps that came late brought the power of the others near them, as a whole."""
     n = len(steps_j)
@@ -127,5 +149,9 @@ def _counted_all(lasted_s: Array, steps_j: Array, late: NDArray[np.bool_]) -> bo
     low, high = np.maximum(k - NEAR_STEPS, 0), np.minimum(k + NEAR_STEPS + 1, n)
     near_j, near_s = (x[high] - x[low] for x in sums)
     known = near_s > 0
-    due_j = float((near_j[known] / near_s[known] * lasted_s[k][known]).sum())
-    return due_j > 0 and float(steps_j[k][known].sum()) >= COUNTED_ALL * due_j
+    due_j = near_j[known] / near_s[known] * lasted_s[k][known]
+    whole_j = float(due_j.sum())
+    off_j = steps_j[k][known] - due_j
+    # Of a load that alternates, each brings more or less than is due.
+    chance_j = min(SCATTERS * math.sqrt(float((off_j**2).sum())), (1 - COUNTED_AT_LEAST) * whole_j)
+    return whole_j > 0 and -float(off_j.sum()) <= max((1 - COUNTED_ALL) * whole_j, chance_j)
