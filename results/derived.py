@@ -13,6 +13,8 @@ import pandas as pd
 from results import tables
 from results.accuracy_energy import accuracy_energy
 from results.answers import Answered, answered_samples
+from results.heat import heat_of_cells, layers_of, overlaps
+from results.records import ExpertHeat
 from results.report.standings import Group, device_groups
 from results.runs import RunData
 
@@ -37,6 +39,21 @@ class Derived:
     def compared(self) -> pd.DataFrame:
         """Accuracy beside energy."""
         return accuracy_energy(self.run, self.tidy)
+
+    @cached_property
+    def heats(self) -> dict[str, ExpertHeat]:
+        """What the routers of each cell chose, where it was kept."""
+        return heat_of_cells(self.run)
+
+    @cached_property
+    def experts(self) -> pd.DataFrame:
+        """Layers of experts, and how unevenly each cell's router chose there."""
+        return layers_of(self.run, self.heats)
+
+    @cached_property
+    def overlaps(self) -> pd.DataFrame:
+        """Whether what one text chooses tells of another."""
+        return overlaps(self.run, self.heats)
 
     @cached_property
     def answered(self) -> list[Answered]:

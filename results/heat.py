@@ -11,13 +11,15 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from results.cells import trials_of, usable
+from results.cells import trials_of
 from results.popularity import imbalance, overlap_at_k
 from results.records import Cell, ExpertHeat
 from results.runs import RunData
 
 MOST_CHOSEN = 4
 """K of Overlap@K, where nobody says another."""
+MOST_TEXTS = 40
+"""Of a model, that are compared with each other: pairs are their square."""
 _LAYER_COLUMNS = (
     "cell", "label", "device", "engine", "technique", "model", "workload", "layer", "chosen", "imbalance",
     "never_chosen", "profiled_imbalance",
@@ -26,10 +28,13 @@ _OVERLAP_COLUMNS = ("model", "chosen_first_in", "by", "then_in", "k", "overlap",
 
 
 def heat_of_cells(run: RunData) -> dict[str, ExpertHeat]:
-    """Choices of all usable trials of a cell, added up; cells of which none was kept are absent."""
+    """Choices of all trials of a cell, added up; cells of which none was kept are absent.
+
+    Marked ones too: what disturbs times and joules makes no router choose otherwise.
+    """
     found: dict[str, ExpertHeat] = {}
     for cell_id, trials in trials_of(run).items():
-        for trial in usable(trials):
+        for trial in trials:
             heat = run.load_heat(trial.trial_id)
             if heat is not None:
                 found[cell_id] = _added(found[cell_id], heat) if cell_id in found else heat
@@ -77,7 +82,8 @@ def overlaps(run: RunData, heats: Mapping[str, ExpertHeat], k: int = MOST_CHOSEN
 
     First is a profile (of a workload's own calibration prompts, or the one that the plan names) or another workload's
     window; then is the window of each workload. So a profile's row of its own workload is the overlap within a data
-    set, and the others are those across. Of each workload the reference arm speaks, else the first that tells.
+    set, and the others are those across. Of each workload the reference arm speaks, else the first that tells. A sweep
+    over more than `MOST_TEXTS` workloads or profiles is told of the first ones.
     """
     rows: list[dict[str, Any]] = []
     for model in dict.fromkeys(cell.model for cell in run.cells):
@@ -90,10 +96,11 @@ def overlaps(run: RunData, heats: Mapping[str, ExpertHeat], k: int = MOST_CHOSEN
             if heat.profiled is not None:
                 name = str(cell.engine_parameters.get("profile", cell.workload))
                 profiles.setdefault(name, _Text(name, "profile", heat.layers, heat.profiled))
-        for first in (*profiles.values(), *windows.values()):
+        seen = list(windows.values())[:MOST_TEXTS]
+        for first in (*list(profiles.values())[:MOST_TEXTS], *seen):
             rows += [
                 {"model": model} | _overlap(first, then, k)
-                for then in windows.values()
+                for then in seen
                 if first is not then and first.layers == then.layers
             ]
     return pd.DataFrame(rows, columns=list(_OVERLAP_COLUMNS))

@@ -256,7 +256,19 @@ def _wait_for_trials(process: subprocess.Popen[str], run: Path, n: int) -> None:
 
 # --- a finished run --------------------------------------------------------------------------------------------------
 
-TABLES = ("arms", "latency", "energy", "accuracy", "accuracy_energy", "samples", "trials", "requests", "summary")
+TABLES = (
+    "arms",
+    "latency",
+    "energy",
+    "accuracy",
+    "accuracy_energy",
+    "experts",
+    "overlaps",
+    "samples",
+    "trials",
+    "requests",
+    "summary",
+)
 
 
 def read(run: FinishedRun, name: str) -> pd.DataFrame:

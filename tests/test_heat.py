@@ -234,16 +234,16 @@ def heat_of(*chosen: tuple[int, ...], profiled: tuple[tuple[int, ...], ...] | No
     return ExpertHeat(layers=tuple(range(len(chosen))), chosen=chosen, profiled=profiled)
 
 
-def test_cells_add_up_their_usable_trials() -> None:
+def test_cells_add_up_their_trials_marked_ones_too() -> None:
     first, second = heat_of((1, 2), (3, 0)), heat_of((10, 20), (30, 0))
     run = run_of(
         {
-            "c1": [(first, {}), (second, {}), (heat_of((99, 99), (99, 99)), {"marks": ("charging",)}), (None, {})],
+            "c1": [(first, {}), (second, {}), (heat_of((100, 0), (0, 100)), {"marks": ("charging",)}), (None, {})],
             "c2": [(None, {})],
         },
         [cell("c1"), cell("c2")],
     )
-    assert heat_of_cells(run) == {"c1": heat_of((11, 22), (33, 0))}
+    assert heat_of_cells(run) == {"c1": heat_of((111, 22), (33, 100))}
 
 
 def test_layers_tell_how_unevenly_a_router_chose_and_did_before() -> None:
@@ -285,6 +285,15 @@ def test_overlaps_within_and_across_data_sets() -> None:
         ["tiny-moe", "A", "window", "B", 2, 0.5, 0.5, 1.0, 3],
         ["tiny-moe", "B", "window", "A", 2, 0.5, 0.5, 1.0, 3],
     ]
+
+
+def test_a_sweep_over_many_workloads_is_told_of_the_first() -> None:
+    """Of 41 texts the last is in no row, and of the 40 before it each stands beside 39 others."""
+    cells = [cell(f"c{i}", workload=f"w{i}") for i in range(41)]
+    own = heat_of((2, 1))
+    table = overlaps(run_of({c.cell_id: [(own, {})] for c in cells}, cells), {c.cell_id: own for c in cells}, k=1)
+    assert len(table) == 40 * 39
+    assert "w40" not in {*table["chosen_first_in"], *table["then_in"]}
 
 
 def test_a_profile_that_a_plan_names_is_told_by_its_name() -> None:

@@ -18,7 +18,19 @@ from tests.run_builders import cell, example_run, failed, run, trial
 def test_files_read_back_to_the_tables(tmp_path: Path) -> None:
     data = example_run(n_repeats=2)
     paths = write_csv(data, tmp_path)
-    names = ["arms", "latency", "energy", "accuracy", "accuracy_energy", "samples", "trials", "requests", "summary"]
+    names = [
+        "arms",
+        "latency",
+        "energy",
+        "accuracy",
+        "accuracy_energy",
+        "experts",
+        "overlaps",
+        "samples",
+        "trials",
+        "requests",
+        "summary",
+    ]
     assert [p.name for p in paths] == [f"{name}.csv" for name in names]
     latency = tables.latency(data)
     read = pd.read_csv(tmp_path / "latency.csv")

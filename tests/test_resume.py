@@ -43,6 +43,8 @@ WRITTEN = {
             "energy",
             "accuracy",
             "accuracy_energy",
+            "experts",
+            "overlaps",
             "samples",
             "trials",
             "requests",

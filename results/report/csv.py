@@ -32,6 +32,8 @@ def write_csv(run: RunData, directory: Path, derived: Derived | None = None) -> 
         "energy": tables.energy_rows(derived.tidy),
         "accuracy": tables.accuracy_rows(derived.tidy),
         "accuracy_energy": derived.compared,
+        "experts": derived.experts,
+        "overlaps": derived.overlaps,
         "samples": answer_table(run, derived.answered),
         "trials": trials(run),
         "requests": request_frames(run),
