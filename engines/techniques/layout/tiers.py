@@ -15,8 +15,8 @@ Rules that the source leaves open, as built here:
   floats would put 1.8 * 1000 * 8 / 60 above 240, and a load of exactly 48 above the tier of 48.
 - A capacity never exceeds B (rounded up): a token chooses an expert at most once, so more rows could not fill.
 - A graph none of whose experts has tokens is not launched: the runtime knows the counts before it dispatches.
-- Decoding (`decode_graphs`): "single" launches for each chosen expert a graph of its own with the smallest tier's rows,
-  "same" the graphs of prefill, "cpu" computes exact rows on the CPU. A short last chunk uses the full chunk's shapes.
+- Decoding (`decode_graphs`): "single" launches for each chosen expert a graph of its own as small as the model's
+  smallest, "same" the graphs of prefill, "cpu" computes exact rows on the CPU. A short last chunk uses the full chunk's shapes.
 - Weights of surviving pairs stay as they are; `renormalise_survivors` scales each token's to their sum before the drop.
 
 Legend: E experts, S segments (a row range of one expert), G graphs.
@@ -145,8 +145,7 @@ class Tiers:
         self.renormalise = parameters.renormalise_survivors
         self.decode_graphs = parameters.decode_graphs
         self._graphs = {layer: _graphs(parameters, profile, layer, context) for layer in profile.tokens_per_expert}
-        n_experts = len(next(iter(profile.tokens_per_expert.values())))
-        self._single_rows = min(tier_rows(parameters, n_experts, context.chunk, profile.top_k))
+        self._single_rows = min(int(graphs.rows_S.min()) for graphs in self._graphs.values())
 
     def graphs(self, layer: int) -> Graphs:
         return self._graphs[layer]

@@ -1,0 +1,168 @@
+"""What plans cost to make, and what a technique's calls cost beside dropless calls of the same rows.
+
+python -m tests.benchmarks.dispatch_plans
+
+One thread. Plans: of one layer, 128 experts, top 8, uniform routing. Execution: 512 tokens through experts of width 1024;
+the yardstick computes as many rows of each expert in a call of its own, every row a token's, none padded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from engines.dispatch import CallKind, Calls, DispatchPlan, Routing
+from engines.model.experts import ExpertWeights, GatedWeights, execute
+from engines.profile import Profile
+from engines.techniques.base import BuildContext, LayerInput, ModelSizes, Technique
+from engines.techniques.presets import PRESETS, preset_parameters
+from tests.benchmarks.measurement import Measurement, measured, write_page
+from tests.benchmarks.timing import Figure, Turns, timed
+
+N_TOKENS, N_EXPERTS, TOP_K = 4096, 128, 8
+PREFILL_MS, DECODE_US, EXECUTION = 2.0, 30.0, 1.15
+N_TURNS = 15
+FEW_EXPERTS, CHUNK, HIDDEN, WIDTH = 16, 512, 512, 1024
+STATIC = ("npumoe-base", "npumoe-t", "npumoe-tg", "npumoe", "blockwise", "dropping", "coreml-naive")
+
+
+def random_routing(n_tokens: int, n_experts: int, top_k: int) -> Routing:
+    generator = torch.Generator().manual_seed(n_tokens)
+    ids_TK = torch.rand(n_tokens, n_experts, generator=generator).argsort(-1)[:, :top_k].contiguous()
+    return Routing(ids_TK, torch.rand(n_tokens, top_k, generator=generator), n_experts)
+
+
+def built(name: str, routing: Routing, sizes: ModelSizes) -> Technique:
+    counts = tuple(routing.tokens_per_expert_E().tolist())
+    profile = Profile({0: counts}, routing.expert_ids_TK.shape[1], 1)
+    chunk = len(routing.expert_ids_TK)
+    return preset_parameters(name)().build(BuildContext(chunk, sizes, profile))
+
+
+def seconds_of(work: Callable[[], object], times: int) -> Figure:
+    """Of one call, the median of the quiet turns."""
+    turns = Turns()
+    work()
+    for _ in range(N_TURNS):
+        found = timed(lambda: [work() for _ in range(times)])
+        turns.add(found.seconds / times, found.is_quiet)
+    return turns.figure(N_TURNS // 3)
+
+
+def plan_costs() -> list[Measurement]:
+    found = []
+    routing = random_routing(N_TOKENS, N_EXPERTS, TOP_K)
+    one = Routing(routing.expert_ids_TK[:1].clone(), routing.weights_TK[:1].clone(), N_EXPERTS)
+    saliency_T = torch.rand(N_TOKENS, generator=torch.Generator().manual_seed(1))
+    conditions = f"{N_EXPERTS} experts, top {TOP_K}"
+    for name in PRESETS:
+        technique = built(name, routing, ModelSizes(N_EXPERTS, TOP_K, 2048, 768, 6 * 2048 * 768))
+        seen = LayerInput(0, "prefill", routing, saliency_T)
+        first = LayerInput(0, "decode", one)
+        chunk, token = (
+            seconds_of(lambda seen=seen, own=technique: own.plan(seen), 20),
+            seconds_of(lambda seen=first, own=technique: own.plan(seen), 500),
+        )
+        found.append(
+            measured(
+                f"plan of {N_TOKENS} tokens",
+                chunk.median * 1e3,
+                "ms",
+                f"{name}, {conditions}",
+                target=PREFILL_MS,
+                note=chunk.turns,
+            )
+        )
+        found.append(
+            measured(
+                "plan of one decoded token",
+                token.median * 1e6,
+                "us",
+                f"{name}, {conditions}",
+                target=DECODE_US,
+                note=token.turns,
+            )
+        )
+    return found
+
+
+def random_experts() -> ExpertWeights:
+    generator = torch.Generator().manual_seed(3)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) / columns**0.5
+
+    experts = (
+        GatedWeights(matrix(WIDTH, HIDDEN), matrix(WIDTH, HIDDEN), matrix(HIDDEN, WIDTH)) for _ in range(FEW_EXPERTS)
+    )
+    return ExpertWeights(tuple(experts))
+
+
+def same_rows_dropless(plan: DispatchPlan) -> DispatchPlan:
+    """As many rows of each expert, in one call, every one a token's."""
+    rows_E = np.bincount(plan.calls.expert_S, weights=plan.calls.rows_S, minlength=FEW_EXPERTS).astype(np.int64)
+    expert_S = rows_E.nonzero()[0]
+    rows_S = rows_E[expert_S]
+    calls = Calls(expert_S, rows_S, rows_S, rows_S.cumsum() - rows_S, np.arange(len(expert_S)), (CallKind(),))
+    n_rows = int(rows_S.sum())
+    token_R = torch.arange(n_rows) % plan.n_tokens
+    return replace(
+        plan, token_R=token_R, weight_R=torch.ones(n_rows), calls=calls, dropped_pairs=plan.routed_pairs - n_rows
+    )
+
+
+def execution_ratios() -> list[Measurement]:
+    experts, routing = random_experts(), random_routing(CHUNK, FEW_EXPERTS, 2)
+    generator = torch.Generator().manual_seed(4)
+    hidden_TH, saliency_T = torch.randn(CHUNK, HIDDEN, generator=generator), torch.rand(CHUNK, generator=generator)
+    found = []
+    for name in STATIC:
+        technique = built(name, routing, ModelSizes(FEW_EXPERTS, 2, HIDDEN, WIDTH, 6 * HIDDEN * WIDTH))
+        plan = technique.plan(LayerInput(0, "prefill", routing, saliency_T))
+        plain = same_rows_dropless(plan)
+        ours, theirs = Turns(), Turns()
+        for own in (plan, plain):
+            execute(own, hidden_TH, experts)
+        # In turns, so that what slows the machine slows both.
+        for _ in range(N_TURNS):
+            for turns, own in ((ours, plan), (theirs, plain)):
+                taken = timed(lambda own=own: [execute(own, hidden_TH, experts) for _ in range(3)])
+                turns.add(taken.seconds / 3, taken.is_quiet)
+        a, b = ours.figure(N_TURNS // 3), theirs.figure(N_TURNS // 3)
+        conditions = (
+            f"{name}, {CHUNK} tokens, {FEW_EXPERTS} experts, top 2, {len(plan.token_R)} rows, {len(plan.calls)} calls"
+        )
+        ratio = a.median / b.median
+        found.append(
+            measured(
+                "execution, of dropless with the same rows",
+                ratio,
+                "x",
+                conditions,
+                target=EXECUTION,
+                note=f"{a.turns}; {a.median * 1e3:.2f} ms",
+            )
+        )
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    began_s = time.perf_counter()
+    with torch.inference_mode():
+        found = [*plan_costs(), *execution_ratios()]
+    write_page(
+        "dispatch-plans",
+        "Dispatch plans",
+        found,
+        "Lower is better everywhere; targets are upper bounds. A plan is made for every sparse layer of every step. A"
+        f" technique's calls compute padding like any other row. The whole took {time.perf_counter() - began_s:.0f} s.",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""NPUMoE (000): its worked examples of graphs and placement, and its pruning read a second time, slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.decode_layout import DecodeLayout
+from engines.dispatch import DispatchPlan, Routing
+from engines.profile import Profile
+from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
+from engines.techniques.layout.tiers import GRAPH_BYTES, TiersParameters
+from engines.techniques.presets import preset_parameters
+from tests.techniques import built
+
+pytestmark = pytest.mark.numbers
+
+MIB = 1 << 20
+PHI = ModelSizes(n_experts=16, top_k=2, hidden=4096, expert_width=6400, expert_bytes=150 * MIB)
+SKEWED = (64, 62, 61, 60, *[20] * 12)
+"""Of 16 experts: four above the mean of 30.4 and twelve below it."""
+
+
+def routing_of(loads: Sequence[int], top_k: int = 1) -> Routing:
+    """One choice a token, so many for each expert."""
+    experts = [expert for expert, load in enumerate(loads) for _ in range(load)]
+    ids_TK = torch.tensor(experts).reshape(-1, top_k)
+    return Routing(ids_TK, torch.ones(ids_TK.shape), len(loads))
+
+
+def technique(name: str, chunk: int, counts: Sequence[int] = SKEWED, top_k: int = 2, **parameters: object) -> Technique:
+    profile = Profile({0: tuple(counts)}, top_k, 1)
+    return built(name, chunk, profile, PHI, **parameters)
+
+
+def shapes(plan: DispatchPlan) -> list[tuple[int, int]]:
+    """(experts, rows of each) of every call."""
+    assert all(len(set(call.rows_per_expert)) == 1 for call in plan.calls), "a graph has one capacity"
+    return [(len(call.experts), call.rows_per_expert[0]) for call in plan.calls]
+
+
+# --- graphs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("chunk", "high", "low"), [(256, 64, 32), (512, 128, 64)])
+def test_graphs_of_a_chunk(chunk: int, high: int, low: int) -> None:
+    """One 4 x 64 and three 4 x 32 at chunk 256; 128 and 64 at 512: each group in order of popularity."""
+    plan = technique("npumoe-tg", chunk).plan(LayerInput(0, "prefill", routing_of([2] * 16), torch.ones(32)))
+    assert shapes(plan) == [(4, high), *[(4, low)] * 3]
+    assert [call.experts for call in plan.calls][:2] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+def test_slots_for_each_routed_pair() -> None:
+    """Table 3: (1 - dropped) / (1 - padded) of its rows. A quarter at 4 B/E and the rest at 2 B/E make 1.25 of top 2."""
+    rows = [(14.66, 31.73), (10.63, 34.77), (21.77, 37.49), (21.00, 37.00)]
+    slots = [(1 - dropped / 100) / (1 - padded / 100) for dropped, padded in rows]
+    assert slots == pytest.approx([1.250, 1.370, 1.251, 1.254], abs=5e-4)
+    plan = technique("npumoe-tg", 256).plan(LayerInput(0, "prefill", routing_of([32] * 16, 2), torch.ones(256)))
+    assert len(plan.token_R) / plan.routed_pairs == 1.25
+
+
+def test_four_experts_in_one_graph() -> None:
+    """§4.2: (64, 32, 32, 0) tokens at C = 64: one slice is full, two are half padding, one is all padding."""
+    tiers = technique("npumoe-tg", 128, counts=(1,) * 4, top_k=1, multiples=(2,), align=1)
+    (call,) = tiers.plan(LayerInput(0, "prefill", routing_of([64, 32, 32, 0]), torch.ones(128))).calls
+    assert call.rows_per_expert == (64,) * 4
+    assert call.valid_per_expert == (64, 32, 32, 0)
+
+
+@pytest.mark.parametrize(("limit", "group_size", "largest"), [(GRAPH_BYTES, 16, 8), (GRAPH_BYTES, 4, 4), (1, 16, 1)])
+def test_graphs_keep_below_the_limit_of_weights(limit: int, group_size: int, largest: int) -> None:
+    """8 experts of 150 MiB make 1.17 GiB and fit; 16 do not. An expert above the limit stands alone."""
+    balanced = technique("npumoe-tg", 256, counts=(1,) * 16, group_size=group_size, graph_bytes=limit)
+    plan = balanced.plan(LayerInput(0, "prefill", routing_of([2] * 16), torch.ones(32)))
+    assert max(len(call.experts) for call in plan.calls) == largest
+    assert 8 * 150 * MIB <= GRAPH_BYTES < 16 * 150 * MIB
+
+
+def test_graphs_without_tokens_are_not_launched() -> None:
+    loads = [0] * 16
+    loads[5] = loads[6] = 3
+    plan = technique("npumoe-tg", 256).plan(LayerInput(0, "prefill", routing_of(loads), torch.ones(6)))
+    (call,) = plan.calls
+    assert call.experts == (4, 5, 6, 7)
+    assert call.valid_per_expert == (0, 3, 3, 0)
+
+
+# --- what overflows --------------------------------------------------------------------------------------------------
+
+
+def kept_slowly(experts: list[list[int]], saliency: list[float], capacity: Sequence[int]) -> set[tuple[int, int]]:
+    """An expert keeps its most salient tokens, of equals the earlier."""
+    kept = set()
+    for expert, rows in enumerate(capacity):
+        own = [token for token, chosen in enumerate(experts) if expert in chosen]
+        own.sort(key=lambda token: (-saliency[token], token))
+        kept |= {(token, expert) for token in own[:rows]}
+    return kept
+
+
+def kept_of(plan: DispatchPlan) -> set[tuple[int, int]]:
+    kept = set()
+    for call in plan.calls:
+        row = call.first_row
+        for expert, n_rows, n_valid in zip(call.experts, call.rows_per_expert, call.valid_per_expert, strict=True):
+            tokens = plan.token_R[row : row + n_rows].tolist()
+            assert tokens[n_valid:] == [-1] * (n_rows - n_valid)
+            assert not plan.weight_R[row + n_valid : row + n_rows].any()
+            assert not kept & {(token, expert) for token in tokens[:n_valid]}
+            kept |= {(token, expert) for token in tokens[:n_valid]}
+            row += n_rows
+    return kept
+
+
+choices = st.lists(st.lists(st.integers(0, 7), min_size=2, max_size=2, unique=True), min_size=1, max_size=60)
+
+
+@given(choices, st.lists(st.integers(0, 4), min_size=60, max_size=60), st.sampled_from(["npumoe-t", "npumoe-tg"]))
+def test_tiers_prune_the_least_salient(experts: list[list[int]], norms: list[int], name: str) -> None:
+    counts = (40, 30, 20, 10, 5, 5, 5, 5)
+    pruning = technique(name, 24, counts, multiples=(1.0, 0.5, 0.25), align=1)
+    # Mean 15; loads 16, 12, 8, 4, 2, 2, 2, 2 of a chunk of 24; tiers 6, 3, 2 (1.5 rounded up).
+    capacity = (6, 6, 6, 6, 2, 2, 2, 2)
+    saliency = [float(n) for n in norms[: len(experts)]]
+    routing = Routing(torch.tensor(experts), torch.ones(len(experts), 2), 8)
+    plan = pruning.plan(LayerInput(0, "prefill", routing, torch.tensor(saliency)))
+    expected = kept_slowly(experts, saliency, capacity)
+    assert kept_of(plan) == expected
+    assert plan.dropped_pairs == 2 * len(experts) - len(expected)
+
+
+@given(choices, st.lists(st.integers(0, 4), min_size=60, max_size=60))
+def test_one_fixed_shape_prunes_the_least_salient(experts: list[list[int]], norms: list[int]) -> None:
+    saliency = [float(n) for n in norms[: len(experts)]]
+    routing = Routing(torch.tensor(experts), torch.ones(len(experts), 2), 8)
+    base = built("npumoe-base", 24, None, ModelSizes(8, 2, 8, 8, 8), factor=1.0, align=1)
+    plan = base.plan(LayerInput(0, "prefill", routing, torch.tensor(saliency)))
+    assert kept_of(plan) == kept_slowly(experts, saliency, [6] * 8)
+    assert len(plan.calls) == 8, "all experts are launched"
+    assert all(call.unit == "npu" and call.static for call in plan.calls)
+
+
+# --- residency -------------------------------------------------------------------------------------------------------
+
+
+class Prices:
+    """A second a launch on the NPU, nothing a row; a tenth of a second a row on the CPU."""
+
+    def call_s(self, unit: str, n_experts: int, n_rows: float) -> float:
+        return 1.0 if unit == "npu" else 0.1 * n_rows
+
+
+def resident(counts: Sequence[int], **parameters: object) -> Technique:
+    profile = Profile({0: tuple(counts)}, 2, 1)
+    return preset_parameters("npumoe").model_validate(parameters).build(BuildContext(32, PHI, profile, Prices()))
+
+
+def test_cold_graphs_take_exact_rows_on_the_cpu() -> None:
+    """64 pairs a chunk. Hot: 4 experts of 13 expected rows cost 5.2 s on the CPU. Cold: 4 of 1 row cost 0.4 s."""
+    placed = resident([13] * 4 + [1] * 12, align=1)
+    loads = [7, 3, 0, 2, *[1] * 11, 0]
+    routing = Routing(torch.tensor([e for e, n in enumerate(loads) for _ in range(n)])[:, None], torch.ones(23, 1), 16)
+    plan = placed.plan(LayerInput(0, "prefill", routing, torch.ones(23)))
+    hot, *cold = plan.calls
+    assert (hot.unit, hot.static, hot.experts) == ("npu", True, (0, 1, 2, 3))
+    assert [(c.unit, c.static, c.experts, c.rows_per_expert) for c in cold] == [
+        ("cpu", False, (e,), (1,)) for e in range(4, 15)
+    ]
+    assert kept_of(plan) == {(t, int(e)) for t, e in enumerate(routing.expert_ids_TK[:, 0])}
+
+
+def test_a_place_by_cost_follows_the_prices() -> None:
+    loads = routing_of([2] * 16)
+    units = {call.unit for call in resident([1] * 16).plan(LayerInput(0, "prefill", loads, torch.ones(32))).calls}
+    # 4 expected rows each: a graph of 4 experts costs 1.6 s on the CPU.
+    assert units == {"npu"}
+    few = resident([1] * 16, group_size=2)
+    assert {call.unit for call in few.plan(LayerInput(0, "prefill", loads, torch.ones(32))).calls} == {"cpu"}
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+
+
+def decoded(plan: DispatchPlan) -> list[tuple[str, int, int]]:
+    return [(call.unit, len(call.experts), call.n_rows) for call in plan.calls]
+
+
+@pytest.mark.parametrize(
+    ("graphs", "calls"),
+    [
+        ("single", [("npu", 1, 32), ("npu", 1, 32)]),
+        ("same", [("npu", 4, 256), ("npu", 4, 128)]),
+        ("cpu", [("cpu", 1, 1), ("cpu", 1, 1)]),
+    ],
+)
+def test_decode_graphs(graphs: str, calls: list[tuple[str, int, int]]) -> None:
+    one = Routing(torch.tensor([[1, 9]]), torch.ones(1, 2), 16)
+    plan = technique("npumoe-tg", 256, decode_graphs=graphs).plan(LayerInput(0, "decode", one))
+    assert decoded(plan) == calls
+    assert plan.dropped_pairs == 0
+
+
+def general_way(own: Technique, seen: LayerInput) -> DispatchPlan:
+    """Of the same technique, without what it knows of one token beforehand."""
+    own._known = {seen.layer: None}  # type: ignore[attr-defined]
+    return own.plan(seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("dropless", {}),
+        ("npumoe-t", {}),
+        ("npumoe-tg", {}),
+        ("npumoe", {}),
+        ("npumoe-t", {"decode_graphs": "cpu"}),
+        ("npumoe-base", {}),
+        ("coreml-naive", {}),
+        ("blockwise", {}),
+        ("dropping", {}),
+        ("selective", {}),
+    ],
+)
+def test_one_token_is_planned_as_many_are(name: str, parameters: dict[str, object]) -> None:
+    generator = np.random.default_rng(3)
+    for _ in range(20):
+        ids = torch.from_numpy(generator.permutation(16)[None, :2].copy())
+        one = Routing(ids, torch.from_numpy(generator.uniform(size=(1, 2)).astype(np.float32)), 16)
+        seen = LayerInput(0, "decode", one, torch.ones(1))
+        known, general = technique(name, 256, **parameters), technique(name, 256, **parameters)
+        a, b = known.plan(seen), general_way(general, seen)
+        assert a.calls == b.calls
+        assert a.token_R.tolist() == b.token_R.tolist()
+        assert a.weight_R.tolist() == b.weight_R.tolist()
+        assert a.counters() == b.counters()
+
+
+def test_decode_layouts_say_what_plans_do() -> None:
+    phases: tuple[ChunkPhase, ...] = ("decode",)
+    one = Routing(torch.tensor([[1, 9]]), torch.ones(1, 2), 16)
+    for graphs in ("single", "same", "cpu"):
+        own = technique("npumoe-tg", 256, decode_graphs=graphs)
+        said = own.decode_layout(0)
+        assert isinstance(said, DecodeLayout)
+        for phase in phases:
+            plan = own.plan(LayerInput(0, phase, one))
+            rows = dict(zip(plan.calls.expert_S.tolist(), plan.calls.rows_S.tolist(), strict=True))
+            chosen = {1, 9}
+            if said.group_of_E is not None:
+                chosen = {e for e in range(16) if said.group_of_E[e] in {said.group_of_E[1], said.group_of_E[9]}}
+            assert rows == {e: 1 if said.rows_E is None else said.rows_E[e] for e in chosen}
+
+
+def test_defaults_are_those_of_the_source() -> None:
+    tiers = TiersParameters()
+    assert (tiers.multiples, tiers.base, tiers.align) == (None, "BK/E", 16)

@@ -1,0 +1,219 @@
+"""The Neuron guide (004): its worked examples, and its rules read a second time, slowly."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.dispatch import Calls, DispatchPlan, Routing
+from engines.techniques.base import ChunkPhase, LayerInput
+from engines.techniques.layout.blocks import intensity, n_blocks
+from tests.techniques import built
+
+pytestmark = pytest.mark.numbers
+
+
+def routed(choices: list[list[int]], n_experts: int, weights: list[list[float]] | None = None) -> Routing:
+    ids_TK = torch.tensor(choices)
+    weights_TK = torch.ones(ids_TK.shape) if weights is None else torch.tensor(weights)
+    return Routing(ids_TK, weights_TK, n_experts)
+
+
+def planned(name: str, routing: Routing, phase: ChunkPhase = "prefill", **parameters: object) -> DispatchPlan:
+    technique = built(name, chunk=len(routing.expert_ids_TK), **parameters)
+    return technique.plan(LayerInput(0, phase, routing))
+
+
+def blocks_of(plan: DispatchPlan) -> list[tuple[int, list[int]]]:
+    """(expert, tokens of its rows) of each call."""
+    return [
+        (call.experts[0], plan.token_R[call.first_row : call.first_row + call.n_rows].tolist()) for call in plan.calls
+    ]
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def test_six_tokens_in_blocks_of_four() -> None:
+    plan = planned("blockwise", routed([[0], [1], [0], [2], [1], [0]], 3), block_size=4)
+    assert blocks_of(plan) == [(0, [0, 2, 5, -1]), (1, [1, 4, -1, -1]), (2, [3, -1, -1, -1])]
+
+
+def test_block_counts_of_the_guide() -> None:
+    """1000 tokens, top 2 of 8, blocks of 256: 15 provisioned; the reference code's count is tighter."""
+    assert n_blocks(2000, 8, 256, "sufficient") == 15
+    assert n_blocks(2000, 8, 256, "tight") == math.ceil(1993 / 256) + 7 == 15
+    assert n_blocks(3, 8, 256, "tight") == 3, "never more than pairs"
+
+
+def overheads(loads: list[int]) -> tuple[int, float, float]:
+    """(blocks needed, provisioned beyond them in percent, needed slots beyond the pairs in percent) as the plan is."""
+    pairs = [expert for expert, load in enumerate(loads) for _ in range(load)]
+    routing = routed([[expert] for expert in pairs], len(loads))
+    needed = planned("blockwise", routing, block_size=256)
+    provisioned = planned("blockwise", routing, block_size=256, skip_padding_blocks=False)
+    rows, more = len(needed.token_R), len(provisioned.token_R)
+    return len(needed.calls), 100 * (more - rows) / rows, 100 * (rows - len(pairs)) / len(pairs)
+
+
+def test_padding_of_balanced_loads() -> None:
+    """250 tokens an expert: 8 blocks of 15; 87.5 % beyond the needed 2048 slots, 2.4 % beyond the 2000 pairs."""
+    assert overheads([250] * 8) == (8, pytest.approx(87.5), pytest.approx(2.4))
+
+
+def test_padding_of_one_hot_expert() -> None:
+    """1750 pairs for one expert cannot come of 1000 tokens; as loads they need 14 blocks: 7.14 % and 79.2 %."""
+    found = overheads([1750, 36, 36, 36, 36, 36, 35, 35])
+    assert found == (14, pytest.approx(7.14, abs=0.005), pytest.approx(79.2))
+
+
+def test_weights_of_blocks_that_follow_each_other_are_loaded_once() -> None:
+    """[E0, E0, E1, E2, E2]: 5 loads, 3 with skipping."""
+    routing = routed([[e] for e in (0, 0, 0, 1, 2, 2, 2)], 3)
+    for skips, loads in ((True, 3), (False, 5)):
+        plan = planned("blockwise", routing, block_size=2, skip_weight_loads=skips)
+        assert [expert for expert, _ in blocks_of(plan)] == [0, 0, 1, 2, 2]
+        assert plan.counters().weight_loads == loads
+
+
+def test_padded_rows_that_are_not_fetched() -> None:
+    """[T0, T2, T5, -1]: three of four, a quarter less."""
+    plan = planned("blockwise", routed([[0], [0], [0]], 1), block_size=4)
+    assert plan.counters().padded_rows / plan.counters().computed_rows == 0.25
+
+
+def test_blocks_that_are_all_padding_are_skipped() -> None:
+    """10 blocks, 6 of them real: 40 % less to compute."""
+    routing = routed([[e] for e in (0, 1, 2, 3, 4, 5)], 6)
+    # ceil(6 / 2) + 5 = 8 provisioned, 6 needed.
+    every = planned("blockwise", routing, block_size=2, skip_padding_blocks=False)
+    needed = planned("blockwise", routing, block_size=2)
+    assert (len(every.calls), len(needed.calls)) == (8, 6)
+    assert [call.n_valid for call in every.calls][-2:] == [0, 0]
+    # The guide's ten: ceil(10 / 2) + 5 of 10 pairs in 6 blocks.
+    ten = routed([[e] for e in (0, 0, 1, 1, 2, 2, 3, 3, 4, 5)], 6)
+    every = planned("blockwise", ten, block_size=2, skip_padding_blocks=False)
+    needed = planned("blockwise", ten, block_size=2)
+    assert (len(every.calls), len(needed.calls)) == (10, 6)
+    assert 1 - needed.counters().computed_rows / every.counters().computed_rows == pytest.approx(0.4)
+
+
+def test_smallest_block_that_the_machine_cannot_feed_faster() -> None:
+    """B n_blocks / E of 4096 pairs, 8 experts: 64 x 71 / 8 = 568 FLOP a byte, 128 x 39 / 8 = 624, 256 x 23 / 8 = 736;
+    no block below 4096 rows reaches 10,000."""
+    assert intensity(4096, 8, 64, "sufficient") == 64 * 71 / 8
+    routing = routed([[t % 8] for t in range(4096)], 8)
+    for aim, size in ((500.0, 64), (568.0, 64), (569.0, 128), (625.0, 256), (10_000.0, 512)):
+        plan = planned("blockwise", routing, block_size="intensity", flop_per_byte=aim)
+        assert plan.calls.rows_S[0] == size, aim
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 9))
+def test_blocks_hold_every_pair_once_and_in_order(experts: list[int], size: int) -> None:
+    plan = planned("blockwise", routed([[e] for e in experts], 6), block_size=size)
+    for expert, of_expert in groupby(blocks_of(plan), key=lambda block: block[0]):
+        tokens = [token for _, rows in of_expert for token in rows]
+        own = [token for token, chosen in enumerate(experts) if chosen == expert]
+        assert tokens == own + [-1] * (math.ceil(len(own) / size) * size - len(own))
+    assert {e for e, _ in blocks_of(plan)} == set(experts)
+    assert n_blocks(len(experts), 6, size, "tight") >= len(plan.calls)
+
+
+# --- dropping --------------------------------------------------------------------------------------------------------
+
+
+def dropped_slowly(choices: list[list[int]], weights: list[list[float]], factor: float) -> dict[tuple[int, int], float]:
+    """(token, expert) -> weight of what stays: tokens come in turn, an expert that is full takes no more."""
+    n_tokens, top_k, n_experts = len(choices), len(choices[0]), 6
+    capacity = min(n_tokens, math.ceil(round(n_tokens * top_k * factor / n_experts, 9)))
+    left, kept = [capacity] * n_experts, {}
+    for token, (experts, own) in enumerate(zip(choices, weights, strict=True)):
+        staying = []
+        for expert, weight in zip(experts, own, strict=True):
+            if left[expert]:
+                left[expert] -= 1
+                staying.append((expert, weight))
+        for expert, weight in staying:
+            kept[token, expert] = weight * sum(own) / sum(w for _, w in staying)
+    return kept
+
+
+def kept_of(plan: DispatchPlan) -> dict[tuple[int, int], float]:
+    kept = {}
+    for call in plan.calls:
+        for row in range(call.first_row, call.first_row + call.n_rows):
+            token, weight = int(plan.token_R[row]), float(plan.weight_R[row])
+            if token >= 0:
+                assert (token, call.experts[0]) not in kept
+                kept[token, call.experts[0]] = weight
+            else:
+                assert weight == 0
+    return kept
+
+
+choices_of_two = st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=2, unique=True), min_size=1, max_size=40)
+
+
+@given(choices_of_two, st.sampled_from([0.25, 0.5, 1.0, 1.25, 3.0]), st.integers(0, 1000))
+def test_dropping_drops_what_the_rule_drops(choices: list[list[int]], factor: float, seed: int) -> None:
+    weights = np.random.default_rng(seed).uniform(0.1, 1, (len(choices), 2)).tolist()
+    plan = planned("dropping", routed(choices, 6, weights), factor=factor)
+    assert kept_of(plan) == pytest.approx(dropped_slowly(choices, weights, factor), rel=1e-5)
+
+
+def test_a_factor_of_experts_over_choices_never_drops() -> None:
+    """cf >= E / K: an expert that every token chooses has room."""
+    everyone = routed([[0, 1]] * 40, 6)
+    assert planned("dropping", everyone, factor=3.0).dropped_pairs == 0
+    assert planned("dropping", everyone, factor=2.9).dropped_pairs == 2 * (40 - math.ceil(40 * 2 * 2.9 / 6))
+
+
+def test_a_quarter_more_than_balanced() -> None:
+    """`capacity_factor=1.25`: 25 % beyond perfect balance."""
+    balanced = routed([[t % 8, (t + 1) % 8] for t in range(160)], 8)
+    assert set(planned("dropping", balanced).calls.rows_S) == {50}
+
+
+# --- which weights are loaded ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_experts", "top_k", "batch", "most"), [(256, 8, 16, 128), (128, 8, 8, 64), (16, 1, 8, 8)])
+def test_most_unique_experts_of_a_decode_step(n_experts: int, top_k: int, batch: int, most: int) -> None:
+    """Half of the loads are saved at the least: DeepSeek, GPT-OSS as the guide has it, Llama 4."""
+    choices = [[(t * top_k + k) % n_experts for k in range(top_k)] for t in range(batch)]
+    plan = planned("selective", routed(choices, n_experts), "decode")
+    assert plan.counters().weight_loads == most == n_experts / 2
+    assert plan.counters().padded_rows == 0
+
+
+@pytest.mark.parametrize(("alpha", "n_loads"), [(1.0, 256), (0.8, 256), (1.01, 163)])
+def test_loads_switch_to_all_experts_where_most_are_needed(alpha: float, n_loads: int) -> None:
+    """DeepSeek at batch 32 needs 256 loads of 256, if it is counted by pairs; by experts it is some 163 of them."""
+    generator = np.random.default_rng(7)
+    choices = [generator.permutation(256)[:8].tolist() for _ in range(32)]
+    unique = len({e for of_token in choices for e in of_token})
+    plan = planned("selective", routed(choices, 256), "decode", switch_alpha=alpha)
+    assert plan.counters().weight_loads == (n_loads if n_loads == 256 else unique)
+    assert unique == pytest.approx(256 * (1 - (1 - 8 / 256) ** 32), abs=8)
+    assert len(plan.token_R) == (256 * 32 if n_loads == 256 else 256)
+
+
+def test_all_experts_compute_every_token() -> None:
+    plan = planned("all-experts", routed([[0], [2], [2]], 4))
+    assert [(c.experts, c.n_rows, c.n_valid) for c in plan.calls] == [
+        ((0,), 3, 1),
+        ((1,), 3, 0),
+        ((2,), 3, 2),
+        ((3,), 3, 0),
+    ]
+
+
+def test_calls_made_one_by_one_are_those_of_the_plan() -> None:
+    plan = planned("blockwise", routed([[0], [1], [0], [2], [1], [0]], 3), block_size=4)
+    assert Calls.of(plan.calls) == plan.calls
