@@ -16,7 +16,7 @@ Rules that the source leaves open, as built here:
 - A capacity never exceeds B (rounded up): a token chooses an expert at most once, so more rows could not fill.
 - A graph none of whose experts has tokens is not launched: the runtime knows the counts before it dispatches.
 - Decoding (`decode_graphs`): "single" launches for each chosen expert a graph of its own as small as the model's
-  smallest, "same" the graphs of prefill, "cpu" computes exact rows on the CPU. A short last chunk uses the full chunk's shapes.
+  smallest, "same" the graphs of prefill, "cpu" computes exact rows on the CPU. A short last chunk uses the full shapes.
 - Weights of surviving pairs stay as they are; `renormalise_survivors` scales each token's to their sum before the drop.
 
 Legend: E experts, S segments (a row range of one expert), G graphs.

@@ -22,7 +22,7 @@ from pydantic import Field
 from devices.base import Unit
 from engines.dispatch import Integers
 from engines.errors import EngineError
-from engines.pricing.costs import costs_of
+from engines.pricing.costs import costs_of, sizes_of_named
 from engines.techniques.base import BuildContext, LayerInput, Layout, Piece, Share
 from engines.techniques.layout.tiers import Tiers, expected_load
 from results.records import Record
@@ -35,6 +35,9 @@ class ByCostParameters(Record):
     costs_of: str = Field(default="m2-ultra", max_length=100)
     """The hardware sheet whose prices decide where it runs on the host. A modelled device takes its own."""
 
+    as_shape: str | None = Field(default=None, max_length=100)
+    """The model at whose size calls are priced, such as phi-3.5-moe; the model's own where it is not given."""
+
     @property
     def units(self) -> tuple[Unit, ...]:
         return ("npu", "cpu")
@@ -44,7 +47,8 @@ class ByCostParameters(Record):
             raise EngineError("a place by cost needs a layout of tiers, whose graphs it places")
         if context.sizes is None or context.profile is None:
             raise EngineError("a place by cost needs a profile of a model with experts")
-        profile, costs = context.profile, context.costs or costs_of(self.costs_of, context.sizes)
+        sizes = context.sizes if self.as_shape is None else sizes_of_named(self.as_shape)
+        profile, costs = context.profile, context.costs or costs_of(self.costs_of, sizes)
         hot: dict[int, list[bool]] = {}
         for layer in profile.tokens_per_expert:
             load = expected_load(profile.relative_load(layer), context.chunk, profile.top_k)

@@ -1,0 +1,130 @@
+"""What each technique makes of the same routing: rows computed, padding, drops, calls and loads, on the bundled model.
+
+python -m tests.benchmarks.technique_rows
+
+Prompts of 1024 tokens in chunks of 256, and 32 decoded tokens each; profiles come from other prompts. Draws a small
+figure a technique, for its page in docs/techniques.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from engines.base import unheard
+from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.reference import ReferenceEngine
+from engines.techniques.presets import PRESETS, preset_parameters
+from harness.catalog import WORKLOADS
+from results.records import EngineCounters, Request
+from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_page
+
+MODEL = "bundled:tiny-qwen3-moe"
+PAGES = FOLDER.parent / "techniques"
+CHUNK, N_PROMPTS, N_DECODED = 256, 4, 32
+PARAMETERS: Mapping[str, Mapping[str, object]] = {"blockwise": {"block_size": 64}}
+"""Where the defaults are meant for larger steps."""
+
+
+PARTS = ("kept", "padding", "dropped")
+
+
+class Rows(NamedTuple):
+    """What a technique did in the two phases."""
+
+    prefill: EngineCounters
+    decode: EngineCounters
+
+
+def prompts_of(checkpoint: Checkpoint) -> tuple[list[list[int]], list[list[int]]]:
+    """(asked, for calibration)."""
+    entry = WORKLOADS["ruler_niah_multikey_1"]
+    workload = entry.build(entry.parameters(length=1024, limit=N_PROMPTS), None)
+    length = checkpoint.config.max_length
+    asked = [list(request.prompt_ids) for request in workload.requests(checkpoint.tokenizer, length)]
+    return asked[:N_PROMPTS], [list(p) for p in workload.calibration_prompts(checkpoint.tokenizer, length, 8)]
+
+
+def rows_of(name: str, checkpoint: Checkpoint, asked: Sequence[list[int]], learnt: Sequence[list[int]]) -> Rows:
+    parameters = preset_parameters(name).model_validate(PARAMETERS.get(name, {}))
+    engine = ReferenceEngine(checkpoint, parameters, CHUNK, threads=1)
+    if engine.needs_calibration:
+        engine.calibrate(learnt)
+    found = []
+    for n_new in (1, 1 + N_DECODED):
+        for number, prompt in enumerate(asked):
+            request = Request(
+                request_id=f"{number}",
+                sample_id=f"{number}",
+                kind="generate",
+                prompt_ids=tuple(prompt),
+                max_new_tokens=n_new,
+                ignore_end_tokens=True,
+            )
+            engine.run(request, unheard)
+        found.append(engine.take_counters())
+    prefill, both = found
+    fields = EngineCounters.model_fields
+    decode = {f: getattr(both, f) - getattr(prefill, f) for f in fields if isinstance(getattr(both, f), int)}
+    return Rows(prefill, EngineCounters(**decode))
+
+
+def measurements(name: str, rows: Rows) -> list[Measurement]:
+    found = []
+    for phase, counters in rows._asdict().items():
+        pairs = counters.routed_pairs
+        shares = (
+            ("rows computed", counters.computed_rows / pairs, "a routed pair"),
+            ("of the rows, padding", 100 * counters.padded_rows / counters.computed_rows, "%"),
+            ("pairs dropped", 100 * counters.dropped_pairs / pairs, "%"),
+            ("calls", 1000 * counters.expert_calls / pairs, "a thousand pairs"),
+            ("loads of an expert's weights", 1000 * counters.weight_loads / pairs, "a thousand pairs"),
+        )
+        found += [measured(metric, value, unit, f"{name}, {phase}") for metric, value, unit in shares]
+    return found
+
+
+def draw(name: str, rows: Rows, path: Path) -> None:
+    """Two bars: what became of the routed pairs, by phase, and the padding beside them."""
+    import altair as alt
+
+    values = []
+    for phase, counters in rows._asdict().items():
+        pairs = counters.routed_pairs
+        parts = (pairs - counters.dropped_pairs, counters.padded_rows, counters.dropped_pairs)
+        for order, (part, n_rows) in enumerate(zip(PARTS, parts, strict=True)):
+            values.append({"phase": phase, "part": part, "rows": n_rows / pairs, "order": order})
+    bars = alt.Chart(alt.Data(values=values), width=480, height=60).mark_bar(stroke="black", strokeWidth=0.5)
+    chart = bars.encode(
+        x=alt.X("rows:Q", title="rows for each routed pair; dropped pairs have none"),
+        y=alt.Y("phase:N", title=None, sort=["prefill", "decode"]),
+        color=alt.Color(
+            "part:N", title=None, scale=alt.Scale(domain=list(PARTS), range=["#4878a8", "#d0d0d0", "#ffffff"])
+        ),
+        order="order:Q",
+    )
+    chart.properties(title=name).save(path)
+
+
+def main() -> None:
+    checkpoint = load_checkpoint(MODEL, torch.float32)
+    asked, learnt = prompts_of(checkpoint)
+    found: list[Measurement] = []
+    PAGES.mkdir(exist_ok=True)
+    for name in PRESETS:
+        rows = rows_of(name, checkpoint, asked, learnt)
+        found += measurements(name, rows)
+        draw(name, rows, PAGES / f"{name}.svg")
+    remarks = (
+        f"The bundled model on {N_PROMPTS} prompts of RULER's multi-key needles, 1024 tokens in chunks of {CHUNK}, and"
+        f" {N_DECODED} decoded tokens each. Counted, so the same on every machine. `blockwise` has blocks of 64 rows"
+        " here; everything else is as it comes."
+    )
+    write_page("technique-rows", "What techniques compute", found, remarks)
+
+
+if __name__ == "__main__":
+    main()
