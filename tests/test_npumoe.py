@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
+from engines.errors import EngineError
 from engines.profile import Profile
 from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
 from engines.techniques.layout.tiers import GRAPH_BYTES, TiersParameters
@@ -259,3 +260,17 @@ def test_decode_layouts_say_what_plans_do() -> None:
 def test_defaults_are_those_of_the_source() -> None:
     tiers = TiersParameters()
     assert (tiers.multiples, tiers.base, tiers.align) == (None, "BK/E", 16)
+
+
+def test_costs_are_asked_at_a_named_shape() -> None:
+    """An expert of Phi-3.5-MoE costs what one of 64 columns does not."""
+    profile = Profile({0: (1,) * 16}, 2, 1)
+    small = ModelSizes(16, 2, 64, 64, 6 * 64 * 64)
+    loads = LayerInput(0, "prefill", routing_of([2] * 16), torch.ones(32))
+
+    def units(**parameters: object) -> set[str]:
+        return {call.unit for call in built("npumoe", 1024, profile, small, **parameters).plan(loads).calls}
+
+    assert units(as_shape="phi-3.5-moe") == units(as_shape="phi-3.5-moe", costs_of="m2-ultra")
+    with pytest.raises(EngineError, match="no shape 'phi-4'"):
+        units(as_shape="phi-4")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from devices.base import Unit
 from devices.models.sheet import Sheet, load_sheet
 from devices.models.timeline import Operation, operation_seconds
+from engines.errors import EngineError
+from engines.pricing.schedule import NAMED_SHAPES, sizes_of
 from engines.techniques.base import ModelSizes
 
 
@@ -27,3 +29,11 @@ class SheetCosts:
 def costs_of(sheet: str, sizes: ModelSizes) -> SheetCosts:
     """By a sheet's name. Raises `DeviceError`."""
     return SheetCosts(load_sheet(sheet), sizes)
+
+
+def sizes_of_named(shape: str) -> ModelSizes:
+    """Of a model that is known by name. Raises `EngineError`."""
+    sizes = sizes_of(NAMED_SHAPES[shape]) if shape in NAMED_SHAPES else None
+    if sizes is None:
+        raise EngineError(f"no shape {shape!r} of a model with experts; there is {', '.join(NAMED_SHAPES)}")
+    return sizes
