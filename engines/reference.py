@@ -64,6 +64,19 @@ class _Sequence:
     n_cached: int = 0
 
 
+def model_of(
+    checkpoint: Checkpoint,
+    torch_device: DeviceType = "cpu",
+    compute_dtype: torch.dtype | None = None,
+    long_rope: LongRope = "at_once",
+) -> Transformer:
+    """What engines compute with, its weights where they compute: once for all arms of a run. Raises `EngineError`."""
+    if long_rope == "when_reached":
+        rope = as_transformers(checkpoint.config.rope)
+        checkpoint = replace(checkpoint, config=replace(checkpoint.config, rope=rope))
+    return Transformer(checkpoint, find_backend(torch_device, compute_dtype))
+
+
 def own_sizes(checkpoint: Checkpoint) -> ModelSizes | None:
     """Of a model with experts, its weights counted as the sources do: two bytes each."""
     config = checkpoint.config
@@ -92,6 +105,7 @@ class ReferenceEngine:
         long_rope: LongRope = "at_once",
         sizes: ModelSizes | None = None,
         costs: Costs | None = None,
+        model: Transformer | None = None,
     ) -> None:
         """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry.
 
@@ -99,6 +113,7 @@ class ReferenceEngine:
         reuse_prefix: a request starts behind the tokens that it shares with the one before (`engines.prefix`).
         torch_device, compute_dtype: where this host computes, and in what; None is fp32 on the CPU and bf16 elsewhere.
         The weights are copied there (`engines.model.accelerator`).
+        model: what `model_of` made of the same checkpoint, device and rope, to share its weights with other engines.
         sizes, costs: what the technique is told of the model, and of the machine that it plans for; its own sizes where
         they are not given.
         long_rope: when a sequence takes LongRoPE's long factors; of no effect in models without it.
@@ -118,10 +133,7 @@ class ReferenceEngine:
         backend = find_backend(torch_device, compute_dtype)
         self._backend = backend
         self._turns_when_reached = long_rope == "when_reached"
-        if self._turns_when_reached:
-            rope = as_transformers(checkpoint.config.rope)
-            checkpoint = replace(checkpoint, config=replace(checkpoint.config, rope=rope))
-        self._model = Transformer(checkpoint, backend)
+        self._model = model or model_of(checkpoint, torch_device, compute_dtype, long_rope)
         self._limits = Limits(checkpoint.config.max_length, checkpoint.config.vocabulary_size)
         self._cache = self._model.new_cache()
         self._batch_caches: list[KeyValueCache] = []

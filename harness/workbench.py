@@ -18,12 +18,13 @@ from engines.base import Engine
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation
+from engines.model.transformer import Transformer
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.schedule import own_shape, priced_shape, sizes_of
 from engines.profile import Profile
 from engines.profile_files import read_profile
-from engines.reference import ReferenceEngine
+from engines.reference import ReferenceEngine, model_of
 from engines.techniques.base import Costs, ModelSizes
 from harness.catalog import METERS, WORKLOADS
 from harness.fidelity import KeptDistributions, distribution_scores
@@ -65,6 +66,7 @@ class Workbench:
         self._host_clock = MonotonicClock()
         self._facts: dict[str, CheckpointFacts] = {}
         self._checkpoints: dict[tuple[ModelSpec, Quantisation], Checkpoint] = {}
+        self._models: dict[tuple[Any, ...], Transformer] = {}
         self._workloads: dict[str, Workload] = {}
         self._shared = kept.Kept()
         """By the workloads: a plan that sweeps a seed reads its data once."""
@@ -204,9 +206,18 @@ class Workbench:
             plan.engine.reuse_prefix,
             plan.device.computes,
             long_rope=plan.engine.long_rope,
+            model=self._model(plan),
             sizes=sizes,
             costs=costs,
         )
+
+    def _model(self, plan: CellPlan) -> Transformer:
+        """One for all arms that compute with the same weights in the same place."""
+        key = (plan.model, plan.engine.quantise, plan.device.computes, plan.engine.long_rope)
+        if key not in self._models:
+            checkpoint = self._checkpoint(plan.model, plan.engine.quantise)
+            self._models[key] = model_of(checkpoint, plan.device.computes, long_rope=plan.engine.long_rope)
+        return self._models[key]
 
     def _unmeasured(self, plan: CellPlan, engine: Engine, workload: Workload, requests: Sequence[Request]) -> ArmScores:
         """Scores that no window gives: of distributions against the reference arm's. Computed once a cell."""

@@ -57,7 +57,7 @@ def test_graphs_of_a_chunk(chunk: int, high: int, low: int) -> None:
 
 
 def test_slots_for_each_routed_pair() -> None:
-    """Table 3: (1 - dropped) / (1 - padded) of its rows. A quarter at 4 B/E and the rest at 2 B/E make 1.25 of top 2."""
+    """Table 3: (1 - dropped) / (1 - padded) of its rows. A quarter at 4 B/E, the rest at 2 B/E: 1.25 of top 2."""
     rows = [(14.66, 31.73), (10.63, 34.77), (21.77, 37.49), (21.00, 37.00)]
     slots = [(1 - dropped / 100) / (1 - padded / 100) for dropped, padded in rows]
     assert slots == pytest.approx([1.250, 1.370, 1.251, 1.254], abs=5e-4)

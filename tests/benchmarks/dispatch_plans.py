@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.dispatch_plans
 
-One thread. Plans: of one layer, 128 experts, top 8, uniform routing. Execution: 512 tokens through experts of width 1024;
+One thread. Plans: one layer, 128 experts, top 8, uniform routing. Execution: 512 tokens, experts of width 1024;
 the yardstick computes as many rows of each expert in a call of its own, every row a token's, none padded.
 """
 
