@@ -22,7 +22,7 @@ from engines.errors import EngineError
 from engines.heat import HeatCounts
 from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
-from engines.model.decode import DecodePlans
+from engines.model.decode import StepPlans
 from engines.model.held_weights import held_weights
 from engines.model.rope import LongRope, LongScaling, as_transformers
 from engines.model.transformer import KeyValueCache, Transformer
@@ -149,7 +149,7 @@ class ReferenceEngine:
         self._counters = EngineCounters()
         self._heat = HeatCounts()
         self._profile: Profile | None = None
-        self._uncounted: list[Sequence[DispatchPlan | None]] = []
+        self._uncounted: list[StepPlans] = []
         self._decoded: set[Decoding] = set()
 
     @property
@@ -326,7 +326,7 @@ class ReferenceEngine:
         if phase == "prefill":
             self._count()
         else:
-            self._decoded.add("fused" if isinstance(plans, DecodePlans) else "layer by layer")
+            self._decoded.add("fused" if plans.is_fused else "layer by layer")
         if self.observer is not None:
             self.observer.step(n_rows, caches[0].length, phase, plans)
         if not asking:
@@ -378,9 +378,9 @@ class ReferenceEngine:
 
     def _count(self) -> None:
         """Adds up what was planned. Decode steps wait for the end of their request: a plan that nothing else asks for
-        is made here (`engines.model.decode.DecodePlans`), and no token's time should hold that."""
+        is made here (`engines.model.decode.StepPlans`), and no token's time should hold that."""
         for step in self._uncounted:
-            if isinstance(step, DecodePlans):
+            if step.is_fused:
                 step.tell(self._heat.hold)
         plans = [plan for step in self._uncounted for plan in step if plan is not None]
         self._uncounted.clear()

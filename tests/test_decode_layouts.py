@@ -19,7 +19,7 @@ from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall
 from engines.errors import EngineError
 from engines.model.checkpoints import load_checkpoint
-from engines.model.decode import DecodePlans
+from engines.model.decode import Computed, StepPlans
 from engines.model.quantised import Quantisation
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import SparseLayerStep
@@ -30,6 +30,7 @@ from engines.techniques.base import LayerInput, Technique
 from engines.techniques.presets import dropless
 from results.records import Request
 from tests.fakes import deepseek_v1
+from tests.fakes.families import CASES, write_family
 from tests.fakes.published import PUBLISHED
 from tests.fakes.random_models import copy_tokenizer
 from tests.techniques import NpumoeT, built
@@ -86,12 +87,12 @@ class Laid:
         if seen.phase == "prefill":
             return dropless().plan(seen)
         routing, layout = seen.routing, self._layouts[seen.layer]
-        rows_of = layout.rows_E or [1] * N_EXPERTS
-        group_of = layout.group_of_E or range(N_EXPERTS)
+        rows_of = layout.rows_E or [1] * routing.n_experts
+        group_of = layout.group_of_E or range(routing.n_experts)
         weight_of = dict(zip(routing.expert_ids_TK[0].tolist(), routing.weights_TK[0].tolist(), strict=True))
         calls, tokens, weights = list[ExpertCall](), list[int](), list[float]()
         for group in sorted({group_of[expert] for expert in weight_of}, reverse=True):
-            members = tuple(expert for expert in range(N_EXPERTS) if group_of[expert] == group)
+            members = tuple(expert for expert in range(routing.n_experts) if group_of[expert] == group)
             rows = tuple(rows_of[expert] for expert in members)
             valid = tuple(int(expert in weight_of) for expert in members)
             calls.append(ExpertCall(members, rows, valid, len(tokens), CallKind(static=True)))
@@ -126,7 +127,7 @@ def model_of(folder: Path, form: str = "f32") -> Transformer:
 
 def decoded(
     model: Transformer, technique: Technique, watcher: Watcher | None = None, n_tokens: int = 6
-) -> tuple[Tensor, list[Sequence[DispatchPlan | None]]]:
+) -> tuple[Tensor, list[StepPlans]]:
     """Hidden states and plans of some tokens, one at a time behind a prompt of five."""
     tokens = torch.randint(1, 2048, (5 + n_tokens,), generator=torch.Generator().manual_seed(11))
     cache = KeyValueCache(model.config)
@@ -149,18 +150,18 @@ def rows_by_expert(plan: DispatchPlan) -> dict[int, int]:
     return {e: n for call in plan.calls for e, n in zip(call.experts, call.rows_per_expert, strict=True)}
 
 
-def drawn_layouts(seed: int) -> list[DecodeLayout]:
+def drawn_layouts(seed: int, n_experts: int = N_EXPERTS) -> list[DecodeLayout]:
     draw = random.Random(seed)
-    rows = tuple(draw.choice((1, 2, 5, 8, 9, 16, 32, 40)) for _ in range(N_EXPERTS))
-    few = tuple(draw.choice((1, 3, 8)) for _ in range(N_EXPERTS))
-    groups = tuple(draw.randrange(5) for _ in range(N_EXPERTS))
+    rows = tuple(draw.choice((1, 2, 5, 8, 9, 16, 32, 40)) for _ in range(n_experts))
+    few = tuple(draw.choice((1, 3, 4)) for _ in range(n_experts))
+    groups = tuple(draw.randrange(5) for _ in range(n_experts))
     return [
         DecodeLayout(rows),
         DecodeLayout(few),
         DecodeLayout(None, groups),
         DecodeLayout(rows, groups),
-        DecodeLayout(few, (0,) * N_EXPERTS),
-        DecodeLayout((1,) * N_EXPERTS),
+        DecodeLayout(few, (0,) * n_experts),
+        DecodeLayout((1,) * n_experts),
     ]
 
 
@@ -177,12 +178,13 @@ def test_one_call_a_step_computes_the_rows_of_the_plan(form: str, top_k: int, fo
         assert relative_error(hidden, expected) < 1e-5
         assert relative_error(hidden, by_definition) < 1e-5
         for plans, theirs in zip(steps, one_by_one, strict=True):
-            assert isinstance(plans, DecodePlans)
-            assert not isinstance(theirs, DecodePlans)
+            assert plans.is_fused
+            assert not theirs.is_fused
             for computed, its_plan, plan in zip(plans.computed, plans, theirs, strict=True):
                 assert (computed is None) == (its_plan is None) == (plan is None)
-                if computed is None or plan is None or its_plan is None:
+                if plan is None or its_plan is None:
                     continue
+                assert isinstance(computed, Computed)
                 assert computed.rows_of_calls() == rows_by_expert(plan) == rows_by_expert(its_plan)
                 assert its_plan.token_R.tolist() == plan.token_R.tolist()
                 torch.testing.assert_close(its_plan.weight_R, plan.weight_R, atol=1e-5, rtol=1e-5)
@@ -230,7 +232,8 @@ def test_a_plan_that_is_not_what_ran_is_refused(told: DecodeLayout, folders: dic
 def test_what_is_decided_between_router_and_experts_goes_layer_by_layer(folders: dict[int, Path]) -> None:
     technique = Laid(dict.fromkeys(SPARSE, PLAIN), {1: PLAIN, 2: None})
     _, steps = decoded(model_of(folders[2]), technique)
-    assert not any(isinstance(plans, DecodePlans) for plans in steps)
+    assert not any(plans.is_fused for plans in steps)
+    assert not any(isinstance(computed, Computed) for plans in steps for computed in plans.computed)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +250,38 @@ def test_layouts_that_no_token_fits_are_refused(
 ) -> None:
     with pytest.raises(EngineError, match=told):
         DecodeLayout(rows_E, group_of_E)
+
+
+# --- families whose layers the kernels do not know whole --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["qwen2-moe", "phi-moe", "deepseek-v2", "deepseek-v3", "olmoe", "gpt-oss", "llama4"])
+def test_layer_by_layer_too_experts_are_computed_before_anybody_plans(family: str, tmp_path: Path) -> None:
+    """Of biased experts, and of those whose input is weighted, the plan is what is computed."""
+    write_family(tmp_path, CASES[family])
+    copy_tokenizer(tmp_path)
+    model = Transformer(load_checkpoint(str(tmp_path), torch.float32))
+    moe = model.config.moe
+    assert moe is not None
+    sparse = [layer for layer in range(model.config.n_layers) if model.config.is_sparse(layer)]
+    expected, _ = decoded(model, dropless(), Watcher())
+    assert torch.equal(decoded(model, dropless())[0], expected)
+    for layout in drawn_layouts(5, min(moe.n_experts, 16)):
+        technique = Laid(dict.fromkeys(sparse, layout))
+        hidden, steps = decoded(model, technique)
+        by_plan, one_by_one = decoded(model, technique, Watcher())
+        assert relative_error(hidden, by_plan) < 1e-5
+        assert relative_error(hidden, expected) < 1e-5
+        for plans, theirs in zip(steps, one_by_one, strict=True):
+            assert not plans.is_fused
+            for layer in sparse:
+                computed, plan, its_plan = plans.computed[layer], theirs[layer], plans[layer]
+                assert plan is not None
+                assert its_plan is not None
+                assert isinstance(computed, Computed) == (family not in ("gpt-oss", "llama4"))
+                if isinstance(computed, Computed):
+                    assert computed.rows_of_calls() == rows_by_expert(plan)
+                assert its_plan.counters() == plan.counters()
 
 
 # --- capacity tiers --------------------------------------------------------------------------------------------------
@@ -295,10 +330,10 @@ def test_tiers_decode_in_one_call_a_step(
     expected, one_by_one = decoded(model, technique, Watcher())
     assert relative_error(hidden, expected) < 1e-5
     for plans, theirs in zip(steps, one_by_one, strict=True):
-        assert isinstance(plans, DecodePlans)
+        assert plans.is_fused
         for layer in SPARSE:
             computed, plan, its_plan = plans.computed[layer], theirs[layer], plans[layer]
-            assert computed is not None
+            assert isinstance(computed, Computed)
             assert plan is not None
             assert its_plan is not None
             chosen = computed.routing.expert_ids_TK[0].tolist()

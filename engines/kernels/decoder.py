@@ -55,8 +55,52 @@ class LayoutTable:
     """What every layer computes for its choice, as the kernels read it."""
 
     layouts: ctypes.Array[_Layout]
+    is_plain: bool
+    """Whether all of them are."""
     kept: tuple[ctypes.Array[ctypes.c_int64] | None, ...]
     """Owners of the memory that the layouts point into."""
+
+
+def layout_table(layouts: Sequence[DecodeLayout | None], n_experts: int) -> LayoutTable:
+    """layouts: of every layer, None of a dense one."""
+    described, kept = list[_Layout](), list[ctypes.Array[ctypes.c_int64] | None]()
+    for layout in layouts:
+        if layout is None or layout.is_plain:
+            described.append(_Layout())
+            continue
+        assert layout.n_experts == n_experts
+        numbers = [None if of_E is None else _numbers(of_E) for of_E in (layout.rows_E, layout.group_of_E)]
+        described.append(_Layout(*(None if array is None else ctypes.addressof(array) for array in numbers)))
+        kept += numbers
+    return LayoutTable((_Layout * len(described))(*described), not kept, tuple(kept))
+
+
+def mix_laid_out(
+    x_1H: Tensor, experts: ExpertTable, table: LayoutTable, layer: int, ids_1K: Tensor, weights_1K: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weighted sum of the chosen experts of one token with the calls of a layer's layout, and the rows of each
+    expert's call, rows_E: 0 of those not called. `serves(x, weights)` must hold."""
+    assert len(x_1H) == len(ids_1K) == len(weights_1K) == 1
+    assert x_1H.shape[1] == experts.hidden
+    assert serves(x_1H, weights_1K)
+    assert ids_1K.is_contiguous()
+    n_experts = len(experts.kept) // 3
+    out_1H, rows_E = torch.empty_like(x_1H), torch.empty(n_experts, dtype=torch.int64)
+    kernels = library()
+    assert kernels is not None  # the table exists
+    kernels.joulebench_laid_out(
+        experts.matrices,
+        ctypes.byref(table.layouts[layer]),
+        n_experts,
+        ids_1K.shape[1],
+        ids_1K.data_ptr(),
+        x_1H.data_ptr(),
+        weights_1K.data_ptr(),
+        out_1H.data_ptr(),
+        rows_E.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out_1H, rows_E
 
 
 @dataclass(frozen=True)
@@ -84,20 +128,6 @@ class Decoder:
         self.n_sparse = sum(layer.router is not None for layer in layers)
         self.n_experts = max((layer.router.struct.n_experts for layer in layers if layer.router is not None), default=0)
 
-    def layout_table(self, layouts: Sequence[DecodeLayout | None]) -> LayoutTable | None:
-        """layouts: of every layer, None of a dense one. None where all are plain: the kernel then lays out nothing."""
-        assert len(layouts) == len(self._kept)
-        described, kept = list[_Layout](), list[ctypes.Array[ctypes.c_int64] | None]()
-        for layout in layouts:
-            if layout is None or layout.is_plain:
-                described.append(_Layout())
-                continue
-            assert layout.n_experts == self.n_experts
-            numbers = [None if of_E is None else _numbers(of_E) for of_E in (layout.rows_E, layout.group_of_E)]
-            described.append(_Layout(*(None if array is None else ctypes.addressof(array) for array in numbers)))
-            kept += numbers
-        return LayoutTable((_Layout * len(described))(*described), tuple(kept)) if kept else None
-
     def step(
         self,
         hidden_1H: Tensor,
@@ -106,21 +136,21 @@ class Decoder:
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
         position: int,
-        table: LayoutTable | None = None,
+        table: LayoutTable,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Turns the embedded token into the last layer's output, in place, and writes its keys and values [M, S, D].
 
         Returns of the sparse layers what the routers chose, ids_LK and weights_LK, and how many rows of each expert
-        were computed, rows_LE: without a table None, and of a plain layer no numbers, for there it is one for each
-        chosen expert. `serves` must hold of all tensors.
+        were computed, rows_LE: None where all layers are plain, and of a plain layer no numbers, for there it is one
+        for each chosen expert. `serves` must hold of all tensors.
         """
         assert serves(hidden_1H, cos_1P, sin_1P, *keys, *values)
         assert all(key.shape == value.shape == keys[0].shape for key, value in zip(keys, values, strict=True))
-        assert len(keys) == len(self._kept)
+        assert len(keys) == len(table.layouts) == len(self._kept)
         assert position < keys[0].shape[1]
         ids_LK = torch.empty(self.n_sparse, self.top_k, dtype=torch.int64)
         weights_LK = torch.empty(self.n_sparse, self.top_k)
-        rows_LE = None if table is None else torch.empty(self.n_sparse, self.n_experts, dtype=torch.int64)
+        rows_LE = None if table.is_plain else torch.empty(self.n_sparse, self.n_experts, dtype=torch.int64)
         addresses = ctypes.c_void_p * len(keys)
         kernels = library()
         assert kernels is not None  # the tables exist
@@ -136,7 +166,7 @@ class Decoder:
             addresses(*(value.data_ptr() for value in values)),
             keys[0].stride(0),
             position,
-            None if table is None else table.layouts,
+            None if table.is_plain else table.layouts,
             ids_LK.data_ptr(),
             weights_LK.data_ptr(),
             address(rows_LE),

@@ -72,6 +72,14 @@ void joulebench_route(const Router* router, const float* x, int64_t n_tokens, in
   route(*router, x, n_tokens, ids_TK, weights_TK);
 }
 
+// out[H] = the weighted sum of the experts ids[K] of one token, with the calls that its layout makes of them; see
+// run_laid_out.
+void joulebench_laid_out(const Matrix* matrices, const DecodeLayout* layout, int64_t n_experts, int64_t top_k,
+                         const int64_t* ids, const float* x, const float* weights, float* out, int64_t* rows,
+                         int32_t n_threads) {
+  run_laid_out(matrices, *layout, n_experts, top_k, ids, x, weights, out, rows, n_threads);
+}
+
 // One token through all layers, every expert that it is routed to among them: what a decode step is where nothing has to
 // be decided between router and experts. x[H] is the embedded token and becomes the last layer's output. keys[l] and
 // values[l] are that layer's cache; ids and weights [layers, K] are what the routers chose. layouts[l] is what a layer

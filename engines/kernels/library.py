@@ -146,5 +146,6 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
         "rms_norm": (None, [pointer, i64, i64, pointer, f32, pointer, i32]),
         "attention": (None, [pointer, pointer, i64, pointer, pointer, i64, pointer, i64, pointer, i32]),
         "route": (None, [pointer, pointer, i64, pointer, pointer]),
+        "laid_out": (None, [pointer, pointer, i64, i64, pointer, pointer, pointer, pointer, pointer, i32]),
         "step": (None, step),
     }

@@ -1,10 +1,11 @@
-"""Decoding one token in one call of the kernels, for every technique that can say beforehand what a choice leads to.
+"""Decoding one token, for every technique that can say beforehand what a choice leads to.
 
-This is what `engines.model.transformer` computes layer by layer; here nothing is decided between router and experts,
-so that no layer waits for Python. Models with parts that only some families have are left to the transformer.
+The kernels compute the experts by the technique's `DecodeLayout`; its plan of the step is made when somebody asks, and
+must be of the same calls. So that nobody counts or prices what did not run, one that is not is an error.
 
-What the kernels compute, they compute by the technique's `DecodeLayout`; its plan of the step is made when somebody
-asks, and must be of the same calls. So that nobody counts or prices what did not run, one that is not is an error.
+Where they know the layers whole, a step is one call of them: what `engines.model.transformer` computes layer by layer,
+but nothing waits for Python. Models with parts that only some families have are left to the transformer, which has each
+layer's experts computed the same way.
 
 Legend: H hidden, E experts, K experts per token, L sparse layers.
 """
@@ -19,7 +20,7 @@ from torch import Tensor
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
-from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, LayoutTable
+from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, LayoutTable, layout_table
 from engines.kernels.native import AttentionTable
 from engines.model.architecture import SWIGLU, ModelConfig
 from engines.model.attention import KeyValueCache
@@ -42,21 +43,24 @@ class Computed:
         return {expert: n_rows for expert, n_rows in enumerate(self.rows_E.tolist()) if n_rows}
 
 
-class DecodePlans(Sequence[DispatchPlan | None]):
-    """The plans of one step, made when somebody asks: most are only counted, after the time of the step is taken.
+class StepPlans(Sequence[DispatchPlan | None]):
+    """The plans of one step. That of a layer which was computed by its layout is made when somebody asks: most are only
+    counted, after the time of the step is taken.
 
-    Raises `EngineError` where a plan is not what was computed.
+    Raises `EngineError` where such a plan is not what was computed.
     """
 
-    def __init__(self, technique: Technique, computed: Sequence[Computed | None]) -> None:
-        """computed: of each layer, None of a dense one."""
+    def __init__(self, technique: Technique, computed: Sequence[Computed | DispatchPlan | None], fused: bool) -> None:
+        """computed: of each layer what was computed or, where that followed a plan, the plan; None of a dense one.
+        fused: whether the step was one call."""
         self._technique = technique
         self.computed = computed
+        self.is_fused = fused
 
     def tell(self, listener: Callable[[int, Routing], None]) -> None:
         """What each sparse layer's router chose."""
         for layer, computed in enumerate(self.computed):
-            if computed is not None:
+            if isinstance(computed, Computed):
                 listener(layer, computed.routing)
 
     def __len__(self) -> int:
@@ -64,8 +68,8 @@ class DecodePlans(Sequence[DispatchPlan | None]):
 
     def __getitem__(self, layer: int) -> DispatchPlan | None:  # type: ignore[override]
         computed = self.computed[layer]
-        if computed is None:
-            return None
+        if not isinstance(computed, Computed):
+            return computed
         plan = self._technique.plan(LayerInput(layer, "decode", computed.routing))
         ran, planned = computed.rows_of_calls(), _rows_of_calls(plan)
         if ran != planned:
@@ -87,12 +91,36 @@ def _rows_of_calls(plan: DispatchPlan) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
-class _Layouts:
+class SaidLayouts:
     """What a technique said of every layer, None of dense ones; and the same as the kernels read it."""
 
     technique: Technique
     layouts: Sequence[DecodeLayout | None]
-    table: LayoutTable | None
+    table: LayoutTable
+
+
+class AskedLayouts:
+    """The layouts of the technique that decodes."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._n_experts = 0 if config.moe is None else config.moe.n_experts
+        self._is_sparse = [config.moe is not None and config.is_sparse(layer) for layer in range(config.n_layers)]
+        self._last: SaidLayouts | None = None
+
+    def of(self, technique: Technique) -> SaidLayouts | None:
+        """None where it decides something between router and experts. Asked once for each technique that comes: what it
+        says is frozen, and a request is of one."""
+        last = self._last
+        if last is not None and last.technique is technique:
+            return last
+        layouts: list[DecodeLayout | None] = []
+        for layer, is_sparse in enumerate(self._is_sparse):
+            layout = technique.decode_layout(layer) if is_sparse else None
+            if is_sparse and layout is None:
+                return None
+            layouts.append(layout)
+        self._last = SaidLayouts(technique, layouts, layout_table(layouts, self._n_experts))
+        return self._last
 
 
 class FusedDecoder:
@@ -101,19 +129,11 @@ class FusedDecoder:
     def __init__(self, decoder: Decoder, config: ModelConfig) -> None:
         self._decoder = decoder
         self._config = config
-        self._is_sparse = [config.moe is not None and config.is_sparse(layer) for layer in range(config.n_layers)]
-        self._last: _Layouts | None = None
 
     def step(
-        self, hidden_1H: Tensor, cos_1P: Tensor, sin_1P: Tensor, cache: KeyValueCache, technique: Technique
-    ) -> DecodePlans | None:
-        """Turns the embedded token into the last layer's output, in place. The cache's length is the caller's.
-
-        None, and nothing is computed, where the technique decides something between router and experts.
-        """
-        said = self._layouts_of(technique)
-        if said is None:
-            return None
+        self, hidden_1H: Tensor, cos_1P: Tensor, sin_1P: Tensor, cache: KeyValueCache, said: SaidLayouts
+    ) -> StepPlans:
+        """Turns the embedded token into the last layer's output, in place. The cache's length is the caller's."""
         ids_LK, weights_LK, rows_LE = self._decoder.step(
             hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length, said.table
         )
@@ -126,21 +146,7 @@ class FusedDecoder:
             routing = Routing(ids_LK[row : row + 1], weights_LK[row : row + 1], self._config.moe.n_experts)
             computed.append(Computed(routing, None if rows_LE is None or layout.is_plain else rows_LE[row]))
             row += 1
-        return DecodePlans(technique, computed)
-
-    def _layouts_of(self, technique: Technique) -> _Layouts | None:
-        """Asked once for each technique that comes: what it says is frozen, and a request is of one."""
-        last = self._last
-        if last is not None and last.technique is technique:
-            return last
-        layouts: list[DecodeLayout | None] = []
-        for layer, is_sparse in enumerate(self._is_sparse):
-            layout = technique.decode_layout(layer) if is_sparse else None
-            if is_sparse and layout is None:
-                return None
-            layouts.append(layout)
-        self._last = _Layouts(technique, layouts, self._decoder.layout_table(layouts))
-        return self._last
+        return StepPlans(said.technique, computed, fused=True)
 
 
 def fused_decoder(

@@ -18,11 +18,13 @@ from torch import Tensor
 
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
+from engines.kernels import native
+from engines.kernels.decoder import mix_laid_out
 from engines.model.accelerator import Backend, StackedExperts, execute_stacked, moved
 from engines.model.attention import Chunk, Step, attend, kernel_table, view_of
 from engines.model.attention import KeyValueCache as KeyValueCache
 from engines.model.checkpoints import Checkpoint
-from engines.model.decode import fused_decoder
+from engines.model.decode import AskedLayouts, Computed, SaidLayouts, StepPlans, fused_decoder
 from engines.model.experts import GatedWeights, execute, gated_ffn, widened_linear
 from engines.model.rope import rope_frequencies, rotation
 from engines.model.router import route
@@ -49,6 +51,7 @@ class Transformer:
             for layer, weights in enumerate(self._weights.layers)
         ]
         self._decoder = fused_decoder(self.config, self._weights, self._tables)
+        self._layouts = AskedLayouts(self.config)
 
     def new_cache(self) -> KeyValueCache:
         """An empty one, where this model computes."""
@@ -62,7 +65,7 @@ class Transformer:
         phase: ChunkPhase,
         observer: LayerObserver | None = None,
         on_routing: RoutingListener | None = None,
-    ) -> tuple[Tensor, Sequence[DispatchPlan | None]]:
+    ) -> tuple[Tensor, StepPlans]:
         """Runs one chunk at the cache's end. Returns normed hidden_TH and each layer's plan (None for dense layers)."""
         return self.forward_batch([tokens_T], [cache], technique, phase, observer, on_routing)
 
@@ -74,14 +77,14 @@ class Transformer:
         phase: ChunkPhase,
         observer: LayerObserver | None = None,
         on_routing: RoutingListener | None = None,
-    ) -> tuple[Tensor, Sequence[DispatchPlan | None]]:
+    ) -> tuple[Tensor, StepPlans]:
         """Runs one chunk of tokens for each sequence, at the end of its own cache, in one step.
 
         hidden_TH holds the rows of the first chunk, then those of the next. Each layer has one plan for all rows:
         experts see the tokens of all sequences together, and a technique that couples tokens couples those of different
         sequences, as in serving systems that batch. An observed step gives the same, computed layer by layer.
 
-        on_routing: told what each sparse layer's router chose, but in steps whose plans are `DecodePlans`: these know.
+        on_routing: told what each sparse layer's router chose, but in fused steps: their `StepPlans` tell it.
         """
         step = self._step([len(tokens_T) for tokens_T in chunks], caches)
         tokens_T = chunks[0] if len(chunks) == 1 else torch.cat([*chunks])
@@ -89,13 +92,13 @@ class Transformer:
             tokens_T = tokens_T.to(self._device)
         hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).to(self._dtype) * self.config.embedding_scale
         is_one_token = phase == "decode" and len(tokens_T) == 1
-        if is_one_token and observer is None and self._decoder is not None:
-            lazy = self._decoder.step(hidden_TH, step.cos_TP, step.sin_TP, caches[0], technique)
-            if lazy is not None:
-                caches[0].length += 1
-                return self._weights.norm(hidden_TH), lazy
-        plans: list[DispatchPlan | None] = []
-        wants_norm = technique.needs_saliency or observer is not None
+        said = self._layouts.of(technique) if is_one_token and observer is None and self._device is None else None
+        if said is not None and self._decoder is not None:
+            lazy = self._decoder.step(hidden_TH, step.cos_TP, step.sin_TP, caches[0], said)
+            caches[0].length += 1
+            return self._weights.norm(hidden_TH), lazy
+        plans: list[Computed | DispatchPlan | None] = []
+        wants_norm = (technique.needs_saliency and said is None) or observer is not None
         for layer, weights in enumerate(self._weights.layers):
             attended_TH = attend(
                 weights.attention_norm(hidden_TH), weights.attention, self.config, layer, step, self._tables[layer]
@@ -105,8 +108,9 @@ class Transformer:
             if weights.after_attention_norm is not None:
                 attended_TH = weights.after_attention_norm(attended_TH)
             hidden_TH = hidden_TH + attended_TH
+            normed_TH = weights.mlp_norm(hidden_TH)
             mixed_TH, plan = self._mlp(
-                weights.mlp_norm(hidden_TH), weights.mlp, layer, technique, phase, saliency_T, observer, on_routing
+                normed_TH, weights.mlp, layer, technique, phase, saliency_T, observer, on_routing, said
             )
             if weights.after_mlp_norm is not None:
                 mixed_TH = weights.after_mlp_norm(mixed_TH)
@@ -114,7 +118,7 @@ class Transformer:
             plans.append(plan)
         for chunk in step.chunks:
             chunk.cache.length = chunk.end
-        return self._weights.norm(hidden_TH), plans
+        return self._weights.norm(hidden_TH), StepPlans(technique, plans, fused=False)
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """logits_TL of normed hidden states, fp32; the caller picks the rows it needs, for the head is large."""
@@ -153,7 +157,9 @@ class Transformer:
         saliency_T: Tensor | None,
         observer: LayerObserver | None,
         on_routing: RoutingListener | None,
-    ) -> tuple[Tensor, DispatchPlan | None]:
+        said: SaidLayouts | None,
+    ) -> tuple[Tensor, Computed | DispatchPlan | None]:
+        """said: what the technique makes of one decoded token; None where it must be asked for a plan first."""
         if isinstance(mlp, GatedWeights):
             return gated_ffn(normed_TH, mlp, self.config.unit), None
         moe = self.config.moe
@@ -161,6 +167,11 @@ class Transformer:
         routing = route(normed_TH, mlp.router, moe.router)
         if on_routing is not None:
             on_routing(layer, routing)
+        if said is not None and mlp.experts.table is not None and native.serves(normed_TH, routing.weights_TK):
+            mixed_TH, rows_E = mix_laid_out(
+                normed_TH, mlp.experts.table, said.table, layer, routing.expert_ids_TK, routing.weights_TK
+            )
+            return self._with_shared(mixed_TH, normed_TH, mlp), Computed(routing, rows_E)
         plan = technique.plan(LayerInput(layer, phase, routing, saliency_T))
         if isinstance(technique, Oracle):
             mixed_TH = mix_experts(normed_TH, routing, mlp.experts)
@@ -171,9 +182,12 @@ class Transformer:
         if observer is not None:
             assert saliency_T is not None  # computed for whoever observes
             observer.layer(SparseLayerStep(layer, phase, saliency_T, normed_TH, routing, mixed_TH))
+        return self._with_shared(mixed_TH, normed_TH, mlp), plan
+
+    def _with_shared(self, mixed_TH: Tensor, normed_TH: Tensor, mlp: SparseWeights) -> Tensor:
         if mlp.shared is None:
-            return mixed_TH, plan
+            return mixed_TH
         shared_TH = gated_ffn(normed_TH, mlp.shared, self.config.unit)
         if mlp.shared_gate_1H is not None:
             shared_TH = shared_TH * torch.sigmoid(widened_linear(normed_TH, mlp.shared_gate_1H))
-        return mixed_TH + shared_TH, plan
+        return mixed_TH + shared_TH

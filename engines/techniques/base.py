@@ -193,7 +193,10 @@ class Technique(Protocol):
 
     def plan(self, seen: LayerInput) -> DispatchPlan: ...
     def decode_layout(self, layer: int) -> DecodeLayout | None:
-        """What one decoded token computes, where nothing must be decided between router and experts; else None."""
+        """What `plan` makes of one decoded token, whatever its routing is, without saliency; the same at every call.
+
+        None: something must be decided between router and experts, so that each layer waits for its plan.
+        """
         ...
 
 

@@ -29,16 +29,18 @@ from engines.techniques.presets import DroplessParameters
 from results.records import Request
 from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.benchmarks.race_models import MODELS, VOCABULARY, write_model
+from tests.fakes.families import CASES, write_family
 from tests.techniques import NpumoeT
 
 PAGE = "decode-roads"
 BUNDLED = "bundled:tiny-qwen3-moe"
 MADE = next(iter(MODELS))
+OLMOE = "OLMoE of 3 layers, width 64"
 N_PROMPT, N_NEW = 32, 65
 TURNS = 21
 BASELINE, AGAIN = "dropless", "dropless again"
 SAME_CALLS = "static calls of 1 row"
-LAYER_BY_LAYER = ", layer by layer"
+PLANNED = ", each layer planned first"
 TARGET = 1 / 1.05
 """Of dropless' rate, for the same calls."""
 
@@ -50,10 +52,11 @@ def of_rows(n_rows: int) -> TechniqueParameters:
 
 @dataclass(frozen=True)
 class Arm:
-    """layer_by_layer: by an observer of layers, which costs a norm of each layer's attention output besides."""
+    """planned: each layer's plan is made before it is computed, as for an observer of layers, who costs a norm of each
+    layer's attention output besides."""
 
     technique: TechniqueParameters
-    layer_by_layer: bool = False
+    planned: bool = False
 
 
 ARMS: Mapping[str, Arm] = {
@@ -62,8 +65,8 @@ ARMS: Mapping[str, Arm] = {
     SAME_CALLS: Arm(of_rows(1)),
     "static calls of 4 rows": Arm(of_rows(4)),
     "static calls of 32 rows": Arm(of_rows(32)),
-    BASELINE + LAYER_BY_LAYER: Arm(DroplessParameters(), layer_by_layer=True),
-    SAME_CALLS + LAYER_BY_LAYER: Arm(of_rows(1), layer_by_layer=True),
+    BASELINE + PLANNED: Arm(DroplessParameters(), planned=True),
+    SAME_CALLS + PLANNED: Arm(of_rows(1), planned=True),
 }
 
 
@@ -97,7 +100,7 @@ def readied(checkpoint: Checkpoint, arm: Arm) -> tuple[ReferenceEngine, float, s
     engine = ReferenceEngine(checkpoint, arm.technique, threads=1)
     if engine.needs_calibration:
         engine.calibrate([request(0).prompt_ids])
-    engine.layer_observer = Watcher() if arm.layer_by_layer else None
+    engine.layer_observer = Watcher() if arm.planned else None
     engine.observer = seen = DecodedRows()
     engine.run(request(0), unheard)
     engine.observer = None
@@ -141,10 +144,11 @@ REMARKS = f"""What decodes beside `dropless`, on one thread. Each row's ratio is
 that of dropless in the same turn; `{AGAIN}` is a second engine of the same kind, and its distance from 1 is what
 this way of measuring leaves to chance. Prompts of {N_PROMPT} random tokens, {N_NEW} new ones.
 
-A technique that says beforehand what a choice leads to decodes in one call of the kernels, as dropless does. With the
-same calls it is to lose no more than 5 %. What more rows cost is their own price: padding is computed. "Layer by layer"
-is what the same calls take with Python between the layers, as every technique but dropless did once; it holds a norm of
-each layer's attention output besides, a few microseconds."""
+A technique that says beforehand what a choice leads to decodes in one call of the kernels, as dropless does, and with
+the same calls it is to lose no more than 5 %. What more rows cost is their own price: padding is computed. Where the
+kernels do not know the layers whole, as those of {OLMOE}, each layer's experts are one call. "Each layer planned
+first" is what the same calls take where Python makes the plan before the layer is computed, as it once did for every
+technique but dropless, and does for an observer of layers; it holds a norm of each layer's attention output besides."""
 
 
 def main() -> None:
@@ -157,6 +161,9 @@ def main() -> None:
         write_model(MADE, Path(folder))
         made = load_checkpoint(folder, torch.bfloat16)
         found += compared(f"{MADE}, bf16", made, n_turns)
+    with tempfile.TemporaryDirectory() as folder:
+        write_family(Path(folder), CASES["olmoe"])
+        found += compared(f"{OLMOE}, f32", load_checkpoint(folder, torch.float32), n_turns)
     write_page(PAGE, "What a technique's calls cost a decoded token", found, REMARKS)
 
 
