@@ -248,7 +248,8 @@ def _integrate(part: Resting, intervals: Sequence[Interval], beside: Beside | No
     else:
         variance_j2 = power_variance_j2(replace(trace, times_s=curve.times_s, values=curve.watts), edges)
     still_j2, stood = stood_still(trace, curve, edges, n_alike)
-    jumped_j2, jumped = _jumped(trace, edges, energy_j, beside) if trace.kind == "counter" else (0.0, None)
+    is_read = trace.kind == "counter" and trace.method != "modelled"  # what is computed does not jump
+    jumped_j2, jumped = _jumped(trace, edges, energy_j, beside) if is_read else (0.0, None)
     return _Part(energy_j, variance_j2 + still_j2 + jumped_j2, trace.relative_accuracy * abs(energy_j), stood, jumped)
 
 

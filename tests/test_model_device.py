@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from devices.base import Device, DeviceError
@@ -54,6 +56,18 @@ def test_traces_are_modelled_counters_of_cpu_npu_and_communication() -> None:
     assert {(t.kind, t.method, t.additive) for t in traces} == {("counter", "modelled", True)}
     assert [t.relative_accuracy for t in traces] == [0.02, 0.05, 0.1]
     assert all(t.note is not None and "idle counted as 0 W: the sheet states none" in t.note for t in traces)
+
+
+def test_a_modelled_burst_is_no_jump_of_a_counter() -> None:
+    """100 launches far apart, two of them in a row: their sum, and the sheet's error only."""
+    apart = replace(CPU_WORK, flops=100_000)  # 200 s
+    device = ModelDevice(toy_sheet(), host)
+    (meter,) = device.meters
+    meter.start()
+    device.timeline.run([*[NPU_WORK, apart] * 50, NPU_WORK, *[NPU_WORK, apart] * 49])
+    found = energy_between(meter.stop()[1:2], [(0.0, device.timeline.now_s())], "all", "timeline")
+    assert found.energy_j == pytest.approx(100 * 1.4)
+    assert found.uncertainty_j == pytest.approx(0.05 * 140)
 
 
 def test_a_second_window_starts_where_it_was_started() -> None:
