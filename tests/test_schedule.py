@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from devices.models.timeline import Operation
-from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall, Transfer, Width
+from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, ExpertCall, Transfer, Width
 from engines.errors import EngineError
 from engines.model.model_config import parse_model_config
 from engines.pricing.schedule import PHI_3_5_MOE, ModelShape, Step, lm_head, operations, own_shape, priced_shape
@@ -163,6 +163,13 @@ def test_weights_that_move_over_a_link_are_refused_on_unified_memory() -> None:
     offloading = plan(call((0,), (1,), (1,), GPU), transfers=(fetched,))
     with pytest.raises(EngineError, match="moves weights from cpu to gpu"):
         operations(STEP, [offloading], TOY, "cpu", None)
+
+
+def test_activations_that_units_send_each_other_are_refused_not_free() -> None:
+    sends = Exchange("all_reduce", ("rank:0", "rank:1"), ((0, 40), (40, 0)))
+    exchanging = replace(plan(call((0,), (5,), (5,), CPU)), exchanges=(sends,))
+    with pytest.raises(EngineError, match="rank:0, rank:1 send each other activations, and the modelled machine has"):
+        operations(STEP, [exchanging], TOY, "cpu", None)
 
 
 def test_the_head_reads_its_weights_once() -> None:

@@ -145,7 +145,7 @@ def operations(
     in order, again from the first; one without dense layers reuses the sparse layers' plans only.
     backbone: the unit of attention and of what every token passes through; experts lie where the plans say.
     graph_bytes_limit: a static expert call with more weight bytes runs on the CPU. Raises `EngineError` for plans that
-    move weights: on unified memory there is no link to price.
+    move weights or exchange activations: on unified memory there is no link to price.
     """
     reused = [plan for plan in plans if plan is not None] if shape.dense_width == 0 else list(plans)
     if not reused:
@@ -219,6 +219,12 @@ def _moe_block(plan: DispatchPlan, shape: ModelShape, graph_bytes_limit: float |
         raise EngineError(
             f"the plan moves weights from {', '.join(links)}, but the modelled machine has one unified memory; "
             "use a technique without offloading there"
+        )
+    if plan.exchanges:
+        units = sorted({unit for exchange in plan.exchanges for unit in exchange.units})
+        raise EngineError(
+            f"{', '.join(units)} send each other activations, and the modelled machine has no link between them; "
+            "use a technique on units of one memory"
         )
     row_bytes = _row_bytes(shape)
     calls = list(plan.calls)
