@@ -176,7 +176,8 @@ FLOP price is fitted on its one kernel, and 66.8 W is printed (energy over time 
 
 The GPU has no price of a launch and none of its weights beyond the memory's bandwidth, because nobody states one. Take
 ratios of dense kernels from it, no prefill: Table 9 has 0.99 s for an attention and MoE block on the GPU against 1.26 s
-on the NPU, where Table 8's price gives {gpu_layer_s:.2f} s for a layer over 1024 tokens.
+on the NPU, where Table 8's price gives {gpu_layer_s:.2f} s for a layer over 1024 tokens; and 4.48 times the NPU's
+joules, where Table 8 has 1.87. That gap is the error that the sheet states for the GPU's joules.
 
 ## A whole prefill, priced as phi-3.5-moe on m2-ultra
 
