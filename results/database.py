@@ -14,9 +14,12 @@ from typing import Final
 
 from pydantic import ValidationError
 
-SCHEMA_VERSION: Final = 5
+from results.sealed_rows import COLUMNS, BrokenSealError, seal_all
+
+SCHEMA_VERSION: Final = 6
 READ_FROM_VERSION: Final = 3
-"""Of an older run that is only looked at: what came later is an index, and a table that need not be there."""
+"""Of an older run that is only looked at: what came later are an index, seals, and a table that need not be there."""
+SEALED_FROM_VERSION: Final = 6
 DATABASE: Final = "run.sqlite"
 OWNER_ONLY: Final = 0o600
 
@@ -44,6 +47,9 @@ _MIGRATIONS: Final[dict[int, str]] = {
     3: "CREATE INDEX trial_finished ON trial (finished_order);",
     # Which experts were chosen, layer by layer: apart from the trial's record, which every reader reads whole.
     4: "CREATE TABLE heat (trial_id TEXT PRIMARY KEY REFERENCES trial (trial_id), record TEXT NOT NULL) STRICT;",
+    # A flipped bit in a record, or the trace file of another trial, changed figures without a word.
+    5: "ALTER TABLE trial ADD COLUMN traces_sha256 TEXT;"
+    + "".join(f" ALTER TABLE {table} ADD COLUMN seal TEXT NOT NULL DEFAULT '';" for table in COLUMNS),
 }
 """From version k to k + 1. A new run takes the same path as an old one: schema 1, then every step."""
 
@@ -53,18 +59,22 @@ class StoreError(Exception):
 
 
 @contextlib.contextmanager
-def damage_told(path: Path) -> Iterator[None]:
-    """Turns what SQLite, or a record that does not fit, raises into a `StoreError` that names the file."""
+def damage_told(path: Path, sealed: bool = False) -> Iterator[None]:
+    """Turns what SQLite, or a record that does not fit, raises into a `StoreError` that names the file.
+
+    sealed: records are known to be what was written, so that a field which is not known here is a newer version's. In
+    an older database it is damage: whoever wrote it knew no field that is not known here.
+    """
     try:
         yield
     except ValidationError as error:
         unknown = [".".join(map(str, e["loc"])) for e in error.errors() if e["type"] == "extra_forbidden"]
-        if unknown:
+        if unknown and sealed:
             raise StoreError(
                 f"{path.parent} was written by a newer joulebench ({unknown[0]} is not known here); update joulebench"
             ) from error
         raise StoreError(damaged(path, error)) from error
-    except (sqlite3.Error, UnicodeDecodeError) as error:
+    except (sqlite3.Error, UnicodeDecodeError, BrokenSealError) as error:
         raise StoreError(damaged(path, error)) from error
 
 
@@ -94,13 +104,18 @@ def opened_for_writing(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
-        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise StoreError(damaged(path, found))
+        check_whole(db, path)
         with transaction(db):
             _migrate(db, path)
         undo.pop_all()
     return db
+
+
+def check_whole(db: sqlite3.Connection, path: Path) -> None:
+    """Raises `StoreError` where pages or indexes are broken: SQLite may leave out rows of such a page in silence."""
+    found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if found != "ok":
+        raise StoreError(damaged(path, found))
 
 
 def opened_for_reading(path: Path) -> sqlite3.Connection:
@@ -132,9 +147,12 @@ def _opened(path: Path, how: str) -> sqlite3.Connection:
 def schema_version(db: sqlite3.Connection, path: Path) -> int:
     """Raises `StoreError` where it is newer than what this version reads."""
     row = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    if row is None or not str(row[0]).isdecimal():
-        raise StoreError(damaged(path, "it does not say its schema"))
-    version = int(row[0])
+    said = "" if row is None else str(row[0])
+    version = int(said) if said.isdecimal() and len(said) < 10 else 0
+    if version < 1:
+        raise StoreError(
+            damaged(path, f"its schema is {said[:20]!r}, no number from 1" if said else "it does not say its schema")
+        )
     if version > SCHEMA_VERSION:
         raise StoreError(
             f"{path.parent} was written by a newer joulebench (schema {version}, this one reads {SCHEMA_VERSION});"
@@ -168,6 +186,8 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
     version = schema_version(db, path)
     for step in range(version, SCHEMA_VERSION):
         _execute_all(db, _MIGRATIONS[step])
+    if version < SEALED_FROM_VERSION:
+        seal_all(db)
     if version < SCHEMA_VERSION:
         db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION),))
 

@@ -1,6 +1,6 @@
 """The run folder: an SQLite index in WAL mode, and one Parquet file of raw power traces a trial.
 
-    RUN/run.sqlite             meta, run, cell, trial, heat, sample
+    RUN/run.sqlite             meta, run, cell, trial, heat, sample; each row sealed with a digest
     RUN/traces/TRIAL.parquet   raw readings of every meter in the trial's window and its idle baselines
 
 A trial is committed whole or not at all: in one transaction its rows are inserted, its trace file is written under a
@@ -15,11 +15,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
@@ -27,7 +28,9 @@ from results.database import (
     DATABASE,
     OWNER_ONLY,
     READ_FROM_VERSION,
+    SEALED_FROM_VERSION,
     StoreError,
+    check_whole,
     damage_told,
     damaged,
     has_table,
@@ -39,6 +42,7 @@ from results.database import (
 )
 from results.records import Cell, ExpertHeat, PowerTrace, Sample
 from results.runs import RunData, RunInfo
+from results.sealed_rows import Table, insert, rows, seal_trial
 from results.trace_files import WINDOW, read_traces, write_traces
 from results.trials import Trial, without_fields_set
 
@@ -46,6 +50,7 @@ __all__ = ["DATABASE", "FREE_BYTES_NEEDED", "Store", "StoreError", "check_free_s
 
 _OWN_NAMES: Final = {DATABASE, *(f"{DATABASE}-{s}" for s in ("journal", "wal", "shm")), "run.lock", "traces"}
 """The journal exists only for the moment before the database is in WAL mode; a kill may leave it."""
+NO_TRACE_FILE: Final = ""
 FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
 """A run does not start, and a trial is not written, with less room than this on the disk."""
 
@@ -55,16 +60,20 @@ log = logging.getLogger(__name__)
 class Store:
     """One run folder, held by one process at a time."""
 
-    def __init__(self, directory: Path, connection: sqlite3.Connection, lock: FileLock | None) -> None:
+    def __init__(
+        self, directory: Path, connection: sqlite3.Connection, lock: FileLock | None, sealed: bool = True
+    ) -> None:
         self.directory = directory
         self._connection = connection
         self._lock = lock
+        self._sealed = sealed
 
     # --- opening ---
 
     @classmethod
     def create(cls, directory: Path, info: RunInfo, cells: Sequence[Cell]) -> Store:
         """A new run folder. Nothing of it is left behind when it fails."""
+        check_is_folder(directory)
         found = {p.name for p in directory.iterdir()} if directory.is_dir() else set()
         strangers = sorted(found - _OWN_NAMES)
         if strangers:
@@ -86,17 +95,17 @@ class Store:
                         f"{directory} already holds a run; go on with --resume or name another folder with --out"
                     )
                 with transaction(store._connection) as db:
-                    db.execute("INSERT INTO run VALUES (?, ?)", (info.run_id, info.model_dump_json()))
-                    db.executemany(
-                        "INSERT INTO cell VALUES (?, ?, ?)",
-                        [(cell.cell_id, i, cell.model_dump_json()) for i, cell in enumerate(cells)],
-                    )
+                    insert(db, "run", (info.run_id, info.model_dump_json()))
+                    for i, cell in enumerate(cells):
+                        insert(db, "cell", (cell.cell_id, i, cell.model_dump_json()))
                 store._checkpoint()
                 undo.pop_all()
         except (OSError, sqlite3.Error) as error:
             # Not on a StoreError: then the folder is another process's, or holds another run.
             _remove_new(directory, found, made)
-            raise StoreError(f"cannot create the run folder {directory}: {error}") from error
+            raise StoreError(
+                f"cannot create the run folder {directory}: {error}; name a folder that can be written with --out"
+            ) from error
         return store
 
     @staticmethod
@@ -132,9 +141,11 @@ class Store:
         with damage_told(path), contextlib.ExitStack() as undo:
             connection = opened_for_reading(path)
             undo.callback(connection.close)
-            if schema_version(connection, path) >= READ_FROM_VERSION:
+            version = schema_version(connection, path)
+            if version >= READ_FROM_VERSION:
+                check_whole(connection, path)
                 undo.pop_all()
-                return cls(directory, connection, None)
+                return cls(directory, connection, None, sealed=version >= SEALED_FROM_VERSION)
         cls.open(directory).close()
         return cls.view(directory)
 
@@ -174,17 +185,16 @@ class Store:
         try:
             with contextlib.ExitStack() as undo:
                 with transaction(self._connection) as db:
-                    db.execute(
-                        "INSERT INTO trial (trial_id, cell_id, repeat, status, record, finished_order)"
-                        " VALUES (?, ?, ?, ?, ?, (SELECT coalesce(max(finished_order), 0) + 1 FROM trial))",
-                        (trial.trial_id, trial.cell_id, trial.repeat, trial.status, trial.model_dump_json()),
-                    )
+                    (order,) = db.execute("SELECT coalesce(max(finished_order), 0) + 1 FROM trial").fetchone()
+                    named = (trial.trial_id, trial.cell_id, trial.repeat, trial.status)
+                    insert(db, "trial", (*named, trial.model_dump_json(), order, NO_TRACE_FILE))
                     if trial.heat is not None:
-                        db.execute("INSERT INTO heat VALUES (?, ?)", (trial.trial_id, trial.heat.model_dump_json()))
+                        insert(db, "heat", (trial.trial_id, trial.heat.model_dump_json()))
                     if any(traces.values()):
                         # Only from here on: before, a file of this name would be that of a finished trial.
                         undo.callback(path.unlink, missing_ok=True)
-                        write_traces(path, traces, _window(trial), trial.marks)
+                        sha256 = write_traces(path, traces, _window(trial), trial.marks)
+                        seal_trial(db, trial.trial_id, sha256)
                 undo.pop_all()
             self._checkpoint()
         except sqlite3.IntegrityError as error:
@@ -203,10 +213,8 @@ class Store:
         check_free_space(self.directory)
         try:
             with transaction(self._connection) as db:
-                db.executemany(
-                    "INSERT OR IGNORE INTO sample VALUES (?, ?, ?, ?)",
-                    [(workload, model, i, sample.model_dump_json()) for i, sample in enumerate(samples)],
-                )
+                for i, sample in enumerate(samples):
+                    insert(db, "sample", (workload, model, i, sample.model_dump_json()), or_ignore=True)
             self._checkpoint()
         except sqlite3.Error as error:
             raise StoreError(
@@ -241,58 +249,75 @@ class Store:
             return {(c, r) for c, r in self._connection.execute("SELECT cell_id, repeat FROM trial")}
 
     def info(self) -> RunInfo:
-        with damage_told(self.directory / DATABASE):
-            row = self._connection.execute("SELECT record FROM run").fetchone()
+        with self._read("run", "run_id") as found:
+            row = next(found, None)
             if row is None:
                 raise StoreError(f"{self.directory}: the run was never started; remove the folder and run again")
-            return RunInfo.model_validate_json(row[0])
+            return RunInfo.model_validate_json(row["record"])
 
     def trials(self) -> tuple[Trial, ...]:
         """In the order in which they were finished."""
-        with damage_told(self.directory / DATABASE), _no_collection():
-            rows = self._connection.execute("SELECT record FROM trial ORDER BY finished_order")
-            return tuple(without_fields_set(Trial.model_validate_json(r)) for (r,) in rows)
+        with self._read("trial", "finished_order") as found, _no_collection():
+            return tuple(without_fields_set(Trial.model_validate_json(row["record"])) for row in found)
 
     def samples(self) -> dict[tuple[str, str], tuple[Sample, ...]]:
         """By workload and model. Empty for runs from before they were kept."""
-        found: dict[tuple[str, str], list[Sample]] = {}
-        with damage_told(self.directory / DATABASE):
-            query = "SELECT workload, model, record FROM sample ORDER BY workload, model, position"
-            for workload, model, record in self._connection.execute(query):
-                found.setdefault((workload, model), []).append(Sample.model_validate_json(record))
-        return {key: tuple(own) for key, own in found.items()}
+        samples: dict[tuple[str, str], list[Sample]] = {}
+        with self._read("sample", "workload, model, position") as found:
+            for row in found:
+                own = samples.setdefault((row["workload"], row["model"]), [])
+                own.append(Sample.model_validate_json(row["record"]))
+        return {key: tuple(own) for key, own in samples.items()}
 
     def data(self) -> RunData:
-        with damage_told(self.directory / DATABASE):
-            rows = self._connection.execute("SELECT record FROM cell ORDER BY position")
-            cells = tuple(Cell.model_validate_json(r) for (r,) in rows)
+        with self._read("cell", "position") as found:
+            cells = tuple(Cell.model_validate_json(row["record"]) for row in found)
         trials = self.trials()
         strays = {t.cell_id for t in trials} - {c.cell_id for c in cells}
         if strays:
             raise StoreError(damaged(self.directory / DATABASE, f"trials of a cell that is not there: {min(strays)}"))
         # Looked at once: tables and page ask for each trial several times.
-        traced = {path.stem for path in _trace_files(self.directory)}
+        kept = self._trace_digests()
         return RunData(
             info=self.info(),
             cells=cells,
             trials=trials,
-            load_traces=lambda trial_id: self.traces(trial_id) if trial_id in traced else (),
+            load_traces=lambda trial_id: self._read_traces(trial_id, WINDOW, kept),
             load_heat=self.heat,
             samples=self.samples(),
         )
 
     def traces(self, trial_id: str, part: str = WINDOW) -> tuple[PowerTrace, ...]:
         """Raw traces of one part of a trial; empty where none were stored. Raises `TraceFileError`."""
+        return self._read_traces(trial_id, part, self._trace_digests())
+
+    def _read_traces(self, trial_id: str, part: str, kept: Mapping[str, str | None]) -> tuple[PowerTrace, ...]:
         path = self._trace_path(trial_id)
-        return read_traces(path, part) if path.is_file() else ()
+        return read_traces(path, part, kept[trial_id]) if trial_id in kept else ()
+
+    def _trace_digests(self) -> dict[str, str | None]:
+        """Of the trace file of each trial that has one; None where it is there and its digest was not kept."""
+        there: dict[str, str | None] = dict.fromkeys(path.stem for path in _trace_files(self.directory))
+        if not self._sealed:
+            return there
+        with damage_told(self.directory / DATABASE):
+            query = "SELECT trial_id, traces_sha256 FROM trial WHERE traces_sha256 IS NOT NULL"
+            kept = dict(self._connection.execute(query).fetchall())
+        return {i: d for i, d in (there | kept).items() if d != NO_TRACE_FILE}
+
+    @contextlib.contextmanager
+    def _read(self, table: Table, order: str, trial_id: str | None = None) -> Iterator[Iterator[dict[str, Any]]]:
+        """The rows of a table, or a trial's. Raises `StoreError` where one is not what was written, or no record."""
+        with damage_told(self.directory / DATABASE, self._sealed):
+            yield rows(self._connection, table, order, self._sealed, trial_id)
 
     def heat(self, trial_id: str) -> ExpertHeat | None:
         """What a trial's routers chose; None where it was not kept. Raises `StoreError`."""
-        with damage_told(self.directory / DATABASE):
-            if not has_table(self._connection, "heat"):
-                return None
-            row = self._connection.execute("SELECT record FROM heat WHERE trial_id = ?", (trial_id,)).fetchone()
-            return None if row is None else ExpertHeat.model_validate_json(row[0])
+        if not has_table(self._connection, "heat"):
+            return None
+        with self._read("heat", "trial_id", trial_id) as found:
+            row = next(found, None)
+            return None if row is None else ExpertHeat.model_validate_json(row["record"])
 
     def _trace_path(self, trial_id: str) -> Path:
         return self.directory / "traces" / f"{trial_id}.parquet"
@@ -317,12 +342,19 @@ def _no_collection() -> Iterator[None]:
 def check_free_space(directory: Path) -> None:
     """Raises `StoreError` when the disk under a (perhaps not yet existing) folder has too little room."""
     existing = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
-    free = shutil.disk_usage(existing).free
-    if free < FREE_BYTES_NEEDED:
+    room = shutil.disk_usage(existing)
+    # What has no bytes at all is no disk (/proc, /sys), or does not tell: whoever writes there hears why it cannot be.
+    if room.total and os.access(existing, os.W_OK) and room.free < FREE_BYTES_NEEDED:
         raise StoreError(
-            f"only {free / 1e6:.0f} MB are free on the disk of {directory}, {FREE_BYTES_NEEDED / 1e6:.0f} MB are"
+            f"only {room.free / 1e6:.0f} MB are free on the disk of {directory}, {FREE_BYTES_NEEDED / 1e6:.0f} MB are"
             " needed; make room or name a folder on another disk with --out"
         )
+
+
+def check_is_folder(directory: Path) -> None:
+    """Raises `StoreError` where something lies that is no folder: a file, a device."""
+    if not directory.is_dir() and (directory.exists() or directory.is_symlink()):
+        raise StoreError(f"{directory} is no folder; name another one with --out")
 
 
 def check_holds_run(directory: Path) -> None:
@@ -344,7 +376,9 @@ def _remove_new(directory: Path, found: set[str], made: bool) -> None:
         if name == "traces":
             shutil.rmtree(directory / name, ignore_errors=True)
         else:
-            (directory / name).unlink(missing_ok=True)
+            # Another error is on its way up, and is the one to tell.
+            with contextlib.suppress(OSError):
+                (directory / name).unlink(missing_ok=True)
 
 
 def _trace_files(directory: Path) -> list[Path]:

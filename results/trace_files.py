@@ -9,6 +9,7 @@ A file holds the traces of several parts: a trial's window and its idle baseline
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -44,8 +45,8 @@ def write_traces(
     window: tuple[float, float] | None = None,
     marks: Sequence[str] = (),
     states: Sequence[Mapping[str, Any]] = (),
-) -> None:
-    """Writes a file of traces by part; it appears whole or not at all.
+) -> str:
+    """Writes a file of traces by part; it appears whole or not at all. Returns its SHA-256, in hexadecimal.
 
     window: (start, end) on the clock of the readings, of which some may lie before and behind it. marks: what taints
     it. states: the device's, for people.
@@ -70,10 +71,13 @@ def write_traces(
             _STATES: json.dumps(list(states)),
         }
     )
+    whole = pa.BufferOutputStream()
+    pq.write_table(table, whole, write_page_checksum=True)
+    content = whole.getvalue()
     temporary = temporary_of(path)
     try:
         with open(temporary, "wb", opener=_for_owner) as file:
-            pq.write_table(table, file, write_page_checksum=True)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -85,6 +89,7 @@ def write_traces(
         os.fsync(folder)
     finally:
         os.close(folder)
+    return hashlib.sha256(content).hexdigest()
 
 
 def temporary_of(path: Path) -> Path:
@@ -96,13 +101,18 @@ def _describe(trace: PowerTrace) -> dict[str, Any]:
     return {k: v for k, v in vars(trace).items() if k not in ("times_s", "values")}
 
 
-def read_traces(path: Path, part: str = WINDOW) -> tuple[PowerTrace, ...]:
-    """Traces of one part. Raises `TraceFileError`."""
+def read_traces(path: Path, part: str = WINDOW, sha256: str | None = None) -> tuple[PowerTrace, ...]:
+    """Traces of one part. sha256: that the file must have, where it is known. Raises `TraceFileError`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
+        content = path.read_bytes()
+        if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+            raise TraceFileError(
+                f"trace file {path} is damaged, or that of another trial: its SHA-256 is not the one that was kept"
+            )
+        table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
         described = json.loads((table.schema.metadata or {})[_DESCRIPTION])
         index, times_s, values = (table[name].to_numpy() for name in ("trace", "time_s", "value"))
         return tuple(

@@ -10,6 +10,7 @@ from results.trace_files import TraceFileError
 from results.trials import Trial
 
 NO_TRACES = "the trial has no trace file"
+LOST_TRACES = "the trial's trace file is damaged, absent or another trial's; its joules as a whole stand"
 
 
 class TrialTraces(NamedTuple):
@@ -30,7 +31,7 @@ def traces_of(run: RunData, trial: Trial) -> TrialTraces:
         return TrialTraces(meter, traces, None if traces else NO_TRACES)
     except TraceFileError as error:
         run.lost_traces[trial.trial_id] = str(error)
-        return TrialTraces(meter, lost="the trial's trace file is damaged; its joules as a whole stand")
+        return TrialTraces(meter, lost=LOST_TRACES)
 
 
 def lost_trace_notes(run: RunData) -> list[str]:

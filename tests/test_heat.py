@@ -34,6 +34,7 @@ from tests.run_builders import cell, failed, trial
 from tests.techniques import NpumoeT
 from tests.test_runner import Heard
 from tests.test_store import INFO, POWER
+from tests.test_store_damage import before_seals
 
 HEAT = ExpertHeat(layers=(0, 2), chosen=((3, 1, 0), (2, 2, 0)), profiled=((1, 1, 1), (3, 0, 0)))
 
@@ -197,6 +198,7 @@ def test_a_run_from_before_heat_was_kept_has_none_and_takes_it_from_now_on(tmp_p
     folder = tmp_path / "run"
     with Store.create(folder, INFO, [cell("c1")]) as store:
         store.add_trial(heated("t1", None, repeat=0), {})
+    before_seals(folder)
     with sqlite3.connect(folder / DATABASE) as db:
         db.execute("DROP TABLE heat")
         db.execute("UPDATE meta SET value = '4' WHERE key = 'schema_version'")

@@ -22,6 +22,7 @@ from results.environments import Build, Environment
 from results.records import Sample
 from results.report.html import html_text
 from results.runs import RunData
+from results.sealed_rows import seal_all
 from results.store import Store, StoreError
 from tests.fakes.items import write_data_folder
 from tests.fakes.machine import FakeBench, FakeWorkload
@@ -233,6 +234,7 @@ def test_a_run_of_before_inputs_were_kept_is_gone_on_with(tmp_path: Path) -> Non
     with Store.open(tmp_path / "run") as store:
         info = store.info().model_copy(update={"inputs": ()})
         store._connection.execute("UPDATE run SET record = ?", (info.model_dump_json(),))
+        seal_all(store._connection)
     assert run(planned(), tmp_path / "run", resume=True).n_ok == 2
     assert "What decided the numbers" not in html_text(RunData(info, (), (), lambda _: ()))
 

@@ -302,6 +302,26 @@ def small_volume(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(volume)], check=True)
 
 
+def test_a_folder_where_nothing_can_be_written_is_told_as_such(tmp_path: Path) -> None:
+    """/proc has no bytes at all: to make room there would help nobody."""
+    for folder in (Path("/proc/joulebench"), tmp_path / "file" / "run"):
+        (tmp_path / "file").write_text("mine")
+        with pytest.raises(
+            StoreError, match=r"cannot create the run folder .*; name a folder that can be written"
+        ) as e:
+            Store.create(folder, INFO, CELLS)
+        assert "MB are" not in str(e.value)
+
+
+def test_a_file_in_the_place_of_the_folder_is_told_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "to nowhere").symlink_to("nowhere")
+    for path in (tmp_path / "file", Path("/dev/null"), tmp_path / "to nowhere"):
+        with pytest.raises(StoreError, match="is no folder; name another one with --out"):
+            Store.create(path, INFO, CELLS)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_too_little_room_is_told_before_anything_is_written(small_volume: Path) -> None:
     with pytest.raises(StoreError, match=r"only 1 MB are free .* 67 MB are needed; make room"):
         Store.create(small_volume / "run", INFO, CELLS)
@@ -426,7 +446,7 @@ def test_run_of_schema_1_is_brought_up_to_date_with_its_trials_in_order(director
         assert store.trials() == tuple(old)
         assert store.info() == INFO
         assert store.data().samples == {}
-    assert schema_version(directory) == "5"
+    assert schema_version(directory) == "6"
     with Store.open(directory) as store:
         store.add_trial(trial("c1", 1), {})
         assert [t.trial_id for t in store.trials()] == ["c2-t0", "c1-t0", "c2-t1", "c1-t1"]
@@ -437,7 +457,7 @@ def test_run_of_a_newer_joulebench_is_refused_and_left_as_it_is(directory: Path)
     with sqlite3.connect(directory / "run.sqlite") as db:
         db.execute("UPDATE meta SET value = '7' WHERE key = 'schema_version'")
     for opened in (Store.open, Store.view):
-        with pytest.raises(StoreError, match=r"newer joulebench \(schema 7, this one reads 5\); update joulebench"):
+        with pytest.raises(StoreError, match=r"newer joulebench \(schema 7, this one reads 6\); update joulebench"):
             opened(directory)
     assert schema_version(directory) == "7"
 

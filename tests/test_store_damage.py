@@ -18,13 +18,15 @@ from results.database import DATABASE, StoreError
 from results.derived import Derived
 from results.report.csv import write_csv
 from results.report.html import html_text
+from results.sealed_rows import seal_all
 from results.store import Store
-from results.trace_files import WINDOW
+from results.trace_files import WINDOW, TraceFileError
 from results.trial_tables import request_frames
 from tests.run_builders import cell, power_trace, reading, trial
 from tests.test_store import CELLS, INFO, POWER
 
 N_TRIALS = 40
+LOST = "the trial's trace file is damaged, absent or another trial's; its joules as a whole stand"
 
 
 @pytest.fixture
@@ -83,6 +85,9 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "garbage inside": garbage_inside,
     "no schema version": changed("DELETE FROM meta"),
     "schema version is no number": changed("UPDATE meta SET value = 'four'"),
+    "schema version 0": changed("UPDATE meta SET value = '0'"),
+    "schema version beyond all": changed("UPDATE meta SET value = '" + "9" * 5000 + "'"),
+    "a seal is gone": changed("UPDATE trial SET seal = ''"),
     "no meta": changed("DROP TABLE meta"),
     "no trials": changed("DROP TABLE trial"),
     "run is no record": changed("UPDATE run SET record = '{}'"),
@@ -110,12 +115,98 @@ def test_a_damaged_database_is_named_with_a_remedy(directory: Path, damage: str)
 
 
 def test_a_field_of_a_newer_version_is_no_damage(directory: Path) -> None:
+    """It stands in a row that is as its writer sealed it."""
     stored(directory)
-    changed("""UPDATE trial SET record = json_set(record, '$.aura', 7)""")(directory / DATABASE)
+    with closing(sqlite3.connect(directory / DATABASE)) as db:
+        db.execute("UPDATE trial SET record = json_set(record, '$.aura', 7)")
+        seal_all(db)
+        db.commit()
     with (
         Store.view(directory) as store,
         pytest.raises(StoreError, match=r"was written by a newer joulebench \(aura is not known here\); update"),
     ):
+        store.data()
+
+
+def one_bit_flipped(path: Path, before: bytes) -> None:
+    """In the first byte of the first place where some text stands."""
+    content = bytearray(path.read_bytes())
+    content[content.index(before)] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("hit", "at"),
+    [
+        ("a key's name", b'energy_j":'),
+        ("a digit of a figure", b"123.25"),
+        ("an id", b"c1-t0"),
+        ("a label", b"c1 label"),
+    ],
+)
+def test_one_flipped_bit_is_told_as_damage(directory: Path, hit: str, at: bytes) -> None:
+    """A record that is still a record: only its seal can tell. It is no newer joulebench that wrote "dnergy_j"."""
+    labelled = [one.model_copy(update={"label": f"{one.cell_id} label"}) for one in CELLS]
+    with Store.create(directory, INFO, labelled) as store:
+        store.add_trial(trial("c1", energy=(reading().model_copy(update={"energy_j": 123.25}),)), {WINDOW: [POWER]})
+    one_bit_flipped(directory / DATABASE, at)
+    with pytest.raises(StoreError, match=r"run\.sqlite cannot be used") as caught, Store.view(directory) as store:
+        store.data()
+    assert "is it damaged" in str(caught.value), hit
+    assert "newer" not in str(caught.value)
+
+
+def test_a_page_that_says_that_it_holds_fewer_rows_is_told_as_damage(directory: Path) -> None:
+    """SQLite reads such a page without a word, and trials are missing (https://sqlite.org/fileformat.html, 1.6)."""
+    stored(directory, N_TRIALS)
+    path = directory / DATABASE
+    content = bytearray(path.read_bytes())
+    table_leaf, at = 13, 3  # the kind of a page that holds rows; where its number of rows stands, in two bytes
+    pages = [p for p in range(4096, len(content), 4096) if content[p] == table_leaf]
+    told = 0
+    for page in pages:
+        n_rows = int.from_bytes(content[page + at : page + at + 2], "big")
+        changed_page = bytearray(content)
+        changed_page[page + at : page + at + 2] = max(0, n_rows - 1).to_bytes(2, "big")
+        path.write_bytes(changed_page)
+        try:
+            with Store.view(directory) as store:
+                assert len(store.data().trials) == N_TRIALS
+        except StoreError as error:
+            told += "is it damaged" in str(error)
+    assert told >= 3  # those of meta, run and trial
+
+
+def before_seals(directory: Path) -> None:
+    """As version 5 of the store left it."""
+    with closing(sqlite3.connect(directory / DATABASE)) as db:
+        for table in ("run", "cell", "trial", "heat", "sample"):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN seal")
+        db.execute("ALTER TABLE trial DROP COLUMN traces_sha256")
+        db.execute("UPDATE meta SET value = '5'")
+        db.commit()
+
+
+def test_a_run_from_before_seals_is_read_and_sealed_once_it_is_gone_on_with(directory: Path) -> None:
+    stored(directory)
+    with Store.view(directory) as store:
+        new = store.data()
+    before_seals(directory)
+    for opened in (Store.view, Store.open, Store.view):
+        with opened(directory) as store:
+            old = store.data()
+            assert (old.info, old.cells, old.trials) == (new.info, new.cells, new.trials)
+            assert len(old.load_traces("c1-t0")) == 1
+    one_bit_flipped(directory / DATABASE, b"example")
+    with Store.view(directory) as store, pytest.raises(StoreError, match="is not what was written there"):
+        store.data()
+
+
+def test_an_unknown_field_in_a_run_of_an_older_version_is_damage(directory: Path) -> None:
+    stored(directory)
+    before_seals(directory)
+    changed("UPDATE trial SET record = replace(record, 'energy_j', 'dnergy_j')")(directory / DATABASE)
+    with Store.view(directory) as store, pytest.raises(StoreError, match="is it damaged"):
         store.data()
 
 
@@ -222,10 +313,39 @@ def test_a_damaged_trace_costs_its_requests_their_joules_and_nothing_else(direct
     assert "c1-t0.parquet is damaged" in page
     (single,) = request_frames(derived.run)
     single = single.set_index("repeat")
-    assert single.loc[0, "energy_reason"] == "the trial's trace file is damaged; its joules as a whole stand"
+    assert single.loc[0, "energy_reason"] == LOST
     assert single.loc[0, "energy_method"] == "missing"
     assert single.loc[1, "energy_method"] == "integrated power"
     assert tables.energy(derived.run).equals(whole)
+
+
+def test_traces_of_another_trial_are_not_taken_for_a_trials_own(directory: Path) -> None:
+    """Each file is whole; what was measured in one trial must not stand in the row of another."""
+    with Store.create(directory, INFO, CELLS) as store:
+        for repeat, watts in enumerate((3.0, 7.0)):
+            power = power_trace(watts, 10.0, "nvml", "integrated power")
+            store.add_trial(trial("c1", repeat, energy=(reading(),)), {WINDOW: [power]})
+    first, second = sorted((directory / "traces").iterdir())
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    with Store.view(directory) as store:
+        derived = Derived(store.data())
+        with pytest.raises(TraceFileError, match=r"c1-t0\.parquet is damaged, or that of another trial"):
+            store.traces("c1-t0")
+    (requests,) = request_frames(derived.run)
+    assert set(requests["energy_method"]) == {"missing"}
+    assert "the traces of 2 of 2 trials are lost" in html_text(derived.run, derived)
+
+
+def test_a_trace_file_that_is_gone_is_lost_and_not_one_that_never_was(directory: Path) -> None:
+    stored(directory)
+    (directory / "traces" / "c1-t0.parquet").unlink()
+    with Store.view(directory) as store:
+        derived = Derived(store.data())
+    (requests,) = request_frames(derived.run)
+    assert requests.set_index("repeat").loc[0, "energy_reason"] == LOST
+    assert "the traces of 1 of 2 trials are lost" in html_text(derived.run, derived)
 
 
 # --- who may read it -------------------------------------------------------------------------------------------------

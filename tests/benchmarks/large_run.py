@@ -21,7 +21,8 @@ from results.records import Completion, EnergyReading, EngineCounters, Score
 from results.report.csv import write_csv
 from results.report.html import write_html
 from results.runs import RunInfo
-from results.store import Store
+from results.sealed_rows import insert
+from results.store import NO_TRACE_FILE, Store
 from results.trials import Trial
 from tests.run_builders import ENVIRONMENT, cell
 
@@ -53,9 +54,9 @@ def write_large_run(folder: Path, n_trials: int) -> None:
     with Store.create(folder, info, cells) as store, transaction(store._connection) as db:
         for i in range(n_trials):
             one = _trial(rng, cells[i % N_CELLS].cell_id, i)
-            row = (one.trial_id, one.cell_id, one.repeat, one.status, one.model_dump_json(), i + 1)
             # All in one transaction: a commit a trial would take minutes.
-            db.execute("INSERT INTO trial VALUES (?, ?, ?, ?, ?, ?)", row)
+            named = (one.trial_id, one.cell_id, one.repeat, one.status)
+            insert(db, "trial", (*named, one.model_dump_json(), i + 1, NO_TRACE_FILE))
 
 
 def _trial(rng: np.random.Generator, cell_id: str, number: int) -> Trial:
