@@ -14,7 +14,8 @@ from typing import NamedTuple
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.model_config import ModelConfig
 from engines.model.weights import tensor_shapes
-from harness.plan import CellPlan, Plan
+from harness.matrix import CellPlan
+from harness.plan import Plan
 from harness.runner import rule_of
 from harness.workbench import Workbench
 from results.records import Request

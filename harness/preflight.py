@@ -20,7 +20,8 @@ from engines.model.weights import check_quantisation
 from engines.pricing.schedule import NAMED_SHAPES, priced_shape
 from engines.profile_files import DIGITS, digest_of_profile
 from harness.catalog import METERS, WORKLOADS
-from harness.plan import CellPlan, Draft, Part, Plan, PlanError
+from harness.matrix import CellPlan, Part
+from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
 from harness.references import with_references
 from harness.schema import DeviceSpec, Protocol

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
 from engines.model.quantised import AS_THE_MODEL
+from harness.matrix import CellPlan
 from harness.schema import TechniqueSpec
-
-if TYPE_CHECKING:
-    from harness.plan import CellPlan
 
 WIDEST_FIRST = ("float32", "bfloat16", "float16")
 

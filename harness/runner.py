@@ -16,7 +16,8 @@ from typing import Protocol as TypingProtocol
 from devices.base import Device, DeviceError, NotReadyError, TransientDeviceError
 from engines.errors import EngineError
 from harness.inputs import changes, inputs_of, told_changes
-from harness.plan import CellPlan, Plan
+from harness.matrix import CellPlan
+from harness.plan import Plan
 from harness.plan_differences import plan_differences
 from harness.samples import samples_of
 from harness.session import Arm, Traces, run_trial

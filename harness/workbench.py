@@ -28,7 +28,7 @@ from engines.reference import ReferenceEngine, model_of
 from engines.techniques.base import Costs, ModelSizes
 from harness.catalog import METERS, WORKLOADS
 from harness.fidelity import KeptDistributions, distribution_scores
-from harness.plan import CellPlan
+from harness.matrix import CellPlan
 from harness.profiles import mismatch_with
 from harness.references import as_lossless
 from harness.samples import samples_of

@@ -23,7 +23,8 @@ from devices.clock import MonotonicClock
 from devices.gates import Gates
 from devices.meters.trace_replay import TraceReplayMeter
 from engines.base import PhaseListener
-from harness.plan import CellPlan, build_plan
+from harness.matrix import CellPlan
+from harness.plan import build_plan
 from harness.progress import PlainProgress
 from harness.recording import record, write_recording
 from harness.runner import Runner, open_run

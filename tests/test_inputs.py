@@ -14,7 +14,8 @@ import pytest
 
 from harness.file_digests import KEPT_IN, file_digests
 from harness.inputs import ranges
-from harness.plan import CellPlan, Plan, build_plan, draft_plan
+from harness.matrix import CellPlan
+from harness.plan import Plan, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.runner import Runner, RunOutcome, open_run
 from harness.workbench import Workbench

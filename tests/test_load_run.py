@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from devices.models.device import ModelDevice
-from harness.plan import CellPlan, PlanError, build_plan, draft_plan
+from harness.matrix import CellPlan
+from harness.plan import PlanError, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.progress import PlainProgress
 from harness.runner import Runner, open_run

@@ -13,7 +13,8 @@ from devices.base import DeviceError, MeterUnavailableError, TransientDeviceErro
 from devices.gates import Gates, wait_until_ready
 from engines.errors import EngineError
 from harness.inputs import OWN_CODE
-from harness.plan import CellPlan, Plan, build_plan
+from harness.matrix import CellPlan
+from harness.plan import Plan, build_plan
 from harness.plan_differences import plan_differences
 from harness.runner import DeviceNotReadyError, Runner, RunOutcome, open_run, trial_order
 from results.environments import Environment

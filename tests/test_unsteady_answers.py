@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from engines.base import PhaseListener
-from harness.plan import CellPlan, build_plan
+from harness.matrix import CellPlan
+from harness.plan import build_plan
 from harness.runner import Runner, open_run
 from harness.session import Arm
 from results import tables

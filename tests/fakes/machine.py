@@ -12,7 +12,7 @@ import numpy as np
 
 from devices.base import Channel, CpuSeconds, DeviceError
 from engines.base import PhaseListener
-from harness.plan import CellPlan
+from harness.matrix import CellPlan
 from harness.samples import samples_of
 from harness.schema import Protocol
 from harness.session import Arm

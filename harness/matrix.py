@@ -1,0 +1,118 @@
+"""What a plan expands to: each engine asked each workload on each device, with the specs that a cell is built from."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.combinations import mismatch, placement
+from harness.schema import DeviceSpec, EngineSpec, ModelSpec
+from results.records import Cell
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """A cell with the specs it is built from."""
+
+    cell: Cell
+    model: ModelSpec
+    engine: EngineSpec
+    workload: Any
+    device: DeviceSpec
+    reference: CellPlan | None = None
+    """The cell that `Cell.reference_id` names."""
+
+    @property
+    def is_modelled(self) -> bool:
+        return self.device.is_modelled
+
+
+class Part(NamedTuple):
+    """An element of the expanded plan, with where it stands in the file."""
+
+    path: str
+    suffix: str
+    spec: Any
+    label: str
+    """What tables call it."""
+
+
+class Parts(NamedTuple):
+    models: list[Part]
+    engines: list[Part]
+    workloads: list[Part]
+    devices: list[Part]
+
+
+def told_apart(workloads: list[Part]) -> list[Part]:
+    """Workloads of one name are numbered."""
+    counts = Counter(part.label for part in workloads)
+    return [
+        part._replace(label=f"{part.label}#{i + 1}") if counts[part.label] > 1 else part
+        for i, part in enumerate(workloads)
+    ]
+
+
+def matrix(parts: Parts, data_root: Path | None) -> tuple[list[CellPlan], list[str]]:
+    """The cells, and what makes none, in words. data_root: of data sets, which decides what is asked."""
+    cells: list[CellPlan] = []
+    skipped: dict[tuple[str, str], dict[str, None]] = {}
+    build = _CellBuilder(data_root)
+    for device, model, workload, engine in itertools.product(
+        parts.devices, parts.models, parts.workloads, parts.engines
+    ):
+        reason = mismatch(engine.spec, device.spec)
+        if reason:
+            skipped.setdefault((device.spec.name, reason), {})[engine.label] = None
+        else:
+            cells.append(build.cell_plan(model, engine, workload, device))
+    return cells, [f"{device}: {', '.join(own)}: {why}" for (device, why), own in skipped.items()]
+
+
+class _CellBuilder:
+    """Keeps what cells share: the JSON of a part is the same in all of them."""
+
+    def __init__(self, data_root: Path | None) -> None:
+        self._data_root = json.dumps(str(data_root))
+        self._json: dict[int, str] = {}
+
+    def _json_of(self, part: Part) -> str:
+        if id(part) not in self._json:
+            self._json[id(part)] = json.dumps(part.spec.model_dump(mode="json"), sort_keys=True)
+        return self._json[id(part)]
+
+    def cell_plan(self, model: Part, engine: Part, workload: Part, device: Part) -> CellPlan:
+        specs = map(self._json_of, (model, engine, workload, device))
+        # The JSON of a list, put together of the JSON of its items.
+        content = f"[{', '.join([json.dumps(workload.label), self._data_root, *specs])}]"
+        model_label = model.label
+        if device.spec.priced_as:
+            model_label += f" priced as {device.spec.priced_as}"
+        cell = Cell(
+            cell_id=hashlib.sha256(content.encode()).hexdigest()[:12],
+            label=" · ".join(filter(None, (engine.label, model.suffix, workload.label, device.label))),
+            engine=engine.label,
+            technique=engine.spec.technique.technique,
+            technique_parameters=engine.spec.technique.model_dump(mode="json", exclude={"name"}),
+            placement=placement(engine.spec) if device.spec.is_modelled else "host",
+            model=model_label,
+            workload=workload.label,
+            workload_parameters=workload.spec.model_dump(mode="json", exclude={"name", "label"}),
+            device=device.label,
+            engine_parameters={
+                "prefill_chunk": engine.spec.prefill_chunk,
+                "dtype": model.spec.dtype,
+                **({"profile": engine.spec.profile} if engine.spec.profile is not None else {}),
+                **({"threads": engine.spec.threads} if engine.spec.threads else {}),
+                **({"reuse_prefix": True} if engine.spec.reuse_prefix else {}),
+                **({"max_batch": engine.spec.max_batch} if engine.spec.max_batch > 1 else {}),
+                **engine.spec.quantise.asked,
+                **({"computes": device.spec.computes} if device.spec.computes != "cpu" else {}),
+            },
+        )
+        return CellPlan(cell, model.spec, engine.spec, workload.spec, device.spec)
