@@ -114,9 +114,10 @@ def list_names(
     """List what a plan can name, and the bundled plans."""
     if what not in LISTS:
         fail(f"list {what}: no such list; take one of {', '.join(LISTS)}", EXIT_BAD_PLAN)
-    from harness.inventory import catalog_rows
+    from harness.inventory import catalog_rows, technique_rows
 
-    print_rows(catalog_rows(what), as_json, what.capitalize())
+    rows = technique_rows() if what == "techniques" and as_json else catalog_rows(what)
+    print_rows(rows, as_json, what.capitalize())
 
 
 @app.command("train-tiny")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from devices.base import Channel, DeviceError
 from devices.clock import MonotonicClock
 from devices.host import AUTO_ORDER, open_meter
 from devices.models.sheet import available_sheets, load_sheet
+from engines.techniques.presets import Composed, CustomParameters
 from harness.bundled_plans import about_plan, bundled_plans
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
 from harness.schema import DeviceSpec, Protocol
+from results.records import Record
 
 Row = dict[str, Any]
 
@@ -38,6 +40,32 @@ def catalog_rows(what: str) -> list[Row]:
         return [{"name": name, "what": about_plan(path)} for name, path in bundled_plans().items()]
     entries = TECHNIQUES if what == "techniques" else WORKLOADS
     return [{"name": n, "what": e.what} for n, e in entries.items()]
+
+
+def technique_rows() -> list[Row]:
+    """One row a technique: where it comes from, whether it is lossless, its four choices and the unit of the backbone.
+
+    What a plan spells out (custom), or what is no composition (oracle), has None.
+    """
+    rows: list[Row] = []
+    for name, entry in TECHNIQUES.items():
+        row: Row = {"name": name, "what": entry.what, "source": entry.source}
+        row |= dict.fromkeys(("lossless", "route", "place", "layout", "decode_layout", "move", "backbone"))
+        if entry.parameters is not CustomParameters:
+            parameters = cast(Any, entry.parameters)()  # a preset has a default for every parameter
+            row |= {"lossless": parameters.lossless, "backbone": parameters.backbone}
+            if isinstance(parameters, Composed):
+                choices = parameters.choices
+                row |= {"route": choices.route, "move": choices.move}
+                row |= {"place": _dumped(choices.place), "layout": _dumped(choices.layout)}
+                row["decode_layout"] = _dumped(choices.decode or choices.layout)
+        rows.append(row)
+    return rows
+
+
+def _dumped(choice: object) -> Row:
+    """The kind of a choice with its parameters. Every choice is a record."""
+    return cast(Record, choice).model_dump(mode="json")
 
 
 def probed_meters(sample_interval_s: float) -> dict[str, tuple[Channel, ...] | str]:

@@ -454,3 +454,19 @@ def test_without_an_adb_server_devices_says_how_to_start_one(monkeypatch: pytest
 def test_the_environment_of_these_tests_has_no_data_folder() -> None:
     assert "JOULEBENCH_DATA" not in environment()
     assert environment()["PATH"] == os.environ["PATH"]
+
+
+def test_the_list_of_techniques_for_programs_says_what_each_is_made_of() -> None:
+    rows = {row["name"]: row for row in json.loads(CliRunner().invoke(app, ["list", "techniques", "--json"]).stdout)}
+    npumoe = rows["npumoe"]
+    assert (npumoe["source"], npumoe["lossless"], npumoe["backbone"]) == ("000 NPUMoE, §4.3", False, "npu")
+    assert (npumoe["route"], npumoe["place"]["kind"], npumoe["move"]) == ("router", "by_cost", "nothing")
+    assert (npumoe["layout"]["kind"], npumoe["layout"]["grouped"]) == ("tiers", True)
+    assert rows["blockwise"]["decode_layout"] == {"kind": "selective", "switch_alpha": 1.0}
+    assert [name for name, row in rows.items() if row["lossless"]] == [
+        "oracle", "dropless", "coreml-cpu", "coreml-naive", "anemll", "gpu", "blockwise", "selective", "all-experts"
+    ]  # fmt: skip
+    assert rows["custom"]["lossless"] is None
+    plain = CliRunner().invoke(app, ["list", "techniques"]).stdout
+    assert "static capacity tiers" in plain
+    assert "switch_alpha" not in plain
