@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Literal, Protocol
 
 import torch
@@ -384,7 +383,7 @@ class ReferenceEngine:
                 step.tell(self._heat.hold)
         plans = [plan for step in self._uncounted for plan in step if plan is not None]
         self._uncounted.clear()
-        self._counters = reduce(_added, (plan.counters() for plan in plans), self._counters)
+        self._counters = EngineCounters.total([self._counters, *(plan.counters() for plan in plans)])
 
     def _begin(self, answer: Answer, technique: Technique) -> int:
         """Readies the engine's own cache for a request; returns how many of its tokens are in there already.
@@ -408,16 +407,3 @@ class ReferenceEngine:
         self._held.keep(n_cached)
         self._cache.start(n_positions, n_cached, turned_for)
         return n_cached
-
-
-def _added(a: EngineCounters, b: EngineCounters) -> EngineCounters:
-    """Sums of two windows; hits and misses belong to caching techniques, which this engine does not run."""
-    return EngineCounters(
-        routed_pairs=a.routed_pairs + b.routed_pairs,
-        dropped_pairs=a.dropped_pairs + b.dropped_pairs,
-        computed_rows=a.computed_rows + b.computed_rows,
-        padded_rows=a.padded_rows + b.padded_rows,
-        expert_calls=a.expert_calls + b.expert_calls,
-        weight_loads=a.weight_loads + b.weight_loads,
-        bytes_moved=a.bytes_moved + b.bytes_moved,
-    )

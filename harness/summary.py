@@ -4,11 +4,12 @@ end, where a reader looks, the answer of the report's first screen: each device'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from results.asked import unlike_notes
 from results.cells import disturbances
+from results.counters import COUNTERS
 from results.roads import arithmetic_notes, road_notes
 from results.units import format_interval, format_mean, format_number, format_p, signed
 
@@ -28,8 +29,7 @@ COLUMNS = (
     ("busy %", "utilisation_percent", 1.0),
     ("token/s", "prefill_token_per_s", 1.0),
     ("mJ/token", "all_j_per_token", 1e3),
-    ("drop %", "dropped_percent", 1.0),
-    ("pad %", "padded_percent", 1.0),
+    *((counter.short, counter.column, 1.0) for counter in COUNTERS if counter.short),
 )
 ROOMY_COLUMNS = 100
 """Width of a terminal from which on columns stand two blanks apart, and not one."""
@@ -47,6 +47,8 @@ def print_summary(derived: Derived, console: Console) -> None:
     for workload, device in dict.fromkeys((r["workload"], r["device"]) for r in rows):
         own = [r for r in rows if (r["workload"], r["device"]) == (workload, device)]
         _print_table(own, reasons, console)
+        for line in _counted(own):
+            console.print(line, markup=False, highlight=False)
     for line in _changes(derived):
         console.print(line, markup=False, highlight=False)
     for i, reason in enumerate(reasons, start=1):
@@ -100,6 +102,15 @@ def _standing(figure: Figure, best: str) -> str:
     interval = figure.interval.replace(", ", ",") if figure.interval.startswith("[") else ""
     note = f"({figure.note})" if figure.note else ""
     return " ".join(filter(None, [figure.ratio + note, interval, best if figure.is_best else ""]))
+
+
+def _counted(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each counter that has no column and tells the arms of a table apart."""
+    for counter in COUNTERS:
+        known = [row for row in rows if _known(row[counter.column])]
+        if counter.short is None and len({row[counter.column] for row in known}) > 1:
+            each = "; ".join(f"{row['engine']} {row[counter.column]:,.0f}" for row in known)
+            yield f"{counter.heading}, {counter.unit} a window: {each}"
 
 
 def _changes(derived: Derived) -> Iterator[str]:

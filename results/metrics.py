@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from results.counters import COUNTERS
 from results.intervals import covered_s
 from results.records import PHASES, Completion, EnergyReading, Method, Phase
 from results.trials import Trial
@@ -78,14 +79,14 @@ SIZE_METRICS: tuple[tuple[str, str], ...] = (
     ("weight_bytes", "B"),
     ("peak_memory", "B"),
 )
-TECHNIQUE_METRICS: tuple[tuple[str, str], ...] = (("drop_rate", "%"), ("pad_rate", "%"))
+TECHNIQUE_METRICS = tuple((counter.metric, counter.unit) for counter in COUNTERS)
 
 
 def unseen(reason: str) -> list[Observation]:
     """Every latency, energy and technique metric, without a value: what a cell says that has no usable trial."""
     rows = [Observation(metric, phase, unit, "missing", None, reason) for metric, phase, unit in LATENCY_METRICS]
     rows += [Observation(metric, p, unit, "missing", None, reason) for metric, unit in ENERGY_METRICS for p in PHASES]
-    return rows + [Observation(metric, None, unit, "missing", None, reason) for metric, unit in TECHNIQUE_METRICS]
+    return rows + _unseen_counters(reason, "missing")
 
 
 def latency_observations(trial: Trial) -> list[Observation]:
@@ -166,17 +167,18 @@ def accuracy_observations(trial: Trial) -> list[Observation]:
 def technique_observations(trial: Trial) -> list[Observation]:
     counters = trial.counters
     if counters is None:
-        reason: str | None = "the engine reports no counters"
-        rates: tuple[float | None, ...] = (None, None)
-    else:
-        rates = (counters.drop_rate, counters.pad_rate)
-        reason = "no token was routed to an expert"
-    return [
-        Observation(
-            metric, None, unit, "measured", None if rate is None else 100 * rate, reason if rate is None else None
-        )
-        for (metric, unit), rate in zip(TECHNIQUE_METRICS, rates, strict=True)
-    ]
+        return _unseen_counters("the engine reports no counters", "measured")
+    rows = []
+    for counter in COUNTERS:
+        value = counter.read(counters)
+        if value is not None or not counter.is_optional:
+            reason = counter.reason if value is None else None
+            rows.append(Observation(counter.metric, None, counter.unit, "measured", value, reason))
+    return rows
+
+
+def _unseen_counters(reason: str, method: Method) -> list[Observation]:
+    return [Observation(c.metric, None, c.unit, method, None, reason) for c in COUNTERS if not c.is_optional]
 
 
 def size_observations(trial: Trial) -> list[Observation]:

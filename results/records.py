@@ -7,6 +7,7 @@ observed (`EngineCounters`) are separate records.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import sub
 from typing import Any, Literal
@@ -185,11 +186,20 @@ class EngineCounters(Record):
     """Rows that went through an expert, padding included."""
     padded_rows: int = 0
     expert_calls: int = 0
-    weight_loads: int = 0
-    """Experts whose weights a call loaded; fewer than calls where one finds them there from the one before."""
+    weight_loads: int | None = None
+    """Experts whose weights a call loaded; fewer than calls where one finds them there from the one before. None: not
+    counted, as in stores of before."""
     bytes_moved: int = 0
     hits: int | None = None
     misses: int | None = None
+
+    @classmethod
+    def total(cls, counted: Iterable[EngineCounters]) -> EngineCounters:
+        """Sums; of what none of them counted, None."""
+        counted = tuple(counted)
+        columns = {name: [getattr(one, name) for one in counted] for name in cls.model_fields}
+        known = {name: [n for n in column if n is not None] for name, column in columns.items()}
+        return cls(**{name: sum(column) for name, column in known.items() if column})
 
     @property
     def drop_rate(self) -> float | None:

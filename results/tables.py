@@ -35,6 +35,7 @@ from results.cells import (
     usable,
     workload_name,
 )
+from results.counters import COUNTERS
 from results.energy import NO_JOULES
 from results.metrics import (
     ENERGY_METRICS,
@@ -269,8 +270,7 @@ _WIDE: tuple[tuple[str, str, str | None, float], ...] = (
     ("queueing_ms", "queueing", None, 1e3),
     ("ttft_from_arrival_ms", "ttft_from_arrival", "prefill", 1e3),
     ("utilisation_percent", "utilisation", None, 1),
-    ("dropped_percent", "drop_rate", None, 1),
-    ("padded_percent", "pad_rate", None, 1),
+    *((counter.column, counter.metric, None, 1) for counter in COUNTERS),
 )
 _NO_ROW = {"unit": "", "mean": math.nan, "ci_low": math.nan, "ci_high": math.nan}
 """Of a load metric where requests do not arrive by themselves."""

@@ -13,6 +13,7 @@ import pandas as pd
 
 from results.asked import asked_alike, hashes_by_cell, shown
 from results.cells import data_sources, left_out_reason, model_name, own_reason, trials_of, usable
+from results.counters import COUNTERS
 from results.records import Cell, Phase
 from results.report.arms import Arm
 from results.report.notes import Noted
@@ -51,10 +52,8 @@ class Subject:
     columns: tuple[Column, ...]
 
 
-DROPPED, PADDED = (
-    Column("Experts", "dropped", "drop_rate", None, "%"),
-    Column("Experts", "padded", "pad_rate", None, "%"),
-)
+EXPERTS = tuple(Column("Experts", c.heading, c.metric, None, c.unit) for c in COUNTERS if not c.is_optional)
+CACHED = tuple(Column("Cache", c.heading, c.metric, None, c.unit) for c in COUNTERS if c.is_optional)
 SUBJECTS = (
     Subject(
         "Speed",
@@ -66,10 +65,15 @@ SUBJECTS = (
             Column("Latency", "TTFT", "ttft", "prefill", "s"),
             Column("Latency", "TPOT", "tpot", "decode", "s"),
             Column("Latency", "E2E", "e2e", "all", "s"),
-            DROPPED,
-            PADDED,
         ),
     ),
+    Subject(
+        "Experts",
+        "Counted in the window: of all routed pairs of token and expert, the dropped; of all rows computed, those "
+        "without a token; calls of experts, experts whose weights a call loaded, bytes of weights that were moved.",
+        EXPERTS,
+    ),
+    Subject("Cache of experts", "Of the experts called, those whose weights lay where they were computed.", CACHED),
     Subject(
         "Latency: percentiles",
         "Over all requests of the trials (ITL: over all gaps between tokens). A percentile q needs 1 / (1 - q) of "
@@ -273,6 +277,8 @@ def _methods(rows: Sequence[Row], subject: Subject) -> tuple[str, ...]:
         meter = f", {energy['meter']}" if energy["meter"] else ""
         spread = f" ± {uncertainty:.2g} %" if uncertainty == uncertainty else ""
         return (f"{energy['method']}{meter}{spread}",)
+    if subject.columns in (EXPERTS, CACHED):
+        return ("counted",)
     if subject.title == "Model and memory":
         found = [
             (c.group.lower(), first[c.metric, c.phase]["method"])

@@ -1,0 +1,47 @@
+"""What a technique did, as figures: each counter is one line of `COUNTERS` and reaches CSV, HTML and terminal from
+there. What an engine counts is `results.records.EngineCounters`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from results.records import EngineCounters
+
+NOT_ROUTED = "no token was routed to an expert"
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A figure of one window.
+
+    metric, unit: in the tidy table. column: in the summary. heading: in the page. reason: why it has no value.
+    short: over a column of the terminal's table; the others stand in a line below it, where they part the arms.
+    is_optional: has no row where it has no value; most techniques have nothing of the kind.
+    """
+
+    metric: str
+    unit: str
+    column: str
+    heading: str
+    read: Callable[[EngineCounters], float | None]
+    reason: str = NOT_ROUTED
+    short: str | None = None
+    is_optional: bool = False
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+COUNTERS = (
+    Counter("drop_rate", "%", "dropped_percent", "dropped", lambda c: _percent(c.drop_rate), short="drop %"),
+    Counter("pad_rate", "%", "padded_percent", "padded", lambda c: _percent(c.pad_rate), short="pad %"),
+    Counter("expert_calls", "calls", "expert_calls", "calls", lambda c: c.expert_calls),
+    Counter(
+        "weight_loads", "experts", "weight_loads", "loads", lambda c: c.weight_loads, "weight loads were not counted"
+    ),
+    Counter("bytes_moved", "B", "bytes_moved", "moved", lambda c: c.bytes_moved),
+    Counter("hits", "experts", "hits", "hits", lambda c: c.hits, is_optional=True),
+    Counter("misses", "experts", "misses", "misses", lambda c: c.misses, is_optional=True),
+)

@@ -1,0 +1,73 @@
+"""What a technique did, as figures in CSV, page and terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+
+from rich.console import Console
+
+from harness.summary import print_summary
+from results import tables
+from results.counters import COUNTERS
+from results.derived import Derived
+from results.records import EngineCounters
+from results.report.html import page_context
+from tests.run_builders import cell, run, trial
+from tests.test_tables import one_cell, row
+
+
+def test_a_counter_is_one_line_and_reaches_csv_page_and_terminal() -> None:
+    """Of two windows with 10 and 30 loads the mean is 20; what nothing counted has no row."""
+    both = [trial(repeat=i, counters=EngineCounters(routed_pairs=8, weight_loads=n)) for i, n in enumerate((10, 30))]
+    data = one_cell(*both)
+    assert row(data, "weight_loads")["mean"] == 20
+    assert row(data, "weight_loads")["unit"] == "experts"
+    assert tables.summary(data)["weight_loads"].tolist() == [20]
+    (experts,) = [t for t in page_context(data)["figure_tables"] if t.title == "Experts"]
+    assert [title for title, _ in experts.headings] == ["dropped", "padded", "calls", "loads", "moved"]
+    ((_, (arm,)),) = experts.parts
+    assert arm.entries[3].text.startswith("20")
+    assert arm.method == ("counted",)
+    assert not {"hits", "misses"} & set(tables.tidy(data)["metric"])
+
+
+def test_what_a_cache_hit_and_missed_has_rows_where_there_is_one() -> None:
+    data = one_cell(trial(counters=EngineCounters(routed_pairs=8, hits=3, misses=5, bytes_moved=7)))
+    assert [row(data, metric)["mean"] for metric in ("hits", "misses", "bytes_moved")] == [3, 5, 7]
+    (cache,) = [t for t in page_context(data)["figure_tables"] if t.title == "Cache of experts"]
+    assert [title for title, _ in cache.headings] == ["hits", "misses"]
+
+
+def test_a_store_from_before_a_counter_says_that_it_was_not_counted() -> None:
+    stored = {"routed_pairs": 8, "dropped_pairs": 0, "computed_rows": 8, "padded_rows": 0, "expert_calls": 4}
+    data = one_cell(trial(counters=EngineCounters.model_validate(stored)))
+    assert math.isnan(row(data, "weight_loads")["mean"])
+    assert row(data, "weight_loads")["reason"] == "weight loads were not counted"
+    assert row(data, "expert_calls")["mean"] == 4
+
+
+def test_counters_add_up_and_what_none_counted_stays_unknown() -> None:
+    parts = [EngineCounters(routed_pairs=2, hits=1), EngineCounters(routed_pairs=3, weight_loads=5)]
+    assert EngineCounters.total(parts) == EngineCounters(routed_pairs=5, hits=1, weight_loads=5)
+    assert EngineCounters.total([]) == EngineCounters()
+
+
+def test_every_counter_of_the_record_can_be_read() -> None:
+    """Each field changes some figure."""
+    base = EngineCounters(routed_pairs=10, dropped_pairs=1, computed_rows=20, padded_rows=2, expert_calls=3,
+                          weight_loads=3, bytes_moved=4, hits=5, misses=6)  # fmt: skip
+    for name in EngineCounters.model_fields:
+        other = base.model_copy(update={name: getattr(base, name) + 1})
+        assert any(counter.read(base) != counter.read(other) for counter in COUNTERS), name
+
+
+def test_the_terminal_tells_counters_that_part_the_arms() -> None:
+    """No column: 80 columns hold no more. Equal ones say nothing."""
+    arms = [("c1", "dropless", 16), ("c2", "grouped", 4)]
+    cells = [cell(cell_id, engine=name) for cell_id, name, _ in arms]
+    trials = [trial(c, counters=EngineCounters(routed_pairs=8, expert_calls=n, weight_loads=16)) for c, _, n in arms]
+    out = io.StringIO()
+    print_summary(Derived(run(cells, trials)), Console(file=out, width=80))
+    assert "calls, calls a window: dropless 16; grouped 4" in out.getvalue()
+    assert "loads, experts" not in out.getvalue()
