@@ -100,10 +100,7 @@ def plan(n_tokens: int, calls: Iterable[ExpertCall]) -> DispatchPlan:
 
 @dataclass(frozen=True)
 class Arm:
-    """A row of the comparison. calls: of one chunk's counts, given the chunk's tokens and those of the whole prompt.
-
-    decode_calls: of one token, K experts of one pair each; None: as `calls`.
-    """
+    """A row of the comparison. calls: of one chunk's counts, given the chunk's tokens and the counts of all chunks."""
 
     name: str
     attention: Unit

@@ -16,7 +16,8 @@ from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_js
 
 Range = tuple[float, float]
 BASELINES = (CPU, NAIVE, ANEMLL)
-# Over NPUMoE, by (prompt, chunk): Core ML CPU, naive, ANEMLL. TTFT: §5.3. Energy: §5.4 and §5.8 (chunks 256 and 1024).
+# Over NPUMoE, by (prompt, chunk): Core ML CPU, naive, ANEMLL. TTFT: §5.3. Energy: §5.4 and §5.8 (chunks 256 and 1024),
+# where 1024/256 has one range for all three: its upper end is naive's, its lower one Core ML CPU's or ANEMLL's.
 TTFT_STATED = {
     (1024, 256): (2.07, 5.55, 1.95),
     (1024, 512): (1.32, 3.44, 1.33),
@@ -24,7 +25,7 @@ TTFT_STATED = {
     (4096, 1024): (1.72, 3.70, 1.56),
 }
 ENERGY_STATED: dict[tuple[int, int], tuple[Range, Range, Range]] = {
-    (1024, 256): ((2.01, 6.30), (2.01, 6.30), (2.01, 6.30)),
+    (1024, 256): ((2.01, 6.30), (6.30, 6.30), (2.01, 6.30)),
     (1024, 512): ((3.19, 3.19), (7.37, 7.37), (3.43, 3.43)),
     (4096, 512): ((1.81, 2.30), (4.71, 5.23), (1.86, 2.49)),
     (4096, 1024): ((2.30, 2.30), (5.23, 5.23), (1.86, 2.49)),
@@ -48,6 +49,12 @@ def beyond(value: float, stated: Range) -> float:
     """How far a value lies outside a stated range, relative to its nearer end; 0 inside."""
     low, high = stated
     return value / low - 1 if value < low else value / high - 1 if value > high else 0.0
+
+
+def grid_row(prompt: int, chunk: int) -> str:
+    """Marked where the launch of a popular expert has more rows than the NPU's line was fitted on."""
+    is_fitted = 2 * arms.mean_load(chunk) <= fits.MOST_ROWS
+    return f"{prompt} / {chunk}" if is_fitted else f"{prompt} / {chunk}, outside the fit"
 
 
 def told(stated: Range) -> str:
@@ -166,7 +173,8 @@ def seconds_section(routing: str) -> str:
         dropped = sum(c.dropped_pairs for c in counted) / sum(c.routed_pairs for c in counted)
         padded = sum(c.padded_rows for c in counted) / sum(c.computed_rows for c in counted)
         mj = arms.total_j(lines[-1]) / prompt * 1e3
-        rows.append((f"{prompt} / {chunk}", *cells, percent(beyond(mj, STATED_MJ)), f"{dropped:.1%}", f"{padded:.1%}"))
+        outside = percent(beyond(mj, STATED_MJ))
+        rows.append((grid_row(prompt, chunk), *cells, outside, f"{dropped:.1%}", f"{padded:.1%}"))
     header = ["prompt / chunk", *(arm.name for arm in every_arm), "TG's mJ outside 52 to 137", "TG drops", "TG pads"]
     return table(header, rows)
 
@@ -177,7 +185,7 @@ def ratios_section(quantity: str) -> str:
         for prompt, chunk in GRID:
             every = arms.chunk_counts(routing, prompt, chunk)
             ours = arms.prefill(TG, every, chunk)
-            cells = [routing, f"{prompt} / {chunk}"]
+            cells = [routing, grid_row(prompt, chunk)]
             for i, arm in enumerate(BASELINES):
                 line = arms.prefill(arm, every, chunk)
                 if quantity == "TTFT":
@@ -216,10 +224,12 @@ def decode_steps() -> dict[str, float]:
 def decode_section() -> str:
     steps = decode_steps()
     cpu_s = steps["Core ML CPU"]
-    rows = [
-        (name, f"{s:.3f}", f"{s / cpu_s:.2f}", percent(beyond(s / cpu_s, DECODE_OVER_CPU))) for name, s in steps.items()
-    ]
-    return table(("arm", "s a token", "over Core ML CPU", "outside 0.9 to 2"), rows)
+    rows = []
+    for name, seconds in steps.items():
+        is_ours = not name.startswith(tuple(arm.name for arm in BASELINES))
+        outside = percent(beyond(seconds / cpu_s, DECODE_OVER_CPU)) if is_ours else ""
+        rows.append((name, f"{seconds:.3f}", f"{seconds / cpu_s:.2f}", outside))
+    return table(("arm", "s a token", "over Core ML CPU", "ours outside 0.9 to 2"), rows)
 
 
 def checks() -> list[tuple[str, float, str, Range]]:

@@ -32,6 +32,8 @@ TABLE_5 = (
     (8, 96, 2, 0.15, 0.88),
     (8, 128, 2, 0.14, 0.96),
 )
+MOST_ROWS = 128
+"""Of an expert in the rows above."""
 TABLE_5_UNUSED = ((8, 192, 2, 0.15, 0.92), (8, 256, 2, 0.16, 0.99))
 """More rows than 8 x 128 take more than linear time: the model does not know why, and its line stays below them."""
 # Table 4, ms of one layer over a prompt of 1024 tokens: Core ML CPU, Core ML naive, ANEMLL, NPUMoE.
