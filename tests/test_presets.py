@@ -1,0 +1,181 @@
+"""Every preset computes what it says: each kept pair once, in rows of its own, and the oracle's answer where it is
+lossless.
+
+Legend: T tokens, K experts per token, E experts, R rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.dispatch import DispatchPlan, Routing
+from engines.errors import EngineError
+from engines.model.checkpoints import load_checkpoint
+from engines.model.experts import ExpertWeights, execute
+from engines.model.quantised import quantise_int8
+from engines.model.transformer import KeyValueCache, Transformer
+from engines.oracle import Oracle, mix_experts
+from engines.profile import Profile
+from engines.profiling import profile_of
+from engines.reference import own_sizes
+from engines.techniques.base import BuildContext, ChunkPhase, ModelSizes, Technique
+from engines.techniques.presets import PRESETS, CustomParameters, preset_parameters
+from tests.fakes.random_models import BUNDLED
+from tests.techniques import seen
+from tests.test_experts import random_experts, random_routing, unusual_experts
+
+pytestmark = pytest.mark.numbers
+
+N_EXPERTS, WIDTH = 6, 24
+SIZES = ModelSizes(n_experts=N_EXPERTS, top_k=2, hidden=16, expert_width=WIDTH, expert_bytes=3 * 16 * WIDTH * 4)
+
+
+# --- on the bundled model --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return Transformer(load_checkpoint(str(BUNDLED), torch.float32))
+
+
+def logits(model: Transformer, technique: Technique) -> torch.Tensor:
+    """Two chunks of 24 and one of 5 prefilled, then three tokens decoded."""
+    tokens = torch.randint(1, 2000, (56,), generator=torch.Generator().manual_seed(5))
+    cache = KeyValueCache(model.config)
+    cache.start(len(tokens))
+    phases: list[ChunkPhase] = ["prefill"] * 3 + ["decode"] * 3
+    with torch.inference_mode():
+        hidden = [
+            model.forward(chunk, cache, technique, phase)[0]
+            for chunk, phase in zip(tokens.split([24, 24, 5, 1, 1, 1]), phases, strict=True)
+        ]
+        return model.logits(torch.cat(hidden))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_the_oracle_where_it_is_lossless_or_has_room(name: str, model: Transformer) -> None:
+    checkpoint = load_checkpoint(str(BUNDLED), torch.float32)
+    kind = preset_parameters(name)
+    profile = profile_of(model, KeyValueCache(model.config), [list(range(10, 74))], 24)
+    context, expected = BuildContext(24, own_sizes(checkpoint), profile), logits(model, Oracle())
+
+    def error(**changes: object) -> float:
+        found = logits(model, kind.model_validate(changes).build(context))
+        return float((found - expected).norm() / expected.norm())
+
+    if kind().lossless:
+        assert error() < 1e-5
+    else:
+        assert math.isfinite(error())
+        room: dict[str, object] = {"multiples": (100.0,)} if "multiples" in kind.model_fields else {"factor": 100.0}
+        assert error(**room) < 1e-5
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def pairs_of(plan: DispatchPlan, width: int) -> Counter[tuple[int, int, int]]:
+    """How often each (token, expert, column of the expert) is computed; of padding, that it weighs nothing."""
+    found: Counter[tuple[int, int, int]] = Counter()
+    for call in plan.calls:
+        first, end = call.kind.width or (0, width)
+        row = call.first_row
+        for expert, n_rows, n_valid in zip(call.experts, call.rows_per_expert, call.valid_per_expert, strict=True):
+            assert n_valid <= n_rows
+            for r in range(row, row + n_rows):
+                token = int(plan.token_R[r])
+                assert (token >= 0) == (r < row + n_valid)
+                if token < 0:
+                    assert float(plan.weight_R[r]) == 0.0
+                else:
+                    found.update((token, expert, column) for column in range(first, end))
+            row += n_rows
+    return found
+
+
+PLACES = (None, {"kind": "shards", "cores": 3}, {"kind": "shards", "shard": "blocks", "cores": 2})
+LAYOUTS = (
+    {"kind": "exact"},
+    {"kind": "capacity"},
+    {"kind": "capacity", "overflow": "saliency", "renormalise_survivors": False},
+    {"kind": "tiers", "align": 2},
+    {"kind": "tiers", "align": 2, "grouped": True, "overflow": "order"},
+    {"kind": "blocks", "block_size": 4},
+    {"kind": "blocks", "block_size": 3, "skip_padding_blocks": False, "block_count": "tight"},
+    {"kind": "selective", "switch_alpha": 0.8},
+    {"kind": "all_experts"},
+)
+
+
+def custom(place: dict[str, object] | None, layout: dict[str, object], profile: Profile, chunk: int) -> Technique:
+    chosen = {"layout": layout} | ({} if place is None else {"place": place})
+    sizes = SIZES._replace(top_k=profile.top_k)
+    return CustomParameters.model_validate(chosen).build(BuildContext(chunk, sizes, profile))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 3), st.sampled_from(["prefill", "decode"]), st.integers(0, 2**31))
+def test_each_kept_pair_is_computed_once_over_all_calls_and_slices(
+    place: dict[str, object] | None, layout: dict[str, object], n_tokens: int, top_k: int, phase: ChunkPhase, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    ids_TK = torch.rand(n_tokens, N_EXPERTS, generator=generator).argsort(-1)[:, :top_k]
+    routing = Routing(ids_TK, torch.rand(n_tokens, top_k, generator=generator) + 0.1, N_EXPERTS)
+    counts = tuple(torch.randint(1, 9, (N_EXPERTS,), generator=generator).tolist())
+    technique = custom(place, layout, Profile({0: counts}, top_k, n_prompts=1), chunk=max(n_tokens, 8))
+    plan = technique.plan(seen(routing, phase, torch.rand(n_tokens, generator=generator)))
+    computed = pairs_of(plan, WIDTH)
+    assert set(computed.values()) <= {1}
+    kept = {(token, expert) for token, expert, _ in computed}
+    assert len(computed) == WIDTH * len(kept)
+    routed = {(token, expert) for token, experts in enumerate(ids_TK.tolist()) for expert in experts}
+    assert kept <= routed
+    assert len(kept) == plan.kept_pairs
+    if layout["kind"] not in ("capacity", "tiers"):
+        assert kept == routed
+
+
+# --- slices ----------------------------------------------------------------------------------------------------------
+
+
+def int8_experts() -> ExpertWeights:
+    experts = random_experts(hidden=16, width=WIDTH)
+    narrow = (
+        replace(
+            one,
+            gate_IH=quantise_int8(one.gate_IH),
+            up_IH=quantise_int8(one.up_IH),
+            down_HI=quantise_int8(one.down_HI),
+        )
+        for one in experts.experts
+    )
+    return ExpertWeights(tuple(narrow))
+
+
+@pytest.mark.parametrize("cores", [1, 2, 5, WIDTH])
+@pytest.mark.parametrize("kind", ["plain", "biased", "input", "int8"])
+def test_slices_of_experts_add_up_to_the_oracle(kind: str, cores: int) -> None:
+    """Five slices of 24 columns are of unequal widths; an output's bias is added once."""
+    experts = {"plain": random_experts, "int8": int8_experts}.get(kind, lambda: unusual_experts(kind))()
+    hidden, routing = random_routing(13)
+    technique = custom({"kind": "shards", "cores": cores}, {"kind": "exact"}, Profile({0: (1,) * 6}, 2, 1), 16)
+    plan = technique.plan(seen(routing))
+    assert {call.unit for call in plan.calls} == {f"core:{core}" for core in range(cores)}
+    assert plan.counters().computed_rows == 26
+    torch.testing.assert_close(
+        execute(plan, hidden, experts), mix_experts(hidden, routing, experts), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_more_cores_than_columns_are_refused() -> None:
+    with pytest.raises(EngineError, match="25 cores cannot share 24 columns"):
+        custom({"kind": "shards", "cores": 25}, {"kind": "exact"}, Profile({0: (1,) * 6}, 2, 1), 16)
