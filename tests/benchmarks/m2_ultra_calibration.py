@@ -215,6 +215,7 @@ def decode_steps() -> dict[str, float]:
         "Core ML naive, the prefill's graphs": (NAIVE, arms.single_graphs(naive_rows)),
         "ANEMLL": (ANEMLL, arms.one_row_calls()),
         "base, the prefill's graphs (1x64)": (BASE, arms.single_graphs(64)),
+        "T, a 1x16 graph an expert, outside the fit": (T, arms.single_graphs(16)),
         "T, a 1x32 graph an expert": (T, arms.single_graphs()),
         "TG, the prefill's graphs (4x32)": (TG, arms.same_graphs()),
     }

@@ -233,6 +233,8 @@ times the CPU's for NPUMoE.
 
 {decode}
 
+- 1x16 is what `npumoe-t` takes where chunk 256 has a tier of 16 rows (0.5 of the mean load). No table has it.
+
 ## Other figures of the source, at 1024 tokens, chunk 256, skewed routing
 
 Our TTFT ranges: Table 4's 530.91 and 969.53 ms for 32 layers, over Fig. 14's share of 86 %, and times 2.07 for the CPU.
