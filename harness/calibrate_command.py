@@ -34,7 +34,8 @@ def calibrate(
     data: Annotated[
         list[str],
         typer.Option(
-            metavar="WORKLOAD[,...]", help="Workloads whose calibration prompts are counted; may be repeated."
+            metavar="WORKLOAD|PLAN.toml[,...]",
+            help="Workloads, or those of a plan, whose calibration prompts are counted; may be repeated.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the profile to write.")],

@@ -14,13 +14,16 @@ from engines.model.checkpoints import load_checkpoint
 from engines.profile import Profile, ProfiledData, ProfileOrigin
 from harness.catalog import WORKLOADS
 from harness.file_digests import file_digests
+from harness.plan import PlanError, read_draft
 from harness.problems import told
 from harness.profiles import model_digests, sha256_of
 from harness.schema import ModelSpec, WorkloadSpec
 from harness.state import state_folder
-from harness.workbench import build_workload
+from harness.workbench import build_workload, data_root
 from workloads import files_read
 from workloads.base import WorkloadError
+
+PLAN_SUFFIX = ".toml"
 
 
 class CalibrationError(Exception):
@@ -44,6 +47,7 @@ def calibrate(
 ) -> Profile:
     """Counts a profile over prompts that the workloads keep for it.
 
+    names: of workloads, each taken with its own defaults, or of plan files, whose workloads are taken as they stand.
     n_prompts: of each workload, where it has so many. Raises `CalibrationError`, `EngineError`, `OSError`.
     """
     import torch
@@ -51,7 +55,7 @@ def calibrate(
     from engines.model.transformer import Transformer
     from engines.profiling import profile_of
 
-    specs = _workload_specs(names)
+    workloads = _workloads(names)
     progress.note(f"loading {model.source}")
     checkpoint = load_checkpoint(model.source, getattr(torch, model.dtype))
     if checkpoint.config.moe is None:
@@ -62,19 +66,19 @@ def calibrate(
     data: list[ProfiledData] = []
     asked: list[Any] = []
     problems: list[str] = []
-    for spec in specs:
-        progress.note(f"{spec.name}: building prompts")
+    for label, spec in workloads:
+        progress.note(f"{label}: building prompts")
         try:
             workload = build_workload(spec, allow_code=WORKLOADS[spec.name].runs_code)  # none is scored, so none is run
             own = workload.calibration_prompts(checkpoint.tokenizer, checkpoint.config.max_length, n_prompts)
         except WorkloadError as error:
-            problems.append(f"--data {spec.name}: {error}")
+            problems.append(f"--data {label}: {error}")
             continue
         if not own:
-            problems.append(f"--data {spec.name}: no item kept for calibration fits the model; name another workload")
+            problems.append(f"--data {label}: no item kept for calibration fits the model; name another workload")
             continue
         prompts += own
-        data.append(ProfiledData(workload=spec.name, source=workload.data_source, n_prompts=len(own)))
+        data.append(ProfiledData(workload=label, source=workload.data_source, n_prompts=len(own)))
         asked.append([spec.model_dump(mode="json"), [list(prompt) for prompt in own]])
     if problems:
         raise CalibrationError(problems)
@@ -96,15 +100,23 @@ def calibrate(
     return replace(found, origin=origin)
 
 
-def _workload_specs(names: Sequence[str]) -> list[Any]:
-    """Each with its own defaults."""
-    specs, problems = [], []
+def _workloads(names: Sequence[str]) -> list[tuple[str, Any]]:
+    """What tables call each, and its spec."""
+    found: list[tuple[str, Any]] = []
+    problems: list[str] = []
     adapter: TypeAdapter[Any] = TypeAdapter(WorkloadSpec)
     for name in dict.fromkeys(names):
         try:
-            specs.append(adapter.validate_python({"name": name}))
+            if name.endswith(PLAN_SUFFIX):
+                draft = read_draft(Path(name), (), data_root())
+                problems += [f"--data {name}: {problem}" for problem in draft.problems]
+                found += [(part.label, part.spec) for part in draft.parts.workloads]
+            else:
+                found.append((name, adapter.validate_python({"name": name})))
         except ValidationError as error:
             problems += told("--data", error, WorkloadSpec)
-    if problems or not specs:
+        except PlanError as error:
+            problems += [f"--data {problem}" for problem in error.problems]
+    if problems or not found:
         raise CalibrationError(problems or ["--data names no workload; `joulebench list workloads` shows them"])
-    return specs
+    return found

@@ -72,7 +72,7 @@ class Workbench:
         """By the workloads: a plan that sweeps a seed reads its data once."""
         self._devices: dict[str, Device] = {}
         self._engines: dict[str, Engine] = {}
-        self._profiles: dict[str, Profile] = {}
+        self._profiles: dict[str, Profile | EngineError] = {}
         self._kept = KeptDistributions()
         self._arm_scores: dict[str, ArmScores] = {}
         self.on_wait: WaitListener = log_waiting
@@ -116,10 +116,16 @@ class Workbench:
         engine.use_profile(self.profile(plan.engine.profile))
 
     def profile(self, folder: str) -> Profile:
-        """Read once. Raises `EngineError`."""
+        """Read once, damaged ones too: many arms may name it. Raises `EngineError`."""
         if folder not in self._profiles:
-            self._profiles[folder] = read_profile(Path(folder))
-        return self._profiles[folder]
+            try:
+                self._profiles[folder] = read_profile(Path(folder))
+            except EngineError as error:
+                self._profiles[folder] = error
+        found = self._profiles[folder]
+        if isinstance(found, EngineError):
+            raise EngineError(str(found))
+        return found
 
     def profile_mismatch(self, folder: str, facts: CheckpointFacts) -> str | None:
         """What is wrong with a profile, or why it does not serve a model; None where it does."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from engines.errors import EngineError
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.model.transformer import Transformer
 from engines.profile import Profile, ProfiledData, ProfileOrigin
@@ -26,7 +27,7 @@ from results.store import Store, StoreError
 from results.trials import Trial
 from tests.command import joulebench, start
 from tests.fakes.random_models import copy_bundled, write_random_model
-from tests.plans import BOOLQ, DROPLESS, FAST, HERE, HOST, M2_ULTRA, MODEL, NPUMOE, TIERS, raw_plan
+from tests.plans import BOOLQ, DROPLESS, FAST, HERE, HOST, M2_ULTRA, MODEL, NPUMOE, TIERS, raw_plan, write_plan
 from tests.test_runner import Heard
 
 NARROW = {"name": "npumoe-t", "multiples": [1.0, 0.5]}
@@ -136,6 +137,32 @@ def test_what_cannot_be_counted_is_told_and_nothing_is_written(data: str, expect
     assert found.code == 2
     assert expected in found.problems[-1]
     assert not (tmp_path / "p").exists()
+
+
+def test_the_workloads_of_a_plan_are_counted_as_they_stand_there(tmp_path: Path) -> None:
+    """All of a length that the plan says; the profile that the plan names is not there yet."""
+    needles = {"name": "ruler_niah_single_2", "label": "needles", "length": 512, "limit": 1}
+    arm = TIERS | {"profile": str(tmp_path / "p")}
+    path = write_plan(tmp_path / "plan.toml", raw_plan(engine=[arm], workload=[needles, BOOLQ]))
+    found = joulebench("calibrate", MODEL, "--data", str(path), "--prompts", "3", "--out", str(tmp_path / "p"))
+    assert found.code == 0, found.stderr
+    origin = read_profile(tmp_path / "p").origin
+    assert origin is not None
+    assert [(d.workload, d.n_prompts) for d in origin.data] == [("needles", 3), ("boolq", 3)]
+    bench, plan = bench_and_plan(engine=[arm], workload=[needles, BOOLQ])
+    tokenizer = bench.facts(MODEL).tokenizer
+    prompts = [p for cell in plan.cells for p in bench.workload(cell).calibration_prompts(tokenizer, 8192, 3)]
+    assert all(len(prompt) <= 512 for prompt in prompts[:3])
+    assert read_profile(tmp_path / "p").n_tokens == sum(map(len, prompts))
+
+
+def test_a_plan_that_is_wrong_is_told_by_its_own_problems(tmp_path: Path) -> None:
+    path = write_plan(tmp_path / "plan.toml", raw_plan(workload=[BOOLQ | {"limit": 0}]))
+    for given, expected in ((path, "workload[0].limit"), (tmp_path / "no.toml", "no such file")):
+        found = joulebench("calibrate", MODEL, "--data", str(given), "--out", str(tmp_path / "p"))
+        assert found.code == 2
+        assert found.problems[-1].startswith(f"error: --data {given}")
+        assert expected in found.problems[-1]
 
 
 def test_a_dense_model_has_nothing_to_count(tmp_path: Path) -> None:
@@ -285,3 +312,14 @@ def test_a_profile_that_is_not_there_or_damaged_is_one_problem(profile: str, tmp
     assert "damaged" in damaged
     (empty,) = problems(engine=[TIERS | {"profile": ""}])
     assert "engine[0].profile" in empty
+
+
+def test_a_damaged_profile_is_read_once_however_many_arms_name_it(profile: str) -> None:
+    path = Path(profile) / "profile.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(b"x")
+    bench = Workbench(draft_plan(raw_plan()).plan.protocol)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="damaged"):
+            bench.profile(profile)
+        path.write_bytes(whole)
