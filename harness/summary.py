@@ -64,16 +64,17 @@ def _print_answers(derived: Derived, console: Console) -> None:
     from results.report.page_units import PageUnits
 
     units = PageUnits(derived.tidy, derived.standings)
-    for whole, _ in derived.standings:
-        _print_standings(whole, units, console)
+    for whole, single in derived.standings:
+        _print_standings(whole, single, units, console)
 
 
-def _print_standings(group: Group, units: PageUnits, console: Console) -> None:
+def _print_standings(group: Group, single: Sequence[Group], units: PageUnits, console: Console) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    from results.report.first_screen import arm_table, sentence
+    from results.report.first_screen import arm_table
+    from results.report.sentences import sentences
 
     shown = arm_table("", group, units)
     table = Table(
@@ -90,8 +91,8 @@ def _print_standings(group: Group, units: PageUnits, console: Console) -> None:
         told = (_standing(f, best) for f, best in zip(row.figures, shown.best, strict=True))
         table.add_row(Text(row.arm.name), *map(Text, told))
     console.print(table)
-    for verdict in group.verdicts.values():
-        console.print(sentence(verdict), markup=False, highlight=False)
+    for _, words in sentences(group, single):
+        console.print(words, markup=False, highlight=False)
     for i, note in enumerate(shown.notes, start=1):
         console.print(f"({i}) {note}", markup=False, highlight=False)
     console.print()
@@ -130,7 +131,7 @@ def _changes(derived: Derived) -> Iterator[str]:
 def _change(row: Any) -> str:
     text = f"{row['engine']} {signed(format_number(row['change']))}"
     if not _known(row["change_low"]):
-        return text
+        return f"{text} (no interval: {row['change_reason']})"
     return f"{text} {format_interval(row['change_low'], row['change_high'])}, {format_p(row['p'])}"
 
 

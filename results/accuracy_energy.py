@@ -16,7 +16,16 @@ from typing import Any
 import pandas as pd
 
 from results.cells import answering, trials_of, usable
-from results.compare import Difference, UnlikeError, compare_scores, compare_trials, mean_score, sample_scores
+from results.compare import (
+    Difference,
+    UnlikeError,
+    compare_exponentials,
+    compare_scores,
+    compare_trials,
+    mean_score,
+    sample_logarithms,
+    sample_scores,
+)
 from results.metrics import TECHNIQUE_METRICS
 from results.records import Cell, Phase
 from results.runs import RunData
@@ -150,6 +159,11 @@ class Comparison:
             return compare_trials(before, after, row["metric"], row["phase"], row["meter"])
         before_by_sample, after_by_sample = (sample_scores(trials, row["metric"]) for trials in (before, after))
         if not before_by_sample and not after_by_sample:
+            logarithms = [
+                sample_logarithms(trials, row["metric"], r["mean"]) for trials, r in ((before, other), (after, row))
+            ]
+            if all(logarithms):
+                return compare_exponentials(*logarithms)
             return _unpaired(row, other, NO_SAMPLE_SCORES)
         found = compare_scores(before_by_sample, after_by_sample, row["metric"] in self._zero_one[cell.workload])
         means = (mean_score(own) for own in (before_by_sample, after_by_sample))

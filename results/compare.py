@@ -13,6 +13,10 @@ other, so the sample is the cluster (d_s: n01 - n10 within sample s).
                   All counts are first divided by the design effect, sum d_s^2 / (n01 + n10), from 1 (answers to a
                   sample vary freely) to R (they are all alike, and the interval is that of n samples)
 
+A perplexity is e to the mean of its samples' nll_nats (P of the arm, P0 of the reference, l_s and l0_s of a sample).
+The difference P - P0 has the interval of the mean of P l_s - P0 l0_s (the delta method), and p of the paired t test of
+nll_nats.
+
 Other values have the mean of their differences with its interval (`results.statistics.mean_interval`: Student's t, from
 20 pairs on BCa bootstrap), and p of the paired t test.
 
@@ -74,6 +78,10 @@ class Difference:
         return self.p is None or self.p < 1 - CONFIDENCE
 
 
+LOGARITHMS = {"perplexity": "nll_nats"}
+"""A score that no sample has alone, by what samples have: e to the mean of it."""
+PAIRED_T_OF_LOGARITHMS = "paired t of nll_nats"
+
 SampleScores = Mapping[str, Sequence[float]]
 """By sample id: its score in each repeat, in their order."""
 
@@ -88,6 +96,18 @@ def compare_scores(reference: SampleScores, arm: SampleScores, is_zero_one: bool
     if is_zero_one:
         return _compare_answers([reference[s] for s in samples], [arm[s] for s in samples])
     return mean_difference([_mean(arm[s]) - _mean(reference[s]) for s in samples])
+
+
+def compare_exponentials(reference: SampleScores, arm: SampleScores) -> Difference:
+    """Of e to the means of two arms' logarithms, by sample. Raises `UnlikeError` where samples are not the same."""
+    logarithms = compare_scores(reference, arm, is_zero_one=False)
+    before, after = math.exp(mean_score(reference)), math.exp(mean_score(arm))
+    influences = [after * _mean(arm[s]) - before * _mean(reference[s]) for s in sorted(reference)]
+    found, change = mean_difference(influences), after - before
+    if found.low is None or found.high is None:
+        return replace(found, mean=change)
+    low, high = (change + end - found.mean for end in (found.low, found.high))
+    return replace(found, mean=change, low=low, high=high, p=logarithms.p, test=PAIRED_T_OF_LOGARITHMS)
 
 
 def _compare_answers(reference: Sequence[Sequence[float]], arm: Sequence[Sequence[float]]) -> Difference:
@@ -210,6 +230,12 @@ def sample_scores(trials: Sequence[Trial], metric: str) -> dict[str, tuple[float
             raise UnlikeError(f"repeats of one arm: {_unlike(found[0].keys(), own.keys(), 'sample')}")
         found.append(own)
     return {s: tuple(own[s] for own in found) for s in found[0]} if found else {}
+
+
+def sample_logarithms(trials: Sequence[Trial], metric: str, whole: float) -> dict[str, tuple[float, ...]]:
+    """Of a score that is e to the mean of its samples' logarithms, those; else empty. Raises `UnlikeError`."""
+    found = sample_scores(trials, LOGARITHMS[metric]) if metric in LOGARITHMS else {}
+    return found if found and math.isclose(math.exp(mean_score(found)), whole, rel_tol=1e-6) else {}
 
 
 def mean_score(scores: SampleScores) -> float:

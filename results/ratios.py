@@ -10,7 +10,8 @@ Several workloads add their variances; t has Welch and Satterthwaite's degrees o
 differ from 0 the set of ratios has no end, and there is no interval.
 
 Of shares of right answers: Bonett and Price 2006 for paired proportions, with counts divided by the design effect as
-`results.compare` does. It has a width where all answers are right.
+`results.compare` does. It has a width where all answers are right. Of perplexities: e to the mean of the paired
+differences of their samples' logarithms, and to its interval.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from results.compare import SAME, SampleScores, design_effect
+from results.compare import SAME, SampleScores, compare_scores, design_effect
 from results.statistics import CONFIDENCE, NORMAL_95
 
 Array = NDArray[np.float64]
@@ -89,6 +90,13 @@ def widened(ratio: Ratio, relative_error: float) -> Ratio:
         for end in (ratio.low, ratio.high)
     )
     return replace(ratio, low=ratio.value * math.exp(-below), high=ratio.value * math.exp(above))
+
+
+def ratio_of_exponentials(arm: SampleScores, baseline: SampleScores) -> Ratio:
+    """Of e to the means of logarithms of the same samples: e to the mean of their differences, and to its interval."""
+    found = compare_scores(baseline, arm, is_zero_one=False)
+    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
+    return Ratio(math.exp(found.mean), low, high, found.n, found.reason)
 
 
 def ratio_of_shares(arm: SampleScores, baseline: SampleScores) -> Ratio:

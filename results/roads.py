@@ -16,12 +16,13 @@ def road_words(road: Road) -> str:
     return ", ".join(_parts(road))
 
 
-def _parts(road: Road) -> list[str]:
+def _parts(road: Road, with_chosen: bool = True) -> list[str]:
+    """with_chosen: also what a plan chooses, dtype and threads."""
     parts = [road.arithmetic if road.device == "cpu" else f"{road.arithmetic} on {road.device}"]
     parts += [road.instruction_set] if road.instruction_set else []
-    parts += [road.dtype] if road.dtype != "float32" else []
+    parts += [road.dtype] if road.dtype != "float32" and with_chosen else []
     parts += [f"build {road.build}"] if road.build else []
-    parts.append(f"{road.n_threads} thread{'s' if road.n_threads != 1 else ''}")
+    parts += [f"{road.n_threads} thread{'s' if road.n_threads != 1 else ''}"] if with_chosen else []
     return [*parts, f"decoding {road.decoding}"] if road.decoding else parts
 
 
@@ -39,6 +40,13 @@ def build_words(build: Build) -> str:
 def roads_of(trials: Sequence[Trial]) -> tuple[str, ...]:
     """Each road of a cell's trials once; more than one means that its mean is over unlike things."""
     return tuple(road_words(road) for road in _distinct(trials))
+
+
+def comparable_roads(trials: Sequence[Trial]) -> frozenset[str]:
+    """What two arms must have in common for their times and joules to compare techniques. Threads and the width of the
+    arithmetic are not in it: a plan chooses them. Empty where a model gives the times."""
+    roads = (t.road for t in trials if t.time_method == "measured" and t.road is not None)
+    return frozenset(", ".join(_parts(road, with_chosen=False)) for road in roads)
 
 
 def _distinct(trials: Sequence[Trial]) -> list[Road]:

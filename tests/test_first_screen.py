@@ -13,6 +13,7 @@ from results.ratios import Ratio, widened
 from results.records import EnergyReading
 from results.report.first_screen import Figure
 from results.report.page_units import PageUnits
+from results.report.sentences import interval_words
 from results.runs import RunData
 from results.trials import Trial
 from tests.run_builders import cell, failed, reading, run
@@ -173,9 +174,7 @@ def test_a_ratio_without_an_interval_has_few_digits() -> None:
 
 @pytest.mark.parametrize("low", [1.004556, 1.0000123])
 def test_an_interval_that_leaves_out_1_is_shown_with_the_digits_that_say_so(low: float) -> None:
-    from results.report.first_screen import _interval
-
-    shown = [float(end) for end in _interval(low, 1.14).strip("[]").split(", ")]
+    shown = [float(end) for end in interval_words(low, 1.14).strip("[]").split(", ")]
     assert 1 < shown[0] == pytest.approx(low, abs=1e-3)
 
 

@@ -10,11 +10,12 @@ from results import tables
 from results.asked import asked_alike, unlike_notes
 from results.compare import UnlikeError, compare_trials
 from results.records import Completion
+from results.report.against import ASKED_OTHERWISE
 from results.report.arms import arms_of
 from results.report.figure_tables import asked_of, figure_tables
 from results.report.html import html_text
 from results.report.page_units import PageUnits
-from results.report.standings import ASKED_OTHERWISE, device_groups
+from results.report.standings import device_groups
 from results.runs import RunData
 from results.trial_tables import request_frames, trials
 from results.trials import Trial

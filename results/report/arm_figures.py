@@ -18,10 +18,11 @@ from typing import Literal
 import pandas as pd
 
 from results.cells import answering, left_out_reason, trials_of, usable
-from results.compare import UnlikeError, mean_score, sample_scores
+from results.compare import UnlikeError, mean_score, sample_logarithms, sample_scores
 from results.metrics import NO_METER, RELATIVE_UNITS
 from results.records import Cell, Method
 from results.report.arms import Arm
+from results.roads import comparable_roads
 from results.runs import RunData
 from results.trials import Trial
 from results.zero_one import zero_one_metrics
@@ -40,8 +41,9 @@ class ArmFigure:
     value: seconds or joules a request, or the mean score; None with a reason. n: trials, or samples of a score.
     model_error: one relative standard deviation of a model behind the value; None where it is measured, infinite where
     the model states none. stated_error: that of the meter's own readings, whole; unshared_error: without the gain
-    error. sums: of each workload, seconds or joules of all requests, by repeat. scores: by sample. asked: what two
-    arms must share to be paired.
+    error. sums: of each workload, seconds or joules of all requests, by repeat. scores: by sample; is_log: the value is
+    e to their mean. asked: what two arms must share to be paired. roads: of each workload, what computed, where that
+    decides the figure: none behind times that a model gives.
     """
 
     arm: Arm
@@ -59,7 +61,9 @@ class ArmFigure:
     scores: Mapping[str, tuple[float, ...]] | None = None
     asked: tuple[object, ...] = ()
     is_share: bool = False
+    is_log: bool = False
     rising: bool = False
+    roads: tuple[frozenset[str], ...] = ()
 
     @property
     def way(self) -> tuple[Method, str | None, str]:
@@ -130,8 +134,14 @@ class ArmFigures:
             stated_error=stated,
             unshared_error=_unshared(amounts, total),
             sums=sums,
+            roads=tuple(comparable_roads(own) for own in trials),
             asked=tuple({t.requests_sha256 for t in own} | {len(t.completions) for t in own} for own in trials),
         )
+
+    def other_scores(self, workloads: Sequence[str]) -> dict[str, str]:
+        """Workloads whose score is no share of right answers, with it: no accuracy over all workloads counts them."""
+        scores = {w: score for w in workloads if (score := self.first_score.get(w)) is not None}
+        return {w: score for w, score in scores.items() if score not in self._zero_one[w]}
 
     def _amount(self, trial: Trial, quantity: Quantity) -> _Amount:
         """Read once: a trial counts in its workload, and in all of them together."""
@@ -156,18 +166,24 @@ class ArmFigures:
             return replace(none, reason=NOT_SCORED)
         if is_whole and not shares:
             return replace(none, reason=NO_SHARES)
-        scores: dict[str, tuple[float, ...]] = {}
-        try:
-            for cell, metric in shares if is_whole else scored:
-                own = sample_scores(self._answering[cell.cell_id], metric)
-                scores |= {f"{cell.workload}\0{sample}": values for sample, values in own.items()}
-        except UnlikeError as error:
-            return replace(none, reason=str(error))
         (cell, metric), *_ = scored
         rising = True if is_whole else self.rising.get(metric, True)
         everything = (s for t in self._answering[cell.cell_id] for s in t.scores)
         wholes = [s for s in everything if s.metric == metric and s.sample_id is None]
         aggregate = math.fsum(s.value for s in wholes) / len(wholes) if wholes else None
+        scores: dict[str, tuple[float, ...]] = {}
+        logarithms: dict[str, tuple[float, ...]] = {}
+        try:
+            for own_cell, own_metric in shares if is_whole else scored:
+                own = sample_scores(self._answering[own_cell.cell_id], own_metric)
+                scores |= {f"{own_cell.workload}\0{sample}": values for sample, values in own.items()}
+            if not scores and aggregate is not None:
+                logarithms = sample_logarithms(self._answering[cell.cell_id], metric, aggregate)
+        except UnlikeError as error:
+            return replace(none, reason=str(error))
+        if logarithms:
+            n = len(logarithms)
+            return replace(none, value=aggregate, method="measured", n=n, scores=logarithms, is_log=True, rising=rising)
         is_mean = bool(scores) and (
             is_whole or aggregate is None or math.isclose(mean_score(scores), aggregate, rel_tol=1e-6, abs_tol=1e-12)
         )

@@ -9,25 +9,21 @@ import pandas as pd
 from markupsafe import Markup
 
 from results.cells import usable
-from results.ratios import Ratio
 from results.records import Cell
 from results.report.arm_figures import QUANTITIES, Quantity
 from results.report.arms import Arm, arms_of
 from results.report.notes import Noted
 from results.report.page_units import PageUnits
 from results.report.picture import Axis, Panel, Point, panel, symbol
-from results.report.standings import MODELLED_ONCE, Group, Standing, Verdict
+from results.report.sentences import BEST, interval_words, ratio_text_words, ratio_words, sentences
+from results.report.standings import Group, Standing
 from results.runs import RunData
-from results.units import format_interval, format_mean, format_number
+from results.units import format_number
 
-SHOWN_RIVALS = 3
-"""Names that a sentence holds; of more it says how many."""
 HEADINGS: dict[Quantity, str] = {"time": "Time", "energy": "Joules", "accuracy": "Accuracy"}
-BEST: dict[Quantity, str] = {"time": "fastest", "energy": "fewest joules", "accuracy": "most accurate"}
 REUSES = "reuse_prefix"
 TELLING_ERROR = 0.01
 """Relative uncertainty that a meter states, from which on its heading says so."""
-MOST_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ def device_screens(
                 device=whole.device,
                 workloads=workloads,
                 table=arm_table(f"d{n}", whole, units),
-                sentences=tuple((v.is_certain, sentence(v)) for v in whole.verdicts.values()),
+                sentences=tuple(sentences(whole, single)),
                 panels=tuple(p for g in single if (p := _score_panel(run, frame, g, units)) is not None),
                 by_workload=tuple(tables) if len(tables) > 1 else (),
                 speed_panels=tuple(p for g in single if (p := _time_panel(run, frame, g, units)) is not None),
@@ -124,13 +120,23 @@ def _heading(quantity: Quantity, group: Group) -> Heading:
     baseline = group.baseline_of(quantity)
     times = f", times {baseline.name}" if baseline != group.baseline else ""
     if quantity == "accuracy":
-        what = group.score if group.workload is not None else "right answers"
-        return Heading(HEADINGS[quantity], (what or "not scored") + times)
+        return Heading(HEADINGS[quantity], _covered(group) + times)
     methods = ", ".join(_method(m, known) for m in dict.fromkeys(s.method for s in known)) or "missing"
     title = HEADINGS[quantity]
     if quantity == "energy" and any(s.unit != "J" for s in known):
         title = "Gauge units"
     return Heading(title, methods + times)
+
+
+def _covered(group: Group) -> str:
+    """What a column of accuracy is over."""
+    if group.workload is not None:
+        return group.score or "not scored"
+    if not group.other_scores or not group.shared_scores:
+        return "right answers"
+    others = ", ".join(group.other_scores)
+    verb = "stand" if len(group.other_scores) > 1 else "stands"
+    return f"right answers of {', '.join(group.shared_scores)} only; {others} {verb} by workload"
 
 
 def _method(method: str, known: Sequence[Standing]) -> str:
@@ -145,17 +151,17 @@ def _figure(table: ArmTable, standing: Standing, group: Group, units: PageUnits)
         return Figure("missing", "", "", None, note=table.note(standing.reason or "no reason was recorded"))
     plain = Figure("none", "", _value(standing, group, units), None, standing.is_best, standing.is_certain)
     if standing.is_baseline:
-        return replace(plain, ratio="1×", order=1.0, is_baseline=True)
+        return replace(plain, ratio="1×", order=1.0, is_baseline=True, note=table.note(standing.remark))
     ratio = standing.ratio
     if ratio is None or ratio.value is None:
         return replace(plain, note=table.note(standing.reason or "no reason was recorded"))
     if ratio.low is None or ratio.high is None:
         note = table.note("; ".join(filter(None, [ratio.reason, standing.remark])))
-        return replace(plain, ratio=_ratio(ratio), interval="no interval", order=ratio.value, note=note)
+        return replace(plain, ratio=ratio_words(ratio), interval="no interval", order=ratio.value, note=note)
     return replace(
         plain,
-        ratio=_ratio_text(ratio.value, ratio.low, ratio.high),
-        interval=_interval(ratio.low, ratio.high),
+        ratio=ratio_text_words(ratio.value, ratio.low, ratio.high),
+        interval=interval_words(ratio.low, ratio.high),
         order=ratio.value,
         note=table.note(standing.remark),
     )
@@ -173,103 +179,6 @@ def _value(standing: Standing, group: Group, units: PageUnits) -> str:
     way = f", {standing.method}" if len({s.method for s in same}) > 1 else ""
     meter = f", {standing.meter}" if standing.meter and len({s.meter for s in same}) > 1 else ""
     return f"{format_number(value / scale)} {unit}{way}{meter}"
-
-
-# --- who is best, in words -------------------------------------------------------------------------------------------
-
-
-def sentence(verdict: Verdict) -> str:
-    """ "Fastest for certain: int4, 0.87× dropless [0.82, 0.93]." Or which arms may be as good as the leader."""
-    best = BEST[verdict.quantity].capitalize()
-    leader = verdict.leader
-    if leader is None:
-        return f"{best}: {verdict.why}."
-    names = ", ".join(_named(s) for s in verdict.without[:SHOWN_RIVALS])
-    more = len(verdict.without) - SHOWN_RIVALS
-    verb = "have" if len(verdict.without) > 1 else "has"
-    without = f"; {names}{f' and {more} more' if more > 0 else ''} {verb} no figure" if names else ""
-    if verdict.is_certain:
-        how = "for certain" if leader.model_error is None else "beyond the model's own error"
-        among = " of those that have a figure" if without else ""
-        return f"{best}{among} {how}: {_named(leader)}{_times(leader)}{_next(verdict)}{without}."
-    if not verdict.rivals:
-        return f"{best}: {verdict.why} ({_named(leader)}){without}."
-    behind = f"; behind {_named(leader)} for certain: {_behind(verdict)}" if verdict.behind else ""
-    return f"{best}: not certain between {_named(leader)}, {_rivals(verdict)}{behind}{without}."
-
-
-def _rivals(verdict: Verdict) -> str:
-    """Their names, and in brackets why it is not certain, where several reasons hold each behind its arms."""
-    if verdict.why:
-        reasons = {verdict.why: [r.standing for r in verdict.rivals]}
-    else:
-        reasons = {}
-        for rival in verdict.rivals:
-            reasons.setdefault(rival.why, []).append(rival.standing)
-    told = []
-    for why, standings in reasons.items():
-        more = len(standings) - SHOWN_RIVALS
-        names = ", ".join(_named(s) for s in standings[: SHOWN_RIVALS if more > 1 else SHOWN_RIVALS + 1])
-        told.append(f"{names}{f' and {more} more' if more > 1 else ''} ({why})")
-    return ", ".join(told)
-
-
-def _behind(verdict: Verdict) -> str:
-    """The closest first; of more it says how many, up to how far."""
-    found = [(s, ratio) for s, ratio in verdict.behind if ratio is not None]
-    shown = [f"{_named(s)}, {_ratio(ratio)}" for s, ratio in found[:SHOWN_RIVALS]]
-    if len(found) > SHOWN_RIVALS:
-        standing, ratio = found[-1]
-        shown.append(f"{len(found) - SHOWN_RIVALS} more up to {_named(standing)}, {_ratio(ratio)}")
-    return "; ".join(shown)
-
-
-def _next(verdict: Verdict) -> str:
-    """The closest arm behind a leader, unless it is the baseline: that ratio is told already."""
-    standing, ratio = verdict.behind[0]
-    if standing.is_baseline or ratio is None or verdict.leader is None:
-        return ""
-    return f"; the next is {_named(standing)}, {_ratio(ratio)} {_named(verdict.leader)}"
-
-
-def _named(standing: Standing) -> str:
-    """A name that would run into the next one stands in quotes."""
-    name = standing.arm.name
-    return f"“{name}”" if "," in name or ";" in name else name
-
-
-def _times(standing: Standing) -> str:
-    if standing.is_baseline:
-        return ", the baseline"
-    return f", {_ratio(standing.ratio)}" if standing.ratio is not None and standing.ratio.value is not None else ""
-
-
-def _ratio(ratio: Ratio) -> str:
-    """Without an interval with two digits: of one pair more would be noise. A model gives the same figure again."""
-    if ratio.value is None:
-        return "none"
-    if ratio.low is not None and ratio.high is not None:
-        return f"{_ratio_text(ratio.value, ratio.low, ratio.high)} {_interval(ratio.low, ratio.high)}"
-    if not 0.1 <= ratio.value < 10:
-        return f"{format_number(ratio.value)}×"
-    return f"{ratio.value:.{1 if ratio.value >= 1 and ratio.reason != MODELLED_ONCE else 2}f}×"
-
-
-def _ratio_text(value: float, low: float, high: float) -> str:
-    """With the digits that its interval supports, and two at least where fewer would be a tenth off."""
-    text = format_mean(value, low, high)
-    return f"{text}×" if abs(float(text) - value) <= 0.1 * value else f"{value:.2g}×"
-
-
-def _interval(low: float, high: float) -> str:
-    """With more digits where rounding would let an interval that leaves out 1 touch it."""
-    text = format_interval(low, high)
-    shown = [float(end) for end in text.strip("[]").split(", ")]
-    digits = 2
-    while (low <= 1 <= high) != (shown[0] <= 1 <= shown[1]) and digits <= MOST_DIGITS:
-        shown = [round(low, digits), round(high, digits)]
-        text, digits = f"[{low:.{digits}f}, {high:.{digits}f}]", digits + 1
-    return text
 
 
 # --- the pictures ----------------------------------------------------------------------------------------------------

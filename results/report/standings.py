@@ -13,23 +13,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pandas as pd
 
-from results.compare import Difference, compare_scores
-from results.ratios import Ratio, ratio_of_means, ratio_of_shares, widened
+from results.ratios import Ratio
 from results.records import Cell, Method
+from results.report.against import MODELLED_ONCE, Against, against, differ, other_roads
 from results.report.arm_figures import QUANTITIES, ArmFigure, ArmFigures, Quantity
 from results.report.arms import Arm, arms_of
 from results.runs import RunData
-from results.statistics import NORMAL_95
 
-ASKED_OTHERWISE = "the arms were not asked the same requests: nothing can be paired"
-MODELLED_ONCE = "modelled once, so without an interval: a model gives the same figure every time"
 WITHIN_MODEL = "within the error of the model"
 MAYBE_0 = "their difference may be 0"
+NO_STATED_ERROR: dict[Quantity, str] = {
+    "time": "the sheet states no error of its times, so nothing is certain",
+    "energy": "the sheet states no error of its joules, so nothing is certain",
+}
 
 
 class NoArmError(Exception):
@@ -77,7 +78,8 @@ class Verdict:
     """Who is best of a group in one quantity, certain or not. rivals: arms that may be as good as the leader.
 
     behind: arms that are not, with their ratio to the leader, the closest first. without: arms without a figure, which
-    a certain leader is not compared with. why: what holds for all of them.
+    a certain leader is not compared with. why: what holds for all of them. worse_on: of a certain leader over all
+    workloads, those where it is behind another arm for certain, with that arm and the ratio to it.
     """
 
     quantity: Quantity
@@ -87,6 +89,7 @@ class Verdict:
     why: str = ""
     behind: tuple[tuple[Standing, Ratio | None], ...] = ()
     without: tuple[Standing, ...] = ()
+    worse_on: tuple[tuple[str, Standing, Ratio | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,9 @@ class Group:
     """The arms of one device on one workload, or on all (`workload` None). rows: by arm, in the order of the plan.
 
     asked_baseline: the arm that would be the baseline if it had a figure. A quantity may have another baseline than
-    the time's, where only that figure is missing: its standing says so.
+    the time's, where only that figure is missing: its standing says so. shared_scores: of all workloads together, those
+    that the accuracy is over; other_scores: those that are scored otherwise, with their score: an accuracy is of a part
+    then, and no arm is marked.
     """
 
     device: str
@@ -105,6 +110,8 @@ class Group:
     asked_baseline: Arm
     rows: tuple[Mapping[Quantity, Standing], ...]
     verdicts: Mapping[Quantity, Verdict]
+    shared_scores: tuple[str, ...] = ()
+    other_scores: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def arms(self) -> list[Arm]:
@@ -128,8 +135,33 @@ def device_groups(run: RunData, frame: pd.DataFrame, baseline: str | None = None
     for device in dict.fromkeys(c.device for c in run.cells):
         workloads = list(dict.fromkeys(c.workload for c in run.cells if c.device == device))
         single = [made.group(device, (workload,)) for workload in workloads]
-        found.append((single[0] if len(single) == 1 else made.group(device, workloads), single))
+        whole = single[0] if len(single) == 1 else _with_reversals(made.group(device, workloads), single)
+        found.append((whole, single))
     return found
+
+
+def _with_reversals(whole: Group, single: Sequence[Group]) -> Group:
+    """Who leads over all workloads may be behind on one: verdict and standing say so."""
+    verdicts, remarks = dict(whole.verdicts), dict[Quantity, str]()
+    for quantity, verdict in whole.verdicts.items():
+        if verdict.leader is None or not verdict.is_certain:
+            continue
+        worse = tuple(
+            (group.workload or "", first, ratio)
+            for group in single
+            for standing, ratio in group.verdicts[quantity].behind
+            if standing.arm == verdict.leader.arm and (first := group.verdicts[quantity].leader) is not None
+        )
+        if worse:
+            remarks[quantity] = f"behind another arm for certain on {', '.join(w for w, _, _ in worse)}"
+            told = "; ".join(filter(None, [verdict.leader.remark, remarks[quantity]]))
+            verdicts[quantity] = replace(verdict, worse_on=worse, leader=replace(verdict.leader, remark=told))
+    leaders = {q: v.leader for q, v in verdicts.items() if v.worse_on}
+    rows = tuple(
+        {q: leader if (leader := leaders.get(q)) is not None and leader.arm == s.arm else s for q, s in row.items()}
+        for row in whole.rows
+    )
+    return replace(whole, rows=rows, verdicts=verdicts)
 
 
 def names_of(engine: str) -> tuple[str, str]:
@@ -200,13 +232,24 @@ class _Groups:
             q: [self._figures.figure(arm, cells, workloads, q) for arm, cells in by_arm.items()] for q in QUANTITIES
         }
         baseline = _with_figure(asked, figures["time"])
+        other_scores = self._figures.other_scores(workloads) if len(workloads) > 1 else {}
         found: dict[Quantity, list[Standing]] = {}
         verdicts: dict[Quantity, Verdict] = {}
         for q, own in figures.items():
-            verdicts[q], found[q] = _ranked(own, _with_figure([baseline, *asked], own), q)
+            may_mark = q != "accuracy" or not other_scores
+            verdicts[q], found[q] = _ranked(own, _with_figure([baseline, *asked], own), q, may_mark)
         rows = tuple({q: found[q][i] for q in QUANTITIES} for i in range(len(by_arm)))
         return Group(
-            device, workloads[0] if len(workloads) == 1 else None, score, rising, baseline, asked[0], rows, verdicts
+            device=device,
+            workload=workloads[0] if len(workloads) == 1 else None,
+            score=score,
+            rising=rising,
+            baseline=baseline,
+            asked_baseline=asked[0],
+            rows=rows,
+            verdicts=verdicts,
+            shared_scores=tuple(w for w in self._figures.first_score if w in workloads and w not in other_scores),
+            other_scores=other_scores,
         )
 
     def _asked_baselines(self, by_arm: Mapping[Arm, Sequence[Cell]]) -> list[Arm]:
@@ -225,11 +268,13 @@ def _with_figure(arms: Sequence[Arm], figures: Sequence[ArmFigure]) -> Arm:
 # --- against the baseline, and against each other --------------------------------------------------------------------
 
 
-def _ranked(figures: Sequence[ArmFigure], baseline: Arm, quantity: Quantity) -> tuple[Verdict, list[Standing]]:
+def _ranked(
+    figures: Sequence[ArmFigure], baseline: Arm, quantity: Quantity, may_mark: bool
+) -> tuple[Verdict, list[Standing]]:
     base = next(f for f in figures if f.arm == baseline)
     standings = []
     for figure in figures:
-        against = _Against(None, figure.reason) if figure is base else _against(figure, base)
+        found = Against(None, figure.reason) if figure is base else against(figure, base)
         standings.append(
             Standing(
                 arm=figure.arm,
@@ -240,109 +285,21 @@ def _ranked(figures: Sequence[ArmFigure], baseline: Arm, quantity: Quantity) -> 
                 meter=figure.meter,
                 n=figure.n,
                 n_of=figure.n_of,
-                ratio=against.ratio,
+                ratio=found.ratio,
                 is_baseline=figure is base,
-                is_certain=figure is not base and _differ(figure, base, against.ratio),
+                is_certain=figure is not base and differ(figure, base, found.ratio),
                 model_error=figure.model_error,
                 stated_error=figure.stated_error,
-                reason=against.reason,
-                remark=against.remark,
+                reason=found.reason,
+                remark=found.remark,
             )
         )
     verdict = _verdict(quantity, figures, standings)
-    if verdict.is_certain and verdict.leader is not None and not verdict.without:
+    if may_mark and verdict.is_certain and verdict.leader is not None and not verdict.without:
         best = replace(verdict.leader, is_best=True)
         standings = [best if s is verdict.leader else s for s in standings]
         verdict = replace(verdict, leader=best)
     return verdict, standings
-
-
-class _Against(NamedTuple):
-    """reason: why there is no ratio, or none with an interval. remark: what the ratio leaves out."""
-
-    ratio: Ratio | None
-    reason: str | None = None
-    remark: str | None = None
-
-
-def _against(figure: ArmFigure, base: ArmFigure) -> _Against:
-    name = base.arm.name
-    if figure.value is None:
-        return _Against(None, figure.reason)
-    if base.value is None:
-        return _Against(None, f"{name} has no figure: {base.reason}")
-    if figure.way != base.way:
-        ways = [f.spoken_way if figure.unit == base.unit else f"{f.spoken_way}, in {f.unit}" for f in (figure, base)]
-        return _Against(None, f"not compared: {figure.arm.name} is {ways[0]}; {name} is {ways[1]}")
-    if base.value == 0:
-        return _Against(None, f"{name} has 0, and nothing is a multiple of 0")
-    if figure.scores is not None and base.scores is not None:
-        return _of_scores(figure, base)
-    if not figure.sums:
-        return _untested(figure, base, "this score is no mean over samples, so nothing tests it")
-    if figure.asked != base.asked:
-        return _untested(figure, base, ASKED_OTHERWISE)
-    return _of_pairs(figure, base)
-
-
-def _untested(figure: ArmFigure, base: ArmFigure, why: str) -> _Against:
-    return _Against(Ratio((figure.value or 0.0) / (base.value or math.nan), reason=why), why)
-
-
-def _of_scores(figure: ArmFigure, base: ArmFigure) -> _Against:
-    own, other = figure.scores or {}, base.scores or {}
-    if own.keys() != other.keys():
-        return _Against(None, f"not the same samples as those of {base.arm.name}")
-    samples = sorted(other)
-    if figure.is_share:
-        ratio = ratio_of_shares(own, other)
-        n_repeats = [max(map(len, scores.values())) for scores in (own, other)]
-        remark = None
-        if n_repeats[0] != n_repeats[1]:
-            remark = f"as times {base.arm.name}: of the first {min(n_repeats)} repeats that count of either"
-        return _Against(ratio if ratio.value is not None else None, ratio.reason, remark)
-    means = [[math.fsum(scores[s]) / len(scores[s]) for s in samples] for scores in (own, other)]
-    ratio = ratio_of_means([(means[0], means[1])])
-    return _Against(ratio if ratio.value is not None else None, ratio.reason)
-
-
-def _of_pairs(figure: ArmFigure, base: ArmFigure) -> _Against:
-    pairs = []
-    for own, other in zip(figure.sums, base.sums, strict=True):
-        both = sorted(own.keys() & other.keys())
-        if not both:
-            return _Against(None, f"no repeat has a figure of {figure.arm.name} and of {base.arm.name}")
-        pairs.append(([own[i] for i in both], [other[i] for i in both]))
-    ratio = ratio_of_means(pairs)
-    if figure.model_error is not None and ratio.n == 1:
-        ratio = replace(ratio, reason=MODELLED_ONCE)
-    elif figure.model_error is None and base.model_error is None:
-        ratio = widened(ratio, math.hypot(figure.unshared_error, base.unshared_error))
-    remark = None
-    if any(own.keys() != other.keys() for own, other in zip(figure.sums, base.sums, strict=True)):
-        counts = ", ".join(dict.fromkeys(str(len(own)) for own, _ in pairs))
-        remark = (
-            f"as times {base.arm.name}: over the {counts} repeats that both have; the figure below the interval is over"
-            f" all repeats of its arm"
-        )
-    return _Against(ratio if ratio.value is not None else None, ratio.reason, remark)
-
-
-def _differ(figure: ArmFigure, other: ArmFigure, ratio: Ratio | None) -> bool:
-    """Whether two figures differ for certain: beyond the interval of their pairs, and beyond the error of a model."""
-    if ratio is None or ratio.value is None or ratio.value <= 0:
-        return False
-    if figure.model_error is not None or other.model_error is not None:
-        error = math.hypot(figure.model_error or 0.0, other.model_error or 0.0)
-        beyond = abs(math.log(ratio.value)) > NORMAL_95 * error
-        return beyond and (ratio.is_clear or ratio.low is None)
-    if figure.is_share and figure.scores is not None and other.scores is not None:
-        return ratio.is_clear and _tested(figure, other).is_clear
-    return ratio.is_clear
-
-
-def _tested(figure: ArmFigure, other: ArmFigure) -> Difference:
-    return compare_scores(other.scores or {}, figure.scores or {}, is_zero_one=True)
 
 
 def _verdict(quantity: Quantity, figures: Sequence[ArmFigure], standings: Sequence[Standing]) -> Verdict:
@@ -362,14 +319,21 @@ def _verdict(quantity: Quantity, figures: Sequence[ArmFigure], standings: Sequen
         return Verdict(quantity, leader, tuple(Rival(s, "") for _, s in others), False, told, (), without)
     rivals, behind = [], []
     for figure, standing in others:
-        against = _against(figure, best)
-        if _differ(figure, best, against.ratio):
-            behind.append((standing, against.ratio))
+        found = against(figure, best)
+        if differ(figure, best, found.ratio):
+            behind.append((standing, found.ratio))
         else:
-            is_inside = best.model_error is not None and against.reason in (None, MODELLED_ONCE)
-            rivals.append(Rival(standing, WITHIN_MODEL if is_inside else against.reason or MAYBE_0))
+            rivals.append(Rival(standing, _why_open(quantity, figure, best, found)))
     behind.sort(key=lambda one: _distance(one[1]))
     return Verdict(quantity, leader, tuple(rivals), not rivals, "", tuple(behind), without)
+
+
+def _why_open(quantity: Quantity, figure: ArmFigure, best: ArmFigure, found: Against) -> str:
+    if math.inf in (figure.model_error, best.model_error):
+        return NO_STATED_ERROR[quantity]
+    if best.model_error is not None and found.reason in (None, MODELLED_ONCE):
+        return WITHIN_MODEL
+    return other_roads(figure, best) or found.reason or MAYBE_0
 
 
 def _distance(ratio: Ratio | None) -> float:

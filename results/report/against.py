@@ -1,0 +1,125 @@
+"""Two arms' figures against each other: their ratio with its interval, and whether they differ for certain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from results.compare import Difference, compare_scores
+from results.ratios import Ratio, ratio_of_exponentials, ratio_of_means, ratio_of_shares, widened
+from results.report.arm_figures import ArmFigure
+from results.statistics import NORMAL_95
+
+ASKED_OTHERWISE = "the arms were not asked the same requests: nothing can be paired"
+MODELLED_ONCE = "modelled once, so without an interval: a model gives the same figure every time"
+
+
+class Against(NamedTuple):
+    """reason: why there is no ratio, or none with an interval. remark: what the ratio leaves out."""
+
+    ratio: Ratio | None
+    reason: str | None = None
+    remark: str | None = None
+
+
+def against(figure: ArmFigure, base: ArmFigure) -> Against:
+    name = base.arm.name
+    if figure.value is None:
+        return Against(None, figure.reason)
+    if figure.is_log != base.is_log:
+        return _untested(figure, base, "this score is no mean over samples, so nothing tests it")
+    if base.value is None:
+        return Against(None, f"{name} has no figure: {base.reason}")
+    if figure.way != base.way:
+        ways = [f.spoken_way if figure.unit == base.unit else f"{f.spoken_way}, in {f.unit}" for f in (figure, base)]
+        return Against(None, f"not compared: {figure.arm.name} is {ways[0]}; {name} is {ways[1]}")
+    if base.value == 0:
+        return Against(None, f"{name} has 0, and nothing is a multiple of 0")
+    if figure.scores is not None and base.scores is not None:
+        return _of_scores(figure, base)
+    if not figure.sums:
+        return _untested(figure, base, "this score is no mean over samples, so nothing tests it")
+    if figure.asked != base.asked:
+        return _untested(figure, base, ASKED_OTHERWISE)
+    return _of_pairs(figure, base)
+
+
+def _untested(figure: ArmFigure, base: ArmFigure, why: str) -> Against:
+    return Against(Ratio((figure.value or 0.0) / (base.value or math.nan), reason=why), why)
+
+
+def _of_scores(figure: ArmFigure, base: ArmFigure) -> Against:
+    own, other = figure.scores or {}, base.scores or {}
+    if own.keys() != other.keys():
+        return Against(None, f"not the same samples as those of {base.arm.name}")
+    samples = sorted(other)
+    if figure.is_share:
+        ratio = ratio_of_shares(own, other)
+        n_repeats = [max(map(len, scores.values())) for scores in (own, other)]
+        remark = None
+        if n_repeats[0] != n_repeats[1]:
+            remark = f"as times {base.arm.name}: of the first {min(n_repeats)} repeats that count of either"
+        return Against(ratio if ratio.value is not None else None, ratio.reason, remark)
+    if figure.is_log:
+        ratio = ratio_of_exponentials(own, other)
+        return Against(ratio, ratio.reason)
+    means = [[math.fsum(scores[s]) / len(scores[s]) for s in samples] for scores in (own, other)]
+    ratio = ratio_of_means([(means[0], means[1])])
+    return Against(ratio if ratio.value is not None else None, ratio.reason)
+
+
+def _of_pairs(figure: ArmFigure, base: ArmFigure) -> Against:
+    pairs = []
+    for own, other in zip(figure.sums, base.sums, strict=True):
+        both = sorted(own.keys() & other.keys())
+        if not both:
+            return Against(None, f"no repeat has a figure of {figure.arm.name} and of {base.arm.name}")
+        pairs.append(([own[i] for i in both], [other[i] for i in both]))
+    ratio = ratio_of_means(pairs)
+    if figure.model_error is not None and ratio.n == 1:
+        ratio = replace(ratio, reason=MODELLED_ONCE)
+    elif figure.model_error is None and base.model_error is None:
+        ratio = widened(ratio, math.hypot(figure.unshared_error, base.unshared_error))
+    remark = other_roads(figure, base)
+    if any(own.keys() != other.keys() for own, other in zip(figure.sums, base.sums, strict=True)):
+        counts = ", ".join(dict.fromkeys(str(len(own)) for own, _ in pairs))
+        told = (
+            f"as times {base.arm.name}: over the {counts} repeats that both have; the figure below the interval is over"
+            f" all repeats of its arm"
+        )
+        remark = "; ".join(filter(None, [told, remark]))
+    return Against(ratio if ratio.value is not None else None, ratio.reason, remark)
+
+
+def differ(figure: ArmFigure, other: ArmFigure, ratio: Ratio | None) -> bool:
+    """Whether two figures differ for certain: beyond the interval of their pairs, and beyond the error of a model."""
+    if ratio is None or ratio.value is None or ratio.value <= 0 or other_roads(figure, other) is not None:
+        return False
+    if figure.model_error is not None or other.model_error is not None:
+        error = math.hypot(figure.model_error or 0.0, other.model_error or 0.0)
+        beyond = abs(math.log(ratio.value)) > NORMAL_95 * error
+        return beyond and (ratio.is_clear or ratio.low is None)
+    if figure.is_share and figure.scores is not None and other.scores is not None:
+        return ratio.is_clear and _tested(figure, other).is_clear
+    return ratio.is_clear
+
+
+def other_roads(figure: ArmFigure, other: ArmFigure) -> str | None:
+    """How two arms' seconds or joules were computed in unlike ways; None where they were not."""
+    for own, its in zip(figure.roads, other.roads, strict=False):
+        if own != its and own and its:
+            shared = set.intersection(*(set(road.split(", ")) for road in own | its))
+            ways = [
+                " or ".join(", ".join(p for p in road.split(", ") if p not in shared) for road in sorted(roads))
+                for roads in (own, its)
+            ]
+            return (
+                f"computed in another way ({figure.arm.name}: {ways[0]}; {other.arm.name}: {ways[1]}):"
+                f" that is in the ratio too, so nothing of it is certain"
+            )
+    return None
+
+
+def _tested(figure: ArmFigure, other: ArmFigure) -> Difference:
+    return compare_scores(other.scores or {}, figure.scores or {}, is_zero_one=True)
