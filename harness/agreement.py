@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from devices.base import Meter, Unit
 from devices.meters.cross_check import COVERAGE, comparisons
 from devices.meters.same_counter import shared_counter
-from results.energy import Interval, energy_between
+from results.derivation import energy_of_spans
+from results.energy import Interval
 from results.records import EnergyReading, PowerTrace
 from results.self_tests import Agreement
 
@@ -59,4 +60,4 @@ def _unit_energy(meter: Meter, unit: Unit, traces: Sequence[PowerTrace], window:
     """What a meter counted of one unit; None where it does not see it."""
     components = [c.component for c in meter.channels if c.computes == unit and c.additive]
     own = [t for t in traces if t.meter == meter.name and t.component in components]
-    return energy_between(own, [window], "all", meter.name) if own else None
+    return energy_of_spans(own, [window], meter.name) if own else None

@@ -29,7 +29,8 @@ from harness.agreement import agreements
 from harness.loads import RunningLoad
 from harness.second_opinion import Look, look_with_nvidia_smi, nvidia_smi_checks
 from harness.session import running_meters
-from results.energy import MIN_UPDATES, energy_between
+from results.derivation import energy_of_spans
+from results.energy import MIN_UPDATES
 from results.environments import Conditions
 from results.records import EnergyReading, IdleBaseline, PowerTrace
 from results.self_tests import Agreement, Check, MeterTest, SelfTest
@@ -190,7 +191,7 @@ def _meter_test(meter: Meter, measured: Measured, sample_interval_s: float) -> M
 
 
 def _total(traces: Sequence[PowerTrace], meter: Meter, window: tuple[float, float]) -> EnergyReading:
-    return energy_between(traces, [window], "all", meter.name)
+    return energy_of_spans(traces, [window], meter.name)
 
 
 def shortest_window_s(loaded: EnergyReading, update_s: float, share: float) -> float | None:

@@ -15,7 +15,7 @@ from devices.base import Clock, Device, DeviceError, Tended, TransientDeviceErro
 from devices.boundary import library_errors
 from devices.state_watch import changes, watched
 from harness.session import raw_traces, running_meters, window_marks
-from results.energy import energy_between
+from results.derivation import energy_of_spans
 from results.environments import Conditions
 from results.records import EnergyReading, PowerTrace
 from results.report.trace_plot import write_plot
@@ -49,7 +49,7 @@ class Recording:
         for meter in dict.fromkeys(t.meter for t in self.traces):
             components = [t.component for t in self.traces if t.meter == meter]
             for component in ["total", *(components if len(components) > 1 else ())]:
-                found.append(energy_between(self.traces, [self.window], "all", meter, component))
+                found.append(energy_of_spans(self.traces, [self.window], meter, component))
         return found
 
     def missing_totals(self) -> list[str]:

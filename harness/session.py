@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,17 +32,11 @@ from harness.agreement import disagreements
 from harness.schema import Protocol
 from harness.serving import at_once, serve
 from results.cells import CONTENDED
-from results.energy import Interval, energy_between, idle_baseline
+from results.derivation import arithmetic_digest, energies_of, remarks_on
 from results.environments import Conditions, Road
-from results.intervals import joined, outside
-from results.peak_power import p90_power
 from results.records import (
-    PHASES,
     Completion,
-    EnergyReading,
     ExpertHeat,
-    IdleBaseline,
-    Phase,
     PowerTrace,
     Request,
     Score,
@@ -141,7 +135,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
     conditions = [*states_before, *states, *states_after]
     scores, not_scored = _scores(arm, window.completions)
     traces: Traces = {IDLE_BEFORE: before, WINDOW: window.traces, IDLE_AFTER: after}
-    energy, idle = derive_energy(window.completions, traces, (window.start_s, window.end_s))
+    energies = energies_of(window.completions, traces, (window.start_s, window.end_s))
     weights = arm.engine.held_weights() if isinstance(arm.engine, HoldsWeights) else None
     memory = window.memory or NO_MEMORY
     trial = Trial(
@@ -158,8 +152,9 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         prefill_tokens=sum(c.n_computed_tokens for c in window.completions),
         decode_tokens=sum(max(0, c.n_generated - 1) for c in window.completions),
         completions=tuple(window.completions),
-        energy=tuple(energy),
-        idle=tuple(idle),
+        energy=energies.readings,
+        idle=energies.idle,
+        derived_by=arithmetic_digest(),
         counters=counters,
         heat=heat,
         road=road,
@@ -172,52 +167,12 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         weight_bytes=weights.n_bytes if weights is not None else None,
         peak_memory_bytes=memory.n_bytes,
         peak_memory_remark=memory.remark,
-        notes=(*arm.workload.notes, *not_scored, *arm.unmeasured.notes, *_remarks(energy)),
+        notes=(*arm.workload.notes, *not_scored, *arm.unmeasured.notes, *remarks_on(energies.readings)),
         disagreements=tuple(disagreements(arm.device.meters, window.traces, (window.start_s, window.end_s))),
         marks=_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
     )
     raw = {IDLE_BEFORE: raw_before, WINDOW: window.raw, IDLE_AFTER: raw_after}
     return trial, traces | {raw_part(part): own for part, own in raw.items() if own}
-
-
-def phase_intervals(completions: Sequence[Completion], window: Interval) -> dict[Phase, list[Interval]]:
-    """When each phase ran. `all` is the whole window: the engine's own overhead and waiting for arrivals included.
-
-    A batch reads all of its prompts before it decodes: a request whose prompt was read early waits for the others, and
-    that time is prefill.
-    """
-    prefill = joined((c.start_s, c.prefill_end_s) for c in completions)
-    decode = joined((c.prefill_end_s, c.token_times_s[-1]) for c in completions if c.n_generated >= 2)
-    return {"prefill": prefill, "decode": outside(decode, prefill), "all": [window]}
-
-
-def derive_energy(
-    completions: Sequence[Completion], traces: Mapping[str, Sequence[PowerTrace]], window: Interval
-) -> tuple[list[EnergyReading], list[IdleBaseline]]:
-    """Readings by meter and phase, and the idle baselines: from raw traces alone, so it can be done again later."""
-    own = traces.get(WINDOW, ())
-    intervals = phase_intervals(completions, window)
-    readings: list[EnergyReading] = []
-    baselines: list[IdleBaseline] = []
-    for meter in dict.fromkeys(t.meter for t in own):
-        idle = None
-        if traces.get(IDLE_BEFORE) or traces.get(IDLE_AFTER):
-            idle = idle_baseline(meter, traces.get(IDLE_BEFORE, ()), traces.get(IDLE_AFTER, ()))
-            baselines.append(idle)
-        by_phase = [energy_between(own, intervals[phase], phase, meter, idle=idle) for phase in PHASES]
-        p90_w, why_none = p90_power(own, window, meter)
-        p90 = {"p90_power_w": p90_w, "p90_power_reason": why_none}
-        readings += [r.model_copy(update=p90) if r.phase == "all" else r for r in by_phase]
-        components = [t.component for t in own if t.meter == meter]
-        if len(components) > 1:
-            readings += [energy_between(own, intervals["all"], "all", meter, component=c) for c in components]
-    return readings, baselines
-
-
-def _remarks(readings: Sequence[EnergyReading]) -> list[str]:
-    """What stands behind a total besides its readings: a stretch that was filled in, a part that was at rest."""
-    totals = [r for r in readings if r.phase == "all" and r.component == "total" and r.remark]
-    return [f"energy of {r.meter}: {r.remark}" for r in totals]
 
 
 def _measure(arm: Arm) -> _Window:

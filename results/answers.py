@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from results.cells import model_name, technique_name, trials_of, usable
-from results.energy import energy_between
+from results.derivation import energy_of_requests, not_alone
 from results.metrics import NO_METER
 from results.records import Cell, Completion, Method, Sample
 from results.runs import RunData
@@ -27,8 +27,6 @@ from results.trials import Trial
 from results.zero_one import zero_one_metrics
 
 NOT_KEPT = "(not kept: the run is from before samples were stored)"
-SHARED = "other requests ran at the same time: these joules cannot be told apart"
-_EDGE_S = 1e-6
 
 
 @dataclass(frozen=True)
@@ -214,10 +212,10 @@ def _of_trial(run: RunData, trial: Trial, texts: Mapping[str, Sample]) -> Iterat
     for score in trial.scores:
         if score.sample_id is not None:
             scores.setdefault(score.sample_id, {})[score.metric] = score.value
-    overlapping = _overlapping(trial.completions)
+    shared = not_alone(trial.completions)
     for sample_id, own in requests.items():
-        is_shared = bool(overlapping) and any(c.request_id in overlapping for c in own)
-        joules = _joules(own, measured, is_shared)
+        why_shared = next((shared[c.request_id] for c in own if c.request_id in shared), None) if shared else None
+        joules = _joules(own, measured, why_shared)
         yield sample_id, _Once(_said(own, texts.get(sample_id)), own, scores.get(sample_id, {}), joules)
 
 
@@ -263,25 +261,12 @@ def _said(requests: Sequence[Completion], sample: Sample | None) -> str:
     return choices[best] if best < len(choices) else f"choice {best + 1} of {len(requests)}"
 
 
-def _joules(requests: Sequence[Completion], measured: TrialTraces, is_shared: bool) -> _Joules:
+def _joules(requests: Sequence[Completion], measured: TrialTraces, why_shared: str | None) -> _Joules:
     meter = measured.meter
-    if meter is None or is_shared or measured.lost:
-        reason = NO_METER if meter is None else SHARED if is_shared else measured.lost
-        return _Joules(None, None, "missing", meter, reason)
-    found = energy_between(measured.traces, [(c.start_s, c.end_s) for c in requests], "all", meter)
+    if meter is None or why_shared or measured.lost:
+        return _Joules(None, None, "missing", meter, NO_METER if meter is None else why_shared or measured.lost)
+    found = energy_of_requests(requests, measured.traces, meter)
     return _Joules(found.energy_j, found.uncertainty_j, found.method, meter, found.reason)
-
-
-def _overlapping(completions: Sequence[Completion]) -> set[str]:
-    """Requests during which another one ran."""
-    found: set[str] = set()
-    longest: Completion | None = None
-    for completion in sorted(completions, key=lambda c: c.start_s):
-        if longest is not None and completion.start_s < longest.end_s - _EDGE_S:
-            found |= {completion.request_id, longest.request_id}
-        if longest is None or completion.end_s > longest.end_s:
-            longest = completion
-    return found
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,7 +5,6 @@ A run of 20,000 trials has hundreds of thousands of requests: their table comes 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from results.cells import data_sources, trials_of
-from results.energy import energy_between
+from results.derivation import energy_of_requests, not_alone
 from results.records import Completion
 from results.roads import road_words
 from results.runs import RunData
@@ -49,7 +48,7 @@ def request_frames(run: RunData) -> Iterator[pd.DataFrame]:
     """One row per request, with its sample's scores in columns `score_METRIC`; all parts have the same columns.
 
     A request's energy is that of the trial's first meter between the request's start and end, from the raw traces; one
-    that was answered in a batch has none of its own. Arrivals count from the window's start.
+    during which others ran has none of its own. Arrivals count from the window's start.
     """
     scores = dict.fromkeys(f"score_{s.metric}" for t in run.trials for s in t.scores if s.sample_id is not None)
     text = ("energy_meter", "energy_reason")
@@ -98,10 +97,10 @@ def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
     scores: dict[str | None, dict[str, float]] = {}
     for score in trial.scores:
         scores.setdefault(score.sample_id, {})[f"score_{score.metric}"] = score.value
-    begun = Counter(c.start_s for c in trial.completions)
+    shared = not_alone(trial.completions)
     for completion in trial.completions:
         row = _request_cells(trial, completion)
-        row |= _request_energy(completion, own, begun[completion.start_s])
+        row |= _request_energy(completion, own, shared.get(completion.request_id))
         row |= scores.get(completion.sample_id, {})
         yield row
 
@@ -125,16 +124,13 @@ def _request_cells(trial: Trial, completion: Completion) -> dict[str, Any]:
     }
 
 
-def _request_energy(completion: Completion, own: TrialTraces, n_together: int) -> dict[str, Any]:
+def _request_energy(completion: Completion, own: TrialTraces, why_shared: str | None) -> dict[str, Any]:
     meter = own.meter
     if meter is None:
         return {"energy_method": "missing", "energy_reason": "no meter was read in this trial"}
-    if n_together > 1:
-        why = f"answered in a batch of {n_together}: its joules cannot be told from the others'"
-        return {"energy_method": "missing", "energy_meter": meter, "energy_reason": why}
-    if own.lost:
-        return {"energy_method": "missing", "energy_meter": meter, "energy_reason": own.lost}
-    reading = energy_between(own.traces, [(completion.start_s, completion.end_s)], "all", meter)
+    if why_shared or own.lost:
+        return {"energy_method": "missing", "energy_meter": meter, "energy_reason": why_shared or own.lost}
+    reading = energy_of_requests([completion], own.traces, meter)
     return {
         "energy_j": reading.energy_j,
         "energy_uncertainty_j": reading.uncertainty_j,

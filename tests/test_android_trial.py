@@ -29,7 +29,8 @@ from harness.progress import PlainProgress
 from harness.recording import record, write_recording
 from harness.runner import Runner, open_run
 from harness.schema import Protocol
-from harness.session import Arm, derive_energy, run_trial
+from harness.session import Arm, run_trial
+from results.derivation import energies_of
 from results.records import Completion, Request
 from results.store import Store
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part, read_states, read_traces, write_traces
@@ -97,7 +98,7 @@ def test_a_trial_on_a_phone_has_its_joules_and_keeps_them_in_its_traces(arm: Arm
         assert "unresolved" in str(by_phase[phase].reason)
     assert trial.window_start_s is not None
     assert trial.window_end_s is not None
-    again, _ = derive_energy(trial.completions, traces, (trial.window_start_s, trial.window_end_s))
+    again, _ = energies_of(trial.completions, traces, (trial.window_start_s, trial.window_end_s))
     assert tuple(again) == trial.energy
     assert trial.marks == ()
 
@@ -117,7 +118,7 @@ def test_joules_follow_again_from_the_stored_raw_readings_without_the_phone(arm:
     assert calibrate(current, voltage) == Calibration(-1, 1e-6, 1e-6)
     channel = Channel("battery", "held", relative_accuracy=RELATIVE_ACCURACY)
     again = {part: [power_of(own, calibrate(current, voltage), channel)] for part, own in raw.items()}
-    readings, baselines = derive_energy(trial.completions, again, window)
+    readings, baselines = energies_of(trial.completions, again, window)
     assert tuple(readings) == trial.energy
     assert tuple(baselines) == trial.idle
     assert readings[-1].energy_j is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.answers import NOT_KEPT, SHARED, Answered, answer_table, answered_samples
+from results.answers import NOT_KEPT, Answered, answer_table, answered_samples
+from results.derivation import SHARED
 from results.records import Completion, PowerTrace, Sample, Score
 from results.report.arms import arms_of
 from results.report.csv import csv_text
@@ -71,7 +73,7 @@ def data(
 ) -> RunData:
     cells = [cell(c, engine=c) for c in dict.fromkeys(t.cell_id for t in trials)]
     made = run(cells, trials, {t.trial_id: (trace or constant(watts),) for t in trials})
-    return RunData(made.info, made.cells, made.trials, made.load_traces, {("gsm8k", "tiny-moe"): samples})
+    return replace(made, samples={("gsm8k", "tiny-moe"): samples})
 
 
 def test_a_multiple_choice_answer_is_its_likeliest_choice_and_costs_all_its_requests() -> None:

@@ -19,7 +19,8 @@ from devices.ios import energy_gauge
 from devices.ios.device import IosDevice
 from harness.recording import record, write_recording
 from harness.schema import Protocol
-from harness.session import Arm, derive_energy, run_trial
+from harness.session import Arm, run_trial
+from results.derivation import energies_of
 from results.energy import NO_JOULES, energy_between
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part, read_traces
 from tests.fakes.ios_phone import BATTERY, UDID, FakeIphone, Plist, ServedIphone, gauge_sample
@@ -92,13 +93,13 @@ def test_a_trial_has_joules_of_the_battery_and_units_of_the_gauge(arm: Arm) -> N
     assert trial.window_start_s is not None
     assert trial.window_end_s is not None
     window = (trial.window_start_s, trial.window_end_s)
-    again, _ = derive_energy(trial.completions, traces, window)
+    again, _ = energies_of(trial.completions, traces, window)
     assert tuple(again) == trial.energy
     # And from what the phone said: its current and its voltage.
     channel = Channel("battery", "held", relative_accuracy=battery_module.RELATIVE_ACCURACY)
     parts = (IDLE_BEFORE, WINDOW, IDLE_AFTER)
     battery_again = {part: [battery_module.power_of(traces[raw_part(part)], channel)] for part in parts}
-    readings, [baseline] = derive_energy(trial.completions, battery_again, window)
+    readings, [baseline] = energies_of(trial.completions, battery_again, window)
     assert readings == [e for e in trial.energy if e.meter == "battery"]
     assert baseline in trial.idle
 

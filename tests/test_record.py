@@ -19,7 +19,7 @@ from devices.base import MeterUnavailableError
 from devices.meters.trace_replay import TraceReplayMeter
 from harness.commands import app
 from harness.recording import Recording, record, write_recording
-from harness.session import derive_energy
+from results.derivation import energies_of
 from results.energy import energy_between
 from results.records import PowerTrace
 from results.report.trace_plot import plot_spec
@@ -200,7 +200,7 @@ def test_what_was_recorded_is_played_back_in_a_run_and_its_joules_are_derived_ag
             assert trial.window_end_s is not None
             window = (trial.window_start_s, trial.window_end_s)
             parts = {part: store.traces(trial.trial_id, part) for part in (IDLE_BEFORE, WINDOW, IDLE_AFTER)}
-            readings, baselines = derive_energy(trial.completions, parts, window)
+            readings, baselines = energies_of(trial.completions, parts, window)
             assert tuple(readings) == trial.energy
             assert tuple(baselines) == trial.idle
             whole = next(r for r in readings if r.phase == "all")

@@ -14,7 +14,8 @@ from engines.base import PhaseListener, unheard
 from engines.errors import EngineError
 from harness.schema import Protocol
 from harness.serving import Served, at_once, serve
-from harness.session import Arm, phase_intervals, run_trial
+from harness.session import Arm, run_trial
+from results.derivation import phase_intervals
 from results.records import Completion, PowerTrace, Request
 from results.requests import requests_sha256
 from tests.fakes.machine import (

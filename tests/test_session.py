@@ -11,7 +11,8 @@ from devices.cpu_cycles import CpuCycles
 from devices.meters.replay import ReplayMeter
 from engines.errors import EngineError
 from harness.schema import Protocol
-from harness.session import Arm, derive_energy, run_trial
+from harness.session import Arm, run_trial
+from results.derivation import energies_of
 from results.records import EnergyReading, Method
 from results.store import Store
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
@@ -297,7 +298,7 @@ def test_every_joule_of_a_stored_run_can_be_derived_again(finished_run: Finished
             assert trial.window_start_s is not None
             assert trial.window_end_s is not None
             window = (trial.window_start_s, trial.window_end_s)
-            readings, baselines = derive_energy(trial.completions, traces, window)
+            readings, baselines = energies_of(trial.completions, traces, window)
             assert tuple(readings) == trial.energy
             assert tuple(baselines) == trial.idle
             assert energy(trial, "all").energy_j is not None

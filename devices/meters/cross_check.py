@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from results.cumulative import GAP_FACTOR
-from results.energy import MIN_UPDATES, Interval, energy_between
+from results.derivation import energy_of_spans
+from results.energy import MIN_UPDATES, Interval
 from results.records import EnergyReading, PowerTrace
 from results.rest import POWER_BESIDE
 
@@ -64,7 +65,7 @@ def compare(counter: PowerTrace, power: PowerTrace) -> Comparison:
     least_s = MIN_UPDATES * max(margin_s, power.sample_interval_s)
     stretches = [(a, b) for a, b in _without_gaps(counter, power, margin_s) if b - a >= least_s]
     stretches = stretches or [_common(counter, power)]
-    both = [energy_between([t], stretches, "all", t.meter, t.component) for t in (counter, power)]
+    both = [energy_of_spans([t], stretches, t.meter, t.component) for t in (counter, power)]
     return Comparison(counter.component, *both)
 
 

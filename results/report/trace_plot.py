@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from results.cumulative import UnresolvedError
-from results.energy import energy_between
+from results.derivation import energy_of_spans
 from results.records import PowerTrace
 from results.report.charts import CONFIG, shown_part
 from results.units import format_quantity
@@ -85,7 +85,7 @@ def _panel(trace: PowerTrace, window: tuple[float, float]) -> dict[str, Any]:
 
 def _said(trace: PowerTrace, window: tuple[float, float]) -> str:
     """Joules and method of one component over the window, or why there are none."""
-    reading = energy_between([trace], [window], "all", trace.meter, trace.component)
+    reading = energy_of_spans([trace], [window], trace.meter, trace.component)
     if reading.energy_j is None:
         return f"no energy ({reading.reason})"
     watts = format_quantity(reading.average_power_w or 0.0, "W")

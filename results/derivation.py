@@ -1,0 +1,118 @@
+"""The one road from raw records to joules: whatever a table, a page or the terminal says of a trial comes from here.
+
+A trial's energies are derived when it ends and kept with it as a cache, beside the digest of the code that made them
+(`arithmetic_digest`); they follow from its traces, its completions and its window alone, so they can be derived again
+(`results.rederivation`). Joules of samples and requests are derived from the same traces when they are asked for.
+Nothing else may integrate: a test reads the imports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from results.energy import Interval, energy_between, idle_baseline
+from results.intervals import joined, outside
+from results.peak_power import p90_power
+from results.records import PHASES, Completion, EnergyReading, IdleBaseline, Phase, PowerTrace
+from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
+
+ARITHMETIC: Final = (
+    "cumulative", "derivation", "energy", "intervals", "jumps", "liveness", "peak_power", "regular", "renewal", "rest",
+    "uncertainty",
+)  # fmt: skip
+"""Modules of this package that decide what readings come to."""
+DIGITS: Final = 16
+SHARED: Final = "other requests ran at the same time: these joules cannot be told apart"
+_EDGE_S = 1e-6
+
+
+class TrialEnergies(NamedTuple):
+    """By meter: the whole window and each phase, above idle too, then each component of the window."""
+
+    readings: tuple[EnergyReading, ...]
+    idle: tuple[IdleBaseline, ...]
+
+
+def energies_of(
+    completions: Sequence[Completion], traces: Mapping[str, Sequence[PowerTrace]], window: Interval
+) -> TrialEnergies:
+    """All energies of a trial. traces: raw readings by part (`WINDOW`, `IDLE_BEFORE`, `IDLE_AFTER`)."""
+    own = traces.get(WINDOW, ())
+    intervals = phase_intervals(completions, window)
+    readings: list[EnergyReading] = []
+    baselines: list[IdleBaseline] = []
+    for meter in dict.fromkeys(t.meter for t in own):
+        idle = None
+        if traces.get(IDLE_BEFORE) or traces.get(IDLE_AFTER):
+            idle = idle_baseline(meter, traces.get(IDLE_BEFORE, ()), traces.get(IDLE_AFTER, ()))
+            baselines.append(idle)
+        by_phase = [energy_between(own, intervals[phase], phase, meter, idle=idle) for phase in PHASES]
+        p90_w, why_none = p90_power(own, window, meter)
+        p90 = {"p90_power_w": p90_w, "p90_power_reason": why_none}
+        readings += [r.model_copy(update=p90) if r.phase == "all" else r for r in by_phase]
+        components = [t.component for t in own if t.meter == meter]
+        if len(components) > 1:
+            readings += [energy_of_spans(own, intervals["all"], meter, c) for c in components]
+    return TrialEnergies(tuple(readings), tuple(baselines))
+
+
+def energy_of_spans(
+    traces: Sequence[PowerTrace], spans: Sequence[Interval], meter: str, component: str = "total"
+) -> EnergyReading:
+    """Of disjoint stretches together, whatever they are: a window, a recording, a sample's requests."""
+    return energy_between(traces, spans, "all", meter, component)
+
+
+def energy_of_requests(requests: Sequence[Completion], traces: Sequence[PowerTrace], meter: str) -> EnergyReading:
+    """Of some requests of a trial together, gross; `not_alone` says of which it cannot be told."""
+    return energy_of_spans(traces, [(c.start_s, c.end_s) for c in requests], meter)
+
+
+def not_alone(completions: Sequence[Completion]) -> dict[str, str]:
+    """By request: why its joules cannot be told from others'; only those during which another one ran."""
+    found: dict[str, Completion] = {}
+    longest: Completion | None = None
+    for completion in sorted(completions, key=lambda c: c.start_s):
+        if longest is not None and completion.start_s < longest.end_s - _EDGE_S:
+            found |= {completion.request_id: completion, longest.request_id: longest}
+        if longest is None or completion.end_s > longest.end_s:
+            longest = completion
+    begun = Counter(c.start_s for c in completions) if found else Counter()
+    return {request_id: _why_not_alone(begun[one.start_s]) for request_id, one in found.items()}
+
+
+def _why_not_alone(n_together: int) -> str:
+    if n_together == 1:
+        return SHARED
+    return f"answered in a batch of {n_together}: its joules cannot be told from the others'"
+
+
+def phase_intervals(completions: Sequence[Completion], window: Interval) -> dict[Phase, list[Interval]]:
+    """When each phase ran. `all` is the whole window: the engine's own overhead and waiting for arrivals included.
+
+    A batch reads all of its prompts before it decodes: a request whose prompt was read early waits for the others, and
+    that time is prefill.
+    """
+    prefill = joined((c.start_s, c.prefill_end_s) for c in completions)
+    decode = joined((c.prefill_end_s, c.token_times_s[-1]) for c in completions if c.n_generated >= 2)
+    return {"prefill": prefill, "decode": outside(decode, prefill), "all": [window]}
+
+
+def remarks_on(readings: Sequence[EnergyReading]) -> tuple[str, ...]:
+    """What stands behind a total besides its readings: a stretch that was filled in, a part that was at rest."""
+    totals = [r for r in readings if r.phase == "all" and r.component == "total" and r.remark]
+    return tuple(f"energy of {r.meter}: {r.remark}" for r in totals)
+
+
+@cache
+def arithmetic_digest() -> str:
+    """Of the code between raw records and joules: figures that carry another one may have come out otherwise."""
+    whole = hashlib.sha256()
+    for module in ARITHMETIC:
+        whole.update((Path(__file__).parent / f"{module}.py").read_bytes())
+    return whole.hexdigest()[:DIGITS]
