@@ -220,6 +220,31 @@ class Exchange:
     bytes_NN: tuple[tuple[int, ...], ...]
 
 
+class Tally(NamedTuple):
+    """What is counted of a plan, without its rows: small enough to keep until there is time to count."""
+
+    calls: Calls
+    n_rows: int
+    routed_pairs: int
+    dropped_pairs: int
+    bytes_moved: int
+    hits: int | None
+    misses: int | None
+
+    def counters(self) -> EngineCounters:
+        return EngineCounters(
+            routed_pairs=self.routed_pairs,
+            dropped_pairs=self.dropped_pairs,
+            computed_rows=self.n_rows,
+            padded_rows=self.n_rows - (self.routed_pairs - self.dropped_pairs),
+            expert_calls=len(self.calls),
+            weight_loads=self.calls.n_weight_loads,
+            bytes_moved=self.bytes_moved,
+            hits=self.hits,
+            misses=self.misses,
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class DispatchPlan:
     """Calls over one row space. token_R: source token of each row, -1 for padding; weight_R: 0 for padding."""
@@ -240,17 +265,13 @@ class DispatchPlan:
     def kept_pairs(self) -> int:
         return self.routed_pairs - self.dropped_pairs
 
-    def counters(self) -> EngineCounters:
-        calls = self.calls
-        return EngineCounters(
-            routed_pairs=self.routed_pairs,
-            dropped_pairs=self.dropped_pairs,
-            # Of the row space: a row that several widths share is computed once, in parts.
-            computed_rows=len(self.token_R),
-            padded_rows=len(self.token_R) - self.kept_pairs,
-            expert_calls=len(calls),
-            weight_loads=calls.n_weight_loads,
-            bytes_moved=sum(t.n_bytes for t in self.transfers),
-            hits=self.hits,
-            misses=self.misses,
+    @property
+    def tally(self) -> Tally:
+        # Of the row space: a row that several widths share is computed once, in parts.
+        moved = sum(t.n_bytes for t in self.transfers)
+        return Tally(
+            self.calls, len(self.token_R), self.routed_pairs, self.dropped_pairs, moved, self.hits, self.misses
         )
+
+    def counters(self) -> EngineCounters:
+        return self.tally.counters()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engines.answers import Answer, Limits, Loglikelihood, answer_to, packed
 from engines.base import HeldWeights, PhaseListener, unheard
-from engines.dispatch import DispatchPlan
+from engines.dispatch import DispatchPlan, Tally
 from engines.errors import EngineError
 from engines.heat import HeatCounts
 from engines.model.accelerator import DeviceType, find_backend, synchronised
@@ -149,6 +149,7 @@ class ReferenceEngine:
         self._heat = HeatCounts()
         self._profile: Profile | None = None
         self._uncounted: list[StepPlans] = []
+        self._tallies: list[Tally] = []
         self._decoded: set[Decoding] = set()
 
     @property
@@ -321,10 +322,11 @@ class ReferenceEngine:
         for (sequence, _), token_ids in zip(parts, chunks, strict=True):
             if sequence.held is not None:
                 sequence.held.add(token_ids, phase)
-        self._uncounted.append(plans)
         if phase == "prefill":
-            self._count()
+            # Not their rows, which are as many as a prompt's pairs.
+            self._tallies += [plan.tally for plan in plans if plan is not None]
         else:
+            self._uncounted.append(plans)
             self._decoded.add("fused" if plans.is_fused else "layer by layer")
         if self.observer is not None:
             self.observer.step(n_rows, caches[0].length, phase, plans)
@@ -352,7 +354,7 @@ class ReferenceEngine:
             _, plans = self._model.forward(chunk_T, cache, technique, "prefill", self.layer_observer, self._heat.hold)
             if sequence.held is not None:
                 sequence.held.add(chunk_T.tolist(), "prefill")
-            self._uncounted.append(plans)
+            self._tallies += [plan.tally for plan in plans if plan is not None]
             if self.observer is not None:
                 self.observer.step(len(chunk_T), cache.length, "again", plans)
 
@@ -376,14 +378,15 @@ class ReferenceEngine:
             on_phase("request end", end_s)
 
     def _count(self) -> None:
-        """Adds up what was planned. Decode steps wait for the end of their request: a plan that nothing else asks for
-        is made here (`engines.model.decode.StepPlans`), and no token's time should hold that."""
+        """Adds up what was planned, at the end of a request: no token's time should hold that, nor the plan of a decode
+        step that nothing else asks for and that is made here (`engines.model.decode.StepPlans`)."""
         for step in self._uncounted:
             if step.is_fused:
                 step.tell(self._heat.hold)
-        plans = [plan for step in self._uncounted for plan in step if plan is not None]
+        tallies = [*self._tallies, *(plan.tally for step in self._uncounted for plan in step if plan is not None)]
+        self._tallies.clear()
         self._uncounted.clear()
-        self._counters = EngineCounters.total([self._counters, *(plan.counters() for plan in plans)])
+        self._counters = EngineCounters.total([self._counters, *(tally.counters() for tally in tallies)])
 
     def _begin(self, answer: Answer, technique: Technique) -> int:
         """Readies the engine's own cache for a request; returns how many of its tokens are in there already.

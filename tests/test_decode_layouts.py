@@ -310,7 +310,7 @@ def rows_of_graphs(graphs: str, grouped: bool, align: int, chosen: Sequence[int]
     if graphs == "cpu":
         return dict.fromkeys(chosen, 1)
     if graphs == "single":
-        return {expert: tier_of(0, align) for expert in chosen}
+        return dict.fromkeys(chosen, 32)
     called = [group for group in GROUPS if set(group) & set(chosen)] if grouped else [chosen]
     return {expert: tier_of(expert, align) for group in called for expert in group}
 

@@ -191,9 +191,10 @@ def decode_calls(graphs: str, **parameters: object) -> list[tuple[tuple[int, ...
     return [(c.experts, c.rows_per_expert, c.static) for c in tiers.plan(seen(routing, "decode")).calls]
 
 
-def test_decoding_launches_a_graph_of_the_smallest_tier_for_each_chosen_expert() -> None:
-    assert decode_calls("single") == [((0,), (128,), True), ((2,), (128,), True)]
-    assert decode_calls("single", grouped=True) == [((0,), (128,), True), ((2,), (128,), True)]
+def test_decoding_launches_a_graph_of_its_own_for_each_chosen_expert() -> None:
+    """1 x 32, the smallest capacity of the source's at chunk 256."""
+    assert decode_calls("single") == [((0,), (32,), True), ((2,), (32,), True)]
+    assert decode_calls("single", grouped=True, decode_rows=8) == [((0,), (8,), True), ((2,), (8,), True)]
 
 
 def test_decoding_may_launch_the_graphs_of_prefill() -> None:

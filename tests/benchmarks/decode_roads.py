@@ -46,8 +46,8 @@ TARGET = 1 / 1.05
 
 
 def of_rows(n_rows: int) -> TechniqueParameters:
-    """Capacities of n rows for every expert: the smallest multiple, rounded up to n."""
-    return NpumoeT(multiples=(0.0001,), align=n_rows, calibration_prompts=1)
+    """A graph of n rows for each chosen expert."""
+    return NpumoeT(decode_rows=n_rows, calibration_prompts=1)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ Rules that the source leaves open, as built here:
   floats would put 1.8 * 1000 * 8 / 60 above 240, and a load of exactly 48 above the tier of 48.
 - A capacity never exceeds B (rounded up): a token chooses an expert at most once, so more rows could not fill.
 - A graph none of whose experts has tokens is not launched: the runtime knows the counts before it dispatches.
-- Decoding (`decode_graphs`): "single" launches for each chosen expert a graph of its own as small as the model's
-  smallest, "same" the graphs of prefill, "cpu" computes exact rows on the CPU. A short last chunk uses the full shapes.
+- Decoding (`decode_graphs`): "single" launches for each chosen expert a graph of its own with `decode_rows` rows, the
+  smallest capacity of the source's; "same" the graphs of prefill, "cpu" computes exact rows on the CPU.
+- A short last chunk has the full chunk's shapes.
 - Weights of surviving pairs stay as they are; `renormalise_survivors` scales each token's to their sum before the drop.
 
 Legend: E experts, S segments (a row range of one expert), G graphs.
@@ -65,6 +66,8 @@ class TiersParameters(Record):
     group_size: int = Field(default=4, ge=1, le=4096)
     graph_bytes: int = Field(default=GRAPH_BYTES, ge=1)
     decode_graphs: Literal["single", "same", "cpu"] = "single"
+    decode_rows: int = Field(default=32, ge=1, le=1 << 20)
+    """Of the graph of a single expert in decoding."""
     overflow: Literal["saliency", "order"] = "saliency"
     renormalise_survivors: bool = False
 
@@ -145,7 +148,7 @@ class Tiers:
         self.renormalise = parameters.renormalise_survivors
         self.decode_graphs = parameters.decode_graphs
         self._graphs = {layer: _graphs(parameters, profile, layer, context) for layer in profile.tokens_per_expert}
-        self._single_rows = min(int(graphs.rows_S.min()) for graphs in self._graphs.values())
+        self._single_rows = parameters.decode_rows
 
     def graphs(self, layer: int) -> Graphs:
         return self._graphs[layer]
