@@ -98,6 +98,9 @@ def report(
         str | None, typer.Option(metavar="ARM", help="Tell the others as times of this arm; else the plan's.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for tables and report; that of the run by default.")] = None,
+    rederive: Annotated[
+        bool, typer.Option("--rederive", help="Derive all again from raw records, and say what changed.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write tables and report again from what a run stored."""
@@ -107,7 +110,7 @@ def report(
         fail(f"--out {out}: holds another run, whose tables would be replaced; name another folder", EXIT_BAD_PLAN)
     raise_in_command()
     try:
-        _show_run(directory, out or directory, console_of(stderr=as_json), as_json, baseline)
+        _show_run(directory, out or directory, console_of(stderr=as_json), as_json, baseline, rederive)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "tables that were not written yet stay as they were")
 
@@ -190,10 +193,19 @@ def _kept_in(directory: Path | None) -> str:
     return "finished trials are kept, go on with --resume"
 
 
-def _show_run(directory: Path, out: Path, console: Console, as_json: bool, baseline: str | None = None) -> None:
+def _show_run(
+    directory: Path,
+    out: Path,
+    console: Console,
+    as_json: bool,
+    baseline: str | None = None,
+    rederive: bool = False,
+) -> None:
     """Writes the tables and the report of a stored run, prints the summary, says where everything is."""
+    from harness.rederive import as_record, print_rederived
     from harness.summary import print_summary
     from results.derived import Derived
+    from results.rederivation import rederived
     from results.report.csv import write_csv
     from results.report.html import write_html
     from results.report.standings import NoArmError, standings_table
@@ -201,7 +213,9 @@ def _show_run(directory: Path, out: Path, console: Console, as_json: bool, basel
 
     try:
         with Store.view(directory) as store:
-            derived = Derived(store.data(), baseline)
+            run = store.data()
+            again = rederived(run) if rederive else None
+            derived = Derived(run if again is None else again.run, baseline)
             files = [*write_csv(derived.run, out, derived), out / "report.html"]
             write_html(derived.run, out / "report.html", derived)
     except NoArmError as error:
@@ -218,9 +232,12 @@ def _show_run(directory: Path, out: Path, console: Console, as_json: bool, basel
     if as_json:
         tables = {"arms": standings_table(derived.standings), "summary": derived.summary}
         found = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
-        typer.echo(json.dumps({"files": [str(f) for f in files]} | found))
+        changed = {} if again is None else {"rederived": as_record(again)}
+        typer.echo(json.dumps({"files": [str(f) for f in files]} | found | changed))
         return
     print_summary(derived, console)
+    if again is not None:
+        print_rederived(again, console)
     for file in files:
         console.print(str(file), markup=False, highlight=False, soft_wrap=True)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from results.asked import unlike_notes
 from results.cells import disturbances
 from results.counters import COUNTERS
+from results.rederivation import derivation_notes
 from results.roads import arithmetic_notes, road_notes
 from results.units import format_interval, format_mean, format_number, format_p, signed
 
@@ -53,7 +54,8 @@ def print_summary(derived: Derived, console: Console) -> None:
         console.print(line, markup=False, highlight=False)
     for i, reason in enumerate(reasons, start=1):
         console.print(f"[{i}] {reason}", markup=False, highlight=False)
-    for note in [*_notes(rows), *arithmetic_notes(run), *unlike_notes(run), *road_notes(run), *disturbances(run)]:
+    notes = [*_notes(rows), *arithmetic_notes(run), *unlike_notes(run), *road_notes(run), *disturbances(run)]
+    for note in [*notes, *derivation_notes(run)]:
         console.print(note, markup=False, highlight=False)
     _print_answers(derived, console)
     failed = sum(t.status == "failed" for t in run.trials)

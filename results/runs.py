@@ -60,3 +60,6 @@ class RunData:
     """By workload and model, as cells name them: a prompt may depend on the model's tokenizer."""
     lost_traces: dict[str, str] = field(default_factory=dict)
     """Trials whose traces cannot be read, and why; filled as they are read."""
+    load_parts: Callable[[str], Mapping[str, tuple[PowerTrace, ...]]] = lambda _: {}
+    """Reads all raw records of one trial by part (`results.trace_files`), by trial id; empty where it has none. Raises
+    `TraceFileError`."""

@@ -43,7 +43,7 @@ from results.database import (
 from results.records import Cell, ExpertHeat, PowerTrace, Sample
 from results.runs import RunData, RunInfo
 from results.sealed_rows import Table, insert, rows, seal_trial
-from results.trace_files import WINDOW, read_traces, write_traces
+from results.trace_files import WINDOW, read_parts, read_traces, write_traces
 from results.trials import Trial, without_fields_set
 
 __all__ = ["DATABASE", "FREE_BYTES_NEEDED", "Store", "StoreError", "check_free_space", "check_holds_run"]
@@ -283,6 +283,7 @@ class Store:
             cells=cells,
             trials=trials,
             load_traces=lambda trial_id: self._read_traces(trial_id, WINDOW, kept),
+            load_parts=lambda i: read_parts(self._trace_path(i), kept[i]) if i in kept else {},
             load_heat=self.heat,
             samples=self.samples(),
         )

@@ -103,6 +103,15 @@ def _describe(trace: PowerTrace) -> dict[str, Any]:
 
 def read_traces(path: Path, part: str = WINDOW, sha256: str | None = None) -> tuple[PowerTrace, ...]:
     """Traces of one part. sha256: that the file must have, where it is known. Raises `TraceFileError`."""
+    return _read_parts(path, sha256, part).get(part, ())
+
+
+def read_parts(path: Path, sha256: str | None = None) -> dict[str, tuple[PowerTrace, ...]]:
+    """All traces of a file by part. sha256: that the file must have, where it is known. Raises `TraceFileError`."""
+    return _read_parts(path, sha256, None)
+
+
+def _read_parts(path: Path, sha256: str | None, only: str | None) -> dict[str, tuple[PowerTrace, ...]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -115,11 +124,12 @@ def read_traces(path: Path, part: str = WINDOW, sha256: str | None = None) -> tu
         table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
         described = json.loads((table.schema.metadata or {})[_DESCRIPTION])
         index, times_s, values = (table[name].to_numpy() for name in ("trace", "time_s", "value"))
-        return tuple(
-            _described_trace(one, times_s[index == i], values[index == i])
-            for i, one in enumerate(described)
-            if one["part"] == part
-        )
+        found: dict[str, list[PowerTrace]] = {}
+        for i, one in enumerate(described):
+            if only is None or one["part"] == only:
+                trace = _described_trace(one, times_s[index == i], values[index == i])
+                found.setdefault(printable(one["part"]), []).append(trace)
+        return {part: tuple(own) for part, own in found.items()}
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
         raise TraceFileError(f"trace file {path} is damaged ({error})") from error
 

@@ -25,7 +25,7 @@ TRIALS_A_PART = 1000
 _TRIAL_COLUMNS = (
     "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "attempts",
     "status", "started_at", "time_method", "requests", "marks", "failure", "foreign_cpu_share", "contention_repeats",
-    "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road",
+    "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road", "derived_by",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
     "cell", "repeat", "sample_id", "request_id", "prompt_tokens", "cached_tokens", "generated_tokens", "ttft_s",
@@ -39,7 +39,7 @@ def trials(run: RunData) -> pd.DataFrame:
     sources = data_sources(run)
     identities = {cell.cell_id: identity_of(run, cell, sources) | {"label": cell.label} for cell in run.cells}
     rows = [identities[trial.cell_id] | _trial_cells(trial) for trial in _in_order(run)]
-    text = ("marks", "failure", "cpu_cycles_remark", "requests_sha256", "road")
+    text = ("marks", "failure", "cpu_cycles_remark", "requests_sha256", "road", "derived_by")
     counts = ("repeat", "attempts", "requests", "contention_repeats", "cpu_cycles")
     return frame_of(rows, _TRIAL_COLUMNS, text, ("foreign_cpu_share",), counts)
 
@@ -87,6 +87,7 @@ def _trial_cells(trial: Trial) -> dict[str, Any]:
         "cpu_cycles_remark": trial.cpu_cycles_remark,
         "requests_sha256": trial.requests_sha256,
         "road": road_words(trial.road) if trial.road is not None else None,
+        "derived_by": trial.derived_by,
     }
 
 

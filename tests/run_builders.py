@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from results.derivation import arithmetic_digest
 from results.energy import energy_between
 from results.environments import Environment
 from results.records import PHASES, Cell, Completion, EnergyReading, EngineCounters, Method, Phase, PowerTrace, Score
@@ -91,6 +92,7 @@ def trial(cell_id: str = "c1", repeat: int = 0, **changes: Any) -> Trial:
         "prefill_tokens": sum(c.n_prompt_tokens for c in completions),
         "decode_tokens": sum(max(c.n_generated - 1, 0) for c in completions),
         "completions": completions,
+        "derived_by": arithmetic_digest(),
     }
     return Trial(**(fields | changes))
 

@@ -22,6 +22,7 @@ from results.cells import data_sources, disturbances, mark_words, usable
 from results.derived import Derived
 from results.environments import Environment
 from results.records import Cell, Method
+from results.rederivation import derivation_notes
 from results.report import figures
 from results.report.accuracy import accuracy_tables
 from results.report.arms import Arm, arms_of
@@ -243,7 +244,8 @@ def _warnings(run: RunData) -> list[str]:
     samples = [w for w, source in data_sources(run).items() if source == "sample"]
     if samples:
         found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
-    return found + unlike_notes(run) + road_notes(run) + disturbances(run) + lost_trace_notes(run)
+    found += unlike_notes(run) + road_notes(run) + disturbances(run)
+    return found + lost_trace_notes(run) + derivation_notes(run)
 
 
 def _failures(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, Failure, list[int], int]]:

@@ -1,0 +1,141 @@
+"""`joulebench report --rederive`: figures derived anew from raw records, what changed, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from results.derivation import arithmetic_digest, energies_of
+from results.records import PowerTrace
+from results.rederivation import derivation_notes, rederived
+from results.sealed_rows import COLUMNS, seal_of
+from results.store import DATABASE, Store
+from results.trials import Trial
+from tests.command import joulebench
+from tests.run_builders import cell, completion, reading, run, trial
+
+WINDOW_S = (0.0, 4.0)
+OLD = "0123456789abcdef"
+
+
+def counter(watts: float, component: str = "package", from_s: float = 0.0, end_s: float = 4.0) -> PowerTrace:
+    times_s = np.linspace(from_s, end_s, 401)
+    joules = watts * (times_s - from_s)
+    return PowerTrace("m", component, "counter", "modelled", times_s, joules, 0.01, relative_accuracy=0.1)
+
+
+def measured(cell_id: str, repeat: int, watts: float, **changes: Any) -> Trial:
+    """A trial of 4 s whose stored joules are those of so many watts."""
+    done = [completion("s", 0.0, token_times_s=(1.0, 4.0))]
+    found = energies_of(done, {"window": [counter(watts)]}, WINDOW_S)
+    return trial(cell_id, repeat, completions=done, energy=found.readings, idle=found.idle, **changes)
+
+
+def stored_run(folder: Path, *trials: tuple[Trial, dict[str, list[PowerTrace]]]) -> Path:
+    cells = [cell(c) for c in dict.fromkeys(t.cell_id for t, _ in trials)]
+    with Store.create(folder, run(cells, []).info, cells) as store:
+        for one, traces in trials:
+            store.add_trial(one, traces)
+    return folder
+
+
+def changed_row(folder: Path, trial_id: str, change: dict[str, Any]) -> None:
+    """Another record in the place of a trial's; a field whose value is None is taken out."""
+    with sqlite3.connect(folder / DATABASE) as db:
+        (record,) = db.execute("SELECT record FROM trial WHERE trial_id = ?", (trial_id,)).fetchone()
+        kept = {k: v for k, v in (json.loads(record) | change).items() if v is not None}
+        db.execute("UPDATE trial SET record = ? WHERE trial_id = ?", (json.dumps(kept), trial_id))
+        found = db.execute(f"SELECT {', '.join(COLUMNS['trial'])} FROM trial WHERE trial_id = ?", (trial_id,))
+        db.execute("UPDATE trial SET seal = ? WHERE trial_id = ?", (seal_of(found.fetchone()), trial_id))
+
+
+def test_joules_that_other_code_derived_come_out_anew(tmp_path: Path) -> None:
+    """Stored: 4 s at 3 W. The readings say 5 W, and 2 W before the window."""
+    one = measured("c1", 0, watts=3.0, derived_by=OLD)
+    folder = stored_run(tmp_path / "run", (one, {"window": [counter(5.0)], "idle before": [counter(2.0, end_s=1.0)]}))
+    with Store.view(folder) as store:
+        found = rederived(store.data())
+    changes = {change.metric: change for change in found.changes}
+    whole = changes["energy, all, m, modelled"]
+    assert (whole.cell, whole.unit) == ("label of c1", "J")
+    assert (whole.stored, whole.now) == (pytest.approx(12.0), pytest.approx(20.0))
+    net = changes["net_energy_per_token, all, m, modelled"]
+    assert (net.stored, net.now) == (None, pytest.approx((20 - 2 * 4) / 6)), "4 tokens read, 2 said"
+    assert not any(metric.startswith(("ttft", "e2e", "energy_uncertainty")) for metric in changes)
+    assert (found.n_derived, found.n_changed, found.kept) == (1, 1, ())
+    assert found.run.trials[0].derived_by == arithmetic_digest()
+
+
+def test_what_comes_out_the_same_is_no_change(tmp_path: Path) -> None:
+    one = measured("c1", 0, watts=5.0)
+    with Store.view(stored_run(tmp_path / "run", (one, {"window": [counter(5.0)]}))) as store:
+        found = rederived(store.data())
+    assert (found.changes, found.n_derived, found.n_changed) == ((), 1, 0)
+
+
+def test_components_are_derived_again_too(tmp_path: Path) -> None:
+    """Their sum stays 12 J: 8 + 4 was stored, 4 + 8 is read."""
+    done = [completion("s", 0.0, token_times_s=(1.0, 4.0))]
+    before = energies_of(done, {"window": [counter(2.0, "cpu"), counter(1.0, "gpu")]}, WINDOW_S)
+    one = trial(completions=done, energy=before.readings)
+    now = {"window": [counter(1.0, "cpu"), counter(2.0, "gpu")]}
+    with Store.view(stored_run(tmp_path / "run", (one, now))) as store:
+        changes = {c.metric: (c.stored, c.now) for c in rederived(store.data()).changes}
+    assert changes["energy of cpu, m, modelled"] == (pytest.approx(8.0), pytest.approx(4.0))
+    assert changes["energy of gpu, m, modelled"] == (pytest.approx(4.0), pytest.approx(8.0))
+    assert "energy, all, m, modelled" not in changes
+
+
+def test_without_its_traces_a_trial_keeps_what_was_stored_and_is_marked(tmp_path: Path) -> None:
+    lost, never, there = (measured("c1", i, watts=3.0, derived_by=OLD) for i in range(3))
+    raw = {"window": [counter(5.0)]}
+    folder = stored_run(tmp_path / "run", (lost, raw), (never, {}), (there, raw))
+    (folder / "traces" / f"{lost.trial_id}.parquet").unlink()
+    done = joulebench("report", str(folder), "--rederive", "--out", str(tmp_path / "tables"))
+    assert done.code == 0, done.stderr
+    said = re.sub(r"\s+", " ", done.stdout)
+    assert "1 trials derived again from their raw records: 1 of them changed" in said
+    assert "its stored figures stay: label of c1, repeat 0: trace file" in said
+    assert "its stored figures stay: label of c1, repeat 1: the trial has no trace file" in said
+    assert "2 of 3 trials were derived by another version of joulebench" in said
+    by_repeat = [line.rsplit(",", 1)[1] for line in (tmp_path / "tables" / "trials.csv").read_text().splitlines()]
+    assert by_repeat == ["derived_by", OLD, OLD, arithmetic_digest()]
+    page = (tmp_path / "tables" / "report.html").read_text()
+    assert "the traces of 2 of 3 trials are lost" in page
+
+
+def test_a_run_from_before_the_digest_was_kept_is_derived_again_all_the_same(tmp_path: Path) -> None:
+    one = measured("c1", 0, watts=5.0)
+    folder = stored_run(tmp_path / "run", (one, {"window": [counter(5.0)]}))
+    changed_row(folder, one.trial_id, {"derived_by": None})
+    with Store.view(folder) as store:
+        data = store.data()
+        assert data.trials[0].derived_by is None
+        assert len(derivation_notes(data)) == 1
+        found = rederived(data)
+    assert (found.changes, found.n_derived) == ((), 1)
+    assert derivation_notes(found.run) == []
+
+
+def test_a_trial_without_meters_has_nothing_to_derive(tmp_path: Path) -> None:
+    with Store.view(stored_run(tmp_path / "run", (trial(), {}))) as store:
+        found = rederived(store.data())
+    assert (found.changes, found.n_derived, found.kept) == ((), 0, ())
+
+
+def test_joules_that_no_longer_come_out_are_told_as_none(tmp_path: Path) -> None:
+    """Stored by other code: joules. The readings begin behind the window's start."""
+    one = trial(completions=[completion("s", 0.0, token_times_s=(1.0, 4.0))], energy=(reading(meter="m"),))
+    folder = stored_run(tmp_path / "run", (one, {"window": [counter(5.0, from_s=2.0)]}))
+    done = joulebench("report", str(folder), "--rederive", "--json")
+    assert done.code == 0, done.stderr
+    found = json.loads(done.stdout)["rederived"]
+    assert (found["derived"], found["changed"], found["kept"]) == (1, 1, [])
+    (whole,) = (c for c in found["changes"] if c["metric"] == "energy, all, m, counter")
+    assert (whole["stored"], whole["now"]) == (6.0, None)
