@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from results.asked import unlike_notes
@@ -12,7 +13,7 @@ from results.cells import disturbances
 from results.counters import COUNTERS
 from results.rederivation import derivation_notes
 from results.roads import arithmetic_notes, road_notes
-from results.units import format_interval, format_mean, format_number, format_p, signed
+from results.units import format_interval, format_known, format_mean, format_number, format_p, si_scale, signed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,15 +24,17 @@ if TYPE_CHECKING:
     from results.report.standings import Group
 
 Row = Mapping[str, Any]
+JOULES = "all_j_per_token"
 COLUMNS = (
-    ("TTFT ms", "ttft_ms", 1.0),
-    ("TPOT ms", "tpot_ms", 1.0),
-    ("queue ms", "queueing_ms", 1.0),
-    ("busy %", "utilisation_percent", 1.0),
-    ("token/s", "prefill_token_per_s", 1.0),
-    ("mJ/token", "all_j_per_token", 1e3),
-    *((counter.short, counter.column, 1.0) for counter in COUNTERS if counter.short),
+    ("TTFT", "ttft_ms", 1e-3, "s"),
+    ("TPOT", "tpot_ms", 1e-3, "s"),
+    ("queue", "queueing_ms", 1e-3, "s"),
+    ("busy", "utilisation_percent", 1.0, "%"),
+    ("", "prefill_token_per_s", 1.0, "token/s"),
+    ("", JOULES, 1.0, "J/token"),
+    *((counter.short, counter.column, 1.0, "") for counter in COUNTERS if counter.short),
 )
+"""Heading, column of the summary, what it is in units of, and its unit."""
 ROOMY_COLUMNS = 100
 """Width of a terminal from which on columns stand two blanks apart, and not one."""
 REPEATED = 1e-9
@@ -47,7 +50,7 @@ def print_summary(derived: Derived, console: Console) -> None:
         console.print(f"model {model}", markup=False, highlight=False)
     for workload, device in dict.fromkeys((r["workload"], r["device"]) for r in rows):
         own = [r for r in rows if (r["workload"], r["device"]) == (workload, device)]
-        _print_table(own, reasons, console)
+        _print_table(own, _units([r for r in rows if r["device"] == device]), reasons, console)
         for line in _counted(own):
             console.print(line, markup=False, highlight=False)
     for line in _changes(derived):
@@ -60,6 +63,16 @@ def print_summary(derived: Derived, console: Console) -> None:
     _print_answers(derived, console)
     failed = sum(t.status == "failed" for t in run.trials)
     console.print(f"{len(run.trials) - failed} trials ok, {failed} failed", highlight=False)
+
+
+def _units(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
+    """By column: what its values are divided by, and the unit then, one for all tables of a device."""
+    found = {}
+    for _, column, factor, unit in COLUMNS:
+        known = [abs(r[column]) for r in rows if _known(r[column]) and r[column]]
+        scale, shown = si_scale(geometric_mean(known) * factor if known else 1.0, unit)
+        found[column] = scale / factor, shown
+    return found
 
 
 def _print_answers(derived: Derived, console: Console) -> None:
@@ -137,7 +150,9 @@ def _change(row: Any) -> str:
     return f"{text} {format_interval(row['change_low'], row['change_high'])}, {format_p(row['p'])}"
 
 
-def _print_table(rows: list[dict[str, Any]], reasons: list[str], console: Console) -> None:
+def _print_table(
+    rows: list[dict[str, Any]], units: Mapping[str, tuple[float, str]], reasons: list[str], console: Console
+) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -158,8 +173,8 @@ def _print_table(rows: list[dict[str, Any]], reasons: list[str], console: Consol
         padding=(0, 0 if console.width < ROOMY_COLUMNS else 1, 0, 0),
     )
     table.add_column("arm", overflow="fold", min_width=10)
-    for heading, _, _ in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading, column, _, _ in columns:
+        table.add_column(f"{heading} {units[column][1]}".strip(), justify="right", no_wrap=True)
     accuracies = [_accuracy(row) for row in rows]
     if scored:
         # On a narrow terminal the interval stands below its value, whole.
@@ -168,7 +183,7 @@ def _print_table(rows: list[dict[str, Any]], reasons: list[str], console: Consol
     table.add_column("n", justify="right", no_wrap=True)
     for row, accuracy in zip(rows, accuracies, strict=True):
         name = f"{row['engine']} {_model(row)}" if several_models else str(row["engine"])
-        entries = [name + _mark(row, reasons), *(_figure(row, column, scale) for _, column, scale in columns)]
+        entries = [name + _mark(row, reasons), *(_figure(row, column, units[column][0]) for _, column, _, _ in columns)]
         if scored:
             entries.append(accuracy)
         failed = f" ({row['n_failed']} failed)" if row["n_failed"] else ""
@@ -192,8 +207,9 @@ def _figure(row: Row, column: str, scale: float) -> str:
     if not _known(value):
         return ""
     if not (_known(low) and _known(high)) or high - low <= REPEATED * abs(value):
-        return format_number(value * scale)
-    return format_number(value * scale, (high - low) / 2 * scale).replace(" ± ", "±")
+        error = row["energy_uncertainty_percent"]
+        return format_known(value / scale, error / 100 if column == JOULES and _known(error) else None)
+    return format_number(value / scale, (high - low) / 2 / scale).replace(" ± ", "±")
 
 
 def _accuracy(row: Row) -> str:

@@ -58,6 +58,15 @@ def format_mean(mean: float, low: float, high: float) -> str:
     return _plain(mean) if last is None else _fixed(mean, last)
 
 
+def format_known(value: float, relative_error: float | None) -> str:
+    """With the digits that a stated error leaves, two at least, three at most: 107511 is "108000" where it is good to
+    4 %, "110000" to 50 %. relative_error: None where none is stated."""
+    last = uncertainty_digit(abs(value) * relative_error) if relative_error else None
+    if last is None:
+        return _plain(value)
+    return _fixed(value, min(max(last, min(_last_digit(value, PLAIN_DIGITS), 0)), _last_digit(value, 2)))
+
+
 def signed(number: str) -> str:
     """A change: with its sign, unless it is shown as 0."""
     return number if number.startswith("-") or not number.strip("0.") else f"+{number}"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import math
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from harness.problems import nearest
+from harness.summary import print_summary
 from results import tables
+from results.derived import Derived
 from results.ratios import Ratio, widened
 from results.records import EnergyReading
 from results.report.first_screen import Figure
+from results.report.html import page_context
 from results.report.page_units import PageUnits
 from results.report.sentences import interval_words
 from results.runs import RunData
@@ -154,7 +159,7 @@ def test_arms_measured_in_several_ways_say_which_is_which_in_their_row() -> None
     trials = [*with_joules("first", noisy(1.0), COUNTER), *with_joules("second", noisy(2.0), SHEET)]
     shown = figures(run(named("first", "second"), trials), 1)
     assert shown["first"].value == "10.0 J, counter, nvml"
-    assert shown["second"].value == "20.0 J, modelled, cpu-sheet"
+    assert shown["second"].value == "20 J, modelled, cpu-sheet", "good to 50 %"
 
 
 def test_a_figure_of_zero_says_why_it_is_no_multiple() -> None:
@@ -215,8 +220,26 @@ def test_joules_a_token_and_a_response_have_one_prefix() -> None:
     for watts, prefix in ((3.0, ""), (1.2, "m")):
         data = run(named("first"), with_joules("first", [1.0], COUNTER | {"watts": watts}))
         units = PageUnits(tables.tidy(data))
-        shown = [units.of(*key)[1] for key in ENERGY_COLUMNS]
+        shown = [units.on("host").of(*key)[1] for key in ENERGY_COLUMNS]
         assert shown == [f"{prefix}J/token", f"{prefix}J/response"]
+
+
+def test_each_device_has_units_that_its_figures_read_well_in() -> None:
+    """2 ms and 20 mJ a request here, 100 s and 746.92 J on a modelled machine whose sheet is good to 3.8 %."""
+    cells = [*named("here"), cell("there", engine="there", device="model:m2-ultra")]
+    far = {"method": "modelled", "meter": "sheet", "watts": 7.4692, "uncertain": 0.038}
+    data = run(cells, [*with_joules("here", [0.002], COUNTER), *with_joules("there", [100.0], far)])
+    context = page_context(data)
+    shown = [[f.value for f in s.table.rows[0].figures[:2]] for s in context["screens"]]
+    assert shown == [["2.00 ms", "20.0 mJ"], ["100 s", "750 J"]]
+    units = {t.title: dict(t.headings)["J"] for t in context["figure_tables"] if t.title.startswith("Energy")}
+    assert units == {"Energy and power on host": "mJ/response", "Energy and power on model:m2-ultra": "J/response"}
+    told = io.StringIO()
+    print_summary(Derived(data), Console(file=told, width=100))
+    assert [line.split()[-2] for line in told.getvalue().splitlines() if "/token" in line and "n" in line] == [
+        "mJ/token",
+        "J/token",
+    ]
 
 
 ENERGY_COLUMNS = (("energy_per_token", "all", "J/token"), ("energy_per_response", "all", "J/response"))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from results.units import (
     format_bytes,
     format_interval,
+    format_known,
     format_mean,
     format_number,
     format_p,
@@ -101,3 +102,18 @@ def test_a_change_has_its_sign_unless_it_shows_as_nothing(number: str, shown: st
 
 def test_a_small_p_is_not_made_up_to_digits() -> None:
     assert (format_p(0.0004), format_p(0.0312), format_p(1.0)) == ("p < 0.001", "p = 0.031", "p = 1")
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "expected"),
+    [
+        (107511.0, 0.038, "108000"),
+        (107511.0, 0.5, "110000"),
+        (107.511, 0.038, "108"),
+        (10.0251, 0.001, "10.0"),
+        (0.22431, 0.5, "0.22"),
+        (107511.0, None, "107511"),
+    ],
+)
+def test_a_stated_error_leaves_its_digits_two_at_least(value: float, error: float | None, expected: str) -> None:
+    assert format_known(value, error) == expected

@@ -15,7 +15,7 @@ from results.report.figure_tables import Entry
 from results.report.notes import Noted
 from results.report.page_units import PageUnits
 from results.runs import RunData
-from results.units import format_interval, format_mean, format_number, format_p, signed
+from results.units import format_interval, format_known, format_mean, format_number, format_p, signed
 
 Row = dict[str, Any]
 MAX_SCORES = 4
@@ -94,8 +94,8 @@ def _table(
 ) -> AccuracyTable:
     scores = _scores(rows)[:MAX_SCORES]
     headings = [(score, HIGHER if rising.get(score, True) else LOWER) for score in scores]
-    energy_scale, energy_unit = units.of("energy_per_token", "all", "J/token")
-    ttft_scale, ttft_unit = units.of("ttft", "prefill", "s")
+    energy_scale, energy_unit = units.on(cells[0].device).of("energy_per_token", "all", "J/token")
+    ttft_scale, ttft_unit = units.on(cells[0].device).of("ttft", "prefill", "s")
     table = AccuracyTable(
         cells[0].workload, cells[0].device, _reference(run, cells, arms), headings, energy_unit, ttft_unit
     )
@@ -173,11 +173,12 @@ def _counted(row: Row) -> str:
 def _cost(table: AccuracyTable, row: Row | None, scale: float) -> Entry:
     if row is None or pd.isna(row["value"]):
         return _missing(table, row)
-    value, below = row["value"] / scale, [f"{row['method']}"]
+    value, below, error = row["value"] / scale, [f"{row['method']}"], None
     if not pd.isna(row["meter_uncertainty_percent"]):
         below = [f"{row['method']} ± {row['meter_uncertainty_percent']:.2g} %"]
+        error = row["meter_uncertainty_percent"] / 100
     if pd.isna(row["ci_low"]):
-        return Entry(format_number(value), (*below, f"n = {row['n']}"))
+        return Entry(format_known(value, error), (*below, f"n = {row['n']}"))
     low, high = row["ci_low"] / scale, row["ci_high"] / scale
     interval = "no spread" if low == high else format_interval(low, high)
     return Entry(format_mean(value, low, high), (interval, *below))

@@ -1,4 +1,4 @@
-"""All figures of a run: a table a subject, rows by device and workload, one unit a column over the whole page.
+"""All figures of a run: a table a subject and device, rows by workload, one unit a column over all of a device.
 
 Each figure stands with its interval, or a note why it is missing or what else to know.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal
 
 import pandas as pd
@@ -17,10 +18,10 @@ from results.counters import COUNTERS
 from results.records import Cell, Phase
 from results.report.arms import Arm
 from results.report.notes import Noted
-from results.report.page_units import PageUnits
+from results.report.page_units import DeviceUnits, PageUnits
 from results.runs import RunData
 from results.trials import Trial
-from results.units import format_bytes, format_count, format_interval, format_mean, format_number
+from results.units import format_bytes, format_count, format_interval, format_known, format_mean, format_number
 
 Row = dict[str, Any]
 Statistic = Literal["mean", "p50", "p90", "p99"]
@@ -165,18 +166,21 @@ def figure_tables(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm], units
     rows: dict[str, list[Row]] = {cell.cell_id: [] for cell in run.cells}
     for record in frame.to_dict("records"):
         rows[record["cell"]].append({str(k): v for k, v in record.items()})
-    trials, seen = trials_of(run), set(frame["metric"])
-    parts = dict.fromkeys((c.device, c.workload) for c in run.cells)
+    trials = trials_of(run)
     tables = []
-    for subject in SUBJECTS:
+    devices = list(dict.fromkeys(c.device for c in run.cells))
+    for subject, device in product(SUBJECTS, devices):
+        here, own_units = [c for c in run.cells if c.device == device], units.on(device)
+        seen = {r["metric"] for c in here for r in rows[c.cell_id]}
         if not any(column.metric in seen for column in subject.columns):
             continue
-        table = _empty(subject, units)
-        for device, workload in parts:
-            cells = [c for c in run.cells if (c.device, c.workload) == (device, workload)]
+        table = _empty(subject, own_units, f" on {device}" if len(devices) > 1 else "")
+        for workload in dict.fromkeys(c.workload for c in here):
+            cells = [c for c in here if c.workload == workload]
             if subject.title != "Under load" or any(r["metric"] == "queueing" for c in cells for r in rows[c.cell_id]):
                 own = [
-                    _arm_row(table, arms[c.cell_id], subject, units, rows[c.cell_id], trials[c.cell_id]) for c in cells
+                    _arm_row(table, arms[c.cell_id], subject, own_units, rows[c.cell_id], trials[c.cell_id])
+                    for c in cells
                 ]
                 table.parts.append((f"{workload} on {device}", own))
         tables.append(table)
@@ -207,7 +211,7 @@ def asked_of(run: RunData, arms: dict[str, Arm]) -> list[Asked]:
     return found
 
 
-def _empty(subject: Subject, units: PageUnits) -> FigureTable:
+def _empty(subject: Subject, units: DeviceUnits, where: str) -> FigureTable:
     groups: list[tuple[str, int]] = []
     for column in subject.columns:
         if groups and groups[-1][0] == column.group:
@@ -215,16 +219,16 @@ def _empty(subject: Subject, units: PageUnits) -> FigureTable:
         else:
             groups.append((column.group, 1))
     headings = [(c.title, _shown_unit(c, units)) for c in subject.columns]
-    return FigureTable(subject.title, subject.about, groups, headings)
+    return FigureTable(subject.title + where, subject.about, groups, headings)
 
 
-def _shown_unit(column: Column, units: PageUnits) -> str:
+def _shown_unit(column: Column, units: DeviceUnits) -> str:
     unit = units.of(column.metric, column.phase, column.unit)[1]
     return {"B": "", "parameters": ""}.get(unit, unit)
 
 
 def _arm_row(
-    table: FigureTable, arm: Arm, subject: Subject, units: PageUnits, rows: Sequence[Row], trials: Sequence[Trial]
+    table: FigureTable, arm: Arm, subject: Subject, units: DeviceUnits, rows: Sequence[Row], trials: Sequence[Trial]
 ) -> ArmRow:
     good = usable(trials)
     counts = {
@@ -240,7 +244,7 @@ def _arm_row(
     return ArmRow(arm, entries, _methods(rows, subject), counted)
 
 
-def _entry(table: FigureTable, column: Column, units: PageUnits, rows: Sequence[Row]) -> Entry:
+def _entry(table: FigureTable, column: Column, units: DeviceUnits, rows: Sequence[Row]) -> Entry:
     same = [r for r in rows if r["metric"] == column.metric and (r["phase"] or None) == column.phase]
     if not same:
         return Entry("missing", note=table.note(f"{column.group}, {column.title}: nothing was recorded"))
@@ -260,10 +264,19 @@ def _entry(table: FigureTable, column: Column, units: PageUnits, rows: Sequence[
     if column.unit == "%" or column.statistic != "mean":
         return Entry(format_number(value / scale) + unit, note=note)
     if pd.isna(row["ci_low"]):
-        return Entry(format_number(value / scale) + unit, ("n = 1",), note)
+        return Entry(format_known(value / scale, _stated_error(row, rows)) + unit, ("n = 1",), note)
     low, high = row["ci_low"] / scale, row["ci_high"] / scale
     below = "no spread" if low == high else format_interval(low, high)
     return Entry(format_mean(value / scale, low, high) + unit, (below,), note)
+
+
+def _stated_error(row: Row, rows: Sequence[Row]) -> float | None:
+    """What a meter states of the joules of its readings; None of other figures."""
+    if "J" not in row["unit"] and row["unit"] != "W":
+        return None
+    same = (r for r in rows if r["metric"] == "energy_uncertainty" and (r["phase"] or None) == "all")
+    percent = next((r["mean"] for r in same if (r["meter"], r["method"]) == (row["meter"], row["method"])), None)
+    return None if percent is None or pd.isna(percent) else percent / 100
 
 
 def _methods(rows: Sequence[Row], subject: Subject) -> tuple[str, ...]:

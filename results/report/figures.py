@@ -73,7 +73,7 @@ def _panels(run: RunData, frame: pd.DataFrame) -> Iterator[tuple[str, list[Row]]
 
 
 def _energy(title: str, rows: Sequence[Row], all_rows: Sequence[Row], arms: dict[str, Arm], units: PageUnits) -> Figure:
-    scale, unit = units.of("energy_per_token", "all", rows[0]["unit"])
+    scale, unit = units.on(rows[0]["device"]).of("energy_per_token", "all", rows[0]["unit"])
     drawn = {(r["cell"], r["phase"]): r for r in rows}
     bars = []
     for cell, phase in dict.fromkeys((r["cell"], r["phase"]) for r in all_rows):

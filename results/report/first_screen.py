@@ -18,7 +18,7 @@ from results.report.picture import Axis, Panel, Point, panel, symbol
 from results.report.sentences import BEST, interval_words, ratio_text_words, ratio_words, sentences
 from results.report.standings import Group, Standing
 from results.runs import RunData
-from results.units import format_number
+from results.units import format_known, format_number
 
 HEADINGS: dict[Quantity, str] = {"time": "Time", "energy": "Joules", "accuracy": "Accuracy"}
 REUSES = "reuse_prefix"
@@ -174,11 +174,11 @@ def _value(standing: Standing, group: Group, units: PageUnits) -> str:
         if group.workload is None or (group.rising and 0 <= value <= 1):
             return f"{100 * value:.3g} % of {standing.n}"
         return f"{format_number(value)}, n = {standing.n}"
-    scale, unit = units.of_standing(standing.quantity, standing.unit)
+    scale, unit = units.on(group.device).of_standing(standing.quantity, standing.unit)
     same = [row[standing.quantity] for row in group.rows if row[standing.quantity].value is not None]
     way = f", {standing.method}" if len({s.method for s in same}) > 1 else ""
     meter = f", {standing.meter}" if standing.meter and len({s.meter for s in same}) > 1 else ""
-    return f"{format_number(value / scale)} {unit}{way}{meter}"
+    return f"{format_known(value / scale, standing.stated_error)} {unit}{way}{meter}"
 
 
 # --- the pictures ----------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def _score_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUni
 def _time_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits, caption: str = "") -> Panel | None:
     times = _means(run, frame, group, "e2e", "all")
     energy, title, scale = _joules(run, frame, group, units)
-    time_scale, unit = units.of("e2e", "all", "s")
+    time_scale, unit = units.on(group.device).of("e2e", "all", "s")
     up = Axis(f"E2E, {unit} a request", time_scale)
     return _panel(group, energy, times, Axis(title, scale), up, caption)
 
@@ -238,7 +238,7 @@ def _joules(
     """Per token that was computed. Where arms compute other tokens for the same answers, as with a kept prefix, per
     token that was asked: kept tokens are in all arms' count then."""
     cells = [c for c in run.cells if (c.device, c.workload) == (group.device, group.workload)]
-    scale, unit = units.of("energy_per_token", "all", "J/token")
+    scale, unit = units.on(group.device).of("energy_per_token", "all", "J/token")
     if len({bool(c.engine_parameters.get(REUSES)) for c in cells}) == 1:
         return _means(run, frame, group, "energy_per_token", "all"), unit, scale
     arms = arms_of(run.cells)

@@ -1,13 +1,13 @@
-"""One unit for a figure, wherever it stands on a page: its columns can be compared down the page, by eye.
+"""One unit for a figure wherever it stands of a device: its columns can be compared down the page, by eye.
 
-The prefix is that of the geometric mean of all its means, so that a slow device does not turn another's into 0.0002.
-Joules a token and joules a response share one, so that no table has mJ beside J.
+The prefix is that of the geometric mean of all means of that device; another device, thousands of times slower, has its
+own tables with their own units. Joules a token and joules a response share one, so that no table has mJ beside J.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import geometric_mean
 
 import pandas as pd
 
@@ -21,6 +21,19 @@ JOULES_PER = ("J/token", "J/response")
 class PageUnits:
     def __init__(self, frame: pd.DataFrame, groups: Sequence[tuple[Group, Sequence[Group]]] = ()) -> None:
         known = frame[frame["mean"].notna() & (frame["mean"] != 0)]
+        own = {whole.device: (whole, *single) for whole, single in groups}
+        self._devices = {
+            device: DeviceUnits(known[known["device"] == device], own.get(device, ()))
+            for device in frame["device"].unique()
+        }
+
+    def on(self, device: str) -> DeviceUnits:
+        return self._devices[device]
+
+
+class DeviceUnits:
+    def __init__(self, known: pd.DataFrame, groups: Iterable[Group]) -> None:
+        """known: rows of the tidy table that have a mean other than 0."""
         means: dict[tuple[str, str | None, str], list[float]] = {}
         for metric, phase, unit, mean in zip(*(known[c] for c in ("metric", "phase", "unit", "mean")), strict=True):
             means.setdefault((metric, phase or None, unit), []).append(mean)
@@ -28,11 +41,10 @@ class PageUnits:
         per = [[v for key, v in self._typical.items() if key[2] == unit] for unit in JOULES_PER]
         self._joules = _typical([_typical(own) for own in per if own]) if any(per) else None
         values: dict[tuple[Quantity, str], list[float]] = {}
-        for whole, single in groups:
-            for group in (whole, *single):
-                for quantity, standing in (item for row in group.rows for item in row.items()):
-                    if standing.value:
-                        values.setdefault((quantity, standing.unit), []).append(standing.value)
+        for group in groups:
+            for quantity, standing in (item for row in group.rows for item in row.items()):
+                if standing.value:
+                    values.setdefault((quantity, standing.unit), []).append(standing.value)
         self._standings = {key: _typical(own) for key, own in values.items()}
 
     def of(self, metric: str, phase: str | None, unit: str) -> tuple[float, str]:
@@ -42,10 +54,8 @@ class PageUnits:
         return si_scale(self._typical.get((metric, phase, unit), 1.0), unit)
 
     def of_standing(self, quantity: Quantity, unit: str) -> tuple[float, str]:
-        if unit == "J" and self._joules is not None:
-            return si_scale(self._joules, unit)
         return si_scale(self._standings.get((quantity, unit), 1.0), unit)
 
 
 def _typical(values: Sequence[float]) -> float:
-    return math.exp(math.fsum(math.log(abs(v)) for v in values) / len(values))
+    return geometric_mean([abs(v) for v in values])
