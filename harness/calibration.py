@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
@@ -60,7 +59,7 @@ def calibrate(
     checkpoint = load_checkpoint(model.source, getattr(torch, model.dtype))
     if checkpoint.config.moe is None:
         raise EngineError(f"{model.source} is dense, so there is no expert to count; take a model with experts")
-    data_files: set[Path] = set()
+    data_files: files_read.FilesRead = {}
     files_read.note_into(data_files)
     prompts: list[Sequence[int]] = []
     data: list[ProfiledData] = []

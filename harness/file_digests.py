@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from results.file_state import file_state
 from results.report.files import replace_text
 
 KEPT_IN = "digests.json"
@@ -42,7 +43,7 @@ def file_digests(paths: Iterable[Path], folder: Path, told: Callable[[str], None
     if to_read:
         # Hashing and reading let go of the interpreter: files are read side by side.
         with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1, len(to_read))) as threads:
-            found = dict(zip(to_read, threads.map(_sha256, to_read), strict=True))
+            found = dict(zip(to_read, threads.map(sha256_of_file, to_read), strict=True))
         settled = {keys[p]: digest for p, digest in found.items() if _is_settled(p) and _key(p) == keys[p]}
         if settled:
             _keep(kept | settled, folder / KEPT_IN)
@@ -51,15 +52,14 @@ def file_digests(paths: Iterable[Path], folder: Path, told: Callable[[str], None
     return {path: found[path] if path in found else kept[key] for path, key in keys.items()}
 
 
-def _sha256(path: Path) -> str:
+def sha256_of_file(path: Path) -> str:
+    """Read now. Raises `OSError`."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _key(path: Path) -> str:
-    state = path.stat()
-    parts = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_dev, state.st_ino)
-    return f"{path.resolve()} {' '.join(map(str, parts))}"
+    return f"{path.resolve()} {' '.join(map(str, file_state(path)))}"
 
 
 def _is_settled(path: Path) -> bool:

@@ -26,13 +26,20 @@ from harness.plan import Plan
 from harness.schema import MODEL_PREFIX
 from harness.state import state_folder
 from harness.workbench import Workbench
+from results.file_state import file_state
 from results.runs import Input
 
-SETTINGS = ("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "JOULEBENCH_KERNEL_FLAGS", "OPENBLAS_NUM_THREADS",
-            "MALLOC_CONF", "LD_PRELOAD")  # fmt: skip
-SETTING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_")
-"""Environment variables that choose threads, their places, or the instructions that libraries use."""
-NOT_SET = "not set"
+SETTINGS = ("JOULEBENCH_KERNEL_FLAGS", "NVIDIA_TF32_OVERRIDE", "PYTHONMALLOC", "PYTHONOPTIMIZE",
+            "PYTHONDEVMODE", "VECLIB_MAXIMUM_THREADS", "GLIBC_TUNABLES", "_RJEM_MALLOC_CONF")  # fmt: skip
+SETTING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_", "OPENBLAS_", "GOTO_", "BLIS_", "ATEN_",
+                    "TORCH_", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "MALLOC_", "MIMALLOC_", "TCMALLOC_",
+                    "LD_")  # fmt: skip
+"""Environment variables that choose threads, their places, the instructions that libraries use, or how memory is given
+out."""
+SCHEDULERS = {
+    getattr(os, name): name for name in ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
+    if hasattr(os, name)
+}  # fmt: skip
 MOST_TOLD = 4
 DIGITS = 12
 OWN_CODE = "joulebench's own code"
@@ -40,9 +47,12 @@ OF_PROFILE = " of profile "
 
 
 def inputs_of(plan: Plan, workbench: Workbench) -> tuple[Input, ...]:
-    """Everything, as it is now. Raises `OSError` where a file cannot be read."""
+    """Everything, as it is now; the workbench watches the files from now on. Raises `OSError` for one not readable."""
     files = list(_files(plan, workbench))
+    states = {path: workbench.data_files.get(path) or file_state(path) for _, path in files}
     digests = file_digests([path for _, path in files], state_folder(), workbench.on_note)
+    for name, path in files:
+        workbench.watch.add(name, path, states[path], digests[path])
     found = [Input(name=name, value=f"sha256:{digests[path]}") for name, path in files]
     found.append(Input(name=OWN_CODE, value=f"sha256:{_own_code()}"))
     return (*found, *_settings())
@@ -93,11 +103,15 @@ def _files(plan: Plan, workbench: Workbench) -> Iterator[tuple[str, Path]]:
 
 
 def _settings() -> Iterator[Input]:
-    names = [*SETTINGS, *sorted(n for n in os.environ if n.startswith(SETTING_PREFIXES))]
-    yield from (Input(name=name, value=os.environ[name]) for name in names if name in os.environ)
+    names = sorted(name for name in os.environ if name in SETTINGS or name.startswith(SETTING_PREFIXES))
+    yield from (Input(name=name, value=os.environ[name]) for name in names)
     cpus = usable_cpus()
     if cpus is not None:
         yield Input(name="CPUs that may be used", value=ranges(cpus))
+    if hasattr(os, "getpriority"):
+        yield Input(name="nice value", value=str(os.getpriority(os.PRIO_PROCESS, 0)))
+    if hasattr(os, "sched_getscheduler"):
+        yield Input(name="scheduling policy", value=SCHEDULERS.get(os.sched_getscheduler(0), "unknown"))
 
 
 def ranges(numbers: Collection[int]) -> str:

@@ -86,6 +86,7 @@ def open_run(plan: Plan, directory: Path, resume: bool, workbench: Workbench) ->
         raise StoreError(
             f"{error.filename}: {error.strerror}; make it readable, its digest belongs to the run"
         ) from error
+    workbench.watch.refuse_changes(directory)
     if resume:
         store = Store.open(directory)
         try:
@@ -257,7 +258,9 @@ class Runner:
 
     def _run_one(self, cell_plan: CellPlan, repeat: int) -> None:
         cell = cell_plan.cell
+        self._refuse_changed_inputs()
         trial, traces = self._attempt(cell_plan, repeat)
+        self._refuse_changed_inputs()
         for workload, model in self._samples.keys() - self._stored_samples:
             self._store.add_samples(workload, model, self._samples[workload, model])
         self._stored_samples = set(self._samples)
@@ -268,6 +271,12 @@ class Runner:
         if cooldown_s and trial.status == "ok":
             clock = self._workbench.arm(cell_plan).clock
             clock.sleep_until_s(clock.now_s() + cooldown_s)
+
+    def _refuse_changed_inputs(self) -> None:
+        """Before a trial, and before it is kept: its arm may have loaded, or mapped, what is no longer what it was."""
+        watch = self._workbench.watch
+        watch.add_read_later(self._workbench.data_files)
+        watch.refuse_changes(self._store.directory)
 
     def _attempt(self, cell_plan: CellPlan, repeat: int) -> tuple[Trial, Traces]:
         """A trial, after the retries that transient failures and busy neighbours are worth.

@@ -28,6 +28,7 @@ from engines.reference import ReferenceEngine, model_of
 from engines.techniques.base import Costs, ModelSizes
 from harness.catalog import METERS, WORKLOADS
 from harness.fidelity import KeptDistributions, distribution_scores
+from harness.input_watch import InputWatch
 from harness.matrix import CellPlan
 from harness.profiles import mismatch_with
 from harness.references import as_lossless
@@ -78,8 +79,9 @@ class Workbench:
         self.on_wait: WaitListener = log_waiting
         self.on_note: Callable[[str], None] = log.info
         """Told what takes long before the first trial."""
-        self.data_files: set[Path] = set()
+        self.data_files: files_read.FilesRead = {}
         """What the items of the workloads were read from, so far."""
+        self.watch = InputWatch()
 
     def _told_waiting(self, device: str, reason: str, left_s: float) -> None:
         """To whoever listens when it happens: the display of a run is there later than its devices."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from results.report.html import html_text
 from results.runs import RunData
 from results.sealed_rows import seal_all
 from results.store import Store, StoreError
+from results.trials import Trial
 from tests.fakes.items import write_data_folder
 from tests.fakes.machine import FakeBench, FakeWorkload
 from tests.fakes.random_models import copy_bundled
@@ -129,6 +133,138 @@ def test_a_right_answer_that_was_changed_in_the_data_is_refused(
         begun(resume=True)
 
 
+# --- files that change while a run goes on ---------------------------------------------------------------------------
+
+
+def quantised_arms(model: Path, dtype: str = "float32") -> Plan:
+    """Two arms, which load the model one after the other; each twice."""
+    engines = [
+        {"name": "a", "technique": {"name": "dropless"}},
+        {"name": "int8 arm", "technique": {"name": "dropless"}, "quantise": {"experts": "int8"}},
+    ]
+    return planned(model={"source": str(model), "dtype": dtype}, engine=engines, workload=[BOOLQ | {"limit": 1}])
+
+
+class After(Heard):
+    """Does something once, when some trial has begun or is finished."""
+
+    def __init__(self, event: str, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.acts = {event: [act]}
+
+    def _heard(self, event: str) -> None:
+        for act in self.acts.pop(event, []):
+            act()
+
+    def trial_started(self, cell: str, repeat: int) -> None:
+        super().trial_started(cell, repeat)
+        self._heard(f"begun {repeat}")
+
+    def trial_finished(self, cell: str, trial: Trial) -> None:
+        super().trial_finished(cell, trial)
+        self._heard(f"finished {trial.repeat}")
+
+
+def replaced(path: Path) -> None:
+    """As a download or a training does it: other weights under the same name, at once."""
+    other = path.with_name("next")
+    shutil.copyfile(path, other)
+    one_byte_changed(other)
+    other.replace(path)
+
+
+def written_in_place(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "replaced": (replaced, "was replaced by another file"),
+    "written in place": (written_in_place, "was written to"),
+    "grown": (lambda path: path.open("ab").write(b"more"), r"was written to \(\d+ -> \d+ bytes\)"),
+    "gone": (Path.unlink, "can no longer be read"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("event", "n_kept"), [("finished 0", 1), ("begun 1", 2)])
+def test_weights_that_change_while_a_run_goes_on_end_it(tmp_path: Path, change: str, event: str, n_kept: int) -> None:
+    """Between two trials, or in one, which is not kept; the trials before it stand."""
+    act, told = CHANGES[change]
+    model = copy_bundled(tmp_path / "model")
+    weights = model / "model.safetensors"
+    plan, bench = quantised_arms(model), FakeBench()
+    with (
+        pytest.raises(
+            StoreError, match=rf"model\.safetensors of model .* {told}.* since the run .* go on with --resume"
+        ),
+        open_run(plan, tmp_path / "run", False, bench) as store,
+    ):
+        Runner(plan, store, bench, After(event, lambda: act(weights))).run()
+    with Store.view(tmp_path / "run") as store:
+        assert [t.status for t in store.trials()] == ["ok"] * n_kept
+
+
+def test_a_mode_or_a_link_more_is_no_change(tmp_path: Path) -> None:
+    """A backup that links files while a run goes on moves the inode's time alone."""
+    model = copy_bundled(tmp_path / "model")
+    weights = model / "model.safetensors"
+    plan, bench = quantised_arms(model), FakeBench()
+
+    def backed_up() -> None:
+        (tmp_path / "backup").hardlink_to(weights)
+
+    with open_run(plan, tmp_path / "run", False, bench) as store:
+        assert Runner(plan, store, bench, After("finished 0", backed_up)).run().n_ok == 4
+
+
+def test_a_write_whose_time_was_set_back_is_a_change(tmp_path: Path) -> None:
+    model = copy_bundled(tmp_path / "model")
+    weights = model / "model.safetensors"
+    plan, bench = quantised_arms(model), FakeBench()
+
+    def hidden() -> None:
+        then = weights.stat()
+        one_byte_changed(weights)
+        os.utime(weights, ns=(then.st_atime_ns, then.st_mtime_ns))
+
+    with (
+        pytest.raises(StoreError, match="was written to since the run"),
+        open_run(plan, tmp_path / "run", False, bench) as store,
+    ):
+        Runner(plan, store, bench, After("finished 0", hidden)).run()
+
+
+@pytest.mark.parametrize("kind", ["watts sheet", "recording"])
+def test_sheets_and_recordings_that_change_while_a_run_goes_on_end_it(tmp_path: Path, kind: str) -> None:
+    files = {"watts sheet": tmp_path / "mine.toml", "recording": tmp_path / "trace.parquet"}
+    for path in files.values():
+        path.write_bytes(b"then")
+    host = {"name": "host", "watts_sheet": str(files["watts sheet"]), "recording": str(files["recording"])}
+    plan, bench = planned(device=[host | {"meters": ["modelled", "replay"]}]), FakeBench()
+    with (
+        pytest.raises(StoreError, match=rf"{kind} .* was written to"),
+        open_run(plan, tmp_path / "run", False, bench) as store,
+    ):
+        Runner(plan, store, bench, After("finished 0", lambda: files[kind].write_bytes(b"now"))).run()
+
+
+def test_data_that_changed_since_it_was_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read when the plan was checked, replaced before the run took its digests."""
+    folder = write_data_folder(tmp_path / "data")
+    monkeypatch.setenv("JOULEBENCH_DATA", str(folder))
+    draft = draft_plan(raw_plan(workload=[BOOLQ]), folder)
+    bench = Workbench(draft.plan.protocol)
+    plan = preflight(draft, bench)
+    (path,) = (folder / "boolq").glob("validation.jsonl")
+    replaced(path)
+    with pytest.raises(StoreError, match=rf"data file {path} was replaced by another file"):
+        open_run(plan, tmp_path / "run", False, bench)
+    bench.close()
+    assert not (tmp_path / "run").exists()
+
+
 # --- settings and software -------------------------------------------------------------------------------------------
 
 
@@ -141,6 +277,32 @@ def test_other_thread_settings_are_refused(tmp_path: Path, monkeypatch: pytest.M
     told = refused(planned(), tmp_path / "run")
     assert "OMP_NUM_THREADS 2 -> 1" in told
     assert "OMP_PROC_BIND absent -> close" in told
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_CONF", "TORCH_MKLDNN_MATMUL_MIN_DIM", "OPENBLAS_CORETYPE",
+     "CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE", "LD_PRELOAD", "ATEN_CPU_CAPABILITY"],
+)  # fmt: skip
+def test_another_allocator_or_library_setting_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    run(planned(), tmp_path / "run")
+    monkeypatch.setenv(name, "7")
+    assert f"{name} absent -> 7" in refused(planned(), tmp_path / "run")
+
+
+def test_another_priority_is_refused(tmp_path: Path) -> None:
+    """In a process of its own: a priority that was given up does not come back."""
+    run(planned(), tmp_path / "run")
+    code = "import os\nfrom pathlib import Path\nfrom tests.test_inputs import *\n"
+    nicer = f"os.nice(3); print(refused(planned(), Path({str(tmp_path / 'run')!r})))"
+    batch = f"os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); {nicer}"
+    now = os.getpriority(os.PRIO_PROCESS, 0)
+    for act, told in ((nicer, f"nice value {now} -> "), (batch, "scheduling policy SCHED_OTHER -> SCHED_BATCH")):
+        done = subprocess.run([sys.executable, "-c", code + act], capture_output=True, text=True, check=False)
+        assert told in done.stdout, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to CPUs")
