@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from harness.workbench import Workbench
 
 REMEDY = "report.html says what disturbed them; put that right, and run the plan again with another --out"
+CONTENDED_REMEDY = (
+    "other processes took more than protocol.max_foreign_cpu_share = {limit:g} of the CPU: end them, or raise that key"
+    " and accept that they disturb times and joules; then run the plan again with another --out"
+)
+DEVICES_NOT_LOOKED_AT = "not looked at: devices and meters; `joulebench doctor` tests them"
 MAX_PROBLEMS = 100
 """Lines that a terminal gets of a plan without end."""
 
@@ -79,9 +84,13 @@ def run(
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, _kept_in(directory))
     if outcome.n_ok and outcome.n_marked == outcome.n_ok:
+        from results.cells import CONTENDED
+
+        limit = plan.protocol.max_foreign_cpu_share
+        remedy = CONTENDED_REMEDY.format(limit=limit) if outcome.marks == (CONTENDED,) else REMEDY
         fail(
             f"no trial can be used: {outcome.n_marked} of {outcome.n_ok + outcome.n_failed} are marked"
-            f" ({', '.join(outcome.marks)}) and {outcome.n_failed} failed, so no table has a time or a joule; {REMEDY}",
+            f" ({', '.join(outcome.marks)}) and {outcome.n_failed} failed, so no table has a time or a joule; {remedy}",
             EXIT_NONE_USABLE,
         )
     if outcome.n_failed:
@@ -121,6 +130,13 @@ def plan_check(
     """Check a plan and everything that it names."""
     with _prepared(plan_path, settings, allow_code, max_cells) as (plan, _):
         typer.echo(f"{printable(str(plan_path))}: ok, {len(plan.cells)} cells")
+        if _is_measured(plan):
+            typer.echo(DEVICES_NOT_LOOKED_AT)
+
+
+def _is_measured(plan: Plan) -> bool:
+    """Whether a device has to be there: a plan may be checked on another machine than it runs on."""
+    return not all(cell.is_modelled for cell in plan.cells)
 
 
 def plan_schema() -> None:
@@ -264,4 +280,6 @@ def _print_dry_run(plan: Plan, workbench: Workbench, console: Console, as_json: 
         total_s = sum(e.seconds for e in found)
         for note in (*plan.skipped, *plan.left_out):
             console.print(f"left out: {note}", markup=False, highlight=False)
+        if _is_measured(plan):
+            console.print(DEVICES_NOT_LOOKED_AT, markup=False, highlight=False)
         console.print(f"about {total_s / 60:.1f} minutes (decode tokens at most; speeds are guessed from a probe)")

@@ -122,9 +122,10 @@ def disturbances(run: RunData) -> list[str]:
     disturbed = sum(share > DISTURBING_SHARE for share in shares)
     if disturbed:
         marked = sum(CONTENDED in t.marks for t in run.trials)
+        left_out = f" ({marked} marked, and in no mean of these: the limit is protocol.max_foreign_cpu_share)"
         said[
             f"{disturbed} of {len(shares)} trials shared the CPU: other processes took up to {max(shares):.0%} of it;"
-            f" their times and joules are disturbed{f' ({marked} marked: in no mean of these)' if marked else ''}."
+            f" their times and joules are disturbed{left_out if marked else ''}."
         ] = None
     thrown_away = [share for t in run.trials for share in t.contention_shares]
     if thrown_away:

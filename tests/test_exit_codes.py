@@ -27,7 +27,9 @@ def test_a_run_whose_every_trial_was_contended_does_not_end_well(
     done = CliRunner().invoke(app, ["run", str(plan), "--out", str(tmp_path / "run")])
     assert done.exit_code == 6
     assert "error: no trial can be used: 2 of 2 are marked (contended) and 0 failed, so no table has" in done.stderr
-    assert (tmp_path / "run" / "report.html").is_file()
+    key = "protocol.max_foreign_cpu_share"
+    assert f"other processes took more than {key} = 0.2 of the CPU: end them, or raise that key" in done.stderr
+    assert key in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 
 def test_one_trial_that_can_be_used_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

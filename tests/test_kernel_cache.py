@@ -22,7 +22,7 @@ from engines.kernels.library import Loaded, load_first, loaded
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: there is nothing to keep")
 as_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
 
-SYMBOLS = ("linear", "experts", "rms_norm", "attention", "route", "step")
+SYMBOLS = tuple(name for name in library._functions() if name != "instruction_set")
 STAND_IN = (
     'extern "C" {'
     + "".join(f"void joulebench_{name}() {{}} " for name in SYMBOLS)
@@ -253,7 +253,7 @@ def test_oldest_builds_go_and_their_libraries(folder: Path, monkeypatch: pytest.
         assert load_anew().kernels is not None
         for path in folder.iterdir():
             os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**13))
-    kept = [json.loads(path.read_text())["flags"][-4:] for path in folder.glob("*.json")]
+    kept = [json.loads(path.read_text())["command"][-4:] for path in folder.glob("*.json")]
     assert sorted(kept) == ["0x02", "0x03"]
     assert len(list(folder.glob("*.so"))) == 2
 
@@ -408,6 +408,47 @@ def test_compiler_that_the_user_names_is_the_one_that_builds(
     found = load_anew().manifest
     assert found is not None
     assert found.compiler == "my own 1.0"
+
+
+FAST_MATH = ["-ffast-math", "-Ofast", "-funsafe-math-optimizations", "-ffinite-math-only"]
+
+
+@pytest.mark.parametrize("flag", FAST_MATH)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_inexact_arithmetic_is_refused_and_another_compiler_builds(
+    flag: str,
+    hidden: bool,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Said in CXX, or by a wrapper: what the compiler defines tells. (The last -O counts: -Ofast is undone there.)"""
+    if hidden and flag == "-Ofast":
+        flag = "-O3 -ffast-math"
+    own = program(tmp_path / "my-c++", f'exec {shutil.which("c++")} {flag} "$@"')
+    monkeypatch.setenv("CXX", str(own) if hidden else f"c++ {flag}")
+    found = load_anew().manifest
+    assert found is not None
+    assert flag not in found.command
+    assert str(own) not in found.command
+    assert "is refused, because " in caplog.text
+    assert "; kernels of " in caplog.text
+
+
+def test_inexact_arithmetic_in_our_own_variable_leaves_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FLAGS_VARIABLE, "-ffast-math")
+    found = load_anew()
+    assert found.kernels is None
+    assert f"take it out of CXX and {FLAGS_VARIABLE}" in str(found.reason)
+
+
+def test_what_the_user_put_behind_the_compiler_is_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "c++ -DMINE=1 '-DNAME=two words'")
+    found = load_anew().manifest
+    assert found is not None
+    assert found.command.startswith(f"{shutil.which('c++')} -DMINE=1 '-DNAME=two words' -O3 ")
+    assert found.flags.startswith("-DMINE=1 '-DNAME=two words' -O3 ")
 
 
 @pytest.mark.parametrize(("named", "words"), [("/no/such/compiler", "is no program"), ("'g++", "cannot be read")])

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -48,7 +49,13 @@ class Manifest(Record):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     n_bytes: int
     compiler: str
-    flags: str
+    """As it calls itself."""
+    command: str
+    """As it was called, but for the files: what `CXX` put behind the program too."""
+
+    @property
+    def flags(self) -> str:
+        return shlex.join(shlex.split(self.command)[1:])
 
     @property
     def library_name(self) -> str:
@@ -129,7 +136,7 @@ def add(folder: Path, compiler: Compiler) -> Kept:
             sha256=hashlib.sha256(contents).hexdigest(),
             n_bytes=len(contents),
             compiler=version,
-            flags=" ".join(flags()),
+            command=shlex.join((*compiler.command, *flags())),
         )
         path = folder / f"{source_key()}-{compiler.key}.json"
         # Each at once and the manifest last: another process never sees one that names half a file.

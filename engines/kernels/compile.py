@@ -22,8 +22,14 @@ logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 HEADERS = tuple(sorted(SOURCE.parent.glob("*.h")))
-# No -ffast-math: sums must not lose NaN or infinity.
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-shared", "-fPIC")
+FAST_MATH = frozenset(
+    ("-ffast-math", "-Ofast", "-funsafe-math-optimizations", "-ffinite-math-only", "-fassociative-math",
+     "-freciprocal-math")
+)  # fmt: skip
+"""Refused, whoever asks for them: sums would be in another order, and lose NaN and infinity."""
+FAST_MATH_MACROS = frozenset(("__FAST_MATH__", "__ASSOCIATIVE_MATH__", "__RECIPROCAL_MATH__"))
+"""What GCC and clang define under them, also where a wrapper or a file of options asks for them."""
 NATIVE = "-march=native"
 FLAGS_VARIABLE = "JOULEBENCH_KERNEL_FLAGS"
 USUAL_COMPILERS = ("c++", "g++", "clang++")
@@ -98,12 +104,32 @@ def _wanted() -> tuple[str, ...]:
 def source_key() -> str:
     """What a library follows from, whatever compiled it."""
     source = b"".join(path.read_bytes() for path in (SOURCE, *HEADERS))
-    return hashlib.sha256(source + f" {flags()} {_processor()}".encode()).hexdigest()[:16]
+    # The form of the manifest is a part: what was built before it held the whole command is not asked for.
+    return hashlib.sha256(source + f" {flags()} {_processor()} whole command".encode()).hexdigest()[:16]
+
+
+def command_of(compiler: Compiler) -> list[str]:
+    """All but the files. Raises `CompileError` for what makes arithmetic inexact."""
+    command = [*compiler.command, *flags()]
+    asked = next((word for word in command if word in FAST_MATH), None)
+    if asked is None:
+        defined = _run(compiler, [*command, "-dM", "-E", "-x", "c++", os.devnull]).stdout.split("\n")
+        macros = {words[1]: words[2] for line in defined if len(words := line.split()) == 3}
+        found = sorted(FAST_MATH_MACROS & macros.keys())
+        if macros.get("__FINITE_MATH_ONLY__", "0") != "0":
+            found.append("__FINITE_MATH_ONLY__")
+        asked = found[0] if found else None
+    if asked is not None:
+        raise CompileError(
+            f"{compiler} is refused, because {asked} reorders sums and drops NaN and infinity; take it out of CXX and"
+            f" {FLAGS_VARIABLE}"
+        )
+    return command
 
 
 def compile_kernels(compiler: Compiler, target: Path) -> str:
     """Writes the library; returns how the compiler calls itself. Raises `CompileError`."""
-    command = [*compiler.command, *flags(), str(SOURCE), "-o", str(target)]
+    command = [*command_of(compiler), str(SOURCE), "-o", str(target)]
     done = _run(compiler, command)
     if done.returncode or not target.is_file():
         said = done.stderr.strip()
