@@ -10,16 +10,18 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from engines.errors import EngineError
-from engines.model.checkpoints import load_checkpoint
+from engines.model.checkpoints import decisive_files, load_checkpoint
 from engines.profile import Profile, ProfiledData, ProfileOrigin
 from harness.catalog import WORKLOADS
 from harness.file_digests import file_digests
+from harness.input_watch import MOST_TOLD, InputWatch
 from harness.plan import PlanError, read_draft
 from harness.problems import told
 from harness.profiles import model_digests, sha256_of
 from harness.schema import ModelSpec, WorkloadSpec
 from harness.state import state_folder
 from harness.workbench import build_workload, data_root
+from results.file_state import file_state
 from workloads import files_read
 from workloads.base import WorkloadError
 
@@ -57,6 +59,9 @@ def calibrate(
 
     workloads = _workloads(names)
     progress.note(f"loading {model.source}")
+    watch = InputWatch()
+    for path in decisive_files(model.source):
+        watch.add(str(path), path, file_state(path))
     checkpoint = load_checkpoint(model.source, getattr(torch, model.dtype))
     if checkpoint.config.moe is None:
         raise EngineError(f"{model.source} is dense, so there is no expert to count; take a model with experts")
@@ -89,6 +94,9 @@ def calibrate(
     progress.begin(len(prompts))
     transformer = Transformer(checkpoint)
     found = profile_of(transformer, transformer.new_cache(), prompts, prefill_chunk, True, progress.advance)
+    watch.add_read_later(data_files)
+    if changed := watch.changes():
+        raise EngineError(f"{'; '.join(changed[:MOST_TOLD])} while it was counted; calibrate again")
     origin = ProfileOrigin(
         model=model.source,
         model_sha256=digests.model,

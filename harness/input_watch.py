@@ -1,4 +1,4 @@
-"""Whether the files that decide a run's numbers are still what they were when the run took their digests.
+"""Whether files that decide numbers are still what they were: those of a run when it took their digests.
 
 Weights stay views of their mapped file, and another arm may load them hours later: a file that is replaced or written
 to meanwhile gives one run the answers of two models. So each is looked at before and after every trial.
@@ -27,13 +27,13 @@ class _Watched:
 
 
 class InputWatch:
-    """The files of one run."""
+    """The files of one run, or of one calibration."""
 
     def __init__(self) -> None:
         self._files: dict[Path, _Watched] = {}
 
-    def add(self, name: str, path: Path, state: FileState, sha256: str) -> None:
-        """state: when the file was read, or before its digest was taken."""
+    def add(self, name: str, path: Path, state: FileState, sha256: str | None = None) -> None:
+        """state: before the file was read, or its digest taken."""
         self._files[path] = _Watched(name, state, sha256)
 
     def add_read_later(self, data_files: Mapping[Path, FileState]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import shlex
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ CONTENDED_REMEDY = (
     " and accept that they disturb times and joules; then run the plan again with another --out"
 )
 DEVICES_NOT_LOOKED_AT = "not looked at: devices and meters; `joulebench doctor` tests them"
+STDERR = 2
 MAX_PROBLEMS = 100
 """Lines that a terminal gets of a plan without end."""
 
@@ -72,6 +74,8 @@ def run(
     console = console_of(stderr=as_json)
     directory: Path | None = None
     raise_in_command()
+    # A file of weights that is cut short while it is mapped ends the process (SIGBUS), else without a word.
+    faulthandler.enable(STDERR, all_threads=False)
     _refuse_no_path(out)
     try:
         with _prepared(plan_path, settings, allow_code, max_cells) as (plan, workbench):

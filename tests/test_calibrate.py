@@ -18,10 +18,12 @@ from engines.model.transformer import Transformer
 from engines.profile import Profile, ProfiledData, ProfileOrigin
 from engines.profile_files import read_profile, write_profile
 from engines.profiling import profile_of
+from harness.calibration import calibrate
 from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
 from harness.profiles import model_digests
 from harness.runner import Runner, open_run
+from harness.schema import ModelSpec
 from harness.workbench import Workbench
 from results.store import Store, StoreError
 from results.trials import Trial
@@ -88,6 +90,32 @@ def skewed(source: str = MODEL, busiest: int = 0) -> Profile:
 def profile(tmp_path: Path) -> str:
     write_profile(skewed(), tmp_path / "profile")
     return str(tmp_path / "profile")
+
+
+class ReplacesWeights:
+    """A `CalibrationProgress` that puts other weights in the model's place once they are loaded."""
+
+    def __init__(self, weights: Path) -> None:
+        self._weights = weights
+
+    def note(self, what: str) -> None:
+        """Not looked at."""
+
+    def begin(self, n_prompts: int) -> None:
+        other = self._weights.with_name("next")
+        other.write_bytes(self._weights.read_bytes())
+        other.replace(self._weights)
+
+    def advance(self) -> None:
+        """Not looked at."""
+
+
+def test_a_model_that_changes_while_it_is_counted_gives_no_profile(tmp_path: Path) -> None:
+    """Its digest would say that the counts are of the other weights."""
+    weights = copy_bundled(tmp_path / "model") / "model.safetensors"
+    spec = ModelSpec(source=str(weights.parent))
+    with pytest.raises(EngineError, match=rf"{weights} was replaced by another file while it was counted"):
+        calibrate(spec, ["boolq"], 1, 64, ReplacesWeights(weights))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

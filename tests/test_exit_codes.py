@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from typer.testing import CliRunner
 from harness.commands import app
 from harness.runner import RunOutcome
 from results.self_tests import SelfTest
+from tests.command import environment
 from tests.conftest import FinishedRun
 from tests.fakes.machine import FakeBench
 from tests.plans import FAST, raw_plan, write_plan
@@ -30,6 +35,37 @@ def test_a_run_whose_every_trial_was_contended_does_not_end_well(
     key = "protocol.max_foreign_cpu_share"
     assert f"other processes took more than {key} = 0.2 of the CPU: end them, or raise that key" in done.stderr
     assert key in (tmp_path / "run" / "report.html").read_text("utf-8")
+
+
+def test_a_file_of_weights_that_is_cut_short_under_a_run_does_not_end_it_without_a_word(tmp_path: Path) -> None:
+    """The kernel ends a process that reads a mapped page which is gone; here by the same signal."""
+    script = """
+        import mmap, sys, harness.workbench
+        from pathlib import Path
+        from tests.fakes.machine import FakeBench
+
+        class Mapped:
+            def __init__(self, path):
+                path.write_bytes(bytes(9000))
+                self.file = path.open("r+b")
+                self.pages = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
+
+            def run(self, *arguments):
+                self.file.truncate(0)
+                return self.pages[8000]
+
+        bench = FakeBench()
+        bench.engine.run = Mapped(Path(sys.argv.pop())).run
+        harness.workbench.Workbench = lambda protocol, allow_code: bench
+        from harness.commands import app
+        app()
+    """
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST))
+    arguments = ["run", str(plan), "--out", str(tmp_path / "run"), str(tmp_path / "weights")]
+    command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    assert done.returncode == -signal.SIGBUS, done.stderr
+    assert "Fatal Python error: Bus error" in done.stderr
 
 
 def test_one_trial_that_can_be_used_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
