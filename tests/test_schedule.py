@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,18 @@ import torch
 from devices.models.timeline import Operation
 from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, ExpertCall, Transfer, Width
 from engines.errors import EngineError
+from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config
-from engines.pricing.schedule import PHI_3_5_MOE, ModelShape, Step, lm_head, operations, own_shape, priced_shape
+from engines.pricing.schedule import (
+    NAMED_SHAPES,
+    PHI_3_5_MOE,
+    ModelShape,
+    Step,
+    lm_head,
+    operations,
+    own_shape,
+    priced_shape,
+)
 from engines.techniques.presets import preset_parameters
 from tests.fakes.published import PUBLISHED
 
@@ -218,6 +229,42 @@ def test_routing_of_other_experts_cannot_be_priced_as_phi() -> None:
 def test_an_unknown_shape_names_those_there_are() -> None:
     with pytest.raises(EngineError, match=r"no shape 'gpt-5' to price at; available: phi-3\.5-moe"):
         priced_shape("gpt-5", config())
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("phi-3.5-moe", "Phi-3.5-MoE-instruct"),
+        ("phi-tiny-moe", "Phi-tiny-MoE-instruct"),
+        ("qwen3-30b-a3b", "Qwen3-30B-A3B"),
+    ],
+)
+def test_a_named_shape_is_that_of_the_published_config(name: str, published: str) -> None:
+    shape = NAMED_SHAPES[name]
+    assert shape == own_shape(name, parse_model_config(PUBLISHED[published].config, None))
+
+
+@pytest.mark.parametrize(
+    "name", ["Phi-3.5-MoE-instruct", "Phi-tiny-MoE-instruct", "Qwen3-30B-A3B", "Qwen1.5-MoE-A2.7B", "Qwen3-0.6B"]
+)
+def test_parameters_of_a_shape_are_the_values_of_the_checkpoints_matrices(name: str) -> None:
+    config = parse_model_config(PUBLISHED[name].config, None)
+    matrices = {tensor: shape for tensor, shape in tensor_shapes(config).items() if len(shape) > 1}
+    counted = own_shape(name, config).parameters
+    # Of Qwen 1.5 the gate of the shared expert, a row a layer, is not in the shape.
+    assert counted.total == pytest.approx(sum(map(math.prod, matrices.values())), rel=1e-5)
+    of_experts = [math.prod(shape) for tensor, shape in matrices.items() if ".experts." in tensor]
+    if config.moe is not None:
+        unused = sum(of_experts) * (1 - config.moe.top_k / config.moe.n_experts)
+        looked_up = config.vocabulary_size * config.hidden
+        assert counted.active == pytest.approx(counted.total - unused - looked_up, rel=1e-5)
+    else:
+        assert counted.active == counted.total, "the head is the embedding"
+
+
+def test_parameters_of_mixed_layers_are_not_guessed() -> None:
+    with pytest.raises(EngineError, match="toy has dense and sparse layers"):
+        _ = TOY.parameters
 
 
 def test_shared_experts_are_priced_for_every_token_beside_the_chosen_ones() -> None:

@@ -13,7 +13,8 @@ Legend: T tokens of the chunk, L keys in the cache after it, H model width, I ex
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from devices.base import Unit
 from devices.models.timeline import Operation
@@ -21,6 +22,13 @@ from engines.dispatch import DispatchPlan, ExpertCall
 from engines.errors import EngineError
 from engines.model.model_config import ModelConfig
 from engines.techniques.base import ModelSizes
+
+
+class Parameters(NamedTuple):
+    """Values of all matrices, and of those that one token meets: its row of the embedding is looked up, not counted."""
+
+    total: int
+    active: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class ModelShape:
     bytes_per_value: int = 2
     shared_width: int = 0
     """Joint width of the experts that every token passes through; 0: none."""
+    ties_embedding: bool = False
+    """Whether the head is the embedding."""
 
     @property
     def attention_weights(self) -> int:
@@ -54,6 +64,18 @@ class ModelShape:
     def expert_weights(self) -> int:
         """Values of one expert: gate, up and down."""
         return 3 * self.hidden * self.expert_width
+
+    @property
+    def parameters(self) -> Parameters:
+        """Without norms and biases. Raises `EngineError` where dense and sparse layers mix: how many is not known."""
+        if self.n_experts and self.dense_width:
+            raise EngineError(f"{self.name} has dense and sparse layers, and its shape does not say how many of each")
+        vocabulary = self.vocabulary * self.hidden
+        every_token = self.attention_weights + self.hidden * self.n_experts
+        every_token += 3 * self.hidden * (self.dense_width + self.shared_width)
+        active = self.n_layers * (every_token + self.top_k * self.expert_weights) + vocabulary
+        others = self.n_layers * (self.n_experts - self.top_k) * self.expert_weights
+        return Parameters(active + others + (0 if self.ties_embedding else vocabulary), active)
 
 
 PHI_3_5_MOE = ModelShape(
@@ -69,9 +91,27 @@ PHI_3_5_MOE = ModelShape(
     expert_width=6400,
     vocabulary=32064,
 )
-"""microsoft/Phi-3.5-MoE-instruct: 42 B parameters, one expert 150 MiB in FP16 (§5.1)."""
+"""microsoft/Phi-3.5-MoE-instruct: 41.9 B parameters, one expert 150 MiB in FP16 (§5.1)."""
 
-NAMED_SHAPES = {PHI_3_5_MOE.name: PHI_3_5_MOE}
+PHI_TINY_MOE = replace(PHI_3_5_MOE, name="phi-tiny-moe", n_heads=16, n_kv_heads=4, expert_width=448)
+"""microsoft/Phi-tiny-MoE-instruct: 3.8 B parameters."""
+
+QWEN3_30B_A3B = ModelShape(
+    name="qwen3-30b-a3b",
+    n_layers=48,
+    hidden=2048,
+    n_heads=32,
+    n_kv_heads=4,
+    head_dim=128,
+    dense_width=0,
+    n_experts=128,
+    top_k=8,
+    expert_width=768,
+    vocabulary=151936,
+)
+"""Qwen/Qwen3-30B-A3B: 30.5 B parameters."""
+
+NAMED_SHAPES = {shape.name: shape for shape in (PHI_3_5_MOE, PHI_TINY_MOE, QWEN3_30B_A3B)}
 
 
 @dataclass(frozen=True)
@@ -103,6 +143,7 @@ def own_shape(name: str, config: ModelConfig) -> ModelShape:
         expert_width=moe.expert_width if moe is not None else 0,
         vocabulary=config.vocabulary_size,
         shared_width=moe.shared.width if moe is not None and moe.shared is not None else 0,
+        ties_embedding=config.tie_embeddings,
     )
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from engines.pricing.schedule import PHI_3_5_MOE as PHI
-from engines.pricing.schedule import ModelShape
+from engines.pricing.schedule import QWEN3_30B_A3B, ModelShape
 
 # --- the source's figures --------------------------------------------------------------------------------------------
 
@@ -79,9 +79,6 @@ CHUNKS = 4
 """Of 256 tokens, in Tables 4 and 6; with routing of 1024 tokens every expert is called in every chunk."""
 KERNEL_ROWS = 512
 """Of Table 8's kernel: the static shape of Fig. 20, and the only one that is near on the NPU's line."""
-QWEN3_LAYER = replace(PHI, name="qwen3-30b-a3b", hidden=2048, n_heads=32, n_kv_heads=4, n_experts=128, top_k=8,
-                      expert_width=768)  # fmt: skip
-"""What Table 6 measured, read as one layer of it in FP16: 512 calls of 16 rows."""
 FLOPS_PER_ROW = 2.0 * PHI.expert_weights
 EXPERT_BYTES = float(PHI.expert_weights * PHI.bytes_per_value)
 ROW_BYTES = float(PHI.hidden * PHI.bytes_per_value)
@@ -184,13 +181,16 @@ def experts_on_cpu(name: str, printed_s: float, shape: ModelShape) -> CpuGemm:
 
 
 def cpu_gemms() -> list[CpuGemm]:
-    """Experts of Tables 4 and 6, and the attention kernel of Table 8 as the CPU would take it by Table 6's ratio."""
+    """Experts of Tables 4 and 6, and the attention kernel of Table 8 as the CPU would take it by Table 6's ratio.
+
+    What Table 6 measured is read as one layer of Qwen3 in FP16: 512 calls of 16 rows.
+    """
     cpu, _, anemll, _ = TABLE_4["expert FFN"]
     return [
         experts_on_cpu("Table 4, experts, Core ML CPU", cpu * 1e-3, PHI),
         experts_on_cpu("Table 4, experts, ANEMLL", anemll * 1e-3, PHI),
-        experts_on_cpu("Table 6, experts, coreml", TABLE_6_7["coreml"][1], QWEN3_LAYER),
-        experts_on_cpu("Table 6, experts, anemll", TABLE_6_7["anemll"][1], QWEN3_LAYER),
+        experts_on_cpu("Table 6, experts, coreml", TABLE_6_7["coreml"][1], QWEN3_30B_A3B),
+        experts_on_cpu("Table 6, experts, anemll", TABLE_6_7["anemll"][1], QWEN3_30B_A3B),
         CpuGemm(
             "Table 8's kernel x Table 6's CPU/NPU",
             cpu_over_npu_attention() * TABLE_8_NPU[0],
@@ -203,7 +203,7 @@ def cpu_gemms() -> list[CpuGemm]:
 
 def table_6_attention() -> CpuGemm:
     """Not fitted: Table 6's CPU attention, read as one layer over a prompt of 1024, four chunks of 256."""
-    shape, rows = QWEN3_LAYER, PROMPT // CHUNKS
+    shape, rows = QWEN3_30B_A3B, PROMPT // CHUNKS
     projections = 2.0 * PROMPT * shape.attention_weights
     scores = sum(4.0 * rows * rows * chunk * shape.n_heads * shape.head_dim for chunk in range(1, CHUNKS + 1))
     return CpuGemm(

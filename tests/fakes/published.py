@@ -11,7 +11,7 @@ from typing import Any
 class Published:
     config: dict[str, Any]
     names: tuple[str, ...]
-    """Some tensors of the index: one of each kind that other families call differently."""
+    """Some tensors of the index, where it was at hand: one of each kind that other families call differently."""
     parameters_b: str
 
 
@@ -58,6 +58,29 @@ PUBLISHED: dict[str, Published] = {
         },
         (LAYER + "self_attn.q_norm.weight",),
         "0.6",
+    ),
+    "Qwen3-30B-A3B": Published(
+        {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            **sizes(2048, 48, 32, 4, 6144, 151936, 40960),
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "head_dim": 128,
+            "max_window_layers": 48,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "rms_norm_eps": 1e-6,
+            "rope_scaling": None,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "use_sliding_window": False,
+        },
+        (LAYER + "mlp.gate.weight", LAYER + "mlp.experts.127.down_proj.weight", LAYER + "self_attn.q_norm.weight"),
+        "30.532122624",
     ),
     "gemma-2-2b": Published(
         {
@@ -170,6 +193,25 @@ PUBLISHED: dict[str, Published] = {
             "lm_head.bias",
         ),
         "41.9",
+    ),
+    "Phi-tiny-MoE-instruct": Published(
+        {
+            "architectures": ["PhiMoEForCausalLM"],
+            **sizes(4096, 32, 16, 4, 448, 32064, 4096),
+            "attention_bias": True,
+            "head_dim": 128,
+            "input_jitter_noise": 0.01,
+            "lm_head_bias": True,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 16,
+            "rope_scaling": None,
+            "rope_theta": 10000.0,
+            "router_jitter_noise": 0.01,
+            "sliding_window": 2047,
+            "tie_word_embeddings": False,
+        },
+        (),
+        "3.755220288",
     ),
     "gpt-oss-20b": Published(
         {
