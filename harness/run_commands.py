@@ -118,7 +118,12 @@ def report(
 ) -> None:
     """Write tables and report again from what a run stored."""
     from results.database import DATABASE
+    from results.store import StoreError, check_is_folder
 
+    try:
+        check_is_folder(out or directory)
+    except StoreError as error:
+        fail(str(error) if out is None else f"--out {error}", EXIT_BAD_PLAN)
     if out is not None and (out / DATABASE).exists() and not (directory.exists() and out.samefile(directory)):
         fail(f"--out {out}: holds another run, whose tables would be replaced; name another folder", EXIT_BAD_PLAN)
     raise_in_command()

@@ -29,7 +29,7 @@ from results.environments import Build, Environment
 from results.requests import requests_sha256, whole_requests
 from results.runs import Input, RunInfo
 from results.self_tests import SelfTest
-from results.store import Store, StoreError, check_holds_run
+from results.store import Store, StoreError, check_holds_run, check_is_folder
 from results.trials import Failure, Trial
 from workloads.base import WorkloadError
 
@@ -111,6 +111,7 @@ def open_run(plan: Plan, directory: Path, resume: bool, workbench: Workbench) ->
 
 def _check_folder(directory: Path, resume: bool) -> None:
     """A run is begun where there is none, and gone on with where there is one: before a device is waited for."""
+    check_is_folder(directory)
     try:
         there = Store.holds_run(directory)
         if resume:

@@ -355,7 +355,7 @@ def check_free_space(directory: Path) -> None:
 def check_is_folder(directory: Path) -> None:
     """Raises `StoreError` where something lies that is no folder: a file, a device."""
     if not directory.is_dir() and (directory.exists() or directory.is_symlink()):
-        raise StoreError(f"{directory} is no folder; name another one with --out")
+        raise StoreError(f"{directory} is no folder; name another one")
 
 
 def check_holds_run(directory: Path) -> None:

@@ -118,3 +118,21 @@ def test_a_report_does_not_replace_the_tables_of_another_run(tmp_path: Path, fin
     assert done.exit_code == 2
     assert "holds another run, whose tables would be replaced" in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["run.sqlite"]
+
+
+def test_a_file_is_no_folder_for_runs_and_reports(tmp_path: Path, finished_run: FinishedRun) -> None:
+    (tmp_path / "file").write_text("mine")
+    run = str(finished_run.directory)
+    for arguments in (["run", str(finished_run.plan), "--out"], ["report", run, "--out"], ["report"]):
+        for path in (tmp_path / "file", Path("/dev/null")):
+            done = CliRunner().invoke(app, [*arguments, str(path)])
+            assert done.exit_code == 2, arguments
+            (line,) = done.stderr.splitlines()
+            assert f"{path} is no folder; name another one" in line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_dry_run_says_that_it_looks_at_no_device(finished_run: FinishedRun) -> None:
+    done = CliRunner().invoke(app, ["run", str(finished_run.plan), "--dry-run"])
+    assert done.exit_code == 0, done.stderr
+    assert "not looked at: devices and meters; `joulebench doctor` tests them" in done.stdout

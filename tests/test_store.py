@@ -317,7 +317,7 @@ def test_a_file_in_the_place_of_the_folder_is_told_and_left_as_it_is(tmp_path: P
     (tmp_path / "file").write_text("mine")
     (tmp_path / "to nowhere").symlink_to("nowhere")
     for path in (tmp_path / "file", Path("/dev/null"), tmp_path / "to nowhere"):
-        with pytest.raises(StoreError, match="is no folder; name another one with --out"):
+        with pytest.raises(StoreError, match="is no folder; name another one"):
             Store.create(path, INFO, CELLS)
     assert (tmp_path / "file").read_text() == "mine"
 
