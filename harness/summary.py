@@ -13,6 +13,7 @@ from results.cells import disturbances
 from results.counters import COUNTERS
 from results.rederivation import derivation_notes
 from results.roads import arithmetic_notes, road_notes
+from results.trial_traces import lost_trace_notes
 from results.units import format_interval, format_known, format_mean, format_number, format_p, si_scale, signed
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def print_summary(derived: Derived, console: Console) -> None:
     for i, reason in enumerate(reasons, start=1):
         console.print(f"[{i}] {reason}", markup=False, highlight=False)
     notes = [*_notes(rows), *arithmetic_notes(run), *unlike_notes(run), *road_notes(run), *disturbances(run)]
-    for note in [*notes, *derivation_notes(run)]:
+    for note in [*notes, *derivation_notes(run), *lost_trace_notes(run)]:
         console.print(note, markup=False, highlight=False)
     _print_answers(derived, console)
     failed = sum(t.status == "failed" for t in run.trials)

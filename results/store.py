@@ -354,7 +354,13 @@ def check_free_space(directory: Path) -> None:
 
 def check_is_folder(directory: Path) -> None:
     """Raises `StoreError` where something lies that is no folder: a file, a device."""
-    if not directory.is_dir() and (directory.exists() or directory.is_symlink()):
+    try:
+        is_other = not directory.is_dir() and (directory.exists() or directory.is_symlink())
+    except OSError as error:  # a name that is too long
+        raise StoreError(
+            f"{str(directory)[:80]}: no folder can be there ({error.strerror}); name another one"
+        ) from error
+    if is_other:
         raise StoreError(f"{directory} is no folder; name another one")
 
 

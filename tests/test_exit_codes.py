@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +131,26 @@ def test_a_file_is_no_folder_for_runs_and_reports(tmp_path: Path, finished_run: 
             (line,) = done.stderr.splitlines()
             assert f"{path} is no folder; name another one" in line
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_name_that_no_folder_can_have_is_told(finished_run: FinishedRun) -> None:
+    for arguments in ([], [str(finished_run.directory), "--out"]):
+        done = CliRunner().invoke(app, ["report", *arguments, "a" * 300])
+        assert done.exit_code == 2
+        assert "no folder can be there" in done.stderr
+
+
+def test_a_report_says_on_the_terminal_that_traces_are_of_other_trials(
+    tmp_path: Path, finished_run: FinishedRun
+) -> None:
+    shutil.copytree(finished_run.directory, tmp_path / "run")
+    first, second, *_ = sorted((tmp_path / "run" / "traces").iterdir())
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.stderr
+    assert "the traces of 2 of " in " ".join(done.stdout.split())
 
 
 def test_a_dry_run_says_that_it_looks_at_no_device(finished_run: FinishedRun) -> None:
