@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from results.records import Cell
 from results.runs import RunData
@@ -113,18 +114,32 @@ def _contended_words(trial: Trial) -> str:
     return f"contended: other processes took {share} of the CPU{before}"
 
 
+class SharedCpu(NamedTuple):
+    """n of n_of trials shared the CPU; most: the largest share that others took."""
+
+    n: int
+    n_of: int
+    most: float
+
+
+def shared_cpu(trials: Iterable[Trial]) -> SharedCpu | None:
+    """None where no trial was disturbed."""
+    shares = [t.foreign_cpu_share for t in trials if t.foreign_cpu_share is not None]
+    n = sum(share > DISTURBING_SHARE for share in shares)
+    return SharedCpu(n, len(shares), max(shares)) if n else None
+
+
 def disturbances(run: RunData) -> list[str]:
     """What workloads say of their items, and whether a busy neighbour was there: it can slow an engine many times."""
     workload_of = {cell.cell_id: cell.workload for cell in run.cells}
     said = dict.fromkeys(f"left out: {cell}." for cell in run.info.left_out)
     said |= dict.fromkeys(f"{workload_of[t.cell_id]}: {note}." for t in run.trials for note in t.notes)
-    shares = [t.foreign_cpu_share for t in run.trials if t.foreign_cpu_share is not None]
-    disturbed = sum(share > DISTURBING_SHARE for share in shares)
-    if disturbed:
+    shared = shared_cpu(run.trials)
+    if shared is not None:
         marked = sum(CONTENDED in t.marks for t in run.trials)
         left_out = f" ({marked} marked, and in no mean of these: the limit is protocol.max_foreign_cpu_share)"
         said[
-            f"{disturbed} of {len(shares)} trials shared the CPU: other processes took up to {max(shares):.0%} of it;"
+            f"{shared.n} of {shared.n_of} trials shared the CPU: other processes took up to {shared.most:.0%} of it;"
             f" their times and joules are disturbed{left_out if marked else ''}."
         ] = None
     thrown_away = [share for t in run.trials for share in t.contention_shares]

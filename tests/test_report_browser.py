@@ -289,3 +289,45 @@ def test_names_of_a_hundred_letters_leave_page_and_first_table_as_wide_as_the_sc
     frame = f'<iframe width="{width}" height="844" style="border: 0" srcdoc="{escape(inner)}"></iframe>'
     seen = visit(f"<!DOCTYPE html><html><body>{frame}</body></html>", tmp_path, "--window-size=1500,900")
     assert seen.measured("excess") == "0,0"
+
+
+def test_on_a_phone_a_swept_arm_has_its_value_on_a_line_of_its_own_and_no_word_breaks(tmp_path: Path) -> None:
+    names = [f"narrow.document_tiers[prefill_chunk={n}]" for n in (64, 128)]
+    page = html_text(run([cell(f"c{i}", engine=n) for i, n in enumerate(names)], [trial(f"c{i}") for i in (0, 1)]))
+    script = """<script>addEventListener("load", () => {
+      const seen = window.parent.document.documentElement.dataset;
+      const heads = [...document.querySelector("table.arms").rows].slice(1).map((row) => row.cells[0]);
+      const pieces = heads.map((head) => [...head.querySelectorAll(".piece")]);
+      seen.pieces = pieces.map((own) => own.length).join();
+      seen.torn = pieces.flat().filter((piece) => piece.getClientRects().length > 1).length;
+      seen.values = heads.map((head) => head.querySelector(".swept").textContent).join();
+      seen.below = heads.every((head) => {
+        const name = [...head.querySelectorAll(":scope > .piece")].pop().getBoundingClientRect();
+        return head.querySelector(".swept").getBoundingClientRect().top >= name.bottom - 1;
+      });
+      seen.lines = Math.max(...heads.map((head) => Math.round(head.getBoundingClientRect().height)));
+    });</script>"""
+    inner = at_end(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page), script)
+    frame = f'<iframe width="390" height="844" style="border: 0" srcdoc="{escape(inner)}"></iframe>'
+    seen = visit(f"<!DOCTYPE html><html><body>{frame}</body></html>", tmp_path)
+    assert seen.measured("values") == "prefill_chunk=64,prefill_chunk=128"
+    assert (seen.measured("torn"), seen.measured("below")) == ("0", "true")
+    assert seen.measured("pieces") == "6,6"
+    assert int(seen.measured("lines")) < 120, "14 lines of 18 px before"
+
+
+def test_the_first_table_names_model_and_machine_and_its_caveats_lead_to_what_they_say(tmp_path: Path) -> None:
+    cells = [cell("c0", model_note="trained on <b>generated</b> text")]
+    data = run(cells, [trial("c0", i, foreign_cpu_share=share) for i, share in enumerate((0.0, 0.72))])
+    script = """<script>addEventListener("load", () => {
+      const link = document.querySelector("h2 .caveat"), seen = document.documentElement.dataset;
+      seen.caveat = link.textContent;
+      seen.target = document.querySelector(link.getAttribute("href")).textContent.includes("took up to 72% of it");
+      seen.subject = document.querySelector("table.arms caption .subject").textContent;
+    });</script>"""
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html_text(data))
+    seen = visit(at_end(page, script), tmp_path)
+    assert seen.measured("caveat") == "1 of 2 trials shared the CPU, up to 72% of it"
+    assert seen.measured("target") == "true"
+    told = unescape(seen.measured("subject"))
+    assert told == "tiny-moe (trained on <b>generated</b> text) on EPYC 7B13, 2 cores"

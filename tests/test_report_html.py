@@ -22,7 +22,7 @@ from tests.run_builders import HOSTILE, cell, example_run, failed, reading, run,
 class Outline(HTMLParser):
     """Visible text, tags with attributes, and which elements were not closed in order."""
 
-    void = frozenset({"meta", "link", "br", "img", "hr", "input"})
+    void = frozenset({"meta", "link", "br", "img", "hr", "input", "wbr"})
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -200,3 +200,26 @@ def test_names_of_workloads_are_text_in_the_new_sentences_too() -> None:
     hostile = "<img src=x onerror=alert(1)>"
     cells = [c.model_copy(update={"workload": hostile}) if c.workload == "fidelity" else c for c in data.cells]
     assert hostile not in html_text(run(cells, data.trials))
+
+
+def test_arms_on_unlike_roads_are_told_beside_the_name_of_their_device() -> None:
+    assert [c.text for c in screen(on_roads(KERNELS, BY_LAYER)).caveats] == ["arms were computed in unlike ways"]
+    assert screen(on_roads(KERNELS, KERNELS)).caveats == ()
+
+
+def test_each_panel_says_itself_which_way_is_better() -> None:
+    """Right answers: up. Perplexity and seconds: down."""
+    data = asked_both()
+    fixed = [cell(f"{a}-fixed", engine=a, workload="fixed") for a in ("first", "second")]
+    whole = run([*data.cells, *fixed], [*data.trials, *(t for c in fixed for t in lasting(c.cell_id, noisy(1.0)))])
+    joules = (reading("all", 3.0), reading("prefill", 2.0), reading("decode", 1.0))
+    trials = [t.model_copy(update={"energy": joules}) for t in whole.trials]
+    panels = screen(run(whole.cells, trials)).panels
+    assert [(p.title, p.better.split()[1]) for p in panels] == [
+        ("boolq", "up"),
+        ("fidelity", "down"),
+        ("fixed", "down"),
+    ]
+    assert "up and left is better" in str(panels[0].svg)
+    page = html_text(run(whole.cells, trials))
+    assert page.count("left is better</span></h3>") == 6, "each workload against its score, and against time"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from markupsafe import Markup, escape
 
 from results.cells import model_name, technique_name
 from results.records import Cell
@@ -16,7 +19,7 @@ class Arm:
     where a run has several.
 
     how: technique and placement in short, for below the name, and what of the engine sets apart arms that are alike in
-    both.
+    both, but for what the name says already.
     """
 
     index: int
@@ -27,6 +30,34 @@ class Arm:
     model: str
     engine_parameters: str
     how: str
+
+    @property
+    def base_name(self) -> Markup:
+        """Without the values of a sweep, in pieces that a narrow column may break between, and not within."""
+        base, _, _ = self.engine.partition(SWEPT)
+        return breakable(base + self.name.removeprefix(self.engine))
+
+    @property
+    def swept(self) -> Markup:
+        """The values of a sweep that this arm has: "prefill_chunk=64"."""
+        return breakable(self.engine.partition(SWEPT)[2].removesuffix("]"))
+
+
+SWEPT = "["
+"""Between an engine's name and the values that a sweep gave it."""
+LONGEST_PIECE = 16
+"""Characters. A longer word may break anywhere: it would push the figures off a phone."""
+_BREAKS = re.compile(r"(?<=[_\-./=,:\]])|(\s+)")
+
+
+def breakable(text: str) -> Markup:
+    """Breaks behind punctuation and blanks, and within no word of up to `LONGEST_PIECE` characters."""
+    pieces = [p for p in _BREAKS.split(text) if p]
+    shown = (
+        Markup('<span class="piece">{}</span><wbr>').format(p) if p.strip() and len(p) <= LONGEST_PIECE else escape(p)
+        for p in pieces
+    )
+    return Markup("").join(shown)
 
 
 def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
@@ -57,7 +88,12 @@ def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
 
 def _how(cell: Cell, cells: Sequence[Cell]) -> str:
     alike = [_settings(c) for c in cells if (c.technique, c.placement) == (cell.technique, cell.placement)]
-    own = {k: v for k, v in _settings(cell).items() if any(other.get(k) != v for other in alike)}
+    swept = {pair.partition("=")[0] for pair in cell.engine.partition(SWEPT)[2].split(",")}
+    own = {
+        k: v
+        for k, v in _settings(cell).items()
+        if any(other.get(k) != v for other in alike) and k.rpartition(".")[2] not in swept
+    }
     parts = [cell.technique, *([] if cell.placement == "host" else [cell.placement])]
     return ", ".join([*parts, *(f"{k}={v}" for k, v in own.items())])
 

@@ -12,9 +12,10 @@ from results.cells import usable
 from results.records import Cell
 from results.report.arm_figures import QUANTITIES, Quantity
 from results.report.arms import Arm, arms_of
+from results.report.caveats import Caveat, caveats_of, subject_of
 from results.report.notes import Noted
 from results.report.page_units import PageUnits
-from results.report.picture import Axis, Panel, Point, panel, symbol
+from results.report.picture import DOWN, UP, Axis, Panel, Point, panel, symbol
 from results.report.sentences import BEST, interval_words, ratio_text_words, ratio_words, sentences
 from results.report.standings import Group, Standing
 from results.runs import RunData
@@ -68,9 +69,12 @@ class ArmTable(Noted):
 
 @dataclass(frozen=True)
 class DeviceScreen:
-    """sentences: who is best, by quantity: (whether that is certain, the words)."""
+    """subject: model and machine. caveats: what to know before believing. sentences: who is best, by quantity: (whether
+    that is certain, the words)."""
 
     device: str
+    subject: str
+    caveats: tuple[Caveat, ...]
     workloads: tuple[str, ...]
     table: ArmTable
     sentences: tuple[tuple[bool, str], ...]
@@ -89,6 +93,8 @@ def device_screens(
         found.append(
             DeviceScreen(
                 device=whole.device,
+                subject=subject_of(run, whole.device),
+                caveats=caveats_of(run, whole.device),
                 workloads=workloads,
                 table=arm_table(f"d{n}", whole, units),
                 sentences=tuple(sentences(whole, single)),
@@ -187,13 +193,12 @@ def _value(standing: Standing, group: Group, units: PageUnits) -> str:
 def _score_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits) -> Panel | None:
     """Score against joules, or seconds where nothing is scored. None where fewer than two arms have both in one way."""
     if group.score is None:
-        return _time_panel(run, frame, group, units, "Not scored: time instead. Down and to the left is better.")
+        return _time_panel(run, frame, group, units, "Not scored: time instead.")
     scores = _means(run, frame, group, group.score, None)
     energy, title, scale = _joules(run, frame, group, units)
     is_share = group.rising and all(0 <= v <= 1 for row in scores.values() for v in row)
     up = Axis(f"{group.score}, %" if is_share else group.score, 1.0, is_share)
-    caption = "" if group.rising else "Of this score less is better: down and to the left."
-    return _panel(group, energy, scores, Axis(title, scale), up, caption)
+    return _panel(group, energy, scores, Axis(title, scale), up, UP if group.rising else DOWN)
 
 
 def _time_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnits, caption: str = "") -> Panel | None:
@@ -201,7 +206,7 @@ def _time_panel(run: RunData, frame: pd.DataFrame, group: Group, units: PageUnit
     energy, title, scale = _joules(run, frame, group, units)
     time_scale, unit = units.on(group.device).of("e2e", "all", "s")
     up = Axis(f"E2E, {unit} a request", time_scale)
-    return _panel(group, energy, times, Axis(title, scale), up, caption)
+    return _panel(group, energy, times, Axis(title, scale), up, DOWN, caption)
 
 
 def _panel(
@@ -210,7 +215,8 @@ def _panel(
     up: Mapping[Arm, tuple[float, float, float]],
     x: Axis,
     y: Axis,
-    caption: str,
+    better: str,
+    caption: str = "",
 ) -> Panel | None:
     points = [Point(arm, *across[arm], *up[arm]) for arm in group.arms if arm in across and arm in up]
     if len(points) < 2:
@@ -229,7 +235,7 @@ def _panel(
         for why, names in (("a figure is missing", missing), ("measured or modelled in another way", otherwise))
         if names
     )
-    return panel(group.workload or "", " ".join(filter(None, [caption, left_out])), points, x, y)
+    return panel(group.workload or "", better, " ".join(filter(None, [caption, left_out])), points, x, y)
 
 
 def _joules(

@@ -58,7 +58,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Panel:
+    """better: the way in which a point is better."""
+
     title: str
+    better: str
     caption: str
     svg: Markup
 
@@ -68,16 +71,19 @@ def symbol(arm: Arm) -> Markup:
     return Markup('<svg class="symbol" viewBox="-6 -6 12 12" aria-hidden="true">{}</svg>').format(_mark(arm))
 
 
-def panel(title: str, caption: str, points: Sequence[Point], across: Axis, up: Axis) -> Panel:
+UP, DOWN = "\u2196 up and left is better", "\u2199 down and left is better"
+
+
+def panel(title: str, better: str, caption: str, points: Sequence[Point], across: Axis, up: Axis) -> Panel:
     x = _Scale([(p.x, p.x_low, p.x_high) for p in points], across, LEFT, WIDTH - RIGHT)
     y = _Scale([(p.y, p.y_low, p.y_high) for p in points], up, HEIGHT - BOTTOM, TOP)
     told = "; ".join(f"{p.arm.name}: {_value(p.x, across)}, {_value(p.y, up)}" for p in points)
-    description = f"{title}. {across.title} across, {up.title} up. {told}."
+    description = f"{title}. {across.title} across, {up.title} up; {better[2:]}. {told}."
     parts = [*_grid(x, y, across, up), *(_point(p, x, y, across, up) for p in points)]
     svg = Markup('<svg class="picture" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
         WIDTH, HEIGHT, description, Markup("").join(parts)
     )
-    return Panel(title, caption, svg)
+    return Panel(title, better, caption, svg)
 
 
 class _Scale:

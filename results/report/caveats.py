@@ -1,0 +1,52 @@
+"""What a device's figures are of, and what a reader must know before believing its verdicts, in a few words each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from results.cells import model_name, shared_cpu, trials_of
+from results.roads import comparable_roads
+from results.runs import RunData
+
+SHOWN_MODELS = 2
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """target: the id of the place on the page that tells more."""
+
+    text: str
+    target: str
+
+
+def subject_of(run: RunData, device: str) -> str:
+    """Models with their notes, and the machine: "tiny (trained on generated text) on EPYC 7B13, 2 cores"."""
+    models = list(dict.fromkeys(model_name(c) for c in run.cells if c.device == device))
+    named = ", ".join(models) if len(models) <= SHOWN_MODELS else f"{len(models)} models"
+    if device.startswith("model:"):
+        return f"{named}; the machine is modelled"
+    machine = run.info.environments.get(device)
+    if machine is None:
+        return named
+    cores = f", {machine.n_cores} core{'s' if machine.n_cores != 1 else ''}" if machine.n_cores else ""
+    return f"{named} on {machine.cpu_model}{cores}"
+
+
+def caveats_of(run: RunData, device: str) -> tuple[Caveat, ...]:
+    trials = trials_of(run)
+    cells = [c for c in run.cells if c.device == device]
+    own = [t for c in cells for t in trials[c.cell_id]]
+    found = []
+    failed = sum(t.status == "failed" for t in own)
+    if failed:
+        found.append(Caveat(f"{failed} of {len(own)} trials failed", "failures"))
+    if (shared := shared_cpu([t for t in own if t.time_method == "measured"])) is not None:
+        found.append(
+            Caveat(f"{shared.n} of {shared.n_of} trials shared the CPU, up to {shared.most:.0%} of it", "know")
+        )
+    for workload in dict.fromkeys(c.workload for c in cells):
+        roads = {comparable_roads(trials[c.cell_id]) for c in cells if c.workload == workload} - {frozenset()}
+        if len(roads) > 1:
+            found.append(Caveat("arms were computed in unlike ways", "know"))
+            break
+    return tuple(found)
