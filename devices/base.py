@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import StringConstraints
 
+from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
 from results.printable import printable
 from results.records import Method, PowerTrace, TraceKind
@@ -112,14 +113,6 @@ class Channel:
             note=self.note,
             gaps_s=gaps_s,
         )
-
-
-class CpuSeconds(NamedTuple):
-    """CPU time of a whole machine: busy, busy for us, and all there was (cores x time)."""
-
-    busy_s: float
-    ours_s: float
-    available_s: float
 
 
 class Meter(Protocol):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from devices.base import CpuSeconds
+from results.cpu_time import CpuSeconds
 
 PROC_STAT = Path("/proc/stat")
 TICKS_PER_S = 100

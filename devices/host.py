@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from devices.base import Clock, CpuSeconds, DeviceError, Meter, MeterUnavailableError, Unit
+from devices.base import Clock, DeviceError, Meter, MeterUnavailableError, Unit
 from devices.boundary import library_errors
 from devices.conditions import cpu_throttle_events, host_conditions, host_environment, host_power
 from devices.cpu_cycles import CpuCycles, CycleCounter
 from devices.cpu_seconds import host_cpu_seconds, usable_cpus
 from devices.peak_memory import PeakMemory, peak_memory, reset_peak_memory
+from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
 
 log = logging.getLogger(__name__)

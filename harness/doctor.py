@@ -23,12 +23,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from devices.base import Clock, CpuSeconds, Device, Meter
+from devices.base import Clock, Device, Meter
 from devices.state_watch import watched
 from harness.agreement import agreements
 from harness.loads import RunningLoad
 from harness.second_opinion import Look, look_with_nvidia_smi, nvidia_smi_checks
 from harness.session import running_meters
+from results.cpu_time import CpuSeconds
 from results.derivation import energy_of_spans
 from results.energy import MIN_UPDATES
 from results.environments import Conditions

@@ -18,7 +18,6 @@ from typing import Protocol as TypingProtocol
 from devices.base import (
     CarriesMarks,
     Clock,
-    CpuSeconds,
     Device,
     DeviceError,
     KeepsRaw,
@@ -32,6 +31,7 @@ from harness.agreement import disagreements
 from harness.schema import Protocol
 from harness.serving import at_once, serve
 from results.cells import CONTENDED
+from results.cpu_time import CpuSeconds, foreign_share
 from results.derivation import arithmetic_digest, energies_of, remarks_on
 from results.environments import Conditions, Road
 from results.records import (
@@ -105,9 +105,8 @@ class _Window:
     traces: list[PowerTrace] = field(default_factory=list)
     raw: list[PowerTrace] = field(default_factory=list)
     """What the traces were derived from, where a meter keeps that."""
-    foreign_cpu_share: float | None = None
-    foreign_share_step: float = 0.0
-    """How much of the share is one tick of the CPU accounting."""
+    cpu_before: CpuSeconds | None = None
+    cpu_after: CpuSeconds | None = None
     cycles: CpuCycles = NO_CYCLES
     memory: PeakMemory | None = None
 
@@ -135,6 +134,8 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
     conditions = [*states_before, *states, *states_after]
     scores, not_scored = _scores(arm, window.completions)
     traces: Traces = {IDLE_BEFORE: before, WINDOW: window.traces, IDLE_AFTER: after}
+    raw = {IDLE_BEFORE: raw_before, WINDOW: window.raw, IDLE_AFTER: raw_after}
+    traces |= {raw_part(part): own for part, own in raw.items() if own}
     energies = energies_of(window.completions, traces, (window.start_s, window.end_s))
     weights = arm.engine.held_weights() if isinstance(arm.engine, HoldsWeights) else None
     memory = window.memory or NO_MEMORY
@@ -160,7 +161,9 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         road=road,
         scores=(*scores, *arm.unmeasured.scores),
         conditions=changes(conditions),
-        foreign_cpu_share=window.foreign_cpu_share,
+        foreign_cpu_share=foreign_share(window.cpu_before, window.cpu_after),
+        cpu_before=window.cpu_before,
+        cpu_after=window.cpu_after,
         cpu_cycles=window.cycles.cycles,
         cpu_cycles_remark=window.cycles.remark,
         n_parameters=weights.n_parameters if weights is not None else None,
@@ -171,8 +174,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
         disagreements=tuple(disagreements(arm.device.meters, window.traces, (window.start_s, window.end_s))),
         marks=_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
     )
-    raw = {IDLE_BEFORE: raw_before, WINDOW: window.raw, IDLE_AFTER: raw_after}
-    return trial, traces | {raw_part(part): own for part, own in raw.items() if own}
+    return trial, traces
 
 
 def _measure(arm: Arm) -> _Window:
@@ -186,19 +188,16 @@ def _measure(arm: Arm) -> _Window:
 
     window.memory = arm.device.reset_peak_memory() if isinstance(arm.device, CountsMemory) else None
     with running_meters(meters) as window.traces:
-        cpu_before, cycles_before = arm.device.cpu_seconds(), _cycles(arm.device)
+        window.cpu_before, cycles_before = arm.device.cpu_seconds(), _cycles(arm.device)
         window.start_s = arm.clock.now_s()
         window.asked, window.completions = serve(
             arm.engine, arm.clock, arm.requests, window.start_s, on_phase, arm.max_batch
         )
         window.end_s = arm.clock.now_s()
-        cpu_after, cycles_after = arm.device.cpu_seconds(), _cycles(arm.device)
+        window.cpu_after, cycles_after = arm.device.cpu_seconds(), _cycles(arm.device)
     if isinstance(arm.device, CountsMemory) and window.memory is None:
         window.memory = arm.device.peak_memory()
     window.raw = raw_traces(meters)
-    if cpu_before is not None and cpu_after is not None and cpu_after.available_s > cpu_before.available_s:
-        window.foreign_cpu_share = _foreign_share(cpu_before, cpu_after)
-        window.foreign_share_step = CPU_TICK_S / (cpu_after.available_s - cpu_before.available_s)
     if cycles_before is not None and cycles_after is not None:
         window.cycles = _cycles_between(cycles_before, cycles_after)
     return window
@@ -277,19 +276,17 @@ def _idle(arm: Arm, idle_s: float) -> tuple[list[PowerTrace], list[PowerTrace], 
     return traces, raw_traces(arm.device.meters), states
 
 
-def _foreign_share(before: CpuSeconds, after: CpuSeconds) -> float:
-    """Busy CPU time that was not ours, over all the CPU time there was."""
-    foreign_s = (after.busy_s - before.busy_s) - (after.ours_s - before.ours_s)
-    return min(1.0, max(0.0, foreign_s / (after.available_s - before.available_s)))
-
-
 def _marks(
     conditions: Sequence[Conditions], meters: Sequence[Meter], window: _Window, max_foreign_cpu_share: float
 ) -> tuple[str, ...]:
     marks = []
-    # The share lies between two counts, each of them up to a tick off: less than that above the limit says nothing.
-    if (window.foreign_cpu_share or 0.0) > max_foreign_cpu_share + 2 * window.foreign_share_step:
-        marks.append(CONTENDED)
+    before, after = window.cpu_before, window.cpu_after
+    share = foreign_share(before, after)
+    if share is not None and before is not None and after is not None:
+        # The share lies between two counts, each of them up to a tick off: less than that above the limit says nothing.
+        step = CPU_TICK_S / (after.available_s - before.available_s)
+        if share > max_foreign_cpu_share + 2 * step:
+            marks.append(CONTENDED)
     marks += window_marks(conditions, meters)
     return tuple(marks)
 

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from results.cpu_time import with_cpu_joules
 from results.energy import Interval, energy_between, idle_baseline
 from results.intervals import joined, outside
 from results.peak_power import p90_power
@@ -22,8 +23,8 @@ from results.records import PHASES, Completion, EnergyReading, IdleBaseline, Pha
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 
 ARITHMETIC: Final = (
-    "cumulative", "derivation", "energy", "intervals", "jumps", "liveness", "peak_power", "regular", "renewal", "rest",
-    "uncertainty",
+    "cpu_time", "cumulative", "derivation", "energy", "intervals", "jumps", "liveness", "peak_power", "regular",
+    "renewal", "rest", "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
 DIGITS: Final = 16
@@ -41,15 +42,18 @@ class TrialEnergies(NamedTuple):
 def energies_of(
     completions: Sequence[Completion], traces: Mapping[str, Sequence[PowerTrace]], window: Interval
 ) -> TrialEnergies:
-    """All energies of a trial. traces: raw readings by part (`WINDOW`, `IDLE_BEFORE`, `IDLE_AFTER`)."""
-    own = traces.get(WINDOW, ())
+    """All energies of a trial. traces: by part (`WINDOW`, `IDLE_BEFORE`, `IDLE_AFTER`, the raw ones of each).
+
+    Raises `TraceFileError` where a raw part is damaged.
+    """
+    own, before, after = (with_cpu_joules(traces, part) for part in (WINDOW, IDLE_BEFORE, IDLE_AFTER))
     intervals = phase_intervals(completions, window)
     readings: list[EnergyReading] = []
     baselines: list[IdleBaseline] = []
     for meter in dict.fromkeys(t.meter for t in own):
         idle = None
-        if traces.get(IDLE_BEFORE) or traces.get(IDLE_AFTER):
-            idle = idle_baseline(meter, traces.get(IDLE_BEFORE, ()), traces.get(IDLE_AFTER, ()))
+        if before or after:
+            idle = idle_baseline(meter, before, after)
             baselines.append(idle)
         by_phase = [energy_between(own, intervals[phase], phase, meter, idle=idle) for phase in PHASES]
         p90_w, why_none = p90_power(own, window, meter)

@@ -271,6 +271,8 @@ class PowerTrace:
     """More cannot flow there; None where the meter states no limit."""
     gaps_s: tuple[tuple[float, float], ...] = field(default=())
     """Stretches without a reading, recorded by the sampler."""
+    basis: str | None = None
+    """Of a raw trace: what turns it into joules besides its values, as JSON: a watts sheet, a list of operations."""
 
 
 class EnergyReading(Record):

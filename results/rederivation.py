@@ -6,13 +6,13 @@ A trial whose traces are lost keeps what was derived when it ran, and the digest
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from results.cells import trials_of, usable
+from results.cpu_time import foreign_share, with_cpu_joules
 from results.derivation import arithmetic_digest, energies_of, remarks_on
-from results.records import PowerTrace
 from results.runs import RunData
 from results.tables import tidy
 from results.trace_files import WINDOW, TraceFileError
@@ -21,6 +21,10 @@ from results.trials import Trial
 
 SAME = 1e-12
 """Relative difference below which a figure is the same: its sum was rounded in another order."""
+
+
+DERIVED = ("energy", "idle", "foreign_cpu_share")
+"""Of a trial: what follows from its raw records."""
 
 
 class Change(NamedTuple):
@@ -58,10 +62,10 @@ def rederived(run: RunData) -> Rederived:
         if why_kept is not None:
             kept.append(f"{label_of[trial.cell_id]}, repeat {trial.repeat}: {why_kept}")
             run.lost_traces[trial.trial_id] = why_kept
-        elif again is not trial:
+        elif trial.energy or again.energy:
             n_derived += 1
-            n_changed += (again.energy, again.idle) != (trial.energy, trial.idle)
-    now = replace(run, trials=tuple(trials))
+        n_changed += any(getattr(again, name) != getattr(trial, name) for name in DERIVED)
+    now = replace(run, trials=tuple(trials), load_traces=lambda i: with_cpu_joules(run.load_parts(i), WINDOW))
     changes = tuple(_changes(run, now)) if n_changed else ()
     return Rederived(now, changes, n_derived, n_changed, tuple(kept))
 
@@ -82,18 +86,20 @@ def _again(run: RunData, trial: Trial) -> tuple[Trial, str | None]:
     """(the trial, derived again where it can be; why it cannot, where it has joules)."""
     if trial.window_start_s is None or trial.window_end_s is None:
         return trial, None
-    parts: dict[str, Sequence[PowerTrace]] = {}
     try:
-        parts |= run.load_parts(trial.trial_id)
+        parts = run.load_parts(trial.trial_id)
+        window = (trial.window_start_s, trial.window_end_s)
+        found = energies_of(trial.completions, parts, window) if parts.get(WINDOW) else None
     except TraceFileError as error:
         return trial, str(error)
-    if not parts.get(WINDOW):
-        return trial, NO_TRACES if trial.energy else None
-    found = energies_of(trial.completions, parts, (trial.window_start_s, trial.window_end_s))
+    share = foreign_share(trial.cpu_before, trial.cpu_after)
+    shared = {} if share is None else {"foreign_cpu_share": share}
+    if found is None:
+        return trial.model_copy(update=shared), NO_TRACES if trial.energy else None
     remarks = remarks_on(trial.energy)
     notes = (*(note for note in trial.notes if note not in remarks), *remarks_on(found.readings))
     changed = {"energy": found.readings, "idle": found.idle, "derived_by": arithmetic_digest(), "notes": notes}
-    return trial.model_copy(update=changed), None
+    return trial.model_copy(update=changed | shared), None
 
 
 def _changes(stored: RunData, now: RunData) -> Iterator[Change]:
@@ -119,5 +125,8 @@ def _figures(run: RunData) -> dict[tuple[str, ...], tuple[float, str]]:
             if reading.energy_j is not None:
                 key = (label_of[cell_id], f"energy of {reading.component}", "", reading.meter, reading.method)
                 parts.setdefault(key, []).append(reading.energy_j)
+        shares = [t.foreign_cpu_share for t in usable(trials) if t.foreign_cpu_share is not None]
+        if shares:
+            found[label_of[cell_id], "CPU time of others"] = 100 * math.fsum(shares) / len(shares), "%"
         found |= {key: (math.fsum(own) / len(own), "J") for key, own in parts.items()}
     return found

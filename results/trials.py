@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Road
 from results.records import Completion, EnergyReading, EngineCounters, ExpertHeat, IdleBaseline, Record, Score
 
@@ -57,6 +58,10 @@ class Trial(Record):
     """Before the first of the trial's windows (idle ones too), at each change that was seen, and after the last."""
     foreign_cpu_share: float | None = None
     """Busy CPU time of others in the window over all there was, on the CPUs that we may use; None where unreadable."""
+    cpu_before: CpuSeconds | None = None
+    cpu_after: CpuSeconds | None = None
+    """CPU time at the window's edges, from which that share follows. None where unreadable, or from before it was
+    kept."""
     cpu_cycles: int | None = None
     """CPU cycles of the window, of the process that ran it and of those that it started."""
     cpu_cycles_remark: str | None = None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from devices.base import CpuSeconds, TransientDeviceError
+from devices.base import TransientDeviceError
 from harness.plan import build_plan
 from harness.progress import PlainProgress, outcome
 from harness.runner import Runner, open_run
@@ -18,6 +18,7 @@ from harness.schema import StopSpec
 from harness.stopping import IntervalWidth
 from results.accuracy_energy import accuracy_energy
 from results.cells import CONTENDED
+from results.cpu_time import CpuSeconds
 from results.records import Score
 from results.report.html import html_text
 from results.report.standings import device_groups

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from devices.base import CpuSeconds
 from devices.cpu_seconds import host_cpu_seconds, parse_cpu_seconds, usable_cpus
+from results.cpu_time import CpuSeconds
 from tests.fakes.strangers import busy_stranger
 
 CPUS = os.sched_getaffinity(0)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from devices.base import MeterUnavailableError
-from devices.meters.modelled import ModelledMeter, WattsSheet, load_watts_sheet
+from devices.meters.modelled import ModelledMeter, load_watts_sheet
+from results.cpu_time import WattsSheet
 from tests.meter_windows import CLOCK, measure, total
 
 SHEET = WattsSheet(name="test", active_w_per_core=40.0, idle_w=6.0, relative_accuracy=0.25, origin="a test")
@@ -142,3 +143,21 @@ def test_a_byte_order_mark_does_not_spoil_a_sheet(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(sheet_text(), encoding="utf-8-sig")
     assert load_watts_sheet(str(path)).name == "mine"
+
+
+def test_cpu_time_and_its_sheet_are_kept_beside_the_joules_that_follow_from_them() -> None:
+    meter = ModelledMeter(1.0, CLOCK, SHEET)
+    meter.open()
+    meter.start()
+    before_s = time.process_time()
+    busy(0.05)
+    meter.mark()
+    spent_s = time.process_time() - before_s
+    (trace,) = meter.stop()
+    (raw,) = meter.raw_traces()
+    assert (raw.kind, raw.component) == ("raw", "cpu, seconds of CPU time")
+    assert WattsSheet.model_validate_json(raw.basis or "") == SHEET
+    assert raw.times_s.tolist() == trace.times_s.tolist()
+    assert raw.values[-1] - raw.values[0] == pytest.approx(spent_s, abs=0.02)
+    for at_s, joules, cpu_s in zip(trace.times_s, trace.values, raw.values, strict=True):
+        assert joules == pytest.approx(6.0 * at_s + 40.0 * cpu_s, rel=1e-12)

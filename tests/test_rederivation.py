@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from results.answers import answered_samples
+from results.cpu_time import CPU_TIME, CpuSeconds, WattsSheet
 from results.derivation import arithmetic_digest, energies_of
 from results.records import PowerTrace
 from results.rederivation import derivation_notes, rederived
@@ -121,6 +124,42 @@ def test_a_run_from_before_the_digest_was_kept_is_derived_again_all_the_same(tmp
         found = rederived(data)
     assert (found.changes, found.n_derived) == ((), 1)
     assert derivation_notes(found.run) == []
+
+
+def test_modelled_joules_follow_from_cpu_time_and_the_sheet_that_are_kept(tmp_path: Path) -> None:
+    """Stored: 4 s at 3 W. Kept: a core busy for half of the time, 10 W a core and 1 W besides."""
+    one = measured("c1", 0, watts=3.0)
+    sheet = WattsSheet(name="s", active_w_per_core=10.0, idle_w=1.0, relative_accuracy=0.1, origin="a test")
+    stored = counter(3.0)
+    raw = replace(stored, component=CPU_TIME, kind="raw", values=stored.times_s / 2, basis=sheet.model_dump_json())
+    folder = stored_run(tmp_path / "run", (one, {"window": [stored], "window, raw": [raw]}))
+    with Store.view(folder) as store:
+        found = rederived(store.data())
+        (answer,) = answered_samples(found.run)[0].answers
+    (whole,) = (c for c in found.changes if c.metric == "energy, all, m, modelled")
+    assert (whole.stored, whole.now) == (pytest.approx(12.0), pytest.approx((1 + 10 / 2) * 4))
+    assert answer.energy_j == whole.now, "samples of the new report say the same"
+
+
+def test_a_watts_sheet_that_cannot_be_read_leaves_the_stored_joules(tmp_path: Path) -> None:
+    raw = replace(counter(3.0), component=CPU_TIME, kind="raw", basis="{}")
+    one = measured("c1", 0, watts=3.0)
+    folder = stored_run(tmp_path / "run", (one, {"window": [counter(5.0)], "window, raw": [raw]}))
+    with Store.view(folder) as store:
+        found = rederived(store.data())
+    assert (found.n_derived, found.changes, found.run.trials[0].energy) == (0, (), one.energy)
+    assert "watts sheet cannot be read" in found.kept[0]
+
+
+def test_the_share_of_others_follows_from_the_cpu_time_at_the_windows_edges(tmp_path: Path) -> None:
+    """8 s of 2 cores: 5 s were busy, 4 s of them ours."""
+    before = CpuSeconds(busy_s=100.0, ours_s=10.0, available_s=1000.0)
+    after = CpuSeconds(busy_s=105.0, ours_s=14.0, available_s=1008.0)
+    one = trial(foreign_cpu_share=0.5, cpu_before=before, cpu_after=after)
+    with Store.view(stored_run(tmp_path / "run", (one, {}))) as store:
+        found = rederived(store.data())
+    (change,) = found.changes
+    assert (change.metric, change.stored, change.now) == ("CPU time of others", 50.0, pytest.approx(12.5))
 
 
 def test_a_trial_without_meters_has_nothing_to_derive(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from harness.session import Arm, run_trial
 from results.derivation import energies_of
 from results.records import EnergyReading, Method
 from results.store import Store
-from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
+from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
 from results.trials import Trial
 from tests.conftest import FinishedRun
 from tests.fakes.machine import (
@@ -301,4 +301,13 @@ def test_every_joule_of_a_stored_run_can_be_derived_again(finished_run: Finished
             readings, baselines = energies_of(trial.completions, traces, window)
             assert tuple(readings) == trial.energy
             assert tuple(baselines) == trial.idle
+            before, after = trial.cpu_before, trial.cpu_after
+            if trial.time_method == "measured":
+                assert before is not None
+                assert after is not None
+                foreign_s = (after.busy_s - before.busy_s) - (after.ours_s - before.ours_s)
+                share = foreign_s / (after.available_s - before.available_s)
+                assert trial.foreign_cpu_share == pytest.approx(min(1.0, max(0.0, share)))
+                (raw,) = store.traces(trial.trial_id, raw_part(WINDOW))
+                assert "active_w_per_core" in (raw.basis or "")
             assert energy(trial, "all").energy_j is not None

@@ -22,11 +22,12 @@ from devices.android.shell import Phone
 from devices.android.simpleperf import PhoneCycles
 from devices.android.state import PhoneFacts, PhoneState, parse_battery, read_facts, read_state, read_watched_state
 from devices.android.topology import Topology, read_topology
-from devices.base import Clock, CpuSeconds, DeviceError
+from devices.base import Clock, DeviceError
 from devices.conditions import host_environment
 from devices.cpu_cycles import CpuCycles
 from devices.gated_phone import GatedPhone
 from devices.gates import CountdownListener, Gates
+from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
 
 log = logging.getLogger(__name__)

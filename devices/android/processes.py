@@ -13,8 +13,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from devices.android.shell import STDERR, Phone, ShellStream
-from devices.base import CpuSeconds, DeviceError
+from devices.base import DeviceError
 from devices.cpu_seconds import TICKS_PER_S, parse_cpu_seconds
+from results.cpu_time import CpuSeconds
 
 WORK_FOLDER = "/data/local/tmp"
 """Where the shell may write and execute."""
@@ -149,7 +150,7 @@ def phone_cpu_seconds(phone: Phone, processes: Iterable[PhoneProcess]) -> CpuSec
         return None
     own = [*ended, *map(parse_process_cpu_s, text.splitlines()[1:])]
     known = [s for s in own if s is not None]
-    return CpuSeconds(busy_s, sum(known), available_s) if len(known) == len(own) else None
+    return CpuSeconds(busy_s=busy_s, ours_s=sum(known), available_s=available_s) if len(known) == len(own) else None
 
 
 def split_account(errors: str) -> tuple[str, float | None, float | None]:

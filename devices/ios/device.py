@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from devices.base import Clock, CpuSeconds, DeviceError, Meter
+from devices.base import Clock, DeviceError, Meter
 from devices.conditions import host_environment
 from devices.gated_phone import GatedPhone
 from devices.gates import CountdownListener, Gates, Lasting, too_hot_or_empty
@@ -15,6 +15,7 @@ from devices.ios.energy_gauge import EnergyGaugeMeter
 from devices.ios.phone import Phone
 from devices.ios.state import BatteryState, PhoneFacts, told_state
 from devices.ios.tunneld import TUNNELD, TunneldAddress
+from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
 
 log = logging.getLogger(__name__)

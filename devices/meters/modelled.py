@@ -1,49 +1,25 @@
 """The meter of a machine without one: CPU time of this process x watts of a sheet. Modelled, and labelled so.
 
-    E(t) = idle_w * t + active_w_per_core * cpu_time(t)
-
-It sees how much of the CPU a window used, not how hard (no frequency, no memory traffic, no other process).
+The formula stands in `results.cpu_time`; CPU time and sheet are kept beside the joules. It sees how much of the CPU a
+window used, not how hard (no frequency, no memory traffic, no other process).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from pydantic import Field, field_validator
+import numpy as np
 
 from devices.base import Channel, Clock, MeterUnavailableError
-from devices.meters.polled import PolledMeter
+from devices.meters.polled import Array, PolledMeter
 from devices.toml_records import read_record
-from results.records import Record
+from results.cpu_time import CPU_TIME, WattsSheet
+from results.records import PowerTrace
 
 SHEETS = Path(__file__).parent / "watts"
-MAX_NAME, MAX_ORIGIN = 80, 400
-"""Characters: both stand in tables."""
-MAX_W_PER_CORE = 1_000.0
-MAX_IDLE_W = 100_000.0
-"""More than any core or machine draws."""
-BEST_ACCURACY = 0.01
-"""CPU time does not tell watts better than that: it sees no frequency and no memory traffic."""
-
-
-class WattsSheet(Record):
-    """Watts of a machine and where they come from."""
-
-    name: str = Field(min_length=1, max_length=MAX_NAME)
-    active_w_per_core: float = Field(gt=0, le=MAX_W_PER_CORE)
-    idle_w: float = Field(ge=0, le=MAX_IDLE_W)
-    relative_accuracy: float = Field(ge=BEST_ACCURACY, le=1)
-    """Gain error of the whole model, one sigma."""
-    origin: str = Field(min_length=1, max_length=MAX_ORIGIN)
-
-    @field_validator("name", "origin")
-    @classmethod
-    def _is_printable(cls, text: str) -> str:
-        if not text.isprintable():
-            raise ValueError("must be one line without control characters")
-        return text
 
 
 def watts_sheet_path(name_or_path: str) -> Path:
@@ -76,6 +52,7 @@ class ModelledMeter(PolledMeter):
     def __init__(self, interval_s: float, clock: Clock, sheet: WattsSheet) -> None:
         super().__init__(interval_s, clock)
         self._sheet = sheet
+        self._raw: Sequence[PowerTrace] = ()
 
     def open(self) -> None:
         self.channels = (
@@ -90,4 +67,17 @@ class ModelledMeter(PolledMeter):
         )
 
     def read(self) -> Sequence[float]:
-        return [self._sheet.idle_w * self._clock.now_s() + self._sheet.active_w_per_core * time.process_time()]
+        """CPU time, from which `traces` makes joules."""
+        return [time.process_time()]
+
+    def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
+        cpu_s = values[:, 0]
+        found = super().traces(times_s, self._sheet.joules(times_s, cpu_s)[:, np.newaxis])
+        basis = self._sheet.model_dump_json()
+        self._raw = [
+            replace(trace, component=CPU_TIME, kind="raw", values=cpu_s, resolution=0.0, basis=basis) for trace in found
+        ]
+        return found
+
+    def raw_traces(self) -> Sequence[PowerTrace]:
+        return self._raw

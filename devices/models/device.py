@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from devices.base import Channel, CpuSeconds, DeviceError, Meter
+from devices.base import Channel, DeviceError, Meter
 from devices.models.sheet import COMM, Sheet, load_sheet
 from devices.models.sheet import available_sheets as available_sheets
 from devices.models.timeline import Timeline
+from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
 from results.records import Method, PowerTrace
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from devices.base import Channel, CpuSeconds, Unit
+from devices.base import Channel, Unit
 from harness.doctor import examine
 from harness.loads import RunningLoad
+from results.cpu_time import CpuSeconds
 from results.environments import Conditions
 from results.records import Method, PowerTrace, TraceKind
 from results.self_tests import SelfTest
@@ -112,7 +113,7 @@ class Device(FakeDevice):
 
     def cpu_seconds(self) -> CpuSeconds | None:
         t = self._machine.time_s
-        return CpuSeconds((self.busy_cores + self.own_cores) * t, self.own_cores * t, 2 * t)
+        return CpuSeconds(busy_s=(self.busy_cores + self.own_cores) * t, ours_s=self.own_cores * t, available_s=2 * t)
 
     def conditions(self) -> Conditions:
         return super().conditions().model_copy(update={"temperature_c": self.temperature_c, **self.more_conditions})

@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from devices.base import Channel, CpuSeconds, DeviceError
+from devices.base import Channel, DeviceError
 from engines.base import PhaseListener
 from harness.matrix import CellPlan
 from harness.samples import samples_of
 from harness.schema import Protocol
 from harness.session import Arm
 from harness.workbench import Workbench
+from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
 from results.records import Completion, EngineCounters, Method, PowerTrace, Request, Sample, Score
 
