@@ -65,14 +65,6 @@ def test_slots_for_each_routed_pair() -> None:
     assert len(plan.token_R) / plan.routed_pairs == 1.25
 
 
-def test_four_experts_in_one_graph() -> None:
-    """§4.2: (64, 32, 32, 0) tokens at C = 64: one slice is full, two are half padding, one is all padding."""
-    tiers = technique("npumoe-tg", 128, counts=(1,) * 4, top_k=1, multiples=(2,), align=1)
-    (call,) = tiers.plan(LayerInput(0, "prefill", routing_of([64, 32, 32, 0]), torch.ones(128))).calls
-    assert call.rows_per_expert == (64,) * 4
-    assert call.valid_per_expert == (64, 32, 32, 0)
-
-
 @pytest.mark.parametrize(("limit", "group_size", "largest"), [(GRAPH_BYTES, 16, 8), (GRAPH_BYTES, 4, 4), (1, 16, 1)])
 def test_graphs_keep_below_the_limit_of_weights(limit: int, group_size: int, largest: int) -> None:
     """8 experts of 150 MiB make 1.17 GiB and fit; 16 do not. An expert above the limit stands alone."""

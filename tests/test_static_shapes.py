@@ -1,4 +1,4 @@
-"""The Neuron guide (004): its worked examples, and its rules read a second time, slowly."""
+"""The Neuron guide (004): its rules read a second time, slowly. Its worked examples: tests/test_claims_neuron.py."""
 
 from __future__ import annotations
 
@@ -40,11 +40,6 @@ def blocks_of(plan: DispatchPlan) -> list[tuple[int, list[int]]]:
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 
-def test_six_tokens_in_blocks_of_four() -> None:
-    plan = planned("blockwise", routed([[0], [1], [0], [2], [1], [0]], 3), block_size=4)
-    assert blocks_of(plan) == [(0, [0, 2, 5, -1]), (1, [1, 4, -1, -1]), (2, [3, -1, -1, -1])]
-
-
 def test_block_counts_of_the_guide() -> None:
     """1000 tokens, top 2 of 8, blocks of 256: 15 provisioned; the reference code's count is tighter."""
     assert n_blocks(2000, 8, 256, "sufficient") == 15
@@ -52,56 +47,13 @@ def test_block_counts_of_the_guide() -> None:
     assert n_blocks(3, 8, 256, "tight") == 3, "never more than pairs"
 
 
-def overheads(loads: list[int]) -> tuple[int, float, float]:
-    """(blocks needed, provisioned beyond them in percent, needed slots beyond the pairs in percent) as the plan is."""
-    pairs = [expert for expert, load in enumerate(loads) for _ in range(load)]
-    routing = routed([[expert] for expert in pairs], len(loads))
-    needed = planned("blockwise", routing, block_size=256)
-    provisioned = planned("blockwise", routing, block_size=256, skip_padding_blocks=False)
-    rows, more = len(needed.token_R), len(provisioned.token_R)
-    return len(needed.calls), 100 * (more - rows) / rows, 100 * (rows - len(pairs)) / len(pairs)
-
-
-def test_padding_of_balanced_loads() -> None:
-    """250 tokens an expert: 8 blocks of 15; 87.5 % beyond the needed 2048 slots, 2.4 % beyond the 2000 pairs."""
-    assert overheads([250] * 8) == (8, pytest.approx(87.5), pytest.approx(2.4))
-
-
-def test_padding_of_one_hot_expert() -> None:
-    """1750 pairs for one expert cannot come of 1000 tokens; as loads they need 14 blocks: 7.14 % and 79.2 %."""
-    found = overheads([1750, 36, 36, 36, 36, 36, 35, 35])
-    assert found == (14, pytest.approx(7.14, abs=0.005), pytest.approx(79.2))
-
-
-def test_weights_of_blocks_that_follow_each_other_are_loaded_once() -> None:
-    """[E0, E0, E1, E2, E2]: 5 loads, 3 with skipping."""
-    routing = routed([[e] for e in (0, 0, 0, 1, 2, 2, 2)], 3)
-    for skips, loads in ((True, 3), (False, 5)):
-        plan = planned("blockwise", routing, block_size=2, skip_weight_loads=skips)
-        assert [expert for expert, _ in blocks_of(plan)] == [0, 0, 1, 2, 2]
-        assert plan.counters().weight_loads == loads
-
-
-def test_padded_rows_that_are_not_fetched() -> None:
-    """[T0, T2, T5, -1]: three of four, a quarter less."""
-    plan = planned("blockwise", routed([[0], [0], [0]], 1), block_size=4)
-    assert plan.counters().padded_rows / plan.counters().computed_rows == 0.25
-
-
 def test_blocks_that_are_all_padding_are_skipped() -> None:
-    """10 blocks, 6 of them real: 40 % less to compute."""
     routing = routed([[e] for e in (0, 1, 2, 3, 4, 5)], 6)
     # ceil(6 / 2) + 5 = 8 provisioned, 6 needed.
     every = planned("blockwise", routing, block_size=2, skip_padding_blocks=False)
     needed = planned("blockwise", routing, block_size=2)
     assert (len(every.calls), len(needed.calls)) == (8, 6)
     assert [call.n_valid for call in every.calls][-2:] == [0, 0]
-    # The guide's ten: ceil(10 / 2) + 5 of 10 pairs in 6 blocks.
-    ten = routed([[e] for e in (0, 0, 1, 1, 2, 2, 3, 3, 4, 5)], 6)
-    every = planned("blockwise", ten, block_size=2, skip_padding_blocks=False)
-    needed = planned("blockwise", ten, block_size=2)
-    assert (len(every.calls), len(needed.calls)) == (10, 6)
-    assert 1 - needed.counters().computed_rows / every.counters().computed_rows == pytest.approx(0.4)
 
 
 def test_smallest_block_that_the_machine_cannot_feed_faster() -> None:
@@ -174,22 +126,7 @@ def test_a_factor_of_experts_over_choices_never_drops() -> None:
     assert planned("dropping", everyone, factor=2.9).dropped_pairs == 2 * (40 - math.ceil(40 * 2 * 2.9 / 6))
 
 
-def test_a_quarter_more_than_balanced() -> None:
-    """`capacity_factor=1.25`: 25 % beyond perfect balance."""
-    balanced = routed([[t % 8, (t + 1) % 8] for t in range(160)], 8)
-    assert set(planned("dropping", balanced).calls.rows_S) == {50}
-
-
 # --- which weights are loaded ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("n_experts", "top_k", "batch", "most"), [(256, 8, 16, 128), (128, 8, 8, 64), (16, 1, 8, 8)])
-def test_most_unique_experts_of_a_decode_step(n_experts: int, top_k: int, batch: int, most: int) -> None:
-    """Half of the loads are saved at the least: DeepSeek, GPT-OSS as the guide has it, Llama 4."""
-    choices = [[(t * top_k + k) % n_experts for k in range(top_k)] for t in range(batch)]
-    plan = planned("selective", routed(choices, n_experts), "decode")
-    assert plan.counters().weight_loads == most == n_experts / 2
-    assert plan.counters().padded_rows == 0
 
 
 @pytest.mark.parametrize(("alpha", "n_loads"), [(1.0, 256), (0.8, 256), (1.01, 163)])
