@@ -24,6 +24,9 @@ _LAYER_COLUMNS = (
     "cell", "label", "device", "engine", "technique", "model", "workload", "layer", "chosen", "imbalance",
     "never_chosen", "profiled_imbalance",
 )  # fmt: skip
+_EXPERT_COLUMNS = (
+    "cell", "device", "engine", "technique", "model", "workload", "layer", "expert", "chosen", "share", "profiled",
+)  # fmt: skip
 _OVERLAP_COLUMNS = ("model", "chosen_first_in", "by", "then_in", "k", "overlap", "least", "most", "layers")
 
 
@@ -66,6 +69,24 @@ def layers_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
         for row, layer in enumerate(heat.layers)
     ]
     return pd.DataFrame(rows, columns=list(_LAYER_COLUMNS))
+
+
+def experts_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
+    """One row for each cell, layer and expert: how often it was chosen, and its share of the layer's choices.
+
+    heats: of `heat_of_cells`. profiled is missing for arms that were not calibrated.
+    """
+    rows = [
+        (
+            cell.cell_id, cell.device, cell.engine, cell.technique, cell.model, cell.workload, layer, expert, n,
+            n / (sum(heat.chosen[row]) or 1), None if heat.profiled is None else heat.profiled[row][expert],
+        )
+        for cell in run.cells
+        if (heat := heats.get(cell.cell_id)) is not None
+        for row, layer in enumerate(heat.layers)
+        for expert, n in enumerate(heat.chosen[row])
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=list(_EXPERT_COLUMNS)).astype({"profiled": "Int64"})
 
 
 class _Text(NamedTuple):

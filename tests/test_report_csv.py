@@ -26,6 +26,7 @@ def test_files_read_back_to_the_tables(tmp_path: Path) -> None:
         "accuracy_energy",
         "experts",
         "overlaps",
+        "heat",
         "samples",
         "trials",
         "requests",

@@ -11,6 +11,7 @@ import pandas as pd
 from results import tables
 from results.answers import answer_table
 from results.derived import Derived
+from results.heat import experts_of
 from results.report.files import replace_text
 from results.report.standings import standings_table
 from results.runs import RunData
@@ -34,6 +35,7 @@ def write_csv(run: RunData, directory: Path, derived: Derived | None = None) -> 
         "accuracy_energy": derived.compared,
         "experts": derived.experts,
         "overlaps": derived.overlaps,
+        "heat": experts_of(run, derived.heats),
         "samples": answer_table(run, derived.answered),
         "trials": trials(run),
         "requests": request_frames(run),

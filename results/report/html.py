@@ -31,6 +31,7 @@ from results.report.figure_tables import asked_of, figure_tables
 from results.report.figures import Figure
 from results.report.files import replace_text
 from results.report.first_screen import device_screens
+from results.report.heat_pictures import heat_pictures
 from results.report.page_units import PageUnits
 from results.report.picture import symbol
 from results.report.plan_text import toml_text
@@ -117,6 +118,7 @@ def page_context(run: RunData, derived: Derived | None = None) -> dict[str, Any]
         "figure_tables": figure_tables(run, frame, arms, units),
         "accuracy_tables": accuracy_tables(run, compared, arms, units),
         "figures": numbered,
+        "heat_pictures": heat_pictures(run, derived.heats, derived.overlaps, arms),
         "failed": _failures(run, arms),
         "marked": [(c, a, t, mark_words(t)) for c, a, t in _with_cells(run, arms) if t.status == "ok" and t.marks],
         "machines": _machines(run),
