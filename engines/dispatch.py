@@ -38,7 +38,7 @@ class Routing:
 
 
 class Width(NamedTuple):
-    """Columns [first, end) of the intermediate dimension: a part of an expert. Results of the parts add up."""
+    """Columns [first, end) of a dimension: a part of an expert."""
 
     first: int
     end: int
@@ -49,13 +49,25 @@ class CallKind:
     """What calls have in common.
 
     static: the shape was frozen before the routing was known, so that a unit without dynamic shapes can run the call.
-    width: None computes whole experts. naive_launch: dispatched by a runtime that decides by itself where a graph goes.
+    width: of the intermediate dimension; the parts' results add up. hidden: of the model width; the parts' sums before
+    the activation add up, then each part makes its columns of the result. None computes whole experts.
+    naive_launch: dispatched by a runtime that decides by itself where a graph goes.
     """
 
     unit: Unit = "cpu"
     static: bool = False
     width: Width | None = None
     naive_launch: bool = False
+    hidden: Width | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.width is None and self.hidden is None
+
+    @property
+    def is_first_slice(self) -> bool:
+        """Or whole: slices of an expert share the rows of its first."""
+        return all(part is None or part.first == 0 for part in (self.width, self.hidden))
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class ExpertCall:
     """One launch: the experts of one graph, each over its own contiguous slice of the plan's rows.
 
     Expert i of the call owns `rows_per_expert[i]` rows, of which the first `valid_per_expert[i]` carry tokens and the
-    rest are zero padding. Calls with different widths may share rows; their results add. `weight_loads`: how many
+    rest are zero padding. Calls of different slices share rows. `weight_loads`: how many
     experts' weights the call loads; fewer than its experts where a call before left some there.
     """
 
@@ -149,7 +161,7 @@ class Calls(Sequence[ExpertCall]):
         """Whether the segments are the rows of the row space, whole experts, each row once and in order."""
         ends_S = self.first_row_S + self.rows_S
         is_dense = not len(ends_S) or (self.first_row_S[0] == 0 and bool((self.first_row_S[1:] == ends_S[:-1]).all()))
-        return is_dense and all(kind.width is None for kind in self.kinds)
+        return is_dense and all(kind.is_whole for kind in self.kinds)
 
     @property
     def loads_C(self) -> Integers:

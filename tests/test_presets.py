@@ -82,10 +82,11 @@ def test_a_preset_is_the_oracle_where_it_is_lossless_or_has_room(name: str, mode
 
 
 def pairs_of(plan: DispatchPlan, width: int) -> Counter[tuple[int, int, int]]:
-    """How often each (token, expert, column of the expert) is computed; of padding, that it weighs nothing."""
+    """How often each (token, expert, column) is computed; of padding, that it weighs nothing. width: columns of the
+    expert, or of the model where the calls slice that."""
     found: Counter[tuple[int, int, int]] = Counter()
     for call in plan.calls:
-        first, end = call.kind.width or (0, width)
+        first, end = call.kind.width or call.kind.hidden or (0, width)
         row = call.first_row
         for expert, n_rows, n_valid in zip(call.experts, call.rows_per_expert, call.valid_per_expert, strict=True):
             assert n_valid <= n_rows
@@ -100,7 +101,12 @@ def pairs_of(plan: DispatchPlan, width: int) -> Counter[tuple[int, int, int]]:
     return found
 
 
-PLACES = (None, {"kind": "shards", "cores": 3}, {"kind": "shards", "shard": "blocks", "cores": 2})
+PLACES: tuple[dict[str, object] | None, ...] = (
+    None,
+    {"kind": "shards", "cores": 3},
+    {"kind": "shards", "shard": "hidden", "cores": 3},
+    {"kind": "shards", "shard": "blocks", "cores": 2},
+)
 LAYOUTS = (
     {"kind": "exact"},
     {"kind": "capacity"},
@@ -133,10 +139,11 @@ def test_each_kept_pair_is_computed_once_over_all_calls_and_slices(
     counts = tuple(torch.randint(1, 9, (N_EXPERTS,), generator=generator).tolist())
     technique = custom(place, layout, Profile({0: counts}, top_k, n_prompts=1), chunk=max(n_tokens, 8))
     plan = technique.plan(seen(routing, phase, torch.rand(n_tokens, generator=generator)))
-    computed = pairs_of(plan, WIDTH)
+    columns = SIZES.hidden if place is not None and place.get("shard") == "hidden" else WIDTH
+    computed = pairs_of(plan, columns)
     assert set(computed.values()) <= {1}
     kept = {(token, expert) for token, expert, _ in computed}
-    assert len(computed) == WIDTH * len(kept)
+    assert len(computed) == columns * len(kept)
     routed = {(token, expert) for token, experts in enumerate(ids_TK.tolist()) for expert in experts}
     assert kept <= routed
     assert len(kept) == plan.kept_pairs
@@ -161,14 +168,15 @@ def int8_experts() -> ExpertWeights:
     return ExpertWeights(tuple(narrow))
 
 
-@pytest.mark.parametrize("cores", [1, 2, 5, WIDTH])
-@pytest.mark.parametrize("kind", ["plain", "biased", "input", "int8"])
-def test_slices_of_experts_add_up_to_the_oracle(kind: str, cores: int) -> None:
-    """Five slices of 24 columns are of unequal widths; an output's bias is added once."""
+@pytest.mark.parametrize("cores", [1, 2, 5, 16])
+@pytest.mark.parametrize("shard", ["hidden", "intermediate"])
+@pytest.mark.parametrize("kind", ["plain", "biased", "input", "int8", "gelu"])
+def test_slices_of_experts_add_up_to_the_oracle(kind: str, shard: str, cores: int) -> None:
+    """Five slices of 24 or 16 columns are of unequal widths; a bias is added once."""
     experts = {"plain": random_experts, "int8": int8_experts}.get(kind, lambda: unusual_experts(kind))()
     hidden, routing = random_routing(13)
-    technique = custom({"kind": "shards", "cores": cores}, {"kind": "exact"}, Profile({0: (1,) * 6}, 2, 1), 16)
-    plan = technique.plan(seen(routing))
+    place: dict[str, object] = {"kind": "shards", "shard": shard, "cores": cores}
+    plan = custom(place, {"kind": "exact"}, Profile({0: (1,) * 6}, 2, 1), 16).plan(seen(routing))
     assert {call.unit for call in plan.calls} == {f"core:{core}" for core in range(cores)}
     assert plan.counters().computed_rows == 26
     torch.testing.assert_close(
@@ -176,6 +184,40 @@ def test_slices_of_experts_add_up_to_the_oracle(kind: str, cores: int) -> None:
     )
 
 
-def test_more_cores_than_columns_are_refused() -> None:
-    with pytest.raises(EngineError, match="25 cores cannot share 24 columns"):
-        custom({"kind": "shards", "cores": 25}, {"kind": "exact"}, Profile({0: (1,) * 6}, 2, 1), 16)
+@pytest.mark.parametrize("layout", [{"kind": "blocks", "block_size": 4}, {"kind": "all_experts"}], ids=str)
+@pytest.mark.parametrize("shard", ["hidden", "intermediate", "blocks"])
+def test_blocks_on_two_cores_are_the_oracle(shard: str, layout: dict[str, object]) -> None:
+    """With padding; decoding too."""
+    experts, (hidden, routing) = random_experts(hidden=16, width=WIDTH), random_routing(13)
+    technique = custom({"kind": "shards", "shard": shard}, layout, Profile({0: (1,) * 6}, 2, 1), 16)
+    phases: tuple[ChunkPhase, ...] = ("prefill", "decode")
+    for phase in phases:
+        found = execute(technique.plan(seen(routing, phase)), hidden, experts)
+        torch.testing.assert_close(found, mix_experts(hidden, routing, experts), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shard", "cores", "kind", "sent"),
+    [
+        # Sums of gate and up: 26 rows x 2 x 24 values x 4 bytes. Of two cores each adds up one half and sends it back.
+        ("hidden", 2, "all_reduce", [[0, 4992], [4992, 0]]),
+        ("hidden", 3, "all_reduce", [[0, 3328, 3328], [3328, 0, 3328], [3328, 3328, 0]]),
+        # Results: 26 rows x 16 values x 4 bytes; of dealt calls, one row for each of the 13 tokens.
+        ("intermediate", 3, "reduce", [[0, 0, 0], [1664, 0, 0], [1664, 0, 0]]),
+        ("blocks", 2, "reduce", [[0, 0], [832, 0]]),
+    ],
+)
+def test_cores_send_each_other_what_they_add_up(shard: str, cores: int, kind: str, sent: list[list[int]]) -> None:
+    _, routing = random_routing(13)
+    place: dict[str, object] = {"kind": "shards", "shard": shard, "cores": cores}
+    plan = custom(place, {"kind": "exact"}, Profile({0: (1,) * 6}, 2, 1), 16).plan(seen(routing))
+    (exchange,) = plan.exchanges
+    assert (exchange.kind, exchange.units) == (kind, tuple(f"core:{core}" for core in range(cores)))
+    assert [list(row) for row in exchange.bytes_NN] == sent
+
+
+@pytest.mark.parametrize(("shard", "columns"), [("intermediate", 24), ("hidden", 16)])
+def test_more_cores_than_columns_are_refused(shard: str, columns: int) -> None:
+    place: dict[str, object] = {"kind": "shards", "shard": shard, "cores": 25}
+    with pytest.raises(EngineError, match=f"25 cores cannot share {columns} columns"):
+        custom(place, {"kind": "exact"}, Profile({0: (1,) * 6}, 2, 1), 16)

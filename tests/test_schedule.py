@@ -115,15 +115,24 @@ def test_a_naive_launch_costs_more_only_where_the_framework_launches_on_the_npu(
     assert units == {144: ("npu", True), 143: ("cpu", False)}
 
 
-def test_a_slice_of_an_expert_has_its_part_of_flop_and_weights_and_gathers_its_rows_once() -> None:
-    """Expert width 3, in slices of 2 and 1 columns on two cores: 24 and 12 of 36 values."""
-    cores = [CallKind(f"core:{i}", width=width) for i, width in enumerate((Width(0, 2), Width(2, 3)))]
+@pytest.mark.parametrize(
+    ("cores", "values"),
+    [
+        # Expert width 3, in slices of 2 and 1 columns: 24 and 12 of 36 values.
+        ((CallKind("core:0", width=Width(0, 2)), CallKind("core:1", width=Width(2, 3))), (24, 12)),
+        # Model width 4, in slices of 3 and 1: 27 and 9.
+        ((CallKind("core:0", hidden=Width(0, 3)), CallKind("core:1", hidden=Width(3, 4))), (27, 9)),
+    ],
+)
+def test_a_slice_of_an_expert_has_its_part_of_flop_and_weights_and_gathers_its_rows_once(
+    cores: tuple[CallKind, ...], values: tuple[int, ...]
+) -> None:
     parts = [call((0,), (5,), (5,), core) for core in cores]
     shared = DispatchPlan(5, torch.zeros(5), torch.zeros(5), Calls.of(parts), 5, 0)
     priced = operations(STEP, [shared], replace(TOY, n_layers=1), "cpu", None)
     launches = [o for o in priced if o.kernel == FFN]
     assert [(o.unit, o.flops, o.weight_bytes) for o in launches] == [
-        ("core:0", 2 * 5 * 24, 48), ("core:1", 2 * 5 * 12, 24)
+        (f"core:{i}", 2 * 5 * n, 2 * n) for i, n in enumerate(values)
     ]  # fmt: skip
     assert [(o.name, o.moved_bytes) for o in priced if o.name in ("gather", "padding", "scatter")] == [
         ("gather", 5 * 8), ("scatter", 5 * 8)

@@ -5,6 +5,7 @@ Legend: T tokens, H hidden, I expert width, E experts, R rows of all expert call
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.dispatch import DispatchPlan, Width
+from engines.dispatch import CallKind, Calls, DispatchPlan, Width
 from engines.kernels import native
 from engines.model.architecture import SWIGLU, GatedUnit
 from engines.model.quantised import Matrix
@@ -116,12 +117,12 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
     if experts.weights_input:
         rows_RH = (rows_RH * plan.weight_R[:, None]).to(hidden_TH.dtype)
     result_RH = torch.zeros_like(rows_RH)
-    for segment, expert in enumerate(calls.expert_S.tolist()):
-        first, n_rows = int(calls.first_row_S[segment]), int(calls.rows_S[segment])
-        width = calls.kind(int(calls.call_S[segment])).width
-        weights = experts.experts[expert] if width is None else sliced(experts.experts[expert], width)
-        # Parts of an expert share its rows, and their results add.
-        result_RH[first : first + n_rows] += gated_ffn(rows_RH[first : first + n_rows], weights, experts.unit)
+    for rows, weights, kind in _segments(calls, experts):
+        if kind.hidden is None:
+            # Parts of an expert share its rows, and their results add.
+            result_RH[rows] += gated_ffn(rows_RH[rows], weights, experts.unit)
+    if any(kind.hidden is not None for kind in calls.kinds):
+        _add_hidden_slices(result_RH, rows_RH, calls, experts)
     if not experts.weights_input:
         result_RH *= plan.weight_R[:, None]
     if not _has_padding(plan):
@@ -130,16 +131,58 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
     return out_TH.index_add_(0, plan.token_R[valid_R], result_RH[valid_R])
 
 
-def sliced(weights: GatedWeights, width: Width) -> GatedWeights:
-    """Columns [first, end) of the intermediate dimension, quantised ones widened; the first has the output's bias."""
-    inner = slice(width.first, width.end)
+def _segments(calls: Calls, experts: ExpertWeights) -> Iterator[tuple[slice, GatedWeights, CallKind]]:
+    """Rows of the row space, the weights that compute them, and the kind of their call."""
+    for segment, expert in enumerate(calls.expert_S.tolist()):
+        first, n_rows = int(calls.first_row_S[segment]), int(calls.rows_S[segment])
+        kind = calls.kind(int(calls.call_S[segment]))
+        yield slice(first, first + n_rows), sliced(experts.experts[expert], kind), kind
+
+
+def _add_hidden_slices(result_RH: Tensor, rows_RH: Tensor, calls: Calls, experts: ExpertWeights) -> None:
+    """What calls with slices of the model width compute: sums of gate and up, added over the slices of a row; then each
+    slice its columns of the result."""
+    segments = [segment for segment in _segments(calls, experts) if segment[2].hidden is not None]
+    n_inner = segments[0][1].gate_IH.shape[0]
+    gate_RI, up_RI = rows_RH.new_zeros(2, len(rows_RH), n_inner)
+    for rows, weights, kind in segments:
+        x = rows_RH[rows, _columns(kind.hidden)]
+        gate_RI[rows] += F.linear(x, weights.gate_IH.to(x.dtype), weights.gate_bias_I)
+        up_RI[rows] += F.linear(x, weights.up_IH.to(x.dtype), weights.up_bias_I)
+    for rows, weights, kind in segments:
+        inner = join(gate_RI[rows], up_RI[rows], experts.unit)
+        result_RH[rows, _columns(kind.hidden)] += F.linear(inner, weights.down_HI.to(inner.dtype), weights.down_bias_H)
+
+
+def _columns(part: Width | None) -> slice:
+    return slice(None) if part is None else slice(part.first, part.end)
+
+
+def sliced(weights: GatedWeights, kind: CallKind) -> GatedWeights:
+    """The part of an expert that calls of a kind compute, quantised matrices widened.
+
+    Of results that add up only the first has the bias.
+    """
+    if kind.is_whole:
+        return weights
+    if kind.hidden is not None:
+        hidden = _columns(kind.hidden)
+        return GatedWeights(
+            _widened(weights.gate_IH)[:, hidden],
+            _widened(weights.up_IH)[:, hidden],
+            _widened(weights.down_HI)[hidden],
+            weights.gate_bias_I if kind.is_first_slice else None,
+            weights.up_bias_I if kind.is_first_slice else None,
+            None if weights.down_bias_H is None else weights.down_bias_H[hidden],
+        )
+    inner = _columns(kind.width)
     return GatedWeights(
         _widened(weights.gate_IH)[inner],
         _widened(weights.up_IH)[inner],
         _widened(weights.down_HI)[:, inner].contiguous(),
         None if weights.gate_bias_I is None else weights.gate_bias_I[inner],
         None if weights.up_bias_I is None else weights.up_bias_I[inner],
-        weights.down_bias_H if width.first == 0 else None,
+        weights.down_bias_H if kind.is_first_slice else None,
     )
 
 

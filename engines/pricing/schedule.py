@@ -269,8 +269,7 @@ def _moe_block(plan: DispatchPlan, shape: ModelShape, graph_bytes_limit: float |
         )
     row_bytes = _row_bytes(shape)
     calls = list(plan.calls)
-    # Calls of other slices of an expert share the rows of its first.
-    gathering = [call for call in calls if call.kind.width is None or call.kind.width.first == 0]
+    gathering = [call for call in calls if call.kind.is_first_slice]
     valid_static, valid_dynamic = (
         sum(call.n_valid for call in gathering if call.static is static) for static in (True, False)
     )
@@ -291,9 +290,9 @@ def _expert_call(call: ExpertCall, shape: ModelShape, graph_bytes_limit: float |
 
     What it does not take, the CPU does.
     """
-    width = call.kind.width
+    width, part = call.kind.width, call.kind.hidden
     columns = shape.expert_width if width is None else width.end - width.first
-    weights = 3 * shape.hidden * columns
+    weights = 3 * (shape.hidden if part is None else part.end - part.first) * columns
     graph_bytes = weights * shape.bytes_per_value * len(call.experts)
     is_small = graph_bytes_limit is None or graph_bytes <= graph_bytes_limit
     runs = call.unit != "npu" or (call.static and is_small)

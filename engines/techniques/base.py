@@ -78,11 +78,20 @@ class BuildContext:
 
 
 class Piece(NamedTuple):
-    """A slice of experts on a unit."""
+    """A slice of experts on a unit, of their intermediate dimension or of the model width."""
 
     unit: Unit
     width: Width | None = None
     naive_launch: bool = False
+    hidden: Width | None = None
+
+
+class Summed(NamedTuple):
+    """What the pieces of a share add up among each other: on all of them or on the first, so many values at a time."""
+
+    kind: Literal["all_reduce", "reduce"]
+    n_values: int
+    of_each: Literal["row", "token"]
 
 
 @dataclass(frozen=True)
@@ -90,13 +99,14 @@ class Share:
     """Some experts and who computes them. Several pieces share the experts' rows, and their widths make a whole.
 
     experts_E: None for all. exact: the unit takes any shape, so that it computes exactly the rows that there are.
-    dealt: the pieces are whole, and take the calls in turn.
+    dealt: the pieces are whole, and take the calls in turn. summed: None where no piece needs another's results.
     """
 
     pieces: tuple[Piece, ...]
     experts_E: NDArray[np.bool_] | None = None
     exact: bool = False
     dealt: bool = False
+    summed: Summed | None = None
 
 
 class Place(Protocol):

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import CallKind, Calls, DispatchPlan, Integers, Routing
+from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, Integers, Routing
 from engines.errors import EngineError
 from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, Layout, Piece, Place, Rows, Share
 from engines.techniques.layout.exact import exact_rows
+
+ACTIVATION_BYTES = 4
 
 
 class ComposedTechnique:
@@ -59,12 +61,17 @@ class ComposedTechnique:
             calls=calls,
             routed_pairs=n_tokens * top_k,
             dropped_pairs=n_tokens * top_k - int(kept_E.sum()),
+            exchanges=tuple(_exchange(share, calls, n_tokens) for share in shares if share.summed is not None),
         )
 
     def decode_layout(self, layer: int) -> DecodeLayout | None:
         """Of one share that is laid out as the layout says; parts of experts, and several shares, are decided later."""
         shares = self._place.decode_shares(layer)
-        if shares is None or len(shares) != 1 or any(piece.width is not None for piece in shares[0].pieces):
+        if (
+            shares is None
+            or len(shares) != 1
+            or any(p.width is not None or p.hidden is not None for p in shares[0].pieces)
+        ):
             return None
         return DecodeLayout() if shares[0].exact else self._layouts["decode"].decode_layout(layer, self._n_experts)
 
@@ -155,7 +162,25 @@ def _counting(n: int) -> tuple[Integers, Integers]:
 
 @cache
 def _kind(piece: Piece, static: bool) -> CallKind:
-    return CallKind(piece.unit, static, piece.width, piece.naive_launch)
+    return CallKind(piece.unit, static, piece.width, piece.naive_launch, piece.hidden)
+
+
+def _exchange(share: Share, calls: Calls, n_tokens: int) -> Exchange:
+    """What the pieces of a share send each other in fp32, in which activations are computed."""
+    assert share.summed is not None
+    units = tuple(piece.unit for piece in share.pieces)
+    n_rows = n_tokens
+    if share.summed.of_each == "row":
+        own = [i for i, kind in enumerate(calls.kinds) if kind.unit == units[0]]
+        kind_S = np.zeros(len(calls.rows_S), dtype=np.int64) if calls.kind_C is None else calls.kind_C[calls.call_S]
+        n_rows = int(calls.rows_S[np.isin(kind_S, own)].sum())
+    n_bytes = ACTIVATION_BYTES * n_rows * share.summed.n_values
+    if share.summed.kind == "reduce":  # each sends all to the first
+        sent = [[n_bytes if j == 0 and i != j else 0 for j in range(len(units))] for i in range(len(units))]
+    else:  # each adds up a part of what all send it, and sends it back to all
+        part = -(-2 * n_bytes // len(units))
+        sent = [[part if i != j else 0 for j in range(len(units))] for i in range(len(units))]
+    return Exchange(share.summed.kind, units, tuple(map(tuple, sent)))
 
 
 def _calls(laid: Rows, share: Share, static: bool, first_row: int) -> Calls:

@@ -1,9 +1,14 @@
 """Places that know no load: one unit for all experts, or all experts in slices on several.
 
-Source of the slices: the Neuron guide (004), logical cores of two physical ones: shards on the intermediate dimension I
-(partial sums are added) or on blocks (calls are dealt in turn).
+Source of the slices: the Neuron guide (004), logical cores of two physical ones ("LNC2"), N cores here:
 
-Legend: E experts, I expert width.
+    hidden        [B, H/N] @ [H/N, I], sums of gate and up added on all cores, [B, I] @ [I, H/N]
+    intermediate  [B, H] @ [H, I/N] @ [I/N, H], results added
+    blocks        calls dealt in turn, each core's results of all tokens added at the end
+
+Where sums are added (`Summed`) is said for hidden; for the others here the first core.
+
+Legend: B rows of a call, E experts, H model width, I expert width.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from pydantic import Field
 from devices.base import Unit
 from engines.dispatch import Integers, Width
 from engines.errors import EngineError
-from engines.techniques.base import BuildContext, LayerInput, Layout, Piece, Place, Share
+from engines.techniques.base import BuildContext, LayerInput, Layout, Piece, Place, Share, Summed
 from results.records import Record
 
 
@@ -36,8 +41,8 @@ class OneUnitParameters(Record):
 
 class ShardsParameters(Record):
     kind: Literal["shards"] = "shards"
-    shard: Literal["intermediate", "blocks"] = "intermediate"
-    """Each core computes a slice of the intermediate dimension of every call, or calls are dealt to the cores."""
+    shard: Literal["hidden", "intermediate", "blocks"] = "intermediate"
+    """Each core computes a slice of the model width or of the intermediate dimension of every call, or some calls."""
     cores: int = Field(default=2, ge=1, le=64)
 
     @property
@@ -45,18 +50,24 @@ class ShardsParameters(Record):
         return tuple(f"core:{core}" for core in range(self.cores))
 
     def build(self, context: BuildContext, layout: Layout) -> Fixed:
-        if self.shard == "blocks":
-            return Fixed(Share(tuple(Piece(unit) for unit in self.units), dealt=True))
         if context.sizes is None:
             raise EngineError("shards of experts need a model with experts")
-        if self.cores > context.sizes.expert_width:
-            raise EngineError(f"{self.cores} cores cannot share {context.sizes.expert_width} columns of an expert")
-        widths = slices(context.sizes.expert_width, self.cores)
-        return Fixed(Share(tuple(Piece(unit, width) for unit, width in zip(self.units, widths, strict=True))))
+        hidden, inner = context.sizes.hidden, context.sizes.expert_width
+        if self.shard == "blocks":
+            whole = tuple(Piece(unit) for unit in self.units)
+            return Fixed(Share(whole, dealt=True, summed=Summed("reduce", hidden, "token")))
+        columns = hidden if self.shard == "hidden" else inner
+        if self.cores > columns:
+            raise EngineError(f"{self.cores} cores cannot share {columns} columns of an expert")
+        parts = list(zip(self.units, slices(columns, self.cores), strict=True))
+        if self.shard == "hidden":
+            pieces = tuple(Piece(unit, hidden=part) for unit, part in parts)
+            return Fixed(Share(pieces, summed=Summed("all_reduce", 2 * inner, "row")))
+        return Fixed(Share(tuple(Piece(unit, part) for unit, part in parts), summed=Summed("reduce", hidden, "row")))
 
 
 def slices(width: int, n: int) -> list[Width]:
-    """n slices of I columns, as even as can be, the larger ones first."""
+    """n slices of so many columns, as even as can be."""
     ends = [width * (i + 1) // n for i in range(n)]
     return [Width(first, end) for first, end in zip([0, *ends], ends, strict=False)]
 
