@@ -47,7 +47,7 @@ def random_experts() -> ExpertWeights:
 
     def matrix(rows: int, columns: int) -> Tensor:
         values: Tensor = torch.randn(rows, columns, generator=generator)
-        return values * columns**-0.5
+        return values.mul(columns**-0.5)
 
     every = (
         GatedWeights(matrix(WIDTH, HIDDEN), matrix(WIDTH, HIDDEN), matrix(HIDDEN, WIDTH)) for _ in range(PHI.n_experts)
@@ -162,8 +162,8 @@ def table(found: list[Measurement], where: str) -> str:
 
 REMARKS = """Four chunks of 256 tokens through one layer: 16 experts, top 2, skewed routing. The busiest expert has
 {imbalance:.2f} times the mean load; tiers drop {dropped:.1f} % of a chunk's pairs. Measured: a block of an eighth of
-Phi-3.5-MoE's size in each direction, fp32, one thread, operations one by one in torch. Modelled: Phi-3.5-MoE's block on the
-sheet `m2-ultra`. On this host every technique computes on the CPU: it shows how work shifts, not what an NPU gains.
+Phi-3.5-MoE's size in each direction, fp32, one thread, operations one by one in torch. Modelled: Phi-3.5-MoE's block on
+the sheet `m2-ultra`. On this host every technique computes on the CPU: it shows how work shifts, not what an NPU gains.
 
 {here}
 
