@@ -4,15 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from harness.schema import MODEL_PREFIX
 from results.units import signed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from results.rederivation import Rederived
+    from results.rederivation import Parts, Rederived
+    from results.runs import RunData
+    from results.trials import Trial
 
 MOST_TOLD = 40
 """Changes, and trials without traces, that a terminal gets."""
+
+
+def rederived_run(run: RunData) -> Rederived:
+    """Modelled devices at the prices that their sheets have now."""
+    from devices.base import DeviceError
+    from devices.models.operations import operations_of
+    from devices.models.repricing import repriced
+    from devices.models.sheet import load_sheet
+    from results.rederivation import rederived
+    from results.trace_files import TraceFileError
+
+    device_of = {cell.cell_id: cell.device for cell in run.cells}
+
+    def priced(trial: Trial, parts: Parts) -> tuple[Trial, Parts]:
+        device = device_of[trial.cell_id]
+        if not device.startswith(MODEL_PREFIX) or operations_of(parts) is None:
+            return trial, parts
+        try:
+            return repriced(trial, parts, load_sheet(device.removeprefix(MODEL_PREFIX)))
+        except DeviceError as error:
+            raise TraceFileError(f"its operations cannot be priced: {error}") from error
+
+    return rederived(run, priced)
 
 
 def print_rederived(found: Rederived, console: Console) -> None:

@@ -227,10 +227,9 @@ def _show_run(
     rederive: bool = False,
 ) -> None:
     """Writes the tables and the report of a stored run, prints the summary, says where everything is."""
-    from harness.rederive import as_record, print_rederived
+    from harness.rederive import as_record, print_rederived, rederived_run
     from harness.summary import print_summary
     from results.derived import Derived
-    from results.rederivation import rederived
     from results.report.csv import write_csv
     from results.report.html import write_html
     from results.report.standings import NoArmError, standings_table
@@ -239,7 +238,7 @@ def _show_run(
     try:
         with Store.view(directory) as store:
             run = store.data()
-            again = rederived(run) if rederive else None
+            again = rederived_run(run) if rederive else None
             derived = Derived(run if again is None else again.run, baseline)
             files = [*write_csv(derived.run, out, derived), out / "report.html"]
             write_html(derived.run, out / "report.html", derived)

@@ -6,24 +6,28 @@ A trial whose traces are lost keeps what was derived when it ran, and the digest
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from results.cells import trials_of, usable
 from results.cpu_time import foreign_share, with_cpu_joules
 from results.derivation import arithmetic_digest, energies_of, remarks_on
+from results.records import PowerTrace
 from results.runs import RunData
 from results.tables import tidy
 from results.trace_files import WINDOW, TraceFileError
 from results.trial_traces import NO_TRACES
 from results.trials import Trial
 
-SAME = 1e-12
+SAME = 1e-9
 """Relative difference below which a figure is the same: its sum was rounded in another order."""
+Parts = Mapping[str, Sequence[PowerTrace]]
+Again = Callable[[Trial, Parts], tuple[Trial, Parts]]
+"""What was computed and not read, computed again before joules are derived: a modelled trial at its sheet's prices."""
 
 
-DERIVED = ("energy", "idle", "foreign_cpu_share")
+DERIVED = ("energy", "idle", "foreign_cpu_share", "completions", "window_end_s")
 """Of a trial: what follows from its raw records."""
 
 
@@ -50,24 +54,31 @@ class Rederived(NamedTuple):
     """Trials whose traces are lost, and why."""
 
 
-def rederived(run: RunData) -> Rederived:
+def rederived(run: RunData, again: Again = lambda trial, parts: (trial, parts)) -> Rederived:
     """Everything that follows from raw records, anew. What is lost is noted in `run.lost_traces` too."""
+    by_id = {trial.trial_id: trial for trial in run.trials}
     label_of = {cell.cell_id: cell.label for cell in run.cells}
     trials: list[Trial] = []
-    kept: list[str] = []
+    kept: dict[str, str] = {}
     n_derived = n_changed = 0
     for trial in run.trials:
-        again, why_kept = _again(run, trial)
-        trials.append(again)
+        now, why_kept = _derived(run, trial, again)
+        trials.append(now)
         if why_kept is not None:
-            kept.append(f"{label_of[trial.cell_id]}, repeat {trial.repeat}: {why_kept}")
+            kept[trial.trial_id] = f"{label_of[trial.cell_id]}, repeat {trial.repeat}: {why_kept}"
             run.lost_traces[trial.trial_id] = why_kept
-        elif trial.energy or again.energy:
+        elif trial.energy or now.energy:
             n_derived += 1
-        n_changed += any(getattr(again, name) != getattr(trial, name) for name in DERIVED)
-    now = replace(run, trials=tuple(trials), load_traces=lambda i: with_cpu_joules(run.load_parts(i), WINDOW))
-    changes = tuple(_changes(run, now)) if n_changed else ()
-    return Rederived(now, changes, n_derived, n_changed, tuple(kept))
+        n_changed += not _are_same(now, trial)
+
+    def load_traces(trial_id: str) -> tuple[PowerTrace, ...]:
+        if trial_id in kept:
+            return run.load_traces(trial_id)
+        return with_cpu_joules(again(by_id[trial_id], run.load_parts(trial_id))[1], WINDOW)
+
+    new = replace(run, trials=tuple(trials), load_traces=load_traces)
+    changes = tuple(_changes(run, new)) if n_changed else ()
+    return Rederived(new, changes, n_derived, n_changed, tuple(kept.values()))
 
 
 def derivation_notes(run: RunData) -> list[str]:
@@ -82,14 +93,14 @@ def derivation_notes(run: RunData) -> list[str]:
     ]
 
 
-def _again(run: RunData, trial: Trial) -> tuple[Trial, str | None]:
+def _derived(run: RunData, trial: Trial, again: Again) -> tuple[Trial, str | None]:
     """(the trial, derived again where it can be; why it cannot, where it has joules)."""
     if trial.window_start_s is None or trial.window_end_s is None:
         return trial, None
     try:
-        parts = run.load_parts(trial.trial_id)
-        window = (trial.window_start_s, trial.window_end_s)
-        found = energies_of(trial.completions, parts, window) if parts.get(WINDOW) else None
+        new, parts = again(trial, run.load_parts(trial.trial_id))
+        window = (trial.window_start_s, new.window_end_s or trial.window_end_s)
+        found = energies_of(new.completions, parts, window) if parts.get(WINDOW) else None
     except TraceFileError as error:
         return trial, str(error)
     share = foreign_share(trial.cpu_before, trial.cpu_after)
@@ -99,7 +110,26 @@ def _again(run: RunData, trial: Trial) -> tuple[Trial, str | None]:
     remarks = remarks_on(trial.energy)
     notes = (*(note for note in trial.notes if note not in remarks), *remarks_on(found.readings))
     changed = {"energy": found.readings, "idle": found.idle, "derived_by": arithmetic_digest(), "notes": notes}
-    return trial.model_copy(update=changed | shared), None
+    return new.model_copy(update=changed | shared), None
+
+
+def _are_same(trial: Trial, other: Trial) -> bool:
+    for name in DERIVED:
+        one, two = getattr(trial, name), getattr(other, name)
+        if one != two and not _is_close(trial.model_dump(include={name}), other.model_dump(include={name})):
+            return False
+    return True
+
+
+def _is_close(one: Any, two: Any) -> bool:
+    """The same words, and numbers that differ by rounding only."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(_is_close(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
+        return len(one) == len(two) and all(map(_is_close, one, two))
+    if isinstance(one, float) and isinstance(two, float):
+        return math.isclose(one, two, rel_tol=SAME)
+    return bool(one == two)
 
 
 def _changes(stored: RunData, now: RunData) -> Iterator[Change]:

@@ -174,7 +174,9 @@ def _described_trace(
     described: dict[str, Any], times_s: NDArray[np.float64], values: NDArray[np.float64]
 ) -> PowerTrace:
     fields: dict[str, Any] = {
-        k: printable(v) if isinstance(v, str) else v for k, v in described.items() if k not in ("part", "gaps_s")
+        k: printable(v) if isinstance(v, str) and k != "basis" else v  # nobody reads a basis but who parses it
+        for k, v in described.items()
+        if k not in ("part", "gaps_s")
     }
     gaps_s = tuple((start_s, end_s) for start_s, end_s in described["gaps_s"])
     return PowerTrace(times_s=times_s, values=values, gaps_s=gaps_s, **fields)

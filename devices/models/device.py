@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from devices.base import Channel, DeviceError, Meter
+from devices.models.operations import operations_trace
 from devices.models.sheet import COMM, Sheet, load_sheet
 from devices.models.sheet import available_sheets as available_sheets
 from devices.models.timeline import Timeline
@@ -25,13 +26,15 @@ class TimelineMeter:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._start_s: float | None = None
+        self._first = 0
+        self._raw: Sequence[PowerTrace] = ()
         self.channels = tuple(_channel(timeline.sheet, component) for component in timeline.sheet.components)
 
     def open(self) -> None:
         """The timeline is in this process: there is nothing to acquire."""
 
     def start(self) -> None:
-        self._start_s = self._timeline.now_s()
+        self._start_s, self._first = self._timeline.now_s(), self._timeline.n_run
 
     def mark(self) -> None:
         """Every phase edge is an operation boundary, which has its reading already."""
@@ -40,10 +43,15 @@ class TimelineMeter:
         if self._start_s is None:
             raise DeviceError("meter timeline: stop without start; call start at the window's beginning")
         start_s, self._start_s = self._start_s, None
+        self._raw = operations_trace(self.name, *self._timeline.operations(self._first))
         return tuple(
             self._trace(channel, component, start_s)
             for channel, component in zip(self.channels, self._timeline.sheet.components, strict=True)
         )
+
+    def raw_traces(self) -> Sequence[PowerTrace]:
+        """The operations of the last window, which another sheet may price; empty where none ran."""
+        return self._raw
 
     def close(self) -> None:
         """Nothing was acquired."""

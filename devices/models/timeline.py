@@ -6,6 +6,7 @@ Operations run one after the other: CPU and NPU never overlap, as in the design 
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -94,7 +95,11 @@ class Timeline:
         self.sheet = sheet
         self._times_s: list[float] = [0.0]
         self._energy_j: dict[str, list[float]] = {component: [0.0] for component in sheet.components}
-        self._seconds_by_operation: dict[tuple[str, Unit], float] = defaultdict(float)
+        self._places: dict[Operation, int] = {}
+        """Of each distinct operation in `_priced`: a model asks for few of them, many times."""
+        self._priced: list[tuple[float, dict[str, float]]] = []
+        self._ran, self._starts_s = array("i"), array("d")
+        """Which operations ran, and when each began."""
 
     def now_s(self) -> float:
         return self._times_s[-1]
@@ -108,13 +113,34 @@ class Timeline:
     def run(self, operations: Iterable[Operation]) -> None:
         """Advances over `operations` in order. Raises `DeviceError` on one that the sheet cannot price."""
         for operation in operations:
-            seconds = operation_seconds(self.sheet, operation)
-            self._advance(self.now_s() + seconds, operation_joules(self.sheet, operation, seconds))
-            self._seconds_by_operation[operation.name, operation.unit] += seconds
+            place = self._places.get(operation)
+            if place is None:
+                seconds = operation_seconds(self.sheet, operation)
+                self._priced.append((seconds, operation_joules(self.sheet, operation, seconds)))
+                place = self._places[operation] = len(self._places)
+            seconds, joules = self._priced[place]
+            self._ran.append(place)
+            self._starts_s.append(self.now_s())
+            self._advance(self.now_s() + seconds, joules)
 
     def seconds_by_operation(self) -> Mapping[tuple[str, Unit], float]:
         """Seconds since the start by (operation, unit), in the form of Table 4."""
-        return dict(self._seconds_by_operation)
+        found: dict[tuple[str, Unit], float] = defaultdict(float)
+        n_run = np.bincount(np.asarray(self._ran), minlength=len(self._places))
+        for (operation, place), (seconds, _) in zip(self._places.items(), self._priced, strict=True):
+            found[operation.name, operation.unit] += int(n_run[place]) * seconds
+        return dict(found)
+
+    @property
+    def n_run(self) -> int:
+        """Operations since the start."""
+        return len(self._ran)
+
+    def operations(self, first: int) -> tuple[NDArray[np.float64], NDArray[np.int32], list[Operation]]:
+        """From the operation of that number on: when each began, and its place in the list of those that differ."""
+        distinct = list(self._places)
+        used, places = np.unique(np.asarray(self._ran[first:], dtype=np.int32), return_inverse=True)
+        return np.asarray(self._starts_s[first:]), places.astype(np.int32), [distinct[i] for i in used]
 
     def energy_j(self, component: str) -> float:
         """Joules of one of the sheet's components since the start."""

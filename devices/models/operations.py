@@ -1,0 +1,70 @@
+"""The operations of a window as a raw trace: when each began, and which of the distinct ones, listed beside, it was.
+
+Two columns and a short list, where every operation in words would take ten times the room.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from devices.models.timeline import Operation
+from results.records import PowerTrace
+from results.trace_files import WINDOW, TraceFileError, raw_part
+
+OPERATIONS: Final = "operations"
+_DISTINCT = TypeAdapter(list[Operation])
+
+
+class Ran(NamedTuple):
+    """Operation i was `distinct[places[i]]`, and began at `starts_s[i]`."""
+
+    starts_s: NDArray[np.float64]
+    places: NDArray[np.int64]
+    distinct: Sequence[Operation]
+
+
+def operations_trace(
+    meter: str, starts_s: NDArray[np.float64], places: NDArray[np.int32], distinct: Sequence[Operation]
+) -> tuple[PowerTrace, ...]:
+    """Of kind `raw`; empty where nothing ran."""
+    if not distinct:
+        return ()
+    basis = json.dumps([asdict(operation) for operation in distinct])
+    values = places.astype(np.float64)
+    return (PowerTrace(meter, OPERATIONS, "raw", "modelled", starts_s, values, sample_interval_s=0.0, basis=basis),)
+
+
+def operations_of(parts: Mapping[str, Sequence[PowerTrace]]) -> Ran | None:
+    """What ran in a trial's window; None where that was not kept. Raises `TraceFileError`."""
+    kept = [trace for trace in parts.get(raw_part(WINDOW), ()) if trace.component == OPERATIONS]
+    if not kept:
+        return None
+    try:
+        distinct = _DISTINCT.validate_json(kept[0].basis or "")
+    except ValidationError as error:
+        raise TraceFileError(f"the list of operations cannot be read ({error})") from error
+    places = kept[0].values.astype(np.int64)
+    if np.any((places < 0) | (places >= len(distinct))):
+        raise TraceFileError(f"an operation is none of the {len(distinct)} that are listed")
+    return Ran(kept[0].times_s, places, distinct)
+
+
+def seconds_by_operation(ran: Ran, end_s: float) -> dict[tuple[str, str], float]:
+    """Seconds by (operation, unit), in the form of Table 4 of 000-npumoe; end_s: of the window.
+
+    Of operations that follow each other without waiting.
+    """
+    lasting_s = np.diff(np.append(ran.starts_s, end_s))
+    of_each = np.bincount(ran.places, weights=lasting_s, minlength=len(ran.distinct))
+    found: dict[tuple[str, str], float] = {}
+    for operation, seconds in zip(ran.distinct, of_each.tolist(), strict=True):
+        key = operation.name, operation.unit
+        found[key] = found.get(key, 0.0) + seconds
+    return found

@@ -1,0 +1,157 @@
+"""Operations of a modelled window are kept raw: another sheet prices them without a new run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.base import DeviceError
+from devices.models.device import ModelDevice
+from devices.models.operations import OPERATIONS, operations_of, operations_trace, seconds_by_operation
+from devices.models.repricing import ARRIVE, Parts, repriced
+from devices.models.sheet import Sheet, parse_sheet
+from devices.models.timeline import Operation
+from results.derivation import energies_of
+from results.records import Completion
+from results.store import Store
+from results.trace_files import TraceFileError, read_parts, write_traces
+from results.trials import Trial
+from tests.command import joulebench
+from tests.conftest import FinishedRun
+from tests.run_builders import ENVIRONMENT, completion, trial
+from tests.toy_sheet import TOY_TOML, figure, toy_sheet
+
+CPU_WORK = Operation("expert FFN", "cpu", "expert_ffn", flops=1000)  # 2 s: 16 J on cpu, 2 J on comm
+NPU_WORK = Operation("expert FFN", "npu", "expert_ffn", flops=1000, weight_bytes=200)  # 0.8 s: 1.4 J, 0.8 J
+NORM = Operation("norm", "cpu", "norm", moved_bytes=100)  # 0.1 s
+OTHER = parse_sheet(
+    f"idle_w = {figure(3.0)}"
+    + TOY_TOML.replace(figure(8.0), figure(16.0)).replace(
+        f"expert_ffn = {{ s_per_flop = {figure(2e-3)}", f"expert_ffn = {{ s_per_flop = {figure(4e-3)}"
+    ),
+    "toy",
+)
+"""Twice the watts of the CPU, half its speed at experts, and idle watts: its 1000 FLOP take 4 s, 64 J and 4 J."""
+
+
+class Modelled(NamedTuple):
+    trial: Trial
+    parts: Parts
+
+
+def run_on(sheet: Sheet, steps: Sequence[Sequence[Operation]], idle_s: float = 0.0) -> Modelled:
+    """A request whose prompt is the first step, and whose tokens are the ends of all; idle time before it."""
+    device = ModelDevice(sheet, lambda: ENVIRONMENT)
+    (meter,) = device.meters
+    clock = device.timeline
+    clock.run([CPU_WORK])
+    meter.start()
+    clock.sleep_until_s(clock.now_s() + idle_s)
+    parts: dict[str, Sequence] = {"idle before": meter.stop()} if idle_s else {}
+    meter.start()
+    start_s, ends_s = clock.now_s(), []
+    for step in steps:
+        clock.run(step)
+        ends_s.append(clock.now_s())
+    parts |= {"window": meter.stop(), "window, raw": meter.raw_traces()}
+    done = completion("s", start_s, token_times_s=ends_s)
+    found = energies_of([done], parts, (start_s, clock.now_s()))
+    one = trial(completions=[done], energy=found.readings, idle=found.idle, time_method="modelled")
+    return Modelled(one, parts)
+
+
+def stamps_s(one: Trial) -> list[float]:
+    """Since the window's start, which lies elsewhere on another timeline."""
+    (done,) = one.completions
+    all_s = [done.start_s, done.prefill_end_s, *done.token_times_s, done.end_s, one.window_end_s or 0.0]
+    return [at_s - (one.window_start_s or 0.0) for at_s in all_s]
+
+
+def joules(found: Modelled) -> dict[tuple[str, str], float | None]:
+    one = found.trial
+    assert one.window_start_s is not None
+    assert one.window_end_s is not None
+    readings = energies_of(one.completions, found.parts, (one.window_start_s, one.window_end_s)).readings
+    return {(r.phase, r.component): r.energy_j for r in readings}
+
+
+def test_operations_at_another_sheets_prices_take_its_time_and_joules() -> None:
+    made = run_on(toy_sheet(), [[CPU_WORK, NPU_WORK], [NORM, CPU_WORK]])
+    assert stamps_s(made.trial)[1:] == pytest.approx([2.8, 2.8, 4.9, 4.9, 4.9])
+    now = Modelled(*repriced(made.trial, made.parts, OTHER))
+    assert stamps_s(now.trial)[1:] == pytest.approx([4.8, 4.8, 8.9, 8.9, 8.9])
+    assert joules(now)["prefill", "total"] == pytest.approx(64 + 4 + 1.4 + 0.8)
+    assert joules(now)["all", "cpu"] == pytest.approx(64 + 1.6 + 64)
+    assert joules(now)["all", "comm"] == pytest.approx(8.9)
+
+
+@given(st.lists(st.lists(st.sampled_from((CPU_WORK, NPU_WORK, NORM)), min_size=1, max_size=4), min_size=2, max_size=5))
+def test_repriced_is_what_a_run_on_the_other_sheet_says(steps: list[list[Operation]]) -> None:
+    made, wanted = (run_on(sheet, steps, idle_s=5.0) for sheet in (toy_sheet(), OTHER))
+    now = Modelled(*repriced(made.trial, made.parts, OTHER))
+    assert stamps_s(now.trial) == pytest.approx(stamps_s(wanted.trial), rel=1e-12)
+    assert joules(now) == pytest.approx(joules(wanted), rel=1e-9)
+    again = Modelled(*repriced(made.trial, made.parts, toy_sheet()))
+    assert again.trial == made.trial, "at the same prices nothing moves"
+    idle_w = np.diff(now.parts["idle before"][0].values[[0, -1]]) / 5.0
+    assert idle_w == pytest.approx([3.0])
+
+
+def test_the_time_of_each_operation_follows_from_what_is_kept(tmp_path: Path) -> None:
+    """Two on each unit and a norm, after a trip through a file."""
+    made = run_on(toy_sheet(), [[CPU_WORK, NPU_WORK], [NORM, CPU_WORK, NPU_WORK]])
+    write_traces(tmp_path / "t.parquet", made.parts)
+    ran = operations_of(read_parts(tmp_path / "t.parquet"))
+    assert ran is not None
+    assert [ran.distinct[place] for place in ran.places] == [CPU_WORK, NPU_WORK, NORM, CPU_WORK, NPU_WORK]
+    found = seconds_by_operation(ran, made.trial.window_end_s or 0.0)
+    assert found == pytest.approx({("expert FFN", "cpu"): 4.0, ("expert FFN", "npu"): 1.6, ("norm", "cpu"): 0.1})
+
+
+def test_what_cannot_be_priced_again_is_refused() -> None:
+    made = run_on(toy_sheet(), [[CPU_WORK], [NPU_WORK]])
+    only_cpu = toy_sheet().model_copy(update={"units": {"cpu": toy_sheet().units["cpu"]}})
+    with pytest.raises(DeviceError, match="has no unit 'npu'"):
+        repriced(made.trial, made.parts, only_cpu)
+    (done,) = made.trial.completions
+    arrived = made.trial.model_copy(update={"completions": (Completion(**vars(done) | {"arrival_s": 0.0}),)})
+    with pytest.raises(TraceFileError, match=ARRIVE):
+        repriced(arrived, made.parts, OTHER)
+    (kept,) = made.parts["window, raw"]
+    for damaged, why in ((replace(kept, basis="[{}]"), "cannot be read"), (replace(kept, basis="[]"), "none of the 0")):
+        with pytest.raises(TraceFileError, match=why):
+            repriced(made.trial, {**made.parts, "window, raw": [damaged]}, OTHER)
+
+
+def test_a_window_without_operations_keeps_none_and_stays_as_it_was() -> None:
+    assert operations_trace("timeline", np.array([]), np.array([], dtype=np.int32), []) == ()
+    made = run_on(toy_sheet(), [[CPU_WORK], [NPU_WORK]])
+    older = {"window": made.parts["window"]}
+    assert repriced(made.trial, older, OTHER) == (made.trial, older)
+
+
+def test_a_run_keeps_the_operations_of_its_modelled_trials_and_derives_the_same_from_them(
+    finished_run: FinishedRun, tmp_path: Path
+) -> None:
+    with Store.view(finished_run.directory) as store:
+        data = store.data()
+        modelled = [t for t in data.trials if t.time_method == "modelled"]
+        assert modelled
+        for one in modelled:
+            ran = operations_of(data.load_parts(one.trial_id))
+            assert ran is not None
+            assert {"attention", "expert FFN", "LM head"} <= {operation.name for operation in ran.distinct}
+            assert len(ran.distinct) < len(ran.places) / 2
+            lasted_s = (one.window_end_s or 0.0) - (one.window_start_s or 0.0)
+            assert sum(seconds_by_operation(ran, one.window_end_s or 0.0).values()) == pytest.approx(lasted_s)
+            assert OPERATIONS not in {t.component for t in data.load_traces(one.trial_id)}
+    done = joulebench("report", str(finished_run.directory), "--rederive", "--out", str(tmp_path))
+    assert done.code == 0, done.stderr
+    assert f"{len(data.trials)} trials derived again from their raw records: nothing changed" in done.stdout
