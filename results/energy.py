@@ -216,12 +216,15 @@ def _believed_part(rest: Resting, part: _Part, total_j: float, intervals: Sequen
 
 
 def _rested(rest: Resting, intervals: Sequence[Interval]) -> _Part:
-    """The part as if it was off where it showed nothing; what it may have used then is its highest power."""
+    """The part as if it was off where it showed nothing; what it may have used then is its highest power.
+
+    One that sticks at a value above is not off: it may be off by as much as its other readings differ from that.
+    """
     trace = rest.trace
     part = _integrate(rest._replace(trace=replace(trace, can_rest=True)), intervals)
-    if trace.kind == "counter":
-        return part
     is_zero = shows_nothing(trace)
+    if trace.kind == "counter" or not is_zero.any():
+        return part
     edges = np.flatnonzero(np.diff(np.concatenate([[0], is_zero.astype(np.int8), [0]])))
     last = len(trace.times_s) - 1
     off_s = np.asarray([(trace.times_s[max(i - 1, 0)], trace.times_s[min(j, last)]) for i, j in edges.reshape(-1, 2)])
@@ -230,7 +233,10 @@ def _rested(rest: Resting, intervals: Sequence[Interval]) -> _Part:
     hidden_j = float(trace.values.max()) * inside_s
     what = f"{trace.meter} {trace.component}: it showed {lowest_w(trace)} for {format_duration(inside_s)}"
     sigma_j = hidden_j / math.sqrt(3)
-    stood = Stood(f"{what}; 0 J are taken for it", what, 0.0, 0.0, 0.0, sigma_j, hidden_j)
+    remark = f"{what}; 0 J are taken for it"
+    if part.stood is not None:
+        remark, hidden_j = f"{remark}; {part.stood.remark}", hidden_j + part.stood.hidden_j
+    stood = Stood(remark, what, 0.0, 0.0, 0.0, sigma_j, hidden_j)
     return part._replace(variance_j2=part.variance_j2 + sigma_j**2, stood=stood)
 
 

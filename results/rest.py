@@ -52,7 +52,7 @@ class Stood(NamedTuple):
     rest_sigma_j: float
     """Of those that are taken for rest."""
     hidden_j: float
-    """At most, over all."""
+    """At most, over all: or shown too much, where a reading was stuck."""
 
 
 def moving_parts(traces: Sequence[PowerTrace], meter: str) -> tuple[list[PowerTrace], list[str]]:
@@ -207,6 +207,6 @@ def stood_still(trace: PowerTrace, curve: Cumulative, edges: Array, n_alike: int
         sum(share * lasts_s for share, lasts_s in around if lasts_s > unseen_s) / window_s,
         math.sqrt(around_j2),
         math.sqrt(n_alike * rest_j2),
-        sum(share * (stand.high_j - stand.shown_j) for stand, share in inside),
+        sum(share * max(stand.high_j - stand.shown_j, stand.shown_j - stand.low_j) for stand, share in inside),
     )
     return around_j2 + rest_j2 + beside_j2, stood
