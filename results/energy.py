@@ -35,7 +35,18 @@ from results.cumulative import (
 from results.jumps import LoneStep, lone_steps
 from results.liveness import Beside, at_rest, shows_nothing
 from results.records import EnergyReading, IdleBaseline, Method, Phase, PowerTrace
-from results.rest import Resting, Stood, beside_of, is_known, lowest_w, moving_of, resting, showing, stood_still
+from results.rest import (
+    POWER_BESIDE,
+    Resting,
+    Stood,
+    beside_of,
+    is_known,
+    lowest_w,
+    moving_of,
+    resting,
+    showing,
+    stood_still,
+)
 from results.uncertainty import counter_variance_j2, power_variance_j2
 from results.units import format_duration
 
@@ -111,34 +122,43 @@ def energy_between(
         return unknown.model_copy(
             update={"gauge_units": total.energy_j, "gauge_units_uncertainty": uncertainty, "reason": NO_JOULES}
         )
-    net_j, net_uncertainty_j = _net(total, duration_s, idle)
-    return unknown.model_copy(
-        update={
-            "energy_j": total.energy_j,
-            "uncertainty_j": uncertainty,
-            "net_energy_j": net_j,
-            "net_uncertainty_j": net_uncertainty_j,
-            "reason": idle.reason if idle is not None and net_j is None else None,
-            "remark": remark,
-        }
-    )
+    amounts: dict[str, object] = {"energy_j": total.energy_j, "uncertainty_j": uncertainty, "remark": remark}
+    if idle is not None:
+        try:
+            net_j, net_uncertainty_j = _net(total, duration_s, idle)
+            _check_same_parts(idle, chosen, moving)
+            remark = "; ".join(x for x in (remark, idle.remark) if x) or None
+            amounts |= {"net_energy_j": net_j, "net_uncertainty_j": net_uncertainty_j, "remark": remark}
+        except UnresolvedError as reason:
+            amounts["reason"] = str(reason)
+    return unknown.model_copy(update=amounts)
 
 
 def idle_baseline(
     meter: str, before: Sequence[PowerTrace], after: Sequence[PowerTrace], component: str = "total"
 ) -> IdleBaseline:
-    """Idle power from the whole of the traces taken before and after a window (either may be empty).
+    """Idle power from the whole of the traces taken before and after a window.
 
-    Its uncertainty leaves out the meter's gain error, which the window has as well: `_net` counts it once.
+    One side alone is no baseline: nothing says how far the idle power drifted. A part that stands still on one side and
+    lives on the other has stopped, unless it may rest. The uncertainty leaves out the meter's gain error, which the
+    window has as well: `_net` counts it once.
     """
+    sides = [
+        [replace(t, relative_accuracy=0.0) for t in traces if t.meter == meter and len(t.times_s) >= 2]
+        for traces in (before, after)
+    ]
+    lived = {t.component for own in sides for t in own if not at_rest(t)}
+    sides = [[replace(t, has_lived=t.has_lived or t.component in lived) for t in own] for own in sides]
+    added = {t.component for t in (*before, *after) if t.meter == meter and t.additive}
     watts: list[float | None] = []
     uncertainties: list[float] = []
     reasons: list[str] = []
-    for when, traces in (("before", before), ("after", after)):
-        own = [replace(t, relative_accuracy=0.0) for t in traces if t.meter == meter and len(t.times_s) >= 2]
-        if not own:
+    remarks: list[str] = []
+    for when, own in zip(("before", "after"), sides, strict=True):
+        lacking = sorted(added - {t.component for t in own}) if component == "total" else []
+        if not own or lacking:
             watts.append(None)
-            reasons.append(f"no idle trace {when} the window")
+            reasons.append(f"no idle trace {when} the window{f' of {lacking[0]}' if own else ''}")
             continue
         whole = (max(float(t.times_s[0]) for t in own), min(float(t.times_s[-1]) for t in own))
         reading = energy_between(own, [whole], "all", meter, component)
@@ -147,14 +167,17 @@ def idle_baseline(
             reasons.append(f"idle {when} the window: {reading.reason}")
         elif reading.uncertainty_j is not None:
             uncertainties.append(reading.uncertainty_j / reading.duration_s)
-    known = any(w is not None for w in watts)
+        if reading.remark is not None:
+            remarks.append(f"idle {when} the window: {reading.remark}")
     return IdleBaseline(
         meter=meter,
         component=component,
         before_w=watts[0],
         after_w=watts[1],
         uncertainty_w=math.sqrt(sum(u * u for u in uncertainties)) / len(uncertainties) if uncertainties else None,
-        reason=None if known else "; ".join(reasons),
+        parts=tuple(sorted(added & lived)) if component == "total" else None,
+        reason="; ".join(reasons) or None,
+        remark="; ".join(remarks) or None,
     )
 
 
@@ -176,18 +199,29 @@ def power_curve(trace: PowerTrace) -> tuple[Array, Array]:
     return times_s[1:], np.diff(energy_j) / np.diff(times_s)
 
 
-def _net(total: _Part, duration_s: float, idle: IdleBaseline | None) -> tuple[float | None, float | None]:
-    """E_net = E - P_idle t, and its uncertainty.
+def _check_same_parts(idle: IdleBaseline, chosen: Sequence[PowerTrace], moving: Sequence[PowerTrace]) -> None:
+    """Raises UnresolvedError where a part that cannot rest lives in the window alone, or in the idle time alone."""
+    if idle.parts is None:
+        return
+    live = {t.component.removesuffix(POWER_BESIDE) for t in moving}
+    for part in (t.component for t in chosen if not t.can_rest):
+        if (part in live) != (part in idle.parts):
+            where = "in the window, and not in the idle time around it" if part in live else "in the idle time alone"
+            raise UnresolvedError(f"no net energy: {idle.meter} {part} moves {where}; it has stopped, or was missing")
+
+
+def _net(total: _Part, duration_s: float, idle: IdleBaseline) -> tuple[float, float]:
+    """E_net = E - P_idle t, and its uncertainty. Raises UnresolvedError without idle power on both sides.
 
     The idle power's own uncertainty and its drift (uniform between before and after) join; the gain error is common to
     both terms and scales their difference.
     """
-    if idle is None or idle.power_w is None:
-        return None, None
+    if idle.power_w is None or idle.drift_w is None:
+        raise UnresolvedError(idle.reason or "idle power is not known on both sides of the window")
     net_j = total.energy_j - idle.power_w * duration_s
     terms = [
         (idle.uncertainty_w or 0.0) * duration_s,
-        (idle.drift_w or 0.0) * duration_s / math.sqrt(12),
+        idle.drift_w * duration_s / math.sqrt(12),
         total.gain_j * net_j / total.energy_j if total.energy_j else 0.0,
     ]
     return net_j, math.sqrt(total.variance_j2 + math.fsum(t * t for t in terms))

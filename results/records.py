@@ -318,12 +318,17 @@ class IdleBaseline(Record):
     after_w: float | None = None
     uncertainty_w: float | None = None
     """Without the meter's gain error, which the window shares."""
+    parts: tuple[str, ...] | None = None
+    """Of a total: those that lived in it; the others count as 0 J. None where it is not known."""
     reason: str | None = None
+    """Why a side is None."""
+    remark: str | None = None
+    """What stands behind the watts besides readings: a stretch that was filled in, a part that was at rest."""
 
     @property
     def power_w(self) -> float | None:
-        seen = [w for w in (self.before_w, self.after_w) if w is not None]
-        return sum(seen) / len(seen) if seen else None
+        """None with one side alone: nothing says how far the idle power drifted."""
+        return None if self.before_w is None or self.after_w is None else (self.before_w + self.after_w) / 2
 
     @property
     def drift_w(self) -> float | None:

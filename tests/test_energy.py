@@ -350,13 +350,69 @@ def test_missing_idle_leaves_net_energy_unknown_with_its_reason() -> None:
     assert reading.reason == "no idle trace before the window; no idle trace after the window"
 
 
-def test_one_idle_side_is_enough_and_an_unresolved_one_is_none() -> None:
-    idle = idle_baseline("m", [flat(4.0, 0, 1)], [flat(9.0, 20, 20.05)])
-    assert idle.power_w == pytest.approx(4.0)
-    assert (idle.after_w, idle.drift_w) == (None, None)
-    nothing = idle_baseline("m", [flat(9.0, 20, 20.05)], [])
-    assert nothing.reason is not None
-    assert "idle before the window: m c: unresolved" in nothing.reason
+def test_one_idle_side_alone_gives_no_net_energy_and_says_what_became_of_the_other() -> None:
+    # The idle power may have drifted by any amount to the other side: 5 W of 4 W here.
+    for other, why in (
+        ([], "no idle trace after the window"),
+        ([flat(9.0, 20, 20.05)], "idle after the window: m c: unresolved"),
+        ([trace("counter", np.arange(0, 1, 0.01), np.full(100, 7.0), 0.01)], "idle after the window: m c: its counter"),
+    ):
+        idle = idle_baseline("m", [flat(4.0, 0, 1)], other)
+        assert (idle.before_w, idle.after_w, idle.power_w, idle.drift_w) == (pytest.approx(4.0), None, None, None)
+        reading = energy(flat(30.0, 5, 15), (6.0, 14.0), idle=idle)
+        assert reading.energy_j == pytest.approx(240.0)
+        assert (reading.net_energy_j, reading.net_uncertainty_j) == (None, None)
+        assert why in str(reading.reason)
+
+
+def counted(watts: float, component: str, start_s: float, end_s: float, **fields: Any) -> PowerTrace:
+    times_s = np.arange(start_s, end_s + 1e-9, 0.01)
+    return trace("counter", times_s, 5.0 + watts * (times_s - start_s), 0.01, component=component, **fields)
+
+
+@pytest.mark.parametrize("dead_w", [(0.0, 0.0), (0.0, 50.0), (50.0, 0.0)])
+def test_a_part_that_stands_still_in_an_idle_time_and_lives_in_the_window_leaves_no_net_energy(
+    dead_w: tuple[float, float],
+) -> None:
+    # 50 W each, all the time: the true net energy is 0 J, and that of the part that stands still would be added.
+    idle = idle_baseline(
+        "m",
+        [counted(50.0, "a", 0, 2), counted(dead_w[0], "b", 0, 2)],
+        [counted(50.0, "a", 20, 22), counted(dead_w[1], "b", 20, 22)],
+    )
+    reading = energy([counted(50.0, "a", 5, 15), counted(50.0, "b", 5, 15)], (5.0, 15.0), idle=idle)
+    assert reading.energy_j == pytest.approx(1000.0)
+    assert reading.net_energy_j is None
+    assert "m b" in str(reading.reason)
+    assert "has stopped" in str(reading.reason)
+
+
+def test_a_part_that_counts_in_the_idle_times_alone_leaves_no_net_energy() -> None:
+    both = [counted(50.0, "a", 0, 2), counted(50.0, "b", 0, 2)]
+    reading = energy(
+        [counted(50.0, "a", 5, 15), counted(0.0, "b", 5, 15)], (5.0, 15.0), idle=idle_baseline("m", both, both)
+    )
+    assert reading.net_energy_j is None
+    assert "m b moves in the idle time alone" in str(reading.reason)
+
+
+def test_a_part_without_readings_in_one_idle_time_leaves_no_net_energy() -> None:
+    one = trace("counter", [0.0], [5.0], 0.01, component="b")
+    for lacking in ([counted(50.0, "a", 0, 2)], [counted(50.0, "a", 0, 2), one]):
+        idle = idle_baseline("m", lacking, [counted(50.0, "a", 20, 22), counted(50.0, "b", 20, 22)])
+        reading = energy([counted(50.0, "a", 5, 15), counted(50.0, "b", 5, 15)], (5.0, 15.0), idle=idle)
+        assert (reading.net_energy_j, reading.reason) == (None, "no idle trace before the window of b")
+
+
+def test_a_part_that_may_be_off_while_idle_counts_as_0_j_there_and_the_net_energy_says_so() -> None:
+    # A GPU that wakes for the window: 50 W of a are idle, 100 W for 10 s are not.
+    own = {"can_rest": True}
+    off = [counted(50.0, "a", 0, 2), counted(0.0, "gpu", 0, 2, **own)]
+    reading = energy(
+        [counted(50.0, "a", 5, 15), counted(100.0, "gpu", 5, 15, **own)], (5.0, 15.0), idle=idle_baseline("m", off, off)
+    )
+    assert (reading.net_energy_j, reading.reason) == (pytest.approx(1000.0), None)
+    assert str(reading.remark).count("the window: gpu counts as 0 J") == 2
 
 
 def test_window_without_idle_asked_for_has_no_net() -> None:

@@ -59,9 +59,10 @@ def changed_row(folder: Path, trial_id: str, change: dict[str, Any]) -> None:
 
 
 def test_joules_that_other_code_derived_come_out_anew(tmp_path: Path) -> None:
-    """Stored: 4 s at 3 W. The readings say 5 W, and 2 W before the window."""
+    """Stored: 4 s at 3 W. The readings say 5 W, and 2 W before and after the window."""
     one = measured("c1", 0, watts=3.0, derived_by=OLD)
-    folder = stored_run(tmp_path / "run", (one, {"window": [counter(5.0)], "idle before": [counter(2.0, end_s=1.0)]}))
+    idle = [counter(2.0, end_s=1.0)]
+    folder = stored_run(tmp_path / "run", (one, {"window": [counter(5.0)], "idle before": idle, "idle after": idle}))
     with Store.view(folder) as store:
         found = rederived(store.data())
     changes = {change.metric: change for change in found.changes}
