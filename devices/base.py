@@ -116,7 +116,7 @@ class Channel:
 
 
 class Meter(Protocol):
-    """An instrument. Collection only: joules are derived in `results.energy`.
+    """An instrument. Collection only: joules are derived in `results.derivation`.
 
     Life: `open` (raises `MeterUnavailableError`), then any number of `start` ... `stop`, then `close`.
     """

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from results.database import transaction
+from results.derivation import arithmetic_digest
 from results.derived import Derived
 from results.records import Completion, EnergyReading, EngineCounters, Score
 from results.report.csv import write_csv
@@ -105,6 +106,7 @@ def _trial(rng: np.random.Generator, cell_id: str, number: int) -> Trial:
             )
             for phase in ("prefill", "decode", "all")
         ),
+        derived_by=arithmetic_digest(),
         counters=EngineCounters(routed_pairs=1000, computed_rows=1200, padded_rows=200),
         scores=(
             *(Score(metric="acc", value=v, sample_id=c.sample_id) for v, c in zip(right, completions, strict=True)),
