@@ -23,8 +23,8 @@ from results.records import PHASES, Completion, EnergyReading, IdleBaseline, Pha
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 
 ARITHMETIC: Final = (
-    "cpu_time", "cumulative", "derivation", "energy", "intervals", "jumps", "liveness", "peak_power", "regular",
-    "renewal", "rest", "uncertainty",
+    "cpu_time", "cumulative", "derivation", "energy", "intervals", "jumps", "liveness", "living", "peak_power",
+    "regular", "renewal", "rest", "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
 DIGITS: Final = 16

@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from results.living import Living
 from results.records import PowerTrace
 from results.renewal import MANY_TIMES, STAMP_S, Renewal, longest_shown_s
 
@@ -32,8 +33,6 @@ CAUGHT_UP = 0.8
 """Of the highest power around it: a step that holds at least so much of it brings what was late."""
 MORE_THAN_LATE = 1.25
 """Of the lower power around it: a step that holds more may be of what flowed since it resumed, and the rest is lost."""
-LATE_RENEWALS = 2
-"""Over so many renewals behind a stand it may catch up."""
 NEAR_UPDATES = 5
 """Over so many updates a counter's power is taken before and after a stand, or for as long as it lasted."""
 STUCK_UPDATES = 12
@@ -147,20 +146,25 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
     if trace.method == "modelled" or len(begins) < 2 or not is_still.any():
         return Judged(shown_j, ())
     least_s = NEAR_UPDATES * max(renewal.period_s, trace.sample_interval_s)
-    values, stands = shown_j.copy(), []
+    living = Living(t[begins], shown_j[begins], is_still[:-1])
+    peak_w = living.peak_w(least_s)
+    filled_j, stands = np.zeros(len(t)), []
     for k in np.flatnonzero(is_still).tolist():
         goes_on = k + 1 < len(begins)
         end = int(begins[k + 1]) if goes_on else len(t) - 1
         stretch_s = float(t[begins[k]]), float(t[end])
         step_j = float(shown_j[end] - shown_j[begins[k]])
-        living = _Living(t[begins], shown_j[begins], is_still[:-1], max(least_s, stretch_s[1] - stretch_s[0]))
+        over_s = max(least_s, stretch_s[1] - stretch_s[0])
         # What was late may come with the renewals after it too, and is no power of theirs.
         behind = living.moving_after(k + 1) if goes_on else k
-        near_w = [w for w in (living.before_w(k), living.after_w(behind) if goes_on else None) if w is not None]
+        near_w = [
+            w
+            for w in (living.before_w(k, over_s), living.after_w(behind, over_s) if goes_on else None)
+            if w is not None
+        ]
         # Less than its step: a counter that lives would show no more.
         is_below_step = min(near_w, default=np.inf) * (t[lasts[k]] - t[begins[k]]) <= 2 * trace.resolution
         late_w, around_w = living.mean_w(k, behind), max(near_w, default=np.inf)
-        peak_w = living.peak_w(least_s)
         is_late = late_w >= CAUGHT_UP * around_w
         if is_below_step or (is_late and late_w <= MORE_THAN_LATE * min(near_w)):
             continue
@@ -170,13 +174,13 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
             high_j = max(step_j, burst_w * (stretch_s[1] - stretch_s[0]))
             stand = Stand(*stretch_s, step_j, step_j, high_j, step_j, (high_j - step_j) ** 2 / 3, "around")
         else:
-            stand = _bounded(stretch_s, step_j, peak_w, living, trace.can_rest, beside)
+            stand = _bounded(stretch_s, step_j, peak_w, living.range_w(over_s), trace.can_rest, beside)
         # Its renewals lie anywhere between two readings, at both ends.
         seen_s = min(max(t[end] - t[lasts[k]], t[begins[k]] - t[max(begins[k] - 1, 0)]), max(renewal.period_s, STAMP_S))
         stand = replace(stand, variance_j2=stand.variance_j2 + (max(near_w, default=0.0) * float(seen_s)) ** 2 / 6)
-        values[end:] += stand.filled_j - step_j
+        filled_j[end] += stand.filled_j - step_j
         stands.append(stand)
-    return Judged(values, tuple(stands))
+    return Judged(shown_j + np.cumsum(filled_j), tuple(stands))
 
 
 def judged_power(trace: PowerTrace) -> Judged:
@@ -286,61 +290,11 @@ def _judged_zeros(trace: PowerTrace) -> Judged:
     return Judged(filled_w, tuple(stands))
 
 
-class _Living:
-    """The power of a counter between its renewals, where it did not stand still."""
-
-    def __init__(self, times_s: Array, shown_j: Array, is_still: NDArray[np.bool_], over_s: float) -> None:
-        """times_s, shown_j: at its renewals [n]; is_still [n - 1]: the steps between them."""
-        self._t, self._j, self._is_still, self._over_s = times_s, shown_j, is_still, over_s
-        self._n_still = np.concatenate([[0], np.cumsum(is_still)])
-
-    def moving_after(self, k: int) -> int:
-        """The renewal `LATE_RENEWALS` after the k-th, or the last before it stands still again."""
-        last = int(np.searchsorted(self._n_still, self._n_still[k], side="right")) - 1
-        return min(last, k + LATE_RENEWALS)
-
-    def mean_w(self, first: int, last: int) -> float:
-        """0 where both are one."""
-        return float((self._j[last] - self._j[first]) / (self._t[last] - self._t[first])) if last > first else 0.0
-
-    def before_w(self, k: int) -> float | None:
-        """Mean power up to the k-th renewal, as far back as it moved, or for `over_s`."""
-        first = int(np.searchsorted(self._n_still, self._n_still[k], side="left"))
-        return self._mean_w(max(first, int(np.searchsorted(self._t, self._t[k] - self._over_s))), k)
-
-    def spans(self, k: int, over_s: float) -> bool:
-        """Whether it moved for so long before the k-th renewal."""
-        first = int(np.searchsorted(self._n_still, self._n_still[k], side="left"))
-        return bool(self._t[k] - self._t[first] >= over_s)
-
-    def after_w(self, k: int) -> float | None:
-        last = int(np.searchsorted(self._n_still, self._n_still[k], side="right")) - 1
-        return self._mean_w(k, min(last, int(np.searchsorted(self._t, self._t[k] + self._over_s))))
-
-    def peak_w(self, over_s: float) -> float:
-        """The highest mean over so long a time while it moved; over less only where it never moved for so long.
-
-        Whole updates in a short time may be anything: the first value has been shown since nobody knows when.
-        """
-        shorter = _Living(self._t, self._j, self._is_still, over_s)
-        means = [(w, shorter.spans(k, over_s)) for k in range(len(self._t)) if (w := shorter.before_w(k)) is not None]
-        return max((w for w, is_whole in means if is_whole), default=max((w for w, _ in means), default=0.0))
-
-    def range_w(self) -> tuple[float, float] | None:
-        """The lowest and the highest of these means; None where it hardly moved."""
-        found_w = [w for k in range(len(self._t)) if (w := self.before_w(k)) is not None]
-        return (min(found_w), max(found_w)) if found_w else None
-
-    def _mean_w(self, first: int, last: int) -> float | None:
-        """None where the step is one only: an update's phase is in it."""
-        return self.mean_w(first, last) if last - first >= 2 else None
-
-
 def _bounded(
     stretch_s: Sequence[float],
     step_j: float,
     peak_w: float,
-    living: _Living,
+    range_w: tuple[float, float] | None,
     can_rest: bool,
     beside: Beside | None,
 ) -> Stand:
@@ -354,7 +308,6 @@ def _bounded(
         # Rest is the likelier, and the error is one-sided.
         high_j = max(step_j, peak_w * length_s)
         return Stand(start_s, end_s, step_j, step_j, high_j, step_j, (high_j - step_j) ** 2 / 3, "rest")
-    range_w = living.range_w()
     if range_w is None:
         return Stand(start_s, end_s, step_j, step_j, math.inf, step_j, math.inf, "around")
     low_j, high_j = (max(step_j, w * length_s) for w in range_w)
