@@ -65,6 +65,7 @@ class Store:
     ) -> None:
         self.directory = directory
         self._connection = connection
+        self._is_closed = False
         self._lock = lock
         self._sealed = sealed
 
@@ -166,6 +167,7 @@ class Store:
         return cls(directory, connection, lock)
 
     def close(self) -> None:
+        self._is_closed = True
         self._connection.close()
         if self._lock is not None:
             self._lock.release()
@@ -284,7 +286,7 @@ class Store:
             trials=trials,
             load_traces=lambda trial_id: self._read_traces(trial_id, WINDOW, kept),
             load_parts=lambda i: read_parts(self._trace_path(i), kept[i]) if i in kept else {},
-            load_heat=self.heat,
+            load_heat=self._heat_for_a_run,
             samples=self.samples(),
         )
 
@@ -319,6 +321,13 @@ class Store:
         with self._read("heat", "trial_id", trial_id) as found:
             row = next(found, None)
             return None if row is None else ExpertHeat.model_validate_json(row["record"])
+
+    def _heat_for_a_run(self, trial_id: str) -> ExpertHeat | None:
+        """As traces are, it can be read of a run whose store is closed."""
+        if not self._is_closed:
+            return self.heat(trial_id)
+        with Store.view(self.directory) as store:
+            return store.heat(trial_id)
 
     def _trace_path(self, trial_id: str) -> Path:
         return self.directory / "traces" / f"{trial_id}.parquet"

@@ -181,6 +181,7 @@ def test_heat_comes_back_with_its_trial_and_is_no_part_of_its_record(tmp_path: P
         run = store.data()
         assert [run.load_heat(t.trial_id) for t in run.trials] == [HEAT, None, None]
         assert [t.heat for t in run.trials] == [None] * 3
+    assert run.load_heat(run.trials[0].trial_id) == HEAT, "as traces can be read when the store is closed"
     with sqlite3.connect(tmp_path / "run" / DATABASE) as db:
         (record,) = db.execute("SELECT record FROM trial WHERE trial_id = 't1'").fetchone()
     assert "chosen" not in record
