@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import pytest
 
 from results.records import Sample
 from results.report.html import html_text
-from results.runs import RunData
 from tests.run_builders import cell, completion, example_run, run, trial
 
 CHROMIUM = next(
@@ -154,7 +153,7 @@ def browsed() -> str:
         trials.append(trial(c, completions=done))
     made = run(cells, trials)
     samples = tuple(Sample(sample_id=f"s{i}", question=f"{HOSTILE_TEXT} {i}", expected="same") for i in range(3))
-    page = html_text(RunData(made.info, made.cells, made.trials, made.load_traces, {("boolq", "tiny-moe"): samples}))
+    page = html_text(replace(made, samples={("boolq", "tiny-moe"): samples}))
     script = f"""<script>addEventListener("load", () => {{
       const form = document.getElementById("sample-form"), seen = document.documentElement.dataset;
       seen.asked = document.querySelector(".sample .sample-text").textContent;
