@@ -203,7 +203,7 @@ def test_cpu_seconds_of_the_phone_and_of_our_programs(fake: FakePhone, device: A
     """1000 user + 500 system of 10000 ticks: 15 s busy of 100 s."""
     seconds = device.cpu_seconds()
     assert seconds is not None
-    assert seconds == (15.0, 0.0, 100.0)
+    assert (seconds.busy_s, seconds.ours_s, seconds.available_s) == (15.0, 0.0, 100.0)
     result = device.run_program(["python3", "-c", "import time\nwhile time.process_time() < 0.2: pass"], timeout_s=20.0)
     seconds = device.cpu_seconds()
     assert seconds is not None

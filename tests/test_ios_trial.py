@@ -100,7 +100,7 @@ def test_a_trial_has_joules_of_the_battery_and_units_of_the_gauge(arm: Arm) -> N
     parts = (IDLE_BEFORE, WINDOW, IDLE_AFTER)
     battery_again = {part: [battery_module.power_of(traces[raw_part(part)], channel)] for part in parts}
     readings, [baseline] = energies_of(trial.completions, battery_again, window)
-    assert readings == [e for e in trial.energy if e.meter == "battery"]
+    assert list(readings) == [e for e in trial.energy if e.meter == "battery"]
     assert baseline in trial.idle
 
 
