@@ -98,7 +98,13 @@ def shown(value: Any, told: Callable[[Any], str] = repr) -> str:
     if type(value) is int and abs(value) > MAX_WHOLE:
         return f"a number of {math.floor(math.log10(abs(value))) + 1} digits"
     text = told(value)
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+    return _in_part(text)
+
+
+def _in_part(text: str) -> str:
+    """Its two ends where it is long: a path says at its end which file is meant."""
+    half = (MAX_SHOWN - 3) // 2
+    return text if len(text) <= MAX_SHOWN else f"{text[:half]}...{text[-half:]}"
 
 
 def with_short_values(problem: str, raw: Any) -> str:
@@ -109,7 +115,7 @@ def with_short_values(problem: str, raw: Any) -> str:
     for text in sorted(set(_texts(raw)), key=len, reverse=True):
         for told in (text, str(PurePath(text))):
             if len(told) > MAX_SHOWN:
-                problem = problem.replace(told, told[: MAX_SHOWN - 3] + "...")
+                problem = problem.replace(told, _in_part(told))
     return problem
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from pydantic import Field
@@ -53,6 +53,7 @@ class RunData:
     cells: tuple[Cell, ...]
     trials: tuple[Trial, ...]
     load_traces: Callable[[str], tuple[PowerTrace, ...]]
+    _: KW_ONLY
     load_heat: Callable[[str], ExpertHeat | None] = lambda _: None
     """Reads what one trial's routers chose, by trial id; None of models without experts, of engines that do not tell,
     and in runs from before it was kept."""

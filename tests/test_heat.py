@@ -230,7 +230,7 @@ def run_of(heats: dict[str, list[tuple[ExpertHeat | None, dict[str, Any]]]], cel
             one = trial(trial_id=f"{cell_id}-{repeat}", cell_id=cell_id, repeat=repeat, **changes)
             trials.append(one)
             kept[one.trial_id] = heat
-    return RunData(INFO, tuple(cells), tuple(trials), lambda _: (), kept.__getitem__)
+    return RunData(INFO, tuple(cells), tuple(trials), lambda _: (), load_heat=kept.__getitem__)
 
 
 def heat_of(*chosen: tuple[int, ...], profiled: tuple[tuple[int, ...], ...] | None = None) -> ExpertHeat:

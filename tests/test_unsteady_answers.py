@@ -88,7 +88,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> RunData:
         data = store.data()
     asked = tuple(Sample(sample_id=r.sample_id, question="?", expected="itself") for r in requests())
     samples = {(c.workload, c.model): asked for c in data.cells}
-    return RunData(data.info, data.cells, data.trials, lambda trial_id: (), samples)
+    return RunData(data.info, data.cells, data.trials, lambda trial_id: (), samples=samples)
 
 
 @pytest.fixture(scope="module")
