@@ -361,7 +361,10 @@ def _check_resolved(trace: PowerTrace, update_s: float, edges: Array) -> None:
 
 
 def _check_gaps(trace: PowerTrace, t: Array, edges: Array, name: str) -> None:
-    """Watts are unknown in a gap; a counter goes on counting, so only an edge inside a gap is lost."""
+    """Watts are unknown in a gap; a counter should go on counting, so only an edge inside a gap is lost.
+
+    Whether it did is judged by what it counted meanwhile (`results.liveness`).
+    """
     bound_s = GAP_FACTOR * max(trace.sample_interval_s, trace.update_period_s)
     wide = np.flatnonzero(np.diff(t) > bound_s) if bound_s > 0 else np.array([], dtype=np.intp)
     for gap_start, gap_end in [*((float(t[i]), float(t[i + 1])) for i in wide), *trace.gaps_s]:

@@ -57,6 +57,10 @@ LIVING_READINGS, LIVING_VALUES, LIVING_STEPS = 5, 3, 3
 """So many readings in a row next to 0 W, of so many values, all above so many steps, are of a sensor that measures."""
 STUCK_AGAINST = 5
 """Values shown elsewhere: a power sensor that shows fewer may rightly show one."""
+UNREAD_INTERVALS = 3
+"""Of the reading: over a longer distance nobody saw the counter count, and the power around says what is due."""
+CONTRADICTED_SIGMAS = 2.0
+"""A step that holds so much more than the sensor beside it is doubted as much as the sensor."""
 MAX_POWER_W = 20e3
 """Of one component where its meter states no limit: more than any machine that is read here can draw."""
 
@@ -74,8 +78,11 @@ class Stand:
     filled_j: float
     """What is taken for it, between the two."""
     variance_j2: float
-    basis: Literal["beside", "rest", "around"]
-    """What it is known by: another sensor, that the part may rest, the power elsewhere in the trace."""
+    basis: Literal["beside", "rest", "around", "unread"]
+    """What it is known by: another sensor, that the part may rest, the power elsewhere in the trace.
+
+    unread: nobody read it meanwhile, and what it counted is less than the power around it.
+    """
 
     def within(self, edges: Array) -> float:
         """How much of it lies in the intervals [n, 2], of its length."""
@@ -143,13 +150,14 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
     lasts = np.append(begins[1:] - 1, len(t) - 1)
     longest_s = longest_shown_s(t, shown_j, begins, renewal, trace.resolution)
     is_still = t[lasts] - t[begins] > longest_s + STAMP_S
-    if trace.method == "modelled" or len(begins) < 2 or not is_still.any():
+    is_unread = ~is_still & _is_unread(trace, begins, longest_s)
+    if trace.method == "modelled" or len(begins) < 2 or not (is_still | is_unread).any():
         return Judged(shown_j, ())
     least_s = NEAR_UPDATES * max(renewal.period_s, trace.sample_interval_s)
-    living = Living(t[begins], shown_j[begins], is_still[:-1])
+    living = Living(t[begins], shown_j[begins], (is_still | is_unread)[:-1])
     peak_w = living.peak_w(least_s)
     filled_j, stands = np.zeros(len(t)), []
-    for k in np.flatnonzero(is_still).tolist():
+    for k in np.flatnonzero(is_still | is_unread).tolist():
         goes_on = k + 1 < len(begins)
         end = int(begins[k + 1]) if goes_on else len(t) - 1
         stretch_s = float(t[begins[k]]), float(t[end])
@@ -163,10 +171,17 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
             if w is not None
         ]
         # Less than its step: a counter that lives would show no more.
-        is_below_step = min(near_w, default=np.inf) * (t[lasts[k]] - t[begins[k]]) <= 2 * trace.resolution
+        seen_to_s = t[end] if is_unread[k] else t[lasts[k]]
+        is_below_step = min(near_w, default=np.inf) * (seen_to_s - t[begins[k]]) <= 2 * trace.resolution
         late_w, around_w = living.mean_w(k, behind), max(near_w, default=np.inf)
         is_late = late_w >= CAUGHT_UP * around_w
         if is_below_step or (is_late and late_w <= MORE_THAN_LATE * min(near_w)):
+            continue
+        if is_unread[k]:
+            doubted = None if is_late or not near_w else _unread(stretch_s, step_j, late_w, near_w, beside)
+            if doubted is not None:
+                filled_j[end] += doubted.filled_j - step_j
+                stands.append(doubted)
             continue
         if is_late and beside is None:
             # It may have counted all, or a part of something higher.
@@ -181,6 +196,35 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
         filled_j[end] += stand.filled_j - step_j
         stands.append(stand)
     return Judged(shown_j + np.cumsum(filled_j), tuple(stands))
+
+
+def _is_unread(trace: PowerTrace, begins: NDArray[np.intp], longest_s: Array) -> NDArray[np.bool_]:
+    """Which values [n] end with a step whose readings are further apart than it shows one, and than it is read."""
+    apart_s = np.diff(trace.times_s)
+    interval_s = max(trace.sample_interval_s, float(np.median(apart_s)))
+    found = np.zeros(len(begins), dtype=np.bool_)
+    if len(begins) > 1:
+        widest_s = np.maximum.reduceat(apart_s[: begins[-1]], begins[:-1])
+        found[:-1] = widest_s > np.maximum(UNREAD_INTERVALS * interval_s, longest_s[:-1] + STAMP_S)
+    return found
+
+
+def _unread(
+    stretch_s: tuple[float, float], step_j: float, mean_w: float, near_w: Sequence[float], beside: Beside | None
+) -> Stand | None:
+    """A step over which nobody read the counter, that brought less than the power around it: it may have lost some.
+
+    Between the power before and behind it need not have. None where the sensor beside it says that it lost nothing.
+    """
+    other = None if beside is None else beside.between(*stretch_s)
+    if other is not None:
+        due_j, sigma_j = other
+        if step_j >= due_j - CONTRADICTED_SIGMAS * sigma_j:
+            return None
+        return Stand(*stretch_s, step_j, due_j - sigma_j, due_j + sigma_j, due_j, sigma_j**2, "beside")
+    high_j = max(step_j, max(near_w) * (stretch_s[1] - stretch_s[0]))
+    variance_j2 = (high_j - step_j) ** 2 / (12 if mean_w >= CAUGHT_UP * min(near_w) else 3)
+    return Stand(*stretch_s, step_j, step_j, high_j, step_j, variance_j2, "unread")
 
 
 def judged_power(trace: PowerTrace) -> Judged:
@@ -302,7 +346,12 @@ def _bounded(
     length_s = end_s - start_s
     other = None if beside is None else beside.between(start_s, end_s)
     if other is not None:
-        filled_j, sigma_j = max(step_j, other[0]), other[1]
+        other_j, sigma_j = other
+        if step_j > other_j + CONTRADICTED_SIGMAS * sigma_j:
+            # One of the two is wrong, and nothing says which.
+            variance_j2 = (step_j - other_j) ** 2 / 12 + sigma_j**2
+            return Stand(start_s, end_s, step_j, other_j, step_j, (step_j + other_j) / 2, variance_j2, "around")
+        filled_j = max(step_j, other_j)
         return Stand(start_s, end_s, step_j, filled_j - sigma_j, filled_j + sigma_j, filled_j, sigma_j**2, "beside")
     if can_rest:
         # Rest is the likelier, and the error is one-sided.

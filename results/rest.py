@@ -182,11 +182,14 @@ def stood_still(trace: PowerTrace, curve: Cumulative, edges: Array, n_alike: int
         share**2 * stand.variance_j2 + (share * (1 - share)) ** 2 * (stand.high_j - stand.low_j) ** 2 / 3
         for stand, share in inside
     ]
-    by = {basis: [i for i, (stand, _) in enumerate(inside) if stand.basis == basis] for basis in ("around", "rest")}
-    around_j2 = sum(variances_j2[i] for i in by["around"])
+    bases = ("around", "rest", "unread")
+    by = {basis: [i for i, (stand, _) in enumerate(inside) if stand.basis == basis] for basis in bases}
+    # What made a counter lose something while nobody read it did so each time: these err together.
+    unread_j2 = sum(math.sqrt(variances_j2[i]) for i in by["unread"]) ** 2
+    around_j2 = sum(variances_j2[i] for i in by["around"]) + unread_j2
     # A source that stops does so seldom: of n stretches of rest one may be a fault, and the less likely the more.
     rests_j2 = sum(variances_j2[i] for i in by["rest"])
-    beside_j2 = sum(variances_j2) - around_j2 - rests_j2
+    beside_j2 = sum(x for (stand, _), x in zip(inside, variances_j2, strict=True) if stand.basis == "beside")
     # So much of a sum of squares makes parts that are alike err by their sum.
     rest_j2 = n_alike * rests_j2 / max(len(by["rest"]), 1) ** 2
     window_s = float((edges[:, 1] - edges[:, 0]).sum())
@@ -195,12 +198,15 @@ def stood_still(trace: PowerTrace, curve: Cumulative, edges: Array, n_alike: int
     unseen_s = GAP_FACTOR * trace.sample_interval_s if trace.kind != "counter" else 0.0
     name = f"{trace.meter} {trace.component}"
     what = "its counter stood still" if trace.kind == "counter" else f"it showed {lowest_w(trace)}"
+    if len(by["unread"]) == len(inside):
+        what = "it was not read"
     if trace.kind == "power" and any(stand.shown_j > 0 for stand, _ in inside):
         what = "its reading was stuck at one value"
     bounds = f"at least {low_j:.4g} J" if math.isinf(high_j) else f"{low_j:.4g} to {high_j:.4g} J"
     stood = Stood(
         f"{name}: {what} for {format_duration(still_s)}; {filled_j:.4g} J are taken for it",
-        f"{name}: {what} for {format_duration(still_s)} of {format_duration(window_s)}, and it moves elsewhere;"
+        f"{name}: {what} for {format_duration(still_s)} of {format_duration(window_s)}, and"
+        f" {'counted less than elsewhere' if len(by['unread']) == len(inside) else 'it moves elsewhere'};"
         f" by the power around it {bounds} flowed meanwhile, which is no measurement"
         " (measure again; look at the driver)",
         sum(inside[i][1] * (inside[i][0].filled_j - inside[i][0].shown_j) for i in by["around"]),

@@ -74,6 +74,8 @@ def test_a_gap_in_the_power_is_left_out_and_the_rest_compared(watts: float, lost
     assert found.counter.energy_j == pytest.approx(watts * 4.65)
     assert found.power.energy_j == pytest.approx(100.0 * 4.65)
     assert found.disagrees is (watts == 60.0)
+    assert "in 4.65 s" in str(found)
+    assert "without 0.3 s in which one of them was not read: they" in str(found)
 
 
 def test_pairs_are_found_by_name_within_a_meter() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from results.energy import energy_between
 from results.records import EnergyReading, PowerTrace
-from tests.fakes.stopped import INTERVAL_S, WINDOW_S
+from tests.fakes.stopped import INTERVAL_S, WINDOW_S, frozen, read, request, steady, unread
 from tests.fakes.waveforms import StepPower, counter_trace, trace
 
 
@@ -86,3 +87,74 @@ def test_a_rail_that_rests_again_and_again_for_half_an_hour_is_derived_in_second
     assert time.perf_counter() - start_s < 6.0
     assert within(reading, 1.5 * end_s + 0.6 * end_s)
     assert reading.energy_j == pytest.approx(2.1 * end_s, rel=1e-3)
+
+
+# --- counters that nobody read for a while ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("update_s", [0.001, 0.1])
+@pytest.mark.parametrize(("lasts_s", "is_known"), [(0.3, True), (1.5, False)])
+def test_a_counter_that_loses_what_flows_while_nobody_reads_it_is_doubted(
+    update_s: float, lasts_s: float, is_known: bool
+) -> None:
+    """100 W, steady: 30 or 150 of 900 J."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        start_s = rng.uniform(0.5, 7.0)
+        power = steady(rng)
+        taken = read(power, update_s, rng)
+        reading = energy(unread(frozen(taken, start_s, start_s + lasts_s), start_s, start_s + lasts_s))
+        assert within(reading, power.energy_j(0, WINDOW_S))
+        assert (reading.energy_j is not None) == is_known
+        told = str(reading.remark or reading.reason)
+        assert "m c: it was not read for" in told or "m c: its counter stood still for" in told
+
+
+@pytest.mark.parametrize("load", [request, steady])
+@pytest.mark.parametrize("update_s", [0.001, 0.1])
+@pytest.mark.parametrize("lasts_s", [0.3, 1.0, 2.0])
+def test_a_counter_that_counts_on_while_nobody_reads_it_is_a_measurement(
+    load: Callable[[np.random.Generator], StepPower], update_s: float, lasts_s: float
+) -> None:
+    known = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        power = load(rng)
+        start_s = rng.uniform(0.5, WINDOW_S - lasts_s - 0.5)
+        reading = energy(unread(read(power, update_s, rng), start_s, start_s + lasts_s))
+        assert within(reading, power.energy_j(0, WINDOW_S))
+        known += reading.energy_j is not None
+        assert load is request or reading.remark is None
+    assert known >= 19
+
+
+def watched(beside_w: float, extra_j: float) -> list[PowerTrace]:
+    """A counter of 100 W that stops for 0.6 s and then counts extra_j at once; a sensor beside it shows beside_w."""
+    rng = np.random.default_rng(0)
+    power = StepPower(np.array([-5.0, 40.0]), np.array([100.0]))
+    taken = frozen(replace(read(power, 0.1, rng), component="gpu0", relative_accuracy=0.03), 4.0, 4.6)
+    taken = replace(taken, values=taken.values + np.where(taken.times_s > 4.65, extra_j, 0.0))
+    shown_w = np.round(beside_w * (1 + 0.01 * rng.standard_normal(len(taken.times_s))), 3)
+    beside = trace("power", taken.times_s, shown_w, INTERVAL_S, component="gpu0 power", relative_accuracy=0.03)
+    return [taken, replace(beside, additive=False)]
+
+
+@pytest.mark.parametrize("extra_j", [150.0, 300.0])
+def test_a_sensor_that_contradicts_what_a_counter_caught_up_with_is_no_small_uncertainty(extra_j: float) -> None:
+    """60 J are due where the counter brings 150 and more."""
+    reading = energy(*watched(100.0, extra_j))
+    assert within(reading, 900.0)
+    assert "m gpu0: its counter stood still for" in str(reading.remark or reading.reason)
+
+
+def test_the_sensor_beside_says_whether_an_unread_counter_lost_anything() -> None:
+    counted, beside = watched(100.0, 0.0)
+    reading = energy(unread(counted, 4.0, 4.62), beside)
+    assert reading.energy_j is not None
+    assert within(reading, 900.0)
+    assert abs(reading.energy_j - 900.0) < 15.0
+    sound = StepPower(np.array([-5.0, 4.0, 4.6, 40.0]), np.array([100.0, 20.0, 100.0]))
+    dipped = replace(read(sound, 0.1, np.random.default_rng(0)), component="gpu0")
+    reading = energy(unread(dipped, 4.0, 4.62), replace(beside, values=sound.power_w(beside.times_s)))
+    assert reading.energy_j == pytest.approx(852.0, rel=2e-3)
+    assert reading.remark is None

@@ -29,6 +29,8 @@ class Comparison(NamedTuple):
     component: str
     counter: EnergyReading
     power: EnergyReading
+    unread_s: float = 0.0
+    """So long one of them was not read: what it counted meanwhile is not compared."""
 
     @property
     def uncertainty_j(self) -> float | None:
@@ -49,6 +51,8 @@ class Comparison(NamedTuple):
             f"counter {self.counter.energy_j:.4g} J, power samples {self.power.energy_j:.4g} J"
             f" in {self.counter.duration_s:.3g} s (+- {COVERAGE * self.uncertainty_j:.2g} J)"
         )
+        if self.unread_s > 0:
+            figures += f", without {self.unread_s:.3g} s in which one of them was not read"
         if self.disagrees:
             return f"{self.component}: {figures}: they DISAGREE; trust neither before a third meter decides"
         return f"{figures}: they agree"
@@ -64,9 +68,11 @@ def compare(counter: PowerTrace, power: PowerTrace) -> Comparison:
     margin_s = max(counter.update_period_s, power.update_period_s)
     least_s = MIN_UPDATES * max(margin_s, power.sample_interval_s)
     stretches = [(a, b) for a, b in _without_gaps(counter, power, margin_s) if b - a >= least_s]
-    stretches = stretches or [_common(counter, power)]
-    both = [energy_of_spans([t], stretches, t.meter, t.component) for t in (counter, power)]
-    return Comparison(counter.component, *both)
+    common_s = _common(counter, power)
+    unread_s = sum(max(min(b, common_s[1]) - max(a, common_s[0]), 0.0) for a, b in _gaps_s(counter, power))
+    stretches = stretches or [common_s]
+    counted, integrated = (energy_of_spans([t], stretches, t.meter, t.component) for t in (counter, power))
+    return Comparison(counter.component, counted, integrated, unread_s)
 
 
 def _common(*traces: PowerTrace) -> Interval:
@@ -80,13 +86,22 @@ def _common(*traces: PowerTrace) -> Interval:
 def _without_gaps(counter: PowerTrace, power: PowerTrace, margin_s: float) -> list[Interval]:
     """The stretches that both have read without a gap, a margin away from its ends."""
     start_s, end_s = _common(counter, power)
-    gaps_s = [gap for t in (counter, power) for gap in (*t.gaps_s, *_unread_s(t))]
     edges_s = [start_s]
-    for gap_start_s, gap_end_s in sorted(gaps_s):
-        if gap_end_s > edges_s[-1]:
-            edges_s += [max(gap_start_s, edges_s[-1]), gap_end_s]
+    for gap_start_s, gap_end_s in _gaps_s(counter, power):
+        edges_s += [max(gap_start_s, start_s), max(gap_end_s, start_s)]
     edges_s.append(end_s)
     return [(a + margin_s, b - margin_s) for a, b in zip(edges_s[::2], edges_s[1::2], strict=True)]
+
+
+def _gaps_s(*traces: PowerTrace) -> list[Interval]:
+    """In which any of them has no reading: in order, none within another."""
+    found: list[Interval] = []
+    for start_s, end_s in sorted(gap for t in traces for gap in (*t.gaps_s, *_unread_s(t))):
+        if found and start_s <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end_s))
+        else:
+            found.append((start_s, end_s))
+    return found
 
 
 def _unread_s(trace: PowerTrace) -> list[Interval]:

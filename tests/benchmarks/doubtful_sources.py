@@ -14,7 +14,7 @@ import numpy as np
 
 from results.energy import energy_between
 from results.records import PowerTrace
-from tests.fakes.stopped import INTERVAL_S, WINDOW_S, frozen, read, request, steady
+from tests.fakes.stopped import INTERVAL_S, WINDOW_S, frozen, read, request, steady, unread
 from tests.fakes.waveforms import StepPower, trace
 
 Window = tuple[Sequence[PowerTrace], float]
@@ -147,6 +147,22 @@ def stops(update_s: float, load: Callable[[np.random.Generator], StepPower], las
     return window
 
 
+def hangs(
+    update_s: float, load: Callable[[np.random.Generator], StepPower], lasts_s: float, loses: bool
+) -> Callable[..., Window]:
+    """Nobody reads it for a while, in which it counts on or loses what flows."""
+
+    def window(rng: np.random.Generator) -> Window:
+        power = load(rng)
+        start_s = rng.uniform(0.2, WINDOW_S - lasts_s - 0.2)
+        taken = read(power, update_s, rng)
+        if loses:
+            taken = frozen(taken, start_s, start_s + lasts_s)
+        return [unread(taken, start_s, start_s + lasts_s)], power.energy_j(0, WINDOW_S)
+
+    return window
+
+
 bursty = pulses(10.0, 120.0, 0.4, 0.4)
 FAILED: dict[str, Callable[[np.random.Generator], Window]] = {
     "power, 1 reading of 1 mW": glitches(1e-3, 0.0, False),
@@ -167,6 +183,11 @@ FAILED: dict[str, Callable[[np.random.Generator], Window]] = {
     "irregular 60 ms, bursts, loses 1 s": irregular(0.06, bursty, 1.0),
     "irregular 60 ms, request, loses 0.6 s": irregular(0.06, request, 0.6),
     "irregular 60 ms, steady, loses 0.6 s": irregular(0.06, steady, 0.6),
+    "1 ms, request, unread for 0.3 s and loses it": hangs(0.001, request, 0.3, True),
+    "1 ms, request, unread for 1 s and loses it": hangs(0.001, request, 1.0, True),
+    "100 ms, request, unread for 0.3 s and loses it": hangs(0.1, request, 0.3, True),
+    "100 ms, request, unread for 1 s and loses it": hangs(0.1, request, 1.0, True),
+    "1 ms, bursts, unread for 0.6 s and loses it": hangs(0.001, bursty, 0.6, True),
     "1 ms, bursts, loses 0.6 s": stops(0.001, bursty, 0.6),
     "100 ms, bursts, loses 0.6 s": stops(0.1, bursty, 0.6),
     "two rails of three stop for 0.5 s": rails(0.5, True),
@@ -185,6 +206,12 @@ LIVES: dict[str, Callable[[np.random.Generator], Window]] = {
     "burst of 3, 130 ms, 1 ms": burst(3, 0.13, 0.001),
     "burst of 3, 80 ms, 100 ms": burst(3, 0.08, 0.1),
     "burst of 10, 250 ms, 100 ms": burst(10, 0.25, 0.1),
+    "1 ms, request, unread for 0.3 s": hangs(0.001, request, 0.3, False),
+    "1 ms, request, unread for 1 s": hangs(0.001, request, 1.0, False),
+    "100 ms, request, unread for 1 s": hangs(0.1, request, 1.0, False),
+    "100 ms, steady, unread for 1 s": hangs(0.1, steady, 1.0, False),
+    "1 ms, bursts, unread for 0.3 s": hangs(0.001, bursty, 0.3, False),
+    "1 ms, bursts, unread for 1 s": hangs(0.001, bursty, 1.0, False),
     "irregular 60 ms, bursts": irregular(0.06, bursty),
     "irregular 60 ms, request": irregular(0.06, request),
     "irregular 60 ms, steady": irregular(0.06, steady),

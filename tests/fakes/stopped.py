@@ -45,6 +45,12 @@ def frozen(taken: PowerTrace, start_s: float, end_s: float, keeps_count: bool = 
     return replace(taken, values=np.round(values, 6))
 
 
+def unread(taken: PowerTrace, start_s: float, end_s: float) -> PowerTrace:
+    """Without the readings from start to end: a call that hung."""
+    kept = (taken.times_s < start_s) | (taken.times_s >= end_s)
+    return replace(taken, times_s=taken.times_s[kept], values=taken.values[kept])
+
+
 LOADS: dict[str, Callable[[np.random.Generator], StepPower]] = {
     "idle, prefill, decode, idle": request,
     "steady, 5 % noise": steady,
