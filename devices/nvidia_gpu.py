@@ -18,8 +18,9 @@ J_PER_MJ = 1e-3
 W_PER_MW = 1e-3
 INSTANT_PERIOD_S = 0.1
 """The power sensor renews its value about every 100 ms (A100 and H100 look a quarter of the time)."""
-MAX_GPU_POWER_W = 5e3
-"""Of one board that states no limit: several times what the largest may draw."""
+MAX_GPU_POWER_W = 4e3
+"""Of one board that states no limit: several times what the largest may draw, and less than 2^32 - 1 uW, which a driver
+shows that has no reading."""
 OVER_LIMIT = 3.0
 """Times its highest limit: a board draws no more for as long as a reading takes."""
 AVERAGED_S = 1.0

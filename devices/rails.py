@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from devices.base import Unit
+from devices.nvidia_gpu import MAX_GPU_POWER_W, OVER_LIMIT
 from devices.sysfs import read_number, read_word
 
 WHOLE_BOARD = ("VDD_IN", "POM_5V_IN", "VIN")
@@ -31,6 +32,8 @@ ACPI_UPDATE_S = 1.0
 """Averaging interval of ACPI power meters where they do not state it."""
 GPU_UPDATE_S = 0.1
 """Assumed for GPU drivers, which do not say."""
+MAX_JETSON_POWER_W = 1e3
+"""Several times the largest module's: more is an error of a sensor."""
 W_PER_UW = J_PER_UJ = 1e-6
 W_PER_MW = 1e-3
 
@@ -48,6 +51,8 @@ class Rail:
     computes: Unit
     is_whole: bool = False
     """It supplies what the other rails supply."""
+    max_power_w: float | None = None
+    """More cannot flow there."""
 
 
 def jetson_rails(drivers: Path) -> list[Rail]:
@@ -81,6 +86,7 @@ def _ina3221_hwmon(folder: Path) -> list[Rail]:
                 float(interval_ms) / 1e3 if interval_ms else INA3221_UPDATE_S,
                 _supplies(name),
                 name in WHOLE_BOARD,
+                MAX_JETSON_POWER_W,
             )
         )
     return rails
@@ -96,6 +102,7 @@ def _ina3221_iio(folder: Path) -> list[Rail]:
             INA3221_UPDATE_S,
             _supplies(name),
             name in WHOLE_BOARD,
+            MAX_JETSON_POWER_W,
         )
         for label in sorted(folder.glob("rail_name_*"))
         if (n := label.name.rpartition("_")[2]) and (name := read_word(label)) and name != "NC"
@@ -130,7 +137,7 @@ def hwmon_rails(hwmon: Path) -> list[Rail]:
         driver = read_word(folder / "name") or ""
         n = n_of_driver[driver] = n_of_driver.get(driver, -1) + 1
         if driver == "amdgpu":
-            rails += _first_power(folder, f"amdgpu{n}", "gpu", GPU_UPDATE_S)
+            rails += _first_power(folder, f"amdgpu{n}", "gpu", GPU_UPDATE_S, max_power_w=_max_gpu_power_w(folder))
         elif driver in ("i915", "xe"):
             rails += _energy(folder, f"{driver}{n}")
         elif driver == "power_meter":
@@ -140,12 +147,26 @@ def hwmon_rails(hwmon: Path) -> list[Rail]:
     return rails
 
 
-def _first_power(folder: Path, name: str, computes: Unit, update_period_s: float, is_whole: bool = False) -> list[Rail]:
+def _max_gpu_power_w(folder: Path) -> float:
+    """From the highest limit that can be set (uW); 0 where it cannot be."""
+    limit_uw = read_word(folder / "power1_cap_max")
+    limit_w = float(limit_uw) * W_PER_UW if limit_uw and limit_uw.isdecimal() else 0.0
+    return min(OVER_LIMIT * limit_w, MAX_GPU_POWER_W) if limit_w > 0 else MAX_GPU_POWER_W
+
+
+def _first_power(
+    folder: Path,
+    name: str,
+    computes: Unit,
+    update_period_s: float,
+    is_whole: bool = False,
+    max_power_w: float | None = None,
+) -> list[Rail]:
     files = [folder / file for file in ("power1_average", "power1_input") if (folder / file).exists()]
     if not files:
         return []
     watts = partial(_scaled, files[0], W_PER_UW)
-    return [Rail(name, "power", watts, W_PER_UW, update_period_s, computes, is_whole)]
+    return [Rail(name, "power", watts, W_PER_UW, update_period_s, computes, is_whole, max_power_w)]
 
 
 def _energy(folder: Path, name: str) -> list[Rail]:
@@ -164,6 +185,7 @@ def _energy(folder: Path, name: str) -> list[Rail]:
             GPU_UPDATE_S,
             "gpu",
             label == "card" and "pkg" in labels,
+            MAX_GPU_POWER_W,
         )
         for label, path in found
     ]

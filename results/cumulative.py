@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from results.liveness import MAX_POWER_W, Beside, Stand, judged_counter, judged_power
 from results.records import PowerTrace
 from results.renewal import observed_renewal
+from results.spikes import without_impossible
 
 WRAP_POWER_FACTOR = 100.0
 """A step back is no wrap if it would mean more power than this many times the highest of the other steps."""
@@ -74,6 +75,7 @@ def cumulative(trace: PowerTrace, beside: Beside | None = None) -> Cumulative:
         renewal = observed_renewal(t, shown_j, trace.update_period_s)
         values, stands = judged_counter(trace, shown_j, renewal, beside)
         return _counter_curve(t, values, renewal.period_s, stands)
+    trace, impossible = without_impossible(trace)
     values, stands = judged_power(trace)
     at_s, watts = t, values
     # Without an update period: means of the stretch that begins with their stamp.
@@ -85,6 +87,7 @@ def cumulative(trace: PowerTrace, beside: Beside | None = None) -> Cumulative:
         step_j = (watts[:-1] + watts[1:]) / 2 * np.diff(at_s)
     energy_j = np.concatenate([[0.0], np.cumsum(step_j)])
     segment_w = step_j / np.diff(at_s)
+    stands = impossible + stands
     return Cumulative(at_s, energy_j, segment_w, np.zeros(len(at_s)), trace.update_period_s, stands, watts, is_flat)
 
 

@@ -24,7 +24,7 @@ from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 
 ARITHMETIC: Final = (
     "cpu_time", "cumulative", "derivation", "energy", "intervals", "jumps", "liveness", "living", "peak_power",
-    "regular", "renewal", "rest", "uncertainty",
+    "regular", "renewal", "rest", "spikes", "uncertainty",
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
 DIGITS: Final = 16

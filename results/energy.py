@@ -47,6 +47,7 @@ from results.rest import (
     showing,
     stood_still,
 )
+from results.spikes import lone_spikes
 from results.uncertainty import counter_variance_j2, power_variance_j2
 from results.units import format_duration
 
@@ -288,33 +289,39 @@ def _integrate(part: Resting, intervals: Sequence[Interval], beside: Beside | No
     else:
         variance_j2 = power_variance_j2(replace(trace, times_s=curve.times_s, values=curve.watts), edges)
     still_j2, stood = stood_still(trace, curve, edges, n_alike)
-    is_read = trace.kind == "counter" and trace.method != "modelled"  # what is computed does not jump
+    # What is computed does not jump; what stands until the next reading was thought about by its gauge.
+    is_read = trace.kind in ("counter", "power") and trace.method not in ("modelled", "relative gauge")
     jumped_j2, jumped = _jumped(trace, edges, energy_j, beside) if is_read else (0.0, None)
     return _Part(energy_j, variance_j2 + still_j2 + jumped_j2, trace.relative_accuracy * abs(energy_j), stood, jumped)
 
 
 def _jumped(trace: PowerTrace, edges: Array, energy_j: float, beside: Beside | None) -> tuple[float, str | None]:
-    """(variance, remark) of steps that stand alone. Raises UnresolvedError where they decide the energy."""
+    """(variance, remark) of what stands alone. Raises UnresolvedError where it decides the energy."""
     name = f"{trace.meter} {trace.component}"
+    if trace.kind == "counter":
+        one, source = "step", "a jump of the counter"
+        lone = lone_steps(trace.times_s, unwrapped(trace, name), trace.sample_interval_s, trace.update_period_s)
+    else:
+        one, source, lone = "spike", "an error of the sensor", lone_spikes(trace)
     steps = [
-        lone
-        for lone in lone_steps(trace.times_s, unwrapped(trace, name), trace.sample_interval_s, trace.update_period_s)
-        if np.any((edges[:, 0] < lone.end_s) & (edges[:, 1] > lone.start_s)) and not _confirms(beside, lone)
+        step
+        for step in lone
+        if np.any((edges[:, 0] < step.end_s) & (edges[:, 1] > step.start_s)) and not _confirms(beside, step)
     ]
     if not steps:
         return 0.0, None
     excess_j = math.fsum(lone.excess_j for lone in steps)
     lasted_s = math.fsum(lone.end_s - lone.start_s for lone in steps)
     what = (
-        f"{name}: {'one step' if len(steps) == 1 else f'{len(steps)} steps'} of"
+        f"{name}: {f'one {one}' if len(steps) == 1 else f'{len(steps)} {one}s'} of"
         f" {math.fsum(lone.step_j for lone in steps):.4g} J in {format_duration(lasted_s)},"
         f" {excess_j:.4g} J above the power beside"
     )
     # What made the counter jump once may have done so again: they err together.
     sigma_j = excess_j / math.sqrt(3)
     if sigma_j > MAX_JUMP_SIGMA * energy_j:
-        raise UnresolvedError(f"{what}: a jump of the counter, or a burst, which its readings cannot tell")
-    return sigma_j**2, f"{what}; it may be a jump of the counter"
+        raise UnresolvedError(f"{what}: {source}, or a burst, which its readings cannot tell")
+    return sigma_j**2, f"{what}; it may be {source}"
 
 
 def _confirms(beside: Beside | None, lone: LoneStep) -> bool:

@@ -83,6 +83,8 @@ class Stand:
 
     unread: nobody read it meanwhile, and what it counted is less than the power around it.
     """
+    told: str | None = None
+    """What the source did, where it neither stood still nor showed 0 W."""
 
     def within(self, edges: Array) -> float:
         """How much of it lies in the intervals [n, 2], of its length."""

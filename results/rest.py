@@ -202,6 +202,7 @@ def stood_still(trace: PowerTrace, curve: Cumulative, edges: Array, n_alike: int
         what = "it was not read"
     if trace.kind == "power" and any(stand.shown_j > 0 for stand, _ in inside):
         what = "its reading was stuck at one value"
+    what = next((stand.told for stand, _ in inside if stand.told is not None), what)
     bounds = f"at least {low_j:.4g} J" if math.isinf(high_j) else f"{low_j:.4g} to {high_j:.4g} J"
     stood = Stood(
         f"{name}: {what} for {format_duration(still_s)}; {filled_j:.4g} J are taken for it",

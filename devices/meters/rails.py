@@ -49,6 +49,7 @@ class RailMeter(PolledMeter):
                 relative_accuracy=self.relative_accuracy,
                 additive=rail.is_whole or not has_whole,
                 can_rest=rail.kind == "counter",
+                max_power_w=rail.max_power_w,
                 computes=rail.computes,
                 note="contains the other rails" if rail.is_whole and len(self._rails) > 1 else None,
             )
