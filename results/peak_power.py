@@ -1,23 +1,40 @@
 """The power that a window stays below for most of its time, from the raw traces of one meter.
 
-The total's power is the sum of its additive components, each as `results.energy.power_curve` gives it: linear between
-readings, held, or a counter's difference quotient. What a stretch between two instants counts is how long it lasts, so
-that dense readings at phase edges have no more say. It speaks of what the meter shows: a peak shorter than its update
-period is averaged away, so a window needs `MIN_UPDATES` updates.
+The total's power is the sum of its additive components: linear between readings, held, or a counter's difference
+quotient. What a stretch between two instants counts is how long it lasts, so that dense readings at phase edges have no
+more say. It speaks of what the meter shows: a peak shorter than its update period (of a counter, some of them) is
+averaged away, so a window needs `MIN_UPDATES` updates.
+
+A window without energy has none. Where a source stood still, was late or showed what cannot be, the power sensor beside
+says what flowed; without one, the least and the most that it could have been must come to the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from results.cumulative import UnresolvedError, unbroken
-from results.energy import MIN_UPDATES, NO_JOULES, Array, Interval, power_curve
+from results.cumulative import GAP_FACTOR, UnresolvedError, cumulative, unbroken
+from results.energy import MIN_UPDATES, NO_JOULES, Array, Interval, energy_between
 from results.records import PowerTrace
-from results.rest import moving_parts
+from results.rest import beside_of, moving_parts
 
 P90 = 0.9
+MEAN_OVER = 8
+"""Times the doubt of when a counter was renewed: its power is a mean over so long, known to 5 % (sqrt(2 / 12) / 8)."""
+SAME_SHARE = 0.05
+"""What it may be, over what it is: a stretch of which nobody knows may move it by no more."""
+
+
+class _Curve(NamedTuple):
+    """Watts at these times; between two those of the first, of the second, or a line."""
+
+    times_s: Array
+    watts: Array
+    side: str
+    unknown_s: tuple[Interval, ...] = ()
 
 
 def p90_power(traces: Sequence[PowerTrace], window: Interval, meter: str) -> tuple[float | None, str | None]:
@@ -32,17 +49,68 @@ def p90_power(traces: Sequence[PowerTrace], window: Interval, meter: str) -> tup
         chosen, _ = moving_parts(traces, meter)
         for trace in chosen:
             _check_resolved(trace, window)
-        curves = [power_curve(trace) for trace in chosen]
+        energy = energy_between(traces, [window], "all", meter)
+        if energy.energy_j is None:
+            raise UnresolvedError(str(energy.reason))
+        return _quantile_w([_curve(trace, traces, window) for trace in chosen], window), None
     except UnresolvedError as reason:
         return None, f"P90 power: {reason}"
+
+
+def _quantile_w(curves: Sequence[_Curve], window: Interval) -> float:
+    """Raises UnresolvedError where it depends on stretches that are not known."""
     start_s, end_s = window
-    edges = np.unique(np.concatenate([times_s for times_s, _ in curves]))
+    bounds_s = [at_s for curve in curves for stretch in curve.unknown_s for at_s in stretch]
+    edges = np.unique(np.concatenate([*(curve.times_s for curve in curves), bounds_s]))
     edges = np.concatenate([[start_s], edges[(edges > start_s) & (edges < end_s)], [end_s]])
     middles, lasting_s = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
-    total_w = np.sum([_power_at(trace, curve, middles) for trace, curve in zip(chosen, curves, strict=True)], axis=0)
-    order = np.argsort(total_w, kind="stable")
+    total_w = np.sum([_power_at(curve, middles) for curve in curves], axis=0)
+    unknown = np.zeros(len(middles), dtype=np.bool_)
+    for curve in curves:
+        for first_s, last_s in curve.unknown_s:
+            unknown |= (middles > first_s) & (middles < last_s)
+    found_w, low_w, high_w = (
+        _weighted(np.where(unknown, told_w, total_w), lasting_s) for told_w in (total_w, -np.inf, np.inf)
+    )
+    if high_w - low_w > SAME_SHARE * found_w:
+        what = f"it is between {low_w:.4g} W and {'more than can be told' if np.isinf(high_w) else f'{high_w:.4g} W'}"
+        raise UnresolvedError(f"a source stood still or was late for {lasting_s[unknown].sum():.3g} s: {what}")
+    return found_w
+
+
+def _weighted(watts: Array, lasting_s: Array) -> float:
+    order = np.argsort(watts, kind="stable")
     reached = np.cumsum(lasting_s[order]) / lasting_s.sum()
-    return float(total_w[order][int(np.searchsorted(reached, P90 - 1e-9))]), None
+    return float(watts[order][int(np.searchsorted(reached, P90 - 1e-9))])
+
+
+def _curve(trace: PowerTrace, traces: Sequence[PowerTrace], window: Interval) -> _Curve:
+    """Raises UnresolvedError."""
+    curve = cumulative(trace)
+    unknown_s = {(stand.start_s, stand.end_s) for stand in curve.stands if stand.basis != "rest"}
+    if curve.watts is not None:
+        side = "first" if curve.is_flat else "line"
+        return _Curve(curve.times_s, curve.watts, side, tuple(unknown_s))
+    t, segment_j = curve.times_s, np.diff(curve.energy_j)
+    if trace.method != "modelled":
+        # Late renewals bring the joules, and do not say when they flowed; nor does one step of the counter.
+        long = np.diff(t) > GAP_FACTOR * max(curve.update_period_s, trace.sample_interval_s)
+        long &= segment_j > 2 * trace.resolution
+        rests = {(stand.start_s, stand.end_s) for stand in curve.stands if stand.basis == "rest"}
+        unknown_s |= {(float(t[i]), float(t[i + 1])) for i in np.flatnonzero(long)} - rests
+    unknown_s = {(first_s, last_s) for first_s, last_s in unknown_s if first_s < window[1] and last_s > window[0]}
+    beside = beside_of(trace, traces) if unknown_s else None
+    if beside is not None and all(beside.between(*stretch_s) is not None for stretch_s in unknown_s):
+        return _Curve(beside.read_s, beside.watts, "line")
+    # Marks lie microseconds from other readings, and renewals come between them: over so little the quotient is jitter.
+    unsure_s = min(curve.update_period_s, trace.sample_interval_s) if trace.update_period_s > 0 else 0.0
+    least_s = max(trace.sample_interval_s / 4, MEAN_OVER * unsure_s)
+    kept = [0]
+    for i, at_s in enumerate(t.tolist()):
+        if at_s - t[kept[-1]] >= least_s and i:
+            kept.append(i)
+    watts = np.diff(curve.energy_j[kept]) / np.diff(t[kept])
+    return _Curve(t[kept][1:], watts, "second", tuple(unknown_s))
 
 
 def _check_resolved(trace: PowerTrace, window: Interval) -> None:
@@ -64,11 +132,10 @@ def _check_resolved(trace: PowerTrace, window: Interval) -> None:
         raise UnresolvedError(f"{name}: {n_renewed} new values in the window, {MIN_UPDATES} are needed")
 
 
-def _power_at(trace: PowerTrace, curve: tuple[Array, Array], at_s: Array) -> Array:
-    times_s, watts = curve
-    if trace.kind == "power":
-        return np.asarray(np.interp(at_s, times_s, watts))
+def _power_at(curve: _Curve, at_s: Array) -> Array:
+    if curve.side == "line":
+        return np.asarray(np.interp(at_s, curve.times_s, curve.watts))
     # A counter's quotient is of the time before its reading, a held value of the time after.
-    is_counter = trace.kind == "counter"
-    found = np.searchsorted(times_s, at_s) if is_counter else np.searchsorted(times_s, at_s, side="right") - 1
-    return np.asarray(watts[np.clip(found, 0, len(watts) - 1)])
+    is_after = curve.side == "second"
+    found = np.searchsorted(curve.times_s, at_s, side="left" if is_after else "right") - (0 if is_after else 1)
+    return np.asarray(curve.watts[np.clip(found, 0, len(curve.watts) - 1)])

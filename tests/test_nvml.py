@@ -244,7 +244,7 @@ meter.open()
 answer = [channel.max_power_w for channel in meter.channels]
 """
     assert nvml.run(code, limit_w=80) == [240.0, 240.0]
-    assert nvml.run(code) == [5000.0, 5000.0]
+    assert nvml.run(code) == [4000.0, 4000.0]
 
 
 def test_whatever_the_binding_raises_is_our_error(nvml: FakeNvml) -> None:

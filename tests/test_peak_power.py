@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from results.energy import energy_between
 from results.peak_power import p90_power
 from results.records import PowerTrace, TraceKind
+from tests.fakes.stopped import frozen
+from tests.fakes.waveforms import StepPower, counter_trace
 
 WINDOW = (1.0, 11.0)
 
@@ -88,3 +91,61 @@ def test_what_a_model_states_by_few_points_is_known_between_them() -> None:
     """A timeline's counter at operation boundaries: 20 W, and 60 W in the last quarter."""
     modelled = trace([0.0, 9.0, 12.0], [0.0, 180.0, 360.0], "counter", method="modelled", sample_interval_s=0.0)
     assert p90_power([modelled], (0.0, 12.0), "m") == (pytest.approx(60.0), None)
+
+
+# --- a source that stands still --------------------------------------------------------------------------------------
+
+WORKING = StepPower(np.array([-5.0, 2.0, 2.7, 15.0]), np.array([20.0, 300.0, 150.0]))
+"""Of the ten seconds from 1 s on: 1 s of 20 W, 0.7 s of 300 W, then 150 W: for nine tenths it is 150 W or less."""
+
+
+def counter_and_sensor(from_s: float, to_s: float, catches_up: bool = False) -> tuple[PowerTrace, PowerTrace]:
+    """A counter that stands still for so long, and the power beside it."""
+    times_s = np.arange(0.0, 12.0, 0.05)
+    beside = trace(times_s, WORKING.power_w(times_s), component="c power", additive=False, sample_interval_s=0.05)
+    counter = counter_trace(WORKING, times_s, 0.1, 0.013, component="c")
+    return frozen(counter, from_s, to_s, catches_up), beside
+
+
+@pytest.mark.parametrize("catches_up", [False, True])
+def test_where_a_counter_stood_still_the_sensor_beside_says_what_flowed(catches_up: bool) -> None:
+    counter, beside = counter_and_sensor(4.0, 9.5, catches_up)
+    assert p90_power([counter, beside], WINDOW, "m") == (pytest.approx(150.0), None)
+    watts, why = p90_power([counter], WINDOW, "m")
+    assert watts is None
+    assert "stood still" in str(why)
+
+
+def test_a_short_stand_matters_where_what_it_hides_may_be_the_highest_power() -> None:
+    """Half a second of ten: to 7 % of 300 W it may add more than 3 %; to 40 % it adds nothing new."""
+    watts, why = p90_power([counter_and_sensor(6.0, 6.5)[0]], WINDOW, "m")
+    assert watts is None
+    assert "a source stood still or was late" in str(why)
+    halves = StepPower(np.array([-5.0, 7.0, 15.0]), np.array([150.0, 300.0]))
+    counter = counter_trace(halves, np.arange(0.0, 12.0, 0.05), 0.1, 0.013, component="c")
+    assert p90_power([frozen(counter, 4.0, 4.5)], WINDOW, "m")[0] == pytest.approx(300.0, rel=0.05)
+
+
+def test_a_window_without_energy_has_no_p90_power_either() -> None:
+    stuck_w = 100 + np.random.default_rng(0).standard_normal(121)
+    stuck_w[40:90] = stuck_w[40]
+    one = trace(TIMES_S, stuck_w, resolution=1e-3)
+    reason = energy_between([one], [WINDOW], "all", "m").reason
+    assert "stuck at one value" in str(reason)
+    assert p90_power([one], WINDOW, "m") == (None, f"P90 power: {reason}")
+
+
+def test_readings_above_what_can_flow_are_no_peak() -> None:
+    watts = 100 + np.random.default_rng(0).standard_normal(121)
+    watts[[20, 40, 60, 80]] = 65535.0
+    assert p90_power([trace(TIMES_S, watts)], WINDOW, "m")[0] == pytest.approx(101.3, abs=1.0)
+
+
+def test_when_a_renewal_came_is_no_peak() -> None:
+    """A counter of 100 ms that is read every 50: between two readings lie 50 to 150 ms of its energy."""
+    steady = StepPower(np.array([-5.0, 15.0]), np.array([100.0]))
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        times_s = np.cumsum(np.concatenate([[0.0], rng.uniform(0.04, 0.06, 240)]))
+        counter = counter_trace(steady, times_s, 0.1, rng.uniform(0, 0.1))
+        assert p90_power([counter], WINDOW, "m")[0] == pytest.approx(100.0, rel=0.1)
