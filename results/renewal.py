@@ -22,6 +22,10 @@ LONG_RUN = 20
 """Renewals over which the update period is taken, where they come quickest."""
 FEW = 3
 """So many tell it as well, where the readings are closer to each other."""
+REPEATS, CLOSELY = 1.05, 3.0
+"""Readings of a value, on average: some repeat the one before; they tell its renewals to a third."""
+AS_QUICK = 1.25
+"""Times the quickest: changes that come so quickly tell more where a reading repeated the one before."""
 AS_STATED = 0.1
 """A period that is seen to be so close to the stated one is that one: readings place each renewal to their distance."""
 MANY_TIMES = 3
@@ -64,11 +68,12 @@ def observed_renewal(times_s: Array, shown_j: Array, stated_s: float) -> Renewal
     changed = np.flatnonzero(np.diff(shown_j) > 0) + 1
     if len(changed) < 3:
         return Renewal(stated_s, stated_s)
-    period_s, repeats = _mean_distance_s(times_s, changed, LONG_RUN)
-    closely = _mean_distance_s(times_s, changed, FEW)
-    if closely[0] < period_s / 2:
+    period_s, n_readings = _mean_distance_s(times_s, changed, LONG_RUN)
+    closely_s, n_closely = _mean_distance_s(times_s, changed, FEW)
+    if closely_s < (period_s if n_closely >= CLOSELY > n_readings else period_s / 2):
         # It was read more closely for a while.
-        period_s, repeats = closely
+        period_s, n_readings = closely_s, n_closely
+    repeats = n_readings > REPEATS
     repeated_s = np.diff(times_s[changed])[np.diff(changed) > 1]
     if len(repeated_s) and np.median(repeated_s) < period_s:
         period_s, repeats = float(np.median(repeated_s)), True
@@ -85,12 +90,25 @@ def observed_renewal(times_s: Array, shown_j: Array, stated_s: float) -> Renewal
     return Renewal(period_s, STILL_UPDATES * min(max(usual_s, period_s), 3 * period_s))
 
 
-def _mean_distance_s(times_s: Array, changed: NDArray[np.intp], run: int) -> tuple[float, bool]:
-    """Of `run` changes, where they came quickest; and whether a reading among these repeated the one before."""
+def _mean_distance_s(times_s: Array, changed: NDArray[np.intp], run: int) -> tuple[float, float]:
+    """Of `run` changes, where they came quickest; and how many readings there are of each value among these.
+
+    The first of them may have been there since the reading before it: as many renewals fit into no less than the time
+    since then. Readings that marks place close to each other are no quick renewals, if one before them is far.
+    """
     run = min(run, len(changed) - 1)
-    spans_s = times_s[changed[run:]] - times_s[changed[:-run]]
-    i = int(np.argmin(spans_s))
-    return float(spans_s[i]) / run, bool(changed[i + run] - changed[i] > 1.05 * run)
+    first, last = changed[:-run], changed[run:]
+    since_s, to_s = (times_s[k] - times_s[k - 1] for k in (first, last))
+    spans_s = times_s[last] - times_s[first]
+    at_most_s = spans_s + since_s
+    n_readings = (last - first) / run
+    repeats = n_readings > REPEATS
+    i = int(np.argmin(at_most_s))
+    j = int(np.argmin(np.where(repeats, at_most_s, np.inf)))
+    # Where a reading repeated the one before, the distance is that of renewals, and not of readings.
+    if repeats[j] and at_most_s[j] <= AS_QUICK * at_most_s[i]:
+        i = j
+    return float(spans_s[i] + max(since_s[i] - to_s[i], 0.0) / 2) / run, float(n_readings[i])
 
 
 def longest_shown_s(times_s: Array, shown_j: Array, begins: NDArray[np.intp], renewal: Renewal, step_j: float) -> Array:

@@ -11,6 +11,7 @@ import pytest
 
 from results.energy import energy_between
 from results.records import EnergyReading, PowerTrace
+from results.renewal import observed_renewal
 from tests.fakes.stopped import INTERVAL_S, WINDOW_S, frozen, read, request, steady, unread
 from tests.fakes.waveforms import StepPower, counter_trace, trace
 
@@ -158,3 +159,28 @@ def test_the_sensor_beside_says_whether_an_unread_counter_lost_anything() -> Non
     reading = energy(unread(dipped, 4.0, 4.62), replace(beside, values=sound.power_w(beside.times_s)))
     assert reading.energy_j == pytest.approx(852.0, rel=2e-3)
     assert reading.remark is None
+
+
+@pytest.mark.parametrize(
+    ("update_s", "prefill_s", "decode_s"), [(0.02, 0.03, 0.4), (0.02, 0.05, 0.2), (0.01, 0.03, 0.4)]
+)
+def test_marks_close_to_each_other_are_no_quick_renewals(update_s: float, prefill_s: float, decode_s: float) -> None:
+    """200 and 80 W; a reading at each edge and each 50 ms, so that all differ by chance several times in a row."""
+    held, n_windows = 0, 40
+    for seed in range(n_windows):
+        rng = np.random.default_rng(seed)
+        lasts_s = np.array([prefill_s, decode_s] * 50) * (1 + 0.1 * rng.standard_normal(100))
+        edges_s = 0.3 + np.concatenate([[0.0], np.cumsum(lasts_s)])
+        power = StepPower(np.concatenate([[-5.0], edges_s, [60.0]]), np.array([20.0, *[200.0, 80.0] * 50, 20.0]))
+        grid_s = np.arange(-0.35, edges_s[-1] + 0.4, INTERVAL_S)
+        grid_s = grid_s + rng.uniform(0, 0.2 * INTERVAL_S, len(grid_s))
+        close_s = np.arange(-0.35 - 5 * update_s, -0.35, update_s / 8)
+        t = np.unique(np.concatenate([close_s, grid_s, edges_s + 5e-5]))
+        taken = counter_trace(power, t, update_s, rng.uniform(0, update_s), step_j=6e-5)
+        taken = replace(taken, sample_interval_s=INTERVAL_S, update_period_s=0.001)
+        observed_s = observed_renewal(t, taken.values - taken.values[0], 0.001).period_s
+        assert 0.95 * update_s <= observed_s <= 1.1 * update_s
+        decode = [(float(a), float(b)) for a, b in edges_s[1:].reshape(-1, 2)]
+        reading = energy_between([taken], decode, "decode", "m")
+        held += within(reading, sum(power.energy_j(a, b) for a, b in decode), 3.0)
+    assert held >= 0.95 * n_windows
