@@ -46,6 +46,8 @@ def _unpriced(engine: EngineSpec, sheet: Sheet) -> str | None:
             return f"{what} would be on {unit}, and its sheet has {', '.join(sheet.units)}"
         if kernel not in sheet.units[unit].kernels:
             return f"{what} would be on {unit}, where its sheet has no price for them"
+        if (why := sheet.units[unit].only_ratios) is not None:
+            return f"{what} would be on {unit}, where its sheet prices no model, only ratios of operations: {why}"
     return None
 
 

@@ -260,6 +260,12 @@ def test_choices_that_go_together_are_spelled_out_or_stand_beside_a_preset() -> 
     assert (first.units, first.backbone, first.wanted_prompts) == (("npu",), "npu", 8)
 
 
+ONLY_RATIOS = (
+    "would be on gpu, where its sheet prices no model, only ratios of operations:"
+    " Table 8 has one kernel of one size, and no price of a launch or of weights"
+)
+
+
 @pytest.mark.parametrize(
     ("technique", "expected"),
     [
@@ -267,10 +273,14 @@ def test_choices_that_go_together_are_spelled_out_or_stand_beside_a_preset() -> 
             {"name": "custom", "place": {"kind": "shards"}},
             "model:m2-ultra: sharded: experts would be on core:0, and its sheet has cpu, npu, gpu",
         ),
-        ({"name": "dropless", "unit": "gpu", "backbone": "gpu"}, None),
+        ({"name": "dropless", "unit": "gpu"}, f"model:m2-ultra: sharded: experts {ONLY_RATIOS}"),
+        ({"name": "gpu"}, f"model:m2-ultra: sharded: attention {ONLY_RATIOS}"),
+        ({"name": "coreml-cpu"}, None),
     ],
 )
-def test_an_arm_goes_onto_no_sheet_without_its_units(technique: dict[str, Any], expected: str | None) -> None:
+def test_an_arm_goes_onto_no_sheet_that_does_not_price_its_units(
+    technique: dict[str, Any], expected: str | None
+) -> None:
     plan = build_plan(raw_plan(engine=[{"name": "sharded", "technique": technique}], device=[HOST, M2_ULTRA]))
     assert plan.skipped == (() if expected is None else (expected,))
     assert len(plan.cells) == (2 if expected is None else 1)

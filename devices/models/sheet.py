@@ -87,6 +87,8 @@ class UnitSheet(Record):
     relative_accuracy: Figure
     """Energy residual of the fit, root mean square over the rows used: one sigma of the component's counter."""
     kernels: dict[Kernel, KernelPrice]
+    only_ratios: str | None = Field(default=None, min_length=1)
+    """Why its prices are good for ratios of single operations alone; None where a whole model can be priced on it."""
 
 
 class MemorySheet(Record):
