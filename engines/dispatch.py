@@ -240,6 +240,7 @@ class Tally(NamedTuple):
     routed_pairs: int
     dropped_pairs: int
     bytes_moved: int
+    bytes_exchanged: int | None
     hits: int | None
     misses: int | None
 
@@ -252,6 +253,7 @@ class Tally(NamedTuple):
             expert_calls=len(self.calls),
             weight_loads=self.calls.n_weight_loads,
             bytes_moved=self.bytes_moved,
+            bytes_exchanged=self.bytes_exchanged,
             hits=self.hits,
             misses=self.misses,
         )
@@ -281,9 +283,9 @@ class DispatchPlan:
     def tally(self) -> Tally:
         # Of the row space: a row that several widths share is computed once, in parts.
         moved = sum(t.n_bytes for t in self.transfers)
-        return Tally(
-            self.calls, len(self.token_R), self.routed_pairs, self.dropped_pairs, moved, self.hits, self.misses
-        )
+        sent = sum(sum(map(sum, e.bytes_NN)) for e in self.exchanges) if self.exchanges else None
+        pairs = self.routed_pairs, self.dropped_pairs
+        return Tally(self.calls, len(self.token_R), *pairs, moved, sent, self.hits, self.misses)
 
     def counters(self) -> EngineCounters:
         return self.tally.counters()

@@ -42,6 +42,7 @@ COUNTERS = (
         "weight_loads", "experts", "weight_loads", "loads", lambda c: c.weight_loads, "weight loads were not counted"
     ),
     Counter("bytes_moved", "B", "bytes_moved", "moved", lambda c: c.bytes_moved),
+    Counter("bytes_exchanged", "B", "bytes_exchanged", "exchanged", lambda c: c.bytes_exchanged, is_optional=True),
     Counter("hits", "experts", "hits", "hits", lambda c: c.hits, is_optional=True),
     Counter("misses", "experts", "misses", "misses", lambda c: c.misses, is_optional=True),
 )

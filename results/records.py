@@ -190,6 +190,8 @@ class EngineCounters(Record):
     """Experts whose weights a call loaded; fewer than calls where one finds them there from the one before. None: not
     counted, as in stores of before."""
     bytes_moved: int = 0
+    bytes_exchanged: int | None = None
+    """Activations that units sent each other. None: no unit sends any, or not counted, as in stores of before."""
     hits: int | None = None
     misses: int | None = None
 

@@ -39,6 +39,15 @@ def test_what_a_cache_hit_and_missed_has_rows_where_there_is_one() -> None:
     assert [title for title, _ in cache.headings] == ["hits", "misses"]
 
 
+def test_what_units_sent_each_other_has_a_row_where_they_did() -> None:
+    data = one_cell(trial(counters=EngineCounters(routed_pairs=8, bytes_exchanged=640)))
+    assert (row(data, "bytes_exchanged")["mean"], row(data, "bytes_exchanged")["unit"]) == (640, "B")
+    (exchanges,) = [t for t in page_context(data)["figure_tables"] if t.title == "Exchanges"]
+    assert [title for title, _ in exchanges.headings] == ["exchanged"]
+    silent = one_cell(trial(counters=EngineCounters(routed_pairs=8)))
+    assert "bytes_exchanged" not in set(tables.tidy(silent)["metric"])
+
+
 def test_a_store_from_before_a_counter_says_that_it_was_not_counted() -> None:
     stored = {"routed_pairs": 8, "dropped_pairs": 0, "computed_rows": 8, "padded_rows": 0, "expert_calls": 4}
     data = one_cell(trial(counters=EngineCounters.model_validate(stored)))
@@ -56,7 +65,7 @@ def test_counters_add_up_and_what_none_counted_stays_unknown() -> None:
 def test_every_counter_of_the_record_can_be_read() -> None:
     """Each field changes some figure."""
     base = EngineCounters(routed_pairs=10, dropped_pairs=1, computed_rows=20, padded_rows=2, expert_calls=3,
-                          weight_loads=3, bytes_moved=4, hits=5, misses=6)  # fmt: skip
+                          weight_loads=3, bytes_moved=4, bytes_exchanged=7, hits=5, misses=6)  # fmt: skip
     for name in EngineCounters.model_fields:
         other = base.model_copy(update={name: getattr(base, name) + 1})
         assert any(counter.read(base) != counter.read(other) for counter in COUNTERS), name

@@ -214,6 +214,7 @@ def test_cores_send_each_other_what_they_add_up(shard: str, cores: int, kind: st
     (exchange,) = plan.exchanges
     assert (exchange.kind, exchange.units) == (kind, tuple(f"core:{core}" for core in range(cores)))
     assert [list(row) for row in exchange.bytes_NN] == sent
+    assert plan.counters().bytes_exchanged == sum(map(sum, sent))
 
 
 @pytest.mark.parametrize(("shard", "columns"), [("intermediate", 24), ("hidden", 16)])

@@ -54,7 +54,15 @@ class Subject:
 
 
 EXPERTS = tuple(Column("Experts", c.heading, c.metric, None, c.unit) for c in COUNTERS if not c.is_optional)
-CACHED = tuple(Column("Cache", c.heading, c.metric, None, c.unit) for c in COUNTERS if c.is_optional)
+SENT = ("bytes_exchanged",)
+EXCHANGED, CACHED = (
+    tuple(
+        Column(group, c.heading, c.metric, None, c.unit)
+        for c in COUNTERS
+        if c.is_optional and (c.metric in SENT) is is_sent
+    )
+    for group, is_sent in (("Units", True), ("Cache", False))
+)
 SUBJECTS = (
     Subject(
         "Speed",
@@ -74,6 +82,7 @@ SUBJECTS = (
         "without a token; calls of experts, experts whose weights a call loaded, bytes of weights that were moved.",
         EXPERTS,
     ),
+    Subject("Exchanges", "Bytes of activations that units sent each other.", EXCHANGED),
     Subject("Cache of experts", "Of the experts called, those whose weights lay where they were computed.", CACHED),
     Subject(
         "Latency: percentiles",
