@@ -45,8 +45,12 @@ def roads_of(trials: Sequence[Trial]) -> tuple[str, ...]:
 def comparable_roads(trials: Sequence[Trial]) -> frozenset[str]:
     """What two arms must have in common for their times and joules to compare techniques. Threads and the width of the
     arithmetic are not in it: a plan chooses them. Empty where a model gives the times."""
-    roads = (t.road for t in trials if t.time_method == "measured" and t.road is not None)
-    return frozenset(", ".join(_parts(road, with_chosen=False)) for road in roads)
+    return frozenset(", ".join(_parts(road, with_chosen=False)) for road in _distinct(_timed(trials)))
+
+
+def _timed(trials: Sequence[Trial]) -> list[Trial]:
+    """Those whose seconds a clock gave: seconds of a model are the same on every road."""
+    return [t for t in trials if t.time_method == "measured"]
 
 
 def _distinct(trials: Sequence[Trial]) -> list[Road]:
@@ -78,7 +82,7 @@ def road_notes(run: RunData) -> list[str]:
     for (workload, device), cells in _compared(run.cells).items():
         names = [cell.engine for cell in cells]
         roads = {
-            cell.engine if names.count(cell.engine) == 1 else cell.label: _distinct(trials[cell.cell_id])
+            cell.engine if names.count(cell.engine) == 1 else cell.label: _distinct(_timed(trials[cell.cell_id]))
             for cell in cells
         }
         notes += _unlike(f"{workload} · {device}", roads)

@@ -130,6 +130,16 @@ def test_arms_and_repeats_on_unlike_roads_are_told() -> None:
     )
 
 
+def test_roads_of_modelled_seconds_are_not_told_as_a_difference() -> None:
+    """A sheet's seconds are the same whatever computed the tokens."""
+    slow = KERNELS.model_copy(update={"decoding": "layer by layer"})
+    cells = [cell("c1", engine="tiers"), cell("c2", engine="oracle")]
+    own = [trial("c1", 0, road=KERNELS), trial("c2", 0, road=slow)]
+    modelled = [t.model_copy(update={"time_method": "modelled"}) for t in own]
+    assert len(road_notes(run(cells, own))) == 1
+    assert road_notes(run(cells, modelled)) == []
+
+
 def test_tables_name_every_road_of_a_cell() -> None:
     repeats = [trial("c1", 0, road=KERNELS), trial("c1", 1, road=KERNELS.model_copy(update={"n_threads": 1}))]
     made = run([cell("c1")], repeats)

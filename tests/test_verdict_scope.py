@@ -16,6 +16,7 @@ from results.derived import Derived
 from results.environments import Road
 from results.records import Score
 from results.report.html import html_text
+from results.report.standings import standings_table
 from results.runs import RunData
 from results.trials import Trial
 from tests.run_builders import cell, reading, run, trial
@@ -188,6 +189,14 @@ def test_arms_on_unlike_roads_have_no_certain_time_nor_joules_and_the_verdict_sa
         assert figures[1].note is not None
         note = shown.table.notes[figures[1].note - 1]
         assert note.startswith("computed in another way (second: decoding layer by layer; first: decoding fused)")
+
+
+def test_the_file_of_arms_says_why_a_ratio_across_roads_is_not_certain() -> None:
+    """Whoever reads arms.csv has no page beside it."""
+    unlike = standings_table(groups(on_roads(KERNELS, BY_LAYER))).set_index(["arm", "quantity"])
+    assert unlike.loc[("second", "time"), "reason"].startswith("computed in another way (second: decoding layer by")
+    alike = standings_table(groups(on_roads(KERNELS, KERNELS))).set_index(["arm", "quantity"])
+    assert alike.loc[("second", "time"), "reason"] is None
 
 
 def test_threads_that_a_plan_chose_are_compared() -> None:

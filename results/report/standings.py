@@ -190,6 +190,7 @@ _COLUMNS = (
 
 def _table_row(group: Group, standing: Standing) -> dict[str, object]:
     ratio = standing.ratio
+    told = (standing.reason, ratio.reason if ratio else None, standing.remark)
     return {
         "device": group.device,
         "workload": group.workload,
@@ -210,7 +211,7 @@ def _table_row(group: Group, standing: Standing) -> dict[str, object]:
         "ratio_high": ratio and ratio.high,
         "certain_difference": standing.is_certain,
         "certainly_best": standing.is_best,
-        "reason": standing.reason or (ratio.reason if ratio else None),
+        "reason": "; ".join(dict.fromkeys(filter(None, told))) or None,
     }
 
 
