@@ -114,6 +114,11 @@ def test_bad_recording_is_refused_when_it_is_opened(tmp_path: Path, text: str, m
         ("package_w,dgpu_w", "33,20", 53.0),
         ("cpu_w,gpu_w,nothing_known_w,total_w", "1,2,3,10", 10.0),
         ("remark,cpu_w ,  gpu_w", "0,1,2", 3.0),
+        ("cpu_w,GPU_W", "30,200", 230.0),
+        ("igpu_w,dgpu_w,dram_w", "1,2,3", 6.0),
+        ("part_memory_w,part_dram_w", "1,2", 3.0),
+        # Neither is read, and neither is named as what was drawn.
+        ("cpu_w,gpu_power_limit,power_mode", "30,300,1", 30.0),
     ],
 )
 def test_the_whole_is_not_added_to_its_parts(tmp_path: Path, columns: str, rows: str, watts: float) -> None:
@@ -136,6 +141,13 @@ def test_a_name_of_the_whole_is_known_wherever_it_stands(tmp_path: Path, whole: 
     assert total(*measure(meter, sleep(0.3))).average_power_w == pytest.approx(33)
 
 
+OTHERWISE_NAMED = ("gpu_mw", "gpu_kw", "gpu_watts", "gpu_power", "gpu [W]", "GPU Power (mW)", "gpu.power.draw", "gpu W")
+ONE_PART = (
+    ("gpu", "hbm"), ("gpu", "vram"), ("gpu", "dgpu"), ("memory", "dram"), ("ram", "dram"), ("pkg", "package"),
+    ("core", "cluster"), ("npu", "ane"), ("disk", "ssd"), ("display", "backlight"), ("wifi", "network"),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("columns", "row", "message"),
     [
@@ -146,6 +158,13 @@ def test_a_name_of_the_whole_is_known_wherever_it_stands(tmp_path: Path, whole: 
         ("gpu_w,gpu0_w", "3,3", "gpu_w and gpu0_w may hold the same gpu"),
         ("vdd_cpu_gpu_w,gpu_w", "9,3", "may hold the same gpu"),
         ("package_w,gpu_w", "33,20", "nothing says whether the package holds gpu_w; call it igpu_w .* dgpu_w"),
+        *((f"cpu_w,{name}", "30,200", "is named as a power, and only columns in watts") for name in OTHERWISE_NAMED),
+        *(
+            (f"cpu_w,{name}_w", "30,300", f"{name}_w is named as a limit")
+            for name in ("gpu_limit", "disk_tdp", "GPU_peak")
+        ),
+        ("gpu_max_w", "300", "gpu_max_w is named as a limit"),
+        *((f"{one}_w,{other}_w", "9,9", f"{one}_w and {other}_w may hold the same") for one, other in ONE_PART),
         ("gpu_w,battery_w", "100,0.9", "battery_w is named as the whole and has 0.9 W on average, less than gpu_w"),
     ],
 )

@@ -35,6 +35,19 @@ SAYS_NOTHING = frozenset(_SAYS_NOTHING.split())
 IN_CPU = frozenset(("core", "cores", "cluster", "pp"))
 IN_PACKAGE = IN_CPU | {"cpu", "uncore", "igpu"}
 PACKAGE = frozenset(("package", "pkg"))
+SAYS_POWER = frozenset(("w", "mw", "kw", "uw", "µw", "nw"))
+_NO_DRAW = "limit limits cap capped max maximum min minimum peak tdp rated rating budget target source state mode"
+NO_DRAW = frozenset(_NO_DRAW.split())
+"""Beside power, in names of what was not drawn."""
+SAME_PARTS = tuple(
+    frozenset(names.split())
+    for names in (
+        "dram ram mem memory", "mem memory hbm vram", "gpu hbm vram", "dgpu hbm vram", "gpu igpu", "gpu dgpu",
+        "npu ane", "display screen panel lcd oled backlight", "disk storage ssd nvme", "disk storage hdd",
+        "network nic", "network wifi wlan", "modem radio", "fan fans", "core cores cluster pp", "package pkg",
+    )
+)  # fmt: skip
+"""Names of one part, or of one inside the other: a GPU's board holds its memory."""
 SAME_SUM = 1e-3
 """Relative: the columns are of slightly different instants."""
 COARSE_SHARE = 0.05
@@ -141,14 +154,16 @@ def _inside(components: Sequence[str]) -> list[bool]:
 
 
 def _refuse_overlap(path: Path, added: Sequence[str]) -> None:
-    """`cpu_w` beside `cpu0_w` or `cpu_total_w`; `cpu_gpu_w` beside `gpu_w`."""
+    """`cpu_w` beside `cpu0_w` or `cpu_total_w`; `cpu_gpu_w` beside `gpu_w`; `memory_w` beside `dram_w`."""
     named = [name for name in added if not name.lower().startswith(PART_PREFIX)]
     for one, other in combinations(named, 2):
-        shared = _words(one) & _words(other) & PART_WORDS
-        if shared and not _are_siblings(one, other):
+        parts, others = _words(one) & PART_WORDS, _words(other) & PART_WORDS
+        shared = parts & others
+        is_same = len(parts) == len(others) == 1 and any(parts | others <= same for same in SAME_PARTS)
+        if (shared and not _are_siblings(one, other)) or (is_same and not shared):
             raise MeterUnavailableError(
-                f"replay: {path}: {one}_w and {other}_w may hold the same {min(shared)}; keep one of them, or call each"
-                f" that is to be added {PART_PREFIX}NAME_w"
+                f"replay: {path}: {one}_w and {other}_w may hold the same {min(shared or parts)}; keep one of them, or"
+                f" call each that is to be added {PART_PREFIX}NAME_w"
             )
 
 

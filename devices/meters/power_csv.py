@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.base import MeterUnavailableError
-from devices.meters.power_columns import summed
+from devices.meters.power_columns import NO_DRAW, SAYS_POWER, summed
 
 Array = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ def read_power_csv(path: Path) -> PowerTable:
 
     try:
         columns = _header(path)
-        wanted = [columns.index(TIME), *(i for i, c in enumerate(columns) if c.endswith(WATTS))]
+        wanted = [columns.index(TIME), *(i for i, c in enumerate(columns) if _is_watts(c))]
         with warnings.catch_warnings():
             # Fields without a name would be dropped with a warning, or shift the columns.
             warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -69,7 +69,7 @@ def read_power_csv(path: Path) -> PowerTable:
     if len(times_s) < 2 or not is_power(times_s, watts) or _has_truth_values(path, columns, wanted):
         fault = _first_fault(path, least_power_w(watts).tolist())
         raise MeterUnavailableError(f"replay: {path}: {fault or 'a column has less than 0 W on average'}")
-    components = [columns[i].removesuffix(WATTS) for i in wanted[1:]]
+    components = [columns[i][: -len(WATTS)] for i in wanted[1:]]
     return PowerTable(tuple(components), summed(path, components, watts), times_s, watts)
 
 
@@ -95,16 +95,39 @@ def _header(path: Path) -> list[str]:
         columns = [c.strip() for c in next(csv.reader(_without_nul(file)), [])]
     if WATTS in columns:
         raise MeterUnavailableError(f"replay: {path}: line 1: a column is called {WATTS}; write its part, as in cpu_w")
-    if TIME in columns and any(c.endswith(WATTS) for c in columns):
-        repeated = [c for c in dict.fromkeys(columns) if columns.count(c) > 1 and (c == TIME or c.endswith(WATTS))]
-        if not repeated:
-            return columns
-        raise MeterUnavailableError(f"replay: {path}: line 1: the column {repeated[0]} is there twice; rename one")
+    if TIME in columns and any(map(_is_watts, columns)):
+        repeated = [c for c in dict.fromkeys(columns) if columns.count(c) > 1 and (c == TIME or _is_watts(c))]
+        if repeated:
+            raise MeterUnavailableError(f"replay: {path}: line 1: the column {repeated[0]} is there twice; rename one")
+        for column in columns:
+            _refuse_column(path, column)
+        return columns
     remedy = f"it needs {TIME} and at least one that ends in {WATTS}"
     if len(columns) == 1 and (";" in columns[0] or "\t" in columns[0]):
         remedy = "write commas between columns, and points in numbers"
     told = ", ".join(columns)[:200] or "none"
     raise MeterUnavailableError(f"replay: {path} has the columns {told}; {remedy}")
+
+
+def _is_watts(column: str) -> bool:
+    return column.lower().endswith(WATTS)
+
+
+def _refuse_column(path: Path, column: str) -> None:
+    """A power that would be dropped for its name, or a limit that would be added for its name."""
+    words = frozenset(re.findall(r"[a-zµ]+", column.lower()))
+    is_draw = not words & NO_DRAW
+    if _is_watts(column):
+        if not is_draw:
+            raise MeterUnavailableError(
+                f"replay: {path}: line 1: {column} is named as a limit or an extreme, not as what was drawn; delete it"
+            )
+        return
+    if is_draw and (words & SAYS_POWER or "power" in column.lower() or "watt" in column.lower()):
+        raise MeterUnavailableError(
+            f"replay: {path}: line 1: {column} is named as a power, and only columns in watts that end in {WATTS} are"
+            f" read; write watts and call it PART{WATTS}, as in gpu_w, or delete it"
+        )
 
 
 def _has_truth_values(path: Path, columns: Sequence[str], wanted: Sequence[int]) -> bool:
@@ -122,7 +145,7 @@ def _first_fault(path: Path, least_w: Sequence[float] | None = None) -> str | No
         rows = csv.reader(_without_nul(file))
         try:
             columns = [c.strip() for c in next(rows, [])]
-            wanted = [i for i, c in enumerate(columns) if c == TIME or c.endswith(WATTS)]
+            wanted = [i for i, c in enumerate(columns) if c == TIME or _is_watts(c)]
             powers = [i for i in wanted if columns[i] != TIME]
             least_of = dict(zip(powers, least_w or [-math.inf] * len(powers), strict=True))
             before_s, n_rows = -math.inf, 0
