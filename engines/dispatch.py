@@ -124,7 +124,7 @@ class Calls(Sequence[ExpertCall]):
     kind_C: Integers | None = None
     """Index into `kinds`; None: all calls are of the first."""
     weight_loads_C: Integers | None = None
-    """None: as many as each call has segments."""
+    """None: as many as each call has segments. Of a slice, loads of that slice."""
 
     @staticmethod
     def of(calls: Iterable[ExpertCall]) -> Calls:
@@ -170,7 +170,12 @@ class Calls(Sequence[ExpertCall]):
 
     @property
     def n_weight_loads(self) -> int:
-        return len(self.expert_S) if self.weight_loads_C is None else int(self.weight_loads_C.sum())
+        """In whole experts: the slices of an expert are one load together, which is counted at the first."""
+        if all(kind.is_first_slice for kind in self.kinds):
+            return len(self.expert_S) if self.weight_loads_C is None else int(self.weight_loads_C.sum())
+        assert self.kind_C is not None
+        is_first_K = np.array([kind.is_first_slice for kind in self.kinds])
+        return int(self.loads_C[is_first_K[self.kind_C]].sum())
 
     def kind(self, call: int) -> CallKind:
         return self.kinds[0 if self.kind_C is None else self.kind_C[call]]

@@ -187,8 +187,8 @@ class EngineCounters(Record):
     padded_rows: int = 0
     expert_calls: int = 0
     weight_loads: int | None = None
-    """Experts whose weights a call loaded; fewer than calls where one finds them there from the one before. None: not
-    counted, as in stores of before."""
+    """Experts whose weights a call loaded; fewer than calls where one finds them there from the one before. All slices
+    of an expert are one load. None: not counted, as in stores of before."""
     bytes_moved: int = 0
     bytes_exchanged: int | None = None
     """Activations that units sent each other. None: no unit sends any, or not counted, as in stores of before."""

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
+from engines.model.experts import execute
+from engines.oracle import mix_experts
 from engines.profile import Profile
 from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
 from engines.techniques.layout.tiers import GRAPH_BYTES, TiersParameters
-from engines.techniques.presets import preset_parameters
+from engines.techniques.presets import CustomParameters, preset_parameters
 from tests.techniques import built
+from tests.test_experts import random_experts
 
 pytestmark = pytest.mark.numbers
 
@@ -269,3 +272,39 @@ def test_costs_are_asked_at_a_named_shape() -> None:
     assert units() == {"cpu"}
     with pytest.raises(EngineError, match="no shape 'phi-4'"):
         units(as_shape="phi-4")
+
+
+# --- shares and what else is laid out --------------------------------------------------------------------------------
+
+
+DECODE_LAYOUTS = (
+    {"kind": "tiers", "grouped": True, "decode_graphs": "same", "align": 2, "multiples": [100]},
+    {"kind": "capacity", "factor": 100},
+    {"kind": "blocks", "block_size": 2},
+    {"kind": "all_experts"},
+)
+
+
+@pytest.mark.parametrize("decode", DECODE_LAYOUTS, ids=str)
+def test_each_share_computes_its_own_experts_whatever_lays_them_out(decode: dict[str, object]) -> None:
+    """Expert 0 lies on the NPU; graphs of all four, and layouts that launch all, reach into both shares."""
+    profile, sizes = Profile({0: (70, 10, 10, 10, 0, 0)}, 1, 1), ModelSizes(6, 1, 16, 24, 6 * 16 * 24)
+    chosen = {
+        "place": {"kind": "by_cost"},
+        "layout": {"kind": "tiers", "decode_graphs": "same", "align": 1},
+        "decode": decode,
+    }
+    placed = CustomParameters.model_validate(chosen).build(BuildContext(16, sizes, profile, Prices()))
+    experts, generator = random_experts(hidden=16, width=24), torch.Generator().manual_seed(4)
+    hidden = torch.randn(12, 16, generator=generator)
+    routing = Routing(torch.tensor([[0]] * 3 + [[1]] * 6 + [[2]] * 3), torch.ones(12, 1), 6)
+    plan = placed.plan(LayerInput(0, "decode", routing, torch.ones(12)))
+    assert {(call.unit, expert) for call in plan.calls for expert in call.experts} == {
+        ("npu", 0),
+        ("cpu", 1),
+        ("cpu", 2),
+    }
+    assert plan.dropped_pairs == 0
+    torch.testing.assert_close(
+        execute(plan, hidden, experts), mix_experts(hidden, routing, experts), atol=1e-5, rtol=1e-5
+    )

@@ -222,3 +222,44 @@ def test_more_cores_than_columns_are_refused(shard: str, columns: int) -> None:
     place: dict[str, object] = {"kind": "shards", "shard": shard, "cores": 25}
     with pytest.raises(EngineError, match=f"25 cores cannot share {columns} columns"):
         custom(place, {"kind": "exact"}, Profile({0: (1,) * 6}, 2, 1), 16)
+
+
+# --- loads of weights ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard", ["hidden", "intermediate"])
+@pytest.mark.parametrize("cores", [1, 2, 5])
+@pytest.mark.parametrize("layout", [{"kind": "exact"}, {"kind": "blocks", "block_size": 4}], ids=str)
+def test_slices_of_an_expert_are_one_load(shard: str, cores: int, layout: dict[str, object]) -> None:
+    """So that as many loads are told as of whole experts: one of each that has tokens."""
+    _, routing = random_routing(13)
+    place: dict[str, object] = {"kind": "shards", "shard": shard, "cores": cores}
+    plan = custom(place, layout, Profile({0: (1,) * 6}, 2, 1), 16).plan(seen(routing))
+    assert plan.counters().weight_loads == len(set(routing.expert_ids_TK.reshape(-1).tolist()))
+
+
+@pytest.mark.parametrize(
+    ("skips", "loads"),
+    [
+        # Blocks of experts 0 0 0 | 1 1 | 2, in turn on two cores: the first has 0 0 1, the second 0 1 2.
+        (True, [1, 1, 0, 1, 1, 1]),
+        (False, [1] * 6),
+    ],
+)
+def test_each_core_of_dealt_blocks_loads_its_own_copy(skips: bool, loads: list[int]) -> None:
+    routing = Routing(torch.tensor([[0]] * 6 + [[1]] * 4 + [[2]] * 2), torch.ones(12, 1), N_EXPERTS)
+    layout: dict[str, object] = {"kind": "blocks", "block_size": 2, "skip_weight_loads": skips}
+    place: dict[str, object] = {"kind": "shards", "shard": "blocks"}
+    plan = custom(place, layout, Profile({0: (1,) * 6}, 1, 1), 16).plan(seen(routing))
+    assert [(call.unit, call.experts[0]) for call in plan.calls] == [
+        ("core:0", 0), ("core:1", 0), ("core:0", 0), ("core:1", 1), ("core:0", 1), ("core:1", 2)
+    ]  # fmt: skip
+    assert [call.n_weight_loads for call in plan.calls] == loads
+
+
+def test_the_first_block_of_padding_loads_what_no_block_before_it_left() -> None:
+    """One block of expert 0; ceil(2 / 2) + 5 = 6 are provisioned, the rest run the last expert."""
+    layout: dict[str, object] = {"kind": "blocks", "block_size": 2, "skip_padding_blocks": False}
+    routing = Routing(torch.tensor([[0], [0]]), torch.ones(2, 1), N_EXPERTS)
+    plan = custom(None, layout, Profile({0: (1,) * 6}, 1, 1), 16).plan(seen(routing))
+    assert [(call.experts[0], call.n_weight_loads) for call in plan.calls] == [(0, 1), (5, 1), *[(5, 0)] * 4]

@@ -91,7 +91,7 @@ class ComposedTechnique:
         kept_E, n_rows = np.zeros_like(load_E), 0
         for share in shares:
             own_E = load_E if share.experts_E is None else np.where(share.experts_E, load_E, 0)
-            laid = exact_rows(own_E) if share.exact else layout.rows(seen, own_E)
+            laid = exact_rows(own_E) if share.exact else _of_share(layout.rows(seen, own_E), share)
             parts.append(_calls(laid, share, layout.static, n_rows))
             n_rows += int(laid.rows_S.sum())
             kept_E += laid.kept_E
@@ -197,8 +197,34 @@ def _calls(laid: Rows, share: Share, static: bool, first_row: int) -> Calls:
         return calls
     if share.dealt:
         in_turn_C = np.arange(n_calls) % n_pieces
-        return Calls(*_columns(calls), laid.starts_C, kinds, in_turn_C, laid.weight_loads_C)
+        return Calls(*_columns(calls), laid.starts_C, kinds, in_turn_C, _loads_in_turn(laid, n_pieces))
     return _joined([Calls(*_columns(calls), laid.starts_C, (kind,), None, laid.weight_loads_C) for kind in kinds])
+
+
+def _of_share(laid: Rows, share: Share) -> Rows:
+    """Without the experts of other shares: a layout may have rows for experts that have no pairs here."""
+    if share.experts_E is None:
+        return laid
+    is_own_S = share.experts_E[laid.expert_S]
+    if is_own_S.all() or not len(laid.starts_C):
+        return laid
+    n_own_C = np.add.reduceat(is_own_S.astype(np.int64), laid.starts_C)
+    is_called_C = n_own_C > 0
+    loads_C = None if laid.weight_loads_C is None else np.minimum(laid.weight_loads_C, n_own_C)[is_called_C]
+    n_own_C = n_own_C[is_called_C]
+    segments = (laid.expert_S[is_own_S], laid.rows_S[is_own_S], laid.valid_S[is_own_S])
+    return Rows(*segments, np.cumsum(n_own_C) - n_own_C, laid.kept_E, loads_C)
+
+
+def _loads_in_turn(laid: Rows, n_units: int) -> Integers | None:
+    """Of calls that units take in turn: a unit finds an expert's weights only where its own call before left them."""
+    if laid.weight_loads_C is None:
+        return None
+    first_C = laid.expert_S[laid.starts_C]
+    is_same_C = np.zeros(len(first_C), dtype=np.bool_)
+    is_same_C[n_units:] = first_C[n_units:] == first_C[:-n_units]
+    n_segments_C = np.diff(laid.starts_C, append=len(laid.expert_S))
+    return np.where(is_same_C, laid.weight_loads_C, n_segments_C)
 
 
 def _columns(calls: Calls) -> tuple[Integers, Integers, Integers, Integers]:

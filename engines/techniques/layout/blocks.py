@@ -101,14 +101,14 @@ class Blocks:
         # Of each block, its place among those of its expert.
         place_S = np.arange(len(expert_S)) - np.repeat(np.cumsum(needed_E) - needed_E, needed_E)
         valid_S = np.minimum(load_E[expert_S] - place_S * size, size)
-        loads_S = place_S == 0 if parameters.skip_weight_loads else np.ones(len(expert_S), dtype=np.bool_)
         if not parameters.skip_padding_blocks:
             n_more = n_blocks(n_pairs, n_experts, size, parameters.block_count) - len(expert_S)
             expert_S = np.append(expert_S, np.full(n_more, n_experts - 1))
             valid_S = np.append(valid_S, np.zeros(n_more, dtype=np.int64))
-            loads_S = np.append(loads_S, np.full(n_more, not parameters.skip_weight_loads))
-        rows_S = np.full(len(expert_S), size)
-        return Rows(expert_S, rows_S, valid_S, np.arange(len(expert_S)), load_E, loads_S.astype(np.int64))
+        rows_S, loads_S = np.full(len(expert_S), size), np.ones(len(expert_S), dtype=np.int64)
+        if parameters.skip_weight_loads:
+            loads_S[1:] = expert_S[1:] != expert_S[:-1]
+        return Rows(expert_S, rows_S, valid_S, np.arange(len(expert_S)), load_E, loads_S)
 
     def decode_layout(self, layer: int, n_experts: int) -> DecodeLayout | None:
         if not self._parameters.skip_padding_blocks:
