@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from results.living import Living
 from results.records import PowerTrace
-from results.renewal import MANY_TIMES, STAMP_S, Renewal, longest_shown_s
+from results.renewal import COARSE_STEPS, MANY_TIMES, MULTIPLE_WITHIN, STAMP_S, Renewal, longest_shown_s
 
 Array = NDArray[np.float64]
 
@@ -43,6 +43,8 @@ STUCK_BY_CHANCE = 1e-6
 """That a living sensor repeats itself so often."""
 FINE_STEP = 1e-3
 """Of its value: noise alone changes a finer reading."""
+QUIET_UPDATES, MOSTLY_QUIET = 2, 0.5
+"""A value that stands for so many; a sensor that does so for so much of the time has no noise of its own steps."""
 HIDDEN_MARGIN = 1.5
 """By so much a stand may have hidden more than the highest power shown, or less than the lowest."""
 NOTHING_SHARE = 1e-3
@@ -240,8 +242,8 @@ def stuck_runs(trace: PowerTrace) -> list[tuple[int, int]]:
 
     How often it turns elsewhere, up and down again, says how likely that is: of three readings that noise alone makes
     differ, the middle is the highest or the lowest in two of three cases; on a ramp or at a step it never is. A sensor
-    of coarse steps repeats itself, and rests at its lowest value: it is stuck only above that, and where it changes by
-    several of its steps elsewhere.
+    of coarse steps repeats itself, and rests at its lowest value: it is stuck only above that, where it changes by
+    several of its steps elsewhere, and from reading to reading.
     """
     t, watts = trace.times_s, trace.values
     period_s = max(trace.update_period_s, trace.sample_interval_s)
@@ -259,16 +261,26 @@ def stuck_runs(trace: PowerTrace) -> list[tuple[int, int]]:
     if not is_long.any() or is_long.all() or n_elsewhere < FEWEST_ELSEWHERE or often <= 0:
         return []
     steps_w = np.abs(change_w)
-    step_w, usual_w = float(steps_w.min()), float(np.median(steps_w))
+    step_w, usual_w = _step_w(steps_w, trace.resolution), float(np.median(steps_w))
+    # Between changes of the load it repeats itself anyway: under a power cap for as long as that holds.
+    is_quiet = float(lasting[~is_long & (lasting >= QUIET_UPDATES)].sum()) >= MOSTLY_QUIET * n_elsewhere
     lowest_w = float(watts[~np.repeat(is_long, lasts - begins + 1)].min())
     found = []
     for i, j, n in zip(begins[is_long].tolist(), lasts[is_long].tolist(), lasting[is_long].tolist(), strict=True):
         by_chance = n * math.log1p(-often) if often < 1 else -math.inf
         is_fine = step_w <= FINE_STEP * abs(watts[i])
-        may_rest = not is_fine and (watts[i] <= lowest_w + step_w or usual_w < 3 * step_w)
+        may_rest = not is_fine and (is_quiet or watts[i] <= lowest_w + step_w or usual_w < 3 * step_w)
         if watts[i] != 0 and by_chance < math.log(STUCK_BY_CHANCE) and not may_rest:
             found.append((i, j))
     return found
+
+
+def _step_w(steps_w: Array, stated_w: float) -> float:
+    """Of a sensor: the smallest that was seen, where all are multiples of it or none is stated."""
+    least_w = float(steps_w.min())
+    multiples = steps_w / least_w
+    is_coarse = len(steps_w) >= COARSE_STEPS and np.all(np.abs(multiples - np.round(multiples)) <= MULTIPLE_WITHIN)
+    return least_w if is_coarse or stated_w <= 0 else min(stated_w, least_w)
 
 
 def _stuck(trace: PowerTrace, i: int, j: int) -> Stand:

@@ -184,3 +184,34 @@ def test_marks_close_to_each_other_are_no_quick_renewals(update_s: float, prefil
         reading = energy_between([taken], decode, "decode", "m")
         held += within(reading, sum(power.energy_j(a, b) for a, b in decode), 3.0)
     assert held >= 0.95 * n_windows
+
+
+# --- power sensors that repeat a value --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_w", [1e-3, 1e-4])
+def test_a_sensor_of_fine_steps_that_sticks_at_idle_into_the_load_is_not_at_rest(step_w: float) -> None:
+    """By chance the smallest change that is seen is far above the step that is stated."""
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        t = np.cumsum(np.concatenate([[-0.5], rng.uniform(0.5, 1.5, 210) * INTERVAL_S]))
+        watts = request(rng).power_w(t) * (1 + 0.01 * rng.standard_normal(len(t)))
+        taken = trace("power", t, np.round(watts / step_w) * step_w, INTERVAL_S, resolution=step_w)
+        assert energy(stuck(taken, -0.3, 2.7)).reason is not None
+
+
+def test_a_power_cap_that_holds_for_seconds_on_a_sensor_of_coarse_steps_is_a_measurement() -> None:
+    """300 W for 4 s, with noise of 0.05 %, on steps of 1 W; a load that changes every 0.4 s else."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        steps_s = rng.exponential(0.35, 100) + 0.05
+        before_s = np.arange(-2.0, 3.0, 0.4)
+        edges_s = np.concatenate([before_s, [3.0, 7.0], 7.0 + np.cumsum(steps_s)])
+        levels_w = rng.uniform(60.0, 290.0, len(edges_s) - 1)
+        levels_w[len(before_s)] = 300.0
+        power = StepPower(edges_s, levels_w)
+        t = np.cumsum(np.concatenate([[-0.5], rng.uniform(0.5, 1.5, 220) * INTERVAL_S]))
+        shown_w = np.round(power.power_w(t) * (1 + 0.0005 * rng.standard_normal(len(t))))
+        reading = energy(trace("power", t, shown_w, INTERVAL_S, resolution=1.0))
+        assert reading.energy_j is not None
+        assert within(reading, power.energy_j(0, WINDOW_S), 3.0)
