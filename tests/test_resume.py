@@ -45,6 +45,7 @@ WRITTEN = {
             "accuracy_energy",
             "experts",
             "overlaps",
+            "heat",
             "samples",
             "trials",
             "requests",
