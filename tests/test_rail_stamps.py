@@ -79,3 +79,37 @@ def test_stamps_of_a_hal_that_renews_more_slowly_than_it_is_read_are_its_own() -
 def test_energy_that_is_renewed_every_three_seconds_does_not_resolve_ten(stamped: Callable[[Array], Array]) -> None:
     reading = energy(stamped, every_3_s)
     assert (reading.energy_j, reading.uncertainty_j) == (None, None)
+
+
+STEPS: dict[str, Callable[[Array], Array]] = {
+    "50 ms ahead": lambda looked_s: looked_s + 0.05,
+    "200 ms ahead": lambda looked_s: looked_s + 0.2,
+    "cut to 50 ms": lambda looked_s: np.floor(looked_s / 0.05) * 0.05,
+    "cut to 100 ms": lambda looked_s: np.floor(looked_s / 0.1) * 0.1,
+}
+
+
+@pytest.mark.parametrize("stamps", STEPS)
+def test_stamps_ahead_of_their_packets_or_in_steps_are_not_believed(stamps: str) -> None:
+    """2 W, and 8 W from 3 s on: 2 + 8 x 9 = 74 J in the window. 200 ms ahead, it lacks 1.2 J of them."""
+    power = StepPower(np.array([0.0, 3.0, 100.0]), np.array([2.0, 8.0]))
+    for begins_s in (0.02, 0.03, 0.045, 0.07):
+        rng = np.random.default_rng(0)
+        looked_s = np.arange(begins_s, END_S + 0.5, RAIL_POLL_S)
+        read_s = looked_s - rng.uniform(0.5e-3, 5e-3, len(looked_s))
+        taken = rails_read(power, looked_s, STEPS[stamps](read_s), read_s, rng)
+        reading = energy_between([taken], [(START_S, END_S)], "all", taken.meter)
+        assert "stamped by perfetto" in str(taken.note)
+        assert reading.energy_j is not None
+        assert reading.uncertainty_j is not None
+        assert abs(reading.energy_j - 74.0) <= 2 * reading.uncertainty_j
+
+
+def test_stamps_ahead_by_what_a_call_takes_are_the_readings_own() -> None:
+    power = StepPower(np.array([0.0, 3.0, 100.0]), np.array([2.0, 8.0]))
+    rng = np.random.default_rng(0)
+    looked_s = np.arange(0.04, END_S + 0.5, RAIL_POLL_S)
+    read_s = looked_s + rng.uniform(1e-3, 15e-3, len(looked_s))
+    taken = rails_read(power, looked_s, read_s, read_s, rng)
+    assert "stamped by its HAL" in str(taken.note)
+    assert energy_between([taken], [(START_S, END_S)], "all", taken.meter).energy_j == pytest.approx(74.0, abs=0.1)

@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import gcd
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +49,12 @@ MAX_STAMP_AGE_S = 5.0
 
 STAMP_AHEAD_S = 0.25
 """A HAL's stamp this much later than the packet that carries it is not of that reading."""
+
+USUALLY_AHEAD_S = 0.02
+"""A packet is stamped before its HAL is asked: stamps lie ahead by what the call takes, usually milliseconds."""
+
+STAMP_STEP_MS, FEWEST_STAMPS = 10, 10
+"""So many stamps, all of them whole steps of so much or more apart, are of a clock that ticks so, not of readings."""
 
 STAMP_LATE_S = 0.1
 """Between a HAL's reading and the packet that carries it: milliseconds, more where the phone is busy."""
@@ -153,10 +161,15 @@ def _stamps_hold(readings: Sequence[_Reading]) -> bool:
 
     One that lies ahead of its packet, goes back from one packet to the next, or stays while the energy goes on, is not:
     a clock that stepped by 3 s would leave 3 s without energy. Nor is one that is new and older than the packet before,
-    which would have shown it: it lags, and by how much may change. Then the packets' stamps are taken, of all.
+    which would have shown it: it lags, and by how much may change. Nor are stamps that usually lie ahead, or tick in
+    steps while every packet brings a new one. Then the packets' stamps are taken, of all.
     """
     known = sorted((r.packet_s, r.at_s, r.joules) for r in readings if r.packet_s is not None and r.stamped)
     if any(not -STAMP_AHEAD_S <= packet_s - at_s <= MAX_STAMP_AGE_S for packet_s, at_s, _ in known):
+        return False
+    if known and median(at_s - packet_s for packet_s, at_s, _ in known) > USUALLY_AHEAD_S:
+        return False
+    if _tick_in_steps(known):
         return False
     for before, (packet_s, at_s, joules) in pairwise(known):
         if packet_s == before[0]:
@@ -166,6 +179,16 @@ def _stamps_hold(readings: Sequence[_Reading]) -> bool:
         if at_s > before[1] and at_s < before[0] - STAMP_LATE_S:
             return False
     return True
+
+
+def _tick_in_steps(known: Sequence[tuple[float, float, float]]) -> bool:
+    """known: (packet's time, stamp, joules), in order. A stamp that follows its packet closely is a reading's own."""
+    stamps_ms = sorted({round(at_s * 1e3) for _, at_s, _ in known})
+    if len(stamps_ms) < max(FEWEST_STAMPS, len({packet_s for packet_s, _, _ in known})):
+        return False
+    step_ms = gcd(*(later - before for before, later in pairwise(stamps_ms)))
+    behind_ms = [(packet_s - at_s) * 1e3 for packet_s, at_s, _ in known]
+    return step_ms >= STAMP_STEP_MS and max(behind_ms) > STAMP_STEP_MS
 
 
 def _clock_pair(snapshot: Fields) -> tuple[float, float] | None:
