@@ -29,7 +29,7 @@ from engines.observers import LayerObserver
 from engines.prefix import HeldTokens, turned_alike
 from engines.profile import Profile
 from engines.profiling import profile_of
-from engines.road import Decoding, road
+from engines.road import Decoding, Prefill, road
 from engines.techniques.base import BuildContext, ChunkPhase, Costs, ModelSizes, Technique, TechniqueParameters
 from results.environments import Road
 from results.records import Completion, EngineCounters, ExpertHeat, Request
@@ -151,6 +151,7 @@ class ReferenceEngine:
         self._uncounted: list[StepPlans] = []
         self._tallies: list[Tally] = []
         self._decoded: set[Decoding] = set()
+        self._prefilled: set[Prefill] = set()
 
     @property
     def needs_calibration(self) -> bool:
@@ -269,8 +270,8 @@ class ReferenceEngine:
         return self._heat.take(self._profile)
 
     def take_road(self) -> Road:
-        decoded, self._decoded = self._decoded, set()
-        return road(self._backend, decoded, self._threads)
+        (prefilled, self._prefilled), (decoded, self._decoded) = (self._prefilled, set()), (self._decoded, set())
+        return road(self._backend, prefilled, decoded, self._threads)
 
     def _ready(self) -> Technique:
         if self._technique is None:
@@ -325,6 +326,7 @@ class ReferenceEngine:
         if phase == "prefill":
             # Not their rows, which are as many as a prompt's pairs.
             self._tallies += [plan.tally for plan in plans if plan is not None]
+            self._prefilled |= {"grouped" if is_grouped else "expert by expert" for is_grouped in plans.grouped}
         else:
             self._uncounted.append(plans)
             self._decoded.add("fused" if plans.is_fused else "layer by layer")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from engines.model.accelerator import Backend, DeviceType
 
 Decoding = Literal["fused", "layer by layer"]
+Prefill = Literal["grouped", "expert by expert"]
 
 
 @cache
@@ -33,14 +34,16 @@ def build() -> Build:
     )
 
 
-def road(backend: Backend | None, decoded: Set[Decoding], n_threads: int) -> Road:
-    """Of an engine. decoded: how each of its steps was computed that gave a token."""
+def road(backend: Backend | None, prefilled: Set[Prefill], decoded: Set[Decoding], n_threads: int) -> Road:
+    """Of an engine. prefilled: how its steps that read prompts computed experts. decoded: how each of its steps was
+    computed that gave a token."""
     built = build()
     by_kernels = backend is None and built.road == "kernels"
     device = "cpu" if backend is None else backend.device.type
     on_cpu = built.instruction_set if by_kernels else built.torch_instruction_set
     return Road(
         arithmetic="kernels" if by_kernels else "torch",
+        prefill="both" if len(prefilled) > 1 else next(iter(prefilled), None),
         decoding="both" if len(decoded) > 1 else next(iter(decoded), None),
         device=cast("DeviceType", device),
         dtype="float32" if backend is None else str(backend.dtype).removeprefix("torch."),

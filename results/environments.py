@@ -80,6 +80,9 @@ class Road(Record):
     """What computed the tokens of a window. Two arms with unlike roads differ in more than their techniques."""
 
     arithmetic: Literal["kernels", "torch"]
+    prefill: Literal["grouped", "expert by expert", "both"] | None = None
+    """How steps that prefill computed the experts of a layer: all in one call, or one after the other in Python. None:
+    no experts, or not kept, as in stores of before."""
     decoding: Literal["fused", "layer by layer", "both"] | None = None
     """How steps that decode were computed: in one call of the kernels, or with Python between layers. None: no step."""
     device: Literal["cpu", "cuda", "mps"] = "cpu"

@@ -12,7 +12,7 @@ from results.trials import Trial
 
 
 def road_words(road: Road) -> str:
-    """ "kernels, AVX-512, build f73b2221ada7, 2 threads, decoding fused"."""
+    """ "kernels, AVX-512, build f73b2221ada7, 2 threads, prefill grouped, decoding fused"."""
     return ", ".join(_parts(road))
 
 
@@ -23,6 +23,7 @@ def _parts(road: Road, with_chosen: bool = True) -> list[str]:
     parts += [road.dtype] if road.dtype != "float32" and with_chosen else []
     parts += [f"build {road.build}"] if road.build else []
     parts += [f"{road.n_threads} thread{'s' if road.n_threads != 1 else ''}"] if with_chosen else []
+    parts += [f"prefill {road.prefill}"] if road.prefill else []
     return [*parts, f"decoding {road.decoding}"] if road.decoding else parts
 
 

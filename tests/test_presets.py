@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.dispatch import DispatchPlan, Routing
+from engines.dispatch import CallKind, DispatchPlan, Routing, Width
 from engines.errors import EngineError
 from engines.model.checkpoints import load_checkpoint
 from engines.model.experts import ExpertWeights, execute
@@ -182,6 +182,17 @@ def test_slices_of_experts_add_up_to_the_oracle(kind: str, shard: str, cores: in
     torch.testing.assert_close(
         execute(plan, hidden, experts), mix_experts(hidden, routing, experts), atol=1e-5, rtol=1e-5
     )
+
+
+def test_slices_are_cut_once() -> None:
+    """Cutting columns copies them, which took longer than computing them."""
+    experts = random_experts()
+    first, other = (CallKind("core:0", width=Width(0, 12)), CallKind("core:1", width=Width(0, 12)))
+    assert experts.parts(first) is experts.parts(other)
+    down_HI = experts.parts(first).experts[2].down_HI
+    assert isinstance(down_HI, torch.Tensor)
+    assert torch.equal(down_HI, experts.experts[2].down_HI[:, :12])
+    assert experts.parts(CallKind("core:0")) is experts
 
 
 @pytest.mark.parametrize("layout", [{"kind": "blocks", "block_size": 4}, {"kind": "all_experts"}], ids=str)

@@ -171,6 +171,28 @@ def test_value_beyond_fp16_is_refused_rather_than_made_infinite() -> None:
 
 
 @pytest.mark.parametrize(
+    ("form", "first", "end"),
+    [("int8", 3, 40), ("fp8", 3, 40), ("int4-g32", 64, 192), ("int4-g128", 128, 256), ("mxfp4", 64, 128)],
+)
+def test_columns_of_a_quantised_matrix_are_the_columns_of_what_it_stands_for(
+    form: quantised.Form, first: int, end: int
+) -> None:
+    stored = quantised.store(torch.randn(5, 256, generator=torch.Generator().manual_seed(3)), form)
+    assert isinstance(stored, quantised.QuantisedMatrix)
+    cut = stored.columns(first, end)
+    assert cut is not None
+    assert torch.equal(cut.to(torch.float32), stored.to(torch.float32)[:, first:end])
+    assert cut.values.is_contiguous()
+
+
+@pytest.mark.parametrize(("form", "first"), [("int4-g32", 32), ("int4-g128", 64), ("mxfp4", 32)])
+def test_columns_that_split_a_block_or_a_group_are_not_cut(form: quantised.Form, first: int) -> None:
+    stored = quantised.store(torch.ones(5, 256), form)
+    assert isinstance(stored, quantised.QuantisedMatrix)
+    assert stored.columns(first, 256) is None
+
+
+@pytest.mark.parametrize(
     ("form", "bits"),
     [("int8", 8), ("fp8", 8), ("int4-g32", 4 + 1), ("int4-g64", 4.5), ("int4-g128", 4.25), ("mxfp4", 4 + 8 / 32)],
 )

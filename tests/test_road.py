@@ -13,14 +13,15 @@ import torch
 
 from engines.base import unheard
 from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.model.quantised import Form, Quantisation
 from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
 from engines.road import build
-from engines.techniques.presets import DroplessParameters
+from engines.techniques.presets import CustomParameters, DroplessParameters
 from results.environments import Build, Road
 from results.records import Request
 from results.report.html import html_text
-from results.roads import arithmetic_notes, road_notes
+from results.roads import arithmetic_notes, comparable_roads, road_notes
 from results.store import Store
 from results.tables import summary
 from results.trial_tables import trials
@@ -56,7 +57,39 @@ def test_engine_tells_how_it_decoded_what_it_was_asked(checkpoint: Checkpoint) -
     assert dropless.take_road().decoding == "layer by layer"
     oracle = ReferenceEngine(checkpoint, OracleParameters(), threads=1)
     oracle.run(GENERATE, unheard)
-    assert oracle.take_road() == alone.model_copy(update={"decoding": "layer by layer"})
+    assert oracle.take_road() == alone.model_copy(
+        update={"decoding": "layer by layer", "prefill": "expert by expert"}
+    ), "one token and one expert at a time, by its definition"
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("shard", "form", "prefill"),
+    [
+        ("intermediate", None, "grouped"),
+        ("intermediate", "int8", "grouped"),
+        ("hidden", None, "expert by expert"),
+    ],
+)
+def test_engine_tells_how_it_prefilled_slices_of_experts(shard: str, form: Form | None, prefill: str) -> None:
+    loaded = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32, Quantisation(experts=form))
+    technique = CustomParameters.model_validate({"place": {"kind": "shards", "shard": shard, "cores": 2}})
+    engine = ReferenceEngine(loaded, technique, threads=1)
+    engine.run(LOGLIKELIHOOD, unheard)
+    assert engine.take_road().prefill == prefill
+    assert engine.take_road().prefill is None, "nothing was prefilled since"
+
+
+def test_arms_that_prefilled_in_unlike_ways_are_told_and_a_store_of_before_is_read() -> None:
+    old = {"arithmetic": "kernels", "decoding": "fused", "n_threads": 2, "instruction_set": "AVX2",
+           "build": "0123456789ab"}  # fmt: skip
+    assert Road.model_validate(old) == KERNELS
+    grouped, single = (KERNELS.model_copy(update={"prefill": p}) for p in ("grouped", "expert by expert"))
+    assert noted(grouped, grouped, single) == [
+        "gsm8k · host: the arms differ in how they were computed too, not in their techniques alone (tiers: prefill"
+        " grouped; oracle: prefill expert by expert)."
+    ]  # fmt: skip
+    assert comparable_roads([trial(road=grouped)]) != comparable_roads([trial(road=single)])
 
 
 def test_arithmetic_of_an_accelerator_is_torchs(checkpoint: Checkpoint) -> None:

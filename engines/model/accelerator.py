@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.dispatch import DispatchPlan
+from engines.dispatch import Calls, DispatchPlan
 from engines.errors import EngineError
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gather_rows, join
 from engines.model.quantised import QuantisedMatrix
@@ -179,7 +179,7 @@ def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
 def execute_stacked(plan: DispatchPlan, hidden_TH: Tensor, experts: StackedExperts) -> Tensor:
     """What `experts.execute` computes, with two grouped products over all calls where the device has them."""
     calls = plan.calls
-    if not len(calls) or not calls.is_one_after_another or not _multiplies_groups(experts):
+    if not len(calls) or not multiplies_groups(calls, experts):
         return execute(plan, hidden_TH, experts)
     if not bool((calls.expert_S[1:] > calls.expert_S[:-1]).all()):
         plan = _by_expert(plan)
@@ -213,8 +213,11 @@ def _by_expert(plan: DispatchPlan) -> DispatchPlan:
     return replace(plan, token_R=plan.token_R[order_R], weight_R=plan.weight_R[order_R])
 
 
-def _multiplies_groups(experts: StackedExperts) -> bool:
-    """CPUs and, from compute capability 8.0 on, CUDA, where rows are long enough; elsewhere experts go one by one."""
+def multiplies_groups(calls: Calls, experts: StackedExperts) -> bool:
+    """Whole experts on CPUs and, from compute capability 8.0 on, CUDA, where rows are long enough; elsewhere experts go
+    one by one."""
+    if not calls.is_one_after_another:
+        return False
     device = experts.down_EHI.device
     if device.type == "mps" or (device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)):
         return False

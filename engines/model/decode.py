@@ -12,7 +12,7 @@ Legend: H hidden, E experts, K experts per token, L sparse layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -50,12 +50,20 @@ class StepPlans(Sequence[DispatchPlan | None]):
     Raises `EngineError` where such a plan is not what was computed.
     """
 
-    def __init__(self, technique: Technique, computed: Sequence[Computed | DispatchPlan | None], fused: bool) -> None:
+    def __init__(
+        self,
+        technique: Technique,
+        computed: Sequence[Computed | DispatchPlan | None],
+        fused: bool,
+        grouped: Set[bool] = frozenset(),
+    ) -> None:
         """computed: of each layer what was computed or, where that followed a plan, the plan; None of a dense one.
-        fused: whether the step was one call."""
+        fused: whether the step was one call. grouped: of layers that followed a plan, whether all their experts were
+        computed together."""
         self._technique = technique
         self.computed = computed
         self.is_fused = fused
+        self.grouped = grouped
 
     def tell(self, listener: Callable[[int, Routing], None]) -> None:
         """What each sparse layer's router chose."""

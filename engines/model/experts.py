@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -68,6 +69,21 @@ class ExpertWeights:
             return None
         return native.expert_table([(one.gate_IH, one.up_IH, one.down_HI) for one in self.experts])
 
+    def parts(self, kind: CallKind) -> ExpertWeights:
+        """What calls of a kind compute of each expert. Made once: slices of columns are copies, all of them together as
+        large as the matrix."""
+        if kind.is_whole:
+            return self
+        key = kind.width, kind.hidden, kind.is_first_slice
+        if key not in self._parts:
+            own = tuple(_sliced(one, kind) for one in self.experts)
+            self._parts[key] = ExpertWeights(own, self.unit, self.weights_input)
+        return self._parts[key]
+
+    @cached_property
+    def _parts(self) -> dict[tuple[Width | None, Width | None, bool], ExpertWeights]:
+        return {}
+
 
 def widened_linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T in the dtype of x: weights may be stored narrower, arithmetic stays fp32.
@@ -113,6 +129,10 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
     out_TH = torch.zeros_like(hidden_TH)
     if not len(calls):
         return out_TH
+    if is_grouped(calls, experts) and native.serves(hidden_TH):
+        for kind_number, kind in enumerate(calls.kinds):
+            out_TH += _mix_parts(plan, kind_number, hidden_TH, experts.parts(kind))
+        return out_TH
     rows_RH = gather_rows(plan, hidden_TH)
     if experts.weights_input:
         rows_RH = (rows_RH * plan.weight_R[:, None]).to(hidden_TH.dtype)
@@ -131,12 +151,39 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
     return out_TH.index_add_(0, plan.token_R[valid_R], result_RH[valid_R])
 
 
+def is_grouped(calls: Calls, experts: ExpertWeights) -> bool:
+    """Whether the kernels compute all experts of a layer, or each slice of them, in one call; else Python goes from one
+    expert to the next."""
+    if experts.table is None:
+        return False
+    sums_after_activation = all(kind.hidden is None for kind in calls.kinds)
+    return sums_after_activation and all(experts.parts(kind).table is not None for kind in calls.kinds)
+
+
+def _mix_parts(plan: DispatchPlan, kind_number: int, hidden_TH: Tensor, parts: ExpertWeights) -> Tensor:
+    """The calls of one kind. Parts of an expert share its rows, and their weighted results add."""
+    calls, table = plan.calls, parts.table
+    assert table is not None  # `is_grouped` said so
+    of_kind_C = slice(None) if calls.kind_C is None else calls.kind_C == kind_number
+    of_kind_S = np.zeros(len(calls), dtype=bool)
+    of_kind_S[of_kind_C] = True
+    segments = np.flatnonzero(of_kind_S[calls.call_S] & (calls.rows_S > 0))
+    if not len(segments):
+        return torch.zeros_like(hidden_TH)
+    rows_S, starts_S = calls.rows_S[segments], calls.first_row_S[segments]
+    before_S = np.cumsum(rows_S) - rows_S
+    rows_R = torch.from_numpy(np.repeat(starts_S - before_S, rows_S) + np.arange(rows_S.sum()))
+    called = calls.expert_S[segments].tolist()
+    return native.mix(hidden_TH, table, called, rows_S.tolist(), plan.token_R[rows_R], plan.weight_R[rows_R])
+
+
 def _segments(calls: Calls, experts: ExpertWeights) -> Iterator[tuple[slice, GatedWeights, CallKind]]:
     """Rows of the row space, the weights that compute them, and the kind of their call."""
     for segment, expert in enumerate(calls.expert_S.tolist()):
         first, n_rows = int(calls.first_row_S[segment]), int(calls.rows_S[segment])
         kind = calls.kind(int(calls.call_S[segment]))
-        yield slice(first, first + n_rows), sliced(experts.experts[expert], kind), kind
+        if n_rows:
+            yield slice(first, first + n_rows), experts.parts(kind).experts[expert], kind
 
 
 def _add_hidden_slices(result_RH: Tensor, rows_RH: Tensor, calls: Calls, experts: ExpertWeights) -> None:
@@ -146,48 +193,48 @@ def _add_hidden_slices(result_RH: Tensor, rows_RH: Tensor, calls: Calls, experts
     n_inner = segments[0][1].gate_IH.shape[0]
     gate_RI, up_RI = rows_RH.new_zeros(2, len(rows_RH), n_inner)
     for rows, weights, kind in segments:
-        x = rows_RH[rows, _columns(kind.hidden)]
-        gate_RI[rows] += F.linear(x, weights.gate_IH.to(x.dtype), weights.gate_bias_I)
-        up_RI[rows] += F.linear(x, weights.up_IH.to(x.dtype), weights.up_bias_I)
+        x = rows_RH[rows, _columns(kind.hidden)].contiguous()
+        gate_RI[rows] += widened_linear(x, weights.gate_IH, weights.gate_bias_I)
+        up_RI[rows] += widened_linear(x, weights.up_IH, weights.up_bias_I)
     for rows, weights, kind in segments:
         inner = join(gate_RI[rows], up_RI[rows], experts.unit)
-        result_RH[rows, _columns(kind.hidden)] += F.linear(inner, weights.down_HI.to(inner.dtype), weights.down_bias_H)
+        result_RH[rows, _columns(kind.hidden)] += widened_linear(inner, weights.down_HI, weights.down_bias_H)
 
 
 def _columns(part: Width | None) -> slice:
     return slice(None) if part is None else slice(part.first, part.end)
 
 
-def sliced(weights: GatedWeights, kind: CallKind) -> GatedWeights:
-    """The part of an expert that calls of a kind compute, quantised matrices widened.
-
-    Of results that add up only the first has the bias.
-    """
-    if kind.is_whole:
-        return weights
+def _sliced(weights: GatedWeights, kind: CallKind) -> GatedWeights:
+    """The part of an expert that calls of a kind compute. Of results that add up only the first has the bias."""
     if kind.hidden is not None:
         hidden = _columns(kind.hidden)
         return GatedWeights(
-            _widened(weights.gate_IH)[:, hidden],
-            _widened(weights.up_IH)[:, hidden],
-            _widened(weights.down_HI)[hidden],
+            _of_columns(weights.gate_IH, kind.hidden),
+            _of_columns(weights.up_IH, kind.hidden),
+            weights.down_HI[hidden],
             weights.gate_bias_I if kind.is_first_slice else None,
             weights.up_bias_I if kind.is_first_slice else None,
             None if weights.down_bias_H is None else weights.down_bias_H[hidden],
         )
+    assert kind.width is not None  # whole experts are not sliced
     inner = _columns(kind.width)
     return GatedWeights(
-        _widened(weights.gate_IH)[inner],
-        _widened(weights.up_IH)[inner],
-        _widened(weights.down_HI)[:, inner].contiguous(),
+        weights.gate_IH[inner],
+        weights.up_IH[inner],
+        _of_columns(weights.down_HI, kind.width),
         None if weights.gate_bias_I is None else weights.gate_bias_I[inner],
         None if weights.up_bias_I is None else weights.up_bias_I[inner],
         weights.down_bias_H if kind.is_first_slice else None,
     )
 
 
-def _widened(matrix: Matrix) -> Tensor:
-    return matrix if isinstance(matrix, Tensor) else matrix.to(torch.float32)
+def _of_columns(matrix: Matrix, part: Width) -> Matrix:
+    """A copy that lies as the kernels read it; widened where a narrow form cannot be cut there."""
+    if isinstance(matrix, Tensor):
+        return matrix[:, part.first : part.end].contiguous()
+    cut = matrix.columns(part.first, part.end)
+    return matrix.to(torch.float32)[:, part.first : part.end].contiguous() if cut is None else cut
 
 
 def gather_rows(plan: DispatchPlan, hidden_TH: Tensor) -> Tensor:

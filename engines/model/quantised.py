@@ -86,6 +86,18 @@ class QuantisedMatrix:
     def __getitem__(self, index: int | slice) -> QuantisedMatrix:
         return QuantisedMatrix(self.values[index], self.scales[index], self.kind, self.group)
 
+    def columns(self, first: int, end: int) -> QuantisedMatrix | None:
+        """The same values in columns [first, end); None where they do not fill groups and blocks of nibbles."""
+        packed = 8 if self.values.dtype is torch.int32 else 1
+        together = max(BLOCK if packed == 8 else 1, self.group or 1)
+        if first % together or end % together:
+            return None
+        values = self.values[..., first // packed : end // packed].contiguous()
+        if self.group is None:
+            return QuantisedMatrix(values, self.scales, self.kind)
+        scales = self.scales[..., first // self.group : end // self.group].contiguous()
+        return QuantisedMatrix(values, scales, self.kind, self.group)
+
     def to(self, dtype: torch.dtype) -> Tensor:
         """The matrix that the stored one stands for."""
         if self.group is None:

@@ -20,12 +20,12 @@ from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.kernels import native
 from engines.kernels.decoder import mix_laid_out
-from engines.model.accelerator import Backend, StackedExperts, execute_stacked, moved
+from engines.model.accelerator import Backend, StackedExperts, execute_stacked, moved, multiplies_groups
 from engines.model.attention import Chunk, Step, attend, kernel_table, view_of
 from engines.model.attention import KeyValueCache as KeyValueCache
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import AskedLayouts, Computed, SaidLayouts, StepPlans, fused_decoder
-from engines.model.experts import GatedWeights, execute, gated_ffn, widened_linear
+from engines.model.experts import GatedWeights, execute, gated_ffn, is_grouped, widened_linear
 from engines.model.rope import rope_frequencies, rotation
 from engines.model.router import route
 from engines.model.weights import SparseWeights
@@ -118,7 +118,23 @@ class Transformer:
             plans.append(plan)
         for chunk in step.chunks:
             chunk.cache.length = chunk.end
-        return self._weights.norm(hidden_TH), StepPlans(technique, plans, fused=False)
+        grouped = self._grouped(technique, plans) if phase == "prefill" else set[bool]()
+        return self._weights.norm(hidden_TH), StepPlans(technique, plans, False, grouped)
+
+    def _grouped(self, technique: Technique, plans: Sequence[Computed | DispatchPlan | None]) -> set[bool]:
+        """Of layers that followed a plan, whether all experts were computed together and not one after the other."""
+        found = set()
+        for plan, weights in zip(plans, self._weights.layers, strict=True):
+            if not isinstance(plan, DispatchPlan) or not isinstance(weights.mlp, SparseWeights):
+                continue
+            experts = weights.mlp.experts
+            if isinstance(technique, Oracle):
+                found.add(False)
+            elif isinstance(experts, StackedExperts):
+                found.add(multiplies_groups(plan.calls, experts))
+            else:
+                found.add(is_grouped(plan.calls, experts))
+        return found
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """logits_TL of normed hidden states, fp32; the caller picks the rows it needs, for the head is large."""
