@@ -22,6 +22,8 @@ BY_CHANCE = 0.01
 still while the power changed."""
 REPEATS_OFTEN = 0.1
 """The share of updates from which a gauge is coarse: it may repeat a constant load's value for long."""
+LEAP_SHARE, BY_CHANCE_AT_LEAP = 0.1, 0.1
+"""The same of a value that ends with a leap of the load by so much: of the leaps of one window in ten."""
 GAP_UPDATES = 5.0
 """For longer the values on both sides do not bound what flowed: a gap, as where nothing was read (`results.energy`)."""
 SAME_SHARE = 0.01
@@ -76,7 +78,8 @@ class _Run(NamedTuple):
 def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
     """A gauge that rarely repeats itself, and does so for many updates, may have stood still.
 
-    A coarse one is believed where the values before and after are the same but for a step or two: a constant load.
+    A coarse one is believed where the values before and after are the same but for a step or two: a constant load; it
+    is doubted sooner where its value ends with a leap.
     """
     if len(times_s) < 2 or update_period_s <= 0:
         return []
@@ -90,6 +93,12 @@ def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
         same_as = np.maximum(SAME_STEPS * smallest_step(shown), SAME_SHARE * np.abs(shown[begins]))
         jumps = np.concatenate([[0.0], np.abs(np.diff(shown[begins])), [0.0]])
         unsure &= np.maximum(jumps[:-1], jumps[1:]) > same_as
+    # Few runs end with a step of the load, so fewer of these stand for long by chance.
+    shown_w = np.abs(shown[begins])
+    leaps = np.concatenate([np.abs(np.diff(shown_w)) > LEAP_SHARE * np.maximum(shown_w[1:], shown_w[:-1]), [False]])
+    if leaps.any() and repeats < 1:
+        at_leap = 1 + float(np.log(BY_CHANCE_AT_LEAP / leaps.sum()) / np.log(repeats))
+        unsure |= leaps & (n_updates > at_leap - 0.5)
     columns = (begins, ends, start_s, end_s, unsure)
     return [_Run(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
