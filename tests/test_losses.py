@@ -215,3 +215,24 @@ def test_a_power_cap_that_holds_for_seconds_on_a_sensor_of_coarse_steps_is_a_mea
         reading = energy(trace("power", t, shown_w, INTERVAL_S, resolution=1.0))
         assert reading.energy_j is not None
         assert within(reading, power.energy_j(0, WINDOW_S), 3.0)
+
+
+# --- jumps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("update_s", [0.001, 0.1])
+@pytest.mark.parametrize("jump_at_s", [(1.3, 2.3, 4.3, 7.3), (1.3, 1.8, 2.3, 4.3, 6.3, 7.3), (4.3, 4.3)])
+def test_many_jumps_and_two_in_a_row_are_in_the_uncertainty(update_s: float, jump_at_s: tuple[float, ...]) -> None:
+    """Each holds 3.5 times what the highest power brings between two readings or renewals."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        power = request(rng)
+        taken = read(power, update_s, rng)
+        values = taken.values.copy()
+        step_s = max(INTERVAL_S, update_s)
+        for i, at_s in enumerate(jump_at_s):
+            is_pair = i > 0 and at_s == jump_at_s[i - 1]
+            values[taken.times_s > at_s + is_pair * step_s] += 3.5 * float(power.watts.max()) * step_s
+        reading = energy(replace(taken, values=values))
+        assert within(reading, power.energy_j(0, WINDOW_S))
+        assert "above the power beside" in str(reading.remark or reading.reason)
