@@ -19,7 +19,9 @@ from results.records import PowerTrace
 Array = NDArray[np.float64]
 
 LONGEST_SPIKE_READINGS = 3
-"""A burst that lasts shows more."""
+"""A burst that lasts shows more,"""
+MOST_OF_TIME = 0.05
+"""and a load that comes and goes is high for more of the trace's time."""
 
 
 def without_impossible(trace: PowerTrace) -> tuple[PowerTrace, tuple[Stand, ...]]:
@@ -67,7 +69,8 @@ def lone_spikes(trace: PowerTrace) -> list[LoneStep]:
     for above in order_w[:-1][(order_w[1:] > 0) & (order_w[:-1] > LONE_FACTOR * order_w[1:])].tolist():
         runs = runs_of(watts >= above)
         lasts_s = [float(t[min(behind, len(t) - 1)] - t[max(first - 1, 0)]) for first, behind in runs]
-        if len(runs) > MOST_LONE or max(lasts_s) > longest_s + 2 * period_s:
+        is_load = sum(lasts_s) > MOST_OF_TIME * (t[-1] - t[0]) or max(lasts_s) > longest_s + 2 * period_s
+        if len(runs) > MOST_LONE or is_load:
             break
         found = [_spike(t, watts, first, behind) for first, behind in runs]
     return found

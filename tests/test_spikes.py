@@ -98,6 +98,16 @@ def test_a_burst_that_lasts_stays_a_measurement() -> None:
         assert abs(reading.energy_j - 218.0) <= 2 * reading.uncertainty_j
 
 
+def test_a_load_that_comes_and_goes_is_no_spike() -> None:
+    """20 W, and 100 W for 0.3 s three times: 0.9 x 80 + 3 x 20 = 132 J in three seconds, by a sensor of 100 ms."""
+    power = StepPower(np.array([-5.0, 0.5, 0.8, 1.5, 1.8, 2.3, 2.6, 9.0]), np.array([20.0, 100.0] * 3 + [20.0]))
+    times_s = np.arange(-0.3, 3.3, 0.02)
+    taken = trace("power", times_s, power.power_w(np.floor(times_s / 0.1) * 0.1), 0.02, update_period_s=0.1)
+    reading = energy_between([taken], [(0.0, 3.0)], "all", "m")
+    assert reading.remark is None
+    assert reading.energy_j == pytest.approx(132.0, rel=0.1)
+
+
 @pytest.mark.parametrize(("shown_uw", "cap_uw"), [(2**32 - 1, 0), (10**12, 300_000_000), (950_000_000, 300_000_000)])
 def test_an_amd_gpu_that_shows_more_than_three_times_its_cap_leaves_no_energy(
     tmp_path: Path, shown_uw: int, cap_uw: int
