@@ -293,7 +293,8 @@ def tiers(**parameters: object) -> Technique:
     """
     counts = tuple(2**e if e < 8 else 1 for e in range(N_EXPERTS))
     profile = Profile(dict.fromkeys(SPARSE, counts), top_k=4, n_prompts=1)
-    return built("npumoe-t", 64, profile, multiples=(8, 4, 2, 1), **parameters)
+    preset = "npumoe-tg" if parameters.pop("grouped", False) else "npumoe-t"
+    return built(preset, 64, profile, multiples=(8, 4, 2, 1), **parameters)
 
 
 def tier_of(expert: int, align: int) -> int:

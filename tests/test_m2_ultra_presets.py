@@ -74,7 +74,7 @@ def test_npumoe_is_faster_and_needs_less_energy_than_every_baseline(baseline: st
 
 
 def test_the_ablation_is_in_order_and_naive_is_slowest() -> None:
-    """§5.8, Fig. 17; residency moves no group of four."""
+    """§5.8, Fig. 17; residency moves groups that few chunks need."""
     base, tiers, grouped, whole = map(ttft_s, OURS)
     assert base > tiers > grouped >= whole
     assert max(ttft_s(preset) for preset in (*BASELINES, *OURS)) == ttft_s("coreml-naive")
@@ -86,9 +86,9 @@ def test_decode_on_the_npu_is_no_multiple_of_the_cpus() -> None:
 
 
 def test_the_rows_of_an_moe_block_are_those_of_table_4() -> None:
-    """Router, gather, padding, experts, scatter, residual: the CPU pads nothing, NPUMoE's experts run on the NPU."""
+    """Router, gather, padding, experts, scatter, residual: the CPU pads nothing, NPUMoE's graphs run on the NPU."""
     rows = {"router", "gather", "expert FFN", "scatter", "residual"}
-    for preset, unit, padded in (("coreml-cpu", "cpu", set()), ("npumoe", "npu", {"padding"})):
+    for preset, unit, padded in (("coreml-cpu", "cpu", set()), ("npumoe-tg", "npu", {"padding"})):
         _, timeline = answered(preset)
         found = timeline.seconds_by_operation()
         outside = {"norm", "attention", "attention residual", "LM head"}

@@ -15,6 +15,7 @@ from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.model.experts import execute
 from engines.oracle import mix_experts
+from engines.pricing.costs import costs_of
 from engines.profile import Profile
 from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
 from engines.techniques.layout.tiers import GRAPH_BYTES, TiersParameters
@@ -177,6 +178,69 @@ def test_a_place_by_cost_follows_the_prices() -> None:
     assert units == {"npu"}
     few = resident([1] * 16, group_size=2)
     assert {call.unit for call in few.plan(LayerInput(0, "prefill", loads, torch.ones(32))).calls} == {"cpu"}
+
+
+def test_experts_that_are_rarely_chosen_are_worth_no_launch_of_all() -> None:
+    """Of 64 pairs a chunk, 63 are expected of expert 0, and a quarter of one of each of 1 to 4; the rest calibration
+    never saw. By themselves, each of the four has tokens in 1 - (1 - 1/256)^64 = 22 % of chunks: 0.22 s on the NPU
+    and 0.1 * 0.25 s on the CPU. All that was never seen costs nothing on the CPU."""
+    asked: list[tuple[str, int, float]] = []
+
+    class Asked(Prices):
+        def call_s(self, unit: str, n_experts: int, n_rows: float) -> float:
+            asked.append((unit, n_experts, n_rows))
+            return super().call_s(unit, n_experts, n_rows)
+
+    profile = Profile({0: (252, 1, 1, 1, 1, *[0] * 11)}, 2, 1)
+    parameters = preset_parameters("npumoe")(group_size=1, align=1)
+    placed = parameters.build(BuildContext(32, PHI, profile, Asked()))
+    loads = routing_of([1] * 16)
+    plan = placed.plan(LayerInput(0, "prefill", loads, torch.ones(16)))
+    assert {call.experts for call in plan.calls if call.unit == "npu"} == {(0,)}
+    chance = 1 - (255 / 256) ** 64
+    # A call that is made has its rows of the chunks in which it is made.
+    rows = [n for unit, _, n in asked if unit == "cpu"]
+    assert rows == pytest.approx([63.0, *[0.25 / chance] * 4])
+
+
+class CallsOnly:
+    """A call is all that costs: 1 s on the NPU for whatever many experts, 0.6 s on the CPU for each."""
+
+    def call_s(self, unit: str, n_experts: int, n_rows: float) -> float:
+        return 1.0 if unit == "npu" else 0.6
+
+
+def test_a_call_is_charged_by_the_chance_that_it_is_made() -> None:
+    """Two of a graph of four were seen, and of 64 pairs each expects a quarter: called on the CPU in 22 % of chunks,
+    0.27 s together; the graph in 39 %, which costs more. Were the calls sure, they would cost 1.2 s and it 1 s."""
+    profile = Profile({0: (127, 127, *[0] * 12, 1, 1)}, 2, 1)
+    placed = preset_parameters("npumoe")(align=1).build(BuildContext(32, PHI, profile, CallsOnly()))
+    plan = placed.plan(LayerInput(0, "prefill", routing_of([1] * 16), torch.ones(16)))
+    hot = {expert for call in plan.calls if call.unit == "npu" for expert in call.experts}
+    assert hot == {0, 1}
+    chance, either = 1 - (255 / 256) ** 64, 1 - (254 / 256) ** 64
+    assert either > 2 * 0.6 * chance
+    assert 2 * 0.6 > 1
+
+
+def test_host_and_modelled_machine_have_the_same_graphs_of_one_arm() -> None:
+    """At the size of Phi-3.5-MoE a graph takes 8 experts, of the small model that computes 16 and more."""
+    profile, small = Profile({0: (100,) * 16}, 2, 1), ModelSizes(16, 2, 128, 64, 6 * 128 * 64)
+    parameters = preset_parameters("npumoe")(as_shape="phi-3.5-moe", group_size=16)
+    on_host = parameters.build(BuildContext(256, small, profile, None))
+    on_model = parameters.build(BuildContext(256, PHI, profile, costs_of("m2-ultra", PHI)))
+    loads = LayerInput(0, "prefill", routing_of([2] * 16), torch.ones(32))
+    found = [[(c.unit, len(c.experts)) for c in placed.plan(loads).calls] for placed in (on_host, on_model)]
+    assert found == [[("npu", 8), ("npu", 8)]] * 2
+
+
+def test_a_graph_above_the_limit_of_the_sheet_lies_on_the_cpu() -> None:
+    """16 experts of 150 MiB: the machine would run them on its CPU, with their padding."""
+    profile = Profile({0: (100,) * 16}, 2, 1)
+    parameters = preset_parameters("npumoe")(group_size=16, graph_bytes=10**11)
+    placed = parameters.build(BuildContext(256, PHI, profile, costs_of("m2-ultra", PHI)))
+    plan = placed.plan(LayerInput(0, "prefill", routing_of([2] * 16), torch.ones(32)))
+    assert [(call.unit, call.n_rows) for call in plan.calls] == [("cpu", 2)] * 16
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------

@@ -241,19 +241,71 @@ def test_a_plan_whose_combinations_make_no_sense_has_no_cell() -> None:
             {"name": "custom", "place": {"kind": "one_unit", "naive_launch": True}},
             "naive_launch is Core ML's, which launches on an npu; found unit cpu",
         ),
-        ({"name": "dropping", "overflow": "none"}, 'overflow = "none" needs rows = "max"'),
+        ({"name": "dropping", "overflow": "none"}, 'technique: overflow = "none" needs rows = "max"'),
+        (
+            {"name": "custom", "place": {"kind": "by_cost"}, "layout": {"kind": "exact"}},
+            "place by_cost places graphs of tiers, and layout exact has none; use layout tiers",
+        ),
+        (
+            {"name": "custom", "place": {"kind": "one_unit", "unit": "npu"},
+             "layout": {"kind": "capacity", "rows": "max", "overflow": "none"}},
+            'rows = "max" follows the busiest expert of a step, and an NPU takes frozen shapes only',
+        ),
+        ({"name": "npumoe-base", "rows": "max"}, 'rows = "max" follows the busiest'),
+        (
+            {"name": "custom", "place": {"kind": "by_cost"}, "layout": {"kind": "tiers"},
+             "decode": {"kind": "blocks", "skip_padding_blocks": False}},
+            "skip_padding_blocks = false provisions blocks for all experts",
+        ),
+        ({"name": "custom", "layout": {"kind": "tiers", "group_size": 8}}, "group_size needs grouped = true"),
+        ({"name": "npumoe", "grouped": False, "graph_bytes": 10}, "graph_bytes needs grouped = true"),
+        ({"name": "npumoe-t", "decode_graphs": "cpu", "decode_rows": 8}, 'decode_rows needs decode_graphs = "single"'),
+        ({"name": "blockwise", "flop_per_byte": 400}, 'flop_per_byte needs block_size = "intensity"'),
+        ({"name": "blockwise", "block_count": "tight"}, 'block_count needs block_size = "intensity" or'),
+        ({"name": "dropping", "rows": 64, "factor": 2.0}, "factor needs a capacity without rows"),
+        ({"name": "npumoe-base", "rows": 64, "of": "tokens"}, "of needs a capacity without rows"),
+        ({"name": "coreml-naive", "renormalise_survivors": True}, 'renormalise_survivors needs overflow = "order"'),
+        (
+            {"name": "custom", "layout": {"kind": "selective", "switch_alpha": 0.8}, "decode": {"kind": "exact"}},
+            "switch_alpha needs no decode layout beside it",
+        ),
+        (
+            {"name": "custom", "decode": {"kind": "tiers", "align": 32}},
+            'align needs decode_graphs = "same" in a layout of decoding',
+        ),
+        ({"name": "custom", "decode": {"kind": "capacity", "launch": "active"}}, "launch needs prefill"),
+        ({"name": "custom", "calibration_prompts": 3}, "calibration_prompts needs a layout that learns"),
+        ({"name": "npumoe-t", "grouped": True}, "grouped: unknown key"),
+        ({"name": "npumoe-t", "group_size": 8}, "group_size: unknown key"),
+        ({"name": "npumoe-tg", "grouped": False}, "grouped: unknown key"),
     ],
 )  # fmt: skip
 def test_choices_that_do_not_go_together_are_refused_by_name(technique: dict[str, Any], expected: str) -> None:
     (line,) = problems(raw_plan(engine=[{"name": "a", "technique": technique}]))
-    assert line.startswith("engine[0].technique: ")
+    assert line.startswith(("engine[0].technique: ", "engine[0].technique."))
     assert expected in line
+
+
+@pytest.mark.parametrize(
+    "technique",
+    [
+        {"name": "npumoe-base", "rows": 64},
+        {"name": "coreml-naive", "rows": 64, "overflow": "order", "renormalise_survivors": True},
+        {"name": "npumoe", "group_size": 8, "decode_rows": 16},
+        {"name": "blockwise", "block_size": "intensity", "flop_per_byte": 400, "block_count": "tight"},
+        {"name": "blockwise", "switch_alpha": 0.8},
+        {"name": "custom", "layout": {"kind": "tiers", "group_size": 4, "decode_graphs": "cpu", "decode_rows": 32}},
+    ],
+)
+def test_parameters_that_have_an_effect_or_are_the_defaults_are_taken(technique: dict[str, Any]) -> None:
+    (cell,) = build_plan(raw_plan(engine=[{"name": "a", "technique": technique}])).cells
+    assert cell.engine.technique.technique == technique["name"]
 
 
 def test_choices_that_go_together_are_spelled_out_or_stand_beside_a_preset() -> None:
     place = {"kind": "one_unit", "unit": "npu"}
     spelled = {"name": "custom", "place": place, "layout": {"kind": "tiers", "grouped": True}, "backbone": "npu"}
-    named = {"name": "npumoe-t", "grouped": True}
+    named = {"name": "npumoe-tg"}
     cells = build_plan(raw_plan(engine=[{"name": t["name"], "technique": t} for t in (spelled, named)])).cells
     first, second = (cell.engine.technique for cell in cells)
     assert first.choices == second.choices

@@ -28,7 +28,8 @@ PHI = ModelSizes(n_experts=16, top_k=2, hidden=4096, expert_width=6400, expert_b
 
 
 def technique(chunk: int, counts: tuple[int, ...], top_k: int = 2, **parameters: object) -> Technique:
-    return built("npumoe-t", chunk, Profile({0: counts}, top_k=top_k, n_prompts=1), **parameters)
+    profile = Profile({0: counts}, top_k=top_k, n_prompts=1)
+    return built("npumoe-tg" if parameters.pop("grouped", False) else "npumoe-t", chunk, profile, **parameters)
 
 
 def layout(

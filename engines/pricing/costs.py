@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from devices.base import Unit
 from devices.models.sheet import Sheet, load_sheet
 from devices.models.timeline import Operation, operation_seconds
@@ -18,10 +20,12 @@ class SheetCosts:
         self._sizes = sizes
 
     def call_s(self, unit: Unit, n_experts: int, n_rows: float) -> float:
-        """Raises `DeviceError` for a unit that the sheet does not have."""
-        sizes = self._sizes
+        """Infinite for a graph above the NPU's limit. Raises `DeviceError` for a unit that the sheet does not have."""
+        sizes, limit = self._sizes, self._sheet.graph_bytes_limit
         flops = 2.0 * n_rows * 3 * sizes.hidden * sizes.expert_width
         weight_bytes = float(n_experts * sizes.expert_bytes)
+        if unit == "npu" and limit is not None and weight_bytes > limit.value:
+            return math.inf
         call = Operation("expert FFN", unit, "expert_ffn", flops=flops, weight_bytes=weight_bytes)
         return operation_seconds(self._sheet, call)
 

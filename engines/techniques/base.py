@@ -59,7 +59,8 @@ class Costs(Protocol):
     """What calls cost on the units of a machine: of a sheet, or measured."""
 
     def call_s(self, unit: Unit, n_experts: int, n_rows: float) -> float:
-        """Seconds of one call: its launch, its experts' weights, its rows (padding included)."""
+        """Seconds of one call: its launch, its experts' weights, its rows (padding included); infinite where the unit
+        does not take it."""
         ...
 
 

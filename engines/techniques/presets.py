@@ -6,7 +6,8 @@ In a plan, `technique = { name = "npumoe" }` takes a preset, and any parameter o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
@@ -15,6 +16,7 @@ from pydantic import Field, create_model, model_validator
 from devices.base import Unit
 from engines.techniques.base import BuildContext, LayoutParameters, PlaceParameters, Technique
 from engines.techniques.composed import ComposedTechnique
+from engines.techniques.idle import IN_DECODING_ONLY, IN_PREFILL_ONLY, changed, idle
 from engines.techniques.layout.blocks import BlocksParameters
 from engines.techniques.layout.capacity import CapacityParameters
 from engines.techniques.layout.exact import ExactParameters
@@ -70,9 +72,16 @@ class Composed(Record):
     def build(self, context: BuildContext) -> Technique:
         return self.choices.build(self.technique, context)
 
+    def given(self, decision: str) -> Set[str]:
+        """The parameters of a decision that are not what they would be of themselves."""
+        raise NotImplementedError
+
     @model_validator(mode="after")
     def _fits_together(self) -> Composed:
-        problem = self.choices.problem()
+        choices = self.choices
+        problem = choices.problem() or choices.idle({decision: self.given(decision) for decision in _DECISIONS})
+        if problem is None and "calibration_prompts" in changed(self) and not choices.needs_profile:
+            problem = "calibration_prompts needs a layout that learns from prompts, and has no effect here; remove it"
         if problem is not None:
             raise ValueError(problem)
         return self
@@ -100,19 +109,43 @@ class Choices(NamedTuple):
 
     def problem(self) -> str | None:
         """Why these do not go together, or None."""
+        if isinstance(self.place, ByCostParameters) and not isinstance(self.layout, TiersParameters):
+            return f"place by_cost places graphs of tiers, and layout {self.layout.kind} has none; use layout tiers"
         dynamic = [layout.kind for layout in self.layouts if not layout.static]
         if "npu" in self.place.units and dynamic:
             return (
                 f"layout {dynamic[0]} follows the routing, and an NPU takes frozen shapes only; use tiers, capacity or"
                 " blocks, or another unit"
             )
-        if isinstance(self.place, ByCostParameters) and not isinstance(self.layout, TiersParameters):
-            return f"place by_cost places graphs of tiers, and layout {self.layout.kind} has none; use layout tiers"
-        if isinstance(self.place, OneUnitParameters) and self.place.naive_launch and self.place.unit != "npu":
-            return f"naive_launch is Core ML's, which launches on an npu; found unit {self.place.unit}"
+        is_naive = isinstance(self.place, OneUnitParameters) and self.place.naive_launch
+        if is_naive and "npu" not in self.place.units:
+            return f"naive_launch is Core ML's, which launches on an npu; found unit {self.place.units[0]}"
+        if "npu" in self.place.units and not is_naive and any(map(_follows_the_busiest, self.layouts)):
+            return (
+                'rows = "max" follows the busiest expert of a step, and an NPU takes frozen shapes only; give a number'
+                " or a factor, or naive_launch = true, for which a graph of that size is taken to be there"
+            )
+        if isinstance(self.place, ByCostParameters) and _provisions(self.decode):
+            return (
+                "skip_padding_blocks = false provisions blocks for all experts, and place by_cost splits them between"
+                " two units; leave it out"
+            )
         return None
 
+    def idle(self, given: Mapping[str, Set[str]]) -> str | None:
+        """Why a parameter that was given would have no effect, or None."""
+        found = idle(self.layout, given["layout"])
+        if self.decode is not None and found is None:
+            # A place by cost asks its own layout whether single experts are decoded.
+            read = {"decode_graphs"} if isinstance(self.place, ByCostParameters) else set()
+            found = idle(self.layout, given["layout"] - read, IN_PREFILL_ONLY) or idle(self.decode, given["decode"])
+            found = found or idle(self.decode, given["decode"], IN_DECODING_ONLY)
+        return found
+
     def build(self, name: str, context: BuildContext) -> Technique:
+        if isinstance(self.place, ByCostParameters):
+            # Graphs are as large as the model at whose size they are priced allows.
+            context = replace(context, sizes=self.place.graph_sizes(context))
         layout = self.layout.build(context)
         decode = layout if self.decode is None else self.decode.build(context)
         place = self.place.build(context, layout)
@@ -120,6 +153,14 @@ class Choices(NamedTuple):
         if isinstance(in_decoding, TiersParameters) and in_decoding.decode_graphs == "cpu":
             place = DecodesOnCpu(place)
         return ComposedTechnique(name, place, {"prefill": layout, "decode": decode}, context)
+
+
+def _follows_the_busiest(layout: LayoutParameters) -> bool:
+    return isinstance(layout, CapacityParameters) and layout.rows == "max"
+
+
+def _provisions(layout: LayoutParameters | None) -> bool:
+    return isinstance(layout, BlocksParameters) and not layout.skip_padding_blocks
 
 
 class CustomParameters(Composed):
@@ -142,6 +183,10 @@ class CustomParameters(Composed):
             self.place, self.layout, self.backbone, self.decode, self.route, self.move, self.calibration_prompts
         )
 
+    def given(self, decision: str) -> Set[str]:
+        own = getattr(self, decision)
+        return set() if own is None else changed(own)
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -151,6 +196,8 @@ class Preset:
     what: str
     source: str
     choices: Choices
+    fixed: tuple[str, ...] = ()
+    """Parameters that are not exposed: of another value it would be another preset, or they have no effect in it."""
 
     @property
     def lossless(self) -> bool:
@@ -200,12 +247,14 @@ PRESETS: dict[str, Preset] = {
             "calibrated static capacity tiers, overflow pruned by saliency",
             f"{_NPUMOE}, §4.1",
             Choices(_NPU, TiersParameters(), "npu"),
+            fixed=("grouped", "group_size", "graph_bytes"),
         ),
         Preset(
             "npumoe-tg",
             "tiers, and experts of one tier share a graph",
             f"{_NPUMOE}, §4.2",
             Choices(_NPU, TiersParameters(grouped=True), "npu"),
+            fixed=("grouped",),
         ),
         Preset(
             "npumoe",
@@ -253,7 +302,7 @@ def preset_parameters(name: str) -> type[Composed]:
         if own is None:
             continue
         for field_name, field in type(own).model_fields.items():
-            if field_name != "kind":
+            if field_name not in ("kind", *preset.fixed):
                 changed = field._copy()
                 changed.default = getattr(own, field_name)
                 fields[field_name] = (field.annotation, changed)
@@ -276,12 +325,15 @@ class _PresetParameters(Composed):
                 continue
             kind = type(own)
             names = [name for name in kind.model_fields if name != "kind"]
-            chosen[decision] = kind(**{name: getattr(self, name) for name in names})
+            chosen[decision] = kind(**{name: getattr(self, name, getattr(own, name)) for name in names})
         return preset.choices._replace(
             **chosen,
             backbone=self.backbone,
             calibration_prompts=getattr(self, "calibration_prompts", CALIBRATION_PROMPTS),
         )
+
+    def given(self, decision: str) -> Set[str]:
+        return changed(self)
 
 
 DroplessParameters = preset_parameters("dropless")

@@ -188,8 +188,8 @@ joules, where Table 8 has 1.87. That gap is the error that the sheet states for 
 With chunk B, the four most popular experts have 4 B/E rows and the twelve others 2 B/E (64 and 32 at chunk 256): TG in
 groups of four, T one graph an expert, base one graph an expert of 4 B/E rows. Residency moves no group here: 4x32 takes
 {npu_group_ms:.0f} ms on the NPU and {cpu_group_ms:.0f} ms on the CPU at its mean load. An expert with hardly a row
-still takes {cpu_one_ms:.1f} ms there, so a group would go to the CPU only if two of its four experts had no token. So
-"all" is TG.
+still takes {cpu_one_ms:.1f} ms there, but only in chunks in which it has one: a group goes to the CPU where its experts
+are called less than three times a chunk. Here all are called in every chunk, so "all" is TG.
 
 TTFT and energy a token:
 

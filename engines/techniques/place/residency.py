@@ -1,9 +1,13 @@
 """Hot graphs on the NPU, cold ones on the CPU with exact rows, by what calibration expects of them.
 
 Source: NPUMoE (000) §4.3, the arm "all". It gives no threshold. As built here, a graph of G experts with capacity C
-lies on the NPU where one launch of it there costs less than its experts with their expected rows on the CPU:
+lies on the NPU where its launch there is expected to cost less than its experts' calls on the CPU:
 
-    t_npu(G experts, G C rows) < sum_e t_cpu(1 expert, n_e rows)
+    P(G) t_npu(G experts, G C rows) < sum_e P(e) t_cpu(1 expert, n_e / P(e) rows)
+
+n_e are the expected rows of expert e among the N = B K pairs of a chunk. Nothing is launched for experts without
+tokens: P(e) = 1 - (1 - n_e / N)^N is the chance that e gets any, and P(G) that one of the graph does. A graph whose
+experts calibration never saw costs nothing on either, and lies on the CPU, as does one above the unit's graph limit.
 
 Costs are a modelled machine's. Residency is decided once, before the first request, as weights are constants of graphs.
 In decoding with `decode_graphs = "single"` each chosen expert has a graph of its own on the NPU.
@@ -13,7 +17,9 @@ Legend: E experts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -23,7 +29,7 @@ from devices.base import Unit
 from engines.dispatch import Integers
 from engines.errors import EngineError
 from engines.pricing.costs import costs_of, sizes_of_named
-from engines.techniques.base import BuildContext, LayerInput, Layout, Piece, Share
+from engines.techniques.base import BuildContext, LayerInput, Layout, ModelSizes, Piece, Share
 from engines.techniques.layout.tiers import Tiers, expected_load
 from results.records import Record
 
@@ -42,6 +48,12 @@ class ByCostParameters(Record):
     def units(self) -> tuple[Unit, ...]:
         return ("npu", "cpu")
 
+    def graph_sizes(self, context: BuildContext) -> ModelSizes | None:
+        """The context's, with experts as large as those that are priced: a modelled machine prices its own."""
+        if self.as_shape is None or context.costs is not None or context.sizes is None:
+            return context.sizes
+        return context.sizes._replace(expert_bytes=sizes_of_named(self.as_shape).expert_bytes)
+
     def build(self, context: BuildContext, layout: Layout) -> ByCost:
         if not isinstance(layout, Tiers):
             raise EngineError("a place by cost needs a layout of tiers, whose graphs it places")
@@ -52,14 +64,25 @@ class ByCostParameters(Record):
         hot: dict[int, list[bool]] = {}
         for layer in profile.tokens_per_expert:
             load = expected_load(profile.relative_load(layer), context.chunk, profile.top_k)
-            capacity = layout.capacities(layer)
+            capacity, n_pairs = layout.capacities(layer), context.chunk * profile.top_k
             hot[layer] = [False] * len(load)
             for experts in layout.graphs(layer).experts:
-                npu_s = costs.call_s("npu", len(experts), sum(capacity[e] for e in experts))
-                cpu_s = sum(costs.call_s("cpu", 1, float(load[e])) for e in experts)
+                if not any(load[e] for e in experts):
+                    continue
+                npu_s = chance_of_a_call(sum(load[e] for e in experts), n_pairs) * costs.call_s(
+                    "npu", len(experts), sum(capacity[e] for e in experts)
+                )
+                chances = [(e, chance_of_a_call(load[e], n_pairs)) for e in experts if load[e]]
+                cpu_s = sum(chance * costs.call_s("cpu", 1, float(load[e]) / chance) for e, chance in chances)
                 for expert in experts:
                     hot[layer][expert] = npu_s < cpu_s
         return ByCost({layer: np.array(is_hot) for layer, is_hot in hot.items()}, layout.decode_graphs == "single")
+
+
+def chance_of_a_call(expected_rows: float | Fraction, n_pairs: int) -> float:
+    """That at least one of so many pairs goes where so many are expected, each by itself."""
+    share = min(float(expected_rows) / n_pairs, 1.0)
+    return 1.0 if share == 1.0 else -math.expm1(n_pairs * math.log1p(-share))
 
 
 class ByCost:
