@@ -14,6 +14,7 @@ from results import tables
 from results.accuracy_energy import accuracy_energy
 from results.answers import Answered, answered_samples
 from results.heat import heat_of_cells, layers_of, overlaps
+from results.operations import operations_table
 from results.records import ExpertHeat
 from results.report.standings import Group, device_groups
 from results.runs import RunData
@@ -54,6 +55,11 @@ class Derived:
     def overlaps(self) -> pd.DataFrame:
         """Whether what one text chooses tells of another."""
         return overlaps(self.run, self.heats)
+
+    @cached_property
+    def operations(self) -> pd.DataFrame:
+        """What modelled windows were spent on."""
+        return operations_table(self.run)
 
     @cached_property
     def answered(self) -> list[Answered]:

@@ -266,6 +266,7 @@ TABLES = (
     "experts",
     "overlaps",
     "heat",
+    "operations",
     "samples",
     "trials",
     "requests",

@@ -14,18 +14,20 @@ from hypothesis import strategies as st
 
 from devices.base import DeviceError
 from devices.models.device import ModelDevice
-from devices.models.operations import OPERATIONS, operations_of, operations_trace, seconds_by_operation
+from devices.models.operations import operations_of, operations_trace
 from devices.models.repricing import ARRIVE, Parts, repriced
 from devices.models.sheet import Sheet, parse_sheet
 from devices.models.timeline import Operation
 from results.derivation import energies_of
+from results.operations import OPERATIONS, operations_table, spent_by_operation
 from results.records import Completion
+from results.report.html import html_text, page_context
 from results.store import Store
 from results.trace_files import TraceFileError, read_parts, write_traces
 from results.trials import Trial
 from tests.command import joulebench
 from tests.conftest import FinishedRun
-from tests.run_builders import ENVIRONMENT, completion, trial
+from tests.run_builders import ENVIRONMENT, cell, completion, run, trial
 from tests.toy_sheet import TOY_TOML, figure, toy_sheet
 
 CPU_WORK = Operation("expert FFN", "cpu", "expert_ffn", flops=1000)  # 2 s: 16 J on cpu, 2 J on comm
@@ -111,8 +113,37 @@ def test_the_time_of_each_operation_follows_from_what_is_kept(tmp_path: Path) ->
     ran = operations_of(read_parts(tmp_path / "t.parquet"))
     assert ran is not None
     assert [ran.distinct[place] for place in ran.places] == [CPU_WORK, NPU_WORK, NORM, CPU_WORK, NPU_WORK]
-    found = seconds_by_operation(ran, made.trial.window_end_s or 0.0)
-    assert found == pytest.approx({("expert FFN", "cpu"): 4.0, ("expert FFN", "npu"): 1.6, ("norm", "cpu"): 0.1})
+    found = spent_by_operation(read_parts(tmp_path / "t.parquet"))
+    assert [one[:3] for one in found] == [("expert FFN", "cpu", 2), ("expert FFN", "npu", 2), ("norm", "cpu", 1)]
+    assert [one.seconds for one in found] == pytest.approx([4.0, 1.6, 0.1])
+    assert [one.joules for one in found[:2]] == pytest.approx([2 * (16 + 2), 2 * (1.4 + 0.8)])
+
+
+def test_waiting_is_no_part_of_an_operation() -> None:
+    device = ModelDevice(toy_sheet(), lambda: ENVIRONMENT)
+    (meter,) = device.meters
+    meter.start()
+    device.timeline.run([CPU_WORK])
+    device.timeline.sleep_until_s(device.timeline.now_s() + 7.0)
+    device.timeline.run([NPU_WORK])
+    found = spent_by_operation({"window": meter.stop(), "window, raw": meter.raw_traces()})
+    assert [(one.unit, one.seconds) for one in found] == [("cpu", pytest.approx(2.0)), ("npu", pytest.approx(0.8))]
+
+
+def test_operations_of_a_run_are_a_table_in_file_and_page() -> None:
+    made = run_on(toy_sheet(), [[CPU_WORK, NPU_WORK], [NORM, CPU_WORK, NPU_WORK]])
+    data = replace(run([cell("c1")], [made.trial]), load_parts=lambda _: made.parts)
+    frame = operations_table(data).set_index(["operation", "unit"])
+    assert frame.loc[("expert FFN", "cpu"), "share_of_time"] == pytest.approx(4.0 / 5.7)
+    (table,) = page_context(data)["operation_tables"]
+    assert table.rows[1] == ("expert FFN on npu", (("1.60 s (28.1 %)", "4.40 J"),))
+    assert "expert FFN on npu" in html_text(data)
+    measured = replace(data, trials=(made.trial.model_copy(update={"time_method": "measured"}),))
+    assert operations_table(measured).empty
+    (kept,) = made.parts["window, raw"]
+    damaged = replace(data, load_parts=lambda _: {**made.parts, "window, raw": (replace(kept, basis="[]"),)})
+    assert operations_table(damaged).empty
+    assert "none of the 0" in damaged.lost_traces[made.trial.trial_id]
 
 
 def test_what_cannot_be_priced_again_is_refused() -> None:
@@ -150,7 +181,10 @@ def test_a_run_keeps_the_operations_of_its_modelled_trials_and_derives_the_same_
             assert {"attention", "expert FFN", "LM head"} <= {operation.name for operation in ran.distinct}
             assert len(ran.distinct) < len(ran.places) / 2
             lasted_s = (one.window_end_s or 0.0) - (one.window_start_s or 0.0)
-            assert sum(seconds_by_operation(ran, one.window_end_s or 0.0).values()) == pytest.approx(lasted_s)
+            spent = spent_by_operation(data.load_parts(one.trial_id))
+            assert sum(o.seconds for o in spent) == pytest.approx(lasted_s)
+            counted_j = sum(t.values[-1] - t.values[0] for t in data.load_parts(one.trial_id)["window"])
+            assert sum(o.joules for o in spent) == pytest.approx(counted_j)
             assert OPERATIONS not in {t.component for t in data.load_traces(one.trial_id)}
     done = joulebench("report", str(finished_run.directory), "--rederive", "--out", str(tmp_path))
     assert done.code == 0, done.stderr

@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from devices.models.timeline import Operation
+from results.operations import OPERATIONS
 from results.records import PowerTrace
 from results.trace_files import WINDOW, TraceFileError, raw_part
 
-OPERATIONS: Final = "operations"
 _DISTINCT = TypeAdapter(list[Operation])
 
 
@@ -54,17 +54,3 @@ def operations_of(parts: Mapping[str, Sequence[PowerTrace]]) -> Ran | None:
     if np.any((places < 0) | (places >= len(distinct))):
         raise TraceFileError(f"an operation is none of the {len(distinct)} that are listed")
     return Ran(kept[0].times_s, places, distinct)
-
-
-def seconds_by_operation(ran: Ran, end_s: float) -> dict[tuple[str, str], float]:
-    """Seconds by (operation, unit), in the form of Table 4 of 000-npumoe; end_s: of the window.
-
-    Of operations that follow each other without waiting.
-    """
-    lasting_s = np.diff(np.append(ran.starts_s, end_s))
-    of_each = np.bincount(ran.places, weights=lasting_s, minlength=len(ran.distinct))
-    found: dict[tuple[str, str], float] = {}
-    for operation, seconds in zip(ran.distinct, of_each.tolist(), strict=True):
-        key = operation.name, operation.unit
-        found[key] = found.get(key, 0.0) + seconds
-    return found

@@ -36,6 +36,7 @@ def write_csv(run: RunData, directory: Path, derived: Derived | None = None) -> 
         "experts": derived.experts,
         "overlaps": derived.overlaps,
         "heat": experts_of(run, derived.heats),
+        "operations": derived.operations,
         "samples": answer_table(run, derived.answered),
         "trials": trials(run),
         "requests": request_frames(run),

@@ -32,6 +32,7 @@ from results.report.figures import Figure
 from results.report.files import replace_text
 from results.report.first_screen import device_screens
 from results.report.heat_pictures import heat_pictures
+from results.report.operation_tables import operation_tables
 from results.report.page_units import PageUnits
 from results.report.picture import symbol
 from results.report.plan_text import toml_text
@@ -119,6 +120,7 @@ def page_context(run: RunData, derived: Derived | None = None) -> dict[str, Any]
         "accuracy_tables": accuracy_tables(run, compared, arms, units),
         "figures": numbered,
         "heat_pictures": heat_pictures(run, derived.heats, derived.overlaps, arms),
+        "operation_tables": operation_tables(derived.operations, arms),
         "failed": _failures(run, arms),
         "marked": [(c, a, t, mark_words(t)) for c, a, t in _with_cells(run, arms) if t.status == "ok" and t.marks],
         "machines": _machines(run),

@@ -1,0 +1,93 @@
+"""What a modelled window was spent on: seconds and joules by operation and unit, in the form of Table 4 of 000-npumoe.
+
+From what the trial stored: which operations ran and when each began, and the meter's joules at every boundary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from results.cells import trials_of, usable
+from results.records import PowerTrace
+from results.runs import RunData
+from results.trace_files import WINDOW, TraceFileError, raw_part
+
+OPERATIONS: Final = "operations"
+"""The component under which a trace of operations is stored: values are places in the list of its basis."""
+_COLUMNS = (
+    "cell", "device", "engine", "technique", "model", "workload", "operation", "unit", "n", "seconds",
+    "share_of_time", "joules",
+)  # fmt: skip
+
+
+class Spent(NamedTuple):
+    """n: how many ran. joules: of all parts of the machine meanwhile, communication too."""
+
+    operation: str
+    unit: str
+    n: int
+    seconds: float
+    joules: float
+
+
+def operations_table(run: RunData) -> pd.DataFrame:
+    """One row for each modelled cell, operation and unit, of the cell's first window; in the order in which they ran.
+
+    A window whose file cannot be read has none, and is noted in `run.lost_traces`.
+    """
+    trials, rows = trials_of(run), []
+    for cell in run.cells:
+        own = next((t for t in usable(trials[cell.cell_id]) if t.time_method == "modelled"), None)
+        if own is None:
+            continue
+        try:
+            spent = spent_by_operation(run.load_parts(own.trial_id))
+        except TraceFileError as error:
+            run.lost_traces[own.trial_id] = str(error)
+            continue
+        whole_s = sum(one.seconds for one in spent)
+        rows += [
+            (cell.cell_id, cell.device, cell.engine, cell.technique, cell.model, cell.workload, one.operation, one.unit,
+             one.n, one.seconds, one.seconds / whole_s if whole_s else None, one.joules)
+            for one in spent
+        ]  # fmt: skip
+    return pd.DataFrame(rows, columns=list(_COLUMNS))
+
+
+def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]:
+    """Empty where no operations were kept. Raises `TraceFileError` where their list is damaged."""
+    kept = [trace for trace in parts.get(raw_part(WINDOW), ()) if trace.component == OPERATIONS]
+    counters = [trace for trace in parts.get(WINDOW, ()) if trace.kind == "counter" and trace.additive]
+    if not kept or not counters:
+        return []
+    places, starts_s = kept[0].values.astype(np.int64), kept[0].times_s
+    try:
+        names = [(str(one["name"]), str(one["unit"])) for one in json.loads(kept[0].basis or "")]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceFileError(f"the list of operations cannot be read ({error})") from error
+    if np.any((places < 0) | (places >= len(names))):
+        raise TraceFileError(f"an operation is none of the {len(names)} that are listed")
+    # An operation ends at the next boundary, before any waiting; where the next one begins at once, it took no time.
+    edges_s = counters[0].times_s
+    next_s = np.append(starts_s[1:], edges_s[-1])
+    following = np.minimum(np.searchsorted(edges_s, starts_s, side="right"), len(edges_s) - 1)
+    ends_s = np.minimum(next_s, edges_s[following])
+    joules = sum((np.interp(ends_s, c.times_s, c.values) - np.interp(starts_s, c.times_s, c.values)) for c in counters)
+    spent = pd.DataFrame(
+        {
+            "operation": [names[place][0] for place in places.tolist()],
+            "unit": [names[place][1] for place in places.tolist()],
+            "seconds": ends_s - starts_s,
+            "joules": joules,
+        }
+    )
+    summed = spent.groupby(["operation", "unit"], sort=False)[["seconds", "joules"]].agg(["size", "sum"])
+    return [
+        Spent(operation, unit, int(row[0]), float(row[1]), float(row[3]))
+        for (operation, unit), row in zip(summed.index.tolist(), summed.to_numpy().tolist(), strict=True)
+    ]
