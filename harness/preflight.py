@@ -13,16 +13,21 @@ from typing import Any
 
 from devices.base import DeviceError
 from devices.clock import MonotonicClock
+from devices.models.sheet import available_sheets
 from engines.errors import EngineError
 from engines.model.accelerator import find_backend
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.weights import check_quantisation
 from engines.pricing.schedule import NAMED_SHAPES, priced_shape
 from engines.profile_files import DIGITS, digest_of_profile
+from engines.techniques.place.residency import ByCostParameters
+from engines.techniques.place.units import ShardsParameters
+from engines.techniques.presets import Composed
 from harness.catalog import METERS, WORKLOADS
 from harness.matrix import CellPlan, Part
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
+from harness.problems import nearest
 from harness.references import with_references
 from harness.schema import DeviceSpec, Protocol
 from harness.workbench import Workbench
@@ -51,7 +56,7 @@ def preflight(draft: Draft, workbench: Workbench) -> Plan:
     for device in devices:
         problems += _device_problems(device)
     for engine in named.engines:
-        problems += _engine_problems(engine)
+        problems += [*_engine_problems(engine), *_cost_problems(engine)]
     empty: dict[tuple[str, str], tuple[str, ...]] = {}
     for found in facts.values():
         for engine in named.engines:
@@ -143,8 +148,27 @@ def _engine_problems(engine: Part) -> Iterator[str]:
             yield f"engine {engine.label}: a profile takes the place of calibration_prompts; remove one of them"
 
 
+def _cost_problems(engine: Part) -> Iterator[str]:
+    """Names that a place by cost asks for prices."""
+    place = engine.spec.technique.choices.place if isinstance(engine.spec.technique, Composed) else None
+    if not isinstance(place, ByCostParameters):
+        return
+    asked = (
+        ("costs_of", "sheet", place.costs_of, available_sheets()),
+        ("as_shape", "shape", place.as_shape, NAMED_SHAPES),
+    )
+    for key, what, name, known in asked:
+        if name is not None and name not in known:
+            yield f"engine {engine.label}: {key}: no {what} {name!r}; {nearest(name, known)}"
+
+
 def _problems_with_model(engine: Part, facts: CheckpointFacts, workbench: Workbench) -> Iterator[str]:
     technique = engine.spec.technique
+    place = technique.choices.place if isinstance(technique, Composed) else None
+    if isinstance(place, ShardsParameters) and facts.config.moe is not None:
+        reason = place.too_many(facts.config.hidden, facts.config.moe.expert_width)
+        if reason is not None:
+            yield f"engine {engine.label}: {reason}"
     if facts.config.moe is None and technique.wanted_prompts:
         yield (
             f"engine {engine.label}: technique {technique.technique} places experts, and {facts.source} is dense;"

@@ -35,7 +35,9 @@ def in_one_line(problem: str) -> str:
 
 
 def _line(path: str, error: Any, schema: Any) -> str:
-    location = [p for p in error["loc"] if p not in TECHNIQUES and p not in WORKLOADS]
+    loc = error["loc"]
+    is_written = (not any(_tag(m) == p for m in _members_at(schema, loc[:i])) for i, p in enumerate(loc))
+    location = [p for p, w in zip(loc, is_written, strict=True) if w and p not in TECHNIQUES and p not in WORKLOADS]
     where = path + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
     found = f"found {shown(error['input'])}"
     match error["type"]:
@@ -44,9 +46,11 @@ def _line(path: str, error: Any, schema: Any) -> str:
             return f"{where}: unknown key, {found}; {nearest(str(error['loc'][-1]), known)}"
         case "union_tag_invalid":
             tags = [t.strip("' ") for t in error["ctx"]["expected_tags"].split(",")]
-            return f"{where}.name: unknown name {shown(error['ctx']['tag'])}; {nearest(error['ctx']['tag'], tags)}"
+            key = error["ctx"]["discriminator"].strip("'")
+            return f"{where}.{key}: unknown {key} {shown(error['ctx']['tag'])}; {nearest(error['ctx']['tag'], tags)}"
         case "union_tag_not_found":
-            return f'{where}: has no name, {found}; add name = "..."'
+            key = error["ctx"]["discriminator"].strip("'")
+            return f'{where}: has no {key}, {found}; add {key} = "..."'
         case "model_attributes_type" | "model_type" | "dict_type":
             return f"{where}: must be a table, {found}; {_table_form(schema, error['loc'])}"
         case "missing":
@@ -79,7 +83,7 @@ def _members_at(schema: Any, location: Sequence[Any]) -> list[type[BaseModel]]:
         members = _members(schema)
         if isinstance(part, int):
             continue
-        tagged = [m for m in members if m.__name__ == part]
+        tagged = [m for m in members if part in (m.__name__, _tag(m))]
         if tagged:
             schema = tagged[0]
         else:
@@ -91,6 +95,11 @@ def _members(schema: Any) -> list[type[BaseModel]]:
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         return [schema]
     return [m for argument in get_args(schema) for m in _members(argument)]
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    """By which a plan chooses it among others, where that is its kind; it is no key of the plan."""
+    return model.model_fields["kind"].default if "kind" in model.model_fields else None
 
 
 def _keys(model: type[BaseModel] | None) -> list[str]:

@@ -223,3 +223,38 @@ def test_names_that_look_the_same_are_refused_and_told_apart(first: str, second:
 def test_a_name_that_cannot_be_seen_is_refused() -> None:
     (problem,) = draft_plan(raw_plan(engine=[DROPLESS | {"name": "\u200b"}])).problems
     assert problem == r"engine: the name '\u200b' cannot be seen; give another"
+
+
+@pytest.mark.parametrize(
+    ("technique", "expected"),
+    [
+        ({"name": "npumoe", "costs_of": "m2-ulra"}, "costs_of: no sheet 'm2-ulra'; did you mean m2-ultra?"),
+        ({"name": "npumoe", "as_shape": "phi-3.5-mo"}, "as_shape: no shape 'phi-3.5-mo'; did you mean phi-3.5-moe?"),
+        (
+            {"name": "custom", "place": {"kind": "shards", "cores": 64, "shard": "intermediate"}},
+            "64 cores cannot share 48 columns of an expert",
+        ),
+    ],
+)
+def test_names_and_slices_that_no_trial_could_build_are_told_before_it(
+    technique: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    write_family(tmp_path, CASES["qwen2-moe"])
+    found = problems(model={"source": str(tmp_path)}, engine=[{"name": "a", "technique": technique}])
+    assert f"engine a: {expected}" in found
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ({"kind": "tierz"}, "engine[0].technique.layout.kind: unknown kind 'tierz'; did you mean tiers?"),
+        (
+            {"kind": "tiers", "alignn": 4},
+            "engine[0].technique.layout.alignn: unknown key, found 4; did you mean align?",
+        ),
+        ({}, 'engine[0].technique.layout: has no kind, found {}; add kind = "..."'),
+    ],
+)
+def test_choices_are_told_by_their_kind(layout: dict[str, Any], expected: str) -> None:
+    engine = {"name": "a", "technique": {"name": "custom", "layout": layout}}
+    assert expected in problems(engine=[engine])

@@ -49,6 +49,13 @@ class ShardsParameters(Record):
     def units(self) -> tuple[Unit, ...]:
         return tuple(f"core:{core}" for core in range(self.cores))
 
+    def too_many(self, hidden: int, inner: int) -> str | None:
+        """Why an expert of these widths has no slice for each core, or None."""
+        columns = hidden if self.shard == "hidden" else inner
+        if self.shard == "blocks" or self.cores <= columns:
+            return None
+        return f"{self.cores} cores cannot share {columns} columns of an expert"
+
     def build(self, context: BuildContext, layout: Layout) -> Fixed:
         if context.sizes is None:
             raise EngineError("shards of experts need a model with experts")
@@ -57,8 +64,9 @@ class ShardsParameters(Record):
             whole = tuple(Piece(unit) for unit in self.units)
             return Fixed(Share(whole, dealt=True, summed=Summed("reduce", hidden, "token")))
         columns = hidden if self.shard == "hidden" else inner
-        if self.cores > columns:
-            raise EngineError(f"{self.cores} cores cannot share {columns} columns of an expert")
+        reason = self.too_many(hidden, inner)
+        if reason is not None:
+            raise EngineError(reason)
         parts = list(zip(self.units, slices(columns, self.cores), strict=True))
         if self.shard == "hidden":
             pieces = tuple(Piece(unit, hidden=part) for unit, part in parts)
