@@ -158,6 +158,8 @@ def test_cells_of_one_arm_share_its_symbol_and_arms_of_one_name_are_told_apart()
     assert [arms[c].name for c in ("c1", "c3", "c5", "c6")] == [
         "reference, on-demand, host", "reference, npumoe, host", "reference, npumoe (tiers=3), host", "int4"
     ]  # fmt: skip
+    on_two_devices = arms_of([cell("c1"), cell("c2", device="model:m2-ultra", model="small priced as large")])
+    assert {arm.name for arm in on_two_devices.values()} == {"reference"}, "no table compares these"
     of_two_models = arms_of([cell("c1"), cell("c2", model="large")])
     assert [arm.name for arm in of_two_models.values()] == ["reference, tiny-moe", "reference, large"]
 

@@ -64,14 +64,15 @@ def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
     """The arm of each cell, by cell id."""
     indices: dict[tuple[str, ...], int] = {}
     keys = {cell.cell_id: _key(cell) for cell in cells}
-    by_engine: dict[str, set[tuple[str, ...]]] = {}
+    # An arm that stands on two devices has one name: no table compares these.
+    by_engine: dict[tuple[str, str], set[tuple[str, ...]]] = {}
     for cell in cells:
         indices.setdefault(keys[cell.cell_id], len(indices))
-        by_engine.setdefault(cell.engine, set()).add(keys[cell.cell_id])
+        by_engine.setdefault((cell.device, cell.engine), set()).add(keys[cell.cell_id])
     found = {}
     for cell in cells:
         key = keys[cell.cell_id]
-        alike = by_engine[cell.engine]
+        alike = by_engine[cell.device, cell.engine]
         name = cell.engine if len(alike) == 1 else f"{cell.engine}, {_told_apart(cell, len({k[4] for k in alike}) > 1)}"
         found[cell.cell_id] = Arm(
             indices[key],
