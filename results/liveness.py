@@ -205,6 +205,8 @@ def judged_counter(trace: PowerTrace, shown_j: Array, renewal: Renewal, beside: 
 def _is_unread(trace: PowerTrace, begins: NDArray[np.intp], longest_s: Array) -> NDArray[np.bool_]:
     """Which values [n] end with a step whose readings are further apart than it shows one, and than it is read."""
     apart_s = np.diff(trace.times_s)
+    if trace.sample_interval_s == 0:
+        return np.zeros(len(begins), dtype=np.bool_)  # read at will, at edges only: it promised no reading between
     interval_s = max(trace.sample_interval_s, float(np.median(apart_s)))
     found = np.zeros(len(begins), dtype=np.bool_)
     if len(begins) > 1:

@@ -27,6 +27,7 @@ def test_files_read_back_to_the_tables(tmp_path: Path) -> None:
         "experts",
         "overlaps",
         "heat",
+        "operations",
         "samples",
         "trials",
         "requests",

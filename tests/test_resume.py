@@ -46,6 +46,7 @@ WRITTEN = {
             "experts",
             "overlaps",
             "heat",
+            "operations",
             "samples",
             "trials",
             "requests",
