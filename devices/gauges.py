@@ -98,7 +98,8 @@ def _runs(times_s: Array, shown: Array, update_period_s: float) -> list[_Run]:
     leaps = np.concatenate([np.abs(np.diff(shown_w)) > LEAP_SHARE * np.maximum(shown_w[1:], shown_w[:-1]), [False]])
     if leaps.any() and repeats < 1:
         at_leap = 1 + float(np.log(BY_CHANCE_AT_LEAP / leaps.sum()) / np.log(repeats))
-        unsure |= leaps & (n_updates > at_leap - 0.5)
+        # Of longer runs the values on both sides bound nothing, and the leap alone is no reason to give up a window.
+        unsure |= leaps & (n_updates > at_leap - 0.5) & (n_updates <= GAP_UPDATES + 0.5)
     columns = (begins, ends, start_s, end_s, unsure)
     return [_Run(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 

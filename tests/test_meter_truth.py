@@ -22,8 +22,7 @@ FINE = [m for m in INSTRUMENTS if not m.startswith("charge counter")]
 @pytest.mark.parametrize("meter", FINE)
 def test_joules_are_within_the_stated_uncertainty_in_95_of_100_windows(meter: str, waveform: str) -> None:
     found = simulated(meter, waveform, N_WINDOWS)
-    # A gauge that repeats itself by chance right up to a leap of the load looks like one that stood still.
-    assert found.n_without_energy <= (1 if meter.startswith("gauge, 250 ms") else 0)
+    assert found.n_without_energy == 0
     assert found.within_two is not None
     assert found.within_two >= (0.9 if (meter, waveform) == MET_BY_CHANCE else 0.95) * N_WINDOWS
 

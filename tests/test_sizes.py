@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -71,23 +70,32 @@ def test_the_reference_engine_tells_its_weights() -> None:
     assert engine.held_weights().n_parameters == parameters_in_the_file()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's mark of the peak is Linux's")
-def test_the_peak_is_of_the_window_and_not_of_what_was_before() -> None:
-    gc.collect()  # what a test before left may not be given back in between
-    before = np.ones(200_000_000, dtype=np.uint8)
-    assert before[-1] == 1
-    del before
-    why_not = reset_peak_memory()
-    if why_not is not None:
-        pytest.skip(f"{why_not.remark}")
+# In a process of its own: in a large one the kernel may take mapped pages back while the test looks.
+PEAK = """
+import numpy as np
+from devices.peak_memory import peak_memory, reset_peak_memory
+
+before = np.ones(200_000_000, dtype=np.uint8)
+assert before[-1] == 1
+del before
+why_not = reset_peak_memory()
+if why_not is None:
     at_rest = peak_memory().n_bytes
     inside = np.ones(100_000_000, dtype=np.uint8)
     assert inside[-1] == 1
     del inside
-    found = peak_memory().n_bytes
-    assert at_rest is not None
-    assert found is not None
-    assert 90_000_000 < found - at_rest < 190_000_000
+    print(peak_memory().n_bytes - at_rest)
+else:
+    print(why_not.remark)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's mark of the peak is Linux's")
+def test_the_peak_is_of_the_window_and_not_of_what_was_before() -> None:
+    said = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True).stdout.strip()
+    if "does not let us" in said:
+        pytest.skip(said)
+    assert 90_000_000 < int(said) < 190_000_000
 
 
 def test_a_kernel_that_tells_nothing_gives_a_reason(tmp_path: Path) -> None:
