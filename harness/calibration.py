@@ -18,9 +18,9 @@ from harness.input_watch import MOST_TOLD, InputWatch
 from harness.plan import PlanError, read_draft
 from harness.problems import told
 from harness.profiles import model_digests, sha256_of
+from harness.run_parts import build_workload, data_root
 from harness.schema import ModelSpec, WorkloadSpec
 from harness.state import state_folder
-from harness.workbench import build_workload, data_root
 from results.file_state import file_state
 from workloads import files_read
 from workloads.base import WorkloadError

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
+    from harness.run_parts import WaitListener
     from harness.schema import DeviceSpec
-    from harness.workbench import WaitListener
     from results.self_tests import SelfTest
 
 DeviceName = Annotated[
@@ -70,7 +70,7 @@ def doctor(
     from rich.markup import escape
 
     from harness.examination import examine_device
-    from harness.schema import Protocol
+    from harness.schema import TrialProtocol
     from harness.state import keep_self_test, state_folder
 
     console = console_of(stderr=True)
@@ -79,7 +79,7 @@ def doctor(
     try:
         with console.status(f"opening {escape(printable(device))}") as status:
             found = examine_device(
-                spec, seconds, status.update, _waits_on(status, console), Protocol(gate_wait_s=wait_s)
+                spec, seconds, status.update, _waits_on(status, console), TrialProtocol(gate_wait_s=wait_s)
             )
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "the verdict before stands")
@@ -118,8 +118,8 @@ def record(
     from devices.base import DeviceError
     from devices.clock import MonotonicClock
     from harness.recording import record, target_problem, write_recording
-    from harness.schema import Protocol
-    from harness.workbench import build_device
+    from harness.run_parts import build_device
+    from harness.schema import TrialProtocol
 
     if path.suffix != ".parquet":
         fail(f"{path}: a recording is a Parquet file; end its name with .parquet", EXIT_BAD_PLAN)
@@ -138,7 +138,7 @@ def record(
 
     raise_in_command()
     with console.status(f"opening {escape(printable(device))}") as status:
-        protocol = Protocol(sample_interval_s=interval_s, gate_wait_s=wait_s)
+        protocol = TrialProtocol(sample_interval_s=interval_s, gate_wait_s=wait_s)
         found = build_device(spec, protocol, clock, _waits_on(status, console))
         try:
             found.open()

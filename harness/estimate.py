@@ -16,8 +16,8 @@ from engines.model.model_config import ModelConfig
 from engines.model.weights import tensor_shapes
 from harness.matrix import CellPlan
 from harness.plan import Plan
+from harness.run_parts import RunParts
 from harness.runner import rule_of
-from harness.workbench import Workbench
 from results.records import Request
 from workloads.fitting import most_prompt_tokens
 
@@ -37,16 +37,16 @@ class CellEstimate(NamedTuple):
     seconds: float
 
 
-def estimate(plan: Plan, workbench: Workbench) -> list[CellEstimate]:
+def estimate(plan: Plan, run_parts: RunParts) -> list[CellEstimate]:
     """For each cell: counts of tokens, and seconds from a matrix-product probe of this machine."""
     flop_per_s = _probe_flop_per_s()
-    return [_estimate_cell(plan, c, workbench.facts(c.model.source), workbench, flop_per_s) for c in plan.cells]
+    return [_estimate_cell(plan, c, run_parts.facts(c.model.source), run_parts, flop_per_s) for c in plan.cells]
 
 
 def _estimate_cell(
-    plan: Plan, cell_plan: CellPlan, facts: CheckpointFacts, workbench: Workbench, flop_per_s: float
+    plan: Plan, cell_plan: CellPlan, facts: CheckpointFacts, run_parts: RunParts, flop_per_s: float
 ) -> CellEstimate:
-    requests = workbench.requests(cell_plan)
+    requests = run_parts.requests(cell_plan)
     pushed = prefill_tokens(requests)
     prefill = sum(pushed)
     decode = sum(max(0, r.max_new_tokens - 1) for r in requests)

@@ -11,8 +11,8 @@ from devices.host import Host
 from harness.doctor import Load, examine, not_ready
 from harness.inventory import probed_meters
 from harness.loads import busy_loops, matrix_products, no_load
-from harness.schema import DeviceSpec, Protocol
-from harness.workbench import WaitListener, build_device
+from harness.run_parts import WaitListener, build_device
+from harness.schema import DeviceSpec, TrialProtocol
 from results.self_tests import SelfTest
 
 
@@ -21,13 +21,13 @@ def examine_device(
     seconds: float,
     on_stage: Callable[[str], None],
     on_wait: WaitListener,
-    protocol: Protocol | None = None,
+    protocol: TrialProtocol | None = None,
 ) -> SelfTest:
     """The self-test of `host` or of a phone. One that does not open, or is lost, is not ready: nothing is raised.
 
     protocol: how long a phone is waited for.
     """
-    clock, protocol = MonotonicClock(), protocol or Protocol()
+    clock, protocol = MonotonicClock(), protocol or TrialProtocol()
     refusals: dict[str, str] = {}
     if not spec.is_phone:
         probed = probed_meters(protocol.sample_interval_s)

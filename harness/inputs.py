@@ -23,9 +23,9 @@ from engines.model.checkpoints import decisive_files
 from engines.profile_files import profile_files
 from harness.file_digests import file_digests
 from harness.plan import Plan
+from harness.run_parts import RunParts
 from harness.schema import MODEL_PREFIX
 from harness.state import state_folder
-from harness.workbench import Workbench
 from results.file_state import file_state
 from results.runs import Input
 
@@ -46,13 +46,13 @@ OWN_CODE = "joulebench's own code"
 OF_PROFILE = " of profile "
 
 
-def inputs_of(plan: Plan, workbench: Workbench) -> tuple[Input, ...]:
-    """Everything, as it is now; the workbench watches the files from now on. Raises `OSError` for one not readable."""
-    files = list(_files(plan, workbench))
-    states = {path: workbench.data_files.get(path) or file_state(path) for _, path in files}
-    digests = file_digests([path for _, path in files], state_folder(), workbench.on_note)
+def inputs_of(plan: Plan, run_parts: RunParts) -> tuple[Input, ...]:
+    """Everything, as it is now; `run_parts` watches the files from now on. Raises `OSError` for one not readable."""
+    files = list(_files(plan, run_parts))
+    states = {path: run_parts.data_files.get(path) or file_state(path) for _, path in files}
+    digests = file_digests([path for _, path in files], state_folder(), run_parts.on_note)
     for name, path in files:
-        workbench.watch.add(name, path, states[path], digests[path])
+        run_parts.watch.add(name, path, states[path], digests[path])
     found = [Input(name=name, value=f"sha256:{digests[path]}") for name, path in files]
     found.append(Input(name=OWN_CODE, value=f"sha256:{_own_code()}"))
     return (*found, *_settings())
@@ -79,7 +79,7 @@ def _short(value: str) -> str:
     return f"sha256 {digest[:DIGITS]}" if digest and not kind else value
 
 
-def _files(plan: Plan, workbench: Workbench) -> Iterator[tuple[str, Path]]:
+def _files(plan: Plan, run_parts: RunParts) -> Iterator[tuple[str, Path]]:
     """(what it is, where it is) of each file, once."""
     seen: dict[str, Path] = {}
     for source in dict.fromkeys(c.model.source for c in plan.cells):
@@ -98,7 +98,7 @@ def _files(plan: Plan, workbench: Workbench) -> Iterator[tuple[str, Path]]:
             seen[f"recording {device.recording}"] = Path(device.recording)
     for folder in dict.fromkeys(c.engine.profile for c in plan.cells if c.engine.profile is not None):
         seen |= {f"{path.name}{OF_PROFILE}{folder}": path for path in profile_files(Path(folder))}
-    seen |= {f"data file {path}": path for path in sorted(workbench.data_files)}
+    seen |= {f"data file {path}": path for path in sorted(run_parts.data_files)}
     yield from seen.items()
 
 

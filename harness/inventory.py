@@ -11,7 +11,7 @@ from devices.models.sheet import available_sheets, load_sheet
 from engines.techniques.presets import Composed, CustomParameters
 from harness.bundled_plans import about_plan, bundled_plans
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
-from harness.schema import DeviceSpec, Protocol
+from harness.schema import DeviceSpec, TrialProtocol
 from results.records import Record
 
 Row = dict[str, Any]
@@ -87,8 +87,8 @@ def probed_meters(sample_interval_s: float) -> dict[str, tuple[Channel, ...] | s
 
 def _phone_rows() -> list[Row]:
     """Phones in reach, Android's and Apple's; where there are none, one row of each kind that says why."""
-    from devices.android.survey import attached as androids
-    from devices.ios.survey import attached as iphones
+    from devices.android.survey import attached_phones as androids
+    from devices.ios.survey import attached_phones as iphones
 
     return [_phone_row(*phone) for phone in androids()] + [_phone_row(*phone) for phone in iphones()]
 
@@ -108,7 +108,7 @@ def _phone_row(device: str, meter: str, method: str, ready: bool, remark: str) -
 def device_rows() -> list[Row]:
     """One row a meter of this host: ready, or why not; then attached phones; then the modelled devices."""
     rows: list[Row] = []
-    for name, found in probed_meters(Protocol().sample_interval_s).items():
+    for name, found in probed_meters(TrialProtocol().sample_interval_s).items():
         row: Row = {"device": "host", "meter": name, "method": METERS[name].method, "ready": not isinstance(found, str)}
         if isinstance(found, str):
             row |= {"components": "", "update_period_ms": None, "remark": found}

@@ -34,7 +34,7 @@ from harness.schema import (
     EngineSpec,
     ModelSpec,
     PlanFile,
-    Protocol,
+    TrialProtocol,
     WorkloadSpec,
 )
 
@@ -59,7 +59,7 @@ class Plan:
 
     name: str
     raw: dict[str, Any]
-    protocol: Protocol
+    protocol: TrialProtocol
     cells: tuple[CellPlan, ...]
     skipped: tuple[str, ...]
     """Combinations that make no sense (a unit that a sheet does not have, ...), for the dry run."""
@@ -163,12 +163,12 @@ def draft_plan(
     problems += found
     devices, named_devices, found = _validated_parts(entries["device"], DeviceSpec)
     problems += found
-    protocol = Protocol()
+    protocol = TrialProtocol()
     try:
         given = sifted.raw.get("protocol", {})
-        protocol = _validated(Protocol, given if isinstance(given, dict) else {})
+        protocol = _validated(TrialProtocol, given if isinstance(given, dict) else {})
     except ValidationError as error:
-        problems += told("protocol", error, Protocol)
+        problems += told("protocol", error, TrialProtocol)
     problems += _twice("engine", engines) + _twice("device", devices)
     problems += [p for s, own in (("engine", engines), ("workload", workloads)) for p in _look_alike(s, own)]
     if len(engines) == len(entries["engine"]) and not any(problem.startswith("sweep") for problem in problems):

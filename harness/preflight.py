@@ -29,8 +29,8 @@ from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
 from harness.problems import nearest
 from harness.references import with_references
-from harness.schema import DeviceSpec, Protocol
-from harness.workbench import Workbench
+from harness.run_parts import RunParts
+from harness.schema import DeviceSpec, TrialProtocol
 from workloads.base import TellsEarly, Workload, WorkloadError
 
 NO_ENGINE_ON_PHONES = (
@@ -39,7 +39,7 @@ NO_ENGINE_ON_PHONES = (
 )
 
 
-def preflight(draft: Draft, workbench: Workbench) -> Plan:
+def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     """The plan with what only its checkpoints know (notes for the tables).
 
     Each part is looked at once, in however many cells it stands, and beside problems of other parts. Raises `PlanError`
@@ -49,7 +49,7 @@ def preflight(draft: Draft, workbench: Workbench) -> Plan:
     named, facts = draft.named, {}
     for source in dict.fromkeys(model.spec.source for model in named.models):
         try:
-            facts[source] = workbench.facts(source)
+            facts[source] = run_parts.facts(source)
         except EngineError as error:
             problems.append(f"model.source: {error}")
     devices = list(dict.fromkeys(device.spec for device in named.devices))
@@ -60,11 +60,11 @@ def preflight(draft: Draft, workbench: Workbench) -> Plan:
     empty: dict[tuple[str, str], tuple[str, ...]] = {}
     for found in facts.values():
         for engine in named.engines:
-            problems += _problems_with_model(engine, found, workbench)
+            problems += _problems_with_model(engine, found, run_parts)
         for device in devices:
             problems += _pricing_problems(device, found)
         techniques = _calibrated(named.engines)
-        problems += _all_workload_problems(named.workloads, found, techniques, workbench, empty)
+        problems += _all_workload_problems(named.workloads, found, techniques, run_parts, empty)
     if problems:
         raise PlanError([with_short_values(problem, draft.plan.raw) for problem in dict.fromkeys(problems)])
     plan = draft.sound()
@@ -130,7 +130,7 @@ def _recording_problems(device: DeviceSpec, recording: str) -> Iterator[str]:
     if not is_there:
         yield f"device {device.name}: recording: no file {recording}; paths start where joulebench is called"
         return
-    meter = METERS["replay"].build(Protocol().sample_interval_s, MonotonicClock(), device)
+    meter = METERS["replay"].build(TrialProtocol().sample_interval_s, MonotonicClock(), device)
     try:
         meter.open()
     except DeviceError as error:
@@ -162,7 +162,7 @@ def _cost_problems(engine: Part) -> Iterator[str]:
             yield f"engine {engine.label}: {key}: no {what} {name!r}; {nearest(name, known)}"
 
 
-def _problems_with_model(engine: Part, facts: CheckpointFacts, workbench: Workbench) -> Iterator[str]:
+def _problems_with_model(engine: Part, facts: CheckpointFacts, run_parts: RunParts) -> Iterator[str]:
     technique = engine.spec.technique
     place = technique.choices.place if isinstance(technique, Composed) else None
     if isinstance(place, ShardsParameters) and facts.config.moe is not None:
@@ -180,7 +180,7 @@ def _problems_with_model(engine: Part, facts: CheckpointFacts, workbench: Workbe
         except EngineError as error:
             yield f"engine {engine.label}: {error}"
     if engine.spec.profile is not None and technique.wanted_prompts and facts.config.moe is not None:
-        reason = workbench.profile_mismatch(engine.spec.profile, facts)
+        reason = run_parts.profile_mismatch(engine.spec.profile, facts)
         if reason:
             yield f"engine {engine.label}: {reason}"
 
@@ -207,7 +207,7 @@ def _all_workload_problems(
     parts: list[Part],
     facts: CheckpointFacts,
     techniques: dict[str, int],
-    workbench: Workbench,
+    run_parts: RunParts,
     empty: dict[tuple[str, str], tuple[str, ...]],
 ) -> list[str]:
     """In the order of the plan. Of workloads that differ in their limit alone, the largest tells of all.
@@ -220,9 +220,9 @@ def _all_workload_problems(
         rest = part.spec.model_dump_json(exclude={"limit", "label"})
         if rest in sound:
             continue
-        own = problems[part.label] = list(_workload_problems(part, facts, techniques, workbench, empty))
+        own = problems[part.label] = list(_workload_problems(part, facts, techniques, run_parts, empty))
         if not own and (part.label, facts.source) not in empty and WORKLOADS[part.spec.name].smaller_is_part:
-            one_size = isinstance(workbench.workload_named(part.label, part.spec), TellsEarly)
+            one_size = isinstance(run_parts.workload_named(part.label, part.spec), TellsEarly)
             if one_size or getattr(part.spec, "too_long", "fail") == "fail":
                 sound.add(rest)
     return [problem for part in parts for problem in problems.get(part.label, ())]
@@ -237,7 +237,7 @@ def _workload_problems(
     part: Part,
     facts: CheckpointFacts,
     techniques: dict[str, int],
-    workbench: Workbench,
+    run_parts: RunParts,
     empty: dict[tuple[str, str], tuple[str, ...]],
 ) -> Iterator[str]:
     """Builds the requests, which finds absent data, other schemas, and prompts that are too long.
@@ -248,7 +248,7 @@ def _workload_problems(
     """
     max_length = facts.config.max_length
     try:
-        workload = workbench.workload_named(part.label, part.spec)
+        workload = run_parts.workload_named(part.label, part.spec)
         asks = workload.has_requests if isinstance(workload, TellsEarly) else workload.requests
         if not asks(facts.tokenizer, max_length):
             reasons = workload.notes or (f"no request fits the model's {max_length} tokens",)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.plan import Plan
+    from harness.run_parts import RunParts
     from harness.runner import RunOutcome
-    from harness.workbench import Workbench
 
 REMEDY = "report.html says what disturbed them; put that right, and run the plan again with another --out"
 CONTENDED_REMEDY = (
@@ -78,12 +78,12 @@ def run(
     faulthandler.enable(STDERR, all_threads=False)
     _refuse_no_path(out)
     try:
-        with _prepared(plan_path, settings, allow_code, max_cells) as (plan, workbench):
+        with _prepared(plan_path, settings, allow_code, max_cells) as (plan, run_parts):
             if dry_run:
-                _print_dry_run(plan, workbench, console, as_json)
+                _print_dry_run(plan, run_parts, console, as_json)
                 return
             directory = out or Path("runs") / plan.name
-            outcome = _run(plan, workbench, directory, resume, console)
+            outcome = _run(plan, run_parts, directory, resume, console)
         _show_run(directory, directory, console, as_json)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, _kept_in(directory))
@@ -159,30 +159,30 @@ def plan_schema() -> None:
 @contextlib.contextmanager
 def _prepared(
     plan_path: Path, settings: list[str] | None, allow_code: bool, max_cells: int
-) -> Iterator[tuple[Plan, Workbench]]:
-    """A plan that is valid in itself and against what it names, with the workbench that holds its parts."""
+) -> Iterator[tuple[Plan, RunParts]]:
+    """A plan that is valid in itself and against what it names, with the parts that it names."""
     quiet_libraries()
     from harness.plan import PlanError, read_draft
     from harness.preflight import preflight
-    from harness.workbench import Workbench, data_root
+    from harness.run_parts import RunParts, data_root
 
     with contextlib.ExitStack() as closing:
         try:
             with console_of(stderr=True).status("checking the plan and what it names"):
                 draft = read_draft(plan_path, settings or (), data_root(), max_cells)
-                workbench = Workbench(draft.plan.protocol, allow_code)
-                closing.callback(workbench.close)
-                plan = preflight(draft, workbench)
+                run_parts = RunParts(draft.plan.protocol, allow_code)
+                closing.callback(run_parts.close)
+                plan = preflight(draft, run_parts)
         except PlanError as error:
             for problem in error.problems[:MAX_PROBLEMS]:
                 typer.echo(f"error: {problem}", err=True)
             if len(error.problems) > MAX_PROBLEMS:
                 typer.echo(f"error: and {len(error.problems) - MAX_PROBLEMS} more problems", err=True)
             raise typer.Exit(EXIT_BAD_PLAN) from error
-        yield plan, workbench
+        yield plan, run_parts
 
 
-def _run(plan: Plan, workbench: Workbench, directory: Path, resume: bool, console: Console) -> RunOutcome:
+def _run(plan: Plan, run_parts: RunParts, directory: Path, resume: bool, console: Console) -> RunOutcome:
     from harness.progress import LiveProgress, PlainProgress
     from harness.runner import DeviceNotReadyError, Runner, open_run
     from results.store import StoreError
@@ -191,10 +191,10 @@ def _run(plan: Plan, workbench: Workbench, directory: Path, resume: bool, consol
         console.print(f"left out: {note}", markup=False, highlight=False)
     try:
         with LiveProgress(console) if console.is_terminal else PlainProgress(console) as progress:
-            workbench.on_wait = progress.waiting
-            workbench.on_note = partial(console.print, markup=False, highlight=False)
-            with open_run(plan, directory, resume, workbench) as store:
-                return Runner(plan, store, workbench, progress).run()
+            run_parts.on_wait = progress.waiting
+            run_parts.on_note = partial(console.print, markup=False, highlight=False)
+            with open_run(plan, directory, resume, run_parts) as store:
+                return Runner(plan, store, run_parts, progress).run()
     except StoreError as error:
         fail(str(error), EXIT_BAD_PLAN)
     except DeviceNotReadyError as error:
@@ -229,17 +229,17 @@ def _show_run(
     """Writes the tables and the report of a stored run, prints the summary, says where everything is."""
     from harness.rederive import as_record, print_rederived, rederived_run
     from harness.summary import print_summary
-    from results.derived import Derived
     from results.report.csv import write_csv
     from results.report.html import write_html
     from results.report.standings import NoArmError, standings_table
+    from results.run_frames import RunFrames
     from results.store import Store, StoreError
 
     try:
         with Store.view(directory) as store:
             run = store.data()
             again = rederived_run(run) if rederive else None
-            derived = Derived(run if again is None else again.run, baseline)
+            derived = RunFrames(run if again is None else again.run, baseline)
             files = [*write_csv(derived.run, out, derived), out / "report.html"]
             write_html(derived.run, out / "report.html", derived)
     except NoArmError as error:
@@ -266,10 +266,10 @@ def _show_run(
         console.print(str(file), markup=False, highlight=False, soft_wrap=True)
 
 
-def _print_dry_run(plan: Plan, workbench: Workbench, console: Console, as_json: bool) -> None:
+def _print_dry_run(plan: Plan, run_parts: RunParts, console: Console, as_json: bool) -> None:
     from harness.estimate import estimate
 
-    found = estimate(plan, workbench)
+    found = estimate(plan, run_parts)
     rows = [
         {
             "engine": e.cell_plan.cell.engine,

@@ -19,11 +19,11 @@ from harness.inputs import changes, inputs_of, told_changes
 from harness.matrix import CellPlan
 from harness.plan import Plan
 from harness.plan_differences import plan_differences
+from harness.run_parts import RunParts
 from harness.samples import samples_of
-from harness.session import Arm, Traces, run_trial
+from harness.session import PreparedCell, Traces, run_trial
 from harness.state import last_self_test, state_folder
 from harness.stopping import StoppingRule, stopping_rule
-from harness.workbench import Workbench
 from results.cells import CONTENDED
 from results.environments import Build, Environment
 from results.requests import requests_sha256, whole_requests
@@ -76,17 +76,17 @@ class DeviceNotReadyError(Exception):
     """A device of the plan cannot be opened: nothing was run on it."""
 
 
-def open_run(plan: Plan, directory: Path, resume: bool, workbench: Workbench) -> Store:
+def open_run(plan: Plan, directory: Path, resume: bool, run_parts: RunParts) -> Store:
     """A new run folder, or with `resume` the one that is there. Raises `StoreError`, `DeviceNotReadyError`."""
     _check_folder(directory, resume)
-    environments = _environments(plan, workbench)
+    environments = _environments(plan, run_parts)
     try:
-        inputs = inputs_of(plan, workbench)
+        inputs = inputs_of(plan, run_parts)
     except OSError as error:
         raise StoreError(
             f"{error.filename}: {error.strerror}; make it readable, its digest belongs to the run"
         ) from error
-    workbench.watch.refuse_changes(directory)
+    run_parts.watch.refuse_changes(directory)
     if resume:
         store = Store.open(directory)
         try:
@@ -124,12 +124,12 @@ def _check_folder(directory: Path, resume: bool) -> None:
         raise StoreError(f"{directory} already holds a run; go on with --resume or name another folder with --out")
 
 
-def _environments(plan: Plan, workbench: Workbench) -> dict[str, Environment]:
+def _environments(plan: Plan, run_parts: RunParts) -> dict[str, Environment]:
     """Opens every device, so that one that is not ready is told before anything is written."""
     found = {}
     for cell_plan in {c.cell.device: c for c in plan.cells}.values():
         try:
-            found[cell_plan.cell.device] = workbench.environment(cell_plan)
+            found[cell_plan.cell.device] = run_parts.environment(cell_plan)
         except DeviceError as error:
             raise DeviceNotReadyError(str(error)) from error
     return found
@@ -186,10 +186,10 @@ def _other_road(then: Build | None, now: Build | None) -> list[str]:
 class Runner:
     """One pass over the plan's matrix into one store."""
 
-    def __init__(self, plan: Plan, store: Store, workbench: Workbench, progress: Progress) -> None:
+    def __init__(self, plan: Plan, store: Store, run_parts: RunParts, progress: Progress) -> None:
         self._plan = plan
         self._store = store
-        self._workbench = workbench
+        self._parts = run_parts
         self._progress = progress
         self._given_up: dict[str, str] = {}
         """Devices that were waited for in vain, and why. A phone on a charger would cost every trial the whole wait."""
@@ -226,10 +226,10 @@ class Runner:
             then = next((t for t in trials if t.status == "ok" and t.requests_sha256), None)
             if then is None:
                 continue
-            now = self._workbench.requests(cell_plan)
+            now = self._parts.requests(cell_plan)
             asked = [c.request_id for c in then.completions] == [r.request_id for r in now]
             if asked and any(r.follows for r in now):
-                end_token_ids = self._workbench.facts(cell_plan.model.source).tokenizer.eos_token_ids
+                end_token_ids = self._parts.facts(cell_plan.model.source).tokenizer.eos_token_ids
                 now = whole_requests(now, then.completions, end_token_ids)
             if not asked or requests_sha256(now) != then.requests_sha256:
                 raise StoreError(
@@ -242,7 +242,7 @@ class Runner:
         """The right answers are those of then: they may change where the questions do not. Raises `StoreError`."""
         asked = {(c.cell.workload, c.cell.model): c for c in self._plan.cells}
         for key in asked.keys() & self._stored_samples:
-            now, then = self._workbench.samples(asked[key]), self._samples[key]
+            now, then = self._parts.samples(asked[key]), self._samples[key]
             other = [n.sample_id for n, t in zip_longest(now, then) if n != t and n is not None]
             if now != then:
                 raise StoreError(
@@ -270,13 +270,13 @@ class Runner:
         self._progress.trial_finished(cell.label, trial)
         cooldown_s = self._plan.protocol.cooldown_s
         if cooldown_s and trial.status == "ok":
-            clock = self._workbench.arm(cell_plan).clock
+            clock = self._parts.arm(cell_plan).clock
             clock.sleep_until_s(clock.now_s() + cooldown_s)
 
     def _refuse_changed_inputs(self) -> None:
         """Before a trial, and before it is kept: its arm may have loaded, or mapped, what is no longer what it was."""
-        watch = self._workbench.watch
-        watch.add_read_later(self._workbench.data_files)
+        watch = self._parts.watch
+        watch.add_read_later(self._parts.data_files)
         watch.refuse_changes(self._store.directory)
 
     def _attempt(self, cell_plan: CellPlan, repeat: int) -> tuple[Trial, Traces]:
@@ -339,9 +339,9 @@ class Runner:
             self._given_up[device.name] = str(error)
             raise
 
-    def _arm(self, cell_plan: CellPlan) -> Arm:
+    def _arm(self, cell_plan: CellPlan) -> PreparedCell:
         self._progress.preparing(cell_plan.cell.label)
-        return self._workbench.arm(cell_plan)
+        return self._parts.arm(cell_plan)
 
 
 def rule_of(plan: Plan, cell_plan: CellPlan) -> StoppingRule:

@@ -132,7 +132,7 @@ class StopSpec(Record):
         return self
 
 
-class Protocol(Record):
+class TrialProtocol(Record):
     """How trials are taken. The same for all cells of a run."""
 
     warmup: int = Field(1, ge=0, le=1_000_000)
@@ -164,7 +164,7 @@ class Protocol(Record):
     """How long a trial waits for a phone to be on battery, cool and charged, before it fails."""
     seed: int = 0
 
-    def for_modelled(self) -> Protocol:
+    def for_modelled(self) -> TrialProtocol:
         """The same, taken once."""
         return self.model_copy(update={"repeats": 1, "stop": None})
 
@@ -180,6 +180,6 @@ class PlanFile(Record):
     engine: tuple[EngineSpec, ...] = Field(min_length=1)
     workload: tuple[WorkloadSpec, ...] = Field(min_length=1)
     device: tuple[DeviceSpec, ...] = Field(min_length=1)
-    protocol: Protocol = Protocol()
+    protocol: TrialProtocol = TrialProtocol()
     sweep: dict[str, Any] = Field(default_factory=dict)
     """Dotted path to a list of values; each combination is an element of its own."""

@@ -28,7 +28,7 @@ from devices.peak_memory import PeakMemory
 from devices.state_watch import changes, state_marks, watched
 from engines.base import Engine, HoldsWeights, PhaseEvent, TellsHeat, TellsRoad, unheard
 from harness.agreement import disagreements
-from harness.schema import Protocol
+from harness.schema import TrialProtocol
 from harness.serving import at_once, serve
 from results.cells import CONTENDED
 from results.cpu_time import CpuSeconds, foreign_share
@@ -78,7 +78,7 @@ class ArmScores(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Arm:
+class PreparedCell:
     """Everything that one cell needs, built and opened."""
 
     cell_id: str
@@ -111,7 +111,7 @@ class _Window:
     memory: PeakMemory | None = None
 
 
-def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]:
+def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[Trial, Traces]:
     """Runs one trial. Raises `DeviceError`, `EngineError`, `WorkloadError`; the runner decides what follows."""
     if arm.engine.device != arm.device.name:
         raise DeviceError(
@@ -177,7 +177,7 @@ def run_trial(arm: Arm, protocol: Protocol, repeat: int) -> tuple[Trial, Traces]
     return trial, traces
 
 
-def _measure(arm: Arm) -> _Window:
+def _measure(arm: PreparedCell) -> _Window:
     """The window: meters start before it, and stop after it, whatever happens."""
     window = _Window()
     meters = arm.device.meters
@@ -203,7 +203,7 @@ def _measure(arm: Arm) -> _Window:
     return window
 
 
-def _scores(arm: Arm, completions: Sequence[Completion]) -> tuple[Sequence[Score], tuple[str, ...]]:
+def _scores(arm: PreparedCell, completions: Sequence[Completion]) -> tuple[Sequence[Score], tuple[str, ...]]:
     """(scores, the note on why there are none). What was measured stands, also where it cannot be scored."""
     if not arm.workload.scored:
         return (), ()
@@ -267,7 +267,7 @@ def raw_traces(meters: Sequence[Meter]) -> list[PowerTrace]:
     return [trace for meter in meters if isinstance(meter, KeepsRaw) for trace in meter.raw_traces()]
 
 
-def _idle(arm: Arm, idle_s: float) -> tuple[list[PowerTrace], list[PowerTrace], list[Conditions]]:
+def _idle(arm: PreparedCell, idle_s: float) -> tuple[list[PowerTrace], list[PowerTrace], list[Conditions]]:
     """(traces, raw traces, states) of the machine doing nothing for us. What disturbs it makes net energy wrong."""
     if idle_s <= 0:
         return [], [], []

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Protocol as TypingProtocol
 
-from harness.schema import Protocol, StopSpec
+from harness.schema import StopSpec, TrialProtocol
 from results.cells import usable
 from results.statistics import relative_width, summarise
 from results.trials import Trial
@@ -48,7 +48,7 @@ class IntervalWidth:
         return width is not None and width <= self._spec.relative_width
 
 
-def stopping_rule(protocol: Protocol) -> StoppingRule:
+def stopping_rule(protocol: TrialProtocol) -> StoppingRule:
     return IntervalWidth(protocol.stop) if protocol.stop else FixedRepeats(protocol.repeats)
 
 

@@ -8,21 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from results.asked import unlike_notes
 from results.cells import disturbances
 from results.counters import COUNTERS
 from results.rederivation import derivation_notes
 from results.roads import arithmetic_notes, road_notes
+from results.same_requests import unlike_notes
 from results.trial_traces import lost_trace_notes
 from results.units import format_interval, format_known, format_mean, format_number, format_p, si_scale, signed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from results.derived import Derived
     from results.report.first_screen import Figure
     from results.report.page_units import PageUnits
     from results.report.standings import Group
+    from results.run_frames import RunFrames
 
 Row = Mapping[str, Any]
 JOULES = "all_j_per_token"
@@ -42,7 +42,7 @@ REPEATED = 1e-9
 """Relative width below which an interval only says that the same number was computed again."""
 
 
-def print_summary(derived: Derived, console: Console) -> None:
+def print_summary(derived: RunFrames, console: Console) -> None:
     """Fits 80 columns."""
     run = derived.run
     rows: list[dict[str, Any]] = [{str(k): v for k, v in r.items()} for r in derived.summary.to_dict("records")]
@@ -76,7 +76,7 @@ def _units(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
     return found
 
 
-def _print_answers(derived: Derived, console: Console) -> None:
+def _print_answers(derived: RunFrames, console: Console) -> None:
     from results.report.page_units import PageUnits
 
     units = PageUnits(derived.tidy, derived.standings)
@@ -130,7 +130,7 @@ def _counted(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{counter.heading}, {counter.unit} a window: {each}"
 
 
-def _changes(derived: Derived) -> Iterator[str]:
+def _changes(derived: RunFrames) -> Iterator[str]:
     """A line for each workload and device: how the first score of its arms differs from the reference's."""
     import pandas as pd
 

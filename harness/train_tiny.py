@@ -16,7 +16,7 @@ from engines.tiny.first_weights import set_copying_weights
 from engines.tiny.model import CONFIG, VOCABULARY_SIZE, write_model, write_tokenizer
 from engines.tiny.text import training_text
 from engines.tiny.training import LOG_FILE, Batch, Recipe, Stage, train
-from harness.lessons import batch, texts
+from harness.training_text import batch, texts
 
 RECIPE = Recipe(
     stages=(

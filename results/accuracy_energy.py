@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from results.binary_scores import binary_metrics
 from results.cells import answering, trials_of, usable
 from results.compare import (
     Difference,
@@ -30,7 +31,6 @@ from results.metrics import TECHNIQUE_METRICS
 from results.records import Cell, Phase
 from results.runs import RunData
 from results.tables import accuracy_rows
-from results.zero_one import zero_one_metrics
 
 COLUMNS = (
     "run_id", "cell", "workload", "device", "engine", "technique", "model", "quantity", "phase", "unit", "method",
@@ -80,7 +80,7 @@ class Comparison:
         self._trials = {cell_id: usable(trials) for cell_id, trials in trials_of(run).items()}
         self._answering = {cell_id: answering(trials) for cell_id, trials in trials_of(run).items()}
         self._rows: dict[str, list[dict[str, Any]]] = {cell.cell_id: [] for cell in run.cells}
-        self._zero_one = zero_one_metrics(run)
+        self._binary = binary_metrics(run)
         self._scores = {m for m in accuracy_rows(frame)["metric"] if not m.endswith("_stderr")}
         for record in frame.to_dict("records"):
             self._rows[record["cell"]].append({str(k): v for k, v in record.items()})
@@ -165,7 +165,7 @@ class Comparison:
             if all(logarithms):
                 return compare_exponentials(*logarithms)
             return _unpaired(row, other, NO_SAMPLE_SCORES)
-        found = compare_scores(before_by_sample, after_by_sample, row["metric"] in self._zero_one[cell.workload])
+        found = compare_scores(before_by_sample, after_by_sample, row["metric"] in self._binary[cell.workload])
         means = (mean_score(own) for own in (before_by_sample, after_by_sample))
         if not all(math.isclose(m, r["mean"], rel_tol=1e-6) for m, r in zip(means, (other, row), strict=True)):
             return _unpaired(row, other, f"{row['metric']} is no mean over samples: their differences do not test it")

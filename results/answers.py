@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from results.binary_scores import binary_metrics
 from results.cells import model_name, technique_name, trials_of, usable
 from results.derivation import energy_of_requests, not_alone
 from results.metrics import NO_METER
@@ -24,7 +25,6 @@ from results.records import Cell, Completion, Method, Sample
 from results.runs import RunData
 from results.trial_traces import TrialTraces, traces_of
 from results.trials import Trial
-from results.zero_one import zero_one_metrics
 
 NOT_KEPT = "(not kept: the run is from before samples were stored)"
 
@@ -58,8 +58,8 @@ class Answered:
     device: str
     sample: Sample
     answers: tuple[Answer, ...]
-    zero_one: frozenset[str]
-    """Scores of the workload that say right or wrong (`results.zero_one`)."""
+    binary: frozenset[str]
+    """Scores of the workload that say right or wrong (`results.binary_scores`)."""
 
     @property
     def verdicts_differ(self) -> float:
@@ -68,7 +68,7 @@ class Answered:
         Of right or wrong: by how much their shares of repeats that were right differ, so that 4 of 5 is no whole loss.
         """
         first = [next(iter(a.scores.items()), None) for a in self.answers]
-        if first and all(found is not None and found[0] in self.zero_one for found in first):
+        if first and all(found is not None and found[0] in self.binary for found in first):
             pairs = list(combinations([found[1] for found in first if found is not None], 2))
             return math.fsum(abs(a - b) for a, b in pairs) / len(pairs) if pairs else 0.0
         return _differing([found and found[1] for found in first])
@@ -92,7 +92,7 @@ class Answered:
 def answered_samples(run: RunData) -> list[Answered]:
     """By workload and device, in the order in which they were asked."""
     trials = {cell_id: usable(own) for cell_id, own in trials_of(run).items()}
-    zero_one = zero_one_metrics(run)
+    binary = binary_metrics(run)
     found: list[Answered] = []
     for workload, device in dict.fromkeys((c.workload, c.device) for c in run.cells):
         cells = [c for c in run.cells if (c.workload, c.device) == (workload, device)]
@@ -107,7 +107,7 @@ def answered_samples(run: RunData) -> list[Answered]:
                 device,
                 texts.get(i, Sample(sample_id=i, question=NOT_KEPT)),
                 tuple(answers),
-                zero_one[workload],
+                binary[workload],
             )
             for i, answers in by_sample.items()
         ]

@@ -86,21 +86,21 @@ SampleScores = Mapping[str, Sequence[float]]
 """By sample id: its score in each repeat, in their order."""
 
 
-def compare_scores(reference: SampleScores, arm: SampleScores, is_zero_one: bool) -> Difference:
-    """is_zero_one: each score is right or wrong. Raises `UnlikeError` where samples are not the same."""
+def compare_scores(reference: SampleScores, arm: SampleScores, is_binary: bool) -> Difference:
+    """is_binary: each score is right or wrong. Raises `UnlikeError` where samples are not the same."""
     if reference.keys() != arm.keys():
         raise UnlikeError(_unlike(reference.keys(), arm.keys(), "sample"))
     if not reference:
         raise UnlikeError("no sample has a score of its own, so nothing can be paired")
     samples = sorted(reference)
-    if is_zero_one:
+    if is_binary:
         return _compare_answers([reference[s] for s in samples], [arm[s] for s in samples])
     return mean_difference([_mean(arm[s]) - _mean(reference[s]) for s in samples])
 
 
 def compare_exponentials(reference: SampleScores, arm: SampleScores) -> Difference:
     """Of e to the means of two arms' logarithms, by sample. Raises `UnlikeError` where samples are not the same."""
-    logarithms = compare_scores(reference, arm, is_zero_one=False)
+    logarithms = compare_scores(reference, arm, is_binary=False)
     before, after = math.exp(mean_score(reference)), math.exp(mean_score(arm))
     influences = [after * _mean(arm[s]) - before * _mean(reference[s]) for s in sorted(reference)]
     found, change = mean_difference(influences), after - before

@@ -94,7 +94,7 @@ def widened(ratio: Ratio, relative_error: float) -> Ratio:
 
 def ratio_of_exponentials(arm: SampleScores, baseline: SampleScores) -> Ratio:
     """Of e to the means of logarithms of the same samples: e to the mean of their differences, and to its interval."""
-    found = compare_scores(baseline, arm, is_zero_one=False)
+    found = compare_scores(baseline, arm, is_binary=False)
     low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
     return Ratio(math.exp(found.mean), low, high, found.n, found.reason)
 

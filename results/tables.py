@@ -4,7 +4,7 @@ Which n: a trial's value is one number, and `n`, `mean`, `median` and the interv
 unmarked. `p50`, `p90` and `p99` of ttft, tpot, itl, e2e and of waits under load are pooled over all their requests
 (itl: gaps), because a tail belongs to requests; a percentile q needs 1 / (1 - q) values, else it is empty. For accuracy
 `n` counts samples (and `n_failed` still trials), because the repeats ask the same items again: its interval is Wilson's
-where every sample is right or wrong (`results.zero_one`), else the mean +- 1.96 standard errors of the task.
+where every sample is right or wrong (`results.binary_scores`), else the mean +- 1.96 standard errors of the task.
 
 Accuracy is also over trials that are marked for a busy neighbour alone: it makes an answer late, and changes none.
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from results.asked import hashes_by_cell
+from results.binary_scores import binary_metrics, is_share, wilson_interval
 from results.cells import (
     answering,
     data_sources,
@@ -55,9 +55,9 @@ from results.metrics import (
 from results.records import Cell, Method
 from results.roads import roads_of
 from results.runs import RunData
+from results.same_requests import hashes_by_cell
 from results.statistics import NORMAL_95, Summary, percentile, summarise
 from results.trials import Trial
-from results.zero_one import is_share, wilson_interval, zero_one_metrics
 
 COLUMNS = (
     "run_id", "cell", "device", "engine", "technique", "model", "workload", "phase", "metric", "unit", "method",
@@ -69,9 +69,9 @@ _STATISTICS = ("mean", "median", "p50", "p90", "p99", "ci_low", "ci_high")
 def tidy(run: RunData) -> pd.DataFrame:
     """One row per cell, metric, phase, meter and method; columns `COLUMNS`."""
     trials = trials_of(run)
-    asked, sources, zero_one = _aggregates_by_workload(run), data_sources(run), zero_one_metrics(run)
+    asked, sources, binary = _aggregates_by_workload(run), data_sources(run), binary_metrics(run)
     rows = chain.from_iterable(
-        _rows(identity_of(run, cell, sources), trials[cell.cell_id], asked[cell.workload], zero_one[cell.workload])
+        _rows(identity_of(run, cell, sources), trials[cell.cell_id], asked[cell.workload], binary[cell.workload])
         for cell in run.cells
     )
     return frame_of(rows, COLUMNS, ("phase", "meter", "reason"), _STATISTICS, ("n", "n_failed"))
@@ -122,11 +122,11 @@ def identity_of(run: RunData, cell: Cell, sources: dict[str, str | None]) -> dic
 
 
 def _rows(
-    identity: dict[str, Any], trials: list[Trial], asked: list[str], zero_one: frozenset[str]
+    identity: dict[str, Any], trials: list[Trial], asked: list[str], binary: frozenset[str]
 ) -> Iterator[dict[str, Any]]:
-    """asked: scores of the workload. zero_one: those that are 0 or 1 for each sample."""
+    """asked: scores of the workload. binary: those that are 0 or 1 for each sample."""
     yield from _cost_rows(identity, trials)
-    yield from _score_rows(identity, trials, asked, zero_one)
+    yield from _score_rows(identity, trials, asked, binary)
 
 
 def _cost_rows(identity: dict[str, Any], trials: list[Trial]) -> Iterator[dict[str, Any]]:
@@ -140,7 +140,7 @@ def _cost_rows(identity: dict[str, Any], trials: list[Trial]) -> Iterator[dict[s
 
 
 def _score_rows(
-    identity: dict[str, Any], trials: list[Trial], asked: list[str], zero_one: frozenset[str]
+    identity: dict[str, Any], trials: list[Trial], asked: list[str], binary: frozenset[str]
 ) -> Iterator[dict[str, Any]]:
     good = answering(trials)
     left_out = left_out_reason(trials, not good, answering)
@@ -152,7 +152,7 @@ def _score_rows(
     grouped = _grouped(good, (accuracy_observations,))
     samples = _sample_counts(good)
     wholes = [s for t in good for s in t.scores if s.sample_id is None]
-    shares = samples.keys() - {s.metric for s in wholes if not is_share(s, zero_one)}
+    shares = samples.keys() - {s.metric for s in wholes if not is_share(s, binary)}
     stderrs = {g[0].metric: _mean(g) for g in grouped if g[0].metric.endswith("_stderr")}
     for group in grouped:
         metric = group[0].metric

@@ -14,10 +14,10 @@ from devices.meters.same_counter import shared_counter
 from harness.catalog import METERS
 from harness.plan import build_plan
 from harness.progress import PlainProgress
+from harness.run_parts import build_device
 from harness.runner import Runner, open_run
-from harness.schema import DeviceSpec, Protocol
+from harness.schema import DeviceSpec, TrialProtocol
 from harness.session import run_trial
-from harness.workbench import build_device
 from results.records import PowerTrace
 from results.report.html import html_text
 from results.runs import RunData
@@ -27,7 +27,7 @@ from results.trials import Trial
 from tests.fakes.machine import IDLE_W, FakeBench, FakeMachine, FakeMeter
 from tests.plans import FAST, raw_plan
 
-BARE = Protocol(warmup=0, repeats=1, idle_s=0)
+BARE = TrialProtocol(warmup=0, repeats=1, idle_s=0)
 UNCERTAIN = 0.02
 """Gain error of the meters here, one sigma: two of them may differ by 2 sqrt(2) x 2 % = 5.7 %."""
 
@@ -123,7 +123,7 @@ def test_no_table_adds_a_meter_and_its_check(tmp_path: Path) -> None:
 
 def test_meters_and_checks_of_a_plan_run_in_this_order() -> None:
     spec = DeviceSpec(name="host", meters=("perf",), cross_check=("rapl",))
-    host = build_device(spec, Protocol(), FakeMachine(), lambda device, reason, left_s: None)
+    host = build_device(spec, TrialProtocol(), FakeMachine(), lambda device, reason, left_s: None)
     assert host._meter_names == ("perf", "rapl")  # type: ignore[attr-defined]
 
 

@@ -15,7 +15,7 @@ from devices.android import battery as battery_module
 from devices.android.device import AndroidDevice
 from devices.android.processes import affinity_mask, parse_process_cpu_s, split_account
 from devices.android.server import ServerAddress
-from devices.android.survey import attached
+from devices.android.survey import attached_phones
 from devices.base import DeviceError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
@@ -235,7 +235,7 @@ def test_an_account_that_is_missing_is_none() -> None:
 
 
 def test_what_is_attached_says_how_it_would_be_read(server: FakeAdbServer) -> None:
-    battery, rails = attached(ServerAddress("127.0.0.1", server.port))
+    battery, rails = attached_phones(ServerAddress("127.0.0.1", server.port))
     assert battery == (
         "adb:FAKE0001",
         "battery",
@@ -250,14 +250,14 @@ def test_what_is_attached_says_how_it_would_be_read(server: FakeAdbServer) -> No
 def test_what_is_attached_and_not_ready_says_why(fake: FakePhone, server: FakeAdbServer) -> None:
     address = ServerAddress("127.0.0.1", server.port)
     fake.answer("dumpsys battery", DISCHARGING.replace("status: 3", "status: 5"))
-    row, _ = attached(address)
+    row, _ = attached_phones(address)
     assert not row.ready
     assert "the battery is full" in row.remark
     fake.state = "unauthorized"
-    [row] = attached(address)
+    [row] = attached_phones(address)
     assert "accept 'Allow USB debugging'" in row.remark
     server.stop()
-    [row] = attached(address)
+    [row] = attached_phones(address)
     assert "adb start-server" in row.remark
 
 

@@ -18,12 +18,12 @@ from devices.android.perfetto_rails import RailMeter, rail_channels
 from devices.android.perfetto_trace import RailReadings
 from devices.android.server import ServerAddress
 from devices.android.shell import Phone
-from devices.android.survey import attached
+from devices.android.survey import attached_phones
 from devices.base import Device, DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.clock import MonotonicClock
 from harness.plan import device_problems
-from harness.schema import DeviceSpec, Protocol
-from harness.workbench import build_device, log_waiting
+from harness.run_parts import build_device, log_waiting
+from harness.schema import DeviceSpec, TrialProtocol
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.perfetto import FakePerfetto
 from tests.fakes.phone import DISCHARGING, FakePhone
@@ -315,7 +315,7 @@ def test_a_plan_that_names_rails_alone_may_leave_the_phone_on_its_cable(
 
 def device_of(*meters: str) -> Device:
     """As a plan names it."""
-    return build_device(DeviceSpec(name="adb:", meters=meters), Protocol(gate_wait_s=0.0), CLOCK, log_waiting)
+    return build_device(DeviceSpec(name="adb:", meters=meters), TrialProtocol(gate_wait_s=0.0), CLOCK, log_waiting)
 
 
 def test_a_plan_names_the_meters_of_a_phone() -> None:
@@ -328,10 +328,10 @@ def test_what_is_attached_says_which_rails_there_are(
     fake: FakePhone, server: FakeAdbServer, perfetto: FakePerfetto
 ) -> None:
     perfetto.rail("VDD_CPU", "CPU", steady(2.0))
-    _, rails = attached(ServerAddress("127.0.0.1", server.port))
+    _, rails = attached_phones(ServerAddress("127.0.0.1", server.port))
     assert rails == ("adb:FAKE0001", "rails", "counter", True, "1 rails through Perfetto: VDD_CPU")
     perfetto.change(rails=[])
-    _, rails = attached(ServerAddress("127.0.0.1", server.port))
+    _, rails = attached_phones(ServerAddress("127.0.0.1", server.port))
     assert not rails.ready
     assert "shows no power rails" in rails.remark
 

@@ -28,8 +28,8 @@ from harness.plan import build_plan
 from harness.progress import PlainProgress
 from harness.recording import record, write_recording
 from harness.runner import Runner, open_run
-from harness.schema import Protocol
-from harness.session import Arm, run_trial
+from harness.schema import TrialProtocol
+from harness.session import PreparedCell, run_trial
 from results.derivation import energies_of
 from results.records import Completion, Request
 from results.store import Store
@@ -41,7 +41,7 @@ from tests.fakes.phone import DISCHARGING, THERMAL, FakePhone
 from tests.plans import FAST, raw_plan
 
 POWER_W = 2.0
-PROTOCOL = Protocol(warmup=0, idle_s=1.5, sample_interval_s=0.05)
+PROTOCOL = TrialProtocol(warmup=0, idle_s=1.5, sample_interval_s=0.05)
 
 
 class RealTime(FakeMachine):
@@ -69,7 +69,7 @@ def battery(fake: FakePhone) -> Iterator[FakeBattery]:
 
 
 @pytest.fixture
-def arm(fake: FakePhone, battery: FakeBattery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arm]:
+def arm(fake: FakePhone, battery: FakeBattery, monkeypatch: pytest.MonkeyPatch) -> Iterator[PreparedCell]:
     monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
     machine = RealTime()
     with FakeAdbServer(fake) as server:
@@ -79,11 +79,11 @@ def arm(fake: FakePhone, battery: FakeBattery, monkeypatch: pytest.MonkeyPatch) 
         device.open()
         # The engine asks its own device only whether meters run, for its diary.
         engine = FakeEngine(machine, FakeDevice(machine, []), name="adb:FAKE0001")
-        yield Arm("cell", engine, FakeWorkload(), device, clock, fake_requests())
+        yield PreparedCell("cell", engine, FakeWorkload(), device, clock, fake_requests())
         device.close()
 
 
-def test_a_trial_on_a_phone_has_its_joules_and_keeps_them_in_its_traces(arm: Arm) -> None:
+def test_a_trial_on_a_phone_has_its_joules_and_keeps_them_in_its_traces(arm: PreparedCell) -> None:
     trial, traces = run_trial(arm, PROTOCOL, repeat=0)
     by_phase = {e.phase: e for e in trial.energy}
     whole = by_phase["all"]
@@ -103,7 +103,7 @@ def test_a_trial_on_a_phone_has_its_joules_and_keeps_them_in_its_traces(arm: Arm
     assert trial.marks == ()
 
 
-def test_joules_follow_again_from_the_stored_raw_readings_without_the_phone(arm: Arm, tmp_path: Path) -> None:
+def test_joules_follow_again_from_the_stored_raw_readings_without_the_phone(arm: PreparedCell, tmp_path: Path) -> None:
     """Sign and unit are decided anew from what was stored, and the trial's joules come out to the last digit."""
     trial, traces = run_trial(arm, PROTOCOL, repeat=0)
     assert trial.window_start_s is not None
@@ -126,7 +126,7 @@ def test_joules_follow_again_from_the_stored_raw_readings_without_the_phone(arm:
     assert [t.kind for t in read_traces(path, WINDOW)] == ["held"]
 
 
-def test_a_trial_in_which_the_phone_was_plugged_in_is_marked(arm: Arm, fake: FakePhone) -> None:
+def test_a_trial_in_which_the_phone_was_plugged_in_is_marked(arm: PreparedCell, fake: FakePhone) -> None:
     charging = DISCHARGING.replace("status: 3", "status: 2")
     Timer(2.5, fake.answer, ("dumpsys battery", charging)).start()
     trial, _ = run_trial(arm, PROTOCOL, repeat=0)
@@ -134,7 +134,7 @@ def test_a_trial_in_which_the_phone_was_plugged_in_is_marked(arm: Arm, fake: Fak
 
 
 def test_a_charger_that_came_and_went_within_the_window_marks_it(
-    arm: Arm, fake: FakePhone, monkeypatch: pytest.MonkeyPatch
+    arm: PreparedCell, fake: FakePhone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The status stays `discharging`, as on a weak port; neither before nor after is anything to be seen."""
     monkeypatch.setattr(arm.device, "watch_every_s", 0.2)
@@ -148,7 +148,7 @@ def test_a_charger_that_came_and_went_within_the_window_marks_it(
 
 @pytest.mark.parametrize("has_node", [True, False])
 def test_a_charger_of_a_second_between_two_looks_marks_the_recording(
-    arm: Arm, fake: FakePhone, battery: FakeBattery, has_node: bool
+    arm: PreparedCell, fake: FakePhone, battery: FakeBattery, has_node: bool
 ) -> None:
     """The state is looked at every 5 s; what reads the gauge sees its charger, or that its current falls, and looks."""
     online = "/sys/class/power_supply/usb/online"
@@ -188,7 +188,7 @@ DOZING = "  mWakefulness=Dozing\n"
     ],
 )
 def test_a_state_that_is_another_after_a_recording_marks_it(
-    arm: Arm, fake: FakePhone, tmp_path: Path, what: str, is_now: str, mark: str
+    arm: PreparedCell, fake: FakePhone, tmp_path: Path, what: str, is_now: str, mark: str
 ) -> None:
     fake.answer("settings get system screen_brightness", "102\n")
     put = fake.file if what.startswith("/") else fake.answer
@@ -202,7 +202,7 @@ def test_a_state_that_is_another_after_a_recording_marks_it(
     assert read_states(tmp_path / "trace.parquet")[0]["battery_percent"] == 82
 
 
-def test_a_cable_pulled_in_the_window_is_worth_a_retry(arm: Arm, fake: FakePhone) -> None:
+def test_a_cable_pulled_in_the_window_is_worth_a_retry(arm: PreparedCell, fake: FakePhone) -> None:
     Timer(2.5, fake.pull_cable).start()
     with pytest.raises(TransientDeviceError):
         run_trial(arm, PROTOCOL, repeat=0)
@@ -215,11 +215,11 @@ def test_a_cable_pulled_in_the_window_is_worth_a_retry(arm: Arm, fake: FakePhone
 class PhoneBench(FakeBench):
     """Every arm is the fake phone's."""
 
-    def __init__(self, phone_arm: Arm) -> None:
+    def __init__(self, phone_arm: PreparedCell) -> None:
         super().__init__()
         self._arm = phone_arm
 
-    def arm_of(self, cell_id: str) -> Arm:
+    def arm_of(self, cell_id: str) -> PreparedCell:
         return replace(self._arm, cell_id=cell_id)
 
     def device(self, plan: CellPlan) -> FakeDevice:
@@ -228,7 +228,7 @@ class PhoneBench(FakeBench):
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_cable_pulled_in_a_run_is_retried_and_costs_no_finished_trial(
-    arm: Arm, fake: FakePhone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+    arm: PreparedCell, fake: FakePhone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     """Pulled in the second trial's window: plugged in again 0.3 s later, or never."""
     monkeypatch.setattr(arm.device.meters[0], "_reconnect_s", 0.0)

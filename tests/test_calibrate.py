@@ -22,9 +22,9 @@ from harness.calibration import calibrate
 from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
 from harness.profiles import model_digests
+from harness.run_parts import RunParts
 from harness.runner import Runner, open_run
 from harness.schema import ModelSpec
-from harness.workbench import Workbench
 from results.store import Store, StoreError
 from results.trials import Trial
 from tests.command import joulebench, start
@@ -40,9 +40,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
 
 
-def bench_and_plan(**changes: Any) -> tuple[Workbench, Plan]:
+def bench_and_plan(**changes: Any) -> tuple[RunParts, Plan]:
     draft = draft_plan(raw_plan(**changes))
-    bench = Workbench(draft.plan.protocol)
+    bench = RunParts(draft.plan.protocol)
     return bench, preflight(draft, bench)
 
 
@@ -346,7 +346,7 @@ def test_a_damaged_profile_is_read_once_however_many_arms_name_it(profile: str) 
     path = Path(profile) / "profile.safetensors"
     whole = path.read_bytes()
     path.write_bytes(b"x")
-    bench = Workbench(draft_plan(raw_plan()).plan.protocol)
+    bench = RunParts(draft_plan(raw_plan()).plan.protocol)
     for _ in range(2):
         with pytest.raises(EngineError, match="damaged"):
             bench.profile(profile)

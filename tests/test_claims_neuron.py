@@ -8,7 +8,7 @@ import torch
 from engines.dispatch import DispatchPlan
 from engines.model.architecture import RouterConfig
 from engines.model.router import RouterWeights, route
-from engines.pricing.schedule import PHI_3_5_MOE, Step, operations
+from engines.pricing.schedule import PHI_3_5_MOE, PricedStep, operations
 from engines.techniques.layout.blocks import n_blocks
 from tests.claims import Claim, check
 from tests.test_static_shapes import blocks_of, planned, routed
@@ -65,7 +65,7 @@ def most_of_one_expert() -> list[float]:
 def flop_per_byte() -> list[float]:
     """Of the operations that the plan is priced as, all provisioned blocks computed, each weight read once."""
     plan = of_balanced(skip_padding_blocks=False)
-    ffn = [o for o in operations(Step(T, T), [plan], PHI_3_5_MOE, "npu", None) if o.name == "expert FFN"]
+    ffn = [o for o in operations(PricedStep(T, T), [plan], PHI_3_5_MOE, "npu", None) if o.name == "expert FFN"]
     flop = sum(o.flops for o in ffn) / PHI_3_5_MOE.n_layers
     n_bytes = 2.0 * PHI_3_5_MOE.expert_weights * E
     return [flop / n_bytes]

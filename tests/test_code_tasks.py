@@ -13,7 +13,7 @@ import pytest
 from engines.base import unheard
 from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
-from harness.workbench import Workbench
+from harness.run_parts import RunParts
 from results.records import Request, Score
 from tests.data_folder import data_folder
 from tests.fakes.answers import answer
@@ -103,14 +103,14 @@ def test_a_plan_with_code_is_refused_before_anything_runs(
     monkeypatch.setenv("JOULEBENCH_DATA", str(folder))
     draft = draft_plan(raw_plan(workload=[{"name": name}]))
     with pytest.raises(PlanError, match=f"workload {name}: it runs code that a model wrote, .*--allow-code lets it"):
-        preflight(draft, Workbench(draft.plan.protocol))
+        preflight(draft, RunParts(draft.plan.protocol))
 
 
 @linux
 def test_a_plan_with_code_is_fine_where_it_is_allowed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOULEBENCH_DATA", str(folder))
     draft = draft_plan(raw_plan(workload=[{"name": "humaneval", "limit": 1, "max_new_tokens": 8}]))
-    assert len(preflight(draft, Workbench(draft.plan.protocol, allow_code=True)).cells) == 1
+    assert len(preflight(draft, RunParts(draft.plan.protocol, allow_code=True)).cells) == 1
 
 
 def test_a_machine_without_walls_runs_no_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,19 +77,19 @@ def test_no_changed_sample_is_no_proof_of_equality() -> None:
 def test_scores_are_joined_by_sample_whatever_their_order() -> None:
     reference, arm = scores("110100"), scores("100101")
     shuffled = dict(reversed(arm.items()))
-    assert compare_scores(reference, shuffled, is_zero_one=True) == mcnemar(n10=1, n01=1, n=6)
+    assert compare_scores(reference, shuffled, is_binary=True) == mcnemar(n10=1, n01=1, n=6)
 
 
 def test_unlike_samples_are_refused_in_a_sentence() -> None:
     with pytest.raises(UnlikeError, match=r"not the same samples: 1 of 3 only in the first, 0 of 2 .* \(such as s2\)"):
-        compare_scores(scores("101"), scores("10"), is_zero_one=True)
+        compare_scores(scores("101"), scores("10"), is_binary=True)
     with pytest.raises(UnlikeError, match="no sample has a score of its own"):
-        compare_scores({}, {}, is_zero_one=True)
+        compare_scores({}, {}, is_binary=True)
 
 
 def test_divergences_that_are_all_zero_are_no_answers() -> None:
     """Two arms of KL 0: nothing changed, and no share of right answers has an interval here."""
-    found = compare_scores(scores("0000"), scores("0000"), is_zero_one=False)
+    found = compare_scores(scores("0000"), scores("0000"), is_binary=False)
     assert (found.mean, found.low, found.high, found.test) == (0.0, 0.0, 0.0, PAIRED_T)
 
 
@@ -103,7 +103,7 @@ def test_other_scores_have_the_paired_t_test_of_scipy() -> None:
     found = compare_scores(
         {f"s{i}": (float(v) - 1, float(v) + 1) for i, v in enumerate(before)},
         {f"s{i}": (float(v), float(v)) for i, v in enumerate(after)},
-        is_zero_one=False,
+        is_binary=False,
     )
     assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, interval.low, interval.high))
     assert found.test == PAIRED_T
@@ -146,11 +146,11 @@ def test_a_sample_keeps_its_score_of_each_repeat() -> None:
 
 def test_repeats_that_answer_alike_are_no_more_evidence_than_one() -> None:
     before, after = "1" * 15 + "0" * 5, "1" * 11 + "0" * 8 + "1"
-    once = compare_scores(scores(before), scores(after), is_zero_one=True)
-    assert compare_scores(scores(*[before] * 5), scores(*[after] * 5), is_zero_one=True) == once
+    once = compare_scores(scores(before), scores(after), is_binary=True)
+    assert compare_scores(scores(*[before] * 5), scores(*[after] * 5), is_binary=True) == once
     # The same where one sample varies and changes nothing between the arms: all of the rest counts as it did.
     varied = [before + "1", before + "0"], [after + "1", after + "0"]
-    found = compare_scores(scores(*varied[0]), scores(*varied[1]), is_zero_one=True)
+    found = compare_scores(scores(*varied[0]), scores(*varied[1]), is_binary=True)
     assert found.p == pytest.approx(once.p)
     assert (found.test, found.n_changed) == (MCNEMAR_CLUSTERED, 5)
 
@@ -207,7 +207,7 @@ def test_the_interval_of_varying_answers_covers_a_true_loss() -> None:
 
 
 def test_an_arm_with_fewer_repeats_is_compared_over_those_that_both_have() -> None:
-    found = compare_scores(scores("11", "11", "00"), scores("11", "10"), is_zero_one=True)
+    found = compare_scores(scores("11", "11", "00"), scores("11", "10"), is_binary=True)
     assert (found.n_answers, found.n_answers_changed, found.mean) == (4, 1, -0.25)
     assert found.reason == "over the first 2 repeats of both arms"
 

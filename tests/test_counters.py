@@ -10,9 +10,9 @@ from rich.console import Console
 from harness.summary import print_summary
 from results import tables
 from results.counters import COUNTERS
-from results.derived import Derived
 from results.records import EngineCounters
 from results.report.html import page_context
+from results.run_frames import RunFrames
 from tests.run_builders import cell, run, trial
 from tests.test_tables import one_cell, row
 
@@ -77,6 +77,6 @@ def test_the_terminal_tells_counters_that_part_the_arms() -> None:
     cells = [cell(cell_id, engine=name) for cell_id, name, _ in arms]
     trials = [trial(c, counters=EngineCounters(routed_pairs=8, expert_calls=n, weight_loads=16)) for c, _, n in arms]
     out = io.StringIO()
-    print_summary(Derived(run(cells, trials)), Console(file=out, width=80))
+    print_summary(RunFrames(run(cells, trials)), Console(file=out, width=80))
     assert "calls, calls a window: dropless 16; grouped 4" in out.getvalue()
     assert "loads, experts" not in out.getvalue()

@@ -7,7 +7,7 @@ import pytest
 from engines.model.model_config import parse_model_config
 from harness.estimate import CellEstimate, active_parameters, estimate
 from harness.plan import build_plan
-from harness.workbench import Workbench
+from harness.run_parts import RunParts
 from tests.fakes.published import PUBLISHED
 from tests.plans import FAST, raw_plan
 
@@ -31,7 +31,7 @@ def test_active_parameters_are_those_that_the_maker_states(model: str, stated_b:
 
 def estimated(workload: dict[str, object]) -> CellEstimate:
     plan = build_plan(raw_plan(workload=[workload], protocol=FAST | {"repeats": 2}))
-    (found,) = estimate(plan, Workbench(plan.protocol))
+    (found,) = estimate(plan, RunParts(plan.protocol))
     return found
 
 
@@ -47,6 +47,6 @@ def test_a_window_lasts_at_least_as_long_as_its_arrivals() -> None:
 def test_a_turn_on_own_answers_is_estimated_as_long_as_it_may_be() -> None:
     talk = {"name": "mt_bench", "limit": 1, "max_new_tokens": 10}
     plan = build_plan(raw_plan(workload=[talk]))
-    first, second = Workbench(plan.protocol).requests(plan.cells[0])
+    first, second = RunParts(plan.protocol).requests(plan.cells[0])
     n_first, n_behind = len(first.prompt_ids), len(second.prompt_ids)
     assert estimated(talk).prefill_tokens == n_first + (n_first + 10 + n_behind)

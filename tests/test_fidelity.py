@@ -21,7 +21,7 @@ from engines.model.quantised import AS_THE_MODEL, Form, Quantisation
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from harness.plan import Plan, build_plan
-from harness.workbench import Workbench
+from harness.run_parts import RunParts
 from results.records import Completion, Divergence, Request, Score
 from tests.data_folder import data_folder
 from tests.fakes.answers import answer
@@ -288,16 +288,16 @@ def planned(*engines: dict[str, Any], **changes: Any) -> Plan:
 
 def unmeasured(plan: Plan) -> dict[str, dict[str, float]]:
     """Aggregates of each arm, by its label, and the folder of the reference is gone afterwards."""
-    workbench = Workbench(plan.protocol)
+    run_parts = RunParts(plan.protocol)
     try:
         found = {}
         for cell_plan in plan.cells:
-            scores, notes = workbench.arm(cell_plan).unmeasured
+            scores, notes = run_parts.arm(cell_plan).unmeasured
             assert notes == ("distributions are compared with those of dropless, float32",)
             found[cell_plan.cell.label] = {m: s.value for m, s in aggregates(scores).items()}
         return found
     finally:
-        workbench.close()
+        run_parts.close()
 
 
 def test_each_arm_of_a_plan_is_compared_with_the_reference_arm() -> None:

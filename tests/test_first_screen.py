@@ -12,13 +12,13 @@ from rich.console import Console
 from harness.problems import nearest
 from harness.summary import print_summary
 from results import tables
-from results.derived import Derived
 from results.ratios import Ratio, widened
 from results.records import EnergyReading
 from results.report.first_screen import Figure
 from results.report.html import page_context
 from results.report.page_units import PageUnits
 from results.report.sentences import interval_words
+from results.run_frames import RunFrames
 from results.runs import RunData
 from results.trials import Trial
 from tests.run_builders import cell, failed, reading, run
@@ -235,7 +235,7 @@ def test_each_device_has_units_that_its_figures_read_well_in() -> None:
     units = {t.title: dict(t.headings)["J"] for t in context["figure_tables"] if t.title.startswith("Energy")}
     assert units == {"Energy and power on host": "mJ/response", "Energy and power on model:m2-ultra": "J/response"}
     told = io.StringIO()
-    print_summary(Derived(data), Console(file=told, width=100))
+    print_summary(RunFrames(data), Console(file=told, width=100))
     assert [line.split()[-2] for line in told.getvalue().splitlines() if "/token" in line and "n" in line] == [
         "mJ/token",
         "J/token",

@@ -19,8 +19,8 @@ from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from harness.plan import build_plan
+from harness.run_parts import RunParts
 from harness.runner import Runner, open_run
-from harness.workbench import Workbench
 from results.database import DATABASE
 from results.heat import heat_of_cells, layers_of, overlaps
 from results.popularity import imbalance, overlap_at_k, popularity
@@ -312,7 +312,7 @@ def test_a_real_run_keeps_the_heat_of_every_arm(tmp_path: Path) -> None:
     oracle = {"name": "oracle", "technique": {"name": "oracle"}}
     arms = [arm | HERE for arm in (DROPLESS, oracle, tiers)] + [NPUMOE]
     plan = build_plan(raw_plan(engine=arms, device=[HOST, M2_ULTRA], workload=[BOOLQ]))
-    bench = Workbench(plan.protocol)
+    bench = RunParts(plan.protocol)
     with open_run(plan, tmp_path / "run", False, bench) as store:
         Runner(plan, store, bench, Heard()).run()
         run = store.data()

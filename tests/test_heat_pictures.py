@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from results.derived import Derived
 from results.records import ExpertHeat
 from results.report.arms import arms_of
 from results.report.csv import write_csv
 from results.report.heat_pictures import HeatPicture, heat_pictures
 from results.report.html import html_text
+from results.run_frames import RunFrames
 from results.runs import RunData
 from tests.run_builders import cell, run, trial
 
@@ -30,7 +30,7 @@ def chosen(counts: dict[str, tuple[tuple[int, ...], ...]], **changes: object) ->
 
 
 def pictures(data: RunData) -> list[HeatPicture]:
-    derived = Derived(data)
+    derived = RunFrames(data)
     return heat_pictures(data, derived.heats, derived.overlaps, arms_of(data.cells))
 
 

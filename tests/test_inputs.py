@@ -20,8 +20,8 @@ from harness.inputs import ranges
 from harness.matrix import CellPlan
 from harness.plan import Plan, build_plan, draft_plan
 from harness.preflight import preflight
+from harness.run_parts import RunParts
 from harness.runner import Runner, RunOutcome, open_run
-from harness.workbench import Workbench
 from results.environments import Build, Environment
 from results.records import Sample
 from results.report.html import html_text
@@ -49,13 +49,13 @@ def planned(**changes: Any) -> Plan:
     return build_plan(raw_plan(protocol=FAST | {"repeats": 2}, **changes))
 
 
-def run(plan: Plan, folder: Path, resume: bool = False, bench: Workbench | None = None) -> RunOutcome:
+def run(plan: Plan, folder: Path, resume: bool = False, bench: RunParts | None = None) -> RunOutcome:
     bench = bench or FakeBench()
     with open_run(plan, folder, resume, bench) as store:
         return Runner(plan, store, bench, Heard()).run()
 
 
-def refused(plan: Plan, folder: Path, bench: Workbench | None = None) -> str:
+def refused(plan: Plan, folder: Path, bench: RunParts | None = None) -> str:
     """The message of a resume that is not allowed; the trials stay."""
     with pytest.raises(StoreError) as caught:
         run(plan, folder, resume=True, bench=bench)
@@ -120,7 +120,7 @@ def test_a_right_answer_that_was_changed_in_the_data_is_refused(
 
     def begun(resume: bool) -> None:
         draft = draft_plan(raw_plan(workload=[BOOLQ]), folder)
-        bench = Workbench(draft.plan.protocol)
+        bench = RunParts(draft.plan.protocol)
         open_run(preflight(draft, bench), tmp_path / "run", resume, bench).close()
         bench.close()
 
@@ -255,7 +255,7 @@ def test_data_that_changed_since_it_was_read_is_refused(tmp_path: Path, monkeypa
     folder = write_data_folder(tmp_path / "data")
     monkeypatch.setenv("JOULEBENCH_DATA", str(folder))
     draft = draft_plan(raw_plan(workload=[BOOLQ]), folder)
-    bench = Workbench(draft.plan.protocol)
+    bench = RunParts(draft.plan.protocol)
     plan = preflight(draft, bench)
     (path,) = (folder / "boolq").glob("validation.jsonl")
     replaced(path)

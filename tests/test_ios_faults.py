@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("pymobiledevice3", reason="the extra joulebench[ios] is not installed")
 
-from devices.attached import AttachedMeter
+from devices.attached_meter import AttachedMeter
 from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.clock import MonotonicClock
 from devices.gates import Gates
@@ -21,7 +21,7 @@ from devices.ios import battery as battery_module
 from devices.ios.device import IosDevice
 from devices.ios.phone import Phone
 from devices.ios.state import PhoneFacts
-from devices.ios.survey import attached
+from devices.ios.survey import attached_phones
 from results.energy import energy_between
 from results.records import EnergyReading
 from tests.fakes.ios_phone import BATTERY, UDID, FakeIphone, Plist, ServedIphone
@@ -46,7 +46,7 @@ def discharging(**changes: object) -> Plist:
 
 
 def rows_of(tunneld: FakeTunneld, udid: str = UDID) -> dict[str, AttachedMeter]:
-    return {row.meter: row for row in attached(tunneld.address) if row.device == f"ios:{udid}"}
+    return {row.meter: row for row in attached_phones(tunneld.address) if row.device == f"ios:{udid}"}
 
 
 # --- services --------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_whatever_the_library_raises_is_our_error(tunneld: FakeTunneld) -> None:
 )
 def test_what_is_no_list_of_tunnels_is_told_with_the_remedy(tunneld: FakeTunneld, body: bytes) -> None:
     tunneld.body = body
-    [row] = attached(tunneld.address)
+    [row] = attached_phones(tunneld.address)
     assert (row.device, row.ready) == ("ios:", False)
     assert f"what listens at 127.0.0.1:{tunneld.address.port} is no tunneld" in row.remark
     assert "remote tunneld" in row.remark
@@ -177,7 +177,7 @@ def test_an_odd_entry_costs_its_own_phone_only(served: ServedIphone, tunneld: Fa
 
 def test_a_list_without_end_is_not_read_to_its_end(tunneld: FakeTunneld) -> None:
     tunneld.body = b"{" + b" " * (2 << 20)
-    [row] = attached(tunneld.address)
+    [row] = attached_phones(tunneld.address)
     assert "longer than 1048576 bytes" in row.remark
 
 
@@ -186,8 +186,8 @@ def test_a_tunneld_that_drips_holds_neither_the_answer_nor_the_end_of_the_progra
     code = f"""
 from devices.ios import tunneld
 from devices.ios.state import PhoneFacts
-from devices.ios.survey import attached
-print(attached(tunneld.TunneldAddress("127.0.0.1", {tunneld.address.port})))
+from devices.ios.survey import attached_phones
+print(attached_phones(tunneld.TunneldAddress("127.0.0.1", {tunneld.address.port})))
 """
     begun_s = time.monotonic()
     ended = subprocess.run(
@@ -211,7 +211,7 @@ def test_a_tunnel_that_leads_to_another_phone_is_not_believed(
     with pytest.raises(TransientDeviceError, match=rf"leads to another phone \({OTHER_UDID}\).*restart tunneld"):
         phone.reach()
     phone.close()
-    assert not any(row.ready for row in attached(tunneld.address))
+    assert not any(row.ready for row in attached_phones(tunneld.address))
 
 
 # --- what the battery says -------------------------------------------------------------------------------------------

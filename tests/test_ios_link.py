@@ -12,7 +12,7 @@ pytest.importorskip("pymobiledevice3", reason="the extra joulebench[ios] is not 
 
 from devices.base import DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.ios.phone import Phone
-from devices.ios.survey import attached
+from devices.ios.survey import attached_phones
 from devices.ios.tunneld import TunneldAddress
 from tests.fakes.ios_phone import UDID, FakeIphone, ServedIphone
 from tests.fakes.ios_tunneld import FakeTunneld
@@ -192,7 +192,7 @@ def test_without_the_library_its_install_command_is_said(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "pymobiledevice3", None)
     with pytest.raises(MeterUnavailableError, match=r"pip install 'joulebench\[ios\]'"):
         Phone("ios:").reach()
-    [row] = attached(NOBODY)
+    [row] = attached_phones(NOBODY)
     assert (row.ready, row.device) == (False, "ios:")
     assert "pip install" in row.remark
 
@@ -201,20 +201,20 @@ def test_without_the_library_its_install_command_is_said(monkeypatch: pytest.Mon
 
 
 def test_the_survey_says_what_each_phone_is_ready_for(fake: FakeIphone, tunneld: FakeTunneld) -> None:
-    battery, gauge = attached(tunneld.address)
+    battery, gauge = attached_phones(tunneld.address)
     assert battery[:4] == (f"ios:{UDID}", "battery", "battery gauge", True)
     assert gauge[:4] == (f"ios:{UDID}", "energy gauge", "relative gauge", True)
     assert "no joules" in gauge.remark
     fake.developer_mode = False
     fake.battery = lambda: {"Voltage": 4300, "InstantAmperage": 900, "ExternalConnected": True}
-    battery, gauge = attached(tunneld.address)
+    battery, gauge = attached_phones(tunneld.address)
     assert (battery.ready, gauge.ready) == (False, False)
     assert "take it off every cable" in battery.remark
     assert "Developer Mode is off" in gauge.remark
 
 
 def test_the_survey_of_nothing_says_why() -> None:
-    [row] = attached(NOBODY)
+    [row] = attached_phones(NOBODY)
     assert not row.ready
     assert "tunneld does not run" in row.remark
 
@@ -223,6 +223,6 @@ def test_a_usbmuxd_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("USBMUXD_SOCKET_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
         begun_s = time.monotonic()
-        [row] = attached(NOBODY)
+        [row] = attached_phones(NOBODY)
         assert time.monotonic() - begun_s < 8.0
     assert "usbmuxd does not answer" in row.remark

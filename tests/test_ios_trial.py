@@ -18,8 +18,8 @@ from devices.ios import battery as battery_module
 from devices.ios import energy_gauge
 from devices.ios.device import IosDevice
 from harness.recording import record, write_recording
-from harness.schema import Protocol
-from harness.session import Arm, run_trial
+from harness.schema import TrialProtocol
+from harness.session import PreparedCell, run_trial
 from results.derivation import energies_of
 from results.energy import NO_JOULES, energy_between
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part, read_traces
@@ -28,7 +28,7 @@ from tests.fakes.ios_tunneld import FakeTunneld
 from tests.fakes.machine import FakeDevice, FakeEngine, FakeMachine, FakeWorkload, fake_requests
 
 CLOCK = MonotonicClock()
-PROTOCOL = Protocol(warmup=0, idle_s=1.5)
+PROTOCOL = TrialProtocol(warmup=0, idle_s=1.5)
 UPDATE_S = 0.1
 
 
@@ -57,7 +57,7 @@ def fake() -> FakeIphone:
 
 
 @pytest.fixture
-def arm(tunneld: FakeTunneld, no_usbmuxd: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arm]:
+def arm(tunneld: FakeTunneld, no_usbmuxd: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[PreparedCell]:
     monkeypatch.setattr(battery_module, "READ_EVERY_S", 0.03)
     monkeypatch.setattr(battery_module, "OBSERVE_S", 0.5)
     monkeypatch.setattr(energy_gauge, "READ_EVERY_S", 0.03)
@@ -74,11 +74,11 @@ def arm(tunneld: FakeTunneld, no_usbmuxd: None, monkeypatch: pytest.MonkeyPatch)
     device.open()
     # The engine asks its own device only whether meters run, for its diary.
     engine = FakeEngine(machine, FakeDevice(machine, []), name=f"ios:{UDID}")
-    yield Arm("cell", engine, FakeWorkload(), device, CLOCK, fake_requests())
+    yield PreparedCell("cell", engine, FakeWorkload(), device, CLOCK, fake_requests())
     device.close()
 
 
-def test_a_trial_has_joules_of_the_battery_and_units_of_the_gauge(arm: Arm) -> None:
+def test_a_trial_has_joules_of_the_battery_and_units_of_the_gauge(arm: PreparedCell) -> None:
     trial, traces = run_trial(arm, PROTOCOL, repeat=0)
     whole = {e.meter: e for e in trial.energy if e.phase == "all" and e.component == "total"}
     battery, gauge = whole["battery"], whole["energy gauge"]
@@ -104,7 +104,7 @@ def test_a_trial_has_joules_of_the_battery_and_units_of_the_gauge(arm: Arm) -> N
     assert baseline in trial.idle
 
 
-def test_a_cable_pulled_in_a_trial_is_worth_a_retry(arm: Arm, served: ServedIphone) -> None:
+def test_a_cable_pulled_in_a_trial_is_worth_a_retry(arm: PreparedCell, served: ServedIphone) -> None:
     Timer(4.0, served.pull_cable).start()
     with pytest.raises(TransientDeviceError):
         run_trial(arm, PROTOCOL, repeat=0)
@@ -115,7 +115,7 @@ def test_a_cable_pulled_in_a_trial_is_worth_a_retry(arm: Arm, served: ServedIpho
 
 
 def test_a_cable_pulled_in_a_recording_leaves_a_gap_and_keeps_the_rest(
-    arm: Arm, served: ServedIphone, tmp_path: Path
+    arm: PreparedCell, served: ServedIphone, tmp_path: Path
 ) -> None:
     happens = {5.0: served.pull_cable, 3.5: served.plug_in}
 
@@ -141,7 +141,7 @@ def test_a_cable_pulled_in_a_recording_leaves_a_gap_and_keeps_the_rest(
     assert read_traces(tmp_path / "t.parquet")
 
 
-def test_a_charger_in_a_recording_is_marked_and_its_readings_are_a_gap(arm: Arm, fake: FakeIphone) -> None:
+def test_a_charger_in_a_recording_is_marked_and_its_readings_are_a_gap(arm: PreparedCell, fake: FakeIphone) -> None:
     Timer(1.5, setattr, (fake, "battery", lambda: two_watts() | {"ExternalConnected": True})).start()
     Timer(1.8, setattr, (fake, "battery", two_watts)).start()
     recording = record(arm.device, CLOCK, 3.5, lambda left_s: None)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from results import tables
-from results.asked import asked_alike, unlike_notes
 from results.compare import UnlikeError, compare_trials
 from results.records import Completion
 from results.report.against import ASKED_OTHERWISE
@@ -17,6 +16,7 @@ from results.report.html import html_text
 from results.report.page_units import PageUnits
 from results.report.standings import device_groups
 from results.runs import RunData
+from results.same_requests import asked_alike, unlike_notes
 from results.trial_tables import request_frames, trials
 from results.trials import Trial
 from tests.run_builders import cell, completion, failed, power_trace, reading, run, trial

@@ -16,10 +16,10 @@ from harness.matrix import CellPlan
 from harness.plan import PlanError, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.progress import PlainProgress
+from harness.run_parts import RunParts
 from harness.runner import Runner, open_run
-from harness.schema import Protocol
-from harness.session import Arm, Traces, run_trial
-from harness.workbench import Workbench
+from harness.schema import TrialProtocol
+from harness.session import PreparedCell, Traces, run_trial
 from results.records import Request
 from results.requests import requests_sha256
 from results.store import Store, StoreError
@@ -29,22 +29,22 @@ from tests.command import joulebench
 from tests.fakes.machine import FakeBench, fake_requests
 from tests.plans import DROPLESS, FAST, HERE, HOST, M2_ULTRA, NPUMOE, raw_plan, write_plan
 
-BARE = Protocol(warmup=0, repeats=1, idle_s=0)
+BARE = TrialProtocol(warmup=0, repeats=1, idle_s=0)
 FIXED = {"name": "fixed_lengths", "prompt_tokens": 24, "new_tokens": 6, "limit": 4}
 
 
 @pytest.fixture
-def bench() -> Iterator[Workbench]:
-    workbench = Workbench(BARE)
-    yield workbench
-    workbench.close()
+def bench() -> Iterator[RunParts]:
+    run_parts = RunParts(BARE)
+    yield run_parts
+    run_parts.close()
 
 
 def cells(**changes: Any) -> tuple[CellPlan, ...]:
     return build_plan(raw_plan(**changes)).cells
 
 
-def tried(bench: Workbench, cell: CellPlan) -> tuple[Arm, Trial]:
+def tried(bench: RunParts, cell: CellPlan) -> tuple[PreparedCell, Trial]:
     arm = bench.arm(cell)
     return arm, run_trial(arm, BARE, repeat=0)[0]
 
@@ -52,7 +52,7 @@ def tried(bench: Workbench, cell: CellPlan) -> tuple[Arm, Trial]:
 # --- exact lengths ----------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_is_as_long_as_asked_though_every_token_is_an_end_token(bench: Workbench) -> None:
+def test_an_answer_is_as_long_as_asked_though_every_token_is_an_end_token(bench: RunParts) -> None:
     (cell,) = cells(workload=[FIXED])
     arm = bench.arm(cell)
     arm.engine.tokenizer.eos_token_ids = tuple(range(arm.engine.tokenizer.vocabulary_size))
@@ -97,7 +97,7 @@ def test_lengths_that_a_model_cannot_hold_are_left_out_and_told(tmp_path: Path) 
         ("fail", "4 of 4 requests are longer than the model's 8192 tokens"),
     ],
 )
-def test_a_plan_of_nothing_but_what_does_not_fit_is_no_plan(bench: Workbench, too_long: str, expected: str) -> None:
+def test_a_plan_of_nothing_but_what_does_not_fit_is_no_plan(bench: RunParts, too_long: str, expected: str) -> None:
     draft = draft_plan(raw_plan(workload=[FIXED | {"too_long": too_long, "prompt_tokens": 9000}]))
     with pytest.raises(PlanError, match=expected):
         preflight(draft, bench)
@@ -108,7 +108,7 @@ def test_a_plan_of_nothing_but_what_does_not_fit_is_no_plan(bench: Workbench, to
 TALK = {"name": "sharegpt", "limit": 4, "max_turns": 3, "max_new_tokens": 8, "answers": "generated"}
 
 
-def test_a_conversation_on_own_answers_is_computed_from_where_it_goes_on(bench: Workbench) -> None:
+def test_a_conversation_on_own_answers_is_computed_from_where_it_goes_on(bench: RunParts) -> None:
     again, kept = cells(engine=[DROPLESS, DROPLESS | {"name": "kept", "reuse_prefix": True}], workload=[TALK])
     arm, whole = tried(bench, again)
     _, reused = tried(bench, kept)
@@ -128,7 +128,7 @@ def test_a_conversation_on_own_answers_is_computed_from_where_it_goes_on(bench: 
     assert n_followers >= 3
 
 
-def test_each_turn_holds_the_answer_that_was_given(bench: Workbench) -> None:
+def test_each_turn_holds_the_answer_that_was_given(bench: RunParts) -> None:
     (cell,) = cells(workload=[TALK | {"limit": 1}])
     arm, trial = tried(bench, cell)
     first, second, *_ = trial.completions
@@ -146,7 +146,7 @@ def test_each_turn_holds_the_answer_that_was_given(bench: Workbench) -> None:
 # --- arrivals ---------------------------------------------------------------------------------------------------------
 
 
-def test_requests_are_taken_as_they_arrive(bench: Workbench) -> None:
+def test_requests_are_taken_as_they_arrive(bench: RunParts) -> None:
     (cell,) = cells(workload=[FIXED | {"arrivals_per_s": 40.0}])
     arm, trial = tried(bench, cell)
     assert trial.window_start_s is not None
@@ -158,7 +158,7 @@ def test_requests_are_taken_as_they_arrive(bench: Workbench) -> None:
     assert all(np.asarray(starts_s[1:]) >= np.asarray(ends_s[:-1]))
 
 
-def test_a_batch_answers_as_single_requests_do(bench: Workbench) -> None:
+def test_a_batch_answers_as_single_requests_do(bench: RunParts) -> None:
     # At a million requests a second all are there at once.
     single, batched = cells(
         engine=[DROPLESS, DROPLESS | {"name": "batched", "max_batch": 3}],
@@ -176,7 +176,7 @@ def test_a_batch_answers_as_single_requests_do(bench: Workbench) -> None:
         assert energy["prefill"] + energy["decode"] <= energy["all"] * 1.0001
 
 
-def test_a_modelled_device_idles_between_arrivals(bench: Workbench) -> None:
+def test_a_modelled_device_idles_between_arrivals(bench: RunParts) -> None:
     closed, open_loop = cells(
         engine=[NPUMOE],
         device=[M2_ULTRA],
@@ -249,8 +249,8 @@ class OtherRequests(FakeBench):
 def test_a_resume_finds_a_conversation_as_its_answers_left_it(tmp_path: Path) -> None:
     plan = build_plan(raw_plan(workload=[TALK], protocol=FAST | {"repeats": 2}))
     for expected in (1, 2):
-        workbench = Workbench(plan.protocol)
-        with open_run(plan, tmp_path / "run", expected > 1, workbench) as store:
+        run_parts = RunParts(plan.protocol)
+        with open_run(plan, tmp_path / "run", expected > 1, run_parts) as store:
             one = build_plan(raw_plan(workload=[TALK], protocol=FAST | {"repeats": expected}))
-            assert Runner(one, store, workbench, PlainProgress(Console(quiet=True))).run().n_ok == expected
-        workbench.close()
+            assert Runner(one, store, run_parts, PlainProgress(Console(quiet=True))).run().n_ok == expected
+        run_parts.close()

@@ -20,7 +20,7 @@ from engines.model.quantised import Quantisation
 from harness.catalog import TECHNIQUES, WORKLOADS
 from harness.commands import app
 from harness.plan import Plan, PlanError, build_plan, load_plan
-from harness.schema import DeviceSpec, EngineSpec, ModelSpec, PlanFile, Protocol, StopSpec
+from harness.schema import DeviceSpec, EngineSpec, ModelSpec, PlanFile, StopSpec, TrialProtocol
 from tests.plans import (
     BOOLQ,
     DROPLESS,
@@ -607,7 +607,7 @@ def test_the_first_plan_explains_every_key_that_there_is() -> None:
         ("model", ModelSpec),
         ("engine", EngineSpec),
         ("device", DeviceSpec),
-        ("protocol", Protocol),
+        ("protocol", TrialProtocol),
     ):
         assert set(explained[section]) == set(record.model_fields)
     assert {*explained[""], *(s for s in explained if s), "sweep"} == set(schema()["properties"])
@@ -616,7 +616,9 @@ def test_the_first_plan_explains_every_key_that_there_is() -> None:
 
 def test_the_first_plan_tells_defaults_as_they_are() -> None:
     commented = re.findall(r"^# (\w+) = (.*?) +# ", FIRST.read_text(encoding="utf-8"), re.MULTILINE)
-    defaults = {n: f.default for r in (ModelSpec, EngineSpec, DeviceSpec, Protocol) for n, f in r.model_fields.items()}
+    defaults = {
+        n: f.default for r in (ModelSpec, EngineSpec, DeviceSpec, TrialProtocol) for n, f in r.model_fields.items()
+    }
     told = {key: tomllib.loads(f"v = {value}")["v"] for key, value in commented}
     # What has no default, or one that nobody would write, shows an example.
     examples = {
@@ -641,7 +643,7 @@ SECTIONS_OF_A_PLAN: list[tuple[type[BaseModel], tuple[str, ...]]] = [
     (EngineSpec, ("harness",)),
     (Quantisation, ("engines",)),
     (DeviceSpec, ("harness",)),
-    (Protocol, ("harness",)),
+    (TrialProtocol, ("harness",)),
     (StopSpec, ("harness",)),
     *((entry.parameters, ("engines",)) for entry in TECHNIQUES.values()),
     *((entry.parameters, ("workloads",)) for entry in WORKLOADS.values()),

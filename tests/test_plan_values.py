@@ -17,9 +17,9 @@ from engines.model.checkpoints import CheckpointFacts
 from harness.catalog import TECHNIQUES, WORKLOADS
 from harness.plan import MAX_BYTES, PlanError, draft_plan, load_plan, read_draft
 from harness.preflight import preflight
-from harness.schema import DeviceSpec, EngineSpec, ModelSpec, Protocol, StopSpec
+from harness.run_parts import RunParts
+from harness.schema import DeviceSpec, EngineSpec, ModelSpec, StopSpec, TrialProtocol
 from harness.sweep import set_value
-from harness.workbench import Workbench
 from tests.command import joulebench
 from tests.plans import BOOLQ, DROPLESS, HOST, MODEL, TIERS, raw_plan, write_plan
 
@@ -39,14 +39,14 @@ def _no_network() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def facts() -> dict[str, CheckpointFacts]:
     """Read once for all plans of this file."""
-    bench = Workbench(Protocol())
+    bench = RunParts(TrialProtocol())
     return {MODEL: bench.facts(MODEL)}
 
 
 def problems(raw: dict[str, Any], facts: dict[str, CheckpointFacts] | None = None) -> list[str]:
     """All of a plan, as `plan check` tells them; none of a plan that can run."""
     draft = draft_plan(raw)
-    bench = Workbench(draft.plan.protocol)
+    bench = RunParts(draft.plan.protocol)
     bench._facts |= facts or {}
     try:
         preflight(draft, bench)
@@ -299,7 +299,7 @@ def places() -> list[tuple[Any, ...]]:
     found += [("engine", 0, key) for key in EngineSpec.model_fields]
     found += [("engine", 0, "quantise", key) for key in ("experts", "nope")]
     found += [("device", 0, key) for key in DeviceSpec.model_fields]
-    found += [("protocol", key) for key in Protocol.model_fields]
+    found += [("protocol", key) for key in TrialProtocol.model_fields]
     found += [("protocol", "stop", key) for key in StopSpec.model_fields]
     found += [("sweep", path) for path in ("engine.prefill_chunk", "device.host.recording", "model.source", "engine")]
     for entry in TECHNIQUES.values():

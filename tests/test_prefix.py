@@ -26,9 +26,9 @@ from engines.techniques.base import TechniqueParameters
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.presets import DroplessParameters
 from harness.plan import build_plan
-from harness.schema import Protocol
-from harness.session import Arm, run_trial
-from harness.workbench import Workbench
+from harness.run_parts import RunParts
+from harness.schema import TrialProtocol
+from harness.session import PreparedCell, run_trial
 from results.records import Completion, Request
 from tests.fakes.families import CASES, LONG_ROPE, FamilyCase, write_family
 from tests.fakes.machine import FakeBench, FakeWorkload
@@ -386,9 +386,9 @@ def test_a_window_gains_nothing_from_warm_up_or_from_the_trial_before(checkpoint
     bench = FakeBench()
     engine = ReferenceEngine(checkpoint, DroplessParameters(), CHUNK, now_s=bench.machine.now_s, reuse_prefix=True)
     requests = [ask(CONTEXT, ANSWER).model_copy(update={"request_id": f"s#{i}"}) for i in range(2)]
-    arm = Arm("c", engine, FakeWorkload(scored=False), bench.fake_device, bench.machine, requests)
+    arm = PreparedCell("c", engine, FakeWorkload(scored=False), bench.fake_device, bench.machine, requests)
     for _ in range(2):
-        trial, _ = run_trial(arm, Protocol(warmup=2, repeats=1, idle_s=0), repeat=0)
+        trial, _ = run_trial(arm, TrialProtocol(warmup=2, repeats=1, idle_s=0), repeat=0)
         assert cached(trial.completions) == [0, 49]
         assert trial.prefill_tokens == (50 + 8) + (1 + 8)
 
@@ -399,11 +399,11 @@ def test_the_plans_choice_reaches_the_engine_and_leaves_the_scores_alone(device:
     placed = TIERS if device is HOST else NPUMOE
     engines = [placed | {"prefill_chunk": 64}, placed | {"name": "reusing", "prefill_chunk": 64, "reuse_prefix": True}]
     plan = build_plan(raw_plan(engine=engines, device=[device]))
-    workbench = Workbench(plan.protocol)
+    run_parts = RunParts(plan.protocol)
     try:
-        trials = [run_trial(workbench.arm(cell), plan.protocol, repeat=0)[0] for cell in plan.cells]
+        trials = [run_trial(run_parts.arm(cell), plan.protocol, repeat=0)[0] for cell in plan.cells]
     finally:
-        workbench.close()
+        run_parts.close()
     without, reusing = trials
     assert cached(without.completions) == [0] * 4
     kept = cached(reusing.completions)

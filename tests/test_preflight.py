@@ -10,7 +10,7 @@ import torch
 
 from harness.plan import Plan, PlanError, build_plan, draft_plan
 from harness.preflight import preflight
-from harness.workbench import Workbench
+from harness.run_parts import RunParts
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import write_random_model
 from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, NPUMOE, PHONE, TIERS, raw_plan
@@ -18,7 +18,7 @@ from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, NPUMOE, PHONE, TI
 
 def checked(**changes: Any) -> Plan:
     draft = draft_plan(raw_plan(**changes))
-    return preflight(draft, Workbench(draft.plan.protocol))
+    return preflight(draft, RunParts(draft.plan.protocol))
 
 
 def problems(**changes: Any) -> list[str]:
@@ -145,7 +145,7 @@ def test_a_device_whose_settings_clash_still_has_its_files_looked_at(tmp_path: P
     device = {"name": "host", "meters": ["replay"], "watts_sheet": "mine.toml", "recording": str(tmp_path / "text.csv")}
     draft = draft_plan(raw_plan(device=[device]))
     with pytest.raises(PlanError) as caught:
-        preflight(draft, Workbench(draft.plan.protocol))
+        preflight(draft, RunParts(draft.plan.protocol))
     told = " | ".join(caught.value.problems)
     assert "watts_sheet: has no effect" in told
     assert "device host: recording: " in told

@@ -13,8 +13,8 @@ import pytest
 from harness.catalog import WORKLOADS
 from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
-from harness.schema import Protocol
-from harness.workbench import Workbench
+from harness.run_parts import RunParts
+from harness.schema import TrialProtocol
 from tests.fakes.items import write_data_folder, write_rows
 from tests.plans import DROPLESS, TIERS, raw_plan
 from workloads.base import WorkloadError
@@ -25,7 +25,7 @@ HELD = 8192
 
 def checked(**changes: Any) -> Plan:
     draft = draft_plan(raw_plan(**changes))
-    return preflight(draft, Workbench(draft.plan.protocol))
+    return preflight(draft, RunParts(draft.plan.protocol))
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_data_without_a_calibration_prompt_is_told_where_a_technique_needs_one(
     assert "take a technique without calibration" in problem
 
 
-class CountsBuilt(Workbench):
-    """A workbench that tells how many workloads were built."""
+class CountsBuilt(RunParts):
+    """A run_parts that tells how many workloads were built."""
 
     built = 0
 
@@ -86,10 +86,10 @@ class CountsBuilt(Workbench):
 def test_a_thousand_limits_are_checked_by_the_largest(workload: dict[str, Any]) -> None:
     path = f"workload.{workload['name']}.limit"
     draft = draft_plan(raw_plan(workload=[workload], engine=[DROPLESS, TIERS], sweep={path: list(range(1, 1001))}))
-    workbench = CountsBuilt(draft.plan.protocol)
+    run_parts = CountsBuilt(draft.plan.protocol)
     n_engines = 2
-    assert len(preflight(draft, workbench).cells) == n_engines * 1000
-    assert workbench.built == 1
+    assert len(preflight(draft, run_parts).cells) == n_engines * 1000
+    assert run_parts.built == 1
 
 
 def test_one_sample_tells_that_a_length_is_too_short_and_by_how_much() -> None:
@@ -113,8 +113,8 @@ NOT_PARTS = {name for name, entry in WORKLOADS.items() if not entry.smaller_is_p
 def test_a_smaller_limit_asks_some_of_what_a_larger_asks(name: str) -> None:
     assert name not in NOT_PARTS
     plan = checked(workload=[{"name": name}], sweep={f"workload.{name}.limit": [1, 3]})
-    with contextlib.closing(Workbench(plan.protocol)) as workbench:
-        smaller, larger = ({r.sample_id for r in workbench.requests(cell)} for cell in plan.cells)
+    with contextlib.closing(RunParts(plan.protocol)) as run_parts:
+        smaller, larger = ({r.sample_id for r in run_parts.requests(cell)} for cell in plan.cells)
     assert smaller < larger
 
 
@@ -128,9 +128,9 @@ def test_values_of_a_sweep_ask_what_each_asks_alone_of_data_that_is_read_once(
         draft_plan(raw_plan(workload=[{"name": name, "limit": 2, "seed": seed, "too_long": "skip"}])).plan.cells[0]
         for seed in (1, 2, 3)
     ]
-    alone = [Workbench(Protocol()).requests(cell) for cell in cells]
+    alone = [RunParts(TrialProtocol()).requests(cell) for cell in cells]
     assert len(set(map(tuple, alone))) > 1
-    together, other = Workbench(Protocol()), Workbench(Protocol())
+    together, other = RunParts(TrialProtocol()), RunParts(TrialProtocol())
     swept = [replace(cell, cell=cell.cell.model_copy(update={"workload": str(i)})) for i, cell in enumerate(cells)]
     assert together.requests(swept[0]) == alone[0]
     shutil.rmtree(tmp_path / name)

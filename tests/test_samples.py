@@ -7,9 +7,9 @@ from typing import Any
 
 from harness.plan import build_plan
 from harness.progress import PlainProgress
+from harness.run_parts import RunParts
 from harness.runner import Runner, open_run
 from harness.samples import samples_of
-from harness.workbench import Workbench
 from results.records import Request, Sample
 from results.store import Store
 from tests.fakes.tiny_tokenizer import TinyTokenizer
@@ -70,15 +70,15 @@ def test_the_prompt_of_a_needle_is_read_back_beside_the_number_that_it_hides() -
 
 def test_a_run_keeps_its_samples_once_for_all_arms(tmp_path: Path) -> None:
     plan = build_plan(raw_plan(engine=[DROPLESS, TIERS], workload=[BOOLQ, SHAREGPT], device=[HOST]))
-    workbench = Workbench(plan.protocol)
+    run_parts = RunParts(plan.protocol)
     try:
         from rich.console import Console
 
-        with open_run(plan, tmp_path / "run", False, workbench) as store:
+        with open_run(plan, tmp_path / "run", False, run_parts) as store:
             progress = PlainProgress(Console(file=(tmp_path / "log").open("w")))
-            assert Runner(plan, store, workbench, progress).run().n_failed == 0
+            assert Runner(plan, store, run_parts, progress).run().n_failed == 0
     finally:
-        workbench.close()
+        run_parts.close()
     with Store.view(tmp_path / "run") as store:
         data = store.data()
     rows = [row for _, row in read_jsonl(SAMPLES / "boolq_validation.jsonl")]

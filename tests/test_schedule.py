@@ -17,7 +17,7 @@ from engines.pricing.schedule import (
     NAMED_SHAPES,
     PHI_3_5_MOE,
     ModelShape,
-    Step,
+    PricedStep,
     lm_head,
     operations,
     own_shape,
@@ -32,7 +32,7 @@ TOY = ModelShape(
     expert_width=3, vocabulary=10,
 )  # fmt: skip
 FFN = "expert_ffn"
-STEP = Step(n_tokens=5, kv_length=7)
+STEP = PricedStep(n_tokens=5, kv_length=7)
 
 
 def plan(*calls: ExpertCall, n_tokens: int = 5, transfers: tuple[Transfer, ...] = ()) -> DispatchPlan:

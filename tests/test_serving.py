@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from engines.base import PhaseListener, unheard
 from engines.errors import EngineError
-from harness.schema import Protocol
+from harness.schema import TrialProtocol
 from harness.serving import Served, at_once, serve
-from harness.session import Arm, run_trial
+from harness.session import PreparedCell, run_trial
 from results.derivation import phase_intervals
 from results.records import Completion, PowerTrace, Request
 from results.requests import requests_sha256
@@ -34,7 +34,7 @@ from tests.fakes.machine import (
 )
 from workloads.base import WorkloadError
 
-BARE = Protocol(warmup=0, repeats=1, idle_s=0)
+BARE = TrialProtocol(warmup=0, repeats=1, idle_s=0)
 
 
 def arriving(arrivals_s: Sequence[float], n_new: Sequence[int] | None = None) -> list[Request]:
@@ -147,11 +147,13 @@ def test_without_arrivals_there_is_no_queue() -> None:
 # --- in a window ------------------------------------------------------------------------------------------------------
 
 
-def window_of(requests: Sequence[Request], protocol: Protocol = BARE) -> tuple[FakeMachine, FakeEngine, Arm]:
+def window_of(
+    requests: Sequence[Request], protocol: TrialProtocol = BARE
+) -> tuple[FakeMachine, FakeEngine, PreparedCell]:
     machine = FakeMachine()
     device = FakeDevice(machine, [FakeMeter(machine)])
     engine = FakeEngine(machine, device)
-    return machine, engine, Arm("c", engine, FakeWorkload(scored=False), device, machine, requests)
+    return machine, engine, PreparedCell("c", engine, FakeWorkload(scored=False), device, machine, requests)
 
 
 def test_waiting_for_arrivals_belongs_to_the_window_and_to_no_phase() -> None:
@@ -230,7 +232,7 @@ def test_the_phases_of_a_batch_are_told_apart() -> None:
 def test_the_joules_of_a_batchs_phases_are_no_more_than_the_windows() -> None:
     machine = FakeMachine()
     device = FakeDevice(machine, [FakeMeter(machine)])
-    arm = Arm(
+    arm = PreparedCell(
         "c",
         BatchingEngine(machine, device),
         FakeWorkload(scored=False),

@@ -10,8 +10,8 @@ from devices.base import DeviceError, TransientDeviceError
 from devices.cpu_cycles import CpuCycles
 from devices.meters.replay import ReplayMeter
 from engines.errors import EngineError
-from harness.schema import Protocol
-from harness.session import Arm, run_trial
+from harness.schema import TrialProtocol
+from harness.session import PreparedCell, run_trial
 from results.derivation import energies_of
 from results.records import EnergyReading, Method
 from results.store import Store
@@ -33,7 +33,7 @@ from tests.fakes.machine import (
 )
 from workloads.base import WorkloadError
 
-BARE = Protocol(warmup=0, repeats=1, idle_s=0)
+BARE = TrialProtocol(warmup=0, repeats=1, idle_s=0)
 N_DECODED = (5 - 1) + (3 - 1)
 """Tokens after the first, over both requests."""
 WINDOW_S = 2 * PREFILL_S + N_DECODED * TOKEN_S
@@ -214,7 +214,7 @@ def test_a_replayed_constant_power_gives_power_times_duration(tmp_path: Path) ->
     meter.open()
     device = FakeDevice(machine, [meter])  # type: ignore[list-item]
     engine = FakeEngine(machine, FakeDevice(machine, []))
-    trial, _ = run_trial(Arm("c", engine, FakeWorkload(), device, machine, fake_requests()), BARE, repeat=0)
+    trial, _ = run_trial(PreparedCell("c", engine, FakeWorkload(), device, machine, fake_requests()), BARE, repeat=0)
     reading = energy(trial, "all")
     assert reading.energy_j == pytest.approx(10 * WINDOW_S, rel=1e-9)
     assert reading.method == "replayed"

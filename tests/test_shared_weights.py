@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engines.reference import ReferenceEngine
 from harness.plan import build_plan
-from harness.workbench import Workbench
+from harness.run_parts import RunParts
 from tests.plans import DROPLESS, raw_plan
 
 
@@ -15,7 +15,7 @@ def test_arms_with_the_same_weights_share_one_model() -> None:
         DROPLESS | {"name": "int8", "quantise": {"experts": "int8"}},
     ]
     plan = build_plan(raw_plan(engine=arms))
-    bench = Workbench(plan.protocol)
+    bench = RunParts(plan.protocol)
     engines = [bench.arm(cell).engine for cell in plan.cells if not cell.is_modelled]
     models = {}
     for cell, engine in zip([c for c in plan.cells if not c.is_modelled], engines, strict=True):

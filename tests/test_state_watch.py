@@ -14,12 +14,12 @@ from devices.conditions import host_conditions
 from devices.host import Host
 from devices.state_watch import changes, state_marks, watched
 from harness.recording import record
-from harness.schema import Protocol
+from harness.schema import TrialProtocol
 from harness.session import run_trial
 from results.environments import Conditions
 from tests.fakes.machine import FakeBench, FakeDevice, FakeMachine, FakeMeter
 
-BARE = Protocol(warmup=0, repeats=1, idle_s=0)
+BARE = TrialProtocol(warmup=0, repeats=1, idle_s=0)
 
 
 def states(name: str, *values: object) -> list[Conditions]:

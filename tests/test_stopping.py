@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy import stats
 
-from harness.schema import Protocol, StopSpec
+from harness.schema import StopSpec, TrialProtocol
 from harness.stopping import FixedRepeats, IntervalWidth, stopping_rule, trial_value
 from results.trials import Trial
 from tests import run_builders as build
@@ -80,12 +80,12 @@ def test_a_trials_value_is_the_mean_over_its_requests() -> None:
 
 @pytest.mark.parametrize(("n", "enough"), [(2, False), (3, True), (4, True)])
 def test_fixed_repeats_count_every_trial(n: int, enough: bool) -> None:
-    rule = stopping_rule(Protocol(repeats=3))
+    rule = stopping_rule(TrialProtocol(repeats=3))
     assert isinstance(rule, FixedRepeats)
     assert rule.enough([build.failed(repeat=0), *timed(*[1.0] * (n - 1))]) is enough
 
 
 def test_a_stop_section_replaces_repeats() -> None:
-    rule = stopping_rule(Protocol(repeats=2, stop=StopSpec(max_repeats=9)))
+    rule = stopping_rule(TrialProtocol(repeats=2, stop=StopSpec(max_repeats=9)))
     assert isinstance(rule, IntervalWidth)
     assert rule.max_repeats == 9

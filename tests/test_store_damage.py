@@ -15,9 +15,9 @@ import pytest
 
 from results import tables
 from results.database import DATABASE, StoreError
-from results.derived import Derived
 from results.report.csv import write_csv
 from results.report.html import html_text
+from results.run_frames import RunFrames
 from results.sealed_rows import seal_all
 from results.store import Store
 from results.trace_files import WINDOW, TraceFileError
@@ -306,7 +306,7 @@ def test_a_damaged_trace_costs_its_requests_their_joules_and_nothing_else(direct
         whole = tables.energy(store.data())
     (directory / "traces" / "c1-t0.parquet").write_bytes(b"PAR1 half")
     with Store.view(directory) as store:
-        derived = Derived(store.data())
+        derived = RunFrames(store.data())
         write_csv(derived.run, tmp_path, derived)
         page = html_text(derived.run, derived)
     assert "the traces of 1 of 3 trials are lost" in page
@@ -330,7 +330,7 @@ def test_traces_of_another_trial_are_not_taken_for_a_trials_own(directory: Path)
     first.write_bytes(second.read_bytes())
     second.write_bytes(content)
     with Store.view(directory) as store:
-        derived = Derived(store.data())
+        derived = RunFrames(store.data())
         with pytest.raises(TraceFileError, match=r"c1-t0\.parquet is damaged, or that of another trial"):
             store.traces("c1-t0")
     (requests,) = request_frames(derived.run)
@@ -342,7 +342,7 @@ def test_a_trace_file_that_is_gone_is_lost_and_not_one_that_never_was(directory:
     stored(directory)
     (directory / "traces" / "c1-t0.parquet").unlink()
     with Store.view(directory) as store:
-        derived = Derived(store.data())
+        derived = RunFrames(store.data())
     (requests,) = request_frames(derived.run)
     assert requests.set_index("repeat").loc[0, "energy_reason"] == LOST
     assert "the traces of 1 of 2 trials are lost" in html_text(derived.run, derived)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from rich.console import Console
 
 from harness.summary import print_summary
-from results.derived import Derived
+from results.run_frames import RunFrames
 from results.runs import RunData
 from tests.scored_runs import two_arms
 
 
 def printed(data: RunData, width: int = 200) -> str:
     out = io.StringIO()
-    print_summary(Derived(data), Console(file=out, width=width))
+    print_summary(RunFrames(data), Console(file=out, width=width))
     return out.getvalue()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.base import DeviceError
-from devices.models.sheet import Figure, parse_sheet
+from devices.models.sheet import SheetFigure, parse_sheet
 from devices.models.timeline import Operation, Timeline, operation_seconds
 from tests.toy_sheet import TOY_TOML, figure, toy_sheet
 
@@ -78,7 +78,7 @@ def test_units_never_overlap_and_energy_is_power_times_time_plus_flops(work: lis
 
 def test_weight_reads_cannot_beat_the_memory() -> None:
     sheet = parse_sheet(TOY_TOML, "toy")
-    bandwidth = Figure(value=100.0, kind="assumed", origin="test")
+    bandwidth = SheetFigure(value=100.0, kind="assumed", origin="test")
     bounded = sheet.model_copy(update={"memory": sheet.memory.model_copy(update={"bytes_per_s": bandwidth})})
     streaming = Operation("LM head", "cpu", "lm_head", flops=1000, weight_bytes=5000)
     assert operation_seconds(sheet, streaming) == pytest.approx(1.0)
@@ -104,7 +104,7 @@ def test_sleeping_takes_time_and_no_energy_where_idle_power_is_unknown() -> None
 
 
 def test_sleeping_costs_the_stated_idle_power() -> None:
-    idle = Figure(value=4.0, kind="assumed", origin="test")
+    idle = SheetFigure(value=4.0, kind="assumed", origin="test")
     timeline = Timeline(toy_sheet().model_copy(update={"idle_w": idle}))
     timeline.run([CPU_EXPERT])
     timeline.sleep_until_s(5.0)

@@ -15,7 +15,7 @@ from engines.base import PhaseListener
 from harness.matrix import CellPlan
 from harness.plan import build_plan
 from harness.runner import Runner, open_run
-from harness.session import Arm
+from harness.session import PreparedCell
 from results import tables
 from results.accuracy_energy import accuracy_energy
 from results.answers import answered_samples
@@ -65,11 +65,13 @@ class UnsteadyBench(FakeBench):
         self.engine: UnsteadyEngine = UnsteadyEngine(self.machine, self.fake_device)
         self.fake_workload = ManySamples()
 
-    def arm(self, plan: CellPlan) -> Arm:
+    def arm(self, plan: CellPlan) -> PreparedCell:
         self.engine.repeat = self.order.count(plan.cell.engine)
         self.order.append(plan.cell.engine)
         self.engine.varies = plan.cell.engine == "tiers"
-        return Arm(plan.cell.cell_id, self.engine, self.fake_workload, self.fake_device, self.machine, requests())
+        return PreparedCell(
+            plan.cell.cell_id, self.engine, self.fake_workload, self.fake_device, self.machine, requests()
+        )
 
     def requests(self, plan: CellPlan) -> Sequence[Request]:
         return requests()

@@ -12,11 +12,11 @@ from scipy import stats
 
 from harness.summary import _change
 from results.compare import compare_exponentials
-from results.derived import Derived
 from results.environments import Road
 from results.records import Score
 from results.report.html import html_text
 from results.report.standings import standings_table
+from results.run_frames import RunFrames
 from results.runs import RunData
 from results.trials import Trial
 from tests.run_builders import cell, reading, run, trial
@@ -108,7 +108,7 @@ def test_a_change_of_perplexity_has_the_interval_of_the_delta_method() -> None:
 
 
 def terminal_change(data: RunData) -> str:
-    rows = Derived(data).compared
+    rows = RunFrames(data).compared
     (row,) = (r for _, r in rows.iterrows() if r["quantity"].endswith("perplexity") and r["engine"] == "second")
     return _change(row)
 

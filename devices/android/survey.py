@@ -8,7 +8,7 @@ from devices.android.perfetto_rails import RailMeter, find_rails
 from devices.android.server import DEVICE_PREFIX, ServerAddress, list_phones
 from devices.android.shell import Phone
 from devices.android.state import parse_battery, read_facts
-from devices.attached import AttachedMeter
+from devices.attached_meter import AttachedMeter
 from devices.base import DeviceError
 from devices.boundary import library_errors
 from devices.clock import MonotonicClock
@@ -17,7 +17,7 @@ from devices.gates import Gates
 INTERVAL_S = 0.05
 
 
-def attached(address: ServerAddress | None = None) -> list[AttachedMeter]:
+def attached_phones(address: ServerAddress | None = None) -> list[AttachedMeter]:
     """Two rows a phone: how its battery and its rails would be read, or why they cannot be.
 
     One row where a phone is not ready for adb, or no server answers. Some round trips a phone and a trace of a second;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from devices.attached import AttachedMeter
+from devices.attached_meter import AttachedMeter
 from devices.base import DeviceError
 from devices.boundary import library_errors
 from devices.gates import Gates
@@ -18,7 +18,7 @@ from devices.ios.phone import ANSWER_TIMEOUT_S, Phone
 from devices.ios.tunneld import TUNNELD, TunneldAddress
 
 
-def attached(tunneld: TunneldAddress = TUNNELD) -> list[AttachedMeter]:
+def attached_phones(tunneld: TunneldAddress = TUNNELD) -> list[AttachedMeter]:
     """Two rows a phone: how its battery and its energy gauge would be read, or why not; one where none is in reach.
 
     Opens a tunnel to each phone in turn, some seconds without tunneld; nothing is measured, and nothing raised.

@@ -44,7 +44,7 @@ COMM = "comm"
 """The component that holds what the source books as communication; every other component is a unit."""
 
 
-class Figure(Record):
+class SheetFigure(Record):
     """One number of the sheet with its provenance."""
 
     value: float = Field(ge=0, allow_inf_nan=False)
@@ -55,10 +55,10 @@ class Figure(Record):
 class KernelPrice(Record):
     """Seconds of one kind of work on one unit. An absent term costs nothing; at least one is there."""
 
-    s_per_launch: Figure | None = None
-    s_per_weight_byte: Figure | None = None
-    s_per_moved_byte: Figure | None = None
-    s_per_flop: Figure | None = None
+    s_per_launch: SheetFigure | None = None
+    s_per_weight_byte: SheetFigure | None = None
+    s_per_moved_byte: SheetFigure | None = None
+    s_per_flop: SheetFigure | None = None
 
     @model_validator(mode="after")
     def _has_a_term(self) -> KernelPrice:
@@ -79,12 +79,12 @@ class KernelPrice(Record):
 class UnitSheet(Record):
     """A compute unit. Its energy lands in the component of the same name."""
 
-    busy_w: Figure
+    busy_w: SheetFigure
     """Power while the unit works, whatever it works on."""
-    j_per_flop: Figure | None = None
-    s_per_naive_launch: Figure | None = None
+    j_per_flop: SheetFigure | None = None
+    s_per_naive_launch: SheetFigure | None = None
     """On top of a launch whose unit the framework itself chose at run time (Core ML naive); None: not priced."""
-    relative_accuracy: Figure
+    relative_accuracy: SheetFigure
     """Energy residual of the fit, root mean square over the rows used: one sigma of the component's counter."""
     kernels: dict[Kernel, KernelPrice]
     only_ratios: str | None = Field(default=None, min_length=1)
@@ -94,10 +94,10 @@ class UnitSheet(Record):
 class MemorySheet(Record):
     """The memory that all units share, and what the source books as communication."""
 
-    comm_w: Figure
+    comm_w: SheetFigure
     """Power of the component `comm` while any unit works."""
-    relative_accuracy: Figure
-    bytes_per_s: Figure | None = None
+    relative_accuracy: SheetFigure
+    bytes_per_s: SheetFigure | None = None
     """Bandwidth that no unit's weight reads can beat."""
 
 
@@ -107,9 +107,9 @@ class Sheet(Record):
     name: str
     description: str
     source: str
-    graph_bytes_limit: Figure | None = None
+    graph_bytes_limit: SheetFigure | None = None
     """A graph with more weight bytes than this runs on the CPU instead of the NPU."""
-    idle_w: Figure | None = None
+    idle_w: SheetFigure | None = None
     """Power of the machine doing nothing, booked on `cpu`; None where nobody says."""
     units: dict[Unit, UnitSheet]
     memory: MemorySheet

@@ -17,7 +17,7 @@ from devices.models.timeline import Timeline
 from engines.base import EngineError, PhaseListener, unheard
 from engines.dispatch import DispatchPlan
 from engines.model.tokenizer import Tokenizer
-from engines.pricing.schedule import ModelShape, Step, lm_head, operations
+from engines.pricing.schedule import ModelShape, PricedStep, lm_head, operations
 from engines.profile import Profile
 from engines.reference import StepObserver, StepPhase
 from results.environments import Road
@@ -117,7 +117,7 @@ class _RequestPricing:
         limit = self._timeline.sheet.graph_bytes_limit
         self._timeline.run(
             operations(
-                Step(n_tokens, kv_length),
+                PricedStep(n_tokens, kv_length),
                 plans,
                 self._shape,
                 self._backbone,

@@ -115,7 +115,7 @@ NAMED_SHAPES = {shape.name: shape for shape in (PHI_3_5_MOE, PHI_TINY_MOE, QWEN3
 
 
 @dataclass(frozen=True)
-class Step:
+class PricedStep:
     """One forward chunk: T new tokens, L keys to attend to, the new ones included."""
 
     n_tokens: int
@@ -174,7 +174,7 @@ def priced_shape(name: str, config: ModelConfig) -> ModelShape:
 
 
 def operations(
-    step: Step,
+    step: PricedStep,
     plans: Sequence[DispatchPlan | None],
     shape: ModelShape,
     backbone: Unit,
@@ -218,12 +218,12 @@ def lm_head(n_rows: int, shape: ModelShape) -> Operation:
     )
 
 
-def _norm(step: Step, shape: ModelShape) -> Operation:
+def _norm(step: PricedStep, shape: ModelShape) -> Operation:
     """Reads and writes T x H."""
     return Operation("norm", "cpu", "norm", moved_bytes=2.0 * _row_bytes(shape) * step.n_tokens)
 
 
-def _attention(step: Step, shape: ModelShape, unit: Unit) -> Operation:
+def _attention(step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:
     """Projections, and scores and values of T queries over L keys, masked ones included: the graph is dense."""
     projections = 2.0 * step.n_tokens * shape.attention_weights
     scores = 4.0 * step.n_tokens * step.kv_length * shape.n_heads * shape.head_dim
@@ -236,7 +236,7 @@ def _attention(step: Step, shape: ModelShape, unit: Unit) -> Operation:
     )
 
 
-def _ffn(name: str, width: int, step: Step, shape: ModelShape, unit: Unit) -> Operation:
+def _ffn(name: str, width: int, step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:
     """What every token passes through belongs to the backbone, so it runs where attention does (§5.1 on ANEMLL)."""
     weights = 3 * shape.hidden * width
     return Operation(
@@ -248,7 +248,7 @@ def _ffn(name: str, width: int, step: Step, shape: ModelShape, unit: Unit) -> Op
     )
 
 
-def _residual(name: str, step: Step, shape: ModelShape) -> Operation:
+def _residual(name: str, step: PricedStep, shape: ModelShape) -> Operation:
     """The sum that ends the MoE block is the row of Table 4; the one after attention is in none of its rows."""
     return Operation(name, "cpu", "residual", moved_bytes=_row_bytes(shape) * step.n_tokens)
 

@@ -122,4 +122,4 @@ def other_roads(figure: ArmFigure, other: ArmFigure) -> str | None:
 
 
 def _tested(figure: ArmFigure, other: ArmFigure) -> Difference:
-    return compare_scores(other.scores or {}, figure.scores or {}, is_zero_one=True)
+    return compare_scores(other.scores or {}, figure.scores or {}, is_binary=True)

@@ -17,6 +17,7 @@ from typing import Literal
 
 import pandas as pd
 
+from results.binary_scores import binary_metrics
 from results.cells import answering, left_out_reason, trials_of, usable
 from results.compare import UnlikeError, mean_score, sample_logarithms, sample_scores
 from results.metrics import NO_METER, RELATIVE_UNITS
@@ -25,7 +26,6 @@ from results.report.arms import Arm
 from results.roads import comparable_roads
 from results.runs import RunData
 from results.trials import Trial
-from results.zero_one import zero_one_metrics
 
 Quantity = Literal["time", "energy", "accuracy"]
 QUANTITIES: tuple[Quantity, ...] = ("time", "energy", "accuracy")
@@ -82,7 +82,7 @@ class ArmFigures:
         self._all_trials = trials_of(run)
         self._trials = {cell_id: usable(own) for cell_id, own in self._all_trials.items()}
         self._answering = {cell_id: answering(own) for cell_id, own in self._all_trials.items()}
-        self._zero_one = zero_one_metrics(run)
+        self._binary = binary_metrics(run)
         self.rising = {s.metric: s.higher_is_better for t in run.trials for s in t.scores}
         self.first_score = _first_scores(run)
         self._amounts: dict[tuple[str, Quantity], _Amount] = {}
@@ -141,7 +141,7 @@ class ArmFigures:
     def other_scores(self, workloads: Sequence[str]) -> dict[str, str]:
         """Workloads whose score is no share of right answers, with it: no accuracy over all workloads counts them."""
         scores = {w: score for w in workloads if (score := self.first_score.get(w)) is not None}
-        return {w: score for w, score in scores.items() if score not in self._zero_one[w]}
+        return {w: score for w, score in scores.items() if score not in self._binary[w]}
 
     def _amount(self, trial: Trial, quantity: Quantity) -> _Amount:
         """Read once: a trial counts in its workload, and in all of them together."""
@@ -161,7 +161,7 @@ class ArmFigures:
             return replace(none, reason=RANDOM_WEIGHTS)
         is_whole = len(cells) > 1
         scored = [(c, m) for c in cells if (m := self.first_score.get(c.workload)) is not None]
-        shares = [(c, m) for c, m in scored if m in self._zero_one[c.workload]]
+        shares = [(c, m) for c, m in scored if m in self._binary[c.workload]]
         if not scored:
             return replace(none, reason=NOT_SCORED)
         if is_whole and not shares:

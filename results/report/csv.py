@@ -10,10 +10,10 @@ import pandas as pd
 
 from results import tables
 from results.answers import answer_table
-from results.derived import Derived
 from results.heat import experts_of
 from results.report.files import replace_text
 from results.report.standings import standings_table
+from results.run_frames import RunFrames
 from results.runs import RunData
 from results.trial_tables import request_frames, trials
 
@@ -21,12 +21,12 @@ _EXECUTED = re.compile(r"^(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
 """Text that a spreadsheet takes for a formula (full-width signs too), or that a tab or line break moves on."""
 
 
-def write_csv(run: RunData, directory: Path, derived: Derived | None = None) -> list[Path]:
+def write_csv(run: RunData, directory: Path, derived: RunFrames | None = None) -> list[Path]:
     """The CSV files of a run (latency, energy, accuracy, ...) in `directory`; each appears whole.
 
     derived: the run's frames, where the caller has them already.
     """
-    derived = derived or Derived(run)
+    derived = derived or RunFrames(run)
     frames: dict[str, pd.DataFrame | Iterator[pd.DataFrame]] = {
         "arms": standings_table(derived.standings),
         "latency": tables.latency_rows(derived.tidy),

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from results.asked import asked_alike, hashes_by_cell, shown
 from results.cells import data_sources, left_out_reason, model_name, own_reason, trials_of, usable
 from results.counters import COUNTERS
 from results.records import Cell, Phase
@@ -20,6 +19,7 @@ from results.report.arms import Arm
 from results.report.notes import Noted
 from results.report.page_units import DeviceUnits, PageUnits
 from results.runs import RunData
+from results.same_requests import asked_alike, hashes_by_cell, shown
 from results.trials import Trial
 from results.units import format_bytes, format_count, format_interval, format_known, format_mean, format_number
 

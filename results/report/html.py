@@ -17,9 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from results.asked import SHOWN_DIGITS, unlike_notes
 from results.cells import data_sources, disturbances, mark_words, usable
-from results.derived import Derived
 from results.environments import Environment
 from results.records import Cell, Method
 from results.rederivation import derivation_notes
@@ -39,7 +37,9 @@ from results.report.plan_text import toml_text
 from results.report.samples import BROWSE_SAMPLES, sample_panels
 from results.report.self_test import self_test_lines
 from results.roads import build_words, road_notes
+from results.run_frames import RunFrames
 from results.runs import Input, RunData
+from results.same_requests import SHOWN_DIGITS, unlike_notes
 from results.trial_traces import TrialTraces, lost_trace_notes, traces_of
 from results.trials import Failure, Trial
 from results.units import format_bytes
@@ -76,12 +76,12 @@ for (const fold of document.querySelectorAll("details")) {
 SORT_TABLES = (Path(__file__).parent / "sort_tables.js").read_text(encoding="utf-8")
 
 
-def write_html(run: RunData, path: Path, derived: Derived | None = None) -> None:
+def write_html(run: RunData, path: Path, derived: RunFrames | None = None) -> None:
     """Writes the page of a run; it appears whole or not at all. derived: the run's frames, where they are there."""
     replace_text(path, html_text(run, derived))
 
 
-def html_text(run: RunData, derived: Derived | None = None) -> str:
+def html_text(run: RunData, derived: RunFrames | None = None) -> str:
     from jinja2 import Environment as Templates
     from jinja2 import PackageLoader, StrictUndefined
 
@@ -95,9 +95,9 @@ def html_text(run: RunData, derived: Derived | None = None) -> str:
     return templates.get_template("report.html.j2").render(page_context(run, derived))
 
 
-def page_context(run: RunData, derived: Derived | None = None) -> dict[str, Any]:
+def page_context(run: RunData, derived: RunFrames | None = None) -> dict[str, Any]:
     """Everything that the template shows, as text and records."""
-    derived = derived or Derived(run)
+    derived = derived or RunFrames(run)
     frame, compared = derived.tidy, derived.compared
     arms, units = arms_of(run.cells), PageUnits(frame, derived.standings)
     sections = {

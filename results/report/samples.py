@@ -71,7 +71,7 @@ def _panel(answered: Sequence[Answered], arms: dict[str, Arm]) -> dict[str, Any]
 
 def _sample(one: Answered, position: int, arms: dict[str, Arm]) -> dict[str, Any]:
     verdicts, said = _disagreement(one)
-    judged = one.zero_one if one.sample.expected is not None else frozenset()
+    judged = one.binary if one.sample.expected is not None else frozenset()
     return {
         "id": one.sample.sample_id,
         "position": position,

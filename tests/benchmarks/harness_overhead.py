@@ -15,9 +15,9 @@ from pathlib import Path
 
 from devices.clock import MonotonicClock
 from devices.meters.modelled import ModelledMeter, load_watts_sheet
-from results.derived import Derived
 from results.report.csv import write_csv
 from results.report.html import write_html
+from results.run_frames import RunFrames
 from tests.benchmarks.large_run import Cost, cost_of_a_report, write_large_run
 from tests.benchmarks.measurement import Measurement, measured, merged, read_json, write_page
 from tests.run_builders import example_run
@@ -59,7 +59,7 @@ def report_of_a_large_run() -> list[Measurement]:
     size = f"{len(run.cells)} cells, {len(run.trials)} trials"
     with tempfile.TemporaryDirectory() as folder:
         # As the command line does it: what tables and page both need is derived once, with the tables.
-        derived = Derived(run)
+        derived = RunFrames(run)
         csv_s = seconds(lambda: write_csv(run, Path(folder), derived))
         html_s = seconds(lambda: write_html(run, Path(folder) / "report.html", derived))
         size_mb = (Path(folder) / "report.html").stat().st_size / 1e6

@@ -17,10 +17,10 @@ import numpy as np
 
 from results.database import transaction
 from results.derivation import arithmetic_digest
-from results.derived import Derived
 from results.records import Completion, EnergyReading, EngineCounters, Score
 from results.report.csv import write_csv
 from results.report.html import write_html
+from results.run_frames import RunFrames
 from results.runs import RunInfo
 from results.sealed_rows import insert
 from results.store import NO_TRACE_FILE, Store
@@ -127,7 +127,7 @@ def cost_of_a_report(folder: Path) -> Cost:
 def _report(folder: Path) -> Cost:
     """As the command line does it."""
     with Store.view(folder) as store:
-        derived = Derived(store.data())
+        derived = RunFrames(store.data())
         files = write_csv(derived.run, folder, derived)
         write_html(derived.run, folder / "report.html", derived)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -19,7 +19,7 @@ from devices.models.sheet import Sheet, load_sheet
 from devices.models.timeline import Operation, Timeline
 from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall
 from engines.pricing.schedule import PHI_3_5_MOE as PHI
-from engines.pricing.schedule import Step, lm_head, operations
+from engines.pricing.schedule import PricedStep, lm_head, operations
 
 SHEET = load_sheet("m2-ultra")
 AS_TABLE_4 = load_sheet("m2-ultra-table4")
@@ -153,7 +153,7 @@ ARMS = (CPU, NAIVE, ANEMLL, GPU, BASE, T, TG)
 # --- their price -----------------------------------------------------------------------------------------------------
 
 
-def step_operations(arm: Arm, step: Step, calls: Iterable[ExpertCall], sheet: Sheet) -> Iterator[Operation]:
+def step_operations(arm: Arm, step: PricedStep, calls: Iterable[ExpertCall], sheet: Sheet) -> Iterator[Operation]:
     """All 32 layers: the calls of one stand for each."""
     limit = sheet.graph_bytes_limit
     placed = plan(step.n_tokens, arm.placed(calls))
@@ -164,7 +164,7 @@ def prefill(arm: Arm, every: Sequence[Counts], chunk: int, sheet: Sheet = SHEET)
     """A whole prefill, to the first token's logits."""
     timeline = Timeline(sheet)
     for i, counts in enumerate(every, 1):
-        timeline.run(step_operations(arm, Step(chunk, i * chunk), arm.calls(counts, chunk, every), sheet))
+        timeline.run(step_operations(arm, PricedStep(chunk, i * chunk), arm.calls(counts, chunk, every), sheet))
     timeline.run([lm_head(1, PHI)])
     return timeline
 
@@ -172,7 +172,7 @@ def prefill(arm: Arm, every: Sequence[Counts], chunk: int, sheet: Sheet = SHEET)
 def decode_step(arm: Arm, calls: Iterable[ExpertCall], kv_length: int, sheet: Sheet = SHEET) -> Timeline:
     """One token after a prompt."""
     timeline = Timeline(sheet)
-    timeline.run(step_operations(arm, Step(1, kv_length), calls, sheet))
+    timeline.run(step_operations(arm, PricedStep(1, kv_length), calls, sheet))
     timeline.run([lm_head(1, PHI)])
     return timeline
 

@@ -23,7 +23,7 @@ from engines.model.architecture import RouterConfig
 from engines.model.experts import ExpertWeights, GatedWeights, gated_ffn
 from engines.model.router import RouterWeights, route
 from engines.pricing.schedule import PHI_3_5_MOE as PHI
-from engines.pricing.schedule import Step, operations, sizes_of
+from engines.pricing.schedule import PricedStep, operations, sizes_of
 from engines.profile import Profile
 from engines.techniques.base import BuildContext, LayerInput, Technique
 from engines.techniques.presets import preset_parameters
@@ -130,7 +130,7 @@ def modelled_seconds(plans: list[DispatchPlan], backbone: str) -> Mapping[str, f
     limit = sheet.graph_bytes_limit
     timeline = Timeline(sheet)
     for number, plan in enumerate(plans, 1):
-        step = Step(CHUNK, number * CHUNK)
+        step = PricedStep(CHUNK, number * CHUNK)
         timeline.run(operations(step, [plan], PHI, backbone, limit.value if limit is not None else None))
     found: dict[str, float] = {}
     for (operation, _), seconds in timeline.seconds_by_operation().items():

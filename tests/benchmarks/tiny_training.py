@@ -81,8 +81,8 @@ def accuracy_rows() -> Iterator[Measurement]:
 
 REMARKS = """`joulebench train-tiny` wrote the bundled model from a seed: tokenizer, generated lessons, {steps} steps. A
 log beside it (`engines/tiny/bundled/tiny-qwen3-moe/training.csv`) holds means of twenty steps. Accuracy in fp32,
-dropless, on items from streams that training never draws; everything that it was taught is in `harness/lessons.py`.
-It saw 1024 tokens at most.
+dropless, on items from streams that training never draws; everything that it was taught is in
+`harness/training_text.py`. It saw 1024 tokens at most.
 
 ![Losses](tiny-training.svg)"""
 

@@ -1,4 +1,4 @@
-"""A machine on which time passes only when somebody works or waits, with its meter, engine, workload and workbench.
+"""A machine on which time passes only when somebody works or waits, with its meter, engine, workload and run_parts.
 
 Its power is piecewise constant, so every joule has a closed form.
 """
@@ -13,10 +13,10 @@ import numpy as np
 from devices.base import Channel, DeviceError
 from engines.base import PhaseListener
 from harness.matrix import CellPlan
+from harness.run_parts import RunParts
 from harness.samples import samples_of
-from harness.schema import Protocol
-from harness.session import Arm
-from harness.workbench import Workbench
+from harness.schema import TrialProtocol
+from harness.session import PreparedCell
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Environment
 from results.records import Completion, EngineCounters, Method, PowerTrace, Request, Sample, Score
@@ -235,11 +235,11 @@ def fake_requests() -> tuple[Request, ...]:
     )
 
 
-class FakeBench(Workbench):
-    """A workbench whose every arm is the fake one; what fails is told by cell label."""
+class FakeBench(RunParts):
+    """A run_parts whose every arm is the fake one; what fails is told by cell label."""
 
-    def __init__(self, protocol: Protocol | None = None, meters: int = 1, scored: bool = True) -> None:
-        super().__init__(protocol or Protocol())
+    def __init__(self, protocol: TrialProtocol | None = None, meters: int = 1, scored: bool = True) -> None:
+        super().__init__(protocol or TrialProtocol())
         self.machine = FakeMachine()
         self.fake_device = FakeDevice(self.machine, [FakeMeter(self.machine, f"fake{i}") for i in range(meters)])
         self.engine = FakeEngine(self.machine, self.fake_device)
@@ -251,7 +251,7 @@ class FakeBench(Workbench):
     def meter(self) -> FakeMeter:
         return self.fake_device.meters[0]
 
-    def arm(self, plan: CellPlan) -> Arm:
+    def arm(self, plan: CellPlan) -> PreparedCell:
         self.order.append(plan.cell.engine)
         return self.arm_of(plan.cell.cell_id)
 
@@ -261,8 +261,8 @@ class FakeBench(Workbench):
     def samples(self, plan: CellPlan) -> tuple[Sample, ...]:
         return samples_of(self.fake_workload, self.requests(plan), self.engine.tokenizer)
 
-    def arm_of(self, cell_id: str) -> Arm:
-        return Arm(cell_id, self.engine, self.fake_workload, self.fake_device, self.machine, fake_requests())
+    def arm_of(self, cell_id: str) -> PreparedCell:
+        return PreparedCell(cell_id, self.engine, self.fake_workload, self.fake_device, self.machine, fake_requests())
 
     def device(self, plan: CellPlan) -> FakeDevice:
         return self.fake_device

@@ -13,7 +13,7 @@ import pytest
 from engines.model.checkpoints import load_checkpoint
 from engines.model.tokenizer import Tokenizer
 from engines.tiny.training import Stage
-from harness import lessons
+from harness import training_text
 from workloads.everyday import ACTIVITIES, hellaswag_rows
 from workloads.lm_eval_bridge import lm_eval_tasks
 from workloads.passages import boolq_rows
@@ -31,37 +31,37 @@ def tokenizer() -> Tokenizer:
     return load_checkpoint("bundled:tiny-qwen3-moe", torch.float32).tokenizer
 
 
-def text_of(document: lessons.Document) -> str:
+def text_of(document: training_text.Document) -> str:
     return "".join(piece.text for piece in document)
 
 
 def test_a_step_has_one_batch(tokenizer: Tokenizer) -> None:
-    one, again, other = (lessons.batch(step, SIXTEEN, tokenizer, seed=1) for step in (3, 3, 4))
+    one, again, other = (training_text.batch(step, SIXTEEN, tokenizer, seed=1) for step in (3, 3, 4))
     assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
     assert not np.array_equal(one.ids_NL, other.ids_NL)
     assert one.ids_NL.shape == (16, 256)
     assert one.valid_NL.mean() > 0.9
     assert not one.answer_NL[~one.valid_NL].any()
-    assert set(np.unique(one.answer_NL)) == {0.0, 1.0, lessons.DECIDING_WEIGHT}
+    assert set(np.unique(one.answer_NL)) == {0.0, 1.0, training_text.DECIDING_WEIGHT}
 
 
-@pytest.mark.parametrize("kind", sorted({kind for mix in lessons.MIXES.values() for kind in mix}))
+@pytest.mark.parametrize("kind", sorted({kind for mix in training_text.MIXES.values() for kind in mix}))
 def test_pieces_are_encoded_as_the_whole_text_is(kind: str, tokenizer: Tokenizer) -> None:
     for seed in range(8):
-        document = next(lessons._documents(kind, SIXTEEN, tokenizer, random.Random(seed)))
+        document = next(training_text._documents(kind, SIXTEEN, tokenizer, random.Random(seed)))
         ids = [i for piece in document for i in tokenizer.encode(piece.text)]
         assert ids == tokenizer.encode(text_of(document))
 
 
 def test_shares_of_a_mix_are_a_whole() -> None:
-    for mix in lessons.MIXES.values():
+    for mix in training_text.MIXES.values():
         assert sum(mix.values()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("length", [256, 1024])
 def test_every_needle_asked_for_is_in_the_text_and_the_sequence_is_full(length: int, tokenizer: Tokenizer) -> None:
     for seed in range(12):
-        document = lessons.needles_document(length, tokenizer, random.Random(seed))
+        document = training_text.needles_document(length, tokenizer, random.Random(seed))
         text = text_of(document)
         said = dict(re.findall(r"One of the special magic numbers for (\S+) is: (\d{7})\.", text))
         answers = re.findall(r"for (\S+) mentioned in the provided text is (\d{7})\.<\|end\|>", text)
@@ -76,7 +76,7 @@ def test_every_needle_asked_for_is_in_the_text_and_the_sequence_is_full(length: 
 
 def test_a_drill_repeats_every_needle_once(tokenizer: Tokenizer) -> None:
     for seed in range(12):
-        document = lessons.drill_document(256, tokenizer, random.Random(seed))
+        document = training_text.drill_document(256, tokenizer, random.Random(seed))
         text = text_of(document)
         needles = re.findall(r"One of the special magic numbers for \S+ is: \d{7}\.", text)
         first, second = needles[: len(needles) // 2], needles[len(needles) // 2 :]
@@ -88,7 +88,7 @@ def test_a_drill_repeats_every_needle_once(tokenizer: Tokenizer) -> None:
 
 def test_pairs_are_asked_again_with_what_they_stand_for(tokenizer: Tokenizer) -> None:
     for seed in range(12):
-        document = lessons.pairs_document(128, tokenizer, random.Random(seed))
+        document = training_text.pairs_document(128, tokenizer, random.Random(seed))
         pairs = re.findall(r" (\S+): (\d)\.", text_of(document))
         first, second = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
         assert len(dict(first)) == len(first) >= 4
@@ -102,7 +102,7 @@ def test_a_passage_is_put_as_lm_eval_puts_boolq() -> None:
 
     prompt = jinja2.Template(load_yaml(lm_eval_tasks() / "super_glue/boolq/default.yaml")["doc_to_text"])
     for seed in range(10):
-        text = text_of(lessons.passages_document(random.Random(seed))).removesuffix("<|end|>")
+        text = text_of(training_text.passages_document(random.Random(seed))).removesuffix("<|end|>")
         for shot in text.split("\n\n"):
             passage, question, answer = re.fullmatch(
                 r"(.* -- [^\n]*)\nQuestion: ([^?]*)\?\nAnswer: (yes|no)(?:\n.*)?", shot, re.DOTALL
@@ -117,7 +117,7 @@ def test_a_situation_is_put_as_lm_eval_puts_hellaswag() -> None:
     from workloads.everyday import situation
 
     for seed in range(10):
-        text = text_of(lessons.situations_document(random.Random(seed))).removesuffix("<|end|>")
+        text = text_of(training_text.situations_document(random.Random(seed))).removesuffix("<|end|>")
         again = random.Random(seed)
         rows = [situation(again, kept_for_validation=False) for _ in range(again.randint(1, 4))]
         asked = process_docs(Dataset.from_list(rows))
@@ -130,7 +130,7 @@ def test_a_dialogue_is_put_as_the_chat_template_puts_it(tokenizer: Tokenizer) ->
         messages = [{"role": "user", "content": turns[0][0]}]
         for (_, answer), (said, _) in pairwise(turns):
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": said}]
-        text = text_of(lessons.dialogue_document(random.Random(seed)))
+        text = text_of(training_text.dialogue_document(random.Random(seed)))
         assert text == tokenizer.chat(messages) + turns[-1][1] + "<|end|>"
 
 

@@ -21,7 +21,7 @@ from results.runs import RunData
 
 
 @dataclass(frozen=True)
-class Derived:
+class RunFrames:
     """Frames of a run, each made when it is first asked for, while the run's traces can be read."""
 
     run: RunData

@@ -33,8 +33,8 @@ from harness.matrix import CellPlan
 from harness.profiles import mismatch_with
 from harness.references import as_lossless
 from harness.samples import samples_of
-from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, ModelSpec, Protocol
-from harness.session import Arm, ArmScores
+from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, ModelSpec, TrialProtocol
+from harness.session import ArmScores, PreparedCell
 from results.environments import Environment
 from results.records import Record, Request, Sample
 from workloads import files_read, kept
@@ -57,10 +57,10 @@ def data_root() -> Path | None:
     return Path(folder).expanduser().absolute() if folder else None
 
 
-class Workbench:
+class RunParts:
     """The parts of one run. `close` gives the devices back."""
 
-    def __init__(self, protocol: Protocol, allow_code: bool = False) -> None:
+    def __init__(self, protocol: TrialProtocol, allow_code: bool = False) -> None:
         """allow_code: workloads that run code which a model wrote may be built."""
         self._protocol = protocol
         self._allow_code = allow_code
@@ -87,7 +87,7 @@ class Workbench:
         """To whoever listens when it happens: the display of a run is there later than its devices."""
         self.on_wait(device, reason, left_s)
 
-    def arm(self, plan: CellPlan) -> Arm:
+    def arm(self, plan: CellPlan) -> PreparedCell:
         """Everything one cell needs. Heavy the first time, then shared."""
         device = self.device(plan)
         engine = self._engine(plan, device)
@@ -95,7 +95,7 @@ class Workbench:
         requests = workload.requests(engine.tokenizer, engine.max_length)
         if engine.needs_calibration:
             self._calibrate(plan, engine, workload)
-        return Arm(
+        return PreparedCell(
             cell_id=plan.cell.cell_id,
             engine=engine,
             workload=workload,
@@ -266,7 +266,7 @@ def build_workload(spec: Any, allow_code: bool) -> Workload:
     return entry.build(_untagged(spec, entry.parameters), data_root(), **permission)
 
 
-def build_device(spec: DeviceSpec, protocol: Protocol, clock: Clock, on_wait: WaitListener) -> Device:
+def build_device(spec: DeviceSpec, protocol: TrialProtocol, clock: Clock, on_wait: WaitListener) -> Device:
     """Not yet opened."""
     if spec.is_modelled:
         return load_model_device(spec.name.removeprefix(MODEL_PREFIX), host_environment)
@@ -279,7 +279,7 @@ def build_device(spec: DeviceSpec, protocol: Protocol, clock: Clock, on_wait: Wa
     return Host(spec.name, meters, constructors, clock, "cpu" if spec.computes == "cpu" else "gpu")
 
 
-def _phone(spec: DeviceSpec, protocol: Protocol, clock: Clock, on_wait: Callable[[str, float], None]) -> Device:
+def _phone(spec: DeviceSpec, protocol: TrialProtocol, clock: Clock, on_wait: Callable[[str, float], None]) -> Device:
     from devices.gates import Gates
 
     gates = Gates(protocol.max_temperature_c, protocol.min_charge_percent, protocol.gate_wait_s)

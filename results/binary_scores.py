@@ -17,7 +17,7 @@ from results.runs import RunData
 from results.statistics import NORMAL_95
 
 
-def zero_one_metrics(run: RunData) -> dict[str, frozenset[str]]:
+def binary_metrics(run: RunData) -> dict[str, frozenset[str]]:
     """By workload: metrics whose score was 0 or 1 for every sample of every arm, where more is better.
 
     That no sample of any arm had another score is the evidence: lm-eval does not tell a metric's range.

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from results.derived import Derived
 from results.records import PowerTrace
 from results.report.csv import write_csv
 from results.report.html import write_html
+from results.run_frames import RunFrames
 from tests.run_builders import example_run
 
 
@@ -21,7 +21,7 @@ def test_a_report_after_the_tables_reads_no_trial_again_but_its_examples(tmp_pat
         n_read[trial_id] += 1
         return whole.load_traces(trial_id)
 
-    derived = Derived(replace(whole, load_traces=load_traces))
+    derived = RunFrames(replace(whole, load_traces=load_traces))
     write_csv(derived.run, tmp_path, derived)
     by_tables = n_read.copy()
     assert len(by_tables) > 10

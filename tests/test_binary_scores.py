@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from scipy.stats import binomtest
 
+from results.binary_scores import binary_metrics, is_share, wilson_interval
 from results.records import Score
 from results.trials import Trial
-from results.zero_one import is_share, wilson_interval, zero_one_metrics
 from tests.run_builders import cell, run, trial
 
 
@@ -36,12 +36,12 @@ def test_a_metric_is_right_or_wrong_where_no_sample_of_any_arm_says_otherwise() 
         answered("a", "kl_nats", 0, 0, higher_is_better=False),
         answered("other", "acc", 0.25, 1),
     ]
-    assert zero_one_metrics(run(cells, trials)) == {"gsm8k": {"acc"}, "boolq": set()}
+    assert binary_metrics(run(cells, trials)) == {"gsm8k": {"acc"}, "boolq": set()}
 
 
 def test_no_overlap_of_words_is_no_wrong_answer() -> None:
     names = ("bleu_max", "bleu_diff", "rouge1_max", "rouge_l", "bleu_acc", "rougeL_acc")
-    found = zero_one_metrics(run([cell("a")], [answered("a", name, 0, 0) for name in names]))
+    found = binary_metrics(run([cell("a")], [answered("a", name, 0, 0) for name in names]))
     assert found == {"gsm8k": {"bleu_acc", "rougeL_acc"}}
 
 
