@@ -19,7 +19,7 @@ from results.units import format_interval, format_known, format_mean, format_num
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from results.report.first_screen import Figure
+    from results.report.first_screen import ArmFigure
     from results.report.page_units import PageUnits
     from results.report.standings import Group
     from results.run_frames import RunFrames
@@ -114,7 +114,7 @@ def _print_standings(group: Group, single: Sequence[Group], units: PageUnits, co
     console.print()
 
 
-def _standing(figure: Figure, best: str) -> str:
+def _standing(figure: ArmFigure, best: str) -> str:
     """ "0.36× [0.33,0.40] fastest": on a narrow terminal it folds at its blanks."""
     interval = figure.interval.replace(", ", ",") if figure.interval.startswith("[") else ""
     note = f"({figure.note})" if figure.note else ""

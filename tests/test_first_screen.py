@@ -14,7 +14,7 @@ from harness.summary import print_summary
 from results import tables
 from results.ratios import Ratio, widened
 from results.records import EnergyReading
-from results.report.first_screen import Figure
+from results.report.first_screen import ArmFigure
 from results.report.html import page_context
 from results.report.page_units import PageUnits
 from results.report.sentences import interval_words
@@ -25,7 +25,7 @@ from tests.run_builders import cell, failed, reading, run
 from tests.test_standings import groups, lasting, named, noisy, screen, standing
 
 
-def figures(data: RunData, column: int) -> dict[str, Figure]:
+def figures(data: RunData, column: int) -> dict[str, ArmFigure]:
     return {row.arm.name: row.figures[column] for row in screen(data).table.rows}
 
 

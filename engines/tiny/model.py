@@ -1,8 +1,9 @@
 """The model that `joulebench train-tiny` trains: a Qwen3-MoE small enough to ship, its shape, tokenizer and folder.
 
 It is taught (`harness.train_tiny`, `harness.training_text`) to find needles, to answer questions about generated
-passages and to continue generated situations; of the world it learns nothing, and tables say so. It is the bundled model:
-every path of the harness runs offline in seconds, with accuracies that mean something. transformers reads the same folder.
+passages and to continue generated situations; of the world it learns nothing, and tables say so. It is the bundled
+model: every path of the harness runs offline in seconds, with accuracies that mean something. transformers reads the
+same folder.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Figure:
+class Chart:
     """title and caption as text; spec None where there is nothing to draw, then the caption says why."""
 
     title: str
@@ -39,7 +39,7 @@ class Figure:
     description: str = ""
 
 
-def energy_figures(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm], units: PageUnits) -> list[Figure]:
+def energy_figures(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm], units: PageUnits) -> list[Chart]:
     found = []
     for panel, rows in _panels(run, frame):
         per_token = [r for r in rows if r["metric"] == "energy_per_token" and r["phase"] in ("prefill", "decode")]
@@ -50,7 +50,7 @@ def energy_figures(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm], unit
     return found
 
 
-def power_figures(run: RunData, arms: dict[str, Arm]) -> list[Figure]:
+def power_figures(run: RunData, arms: dict[str, Arm]) -> list[Chart]:
     """One example trial per device, its power and its tokens on one clock."""
     trials = trials_of(run)
     found = []
@@ -58,7 +58,7 @@ def power_figures(run: RunData, arms: dict[str, Arm]) -> list[Figure]:
         example = _example_trial(run, [c for c in run.cells if c.device == device], trials)
         if example is None:
             why = "No usable trial of this device has both token times and readings in watts or joules."
-            found.append(Figure(device, why, None))
+            found.append(Chart(device, why, None))
         else:
             found.append(_power(device, *example, arms))
     return found
@@ -72,7 +72,7 @@ def _panels(run: RunData, frame: pd.DataFrame) -> Iterator[tuple[str, list[Row]]
         yield f"{workload} on {device}", [{str(k): v for k, v in r.items()} for r in group.to_dict("records")]
 
 
-def _energy(title: str, rows: Sequence[Row], all_rows: Sequence[Row], arms: dict[str, Arm], units: PageUnits) -> Figure:
+def _energy(title: str, rows: Sequence[Row], all_rows: Sequence[Row], arms: dict[str, Arm], units: PageUnits) -> Chart:
     scale, unit = units.on(rows[0]["device"]).of("energy_per_token", "all", rows[0]["unit"])
     drawn = {(r["cell"], r["phase"]): r for r in rows}
     bars = []
@@ -85,7 +85,7 @@ def _energy(title: str, rows: Sequence[Row], all_rows: Sequence[Row], arms: dict
         bars.append(EnergyBar(arms[cell].name, phase, mean, low, high, f"{phase} {format_number(mean)}"))
     description = f"{title}. " + "; ".join(f"{b.arm} {b.label}" for b in bars) + f" ({unit})."
     caption = "Thin lines are 95 % intervals of the mean."
-    return Figure(title, caption, energy_chart(bars, unit, description), description)
+    return Chart(title, caption, energy_chart(bars, unit, description), description)
 
 
 def _figure(row: Row, scale: float) -> tuple[float, float | None, float | None]:
@@ -110,7 +110,7 @@ def _example_trial(
     return None
 
 
-def _power(device: str, cell: Cell, trial: Trial, traces: Sequence[PowerTrace], arms: dict[str, Arm]) -> Figure:
+def _power(device: str, cell: Cell, trial: Trial, traces: Sequence[PowerTrace], arms: dict[str, Arm]) -> Chart:
     shown = _shown_requests(trial.completions)
     start_s = trial.window_start_s if trial.window_start_s is not None else shown[0].start_s
     end_s = max(c.end_s for c in shown)
@@ -126,8 +126,8 @@ def _power(device: str, cell: Cell, trial: Trial, traces: Sequence[PowerTrace], 
         prefills_s = [(c.start_s, c.prefill_end_s) for c in shown]
         spec = power_chart(traces, prefills_s, tokens_s, start_s, end_s, caption)
     except UnresolvedError as reason:
-        return Figure(device, f"{what}: power cannot be drawn: {reason}", None)
-    return Figure(device, caption, spec, caption)
+        return Chart(device, f"{what}: power cannot be drawn: {reason}", None)
+    return Chart(device, caption, spec, caption)
 
 
 def _shown_requests(completions: Sequence[Completion]) -> list[Completion]:

@@ -28,7 +28,7 @@ TELLING_ERROR = 0.01
 
 
 @dataclass(frozen=True)
-class Figure:
+class ArmFigure:
     """One cell of the table. ratio: as text; interval and value stand below it. order: what the column sorts by."""
 
     ratio: str
@@ -45,7 +45,7 @@ class Figure:
 class ArmRow:
     arm: Arm
     symbol: Markup
-    figures: tuple[Figure, ...]
+    figures: tuple[ArmFigure, ...]
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,10 @@ def _method(method: str, known: Sequence[Standing]) -> str:
     return f"{method} ± {100 * error:.2g} %" if is_told else method
 
 
-def _figure(table: ArmTable, standing: Standing, group: Group, units: PageUnits) -> Figure:
+def _figure(table: ArmTable, standing: Standing, group: Group, units: PageUnits) -> ArmFigure:
     if standing.value is None:
-        return Figure("missing", "", "", None, note=table.note(standing.reason or "no reason was recorded"))
-    plain = Figure("none", "", _value(standing, group, units), None, standing.is_best, standing.is_certain)
+        return ArmFigure("missing", "", "", None, note=table.note(standing.reason or "no reason was recorded"))
+    plain = ArmFigure("none", "", _value(standing, group, units), None, standing.is_best, standing.is_certain)
     if standing.is_baseline:
         return replace(plain, ratio="1×", order=1.0, is_baseline=True, note=table.note(standing.remark))
     ratio = standing.ratio

@@ -26,7 +26,7 @@ from results.report.accuracy import accuracy_tables
 from results.report.arms import Arm, arms_of
 from results.report.charts import CONFIG
 from results.report.figure_tables import asked_of, figure_tables
-from results.report.figures import Figure
+from results.report.figures import Chart
 from results.report.files import replace_text
 from results.report.first_screen import device_screens
 from results.report.heat_pictures import heat_pictures
@@ -189,7 +189,7 @@ def shown_input(one: Input) -> str:
     return f"sha256 {digest[:SHOWN_DIGITS]}" if digest and not kind else one.value
 
 
-def _numbered(section: str, found: Sequence[Figure]) -> list[tuple[str, Figure]]:
+def _numbered(section: str, found: Sequence[Chart]) -> list[tuple[str, Chart]]:
     return [(f"chart-{section.replace('_', '-')}-{n}", figure) for n, figure in enumerate(found, start=1)]
 
 
