@@ -51,7 +51,8 @@ class CallKind:
     static: the shape was frozen before the routing was known, so that a unit without dynamic shapes can run the call.
     width: of the intermediate dimension; the parts' results add up. hidden: of the model width; the parts' sums before
     the activation add up, then each part makes its columns of the result. None computes whole experts.
-    naive_launch: dispatched by a runtime that decides by itself where a graph goes.
+    naive_launch: dispatched by a runtime that decides by itself where a graph goes. skips_padding: rows of padding are
+    computed as any other, and not fetched.
     """
 
     unit: Unit = "cpu"
@@ -59,6 +60,7 @@ class CallKind:
     width: Width | None = None
     naive_launch: bool = False
     hidden: Width | None = None
+    skips_padding: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -177,6 +179,15 @@ class Calls(Sequence[ExpertCall]):
         is_first_K = np.array([kind.is_first_slice for kind in self.kinds])
         return int(self.loads_C[is_first_K[self.kind_C]].sum())
 
+    @property
+    def n_rows_not_fetched(self) -> int | None:
+        """Rows of padding that calls leave where they are; None where no call leaves any. Slices share their rows."""
+        skips_K = np.array([kind.skips_padding and kind.is_first_slice for kind in self.kinds], dtype=np.bool_)
+        if not skips_K.any():
+            return None
+        padded_S = self.rows_S - self.valid_S
+        return int(padded_S.sum() if self.kind_C is None else padded_S[skips_K[self.kind_C][self.call_S]].sum())
+
     def kind(self, call: int) -> CallKind:
         return self.kinds[0 if self.kind_C is None else self.kind_C[call]]
 
@@ -257,6 +268,7 @@ class Tally(NamedTuple):
             padded_rows=self.n_rows - (self.routed_pairs - self.dropped_pairs),
             expert_calls=len(self.calls),
             weight_loads=self.calls.n_weight_loads,
+            rows_not_fetched=self.calls.n_rows_not_fetched,
             bytes_moved=self.bytes_moved,
             bytes_exchanged=self.bytes_exchanged,
             hits=self.hits,

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from results.records import EngineCounters
 
+Table = Literal["Experts", "Padding", "Exchanges", "Cache of experts"]
 NOT_ROUTED = "no token was routed to an expert"
 
 
@@ -17,7 +19,7 @@ class Counter:
 
     metric, unit: in the tidy table. column: in the summary. heading: in the page. reason: why it has no value.
     short: over a column of the terminal's table; the others stand in a line below it, where they part the arms.
-    is_optional: has no row where it has no value; most techniques have nothing of the kind.
+    is_optional: has no row where it has no value; most techniques have nothing of the kind. table: of the page.
     """
 
     metric: str
@@ -28,6 +30,13 @@ class Counter:
     reason: str = NOT_ROUTED
     short: str | None = None
     is_optional: bool = False
+    table: Table = "Experts"
+
+
+def _optional(
+    metric: str, unit: str, heading: str, read: Callable[[EngineCounters], float | None], table: Table
+) -> Counter:
+    return Counter(metric, unit, metric, heading, read, is_optional=True, table=table)
 
 
 def _percent(share: float | None) -> float | None:
@@ -42,7 +51,8 @@ COUNTERS = (
         "weight_loads", "experts", "weight_loads", "loads", lambda c: c.weight_loads, "weight loads were not counted"
     ),
     Counter("bytes_moved", "B", "bytes_moved", "moved", lambda c: c.bytes_moved),
-    Counter("bytes_exchanged", "B", "bytes_exchanged", "exchanged", lambda c: c.bytes_exchanged, is_optional=True),
-    Counter("hits", "experts", "hits", "hits", lambda c: c.hits, is_optional=True),
-    Counter("misses", "experts", "misses", "misses", lambda c: c.misses, is_optional=True),
+    _optional("rows_not_fetched", "rows", "not fetched", lambda c: c.rows_not_fetched, "Padding"),
+    _optional("bytes_exchanged", "B", "exchanged", lambda c: c.bytes_exchanged, "Exchanges"),
+    _optional("hits", "experts", "hits", lambda c: c.hits, "Cache of experts"),
+    _optional("misses", "experts", "misses", lambda c: c.misses, "Cache of experts"),
 )

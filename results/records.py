@@ -189,6 +189,9 @@ class EngineCounters(Record):
     weight_loads: int | None = None
     """Experts whose weights a call loaded; fewer than calls where one finds them there from the one before. All slices
     of an expert are one load. None: not counted, as in stores of before."""
+    rows_not_fetched: int | None = None
+    """Of the padded ones, those that no transfer brought in. None: none was left out, or not counted, as in stores of
+    before."""
     bytes_moved: int = 0
     bytes_exchanged: int | None = None
     """Activations that units sent each other. None: no unit sends any, or not counted, as in stores of before."""

@@ -76,7 +76,7 @@ def flop_per_byte() -> list[float]:
 
 def rows_not_fetched() -> list[float]:
     counters = planned("blockwise", routed([[0], [0], [0]], 1), block_size=4).counters()
-    return [100 * counters.padded_rows / counters.computed_rows]
+    return [100 * (counters.rows_not_fetched or 0) / counters.computed_rows]
 
 
 def weight_loads() -> list[float]:

@@ -44,8 +44,19 @@ def test_what_units_sent_each_other_has_a_row_where_they_did() -> None:
     assert (row(data, "bytes_exchanged")["mean"], row(data, "bytes_exchanged")["unit"]) == (640, "B")
     (exchanges,) = [t for t in page_context(data)["figure_tables"] if t.title == "Exchanges"]
     assert [title for title, _ in exchanges.headings] == ["exchanged"]
+    assert [arm.method for _, arms in exchanges.parts for arm in arms] == [("counted",)]
     silent = one_cell(trial(counters=EngineCounters(routed_pairs=8)))
     assert "bytes_exchanged" not in set(tables.tidy(silent)["metric"])
+
+
+def test_padding_that_was_not_fetched_has_a_row_where_a_layout_leaves_any() -> None:
+    data = one_cell(trial(counters=EngineCounters(routed_pairs=8, computed_rows=12, padded_rows=4, rows_not_fetched=3)))
+    assert (row(data, "rows_not_fetched")["mean"], row(data, "rows_not_fetched")["unit"]) == (3, "rows")
+    (padding,) = [t for t in page_context(data)["figure_tables"] if t.title == "Padding"]
+    assert [title for title, _ in padding.headings] == ["not fetched"]
+    assert [arm.method for _, arms in padding.parts for arm in arms] == [("counted",)]
+    fetched = one_cell(trial(counters=EngineCounters(routed_pairs=8, computed_rows=12, padded_rows=4)))
+    assert "rows_not_fetched" not in set(tables.tidy(fetched)["metric"])
 
 
 def test_a_store_from_before_a_counter_says_that_it_was_not_counted() -> None:
@@ -64,8 +75,8 @@ def test_counters_add_up_and_what_none_counted_stays_unknown() -> None:
 
 def test_every_counter_of_the_record_can_be_read() -> None:
     """Each field changes some figure."""
-    base = EngineCounters(routed_pairs=10, dropped_pairs=1, computed_rows=20, padded_rows=2, expert_calls=3,
-                          weight_loads=3, bytes_moved=4, bytes_exchanged=7, hits=5, misses=6)  # fmt: skip
+    counted = {name: 10 + n for n, name in enumerate(EngineCounters.model_fields)}
+    base = EngineCounters.model_validate(counted)
     for name in EngineCounters.model_fields:
         other = base.model_copy(update={name: getattr(base, name) + 1})
         assert any(counter.read(base) != counter.read(other) for counter in COUNTERS), name

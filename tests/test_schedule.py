@@ -146,6 +146,15 @@ def test_a_call_that_finds_its_expert_loaded_reads_no_weights() -> None:
     assert [(o.flops, o.weight_bytes) for o in priced if o.kernel == FFN] == [(2 * 4 * 36, 72), (2 * 4 * 36, 0)]
 
 
+def test_rows_that_are_not_fetched_cost_no_padding() -> None:
+    """The guide's block [T0, T2, T5, -1]: four rows brought in, or three. All four are computed."""
+    kinds = CPU, replace(CPU, skips_padding=True)
+    for kind, moved in zip(kinds, (4, 3), strict=True):
+        priced = operations(STEP, [plan(call((0,), (4,), (3,), kind))], replace(TOY, n_layers=1), "cpu", None)
+        assert sum(o.moved_bytes for o in priced if o.name in ("gather", "padding")) == moved * 8
+        assert [o.flops for o in priced if o.kernel == FFN] == [2 * 4 * 36]
+
+
 def test_a_gpu_takes_any_shape_and_size() -> None:
     large = plan(call((0, 1), (4, 4), (4, 1), GPU))
     priced = operations(STEP, [large], replace(TOY, n_layers=1), "gpu", 1.0)

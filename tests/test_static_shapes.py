@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.dispatch import Calls, DispatchPlan, Routing
-from engines.techniques.base import ChunkPhase, LayerInput
+from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.layout.blocks import intensity, n_blocks
+from engines.techniques.presets import CustomParameters
 from tests.techniques import built
 
 pytestmark = pytest.mark.numbers
@@ -75,6 +76,36 @@ def test_blocks_hold_every_pair_once_and_in_order(experts: list[int], size: int)
         assert tokens == own + [-1] * (math.ceil(len(own) / size) * size - len(own))
     assert {e for e, _ in blocks_of(plan)} == set(experts)
     assert n_blocks(len(experts), 6, size, "tight") >= len(plan.calls)
+
+
+def test_rows_of_padding_are_computed_and_not_fetched() -> None:
+    """Blocks of the guide's six tokens: 3 + 1, 2 + 2 and 1 + 3 rows; two more blocks are provisioned, all padding."""
+    six = routed([[0], [1], [0], [2], [1], [0]], 3)
+    for more, not_fetched in (({}, 6), ({"skip_padding_blocks": False}, 6 + 4)):
+        skipping, fetching = (
+            planned("blockwise", six, block_size=4, skip_padded_rows=skips, **more) for skips in (True, False)
+        )
+        assert skipping.counters().rows_not_fetched == not_fetched
+        assert fetching.counters().rows_not_fetched is None
+        assert skipping.counters().padded_rows == fetching.counters().padded_rows == not_fetched
+        assert skipping.token_R.equal(fetching.token_R)
+
+
+def test_a_block_decoded_leaves_all_rows_but_one() -> None:
+    parameters = CustomParameters.model_validate({"layout": {"kind": "blocks", "block_size": 4}})
+    token = routed([[2, 0]], 3)
+    sizes = ModelSizes(n_experts=3, top_k=2, hidden=8, expert_width=8, expert_bytes=1)
+    plan = parameters.build(BuildContext(1, sizes)).plan(LayerInput(0, "decode", token))
+    assert plan.counters().rows_not_fetched == 2 * 3
+
+
+@pytest.mark.parametrize("shard", ["hidden", "intermediate", "blocks"])
+def test_slices_share_the_rows_that_are_not_fetched(shard: str) -> None:
+    place = {"kind": "shards", "shard": shard, "cores": 2}
+    parameters = CustomParameters.model_validate({"place": place, "layout": {"kind": "blocks", "block_size": 4}})
+    sizes = ModelSizes(n_experts=3, top_k=1, hidden=8, expert_width=8, expert_bytes=1)
+    six = routed([[0], [1], [0], [2], [1], [0]], 3)
+    assert parameters.build(BuildContext(6, sizes)).plan(LayerInput(0, "prefill", six)).counters().rows_not_fetched == 6
 
 
 # --- dropping --------------------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ def _moe_block(plan: DispatchPlan, shape: ModelShape, graph_bytes_limit: float |
     valid_static, valid_dynamic = (
         sum(call.n_valid for call in gathering if call.static is static) for static in (True, False)
     )
-    padded = sum(call.n_rows for call in gathering) - valid_static - valid_dynamic
+    padded = sum(call.n_rows - call.n_valid for call in gathering if not call.kind.skips_padding)
     block = [
         Operation("router", "cpu", "router", flops=2.0 * plan.n_tokens * shape.hidden * shape.n_experts),
         Operation("gather", "cpu", "gather_dynamic", moved_bytes=row_bytes * valid_dynamic),

@@ -147,6 +147,8 @@ class Layout(Protocol):
     overflow: Overflow
     renormalise: bool
     """Whether a token's surviving weights are scaled to the sum of those that it was routed with."""
+    skips_padding: bool
+    """Whether its rows of padding are not fetched."""
 
     def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
         """load_E: pairs of each expert of the share, 0 for the others."""

@@ -46,7 +46,7 @@ class ComposedTechnique:
         shares = self._place.shares(seen, load_E)
         if len(shares) == 1:
             laid = exact_rows(load_E) if shares[0].exact else layout.rows(seen, load_E)
-            calls = _calls(laid, shares[0], layout.static, first_row=0)
+            calls = _calls(laid, shares[0], layout, first_row=0)
             kept_E = laid.kept_E
         else:
             calls, kept_E = self._several(seen, load_E, shares)
@@ -82,7 +82,8 @@ class ComposedTechnique:
             self._known[layer] = None
             if layout is not None and layout.group_of_E is None and shares is not None and len(shares[0].pieces) == 1:
                 is_static = self._layouts["decode"].static and not shares[0].exact
-                self._known[layer] = OneToken(layout.rows_E, _kind(shares[0].pieces[0], is_static))
+                skips = self._layouts["decode"].skips_padding and not shares[0].exact
+                self._known[layer] = OneToken(layout.rows_E, _kind(shares[0].pieces[0], is_static, skips))
         return self._known[layer]
 
     def _several(self, seen: LayerInput, load_E: Integers, shares: Sequence[Share]) -> tuple[Calls, Integers]:
@@ -92,7 +93,7 @@ class ComposedTechnique:
         for share in shares:
             own_E = load_E if share.experts_E is None else np.where(share.experts_E, load_E, 0)
             laid = exact_rows(own_E) if share.exact else _of_share(layout.rows(seen, own_E), share)
-            parts.append(_calls(laid, share, layout.static, n_rows))
+            parts.append(_calls(laid, share, layout, n_rows))
             n_rows += int(laid.rows_S.sum())
             kept_E += laid.kept_E
         return _joined(parts), kept_E
@@ -161,8 +162,8 @@ def _counting(n: int) -> tuple[Integers, Integers]:
 
 
 @cache
-def _kind(piece: Piece, static: bool) -> CallKind:
-    return CallKind(piece.unit, static, piece.width, piece.naive_launch, piece.hidden)
+def _kind(piece: Piece, static: bool, skips: bool) -> CallKind:
+    return CallKind(piece.unit, static, piece.width, piece.naive_launch, piece.hidden, skips)
 
 
 def _exchange(share: Share, calls: Calls, n_tokens: int) -> Exchange:
@@ -183,9 +184,10 @@ def _exchange(share: Share, calls: Calls, n_tokens: int) -> Exchange:
     return Exchange(share.summed.kind, units, tuple(map(tuple, sent)))
 
 
-def _calls(laid: Rows, share: Share, static: bool, first_row: int) -> Calls:
+def _calls(laid: Rows, share: Share, layout: Layout, first_row: int) -> Calls:
     """The calls of a share, whose rows begin at `first_row`."""
-    kinds = tuple(_kind(piece, static and not share.exact) for piece in share.pieces)
+    is_static, skips = (flag and not share.exact for flag in (layout.static, layout.skips_padding))
+    kinds = tuple(_kind(piece, is_static, skips) for piece in share.pieces)
     first_row_S = np.cumsum(laid.rows_S) - laid.rows_S
     if first_row:
         first_row_S += first_row

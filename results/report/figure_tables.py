@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
 from results.cells import data_sources, left_out_reason, model_name, own_reason, trials_of, usable
-from results.counters import COUNTERS
+from results.counters import COUNTERS, Table
 from results.records import Cell, Phase
 from results.report.arms import Arm
 from results.report.notes import Noted
@@ -53,16 +53,10 @@ class Subject:
     columns: tuple[Column, ...]
 
 
-EXPERTS = tuple(Column("Experts", c.heading, c.metric, None, c.unit) for c in COUNTERS if not c.is_optional)
-SENT = ("bytes_exchanged",)
-EXCHANGED, CACHED = (
-    tuple(
-        Column(group, c.heading, c.metric, None, c.unit)
-        for c in COUNTERS
-        if c.is_optional and (c.metric in SENT) is is_sent
-    )
-    for group, is_sent in (("Units", True), ("Cache", False))
-)
+def _counted(table: Table, group: str) -> tuple[Column, ...]:
+    return tuple(Column(group, c.heading, c.metric, None, c.unit) for c in COUNTERS if c.table == table)
+
+
 SUBJECTS = (
     Subject(
         "Speed",
@@ -80,10 +74,17 @@ SUBJECTS = (
         "Experts",
         "Counted in the window: of all routed pairs of token and expert, the dropped; of all rows computed, those "
         "without a token; calls of experts, experts whose weights a call loaded, bytes of weights that were moved.",
-        EXPERTS,
+        _counted("Experts", "Experts"),
     ),
-    Subject("Exchanges", "Bytes of activations that units sent each other.", EXCHANGED),
-    Subject("Cache of experts", "Of the experts called, those whose weights lay where they were computed.", CACHED),
+    Subject(
+        "Padding", "Rows of padding that were computed and that no transfer brought in.", _counted("Padding", "Rows")
+    ),
+    Subject("Exchanges", "Bytes of activations that units sent each other.", _counted("Exchanges", "Units")),
+    Subject(
+        "Cache of experts",
+        "Of the experts called, those whose weights lay where they were computed.",
+        _counted("Cache of experts", "Cache"),
+    ),
     Subject(
         "Latency: percentiles",
         "Over all requests of the trials (ITL: over all gaps between tokens). A percentile q needs 1 / (1 - q) of "
@@ -299,7 +300,7 @@ def _methods(rows: Sequence[Row], subject: Subject) -> tuple[str, ...]:
         meter = f", {energy['meter']}" if energy["meter"] else ""
         spread = f" ± {uncertainty:.2g} %" if uncertainty == uncertainty else ""
         return (f"{energy['method']}{meter}{spread}",)
-    if subject.columns in (EXPERTS, CACHED):
+    if subject.title in get_args(Table):
         return ("counted",)
     if subject.title == "Model and memory":
         found = [

@@ -8,7 +8,8 @@ ceil(n_e / B); which block has which expert follows from the cumulative sum of t
 
 Blocks that no expert needs are all padding: computed unless `skip_padding_blocks` (the guide's dynamic loop). Which
 expert they would run is not said; here the last one. `skip_weight_loads`: a block that follows one of the same expert
-finds its weights loaded.
+finds its weights loaded. `skip_padded_rows`: rows of padding, in blocks of padding only too, are not fetched; they are
+computed still. All three skips are on by themselves, as the guide recommends.
 
 `block_size = "intensity"` takes the smallest power of two from 64 on whose arithmetic intensity, B n_blocks / E FLOP
 for a byte of bf16 weights, reaches `flop_per_byte` of the machine; 512 where none below the step's pairs does.
@@ -45,6 +46,7 @@ class BlocksParameters(Record):
     block_count: BlockCount = "sufficient"
     skip_padding_blocks: bool = True
     skip_weight_loads: bool = True
+    skip_padded_rows: bool = True
 
     @field_validator("block_size")
     @classmethod
@@ -80,6 +82,7 @@ class Blocks:
 
     def __init__(self, parameters: BlocksParameters, context: BuildContext) -> None:
         self._parameters = parameters
+        self.skips_padding = parameters.skip_padded_rows
         self._top_k = context.sizes.top_k if context.sizes is not None else 1
 
     def block_size(self, n_pairs: int, n_experts: int) -> int:

@@ -62,6 +62,7 @@ class CapacityParameters(Record):
 
 class Capacity:
     static = True
+    skips_padding = False
 
     def __init__(self, parameters: CapacityParameters, context: BuildContext) -> None:
         self._parameters = parameters

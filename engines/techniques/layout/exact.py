@@ -32,6 +32,7 @@ class Exact:
     static = False
     overflow: Overflow = "none"
     renormalise = False
+    skips_padding = False
 
     def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
         return exact_rows(load_E)

@@ -58,6 +58,7 @@ class AllExpertsParameters(Record):
 class Loads:
     overflow: Overflow = "none"
     renormalise = False
+    skips_padding = False
 
     def __init__(self, switch_alpha: float | None, context: BuildContext) -> None:
         """switch_alpha: None computes all experts always."""

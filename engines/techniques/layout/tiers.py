@@ -139,6 +139,7 @@ class Tiers:
     """With shapes frozen at construction."""
 
     static = True
+    skips_padding = False
 
     def __init__(self, parameters: TiersParameters, context: BuildContext) -> None:
         profile = context.profile
