@@ -52,7 +52,7 @@ class CallKind:
     width: of the intermediate dimension; the parts' results add up. hidden: of the model width; the parts' sums before
     the activation add up, then each part makes its columns of the result. None computes whole experts.
     naive_launch: dispatched by a runtime that decides by itself where a graph goes. skips_padding: rows of padding are
-    computed as any other, and not fetched.
+    computed as any other, and not fetched. overlaps: does not wait for calls of other units that overlap too.
     """
 
     unit: Unit = "cpu"
@@ -61,6 +61,7 @@ class CallKind:
     naive_launch: bool = False
     hidden: Width | None = None
     skips_padding: bool = False
+    overlaps: bool = False
 
     @property
     def is_whole(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from results.cells import trials_of, usable
 from results.records import PowerTrace
@@ -19,6 +20,8 @@ from results.trace_files import WINDOW, TraceFileError, raw_part
 
 OPERATIONS: Final = "operations"
 """The component under which a trace of operations is stored: values are places in the list of its basis."""
+SECONDS: Final = "seconds"
+"""In that list: how long the operation takes. Stores of before lack it; no units worked at the same time there."""
 _COLUMNS = (
     "cell", "device", "engine", "technique", "model", "workload", "operation", "unit", "n", "seconds",
     "share_of_time", "joules",
@@ -26,7 +29,8 @@ _COLUMNS = (
 
 
 class Spent(NamedTuple):
-    """n: how many ran. joules: of all parts of the machine meanwhile, communication too."""
+    """n: how many ran. seconds: of the unit. joules: of the unit, and communication, which units that work at the same
+    time share alike."""
 
     operation: str
     unit: str
@@ -67,23 +71,29 @@ def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]
         return []
     places, starts_s = kept[0].values.astype(np.int64), kept[0].times_s
     try:
-        names = [(str(one["name"]), str(one["unit"])) for one in json.loads(kept[0].basis or "")]
-    except (ValueError, KeyError, TypeError) as error:
+        listed = json.loads(kept[0].basis or "")
+        names = [(str(one["name"]), str(one["unit"])) for one in listed]
+        taken_s = np.array([float(one.get(SECONDS, np.nan)) for one in listed])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceFileError(f"the list of operations cannot be read ({error})") from error
     if np.any((places < 0) | (places >= len(names))):
         raise TraceFileError(f"an operation is none of the {len(names)} that are listed")
-    # An operation ends at the next boundary, before any waiting; where the next one begins at once, it took no time.
-    edges_s = counters[0].times_s
-    next_s = np.append(starts_s[1:], edges_s[-1])
-    following = np.minimum(np.searchsorted(edges_s, starts_s, side="right"), len(edges_s) - 1)
-    ends_s = np.minimum(next_s, edges_s[following])
-    joules = sum((np.interp(ends_s, c.times_s, c.values) - np.interp(starts_s, c.times_s, c.values)) for c in counters)
+    if np.any(taken_s < 0):
+        raise TraceFileError("an operation is listed as taking less than no time")
+    ends_s = starts_s + taken_s[places]
+    if np.isnan(ends_s).any():
+        # Ends at the next boundary, before any waiting; where the next one begins at once, it took no time.
+        edges_s = counters[0].times_s
+        next_s = np.append(starts_s[1:], edges_s[-1])
+        following = np.minimum(np.searchsorted(edges_s, starts_s, side="right"), len(edges_s) - 1)
+        ends_s = np.minimum(next_s, edges_s[following])
+    units = [names[place][1] for place in places.tolist()]
     spent = pd.DataFrame(
         {
             "operation": [names[place][0] for place in places.tolist()],
-            "unit": [names[place][1] for place in places.tolist()],
+            "unit": units,
             "seconds": ends_s - starts_s,
-            "joules": joules,
+            "joules": _joules(counters, starts_s, ends_s, np.array(units)),
         }
     )
     summed = spent.groupby(["operation", "unit"], sort=False)[["seconds", "joules"]].agg(["size", "sum"])
@@ -91,3 +101,23 @@ def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]
         Spent(operation, unit, int(row[0]), float(row[1]), float(row[3]))
         for (operation, unit), row in zip(summed.index.tolist(), summed.to_numpy().tolist(), strict=True)
     ]
+
+
+def _joules(
+    counters: Sequence[PowerTrace], starts_s: NDArray[np.float64], ends_s: NDArray[np.float64], units: NDArray[np.str_]
+) -> NDArray[np.float64]:
+    """Of each operation: its unit's own counter meanwhile, and its part of the counters that are no unit's."""
+    joules = np.zeros(len(starts_s))
+    for counter in counters:
+        is_own = units == counter.component
+        if is_own.any():
+            at_start, at_end = (np.interp(at_s[is_own], counter.times_s, counter.values) for at_s in (starts_s, ends_s))
+            joules[is_own] += at_end - at_start
+            continue
+        edges_s = np.unique(np.concatenate([counter.times_s, starts_s, ends_s]))
+        middle_s = (edges_s[1:] + edges_s[:-1]) / 2
+        n_working = np.searchsorted(np.sort(starts_s), middle_s) - np.searchsorted(np.sort(ends_s), middle_s)
+        shared_j = np.diff(np.interp(edges_s, counter.times_s, counter.values)) / np.maximum(n_working, 1)
+        so_far_j = np.concatenate([[0.0], np.cumsum(shared_j)])
+        joules += np.interp(ends_s, edges_s, so_far_j) - np.interp(starts_s, edges_s, so_far_j)
+    return joules

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,6 +170,19 @@ def test_cold_graphs_take_exact_rows_on_the_cpu() -> None:
         ("cpu", False, (e,), (1,)) for e in range(4, 15)
     ]
     assert kept_of(plan) == {(t, int(e)) for t, e in enumerate(routing.expert_ids_TK[:, 0])}
+
+
+def test_units_that_overlap_change_nothing_but_the_price() -> None:
+    loads = routing_of([13] * 4 + [1] * 12)
+    seen = LayerInput(0, "prefill", loads, torch.arange(64.0))
+    serial, at_once = (resident([13] * 4 + [1] * 12, align=1, overlap=overlap).plan(seen) for overlap in (False, True))
+    assert not any(call.kind.overlaps for call in serial.calls)
+    assert {call.unit for call in at_once.calls if call.kind.overlaps} == {"npu", "cpu"}
+    assert [replace(call, kind=replace(call.kind, overlaps=False)) for call in at_once.calls] == list(serial.calls)
+    assert at_once.token_R.equal(serial.token_R)
+    assert at_once.weight_R.equal(serial.weight_R)
+    experts, hidden_TH = random_experts(16), torch.randn(64, 16, generator=torch.Generator().manual_seed(2))
+    assert execute(at_once, hidden_TH, experts).equal(execute(serial, hidden_TH, experts))
 
 
 def test_a_place_by_cost_follows_the_prices() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +95,16 @@ def test_operations_at_another_sheets_prices_take_its_time_and_joules() -> None:
     assert joules(now)["all", "comm"] == pytest.approx(8.9)
 
 
-@given(st.lists(st.lists(st.sampled_from((CPU_WORK, NPU_WORK, NORM)), min_size=1, max_size=4), min_size=2, max_size=5))
+ALONGSIDE = tuple(replace(work, alongside=True) for work in (CPU_WORK, NPU_WORK))
+steps_of_a_request = st.lists(
+    # A forward step begins with a norm, which waits for all units.
+    st.lists(st.sampled_from((CPU_WORK, NPU_WORK, NORM, *ALONGSIDE)), max_size=5).map(lambda step: [NORM, *step]),
+    min_size=2,
+    max_size=5,
+)
+
+
+@given(steps_of_a_request)
 def test_repriced_is_what_a_run_on_the_other_sheet_says(steps: list[list[Operation]]) -> None:
     made, wanted = (run_on(sheet, steps, idle_s=5.0) for sheet in (toy_sheet(), OTHER))
     now = Modelled(*repriced(made.trial, made.parts, OTHER))
@@ -117,6 +127,39 @@ def test_the_time_of_each_operation_follows_from_what_is_kept(tmp_path: Path) ->
     assert [one[:3] for one in found] == [("expert FFN", "cpu", 2), ("expert FFN", "npu", 2), ("norm", "cpu", 1)]
     assert [one.seconds for one in found] == pytest.approx([4.0, 1.6, 0.1])
     assert [one.joules for one in found[:2]] == pytest.approx([2 * (16 + 2), 2 * (1.4 + 0.8)])
+
+
+def test_operations_alongside_have_their_own_seconds_and_share_communication() -> None:
+    """CPU 2 s and 16 J beside NPU 0.8 s and 1.4 J: of the memory's watt, each has half for 0.8 s, the CPU the rest."""
+    cpu, npu = ALONGSIDE
+    made = run_on(toy_sheet(), [[NORM, npu, cpu, NORM]])
+    found = {(one.operation, one.unit): one for one in spent_by_operation(made.parts)}
+    assert found["expert FFN", "cpu"].seconds == pytest.approx(2.0)
+    assert found["expert FFN", "npu"].seconds == pytest.approx(0.8)
+    assert found["expert FFN", "npu"].joules == pytest.approx(1.4 + 0.4)
+    assert found["expert FFN", "cpu"].joules == pytest.approx(16 + 0.4 + 1.2)
+    whole_j = joules(made)["all", "total"]
+    assert sum(one.joules for one in found.values()) == pytest.approx(whole_j)
+    assert stamps_s(made.trial)[-1] == pytest.approx(0.1 + 2.0 + 0.1)
+
+
+def test_a_store_of_before_has_seconds_from_boundaries_and_a_damaged_one_is_refused() -> None:
+    made = run_on(toy_sheet(), [[CPU_WORK, NPU_WORK], [NORM]])
+    (raw,) = made.parts["window, raw"]
+
+    def listed(change: dict[str, object]) -> Parts:
+        basis = [
+            {key: value for key, value in {**one, **change}.items() if value is not None}
+            for one in json.loads(raw.basis or "")
+        ]
+        return {**made.parts, "window, raw": (replace(raw, basis=json.dumps(basis)),)}
+
+    before = spent_by_operation(listed({"seconds": None}))
+    assert before == [pytest.approx(one) for one in spent_by_operation(made.parts)]
+    assert [one.seconds for one in before] == pytest.approx([2.0, 0.8, 0.1])
+    for wrong in (-1.0, "long"):
+        with pytest.raises(TraceFileError):
+            spent_by_operation(listed({"seconds": wrong}))
 
 
 def test_waiting_is_no_part_of_an_operation() -> None:

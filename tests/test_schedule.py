@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from devices.models.timeline import Operation
+from devices.models.timeline import Operation, Timeline
 from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, ExpertCall, Transfer, Width
 from engines.errors import EngineError
 from engines.model.checkpoints import tensor_shapes
@@ -25,6 +25,7 @@ from engines.pricing.schedule import (
 )
 from engines.techniques.presets import preset_parameters
 from tests.fakes.published import PUBLISHED
+from tests.toy_sheet import toy_sheet
 
 # Values per layer: attention 16 + 8 + 8 + 16 = 48, expert 3 x 12 = 36, dense FFN 3 x 32 = 96. A row is 8 bytes.
 TOY = ModelShape(
@@ -144,6 +145,21 @@ def test_a_call_that_finds_its_expert_loaded_reads_no_weights() -> None:
     again = ExpertCall((0,), (4,), (1,), 4, CPU, weight_loads=0)
     priced = operations(STEP, [plan(first, again)], replace(TOY, n_layers=1), "cpu", None)
     assert [(o.flops, o.weight_bytes) for o in priced if o.kernel == FFN] == [(2 * 4 * 36, 72), (2 * 4 * 36, 0)]
+
+
+def test_experts_of_units_that_overlap_take_as_long_as_the_longer() -> None:
+    """On the toy sheet: the NPU's 4 rows take 0.601 s, the CPU's 3 rows 0.432 s. All else waits."""
+    both = [replace(kind, overlaps=True) for kind in (CPU, NPU)]
+    together = plan(call((0,), (3,), (3,), both[0]), call((1,), (4,), (2,), both[1]))
+    taken = []
+    for one in (MIXED, together):
+        timeline = Timeline(toy_sheet())
+        priced = operations(STEP, [one], replace(TOY, n_layers=1), "npu", None)
+        timeline.run(priced)
+        taken.append(timeline.now_s())
+        assert {o.name for o in priced if o.alongside} == ({"expert FFN"} if one is together else set())
+    npu_s, cpu_s = 0.5 + 72e-3 + 2 * 4 * 36 * 1e-4, 2 * 3 * 36 * 2e-3
+    assert taken[0] - taken[1] == pytest.approx(min(npu_s, cpu_s))
 
 
 def test_rows_that_are_not_fetched_cost_no_padding() -> None:

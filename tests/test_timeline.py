@@ -76,6 +76,51 @@ def test_units_never_overlap_and_energy_is_power_times_time_plus_flops(work: lis
     assert sum(timeline.seconds_by_operation().values()) == pytest.approx(timeline.now_s())
 
 
+def test_units_that_work_alongside_take_the_longer_time_and_communication_counts_once() -> None:
+    """CPU: 2 s and 16 J. NPU: two launches of 0.8 s and 1.4 J. What follows waits for both: 2 s more."""
+    timeline = Timeline(toy_sheet())
+    npu, cpu = replace(NPU_EXPERT, alongside=True), replace(CPU_EXPERT, alongside=True)
+    timeline.run([npu, npu, cpu, CPU_EXPERT])
+    assert timeline.now_s() == pytest.approx(2.0 + 2.0)
+    assert [timeline.energy_j(c) for c in ("cpu", "npu", "comm")] == pytest.approx([32.0, 2.8, 4.0])
+    starts_s, places, listed = timeline.operations(0)
+    began = [(at_s, listed[place][0].unit) for at_s, place in zip(starts_s, places, strict=True)]
+    assert began == [(0.0, "npu"), (0.0, "cpu"), (pytest.approx(0.8), "npu"), (pytest.approx(2.0), "cpu")]
+    times_s, values_j = timeline.readings("npu", 0.0)
+    assert times_s == pytest.approx([0, 0.8, 1.6, 2.0, 4.0])
+    assert values_j == pytest.approx([0, 1.4, 2.8, 2.8, 2.8])
+    assert timeline.readings("cpu", 0.0)[1] == pytest.approx([0, 6.4, 12.8, 16.0, 32.0])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 1000)), max_size=30))
+def test_alongside_only_units_are_waited_for(work: list[tuple[bool, bool, int]]) -> None:
+    """Read slowly: a unit is free when its last operation ends; one that is not alongside waits for both units."""
+    operations = [
+        Operation("x", "npu" if on_npu else "cpu", "attention", flops=float(flops), alongside=alongside)
+        for on_npu, alongside, flops in work
+    ]
+    timeline = Timeline(toy_sheet())
+    timeline.run(operations)
+    free_s, busy_s = {"npu": 0.0, "cpu": 0.0}, {"npu": 0.0, "cpu": 0.0}
+    for on_npu, alongside, flops in work:
+        unit = "npu" if on_npu else "cpu"
+        seconds = 0.25 + 1e-4 * flops if on_npu else 1e-3 * flops
+        if not alongside:
+            free_s = dict.fromkeys(free_s, max(free_s.values()))
+        free_s[unit] += seconds
+        busy_s[unit] += seconds
+        if not alongside:
+            free_s = dict.fromkeys(free_s, max(free_s.values()))
+    assert timeline.now_s() == pytest.approx(max(free_s.values()))
+    npu_flops = math.fsum(flops for on_npu, _, flops in work if on_npu)
+    assert timeline.energy_j("cpu") == pytest.approx(8.0 * busy_s["cpu"])
+    assert timeline.energy_j("npu") == pytest.approx(0.5 * busy_s["npu"] + 1e-3 * npu_flops)
+    assert timeline.energy_j("comm") == pytest.approx(timeline.now_s()), "some unit works all the time"
+    starts_s, _, _ = timeline.operations(0)
+    assert len(starts_s) == len(work)
+    assert (np.diff(starts_s) >= 0).all()
+
+
 def test_weight_reads_cannot_beat_the_memory() -> None:
     sheet = parse_sheet(TOY_TOML, "toy")
     bandwidth = SheetFigure(value=100.0, kind="assumed", origin="test")

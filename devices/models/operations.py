@@ -1,6 +1,7 @@
 """The operations of a window as a raw trace: when each began, and which of the distinct ones, listed beside, it was.
 
-Two columns and a short list, where every operation in words would take ten times the room.
+Two columns and a short list, where every operation in words would take ten times the room. Beside each in the list
+stands how long it takes: where units work at the same time, an operation does not end where the next one begins.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from devices.models.timeline import Operation
-from results.operations import OPERATIONS
+from results.operations import OPERATIONS, SECONDS
 from results.records import PowerTrace
 from results.trace_files import WINDOW, TraceFileError, raw_part
 
@@ -31,12 +32,15 @@ class Ran(NamedTuple):
 
 
 def operations_trace(
-    meter: str, starts_s: NDArray[np.float64], places: NDArray[np.int32], distinct: Sequence[Operation]
+    meter: str,
+    starts_s: NDArray[np.float64],
+    places: NDArray[np.int32],
+    distinct: Sequence[tuple[Operation, float]],
 ) -> tuple[PowerTrace, ...]:
-    """Of kind `raw`; empty where nothing ran."""
+    """Of kind `raw`; empty where nothing ran. distinct: with the seconds of each."""
     if not distinct:
         return ()
-    basis = json.dumps([asdict(operation) for operation in distinct])
+    basis = json.dumps([{**asdict(operation), SECONDS: seconds} for operation, seconds in distinct])
     values = places.astype(np.float64)
     return (PowerTrace(meter, OPERATIONS, "raw", "modelled", starts_s, values, sample_interval_s=0.0, basis=basis),)
 

@@ -1,7 +1,8 @@
 """Virtual time and energy of a machine that is not here: operations in, seconds and joules out.
 
-Operations run one after the other: CPU and NPU never overlap, as in the design of 000-npumoe (§4.2: one device queue;
-§3.1: activations return to the CPU). Time stands still between operations, so it counts only what was priced.
+Operations run one after the other, as in the design of 000-npumoe (§4.2: one device queue; §3.1: activations return to
+the CPU). Those marked `alongside` wait for their own unit only: units work on them at the same time, and the next
+operation that is not so marked waits for all. Time stands still between operations, so it counts only what was priced.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,8 @@ class Operation:
     """Work of one kind on one unit, in amounts that a sheet can price.
 
     name: its row in a breakdown such as Table 4. weight_bytes: constants read. moved_bytes: activations copied.
-    naive_launch: the framework chose the unit at run time, which costs `s_per_naive_launch` more.
+    naive_launch: the framework chose the unit at run time, which costs `s_per_naive_launch` more. alongside: does not
+    wait for operations of other units that are marked alike and stand right before it.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Operation:
     weight_bytes: float = 0.0
     moved_bytes: float = 0.0
     naive_launch: bool = False
+    alongside: bool = False
 
 
 def operation_seconds(sheet: Sheet, operation: Operation) -> float:
@@ -111,20 +114,56 @@ class Timeline:
             self._advance(at_s, {"cpu": idle_w * (at_s - self.now_s())})
 
     def run(self, operations: Iterable[Operation]) -> None:
-        """Advances over `operations` in order. Raises `DeviceError` on one that the sheet cannot price."""
+        """Advances until all units are free again. Raises `DeviceError` on one that the sheet cannot price."""
+        together: list[Operation] = []
         for operation in operations:
-            place = self._places.get(operation)
-            if place is None:
-                seconds = operation_seconds(self.sheet, operation)
-                self._priced.append((seconds, operation_joules(self.sheet, operation, seconds)))
-                place = self._places[operation] = len(self._places)
+            if operation.alongside:
+                together.append(operation)
+                continue
+            self._run_together(together)
+            together.clear()
+            place = self._place(operation)
             seconds, joules = self._priced[place]
             self._ran.append(place)
             self._starts_s.append(self.now_s())
             self._advance(self.now_s() + seconds, joules)
+        self._run_together(together)
+
+    def _place(self, operation: Operation) -> int:
+        """In `_priced`."""
+        place = self._places.get(operation)
+        if place is None:
+            seconds = operation_seconds(self.sheet, operation)
+            self._priced.append((seconds, operation_joules(self.sheet, operation, seconds)))
+            place = self._places[operation] = len(self._places)
+        return place
+
+    def _run_together(self, operations: Sequence[Operation]) -> None:
+        """Each unit takes its own in their order, from now on. The memory's power counts once while any unit works."""
+        if not operations:
+            return
+        began_s = self.now_s()
+        free_s: dict[Unit, list[float]] = {}
+        spent_j: dict[Unit, list[float]] = {}
+        started: list[tuple[float, int]] = []
+        for operation in operations:
+            place, unit = self._place(operation), operation.unit
+            seconds, joules = self._priced[place]
+            ends_s, so_far_j = free_s.setdefault(unit, [began_s]), spent_j.setdefault(unit, [0.0])
+            started.append((ends_s[-1], place))
+            ends_s.append(ends_s[-1] + seconds)
+            so_far_j.append(so_far_j[-1] + joules[unit])
+        started.sort(key=lambda one: one[0])
+        self._starts_s.extend(at_s for at_s, _ in started)
+        self._ran.extend(place for _, place in started)
+        edges_s = np.unique(np.concatenate(list(free_s.values())))
+        steps_j = {unit: np.diff(np.interp(edges_s, free_s[unit], so_far_j)) for unit, so_far_j in spent_j.items()}
+        steps_j[COMM] = self.sheet.memory.comm_w.value * np.diff(edges_s)
+        for i, until_s in enumerate(edges_s[1:].tolist()):
+            self._advance(until_s, {component: float(step_j[i]) for component, step_j in steps_j.items()})
 
     def seconds_by_operation(self) -> Mapping[tuple[str, Unit], float]:
-        """Seconds since the start by (operation, unit), in the form of Table 4."""
+        """Seconds since the start by (operation, unit), in the form of Table 4; also where units worked alongside."""
         found: dict[tuple[str, Unit], float] = defaultdict(float)
         n_run = np.bincount(np.asarray(self._ran), minlength=len(self._places))
         for (operation, place), (seconds, _) in zip(self._places.items(), self._priced, strict=True):
@@ -136,11 +175,13 @@ class Timeline:
         """Operations since the start."""
         return len(self._ran)
 
-    def operations(self, first: int) -> tuple[NDArray[np.float64], NDArray[np.int32], list[Operation]]:
-        """From the operation of that number on: when each began, and its place in the list of those that differ."""
+    def operations(self, first: int) -> tuple[NDArray[np.float64], NDArray[np.int32], list[tuple[Operation, float]]]:
+        """From the operation of that number on: when each began, and its place in the list of those that differ, which
+        has the seconds that each of them takes."""
         distinct = list(self._places)
         used, places = np.unique(np.asarray(self._ran[first:], dtype=np.int32), return_inverse=True)
-        return np.asarray(self._starts_s[first:]), places.astype(np.int32), [distinct[i] for i in used]
+        listed = [(distinct[i], self._priced[i][0]) for i in used.tolist()]
+        return np.asarray(self._starts_s[first:]), places.astype(np.int32), listed
 
     def energy_j(self, component: str) -> float:
         """Joules of one of the sheet's components since the start."""

@@ -254,7 +254,7 @@ def _residual(name: str, step: PricedStep, shape: ModelShape) -> Operation:
 
 
 def _moe_block(plan: DispatchPlan, shape: ModelShape, graph_bytes_limit: float | None) -> list[Operation]:
-    """Router to scatter, as the rows of Table 4."""
+    """Router to scatter, as the rows of Table 4. One after the other but for calls that overlap."""
     if plan.transfers:
         links = sorted({f"{transfer.source} to {transfer.target}" for transfer in plan.transfers})
         raise EngineError(
@@ -303,6 +303,7 @@ def _expert_call(call: ExpertCall, shape: ModelShape, graph_bytes_limit: float |
         flops=2.0 * call.n_rows * weights,
         weight_bytes=weights * shape.bytes_per_value * call.n_weight_loads,
         naive_launch=call.kind.naive_launch and runs,
+        alongside=call.kind.overlaps,
     )
 
 

@@ -79,12 +79,14 @@ class BuildContext:
 
 
 class Piece(NamedTuple):
-    """A slice of experts on a unit, of their intermediate dimension or of the model width."""
+    """A slice of experts on a unit, of their intermediate dimension or of the model width. overlaps: its calls do not
+    wait for those of other units."""
 
     unit: Unit
     width: Width | None = None
     naive_launch: bool = False
     hidden: Width | None = None
+    overlaps: bool = False
 
 
 class Summed(NamedTuple):

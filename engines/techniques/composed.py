@@ -163,7 +163,7 @@ def _counting(n: int) -> tuple[Integers, Integers]:
 
 @cache
 def _kind(piece: Piece, static: bool, skips: bool) -> CallKind:
-    return CallKind(piece.unit, static, piece.width, piece.naive_launch, piece.hidden, skips)
+    return CallKind(piece.unit, static, piece.width, piece.naive_launch, piece.hidden, skips, piece.overlaps)
 
 
 def _exchange(share: Share, calls: Calls, n_tokens: int) -> Exchange:

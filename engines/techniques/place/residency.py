@@ -10,6 +10,9 @@ tokens: P(e) = 1 - (1 - n_e / N)^N is the chance that e gets any, and P(G) that 
 experts calibration never saw costs nothing on either, and lies on the CPU, as does one above the unit's graph limit.
 
 Costs are a modelled machine's. Residency is decided once, before the first request, as weights are constants of graphs.
+Whether the CPU computes cold experts while the NPU computes hot graphs is not said: one after the other, or with
+`overlap` at the same time, so that the experts of a layer take as long as the unit that takes longer. The rule of
+residency is the same: it asks what each graph costs where it lies, and balances nothing.
 In decoding with `decode_graphs = "single"` each chosen expert has a graph of its own on the NPU.
 
 Legend: E experts.
@@ -33,8 +36,6 @@ from engines.techniques.base import BuildContext, LayerInput, Layout, ModelSizes
 from engines.techniques.layout.tiers import Tiers, expected_load
 from results.records import Record
 
-NPU, CPU = (Piece("npu"),), (Piece("cpu"),)
-
 
 class ByCostParameters(Record):
     kind: Literal["by_cost"] = "by_cost"
@@ -43,6 +44,9 @@ class ByCostParameters(Record):
 
     as_shape: str | None = Field(default=None, max_length=100)
     """The model at whose size calls are priced, such as phi-3.5-moe; the model's own where it is not given."""
+
+    overlap: bool = False
+    """Whether the CPU computes its experts of a layer while the NPU computes its own, on a modelled machine."""
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -76,7 +80,8 @@ class ByCostParameters(Record):
                 cpu_s = sum(chance * costs.call_s("cpu", 1, float(load[e]) / chance) for e, chance in chances)
                 for expert in experts:
                     hot[layer][expert] = npu_s < cpu_s
-        return ByCost({layer: np.array(is_hot) for layer, is_hot in hot.items()}, layout.decode_graphs == "single")
+        hot_E = {layer: np.array(is_hot) for layer, is_hot in hot.items()}
+        return ByCost(hot_E, layout.decode_graphs == "single", self.overlap)
 
 
 def chance_of_a_call(expected_rows: float | Fraction, n_pairs: int) -> float:
@@ -86,10 +91,11 @@ def chance_of_a_call(expected_rows: float | Fraction, n_pairs: int) -> float:
 
 
 class ByCost:
-    def __init__(self, hot_E: Mapping[int, np.ndarray], decodes_on_npu: bool) -> None:
+    def __init__(self, hot_E: Mapping[int, np.ndarray], decodes_on_npu: bool, overlap: bool) -> None:
         """hot_E: of each layer, whether the expert lies on the NPU."""
+        npu, cpu = ((Piece(unit, overlaps=overlap),) for unit in ("npu", "cpu"))
         self._shares = {
-            layer: (Share(NPU, is_hot_E), Share(CPU, ~is_hot_E, exact=True)) for layer, is_hot_E in hot_E.items()
+            layer: (Share(npu, is_hot_E), Share(cpu, ~is_hot_E, exact=True)) for layer, is_hot_E in hot_E.items()
         }
         self._decodes_on_npu = decodes_on_npu
 
@@ -97,4 +103,4 @@ class ByCost:
         return self._shares[seen.layer] if seen.phase == "prefill" else self.decode_shares(seen.layer)
 
     def decode_shares(self, layer: int) -> Sequence[Share]:
-        return (Share(NPU),) if self._decodes_on_npu else self._shares[layer]
+        return (Share((Piece("npu"),)),) if self._decodes_on_npu else self._shares[layer]
