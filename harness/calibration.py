@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from engines.errors import EngineError
 from engines.model.checkpoints import decisive_files, load_checkpoint
 from engines.profile import Profile, ProfiledData, ProfileOrigin
-from harness.catalog import WORKLOADS
 from harness.file_digests import file_digests
 from harness.input_watch import MOST_TOLD, InputWatch
 from harness.plan import PlanError, read_draft
 from harness.problems import told
 from harness.profiles import model_digests, sha256_of
-from harness.run_parts import build_workload, data_root
-from harness.schema import ModelSpec, WorkloadSpec
+from harness.run_parts import data_root
+from harness.schema import WORKLOAD, ModelSpec
 from harness.state import state_folder
+from harness.workload_specs import WorkloadSpec
 from results.file_state import file_state
 from workloads import files_read
 from workloads.base import WorkloadError
@@ -69,12 +69,12 @@ def calibrate(
     files_read.note_into(data_files)
     prompts: list[Sequence[int]] = []
     data: list[ProfiledData] = []
-    asked: list[Any] = []
+    asked: list[object] = []
     problems: list[str] = []
     for label, spec in workloads:
         progress.note(f"{label}: building prompts")
         try:
-            workload = build_workload(spec, allow_code=WORKLOADS[spec.name].runs_code)  # none is scored, so none is run
+            workload = spec.build(data_root(), allow_code=True)  # none is scored, so none is run
             own = workload.calibration_prompts(checkpoint.tokenizer, checkpoint.config.max_length, n_prompts)
         except WorkloadError as error:
             problems.append(f"--data {label}: {error}")
@@ -108,11 +108,10 @@ def calibrate(
     return replace(found, origin=origin)
 
 
-def _workloads(names: Sequence[str]) -> list[tuple[str, Any]]:
+def _workloads(names: Sequence[str]) -> list[tuple[str, WorkloadSpec]]:
     """What tables call each, and its spec."""
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, WorkloadSpec]] = []
     problems: list[str] = []
-    adapter: TypeAdapter[Any] = TypeAdapter(WorkloadSpec)
     for name in dict.fromkeys(names):
         try:
             if name.endswith(PLAN_SUFFIX):
@@ -120,9 +119,9 @@ def _workloads(names: Sequence[str]) -> list[tuple[str, Any]]:
                 problems += [f"--data {name}: {problem}" for problem in draft.problems]
                 found += [(part.label, part.spec) for part in draft.parts.workloads]
             else:
-                found.append((name, adapter.validate_python({"name": name})))
+                found.append((name, WORKLOAD.read({"name": name})))
         except ValidationError as error:
-            problems += told("--data", error, WorkloadSpec)
+            problems += told("--data", error, WORKLOAD.schema)
         except PlanError as error:
             problems += [f"--data {problem}" for problem in error.problems]
     if problems or not found:

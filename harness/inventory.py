@@ -11,7 +11,7 @@ from devices.models.sheet import available_sheets, load_sheet
 from engines.techniques.presets import Composed, CustomParameters
 from harness.bundled_plans import about_plan, bundled_plans
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
-from harness.schema import DeviceSpec, TrialProtocol
+from harness.schema import TECHNIQUE, DeviceSpec, TrialProtocol
 from results.records import Record
 
 Row = dict[str, Any]
@@ -38,8 +38,8 @@ def catalog_rows(what: str) -> list[Row]:
         return [{"name": n, "method": m.method, "what": m.what} for n, m in METERS.items()]
     if what == "plans":
         return [{"name": name, "what": about_plan(path)} for name, path in bundled_plans().items()]
-    entries = TECHNIQUES if what == "techniques" else WORKLOADS
-    return [{"name": n, "what": e.what} for n, e in entries.items()]
+    told = {n: e.what for n, e in TECHNIQUES.items()} if what == "techniques" else WORKLOADS
+    return [{"name": n, "what": w} for n, w in told.items()]
 
 
 def technique_rows() -> list[Row]:
@@ -52,7 +52,7 @@ def technique_rows() -> list[Row]:
         row: Row = {"name": name, "what": entry.what, "source": entry.source}
         row |= dict.fromkeys(("lossless", "route", "place", "layout", "decode_layout", "move", "backbone"))
         if entry.parameters is not CustomParameters:
-            parameters = cast(Any, entry.parameters)()  # a preset has a default for every parameter
+            parameters = TECHNIQUE.read({"name": name})  # a preset has a default for every parameter
             row |= {"lossless": parameters.lossless, "backbone": parameters.backbone}
             if isinstance(parameters, Composed):
                 choices = parameters.choices

@@ -8,10 +8,11 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 from harness.combinations import mismatch, placement
-from harness.schema import DeviceSpec, EngineSpec, ModelSpec
+from harness.schema import DeviceSpec, Element, EngineSpec, ModelSpec
+from harness.workload_specs import WorkloadSpec
 from results.records import Cell
 
 
@@ -22,7 +23,7 @@ class CellPlan:
     cell: Cell
     model: ModelSpec
     engine: EngineSpec
-    workload: Any
+    workload: WorkloadSpec
     device: DeviceSpec
     reference: CellPlan | None = None
     """The cell that `Cell.reference_id` names."""
@@ -32,24 +33,24 @@ class CellPlan:
         return self.device.is_modelled
 
 
-class Part(NamedTuple):
+class Part(NamedTuple, Generic[Element]):
     """An element of the expanded plan, with where it stands in the file."""
 
     path: str
     suffix: str
-    spec: Any
+    spec: Element
     label: str
     """What tables call it."""
 
 
 class Parts(NamedTuple):
-    models: list[Part]
-    engines: list[Part]
-    workloads: list[Part]
-    devices: list[Part]
+    models: list[Part[ModelSpec]]
+    engines: list[Part[EngineSpec]]
+    workloads: list[Part[WorkloadSpec]]
+    devices: list[Part[DeviceSpec]]
 
 
-def told_apart(workloads: list[Part]) -> list[Part]:
+def told_apart(workloads: list[Part[WorkloadSpec]]) -> list[Part[WorkloadSpec]]:
     """Workloads of one name are numbered."""
     counts = Counter(part.label for part in workloads)
     return [
@@ -81,13 +82,15 @@ class _CellBuilder:
         self._data_root = json.dumps(str(data_root))
         self._json: dict[int, str] = {}
 
-    def _json_of(self, part: Part) -> str:
+    def _json_of(self, part: Part[Element]) -> str:
         if id(part) not in self._json:
             self._json[id(part)] = json.dumps(part.spec.model_dump(mode="json"), sort_keys=True)
         return self._json[id(part)]
 
-    def cell_plan(self, model: Part, engine: Part, workload: Part, device: Part) -> CellPlan:
-        specs = map(self._json_of, (model, engine, workload, device))
+    def cell_plan(
+        self, model: Part[ModelSpec], engine: Part[EngineSpec], workload: Part[WorkloadSpec], device: Part[DeviceSpec]
+    ) -> CellPlan:
+        specs = (self._json_of(model), self._json_of(engine), self._json_of(workload), self._json_of(device))
         # The JSON of a list, put together of the JSON of its items.
         content = f"[{', '.join([json.dumps(workload.label), self._data_root, *specs])}]"
         model_label = model.label

@@ -7,36 +7,40 @@ found and the remedy.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from harness import sweep
 from harness.combinations import devices_problems
 from harness.device_problems import device_problems
 from harness.matrix import CellPlan, Part, Parts, matrix, told_apart
-from harness.plan_values import as_seen, shown, sift
+from harness.plan_values import MAX_NAME, as_seen, shown, sift
 from harness.problems import in_one_line, nearest, told
 from harness.references import with_references
 from harness.schema import (
-    MAX_NAME,
+    DEVICE,
+    ENGINE,
+    MODEL,
     PLAN_SCHEMA,
-    DeviceSpec,
+    PROTOCOL,
+    WORKLOAD,
+    Element,
     EngineSpec,
     ModelSpec,
     PlanFile,
+    Section,
     TrialProtocol,
-    WorkloadSpec,
 )
+from harness.workload_specs import NamedWorkload
 
 MAX_BYTES = 1 << 20
 """Of a plan file."""
@@ -155,22 +159,22 @@ def draft_plan(
     entries, problems = sweep.expand(sifted.raw, max_cells)
     too_many = any(problem.startswith(sweep.TOO_MANY) for problem in problems)
     problems += _frame_problems(sifted.raw)
-    models, named_models, found = _validated_parts(entries["model"], ModelSpec)
+    models, named_models, found = _validated_parts(entries["model"], MODEL)
     problems += found
-    engines, named_engines, found = _validated_parts(entries["engine"], EngineSpec)
+    engines, named_engines, found = _validated_parts(entries["engine"], ENGINE)
     problems += found
-    workloads, _, found = _validated_parts(entries["workload"], WorkloadSpec)
+    workloads, _, found = _validated_parts(entries["workload"], WORKLOAD)
     problems += found
-    devices, named_devices, found = _validated_parts(entries["device"], DeviceSpec)
+    devices, named_devices, found = _validated_parts(entries["device"], DEVICE)
     problems += found
     protocol = TrialProtocol()
     try:
         given = sifted.raw.get("protocol", {})
-        protocol = _validated(TrialProtocol, given if isinstance(given, dict) else {})
+        protocol = PROTOCOL.read(given if isinstance(given, dict) else {})
     except ValidationError as error:
-        problems += told("protocol", error, TrialProtocol)
+        problems += told("protocol", error, PROTOCOL.schema)
     problems += _twice("engine", engines) + _twice("device", devices)
-    problems += [p for s, own in (("engine", engines), ("workload", workloads)) for p in _look_alike(s, own)]
+    problems += _look_alike("engine", engines) + _look_alike("workload", workloads)
     if len(engines) == len(entries["engine"]) and not any(problem.startswith("sweep") for problem in problems):
         problems += _baseline_problems(
             sifted.raw.get("baseline"), list(dict.fromkeys(name for e in engines for name in (e.spec.name, e.label)))
@@ -192,38 +196,33 @@ def draft_plan(
     return Draft(plan, parts, named, tuple(dict.fromkeys(everything)))
 
 
-def _validated_parts(entries: list[sweep.Entry], schema: Any) -> tuple[list[Part], list[Part], list[str]]:
+def _validated_parts(
+    entries: list[sweep.Entry], section: Section[Element]
+) -> tuple[list[Part[Element]], list[Part[Element]], list[str]]:
     """(the sound ones, with those that are sound without the keys that are wrong, the problems)."""
-    parts: list[Part] = []
-    named: list[Part] = []
+    parts: list[Part[Element]] = []
+    named: list[Part[Element]] = []
     problems: list[str] = []
     for entry in entries:
         try:
-            parts.append(_part(entry, _validated(schema, entry.raw)))
+            parts.append(_part(entry, section.read(entry.raw)))
             named.append(parts[-1])
         except ValidationError as error:
-            problems += told(entry.path, error, schema)
+            problems += told(entry.path, error, section.schema)
             wrong = {place for e in error.errors() for place in e["loc"][:1]}
             if isinstance(entry.raw, dict):
                 with contextlib.suppress(ValidationError):
                     rest = {key: value for key, value in entry.raw.items() if key not in wrong}
-                    named.append(_part(entry, _validated(schema, rest)))
+                    named.append(_part(entry, section.read(rest)))
     return parts, named, problems
 
 
-def _part(entry: sweep.Entry, spec: Any) -> Part:
-    name = spec.source if isinstance(spec, ModelSpec) else getattr(spec, "label", None) or spec.name
+def _part(entry: sweep.Entry, spec: Element) -> Part[Element]:
+    if isinstance(spec, ModelSpec):
+        name = spec.source
+    else:
+        name = spec.label or spec.name if isinstance(spec, NamedWorkload) else spec.name
     return Part(entry.path, entry.suffix, spec, f"{name}[{entry.suffix}]" if entry.suffix else name)
-
-
-@functools.cache
-def _adapter(schema: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(schema)
-
-
-def _validated(schema: Any, raw: Any) -> Any:
-    """Strictly: TOML has types, so "3" and true are no numbers. By way of JSON, where a list may become a tuple."""
-    return _adapter(schema).validate_json(json.dumps(raw), strict=True)
 
 
 def _frame_problems(raw: dict[str, Any]) -> list[str]:
@@ -280,14 +279,16 @@ def _baseline_problems(baseline: object, arms: list[str]) -> Iterator[str]:
         yield f"baseline: no arm has this name; {nearest(baseline, arms)}"
 
 
-def _meant(parts: list[Part], check: Callable[[str, Any], Iterator[str]]) -> tuple[list[Part], list[str]]:
+def _meant(
+    parts: list[Part[Element]], check: Callable[[str, Element], Iterator[str]]
+) -> tuple[list[Part[Element]], list[str]]:
     """The parts whose names and settings mean something, and the problems of the others."""
     problems = [list(check(part.path, part.spec)) for part in parts]
     sound = [part for part, own in zip(parts, problems, strict=True) if not own]
     return sound, [problem for own in problems for problem in own]
 
 
-def _twice(section: str, parts: list[Part]) -> list[str]:
+def _twice(section: str, parts: Iterable[Part[Element]]) -> list[str]:
     return [
         f"{section}: the name {shown(name)} stands {n} times; give each its own"
         for name, n in sorted(Counter(part.label for part in parts).items())
@@ -295,7 +296,7 @@ def _twice(section: str, parts: list[Part]) -> list[str]:
     ]
 
 
-def _look_alike(section: str, parts: list[Part]) -> list[str]:
+def _look_alike(section: str, parts: Iterable[Part[Element]]) -> list[str]:
     """Of names that only a machine can tell apart."""
     seen: dict[str, list[str]] = {}
     for label in dict.fromkeys(part.label for part in parts):

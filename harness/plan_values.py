@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+MAX_NAME = 100
+"""Characters: a plan's name is a folder's, and file systems take 255 bytes."""
 MAX_TEXT = 4096
 """Characters: the longest path that Linux takes."""
 MAX_SHOWN = 80

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from devices.base import DeviceError
 from devices.clock import MonotonicClock
@@ -23,14 +22,15 @@ from engines.profile_files import DIGITS, digest_of_profile
 from engines.techniques.place.residency import ByCostParameters
 from engines.techniques.place.units import ShardsParameters
 from engines.techniques.presets import Composed
-from harness.catalog import METERS, WORKLOADS
+from harness.catalog import METERS
 from harness.matrix import CellPlan, Part
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
 from harness.problems import nearest
 from harness.references import with_references
 from harness.run_parts import RunParts
-from harness.schema import DeviceSpec, TrialProtocol
+from harness.schema import DeviceSpec, EngineSpec, TrialProtocol
+from harness.workload_specs import WorkloadSpec
 from workloads.base import TellsEarly, Workload, WorkloadError
 
 NO_ENGINE_ON_PHONES = (
@@ -139,7 +139,7 @@ def _recording_problems(device: DeviceSpec, recording: str) -> Iterator[str]:
         meter.close()
 
 
-def _engine_problems(engine: Part) -> Iterator[str]:
+def _engine_problems(engine: Part[EngineSpec]) -> Iterator[str]:
     technique = engine.spec.technique
     if engine.spec.profile is not None:
         if not technique.wanted_prompts:
@@ -148,7 +148,7 @@ def _engine_problems(engine: Part) -> Iterator[str]:
             yield f"engine {engine.label}: a profile takes the place of calibration_prompts; remove one of them"
 
 
-def _cost_problems(engine: Part) -> Iterator[str]:
+def _cost_problems(engine: Part[EngineSpec]) -> Iterator[str]:
     """Names that a place by cost asks for prices."""
     place = engine.spec.technique.choices.place if isinstance(engine.spec.technique, Composed) else None
     if not isinstance(place, ByCostParameters):
@@ -162,7 +162,7 @@ def _cost_problems(engine: Part) -> Iterator[str]:
             yield f"engine {engine.label}: {key}: no {what} {name!r}; {nearest(name, known)}"
 
 
-def _problems_with_model(engine: Part, facts: CheckpointFacts, run_parts: RunParts) -> Iterator[str]:
+def _problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts, run_parts: RunParts) -> Iterator[str]:
     technique = engine.spec.technique
     place = technique.choices.place if isinstance(technique, Composed) else None
     if isinstance(place, ShardsParameters) and facts.config.moe is not None:
@@ -193,7 +193,7 @@ def _pricing_problems(device: DeviceSpec, facts: CheckpointFacts) -> Iterator[st
             yield f"device {device.name}: priced_as: {error}"
 
 
-def _calibrated(engines: list[Part]) -> dict[str, int]:
+def _calibrated(engines: list[Part[EngineSpec]]) -> dict[str, int]:
     """Techniques that are calibrated on prompts, and the most that one of their engines asks for."""
     wanted: dict[str, int] = {}
     for technique in (engine.spec.technique for engine in engines if engine.spec.profile is None):
@@ -204,7 +204,7 @@ def _calibrated(engines: list[Part]) -> dict[str, int]:
 
 
 def _all_workload_problems(
-    parts: list[Part],
+    parts: list[Part[WorkloadSpec]],
     facts: CheckpointFacts,
     techniques: dict[str, int],
     run_parts: RunParts,
@@ -221,20 +221,19 @@ def _all_workload_problems(
         if rest in sound:
             continue
         own = problems[part.label] = list(_workload_problems(part, facts, techniques, run_parts, empty))
-        if not own and (part.label, facts.source) not in empty and WORKLOADS[part.spec.name].smaller_is_part:
+        if not own and (part.label, facts.source) not in empty and part.spec.smaller_is_part:
             one_size = isinstance(run_parts.workload_named(part.label, part.spec), TellsEarly)
-            if one_size or getattr(part.spec, "too_long", "fail") == "fail":
+            if one_size or part.spec.too_long == "fail":
                 sound.add(rest)
     return [problem for part in parts for problem in problems.get(part.label, ())]
 
 
-def _n_asked(part: Part) -> float:
-    limit = getattr(part.spec, "limit", None)
-    return math.inf if limit is None else limit
+def _n_asked(part: Part[WorkloadSpec]) -> float:
+    return math.inf if part.spec.limit is None else part.spec.limit
 
 
 def _workload_problems(
-    part: Part,
+    part: Part[WorkloadSpec],
     facts: CheckpointFacts,
     techniques: dict[str, int],
     run_parts: RunParts,
@@ -274,5 +273,5 @@ def _can_calibrate(workload: Workload, facts: CheckpointFacts, wanted: int) -> b
     return bool(workload.calibration_prompts(facts.tokenizer, facts.config.max_length, wanted))
 
 
-def _shorter_answers(spec: Any) -> str:
+def _shorter_answers(spec: WorkloadSpec) -> str:
     return " lower max_new_tokens," if "max_new_tokens" in type(spec).model_fields else ""

@@ -15,7 +15,7 @@ MAX_LINE = 1000
 """Characters of a problem: the longest list of known names, and a value."""
 
 
-def told(path: str, error: ValidationError, schema: Any) -> list[str]:
+def told(path: str, error: ValidationError, schema: object) -> list[str]:
     """A line for each problem of one element. schema: what it was validated against, a record or a union of them."""
     return [_line(path, one, schema) for one in error.errors(include_url=False)]
 
@@ -34,7 +34,7 @@ def in_one_line(problem: str) -> str:
     return text if len(text) <= MAX_LINE else text[: MAX_LINE - 3] + "..."
 
 
-def _line(path: str, error: Any, schema: Any) -> str:
+def _line(path: str, error: Any, schema: object) -> str:
     loc = error["loc"]
     is_written = (not any(_tag(m) == p for m in _members_at(schema, loc[:i])) for i, p in enumerate(loc))
     location = [p for p, w in zip(loc, is_written, strict=True) if w and p not in TECHNIQUES and p not in WORKLOADS]
@@ -63,7 +63,7 @@ def _line(path: str, error: Any, schema: Any) -> str:
     return f"{where}: {problem.replace('input should', 'must')}, {found}"
 
 
-def _table_form(schema: Any, location: Sequence[Any]) -> str:
+def _table_form(schema: object, location: Sequence[Any]) -> str:
     """How the table that belongs there is written."""
     members = _members_at(schema, location)
     if len(members) == 1:
@@ -71,19 +71,19 @@ def _table_form(schema: Any, location: Sequence[Any]) -> str:
     return 'write { name = "..." } with its parameters' if members else 'write { KEY = "..." }'
 
 
-def _model_at(schema: Any, location: Sequence[Any]) -> type[BaseModel] | None:
+def _model_at(schema: object, location: Sequence[Any]) -> type[BaseModel] | None:
     """The record that a pydantic location names, if it is one."""
     members = _members_at(schema, location)
     return members[0] if len(members) == 1 else None
 
 
-def _members_at(schema: Any, location: Sequence[Any]) -> list[type[BaseModel]]:
+def _members_at(schema: object, location: Sequence[Any]) -> list[type[BaseModel]]:
     """Records that may stand where a pydantic location leads, through unions (their tag is part of the location)."""
     for part in location:
         members = _members(schema)
         if isinstance(part, int):
             continue
-        tagged = [m for m in members if part in (m.__name__, _tag(m))]
+        tagged = [m for m in members if part in (*_names(m), _tag(m))]
         if tagged:
             schema = tagged[0]
         else:
@@ -91,10 +91,15 @@ def _members_at(schema: Any, location: Sequence[Any]) -> list[type[BaseModel]]:
     return _members(schema)
 
 
-def _members(schema: Any) -> list[type[BaseModel]]:
+def _members(schema: object) -> list[type[BaseModel]]:
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         return [schema]
     return [m for argument in get_args(schema) for m in _members(argument)]
+
+
+def _names(model: type[BaseModel]) -> tuple[str, ...]:
+    """By which a plan chooses it among others, where they are its names."""
+    return get_args(model.model_fields["name"].annotation) if "name" in model.model_fields else ()
 
 
 def _tag(model: type[BaseModel]) -> str | None:

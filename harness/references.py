@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pydantic import TypeAdapter
-
 from engines.model.quantised import AS_THE_MODEL
 from harness.matrix import CellPlan
-from harness.schema import TechniqueSpec
+from harness.schema import TECHNIQUE
 
 WIDEST_FIRST = ("float32", "bfloat16", "float16")
 
@@ -51,7 +49,7 @@ def is_lossless(plan: CellPlan) -> bool:
 
 def as_lossless(plan: CellPlan) -> CellPlan:
     """The cell as it would be without its technique and its narrow weights, for a plan that has no such arm."""
-    dropless = TypeAdapter(TechniqueSpec).validate_python({"name": "dropless"})
+    dropless = TECHNIQUE.read({"name": "dropless"})
     engine = plan.engine.model_copy(update={"technique": dropless, "quantise": AS_THE_MODEL})
     cell = plan.cell.model_copy(update={"cell_id": f"{plan.model.source}, {plan.model.dtype}, lossless"})
     return replace(plan, engine=engine, cell=cell)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from devices.base import Clock, Device, DeviceError, Meter
 from devices.clock import MonotonicClock
@@ -26,7 +25,7 @@ from engines.profile import Profile
 from engines.profile_files import read_profile
 from engines.reference import ReferenceEngine, model_of
 from engines.techniques.base import Costs, ModelSizes
-from harness.catalog import METERS, WORKLOADS
+from harness.catalog import METERS
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.input_watch import InputWatch
 from harness.matrix import CellPlan
@@ -35,8 +34,9 @@ from harness.references import as_lossless
 from harness.samples import samples_of
 from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, ModelSpec, TrialProtocol
 from harness.session import ArmScores, PreparedCell
+from harness.workload_specs import WorkloadSpec
 from results.environments import Environment
-from results.records import Record, Request, Sample
+from results.records import Request, Sample
 from workloads import files_read, kept
 from workloads.base import ComparesDistributions, Workload
 
@@ -67,7 +67,7 @@ class RunParts:
         self._host_clock = MonotonicClock()
         self._facts: dict[str, CheckpointFacts] = {}
         self._checkpoints: dict[tuple[ModelSpec, Quantisation], Checkpoint] = {}
-        self._models: dict[tuple[Any, ...], Transformer] = {}
+        self._models: dict[tuple[ModelSpec, Quantisation, str, str], Transformer] = {}
         self._workloads: dict[str, Workload] = {}
         self._shared = kept.Kept()
         """By the workloads: a plan that sweeps a seed reads its data once."""
@@ -170,12 +170,12 @@ class RunParts:
     def workload(self, plan: CellPlan) -> Workload:
         return self.workload_named(plan.cell.workload, plan.workload)
 
-    def workload_named(self, label: str, spec: Any) -> Workload:
+    def workload_named(self, label: str, spec: WorkloadSpec) -> Workload:
         """Built once for each label. Raises `WorkloadError`."""
         files_read.note_into(self.data_files)
         kept.keep_in(self._shared)
         if label not in self._workloads:
-            self._workloads[label] = build_workload(spec, self._allow_code)
+            self._workloads[label] = spec.build(data_root(), self._allow_code)
         return self._workloads[label]
 
     def facts(self, source: str) -> CheckpointFacts:
@@ -260,12 +260,6 @@ def clock_of(device: Device, host_clock: Clock) -> Clock:
     return device.timeline if isinstance(device, ModelDevice) else host_clock
 
 
-def build_workload(spec: Any, allow_code: bool) -> Workload:
-    entry = WORKLOADS[spec.name]
-    permission = {"allow_code": allow_code} if entry.runs_code else {}
-    return entry.build(_untagged(spec, entry.parameters), data_root(), **permission)
-
-
 def build_device(spec: DeviceSpec, protocol: TrialProtocol, clock: Clock, on_wait: WaitListener) -> Device:
     """Not yet opened."""
     if spec.is_modelled:
@@ -293,8 +287,3 @@ def _phone(spec: DeviceSpec, protocol: TrialProtocol, clock: Clock, on_wait: Cal
 
     chosen = [m for m in ANDROID_METERS if m in spec.meters or (m == "battery" and "auto" in spec.meters)]
     return AndroidDevice(spec.name, interval_s, clock, gates, on_wait, meter_names=chosen)
-
-
-def _untagged(spec: Any, parameters: type[Any]) -> Any:
-    record: Record = parameters(**{name: getattr(spec, name) for name in parameters.model_fields})
-    return record

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
+import json
 import operator
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, Field, create_model, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, create_model, model_validator
 
 from engines.model.quantised import Quantisation
 from engines.oracle import OracleParameters
 from engines.techniques.presets import Composed
-from harness.catalog import TECHNIQUES, WORKLOADS
+from harness.catalog import TECHNIQUES
+from harness.plan_values import MAX_NAME
+from harness.workload_specs import WorkloadSpec
 from results.records import Record
 
 PLAN_SCHEMA = 1
-MAX_NAME = 100
-"""Characters: a plan's name is a folder's, and file systems take 255 bytes."""
 MAX_REPEATS = 100_000
 DAY_S = 86_400.0
 """The longest that one step of a run may wait."""
@@ -28,25 +28,22 @@ ANDROID_METERS: tuple[Literal["battery", "rails"], ...] = ("battery", "rails")
 """The whole phone by its battery (`auto`), or parts of it by the power rails that some phones meter."""
 
 
-def _tagged(name: str, parameters: type[Record], **more: Any) -> type[BaseModel]:
+def _tagged(name: str, parameters: type[Record]) -> type[BaseModel]:
     """A parameters record with its name as the union's tag."""
     tag: Any = (Literal[name], ...)
-    return create_model(name, __base__=parameters, name=tag, **more)
-
-
-def _union(members: Iterable[type[BaseModel]]) -> Any:
-    return Annotated[functools.reduce(operator.or_, members), Field(discriminator="name")]
+    return create_model(name, __base__=parameters, name=tag)
 
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
     TechniqueSpec = Composed | OracleParameters
-    WorkloadSpec = Any
 else:
-    TechniqueSpec = _union(_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())
-    WorkloadSpec = _union(
-        _tagged(name, entry.parameters, label=(str | None, Field(None, max_length=MAX_NAME)))
-        for name, entry in WORKLOADS.items()
-    )
+    # Presets have their choices' parameters, so their records are made, each with its name as the tag.
+    TechniqueSpec = Annotated[
+        functools.reduce(operator.or_, (_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())),
+        Field(discriminator="name"),
+    ]
 
 
 class ModelSpec(Record):
@@ -183,3 +180,37 @@ class PlanFile(Record):
     protocol: TrialProtocol = TrialProtocol()
     sweep: dict[str, Any] = Field(default_factory=dict)
     """Dotted path to a list of values; each combination is an element of its own."""
+
+
+# --- reading one section ----------------------------------------------------------------------------------------------
+
+S = TypeVar("S")
+Element = TypeVar("Element", bound=ModelSpec | EngineSpec | WorkloadSpec | DeviceSpec)
+"""One of each makes a cell."""
+
+
+class Section(Generic[S]):
+    """What may stand in a section of a plan."""
+
+    def __init__(self, schema: TypeForm[S]) -> None:
+        """schema: a record, or a union of them."""
+        self.schema = schema
+
+    @functools.cached_property
+    def _adapter(self) -> TypeAdapter[S]:
+        return TypeAdapter(self.schema)
+
+    def read(self, raw: object) -> S:
+        """Strictly: TOML has types, so "3" and true are no numbers. By way of JSON, where a list may become a tuple.
+
+        Raises pydantic's `ValidationError`.
+        """
+        return self._adapter.validate_json(json.dumps(raw), strict=True)
+
+
+MODEL = Section[ModelSpec](ModelSpec)
+ENGINE = Section[EngineSpec](EngineSpec)
+TECHNIQUE = Section[TechniqueSpec](TechniqueSpec)
+WORKLOAD = Section[WorkloadSpec](WorkloadSpec)
+DEVICE = Section[DeviceSpec](DeviceSpec)
+PROTOCOL = Section[TrialProtocol](TrialProtocol)

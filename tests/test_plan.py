@@ -17,10 +17,11 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from engines.model.quantised import Quantisation
-from harness.catalog import TECHNIQUES, WORKLOADS
+from harness.catalog import TECHNIQUES
 from harness.commands import app
 from harness.plan import Plan, PlanError, build_plan, load_plan
 from harness.schema import DeviceSpec, EngineSpec, ModelSpec, PlanFile, StopSpec, TrialProtocol
+from harness.workload_specs import SPEC_OF
 from tests.plans import (
     BOOLQ,
     DROPLESS,
@@ -646,7 +647,7 @@ SECTIONS_OF_A_PLAN: list[tuple[type[BaseModel], tuple[str, ...]]] = [
     (TrialProtocol, ("harness",)),
     (StopSpec, ("harness",)),
     *((entry.parameters, ("engines",)) for entry in TECHNIQUES.values()),
-    *((entry.parameters, ("workloads",)) for entry in WORKLOADS.values()),
+    *((spec, ("harness", "workloads")) for spec in dict.fromkeys(SPEC_OF.values())),
 ]
 
 

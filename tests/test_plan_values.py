@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engines.model.checkpoints import CheckpointFacts
-from harness.catalog import TECHNIQUES, WORKLOADS
+from harness.catalog import TECHNIQUES
 from harness.plan import MAX_BYTES, PlanError, draft_plan, load_plan, read_draft
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from harness.schema import DeviceSpec, EngineSpec, ModelSpec, StopSpec, TrialProtocol
 from harness.sweep import set_value
+from harness.workload_specs import SPEC_OF
 from tests.command import joulebench
 from tests.plans import BOOLQ, DROPLESS, HOST, MODEL, TIERS, raw_plan, write_plan
 
@@ -334,7 +335,7 @@ def test_anything_in_any_place_is_a_plan_or_lines(
 WORKLOAD_PLACES = [
     (name, key)
     for name in ("boolq", "sharegpt", "fixed_lengths", "fidelity", "ruler_niah_single_2", "mt_bench", "azure_trace")
-    for key in (*WORKLOADS[name].parameters.model_fields, "label", "nope")
+    for key in (*(key for key in SPEC_OF[name].model_fields if key != "name"), "nope")
 ]
 
 
@@ -345,7 +346,7 @@ def test_anything_asked_of_a_workload_is_a_plan_or_lines(
 ) -> None:
     name, key = place
     short = {"limit": 2, "length": 300, "num_fewshot": 0, "max_turns": 1, "max_new_tokens": 4}
-    asked = {k: v for k, v in short.items() if k in WORKLOADS[name].parameters.model_fields}
+    asked = {k: v for k, v in short.items() if k in SPEC_OF[name].model_fields}
     assert_a_plan_or_lines(raw_plan() | {"workload": [{"name": name, **asked, key: value}]}, facts)
 
 

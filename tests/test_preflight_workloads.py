@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from harness.catalog import WORKLOADS
 from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
 from harness.schema import TrialProtocol
+from harness.workload_specs import SPEC_OF
 from tests.fakes.items import write_data_folder, write_rows
 from tests.plans import DROPLESS, TIERS, raw_plan
 from workloads.base import WorkloadError
@@ -106,7 +106,7 @@ def test_one_sample_tells_that_a_length_is_too_short_and_by_how_much() -> None:
         checked(workload=[workload | {"length": needed - 1}])
 
 
-NOT_PARTS = {name for name, entry in WORKLOADS.items() if not entry.smaller_is_part}
+NOT_PARTS = {name for name, spec in SPEC_OF.items() if not spec.smaller_is_part}
 
 
 @pytest.mark.parametrize("name", ["boolq", "sharegpt", "mt_bench", "ruler_vt", "ruler_cwe", "fixed_lengths"])

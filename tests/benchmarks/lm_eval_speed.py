@@ -25,7 +25,7 @@ from engines.model.checkpoints import load_checkpoint
 from engines.model.tokenizer import Tokenizer
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
-from harness.catalog import WORKLOADS
+from harness.schema import WORKLOAD
 from results.records import Request
 from tests.benchmarks.measurement import Measurement, beside, merged, read_json, write_page
 from tests.benchmarks.race_models import write_model
@@ -49,8 +49,8 @@ LIMITS = {"bundled": (16, 48, 12), "large": (3, 8, 2)}
 
 def requests_of(task: str, limit: int, tokenizer: Tokenizer, max_length: int) -> list[Request]:
     name, parameters = TASKS[task]
-    entry = WORKLOADS[name]
-    workload = entry.build(entry.parameters(**parameters, limit=limit), data_root())
+    spec = WORKLOAD.read({"name": name, **parameters, "limit": limit})
+    workload = spec.build(data_root(), allow_code=False)
     return list(workload.requests(tokenizer, max_length))
 
 

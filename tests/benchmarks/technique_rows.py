@@ -18,7 +18,7 @@ from engines.base import unheard
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import PRESETS, preset_parameters
-from harness.catalog import WORKLOADS
+from harness.schema import WORKLOAD
 from results.records import EngineCounters, Request
 from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_page
 
@@ -41,8 +41,8 @@ class Rows(NamedTuple):
 
 def prompts_of(checkpoint: Checkpoint) -> tuple[list[list[int]], list[list[int]]]:
     """(asked, for calibration)."""
-    entry = WORKLOADS["ruler_niah_multikey_1"]
-    workload = entry.build(entry.parameters(length=1024, limit=N_PROMPTS), None)
+    spec = WORKLOAD.read({"name": "ruler_niah_multikey_1", "length": 1024, "limit": N_PROMPTS})
+    workload = spec.build(None, allow_code=False)
     length = checkpoint.config.max_length
     asked = [list(request.prompt_ids) for request in workload.requests(checkpoint.tokenizer, length)]
     return asked[:N_PROMPTS], [list(p) for p in workload.calibration_prompts(checkpoint.tokenizer, length, 8)]

@@ -25,7 +25,7 @@ from engines.profile import Profile
 from engines.profiling import ChoiceCounts
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
-from harness.catalog import WORKLOADS
+from harness.schema import WORKLOAD
 from results.accuracy_energy import accuracy_energy
 from results.popularity import overlap_at_k
 from results.runs import RunData
@@ -207,8 +207,8 @@ def overlap_rows(found: Mapping[str, tuple[Profile, Profile]]) -> Iterator[Measu
 
 
 def _workload(name: str, parameters: Mapping[str, Any]) -> Workload:
-    entry = WORKLOADS[name]
-    return entry.build(entry.parameters(**parameters), None)
+    spec = WORKLOAD.read({"name": name, **parameters})
+    return spec.build(None, allow_code=False)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

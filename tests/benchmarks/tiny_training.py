@@ -16,7 +16,7 @@ from engines.base import unheard
 from engines.model.checkpoints import BUNDLED_FOLDER, load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
-from harness.catalog import WORKLOADS
+from harness.schema import WORKLOAD
 from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_page
 
 NAME = "tiny-training"
@@ -69,8 +69,8 @@ def accuracy_rows() -> Iterator[Measurement]:
     checkpoint = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32)
     engine = ReferenceEngine(checkpoint, DroplessParameters(), threads=1, reuse_prefix=True)
     for name, metric, parameters, target in ASKED:
-        entry = WORKLOADS[name]
-        workload = entry.build(entry.parameters(**parameters, seed=SEED), None)
+        spec = WORKLOAD.read({"name": name, **parameters, "seed": SEED})
+        workload = spec.build(None, allow_code=False)
         requests = workload.requests(checkpoint.tokenizer, engine.max_length)
         completions = [engine.run(request, unheard) for request in requests]
         score = next(s for s in workload.score(requests, completions) if s.sample_id is None and s.metric == metric)
