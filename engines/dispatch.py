@@ -228,9 +228,30 @@ def _integers(values: Iterable[int]) -> Integers:
     return np.fromiter(values, dtype=np.int64)
 
 
+FILE: Unit = "file"
+"""Where weights lie that no memory holds: the checkpoint on a disk. Nothing computes there."""
+
+
+class Link(NamedTuple):
+    """From one unit's memory to another's."""
+
+    source: Unit
+    target: Unit
+
+
+class LayerExpert(NamedTuple):
+    """An expert of a layer."""
+
+    layer: int
+    expert: int
+
+
 @dataclass(frozen=True)
 class Transfer:
-    """Weights of an expert that must move. layer: whose call waits for them; a later one's is a prefetch."""
+    """Weights of an expert that must move.
+
+    layer: whose call waits for them; a later one's is a prefetch. replaces: the expert whose slot they take.
+    """
 
     expert: int
     layer: int
@@ -238,6 +259,90 @@ class Transfer:
     target: Unit
     n_bytes: int
     width: Width | None = None
+    replaces: LayerExpert | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers(Sequence[Transfer]):
+    """The transfers of a plan in their order, as arrays. M transfers.
+
+    width_M2: first and end of the columns; None: whole experts. replaced_M2: layer and expert, -1 where a slot was
+    free; None: all were.
+    """
+
+    expert_M: Integers
+    layer_M: Integers
+    n_bytes_M: Integers
+    links: tuple[Link, ...]
+    link_M: Integers | None = None
+    """Index into `links`; None: all take the first."""
+    width_M2: Integers | None = None
+    replaced_M2: Integers | None = None
+
+    @staticmethod
+    def of(transfers: Iterable[Transfer], expert_width: int = 0) -> Transfers:
+        """From transfers one by one. expert_width: columns of a whole expert, where some are parts and some not."""
+        transfers = tuple(transfers)
+        links = tuple(dict.fromkeys(Link(t.source, t.target) for t in transfers))
+        has_parts = any(t.width is not None for t in transfers)
+        replaces = any(t.replaces is not None for t in transfers)
+        whole, free = Width(0, expert_width), LayerExpert(-1, -1)
+        return Transfers(
+            _integers(t.expert for t in transfers),
+            _integers(t.layer for t in transfers),
+            _integers(t.n_bytes for t in transfers),
+            links,
+            _integers(links.index(Link(t.source, t.target)) for t in transfers),
+            np.array([t.width or whole for t in transfers], dtype=np.int64) if has_parts else None,
+            np.array([t.replaces or free for t in transfers], dtype=np.int64) if replaces else None,
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.n_bytes_M.sum())
+
+    def link(self, transfer: int) -> Link:
+        return self.links[0 if self.link_M is None else self.link_M[transfer]]
+
+    def __len__(self) -> int:
+        return len(self.expert_M)
+
+    @overload
+    def __getitem__(self, transfer: int) -> Transfer: ...
+    @overload
+    def __getitem__(self, transfer: slice) -> Sequence[Transfer]: ...
+    def __getitem__(self, transfer: int | slice) -> Transfer | Sequence[Transfer]:
+        if isinstance(transfer, slice):
+            return [self[m] for m in range(*transfer.indices(len(self)))]
+        transfer = range(len(self))[transfer]
+        width = None if self.width_M2 is None else Width(*self.width_M2[transfer].tolist())
+        replaced = (
+            LayerExpert(-1, -1) if self.replaced_M2 is None else LayerExpert(*self.replaced_M2[transfer].tolist())
+        )
+        link = self.link(transfer)
+        return Transfer(
+            int(self.expert_M[transfer]),
+            int(self.layer_M[transfer]),
+            link.source,
+            link.target,
+            int(self.n_bytes_M[transfer]),
+            width,
+            None if replaced.expert < 0 else replaced,
+        )
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return (self[transfer] for transfer in range(len(self)))
+
+
+_NO_INTEGERS = np.empty(0, dtype=np.int64)
+NO_TRANSFERS = Transfers(_NO_INTEGERS, _NO_INTEGERS, _NO_INTEGERS, ())
+
+
+class Prediction(NamedTuple):
+    """Experts and weights that were guessed for a later layer, before its router could choose."""
+
+    layer: int
+    routing: Routing
 
 
 @dataclass(frozen=True)
@@ -260,6 +365,7 @@ class Tally(NamedTuple):
     bytes_exchanged: int | None
     hits: int | None
     misses: int | None
+    prefetched: int | None
 
     def counters(self) -> EngineCounters:
         return EngineCounters(
@@ -274,12 +380,17 @@ class Tally(NamedTuple):
             bytes_exchanged=self.bytes_exchanged,
             hits=self.hits,
             misses=self.misses,
+            prefetched=self.prefetched,
         )
 
 
 @dataclass(frozen=True, eq=False)
 class DispatchPlan:
-    """Calls over one row space. token_R: source token of each row, -1 for padding; weight_R: 0 for padding."""
+    """Calls over one row space. token_R: source token of each row, -1 for padding; weight_R: 0 for padding.
+
+    executed: the experts and weights that were executed in the place of the router's choice; None where it is the
+    router's. prediction: what was guessed for a later layer.
+    """
 
     n_tokens: int
     token_R: Tensor
@@ -287,11 +398,15 @@ class DispatchPlan:
     calls: Calls
     routed_pairs: int
     dropped_pairs: int
-    transfers: tuple[Transfer, ...] = ()
+    transfers: Transfers = NO_TRANSFERS
     exchanges: tuple[Exchange, ...] = ()
     hits: int | None = None
     """Of the experts called, those whose weights lay where they were computed; None where nothing is moved."""
     misses: int | None = None
+    prefetched: int | None = None
+    """Transfers of later layers; None of a technique that does not prefetch."""
+    executed: Routing | None = None
+    prediction: Prediction | None = None
 
     @property
     def kept_pairs(self) -> int:
@@ -300,10 +415,10 @@ class DispatchPlan:
     @property
     def tally(self) -> Tally:
         # Of the row space: a row that several widths share is computed once, in parts.
-        moved = sum(t.n_bytes for t in self.transfers)
+        moved = self.transfers.n_bytes if len(self.transfers) else 0
         sent = sum(sum(map(sum, e.bytes_NN)) for e in self.exchanges) if self.exchanges else None
         pairs = self.routed_pairs, self.dropped_pairs
-        return Tally(self.calls, len(self.token_R), *pairs, moved, sent, self.hits, self.misses)
+        return Tally(self.calls, len(self.token_R), *pairs, moved, sent, self.hits, self.misses, self.prefetched)
 
     def counters(self) -> EngineCounters:
         return self.tally.counters()

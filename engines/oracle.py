@@ -18,7 +18,7 @@ from devices.base import Unit
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import CallKind, Calls, DispatchPlan, Routing
 from engines.model.experts import ExpertWeights
-from engines.techniques.base import BuildContext, LayerInput
+from engines.techniques.base import NOTHING, BuildContext, LayerInput
 from results.records import Record
 
 
@@ -75,6 +75,7 @@ class Oracle:
     name = "oracle"
     needs_saliency = False
     couples_tokens = False
+    asks = NOTHING
 
     def plan(self, seen: LayerInput) -> DispatchPlan:
         ids_TK = seen.routing.expert_ids_TK

@@ -30,7 +30,16 @@ from engines.prefix import HeldTokens, turned_alike
 from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.road import Decoding, Prefill, road
-from engines.techniques.base import BuildContext, ChunkPhase, Costs, ModelSizes, Technique, TechniqueParameters
+from engines.shown import Shown
+from engines.techniques.base import (
+    NOTHING,
+    BuildContext,
+    ChunkPhase,
+    Costs,
+    ModelSizes,
+    Technique,
+    TechniqueParameters,
+)
 from results.environments import Road
 from results.records import Completion, EngineCounters, ExpertHeat, Request
 
@@ -82,7 +91,9 @@ def own_sizes(checkpoint: Checkpoint) -> ModelSizes | None:
     if config.moe is None:
         return None
     moe = config.moe
-    return ModelSizes(moe.n_experts, moe.top_k, config.hidden, moe.expert_width, 6 * config.hidden * moe.expert_width)
+    n_layers, n_sparse, hidden = config.n_layers, len(moe.sparse_layers), config.hidden
+    expert_bytes = 6 * hidden * moe.expert_width
+    return ModelSizes(moe.n_experts, moe.top_k, hidden, moe.expert_width, expert_bytes, n_layers, n_sparse)
 
 
 class ReferenceEngine:
@@ -139,12 +150,18 @@ class ReferenceEngine:
         self._held = HeldTokens()
         self._reuse_prefix = reuse_prefix
         self._parameters = technique
-        self._sizes = sizes or own_sizes(checkpoint)
+        own = own_sizes(checkpoint)
+        # Layers are those that run here, whatever they are priced as.
+        layers = None if own is None else (own.n_layers, own.n_sparse_layers)
+        self._sizes = own if sizes is None or layers is None else ModelSizes(*sizes[:-2], *layers)
         self._costs = costs
         self._prefill_chunk = prefill_chunk
         self._now_s = now_s if backend is None else synchronised(now_s, backend.device)
         self._threads = threads or torch.get_num_threads()
-        self._technique: Technique | None = None if technique.wanted_prompts else technique.build(self._context(None))
+        self._technique: Technique | None = None
+        self._shown = Shown(NOTHING, None)
+        if not technique.wanted_prompts:
+            self._freeze(None)
         self._counters = EngineCounters()
         self._heat = HeatCounts()
         self._profile: Profile | None = None
@@ -170,7 +187,7 @@ class ReferenceEngine:
         """Freezes the technique on what was counted before, of this model: `engines.profile_files.mismatch` says so."""
         self._check_needs_calibration()
         self._profile = profile
-        self._technique = self._parameters.build(self._context(profile))
+        self._freeze(profile)
         worst = max(profile.tokens_per_expert, key=profile.imbalance)
         logger.info(
             "calibrated %s on %d prompts; imbalance up to %.2f (layer %d)",
@@ -180,8 +197,10 @@ class ReferenceEngine:
             worst,
         )
 
-    def _context(self, profile: Profile | None) -> BuildContext:
-        return BuildContext(self._prefill_chunk, self._sizes, profile, self._costs)
+    def _freeze(self, profile: Profile | None) -> None:
+        context = BuildContext(self._prefill_chunk, self._sizes, profile, self._costs, self._model)
+        self._technique = self._parameters.build(context)
+        self._shown = Shown(self._technique.asks, self._sizes)
 
     def _check_needs_calibration(self) -> None:
         if not self.needs_calibration:
@@ -259,8 +278,9 @@ class ReferenceEngine:
         return held_weights(self._model.weights)
 
     def reset(self) -> None:
-        """The next request computes all of its prompt, whatever was asked before."""
+        """The next request computes all of its prompt, whatever was asked before, and finds no expert loaded."""
         self._held.keep(0)
+        self._shown.reset()
 
     def take_counters(self) -> EngineCounters:
         counters, self._counters = self._counters, EngineCounters()
@@ -282,12 +302,17 @@ class ReferenceEngine:
 
     def _answer(self, sequences: Sequence[_Sequence], technique: Technique, on_phase: PhaseListener) -> None:
         left = [s.answer.n_prefill - s.n_cached for s in sequences]
+        n_left = sum(left)
+        self._shown.start_request()
         try:
             for step in packed(left, self._prefill_chunk):
+                n_left -= sum(n for _, n in step)
+                self._shown.start_step(n_left)
                 self._step([(sequences[i], n) for i, n in step], technique, "prefill", on_phase)
             while alive := [(s, 1) for s in sequences if not s.answer.is_complete]:
                 for sequence, _ in alive:
                     self._turn_for_next(sequence, technique)
+                self._shown.start_step(0)
                 self._step(alive, technique, "decode", on_phase)
         finally:
             self._count()
@@ -319,6 +344,7 @@ class ReferenceEngine:
             phase,
             self.layer_observer,
             self._heat.hold,
+            self._shown,
         )
         for (sequence, _), token_ids in zip(parts, chunks, strict=True):
             if sequence.held is not None:
@@ -353,7 +379,10 @@ class ReferenceEngine:
             sequence.held.keep(0)
         cache.start(cache.n_positions, 0, cache.length + 1)
         for chunk_T in torch.split(torch.tensor(tokens), self._prefill_chunk):
-            _, plans = self._model.forward(chunk_T, cache, technique, "prefill", self.layer_observer, self._heat.hold)
+            self._shown.start_step(None)
+            _, plans = self._model.forward(
+                chunk_T, cache, technique, "prefill", self.layer_observer, self._heat.hold, self._shown
+            )
             if sequence.held is not None:
                 sequence.held.add(chunk_T.tolist(), "prefill")
             self._tallies += [plan.tally for plan in plans if plan is not None]
@@ -388,7 +417,8 @@ class ReferenceEngine:
         tallies = [*self._tallies, *(plan.tally for step in self._uncounted for plan in step if plan is not None)]
         self._tallies.clear()
         self._uncounted.clear()
-        self._counters = EngineCounters.total([self._counters, *(tally.counters() for tally in tallies)])
+        unused = EngineCounters(prefetched_unused=self._shown.take_unused())
+        self._counters = EngineCounters.total([self._counters, unused, *(tally.counters() for tally in tallies)])
 
     def _begin(self, answer: Answer, technique: Technique) -> int:
         """Readies the engine's own cache for a request; returns how many of its tokens are in there already.

@@ -56,7 +56,7 @@ def technique_rows() -> list[Row]:
             row |= {"lossless": parameters.lossless, "backbone": parameters.backbone}
             if isinstance(parameters, Composed):
                 choices = parameters.choices
-                row |= {"route": choices.route, "move": choices.move}
+                row |= {"route": _dumped(choices.route), "move": _dumped(choices.move)}
                 row |= {"place": _dumped(choices.place), "layout": _dumped(choices.layout)}
                 row["decode_layout"] = _dumped(choices.decode or choices.layout)
         rows.append(row)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from results.records import EngineCounters
 
-Table = Literal["Experts", "Padding", "Exchanges", "Cache of experts"]
+Table = Literal["Experts", "Padding", "Exchanges", "Cache of experts", "Prefetched experts"]
 NOT_ROUTED = "no token was routed to an expert"
 
 
@@ -55,4 +55,6 @@ COUNTERS = (
     _optional("bytes_exchanged", "B", "exchanged", lambda c: c.bytes_exchanged, "Exchanges"),
     _optional("hits", "experts", "hits", lambda c: c.hits, "Cache of experts"),
     _optional("misses", "experts", "misses", lambda c: c.misses, "Cache of experts"),
+    _optional("prefetched", "experts", "prefetched", lambda c: c.prefetched, "Prefetched experts"),
+    _optional("prefetched_unused", "experts", "unused", lambda c: c.prefetched_unused, "Prefetched experts"),
 )

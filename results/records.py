@@ -197,6 +197,10 @@ class EngineCounters(Record):
     """Activations that units sent each other. None: no unit sends any, or not counted, as in stores of before."""
     hits: int | None = None
     misses: int | None = None
+    prefetched: int | None = None
+    """Transfers of weights that a later layer waits for. None: the technique does not prefetch, or not counted."""
+    prefetched_unused: int | None = None
+    """Of these, the ones that left their slot, or saw the request end, before anything called them."""
 
     @classmethod
     def total(cls, counted: Iterable[EngineCounters]) -> EngineCounters:

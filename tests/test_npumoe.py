@@ -27,7 +27,9 @@ from tests.test_experts import random_experts
 pytestmark = pytest.mark.numbers
 
 MIB = 1 << 20
-PHI = ModelSizes(n_experts=16, top_k=2, hidden=4096, expert_width=6400, expert_bytes=150 * MIB)
+PHI = ModelSizes(
+    n_experts=16, top_k=2, hidden=4096, expert_width=6400, expert_bytes=150 * MIB, n_layers=1, n_sparse_layers=1
+)
 SKEWED = (64, 62, 61, 60, *[20] * 12)
 """Of 16 experts: four above the mean of 30.4 and twelve below it."""
 
@@ -136,7 +138,7 @@ def test_tiers_prune_the_least_salient(experts: list[list[int]], norms: list[int
 def test_one_fixed_shape_prunes_the_least_salient(experts: list[list[int]], norms: list[int]) -> None:
     saliency = [float(n) for n in norms[: len(experts)]]
     routing = Routing(torch.tensor(experts), torch.ones(len(experts), 2), 8)
-    base = built("npumoe-base", 24, None, ModelSizes(8, 2, 8, 8, 8), factor=1.0, align=1)
+    base = built("npumoe-base", 24, None, ModelSizes(8, 2, 8, 8, 8, 1, 1), factor=1.0, align=1)
     plan = base.plan(LayerInput(0, "prefill", routing, torch.tensor(saliency)))
     assert kept_of(plan) == kept_slowly(experts, saliency, [6] * 8)
     assert len(plan.calls) == 8, "all experts are launched"
@@ -239,7 +241,7 @@ def test_a_call_is_charged_by_the_chance_that_it_is_made() -> None:
 
 def test_host_and_modelled_machine_have_the_same_graphs_of_one_arm() -> None:
     """At the size of Phi-3.5-MoE a graph takes 8 experts, of the small model that computes 16 and more."""
-    profile, small = Profile({0: (100,) * 16}, 2, 1), ModelSizes(16, 2, 128, 64, 6 * 128 * 64)
+    profile, small = Profile({0: (100,) * 16}, 2, 1), ModelSizes(16, 2, 128, 64, 6 * 128 * 64, 1, 1)
     parameters = preset_parameters("npumoe")(as_shape="phi-3.5-moe", group_size=16)
     on_host = parameters.build(BuildContext(256, small, profile, None))
     on_model = parameters.build(BuildContext(256, PHI, profile, costs_of("m2-ultra", PHI)))
@@ -339,7 +341,7 @@ def test_costs_are_asked_at_a_named_shape() -> None:
     """Two experts a graph: of Phi-3.5-MoE's size one launch on the NPU beats two calls of the CPU, which read 150 MiB
     each; of 64 columns its launch (2.5 ms) does not beat theirs (1.2 ms each)."""
     profile = Profile({0: (1,) * 16}, 2, 1)
-    small = ModelSizes(16, 2, 64, 64, 6 * 64 * 64)
+    small = ModelSizes(16, 2, 64, 64, 6 * 64 * 64, 1, 1)
     loads = LayerInput(0, "prefill", routing_of([2] * 16), torch.ones(32))
 
     def units(**parameters: object) -> set[str]:
@@ -366,7 +368,7 @@ DECODE_LAYOUTS = (
 @pytest.mark.parametrize("decode", DECODE_LAYOUTS, ids=str)
 def test_each_share_computes_its_own_experts_whatever_lays_them_out(decode: dict[str, object]) -> None:
     """Expert 0 lies on the NPU; graphs of all four, and layouts that launch all, reach into both shares."""
-    profile, sizes = Profile({0: (70, 10, 10, 10, 0, 0)}, 1, 1), ModelSizes(6, 1, 16, 24, 6 * 16 * 24)
+    profile, sizes = Profile({0: (70, 10, 10, 10, 0, 0)}, 1, 1), ModelSizes(6, 1, 16, 24, 6 * 16 * 24, 1, 1)
     chosen = {
         "place": {"kind": "by_cost"},
         "layout": {"kind": "tiers", "decode_graphs": "same", "align": 1},

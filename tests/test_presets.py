@@ -34,7 +34,15 @@ from tests.test_experts import random_experts, random_routing, unusual_experts
 pytestmark = pytest.mark.numbers
 
 N_EXPERTS, WIDTH = 6, 24
-SIZES = ModelSizes(n_experts=N_EXPERTS, top_k=2, hidden=16, expert_width=WIDTH, expert_bytes=3 * 16 * WIDTH * 4)
+SIZES = ModelSizes(
+    n_experts=N_EXPERTS,
+    top_k=2,
+    hidden=16,
+    expert_width=WIDTH,
+    expert_bytes=3 * 16 * WIDTH * 4,
+    n_layers=1,
+    n_sparse_layers=1,
+)
 
 
 # --- on the bundled model --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from devices.models.timeline import Operation, Timeline
-from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, ExpertCall, Transfer, Width
+from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, ExpertCall, Transfer, Transfers, Width
 from engines.errors import EngineError
 from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config
@@ -38,7 +38,8 @@ STEP = PricedStep(n_tokens=5, kv_length=7)
 
 def plan(*calls: ExpertCall, n_tokens: int = 5, transfers: tuple[Transfer, ...] = ()) -> DispatchPlan:
     n_rows = sum(call.n_rows for call in calls)
-    return DispatchPlan(n_tokens, torch.zeros(n_rows), torch.zeros(n_rows), Calls.of(calls), n_tokens, 0, transfers)
+    rows = torch.zeros(n_rows), torch.zeros(n_rows)
+    return DispatchPlan(n_tokens, *rows, Calls.of(calls), n_tokens, 0, Transfers.of(transfers))
 
 
 def call(experts: tuple[int, ...], rows: tuple[int, ...], valid: tuple[int, ...], kind: CallKind) -> ExpertCall:

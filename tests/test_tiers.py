@@ -23,7 +23,9 @@ from tests.test_experts import random_experts, random_routing
 
 pytestmark = pytest.mark.numbers
 
-PHI = ModelSizes(n_experts=16, top_k=2, hidden=4096, expert_width=6400, expert_bytes=150 * 2**20)
+PHI = ModelSizes(
+    n_experts=16, top_k=2, hidden=4096, expert_width=6400, expert_bytes=150 * 2**20, n_layers=1, n_sparse_layers=1
+)
 """Phi-3.5-MoE in fp16 (§5.1)."""
 
 

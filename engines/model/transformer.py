@@ -31,7 +31,8 @@ from engines.model.router import route
 from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep
 from engines.oracle import Oracle, mix_experts
-from engines.techniques.base import ChunkPhase, LayerInput, Technique
+from engines.shown import Shown
+from engines.techniques.base import NOTHING, ChunkPhase, HiddenState, Technique
 
 RoutingListener = Callable[[int, Routing], None]
 """Told a layer and its router's choice, before a technique plans it."""
@@ -65,9 +66,10 @@ class Transformer:
         phase: ChunkPhase,
         observer: LayerObserver | None = None,
         on_routing: RoutingListener | None = None,
+        shown: Shown | None = None,
     ) -> tuple[Tensor, StepPlans]:
         """Runs one chunk at the cache's end. Returns normed hidden_TH and each layer's plan (None for dense layers)."""
-        return self.forward_batch([tokens_T], [cache], technique, phase, observer, on_routing)
+        return self.forward_batch([tokens_T], [cache], technique, phase, observer, on_routing, shown)
 
     def forward_batch(
         self,
@@ -77,6 +79,7 @@ class Transformer:
         phase: ChunkPhase,
         observer: LayerObserver | None = None,
         on_routing: RoutingListener | None = None,
+        shown: Shown | None = None,
     ) -> tuple[Tensor, StepPlans]:
         """Runs one chunk of tokens for each sequence, at the end of its own cache, in one step.
 
@@ -85,7 +88,9 @@ class Transformer:
         sequences, as in serving systems that batch. An observed step gives the same, computed layer by layer.
 
         on_routing: told what each sparse layer's router chose, but in fused steps: their `StepPlans` tell it.
+        shown: what a technique that asks for more than routing is shown of its engine; kept up to date here.
         """
+        shown = shown or Shown(NOTHING, None)
         step = self._step([len(tokens_T) for tokens_T in chunks], caches)
         tokens_T = chunks[0] if len(chunks) == 1 else torch.cat([*chunks])
         if self._device is not None:
@@ -110,7 +115,17 @@ class Transformer:
             hidden_TH = hidden_TH + attended_TH
             normed_TH = weights.mlp_norm(hidden_TH)
             mixed_TH, plan = self._mlp(
-                normed_TH, weights.mlp, layer, technique, phase, saliency_T, observer, on_routing, said
+                normed_TH,
+                hidden_TH,
+                weights.mlp,
+                layer,
+                technique,
+                phase,
+                saliency_T,
+                observer,
+                on_routing,
+                said,
+                shown,
             )
             if weights.after_mlp_norm is not None:
                 mixed_TH = weights.after_mlp_norm(mixed_TH)
@@ -166,6 +181,7 @@ class Transformer:
     def _mlp(
         self,
         normed_TH: Tensor,
+        residual_TH: Tensor,
         mlp: GatedWeights | SparseWeights,
         layer: int,
         technique: Technique,
@@ -174,6 +190,7 @@ class Transformer:
         observer: LayerObserver | None,
         on_routing: RoutingListener | None,
         said: SaidLayouts | None,
+        shown: Shown,
     ) -> tuple[Tensor, Computed | DispatchPlan | None]:
         """said: what the technique makes of one decoded token; None where it must be asked for a plan first."""
         if isinstance(mlp, GatedWeights):
@@ -187,23 +204,31 @@ class Transformer:
             mixed_TH, rows_E = mix_laid_out(
                 normed_TH, mlp.experts.table, said.table, layer, routing.expert_ids_TK, routing.weights_TK
             )
-            return self._with_shared(mixed_TH, normed_TH, mlp), Computed(routing, rows_E)
-        plan = technique.plan(LayerInput(layer, phase, routing, saliency_T))
+            return _sum(mixed_TH, self._shared(normed_TH, mlp)), Computed(routing, rows_E)
+        shared_TH = self._shared(normed_TH, mlp)
+        state = HiddenState(residual_TH, normed_TH, shared_TH)
+        seen = shown.layer(layer, phase, routing, saliency_T, state)
+        plan = technique.plan(seen)
         if isinstance(technique, Oracle):
             mixed_TH = mix_experts(normed_TH, routing, mlp.experts)
         elif isinstance(mlp.experts, StackedExperts):
             mixed_TH = execute_stacked(plan, normed_TH, mlp.experts)
         else:
             mixed_TH = execute(plan, normed_TH, mlp.experts)
+        shown.ran(seen, plan)
         if observer is not None:
             assert saliency_T is not None  # computed for whoever observes
             observer.layer(SparseLayerStep(layer, phase, saliency_T, normed_TH, routing, mixed_TH))
-        return self._with_shared(mixed_TH, normed_TH, mlp), plan
+        return _sum(mixed_TH, shared_TH), plan
 
-    def _with_shared(self, mixed_TH: Tensor, normed_TH: Tensor, mlp: SparseWeights) -> Tensor:
+    def _shared(self, normed_TH: Tensor, mlp: SparseWeights) -> Tensor | None:
         if mlp.shared is None:
-            return mixed_TH
+            return None
         shared_TH = gated_ffn(normed_TH, mlp.shared, self.config.unit)
         if mlp.shared_gate_1H is not None:
             shared_TH = shared_TH * torch.sigmoid(widened_linear(normed_TH, mlp.shared_gate_1H))
-        return mixed_TH + shared_TH
+        return shared_TH
+
+
+def _sum(mixed_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
+    return mixed_TH if shared_TH is None else mixed_TH + shared_TH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from devices.base import Unit
+from devices.base import DeviceError, Unit
 from devices.models.sheet import Sheet, load_sheet
 from devices.models.timeline import Operation, operation_seconds
 from engines.errors import EngineError
@@ -19,15 +19,21 @@ class SheetCosts:
         self._sheet = sheet
         self._sizes = sizes
 
-    def call_s(self, unit: Unit, n_experts: int, n_rows: float) -> float:
+    def call_s(self, unit: Unit, n_experts: int, n_rows: float, share: float = 1.0) -> float:
         """Infinite for a graph above the NPU's limit. Raises `DeviceError` for a unit that the sheet does not have."""
         sizes, limit = self._sizes, self._sheet.graph_bytes_limit
-        flops = 2.0 * n_rows * 3 * sizes.hidden * sizes.expert_width
-        weight_bytes = float(n_experts * sizes.expert_bytes)
+        flops = 2.0 * n_rows * 3 * sizes.hidden * sizes.expert_width * share
+        weight_bytes = float(n_experts * sizes.expert_bytes) * share
         if unit == "npu" and limit is not None and weight_bytes > limit.value:
             return math.inf
         call = Operation("expert FFN", unit, "expert_ffn", flops=flops, weight_bytes=weight_bytes)
         return operation_seconds(self._sheet, call)
+
+    def transfer_s(self, source: Unit, target: Unit, n_bytes: float) -> float:
+        raise DeviceError(
+            f"sheet {self._sheet.name} has no link from {source} to {target}: its units share one memory; choose a"
+            " technique that moves nothing there"
+        )
 
 
 def costs_of(sheet: str, sizes: ModelSizes) -> SheetCosts:

@@ -148,11 +148,15 @@ def own_shape(name: str, config: ModelConfig) -> ModelShape:
 
 
 def sizes_of(shape: ModelShape) -> ModelSizes | None:
-    """What a technique is told of a model that is priced at this shape; None of a dense one."""
+    """What a technique is told of a model that is priced at this shape; None of a dense one.
+
+    All layers count as sparse: an engine puts the numbers of the model that it computes in their place.
+    """
     if shape.n_experts == 0:
         return None
     expert_bytes = shape.expert_weights * shape.bytes_per_value
-    return ModelSizes(shape.n_experts, shape.top_k, shape.hidden, shape.expert_width, expert_bytes)
+    n_layers, hidden = shape.n_layers, shape.hidden
+    return ModelSizes(shape.n_experts, shape.top_k, hidden, shape.expert_width, expert_bytes, n_layers, n_layers)
 
 
 def priced_shape(name: str, config: ModelConfig) -> ModelShape:
@@ -255,8 +259,8 @@ def _residual(name: str, step: PricedStep, shape: ModelShape) -> Operation:
 
 def _moe_block(plan: DispatchPlan, shape: ModelShape, graph_bytes_limit: float | None) -> list[Operation]:
     """Router to scatter, as the rows of Table 4. One after the other but for calls that overlap."""
-    if plan.transfers:
-        links = sorted({f"{transfer.source} to {transfer.target}" for transfer in plan.transfers})
+    if len(plan.transfers):
+        links = sorted({f"{source} to {target}" for source, target in plan.transfers.links})
         raise EngineError(
             f"the plan moves weights from {', '.join(links)}, but the modelled machine has one unified memory; "
             "use a technique without offloading there"

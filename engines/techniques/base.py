@@ -13,9 +13,10 @@ Legend: T tokens, K experts per token, P = T * K routed pairs in row-major order
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +24,50 @@ from torch import Tensor
 
 from devices.base import Unit
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import DispatchPlan, Integers, Routing, Width
+from engines.dispatch import (
+    NO_TRANSFERS,
+    Calls,
+    DispatchPlan,
+    Exchange,
+    Integers,
+    Prediction,
+    Routing,
+    Transfers,
+    Width,
+)
 from engines.profile import Profile
+from engines.residency import Counts, Residency, Slots
+
+if TYPE_CHECKING:
+    from engines.model.model_config import ModelConfig
+    from engines.model.weights import ModelWeights
 
 ChunkPhase = Literal["prefill", "decode"]
 Overflow = Literal["saliency", "order", "none"]
 """Which pairs an expert with too many loses: those of the least salient tokens, those of later tokens; none has any."""
+
+
+class HiddenState(NamedTuple):
+    """What a layer knows when its experts are about to run.
+
+    residual_TH: what the experts' result is added to. router_input_TH: the same, normed: what the router and the
+    experts read. shared_TH: what the shared experts made of it; None where there are none.
+    """
+
+    residual_TH: Tensor
+    router_input_TH: Tensor
+    shared_TH: Tensor | None
+
+
+class Asks(NamedTuple):
+    """What a decision must be shown, beyond routing. slots: the memories whose contents are kept, and their size."""
+
+    hidden_state: bool = False
+    counts: bool = False
+    slots: Mapping[Unit, Slots] = MappingProxyType({})
+
+
+NOTHING = Asks()
 
 
 @dataclass(frozen=True)
@@ -36,32 +75,56 @@ class LayerInput:
     """All that a technique may see of one layer and one chunk.
 
     phase tells a one-token tail of a prefill from a decode step. saliency_T: the L2 norm of each token's attention
-    output, or None where nothing ranks by it.
+    output, or None where nothing ranks by it. The rest is there where a decision `Asks` for it, else None.
+    routing: the router's choice; to place, lay out and move it is what the route made of it.
+    predicted: what an earlier layer of this step guessed for this one. prefill_left: tokens of the step's prompts that
+    are read after this chunk.
     """
 
     layer: int
     phase: ChunkPhase
     routing: Routing
     saliency_T: Tensor | None = None
+    hidden_state: HiddenState | None = None
+    residency: Residency | None = None
+    counts: Counts | None = None
+    predicted: Routing | None = None
+    prefill_left: int | None = None
 
 
 class ModelSizes(NamedTuple):
-    """The sizes that a technique may count on. expert_bytes: of one expert's weights, all three matrices."""
+    """The sizes that a technique may count on. expert_bytes: of one expert's weights, all three matrices.
+
+    n_layers: all, dense ones included. n_sparse_layers: those with experts.
+    """
 
     n_experts: int
     top_k: int
     hidden: int
     expert_width: int
     expert_bytes: int
+    n_layers: int
+    n_sparse_layers: int
 
 
 class Costs(Protocol):
     """What calls cost on the units of a machine: of a sheet, or measured."""
 
-    def call_s(self, unit: Unit, n_experts: int, n_rows: float) -> float:
+    def call_s(self, unit: Unit, n_experts: int, n_rows: float, share: float = 1.0) -> float:
         """Seconds of one call: its launch, its experts' weights, its rows (padding included); infinite where the unit
-        does not take it."""
+        does not take it. share: of each expert's intermediate columns."""
         ...
+
+    def transfer_s(self, source: Unit, target: Unit, n_bytes: float) -> float:
+        """Seconds in which so many bytes travel. Raises `DeviceError` where nothing links the two."""
+        ...
+
+
+class HasModel(Protocol):
+    """The model that computes, for predictors that ask its own norms and routers; a `Transformer` is one."""
+
+    config: ModelConfig
+    weights: ModelWeights
 
 
 @dataclass(frozen=True)
@@ -73,6 +136,28 @@ class BuildContext:
     """None: of a dense model, which places nothing."""
     profile: Profile | None = None
     costs: Costs | None = None
+    model: HasModel | None = None
+    expert_slots: int | None = None
+    """How many experts of all layers fit in the memory that the plan gives them; None: no limit is given."""
+    moved_expert_bytes: int | None = None
+    """Of one expert as it travels here; None: `sizes.expert_bytes`."""
+
+
+# --- route -----------------------------------------------------------------------------------------------------------
+
+
+class Route(Protocol):
+    """Which experts each token gets."""
+
+    asks: Asks
+
+    def executed(self, seen: LayerInput) -> Routing:
+        """`seen.routing` itself where the router's choice is executed; another with its weights where it is not."""
+        ...
+
+    def predict(self, seen: LayerInput) -> Prediction | None:
+        """For a later layer of this step, which is shown it as `predicted`. seen.routing: what this layer executes."""
+        ...
 
 
 # --- place -----------------------------------------------------------------------------------------------------------
@@ -114,6 +199,8 @@ class Share:
 
 class Place(Protocol):
     """Which unit computes which slice of which expert."""
+
+    asks: Asks
 
     def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
         """Of the experts of one layer: each lies in one share."""
@@ -161,7 +248,66 @@ class Layout(Protocol):
         ...
 
 
+# --- move ------------------------------------------------------------------------------------------------------------
+
+
+class Moved(NamedTuple):
+    """What travels for the calls of one layer, in its order. A transfer of a later layer is a prefetch.
+
+    hits, misses: of the experts called, those whose weights lay where they are computed, and the others.
+    """
+
+    transfers: Transfers = NO_TRANSFERS
+    exchanges: tuple[Exchange, ...] = ()
+    hits: int | None = None
+    misses: int | None = None
+
+
+class Move(Protocol):
+    """Which weights and activations travel, and when."""
+
+    asks: Asks
+    prefetches: bool
+    """Whether it fetches for later layers."""
+
+    def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
+        """Before the calls run. prediction: what the route guessed for a later layer. Every expert that lies in no
+        memory of its call's unit must be transferred there; one that is replaced is not called after that."""
+        ...
+
+
 # --- the parameters and what they build -------------------------------------------------------------------------------
+
+
+class RouteParameters(Protocol):
+    """Typed parameters of a route."""
+
+    needs_profile: ClassVar[bool]
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def lossless(self) -> bool:
+        """Whether what is executed is always the router's choice."""
+        ...
+
+    def build(self, context: BuildContext) -> Route:
+        """Raises `EngineError`."""
+        ...
+
+
+class MoveParameters(Protocol):
+    """Typed parameters of a move. moves_weights: whether experts lie in slots and travel into them."""
+
+    moves_weights: ClassVar[bool]
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def needs_profile(self) -> bool: ...
+    def build(self, context: BuildContext) -> Move:
+        """Raises `EngineError`."""
+        ...
 
 
 class PlaceParameters(Protocol):
@@ -205,6 +351,8 @@ class Technique(Protocol):
     """True when `plan` reads `saliency_T`."""
     couples_tokens: bool
     """True when what becomes of a token depends on the others of its chunk, as under a capacity."""
+    asks: Asks
+    """What `plan` must be shown beyond routing and saliency. Where it asks for nothing, its plan can be made later."""
 
     def plan(self, seen: LayerInput) -> DispatchPlan: ...
     def decode_layout(self, layer: int) -> DecodeLayout | None:

@@ -7,40 +7,80 @@ C calls.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from devices.base import Unit
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, Integers, Routing
 from engines.errors import EngineError
-from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, Layout, Piece, Place, Rows, Share
+from engines.residency import Slots
+from engines.techniques.base import (
+    NOTHING,
+    Asks,
+    BuildContext,
+    ChunkPhase,
+    LayerInput,
+    Layout,
+    Move,
+    Moved,
+    Piece,
+    Place,
+    Route,
+    Rows,
+    Share,
+)
 from engines.techniques.layout.exact import exact_rows
+from engines.techniques.move.nothing import NothingMoves
+from engines.techniques.route import RoutersChoice
 
 ACTIVATION_BYTES = 4
+NOTHING_MOVED = Moved()
 
 
 class ComposedTechnique:
     """An `engines.techniques.base.Technique`."""
 
-    def __init__(self, name: str, place: Place, layouts: Mapping[ChunkPhase, Layout], context: BuildContext) -> None:
+    def __init__(
+        self,
+        name: str,
+        route: Route,
+        place: Place,
+        layouts: Mapping[ChunkPhase, Layout],
+        move: Move,
+        context: BuildContext,
+    ) -> None:
         self.name = name
+        self.asks = _joined_asks((route.asks, place.asks, move.asks))
         self.needs_saliency = any(layout.overflow == "saliency" for layout in layouts.values())
         self.couples_tokens = any(layout.overflow != "none" for layout in layouts.values())
+        self._route = None if isinstance(route, RoutersChoice) else route
+        self._move = None if isinstance(move, NothingMoves) else move
         self._place = place
         self._layouts = layouts
         self._known: dict[int, OneToken | None] = {}
         self._n_experts = context.sizes.n_experts if context.sizes is not None else 0
 
     def plan(self, seen: LayerInput) -> DispatchPlan:
+        executed = prediction = None
+        if self._route is not None:
+            routing = self._route.executed(seen)
+            if routing is not seen.routing:
+                seen, executed = replace(seen, routing=routing), routing
+            prediction = self._route.predict(seen)
         routing, layout = seen.routing, self._layouts[seen.phase]
         n_tokens, top_k = routing.expert_ids_TK.shape
         if n_tokens == 1 and seen.phase == "decode" and routing.weights_TK.is_cpu:
             known = self._one_token(seen.layer)
             if known is not None:
-                return known.plan(routing)
+                calls, token_R, weight_R = known.calls(routing)
+                moved = NOTHING_MOVED if self._move is None else self._move.moved(seen, calls, prediction)
+                ahead = self._prefetched(seen.layer, moved)
+                return DispatchPlan(1, token_R, weight_R, calls, top_k, 0, *moved, ahead, executed, prediction)
         ids_TK = routing.expert_ids_TK.cpu().numpy()
         load_E = np.bincount(ids_TK.reshape(-1), minlength=routing.n_experts)
         shares = self._place.shares(seen, load_E)
@@ -54,18 +94,29 @@ class ComposedTechnique:
         ranked_T = self._ranked(seen, n_tokens) if overflows else None
         pair_P, row_P = _rows_of_pairs(ids_TK, load_E, kept_E, calls, ranked_T)
         token_R, weight_R = self._rows(seen, pair_P, row_P, calls, overflows)
-        return DispatchPlan(
-            n_tokens=n_tokens,
-            token_R=token_R,
-            weight_R=weight_R,
-            calls=calls,
-            routed_pairs=n_tokens * top_k,
-            dropped_pairs=n_tokens * top_k - int(kept_E.sum()),
-            exchanges=tuple(_exchange(share, calls, n_tokens) for share in shares if share.summed is not None),
-        )
+        moved = NOTHING_MOVED if self._move is None else self._move.moved(seen, calls, prediction)
+        exchanges = tuple(_exchange(share, calls, n_tokens) for share in shares if share.summed is not None)
+        if exchanges:
+            moved = moved._replace(exchanges=exchanges + moved.exchanges)
+        n_pairs = n_tokens * top_k
+        n_dropped = n_pairs - int(kept_E.sum())
+        ahead = self._prefetched(seen.layer, moved)
+        return DispatchPlan(n_tokens, token_R, weight_R, calls, n_pairs, n_dropped, *moved, ahead, executed, prediction)
+
+    def _prefetched(self, layer: int, moved: Moved) -> int | None:
+        """Transfers of later layers."""
+        if self._move is None or not self._move.prefetches:
+            return None
+        return int((moved.transfers.layer_M > layer).sum())
 
     def decode_layout(self, layer: int) -> DecodeLayout | None:
-        """Of one share that is laid out as the layout says; parts of experts, and several shares, are decided later."""
+        """Of one share that is laid out as the layout says; parts of experts, and several shares, are decided later.
+
+        None where the route or the move has a say between router and experts.
+        """
+        return None if self.asks != NOTHING or self._route is not None else self._said_layout(layer)
+
+    def _said_layout(self, layer: int) -> DecodeLayout | None:
         shares = self._place.decode_shares(layer)
         if (
             shares is None
@@ -78,7 +129,7 @@ class ComposedTechnique:
     def _one_token(self, layer: int) -> OneToken | None:
         """What is known of a decode step's calls before its experts are; asked once a layer."""
         if layer not in self._known:
-            layout, shares = self.decode_layout(layer), self._place.decode_shares(layer)
+            layout, shares = self._said_layout(layer), self._place.decode_shares(layer)
             self._known[layer] = None
             if layout is not None and layout.group_of_E is None and shares is not None and len(shares[0].pieces) == 1:
                 is_static = self._layouts["decode"].static and not shares[0].exact
@@ -127,7 +178,7 @@ class ComposedTechnique:
 
 
 class OneToken:
-    """The plan of one decoded token where a call's rows are known by its expert: nothing overflows, nothing is ranked.
+    """The calls of one decoded token where a call's rows are known by its expert: nothing overflows, nothing is ranked.
 
     It says what the general way says, in a tenth of the steps: a plan stands between every two layers of a token.
     """
@@ -137,7 +188,8 @@ class OneToken:
         self._rows_E = None if rows_E is None or set(rows_E) == {1} else np.array(rows_E, dtype=np.int64)
         self._kinds = (kind,)
 
-    def plan(self, routing: Routing) -> DispatchPlan:
+    def calls(self, routing: Routing) -> tuple[Calls, Tensor, Tensor]:
+        """And token_R and weight_R of their rows."""
         ids_K, weight_K = routing.expert_ids_TK.numpy()[0], routing.weights_TK.numpy()[0]
         order_K = ids_K.argsort(kind="stable")
         expert_S, n_pairs = ids_K[order_K], len(ids_K)
@@ -152,7 +204,17 @@ class OneToken:
             token_R, weight_R = np.full(n_rows, -1), np.zeros(n_rows, dtype=weight_K.dtype)
             token_R[first_S], weight_R[first_S] = 0, weight_K[order_K]
             calls = Calls(expert_S, rows_S, one_S, first_S, counting_S, self._kinds)
-        return DispatchPlan(1, torch.from_numpy(token_R), torch.from_numpy(weight_R), calls, n_pairs, 0)
+        return calls, torch.from_numpy(token_R), torch.from_numpy(weight_R)
+
+
+def _joined_asks(asked: Sequence[Asks]) -> Asks:
+    """What one of them asks for is shown. Raises `EngineError` where two of them size one memory differently."""
+    slots: dict[Unit, Slots] = {}
+    for one in asked:
+        for unit, own in one.slots.items():
+            if slots.setdefault(unit, own) != own:
+                raise EngineError(f"the memory of {unit} has {slots[unit].n} slots and {own.n}; size it once")
+    return Asks(any(one.hidden_state for one in asked), any(one.counts for one in asked), slots)
 
 
 @cache

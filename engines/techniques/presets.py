@@ -14,7 +14,16 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 from pydantic import Field, create_model, model_validator
 
 from devices.base import Unit
-from engines.techniques.base import BuildContext, LayoutParameters, PlaceParameters, Technique
+from engines.techniques.base import (
+    BuildContext,
+    ChunkPhase,
+    Layout,
+    LayoutParameters,
+    MoveParameters,
+    PlaceParameters,
+    RouteParameters,
+    Technique,
+)
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.idle import IN_DECODING_ONLY, IN_PREFILL_ONLY, changed, idle
 from engines.techniques.layout.blocks import BlocksParameters
@@ -22,12 +31,15 @@ from engines.techniques.layout.capacity import CapacityParameters
 from engines.techniques.layout.exact import ExactParameters
 from engines.techniques.layout.loads import AllExpertsParameters, SelectiveParameters
 from engines.techniques.layout.tiers import TiersParameters
+from engines.techniques.move.nothing import NothingParameters
 from engines.techniques.place.residency import ByCostParameters
 from engines.techniques.place.units import DecodesOnCpu, OneUnitParameters, ShardsParameters
+from engines.techniques.route import RouterParameters
 from results.records import Record
 
 Backbone = Literal["cpu", "npu", "gpu"]
 CALIBRATION_PROMPTS = 8
+RouteChoice = RouterParameters
 PlaceChoice = Annotated[OneUnitParameters | ShardsParameters | ByCostParameters, Field(discriminator="kind")]
 LayoutChoice = Annotated[
     ExactParameters
@@ -38,6 +50,7 @@ LayoutChoice = Annotated[
     | AllExpertsParameters,
     Field(discriminator="kind"),
 ]
+MoveChoice = NothingParameters
 
 
 class Composed(Record):
@@ -63,7 +76,7 @@ class Composed(Record):
 
     @property
     def lossless(self) -> bool:
-        return all(layout.lossless for layout in self.choices.layouts)
+        return self.choices.lossless
 
     @property
     def wanted_prompts(self) -> int:
@@ -81,7 +94,7 @@ class Composed(Record):
         choices = self.choices
         problem = choices.problem() or choices.idle({decision: self.given(decision) for decision in _DECISIONS})
         if problem is None and "calibration_prompts" in changed(self) and not choices.needs_profile:
-            problem = "calibration_prompts needs a layout that learns from prompts, and has no effect here; remove it"
+            problem = "calibration_prompts needs a choice that learns from prompts, and has no effect here; remove it"
         if problem is not None:
             raise ValueError(problem)
         return self
@@ -95,9 +108,13 @@ class Choices(NamedTuple):
     backbone: Backbone = "cpu"
     decode: LayoutParameters | None = None
     """The layout of decode steps, where it is another."""
-    route: Literal["router"] = "router"
-    move: Literal["nothing"] = "nothing"
+    route: RouteParameters = RouterParameters()
+    move: MoveParameters = NothingParameters()
     calibration_prompts: int = CALIBRATION_PROMPTS
+
+    @property
+    def lossless(self) -> bool:
+        return self.route.lossless and all(layout.lossless for layout in self.layouts)
 
     @property
     def layouts(self) -> tuple[LayoutParameters, ...]:
@@ -105,7 +122,8 @@ class Choices(NamedTuple):
 
     @property
     def needs_profile(self) -> bool:
-        return any(layout.needs_profile for layout in self.layouts)
+        learns = (self.route.needs_profile, self.move.needs_profile, *(layout.needs_profile for layout in self.layouts))
+        return any(learns)
 
     def problem(self) -> str | None:
         """Why these do not go together, or None."""
@@ -152,7 +170,8 @@ class Choices(NamedTuple):
         in_decoding = self.layouts[-1]
         if isinstance(in_decoding, TiersParameters) and in_decoding.decode_graphs == "cpu":
             place = DecodesOnCpu(place)
-        return ComposedTechnique(name, place, {"prefill": layout, "decode": decode}, context)
+        layouts: dict[ChunkPhase, Layout] = {"prefill": layout, "decode": decode}
+        return ComposedTechnique(name, self.route.build(context), place, layouts, self.move.build(context), context)
 
 
 def _follows_the_busiest(layout: LayoutParameters) -> bool:
@@ -168,12 +187,12 @@ class CustomParameters(Composed):
 
     technique: ClassVar[str] = "custom"
 
-    route: Literal["router"] = "router"
+    route: RouteChoice = RouterParameters()
     place: PlaceChoice = OneUnitParameters()
     layout: LayoutChoice = ExactParameters()
     decode: LayoutChoice | None = None
     """The layout of decode steps, where it is another."""
-    move: Literal["nothing"] = "nothing"
+    move: MoveChoice = NothingParameters()
     backbone: Backbone = "cpu"
     calibration_prompts: int = Field(default=CALIBRATION_PROMPTS, ge=1, le=100_000)
 
@@ -201,7 +220,7 @@ class Preset:
 
     @property
     def lossless(self) -> bool:
-        return all(layout.lossless for layout in self.choices.layouts)
+        return self.choices.lossless
 
 
 _CPU, _GPU, _NPU = (OneUnitParameters(unit=unit) for unit in ("cpu", "gpu", "npu"))
@@ -289,7 +308,7 @@ PRESETS: dict[str, Preset] = {
     )
 }
 
-_DECISIONS = ("place", "layout", "decode")
+_DECISIONS = ("route", "place", "layout", "decode", "move")
 
 
 @cache

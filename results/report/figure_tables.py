@@ -86,6 +86,12 @@ SUBJECTS = (
         _counted("Cache of experts", "Cache"),
     ),
     Subject(
+        "Prefetched experts",
+        "Experts whose weights were fetched for a later layer; of these, the ones that nothing called before they left "
+        "their slot or the request ended.",
+        _counted("Prefetched experts", "Prefetch"),
+    ),
+    Subject(
         "Latency: percentiles",
         "Over all requests of the trials (ITL: over all gaps between tokens). A percentile q needs 1 / (1 - q) of "
         "them: 10 for p90, 100 for p99.",

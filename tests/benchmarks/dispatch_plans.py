@@ -60,7 +60,7 @@ def plan_costs() -> list[Measurement]:
     saliency_T = torch.rand(N_TOKENS, generator=torch.Generator().manual_seed(1))
     conditions = f"{N_EXPERTS} experts, top {TOP_K}"
     for name in PRESETS:
-        technique = built(name, routing, ModelSizes(N_EXPERTS, TOP_K, 2048, 768, 6 * 2048 * 768))
+        technique = built(name, routing, ModelSizes(N_EXPERTS, TOP_K, 2048, 768, 6 * 2048 * 768, 1, 1))
         seen = LayerInput(0, "prefill", routing, saliency_T)
         first = LayerInput(0, "decode", one)
         chunk, token = (
@@ -121,7 +121,7 @@ def execution_ratios() -> list[Measurement]:
     hidden_TH, saliency_T = torch.randn(CHUNK, HIDDEN, generator=generator), torch.rand(CHUNK, generator=generator)
     found = []
     for name in STATIC:
-        technique = built(name, routing, ModelSizes(FEW_EXPERTS, 2, HIDDEN, WIDTH, 6 * HIDDEN * WIDTH))
+        technique = built(name, routing, ModelSizes(FEW_EXPERTS, 2, HIDDEN, WIDTH, 6 * HIDDEN * WIDTH, 1, 1))
         plan = technique.plan(LayerInput(0, "prefill", routing, saliency_T))
         plain = same_rows_dropless(plan)
         ours, theirs = Turns(), Turns()

@@ -32,7 +32,7 @@ from devices.base import Unit
 from engines.dispatch import Integers
 from engines.errors import EngineError
 from engines.pricing.costs import costs_of, sizes_of_named
-from engines.techniques.base import BuildContext, LayerInput, Layout, ModelSizes, Piece, Share
+from engines.techniques.base import NOTHING, BuildContext, LayerInput, Layout, ModelSizes, Piece, Share
 from engines.techniques.layout.tiers import Tiers, expected_load
 from results.records import Record
 
@@ -91,6 +91,8 @@ def chance_of_a_call(expected_rows: float | Fraction, n_pairs: int) -> float:
 
 
 class ByCost:
+    asks = NOTHING
+
     def __init__(self, hot_E: Mapping[int, np.ndarray], decodes_on_npu: bool, overlap: bool) -> None:
         """hot_E: of each layer, whether the expert lies on the NPU."""
         npu, cpu = ((Piece(unit, overlaps=overlap),) for unit in ("npu", "cpu"))

@@ -21,7 +21,7 @@ from pydantic import Field
 from devices.base import Unit
 from engines.dispatch import Integers, Width
 from engines.errors import EngineError
-from engines.techniques.base import BuildContext, LayerInput, Layout, Piece, Place, Share, Summed
+from engines.techniques.base import NOTHING, BuildContext, LayerInput, Layout, Piece, Place, Share, Summed
 from results.records import Record
 
 
@@ -83,6 +83,8 @@ def slices(width: int, n: int) -> list[Width]:
 class Fixed:
     """The same shares for every layer and load."""
 
+    asks = NOTHING
+
     def __init__(self, *shares: Share) -> None:
         self._shares = shares
 
@@ -97,6 +99,7 @@ class DecodesOnCpu:
     """Another place in prefill; in decoding the CPU, with exact rows."""
 
     def __init__(self, prefill: Place) -> None:
+        self.asks = prefill.asks
         self._prefill = prefill
         self._decode = (Share((Piece("cpu"),), exact=True),)
 

@@ -1,0 +1,159 @@
+"""Which slice of which expert of which layer lies in which memory, and what was used when.
+
+The engine owns it, applies every executed plan to it once, and shows it to the technique. Arrays throughout: a decode
+step asks and applies it for every layer.
+
+Legend: L layers, E experts, X experts called, M transfers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from devices.base import Unit
+from engines.dispatch import DispatchPlan, Integers, Transfers
+from engines.errors import EngineError
+
+Phase = Literal["prefill", "decode"]
+Booleans = NDArray[np.bool_]
+
+
+class Slots(NamedTuple):
+    """How many experts a memory holds at once: of each layer, or of all layers together. A slice takes its share."""
+
+    n: int
+    of: Literal["layer", "model"] = "layer"
+
+
+class Residency:
+    """What lies where. Empty at first.
+
+    uses_LE, last_use_LE: plans that called the expert, and the number of the last one, from 1; 0 for never. They go on
+    where an expert is replaced.
+    """
+
+    def __init__(self, n_layers: int, n_experts: int, expert_width: int, slots: Mapping[Unit, Slots]) -> None:
+        """slots: of the memories that are watched; what is sent to others is not kept here."""
+        self._shape = n_layers, n_experts
+        self._expert_width = expert_width
+        self.slots = dict(slots)
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing lies anywhere, and nothing was used."""
+        self.uses_LE, self.last_use_LE = np.zeros((2, *self._shape), dtype=np.int64)
+        self._columns_LE2: dict[Unit, Integers] = {u: np.zeros((*self._shape, 2), np.int64) for u in self.slots}
+        self._whole_LE: dict[Unit, Booleans] = {u: np.zeros(self._shape, np.bool_) for u in self.slots}
+        self._waiting_LE = np.zeros(self._shape, dtype=np.bool_)
+        self._n_plans = self._n_waiting = self._n_unused = 0
+        self._has_prefetched = False
+
+    def holds_E(self, unit: Unit, layer: int) -> Booleans:
+        """Whether the unit's memory holds the whole expert. Not to be written to."""
+        held_E: Booleans = self._whole_LE[unit][layer]
+        return held_E
+
+    def columns_E2(self, unit: Unit, layer: int) -> Integers:
+        """First and end of the intermediate columns that it holds of each expert; both 0 for none. Not to be written
+        to."""
+        columns_E2: Integers = self._columns_LE2[unit][layer]
+        return columns_E2
+
+    def n_free(self, unit: Unit, layer: int) -> float:
+        """Slots that nothing lies in: of the layer, or of the model. Slices take their share of one."""
+        slots, held_LE2 = self.slots[unit], self._columns_LE2[unit]
+        held = held_LE2[layer] if slots.of == "layer" else held_LE2
+        return slots.n - float((held[..., 1] - held[..., 0]).sum()) / self._expert_width
+
+    def apply(self, layer: int, plan: DispatchPlan) -> None:
+        """What lies where once the plan of a layer ran. Raises `EngineError` where it fills more slots than there
+        are."""
+        self._n_plans += 1
+        called_X = plan.calls.expert_S
+        self.last_use_LE[layer][called_X] = self._n_plans
+        uses_E = self.uses_LE[layer]
+        uses_E[called_X] = uses_E[called_X] + 1  # once, however many slices it was called in
+        if self._n_waiting:
+            waiting_E = self._waiting_LE[layer]
+            self._n_waiting -= int(waiting_E[np.unique(called_X)].sum())
+            waiting_E[called_X] = False
+        if len(plan.transfers):
+            self._move(layer, plan.transfers)
+
+    def take_unused(self) -> int | None:
+        """Prefetched experts that left their slot, or lie there still, without having been called; none counts twice.
+
+        Asked at the end of a request: what nobody needed until then was fetched for nothing. None where nothing was
+        ever prefetched.
+        """
+        if not self._has_prefetched:
+            return None
+        unused = self._n_unused + self._n_waiting
+        self._waiting_LE[:] = False
+        self._n_waiting = self._n_unused = 0
+        return unused
+
+    def _move(self, layer: int, transfers: Transfers) -> None:
+        n_experts = self._shape[1]
+        link_M = np.zeros(len(transfers), dtype=np.int64) if transfers.link_M is None else transfers.link_M
+        for number, link in enumerate(transfers.links):
+            if link.target not in self.slots:
+                continue
+            own_M = link_M == number
+            layer_M = transfers.layer_M[own_M]
+            arriving_M = layer_M * n_experts + transfers.expert_M[own_M]
+            leaving_M = np.full(len(arriving_M), -1)
+            if transfers.replaced_M2 is not None:
+                replaced_M2 = transfers.replaced_M2[own_M]
+                leaving_M = np.where(replaced_M2[:, 1] < 0, -1, replaced_M2[:, 0] * n_experts + replaced_M2[:, 1])
+            columns_M2 = np.array([[0, self._expert_width]]).repeat(len(arriving_M), 0)
+            if transfers.width_M2 is not None:
+                columns_M2 = transfers.width_M2[own_M]
+            self._exchange(link.target, leaving_M, arriving_M, columns_M2, layer_M > layer)
+
+    def _exchange(
+        self, unit: Unit, leaving_M: Integers, arriving_M: Integers, columns_M2: Integers, ahead_M: Booleans
+    ) -> None:
+        """One transfer after the other: the last thing that happens to an expert is what it comes to."""
+        event_X = np.stack([leaving_M, arriving_M], 1).reshape(-1)
+        columns_X2 = np.stack([np.zeros_like(columns_M2), columns_M2], 1).reshape(-1, 2)
+        is_ahead_X = np.stack([np.zeros_like(ahead_M), ahead_M], 1).reshape(-1)
+        happens_X = event_X >= 0
+        event_X, columns_X2, is_ahead_X = event_X[happens_X], columns_X2[happens_X], is_ahead_X[happens_X]
+        waiting_P = self._waiting_LE.reshape(-1)
+        if self._n_waiting or is_ahead_X.any():
+            self._has_prefetched = True
+            for event, is_ahead in zip(event_X.tolist(), is_ahead_X.tolist(), strict=True):
+                self._n_unused += bool(waiting_P[event]) and not is_ahead
+                waiting_P[event] = is_ahead
+            self._n_waiting = int(waiting_P.sum())
+        self._columns_LE2[unit].reshape(-1, 2)[event_X] = columns_X2
+        self._whole_LE[unit].reshape(-1)[event_X] = columns_X2[:, 1] - columns_X2[:, 0] == self._expert_width
+        for moved_layer in {int(event) // self._shape[1] for event in arriving_M}:
+            if self.n_free(unit, moved_layer) < -1e-9:
+                slots = self.slots[unit]
+                raise EngineError(f"a plan brings more experts to {unit} than its {slots.n} slots a {slots.of} hold")
+
+
+class Counts:
+    """How often each expert was chosen so far by the tokens of the requests that run. phase_LE: by the routers."""
+
+    def __init__(self, n_layers: int, n_experts: int) -> None:
+        self.prefill_LE, self.decode_LE = np.zeros((2, n_layers, n_experts), dtype=np.int64)
+
+    def reset(self) -> None:
+        self.prefill_LE[:] = 0
+        self.decode_LE[:] = 0
+
+    def add(self, layer: int, phase: Phase, expert_ids_TK: Tensor) -> None:
+        counts_E = (self.prefill_LE if phase == "prefill" else self.decode_LE)[layer]
+        ids_P = expert_ids_TK.reshape(-1).cpu().numpy()
+        if len(expert_ids_TK) == 1:
+            counts_E[ids_P] += 1  # a token chooses an expert once
+        else:
+            counts_E += np.bincount(ids_P, minlength=len(counts_E))

@@ -1,0 +1,75 @@
+"""What an engine shows its technique of what happened so far, and keeps up to date.
+
+Techniques keep no state: it lies here, of one engine, and only what a technique asks for.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engines.dispatch import DispatchPlan, Routing
+from engines.errors import EngineError
+from engines.residency import Counts, Residency
+from engines.techniques.base import NOTHING, Asks, ChunkPhase, HiddenState, LayerInput, ModelSizes
+
+
+class Shown:
+    """Of the requests that an engine computes."""
+
+    def __init__(self, asks: Asks, sizes: ModelSizes | None) -> None:
+        """sizes: of the model; None of a dense one, of which there is nothing to show. Raises `EngineError`."""
+        if sizes is None and asks != NOTHING:
+            raise EngineError("a technique asks what its experts did, and the model is dense; use dropless")
+        self.asks = asks
+        self.residency: Residency | None = None
+        self.counts: Counts | None = None
+        if sizes is not None and asks.slots:
+            self.residency = Residency(sizes.n_layers, sizes.n_experts, sizes.expert_width, asks.slots)
+        if sizes is not None and asks.counts:
+            self.counts = Counts(sizes.n_layers, sizes.n_experts)
+        self._predicted: dict[int, Routing] = {}
+        self._prefill_left: int | None = None
+
+    def start_request(self) -> None:
+        """What lies where stays as the request before left it."""
+        if self.counts is not None:
+            self.counts.reset()
+
+    def start_step(self, prefill_left: int | None) -> None:
+        """prefill_left: tokens of the prompts that are read after this step; None where that is not known."""
+        self._predicted.clear()
+        self._prefill_left = prefill_left
+
+    def layer(
+        self, layer: int, phase: ChunkPhase, routing: Routing, saliency_T: Tensor | None, state: HiddenState | None
+    ) -> LayerInput:
+        return LayerInput(
+            layer,
+            phase,
+            routing,
+            saliency_T,
+            state if self.asks.hidden_state else None,
+            self.residency,
+            self.counts,
+            self._predicted.get(layer),
+            self._prefill_left,
+        )
+
+    def ran(self, seen: LayerInput, plan: DispatchPlan) -> None:
+        """Once for each layer of a step, when its calls ran."""
+        if plan.prediction is not None:
+            self._predicted[plan.prediction.layer] = plan.prediction.routing
+        if self.counts is not None:
+            self.counts.add(seen.layer, seen.phase, seen.routing.expert_ids_TK)
+        if self.residency is not None:
+            self.residency.apply(seen.layer, plan)
+
+    def take_unused(self) -> int | None:
+        """See `Residency.take_unused`; None where nothing is kept."""
+        return None if self.residency is None else self.residency.take_unused()
+
+    def reset(self) -> None:
+        """As before the first request."""
+        self.start_request()
+        if self.residency is not None:
+            self.residency.reset()

@@ -1,0 +1,32 @@
+"""No weights travel: they lie where they are computed."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from engines.dispatch import Calls, Prediction
+from engines.techniques.base import NOTHING, BuildContext, LayerInput, Moved
+from results.records import Record
+
+
+class NothingParameters(Record):
+    """Has no parameters."""
+
+    moves_weights: ClassVar[bool] = False
+
+    kind: Literal["nothing"] = "nothing"
+
+    @property
+    def needs_profile(self) -> bool:
+        return False
+
+    def build(self, context: BuildContext) -> NothingMoves:
+        return NothingMoves()
+
+
+class NothingMoves:
+    asks = NOTHING
+    prefetches = False
+
+    def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
+        return Moved()
