@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple
 
 from harness.combinations import mismatch, placement
-from harness.schema import DeviceSpec, Element, EngineSpec, ModelSpec
+from harness.schema import DeviceSpec, Element, EngineSpec, ModelSpec, TechniqueSpec
 from harness.workload_specs import WorkloadSpec
 from results.records import Cell
 
@@ -102,6 +102,7 @@ class _CellBuilder:
             engine=engine.label,
             technique=engine.spec.technique.technique,
             technique_parameters=engine.spec.technique.model_dump(mode="json", exclude={"name"}),
+            technique_changes=_changes(engine.spec.technique),
             placement=placement(engine.spec) if device.spec.is_modelled else "host",
             model=model_label,
             workload=workload.label,
@@ -119,3 +120,12 @@ class _CellBuilder:
             },
         )
         return CellPlan(cell, model.spec, engine.spec, workload.spec, device.spec)
+
+
+def _changes(technique: TechniqueSpec) -> dict[str, object]:
+    """The parameters that are not the technique's own; of a choice that a plan spells out, its kind and what of it."""
+    found: dict[str, object] = {}
+    for name, value in technique.model_dump(mode="json", exclude={"name"}, exclude_defaults=True).items():
+        kind = getattr(getattr(technique, name), "kind", None)
+        found |= {name: value} if kind is None else {name: kind, **{f"{name}.{k}": v for k, v in value.items()}}
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
@@ -34,8 +35,9 @@ def answering(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def technique_name(cell: Cell) -> str:
-    """Name with its parameters: "tiers (capacity=64, group=8)"."""
-    parameters = ", ".join(f"{k}={v}" for k, v in cell.technique_parameters.items())
+    """Name, and the parameters that the plan changed: "npumoe-tg (align=8)". All of them stand in summary.csv."""
+    told = cell.technique_parameters if cell.technique_changes is None else cell.technique_changes
+    parameters = ", ".join(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in told.items())
     return f"{cell.technique} ({parameters})" if parameters else cell.technique
 
 

@@ -55,6 +55,9 @@ class Cell(Record):
     engine: str
     technique: str
     technique_parameters: dict[str, Any]
+    technique_changes: dict[str, Any] | None = None
+    """Of the parameters, those that are not the technique's own, for names of arms; of a choice spelled out its kind,
+    and its parameters as `layout.rows`. None: not recorded, so that all of them are told."""
     placement: str
     model: str
     model_note: str | None = None
