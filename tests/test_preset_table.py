@@ -1,0 +1,75 @@
+"""Each preset is the line that the table of systems gives it: its four choices and the unit of the backbone.
+
+The lines are written here by hand from the sources; `docs/decisions/0022-four-decisions.md` has those still to come.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engines.techniques.presets import PRESETS, CustomParameters, preset_parameters
+
+Line = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+"""Place, layout and move: the parameters that make the system what it is. The route is the router's in all."""
+
+
+def on(unit: str, **others: Any) -> dict[str, Any]:
+    return {"kind": "one_unit", "unit": unit, "naive_launch": False} | others
+
+
+EXACT, NOTHING = {"kind": "exact"}, {"kind": "nothing"}
+SINGLY = {"kind": "tiers", "overflow": "saliency", "grouped": False}
+GROUPED = SINGLY | {"grouped": True}
+LINES: dict[str, tuple[str, Line]] = {
+    "dropless": ("cpu", (on("cpu"), EXACT, NOTHING)),
+    "coreml-cpu": ("cpu", (on("cpu"), EXACT, NOTHING)),
+    "anemll": ("npu", (on("cpu"), EXACT, NOTHING)),
+    "gpu": ("gpu", (on("gpu"), EXACT, NOTHING)),
+    "coreml-naive": (
+        "cpu",
+        (on("npu", naive_launch=True), {"kind": "capacity", "rows": "max", "overflow": "none"}, NOTHING),
+    ),
+    "npumoe-base": (
+        "npu",
+        (on("npu"), {"kind": "capacity", "overflow": "saliency", "renormalise_survivors": False}, NOTHING),
+    ),
+    "npumoe-t": ("npu", (on("npu"), SINGLY, NOTHING)),
+    "npumoe-tg": ("npu", (on("npu"), GROUPED, NOTHING)),
+    "npumoe": ("npu", ({"kind": "by_cost"}, GROUPED, NOTHING)),
+    "blockwise": ("cpu", (on("cpu"), {"kind": "blocks"}, NOTHING)),
+    "dropping": (
+        "cpu",
+        (on("cpu"), {"kind": "capacity", "overflow": "order", "renormalise_survivors": True}, NOTHING),
+    ),
+    "selective": ("cpu", (on("cpu"), {"kind": "selective"}, NOTHING)),
+    "all-experts": ("cpu", (on("cpu"), {"kind": "all_experts"}, NOTHING)),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_its_line_of_the_table(name: str) -> None:
+    choices = preset_parameters(name)().choices
+    backbone, line = LINES[name]
+    assert (choices.route.kind, choices.backbone) == ("router", backbone)
+    for choice, said in zip((choices.place, choices.layout, choices.move), line, strict=True):
+        own = choice.model_dump()  # type: ignore[attr-defined]
+        assert {key: own.get(key) for key in said} == said
+
+
+def test_no_parameter_of_a_preset_belongs_to_two_decisions() -> None:
+    """They stand flat beside the name. A layout of decode steps shares its own with that of prefill."""
+    for preset in PRESETS.values():
+        choices = preset.choices
+        names = [
+            set(type(c).model_fields) - {"kind"} for c in (choices.route, choices.place, choices.layout, choices.move)
+        ]  # type: ignore[type-var]
+        assert sum(map(len, names)) == len(set().union(*names))
+
+
+def test_the_four_may_be_spelled_out() -> None:
+    spelled = CustomParameters.model_validate(
+        {"route": {"kind": "router"}, "place": {"kind": "one_unit"}, "layout": EXACT, "move": NOTHING}
+    )
+    assert spelled.choices == PRESETS["dropless"].choices
