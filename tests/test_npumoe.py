@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,13 +17,14 @@ from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.model.experts import execute
 from engines.oracle import mix_experts
-from engines.pricing.costs import costs_of
+from engines.pricing.costs import SheetCosts, costs_of
 from engines.profile import Profile
 from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
 from engines.techniques.layout.tiers import GRAPH_BYTES, TiersParameters
 from engines.techniques.presets import CustomParameters, preset_parameters
 from tests.techniques import built
 from tests.test_experts import random_experts
+from tests.toy_sheet import toy_sheet
 
 pytestmark = pytest.mark.numbers
 
@@ -154,6 +156,9 @@ class Prices:
     def call_s(self, unit: str, n_experts: int, n_rows: float) -> float:
         return 1.0 if unit == "npu" else 0.1 * n_rows
 
+    def call_j(self, unit: str, n_experts: int, n_rows: float) -> float:
+        return 1.0 if unit == "npu" else 10.0 * n_rows
+
 
 def resident(counts: Sequence[int], **parameters: object) -> Technique:
     profile = Profile({0: tuple(counts)}, 2, 1)
@@ -194,6 +199,24 @@ def test_a_place_by_cost_follows_the_prices() -> None:
     assert units == {"npu"}
     few = resident([1] * 16, group_size=2)
     assert {call.unit for call in few.plan(LayerInput(0, "prefill", loads, torch.ones(32))).calls} == {"cpu"}
+
+
+def test_a_graph_lies_where_it_costs_least_of_the_objective() -> None:
+    """Two experts of 4 rows: 0.8 s on the CPU, 1 s on the NPU; but 80 J on the CPU, 1 J on the NPU."""
+    seen = LayerInput(0, "prefill", routing_of([2] * 16), torch.ones(32))
+    for objective, unit in (("seconds", "cpu"), ("joules", "npu")):
+        placed = resident([1] * 16, group_size=2, objective=objective)
+        assert {call.unit for call in placed.plan(seen).calls} == {unit}
+
+
+def test_joules_of_a_call_are_those_of_its_unit_and_of_the_memory() -> None:
+    """By the toy sheet: 2 experts of 1500 bytes and 5 rows of 3 x 8 x 4 values, so 960 FLOP. CPU: 1.92 s at 8 + 1 W.
+    NPU: 0.5 + 3.0 + 0.096 s at 0.5 + 1 W, and 0.96 J. Seven experts are above its limit of 10000 bytes."""
+    costs = SheetCosts(toy_sheet(), ModelSizes(4, 1, 8, 4, 1500, 1, 1))
+    assert costs.call_j("cpu", 2, 5) == pytest.approx(1.92 * 9)
+    assert costs.call_s("npu", 2, 5) == pytest.approx(3.596)
+    assert costs.call_j("npu", 2, 5) == pytest.approx(3.596 * 1.5 + 0.96)
+    assert costs.call_j("npu", 7, 5) == costs.call_s("npu", 7, 5) == math.inf
 
 
 def test_experts_that_are_rarely_chosen_are_worth_no_launch_of_all() -> None:

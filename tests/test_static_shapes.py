@@ -94,7 +94,7 @@ def test_rows_of_padding_are_computed_and_not_fetched() -> None:
 def test_a_block_decoded_leaves_all_rows_but_one() -> None:
     parameters = CustomParameters.model_validate({"layout": {"kind": "blocks", "block_size": 4}})
     token = routed([[2, 0]], 3)
-    sizes = ModelSizes(n_experts=3, top_k=2, hidden=8, expert_width=8, expert_bytes=1)
+    sizes = ModelSizes(3, 2, 8, 8, 1, 1, 1)
     plan = parameters.build(BuildContext(1, sizes)).plan(LayerInput(0, "decode", token))
     assert plan.counters().rows_not_fetched == 2 * 3
 
@@ -103,7 +103,7 @@ def test_a_block_decoded_leaves_all_rows_but_one() -> None:
 def test_slices_share_the_rows_that_are_not_fetched(shard: str) -> None:
     place = {"kind": "shards", "shard": shard, "cores": 2}
     parameters = CustomParameters.model_validate({"place": place, "layout": {"kind": "blocks", "block_size": 4}})
-    sizes = ModelSizes(n_experts=3, top_k=1, hidden=8, expert_width=8, expert_bytes=1)
+    sizes = ModelSizes(3, 1, 8, 8, 1, 1, 1)
     six = routed([[0], [1], [0], [2], [1], [0]], 3)
     assert parameters.build(BuildContext(6, sizes)).plan(LayerInput(0, "prefill", six)).counters().rows_not_fetched == 6
 

@@ -6,7 +6,7 @@ import math
 
 from devices.base import DeviceError, Unit
 from devices.models.sheet import Sheet, load_sheet
-from devices.models.timeline import Operation, operation_seconds
+from devices.models.timeline import Operation, operation_joules, operation_seconds
 from engines.errors import EngineError
 from engines.pricing.schedule import NAMED_SHAPES, sizes_of
 from engines.techniques.base import ModelSizes
@@ -21,13 +21,24 @@ class SheetCosts:
 
     def call_s(self, unit: Unit, n_experts: int, n_rows: float, share: float = 1.0) -> float:
         """Infinite for a graph above the NPU's limit. Raises `DeviceError` for a unit that the sheet does not have."""
+        call = self._call(unit, n_experts, n_rows, share)
+        return math.inf if call is None else operation_seconds(self._sheet, call)
+
+    def call_j(self, unit: Unit, n_experts: int, n_rows: float, share: float = 1.0) -> float:
+        """Of the unit and of communication; infinite and raising as `call_s`."""
+        call = self._call(unit, n_experts, n_rows, share)
+        if call is None:
+            return math.inf
+        return sum(operation_joules(self._sheet, call, operation_seconds(self._sheet, call)).values())
+
+    def _call(self, unit: Unit, n_experts: int, n_rows: float, share: float) -> Operation | None:
+        """None where the unit does not take it."""
         sizes, limit = self._sizes, self._sheet.graph_bytes_limit
         flops = 2.0 * n_rows * 3 * sizes.hidden * sizes.expert_width * share
         weight_bytes = float(n_experts * sizes.expert_bytes) * share
         if unit == "npu" and limit is not None and weight_bytes > limit.value:
-            return math.inf
-        call = Operation("expert FFN", unit, "expert_ffn", flops=flops, weight_bytes=weight_bytes)
-        return operation_seconds(self._sheet, call)
+            return None
+        return Operation("expert FFN", unit, "expert_ffn", flops=flops, weight_bytes=weight_bytes)
 
     def transfer_s(self, source: Unit, target: Unit, n_bytes: float) -> float:
         raise DeviceError(

@@ -115,6 +115,10 @@ class Costs(Protocol):
         does not take it. share: of each expert's intermediate columns."""
         ...
 
+    def call_j(self, unit: Unit, n_experts: int, n_rows: float, share: float = 1.0) -> float:
+        """Joules of the same call, of its unit and of the memory; infinite alike."""
+        ...
+
     def transfer_s(self, source: Unit, target: Unit, n_bytes: float) -> float:
         """Seconds in which so many bytes travel. Raises `DeviceError` where nothing links the two."""
         ...

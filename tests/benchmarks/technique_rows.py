@@ -3,19 +3,26 @@
 python -m tests.benchmarks.technique_rows
 
 Prompts of 1024 tokens in chunks of 256, and 32 decoded tokens each; profiles come from other prompts. Draws a small
-figure a technique, for its page in docs/techniques.
+figure a technique, for its page in docs/techniques. The last rows price the prompts as Phi-3.5-MoE on sheet m2-ultra:
+what the parameters of residency come to.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from devices.models.sheet import load_sheet
+from devices.models.timeline import Timeline
 from engines.base import unheard
 from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.pricing.costs import SheetCosts
+from engines.pricing.modelled import ModelledEngine
+from engines.pricing.schedule import PHI_3_5_MOE, sizes_of
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import PRESETS, preset_parameters
 from harness.schema import WORKLOAD
@@ -29,6 +36,15 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {"blockwise": {"block_size": 64
 """Where the defaults are meant for larger steps."""
 
 
+PRICED: Sequence[tuple[str, Mapping[str, object]]] = (
+    ("npumoe-tg", {}),
+    ("npumoe", {}),
+    ("npumoe", {"objective": "joules"}),
+    ("npumoe", {"overlap": True}),
+)
+SHEET = "m2-ultra"
+PRICED_CHUNKS = (256, 64)
+"""At the smaller one, cold graphs are worth no launch on the NPU."""
 PARTS = ("kept", "padding", "dropped")
 
 
@@ -48,6 +64,17 @@ def prompts_of(checkpoint: Checkpoint) -> tuple[list[list[int]], list[list[int]]
     return asked[:N_PROMPTS], [list(p) for p in workload.calibration_prompts(checkpoint.tokenizer, length, 8)]
 
 
+def request_of(number: int, prompt: Sequence[int], n_new: int) -> Request:
+    return Request(
+        request_id=f"{number}",
+        sample_id=f"{number}",
+        kind="generate",
+        prompt_ids=tuple(prompt),
+        max_new_tokens=n_new,
+        ignore_end_tokens=True,
+    )
+
+
 def rows_of(name: str, checkpoint: Checkpoint, asked: Sequence[list[int]], learnt: Sequence[list[int]]) -> Rows:
     parameters = preset_parameters(name).model_validate(PARAMETERS.get(name, {}))
     engine = ReferenceEngine(checkpoint, parameters, CHUNK, threads=1)
@@ -56,15 +83,7 @@ def rows_of(name: str, checkpoint: Checkpoint, asked: Sequence[list[int]], learn
     found = []
     for n_new in (1, 1 + N_DECODED):
         for number, prompt in enumerate(asked):
-            request = Request(
-                request_id=f"{number}",
-                sample_id=f"{number}",
-                kind="generate",
-                prompt_ids=tuple(prompt),
-                max_new_tokens=n_new,
-                ignore_end_tokens=True,
-            )
-            engine.run(request, unheard)
+            engine.run(request_of(number, prompt, n_new), unheard)
         found.append(engine.take_counters())
     prefill, both = found
     fields = EngineCounters.model_fields
@@ -84,6 +103,31 @@ def measurements(name: str, rows: Rows) -> list[Measurement]:
             ("loads of an expert's weights", 1000 * counters.weight_loads / pairs, "a thousand pairs"),
         )
         found += [measured(metric, value, unit, f"{name}, {phase}") for metric, value, unit in shares]
+    return found
+
+
+def priced(
+    checkpoint: Checkpoint, asked: Sequence[list[int]], learnt: Sequence[list[int]], chunk: int
+) -> list[Measurement]:
+    """Prefill of all prompts, at the sheet's prices."""
+    sheet, sizes, found = load_sheet(SHEET), sizes_of(PHI_3_5_MOE), list[Measurement]()
+    assert sizes is not None
+    for name, changed in PRICED:
+        parameters = preset_parameters(name).model_validate(changed)
+        reference = ReferenceEngine(checkpoint, parameters, chunk, sizes=sizes, costs=SheetCosts(sheet, sizes))
+        timeline = Timeline(sheet)
+        engine = ModelledEngine(reference, timeline, parameters.backbone, PHI_3_5_MOE)
+        engine.calibrate(learnt)
+        for number, prompt in enumerate(asked):
+            engine.run(request_of(number, prompt, 1), unheard)
+        n_tokens = sum(map(len, asked))
+        joules = sum(timeline.energy_j(component) for component in sheet.components)
+        arm = ", ".join([name, *(f"{key} = {json.dumps(value)}" for key, value in changed.items())])
+        conditions = f"{arm}; chunk {chunk}, phi-3.5-moe on {SHEET}"
+        found += [
+            measured("prefill, modelled", timeline.now_s() / len(asked), "s a prompt", conditions),
+            measured("energy of prefill, modelled", 1e3 * joules / n_tokens, "mJ a token", conditions),
+        ]
     return found
 
 
@@ -118,10 +162,13 @@ def main() -> None:
         rows = rows_of(name, checkpoint, asked, learnt)
         found += measurements(name, rows)
         draw(name, rows, PAGES / f"{name}.svg")
+    for chunk in PRICED_CHUNKS:
+        found += priced(checkpoint, asked, learnt, chunk)
     remarks = (
         f"The bundled model on {N_PROMPTS} prompts of RULER's multi-key needles, 1024 tokens in chunks of {CHUNK}, and"
         f" {N_DECODED} decoded tokens each. Counted, so the same on every machine. `blockwise` has blocks of 64 rows"
-        " here; everything else is as it comes."
+        f" here; everything else is as it comes. What is modelled is priced on {SHEET}, which is no machine of"
+        " ours; the sheet states no error of its times."
     )
     write_page("technique-rows", "What techniques compute", found, remarks)
 

@@ -5,6 +5,9 @@ lies on the NPU where its launch there is expected to cost less than its experts
 
     P(G) t_npu(G experts, G C rows) < sum_e P(e) t_cpu(1 expert, n_e / P(e) rows)
 
+The costs t are seconds, or joules with `objective = "joules"`. Seconds are the default because §5.8 has this arm as the
+fastest (1.09 times TG) and TG, which leaves all on the NPU, as the one of least energy.
+
 n_e are the expected rows of expert e among the N = B K pairs of a chunk. Nothing is launched for experts without
 tokens: P(e) = 1 - (1 - n_e / N)^N is the chance that e gets any, and P(G) that one of the graph does. A graph whose
 experts calibration never saw costs nothing on either, and lies on the CPU, as does one above the unit's graph limit.
@@ -45,6 +48,8 @@ class ByCostParameters(Record):
     as_shape: str | None = Field(default=None, max_length=100)
     """The model at whose size calls are priced, such as phi-3.5-moe; the model's own where it is not given."""
 
+    objective: Literal["seconds", "joules"] = "seconds"
+    """What a graph shall cost least of."""
     overlap: bool = False
     """Whether the CPU computes its experts of a layer while the NPU computes its own, on a modelled machine."""
 
@@ -65,6 +70,7 @@ class ByCostParameters(Record):
             raise EngineError("a place by cost needs a profile of a model with experts")
         sizes = context.sizes if self.as_shape is None else sizes_of_named(self.as_shape)
         profile, costs = context.profile, context.costs or costs_of(self.costs_of, sizes)
+        cost = costs.call_s if self.objective == "seconds" else costs.call_j
         hot: dict[int, list[bool]] = {}
         for layer in profile.tokens_per_expert:
             load = expected_load(profile.relative_load(layer), context.chunk, profile.top_k)
@@ -73,13 +79,12 @@ class ByCostParameters(Record):
             for experts in layout.graphs(layer).experts:
                 if not any(load[e] for e in experts):
                     continue
-                npu_s = chance_of_a_call(sum(load[e] for e in experts), n_pairs) * costs.call_s(
-                    "npu", len(experts), sum(capacity[e] for e in experts)
-                )
+                chance_of_any = chance_of_a_call(sum(load[e] for e in experts), n_pairs)
+                on_npu = chance_of_any * cost("npu", len(experts), sum(capacity[e] for e in experts))
                 chances = [(e, chance_of_a_call(load[e], n_pairs)) for e in experts if load[e]]
-                cpu_s = sum(chance * costs.call_s("cpu", 1, float(load[e]) / chance) for e, chance in chances)
+                on_cpu = sum(chance * cost("cpu", 1, float(load[e]) / chance) for e, chance in chances)
                 for expert in experts:
-                    hot[layer][expert] = npu_s < cpu_s
+                    hot[layer][expert] = on_npu < on_cpu
         hot_E = {layer: np.array(is_hot) for layer, is_hot in hot.items()}
         return ByCost(hot_E, layout.decode_graphs == "single", self.overlap)
 
