@@ -27,6 +27,10 @@ class SparseLayerStep:
     """The router's choice, before a technique plans it."""
     expert_output_TH: Tensor
     """Weighted sum of the routed experts as the technique had them computed, without shared experts."""
+    residual_TH: Tensor
+    """What the layer's experts add to: the hidden state after attention, before the norm."""
+    shared_output_TH: Tensor | None = None
+    """Of the experts that every token passes through; None where there are none."""
 
 
 class LayerObserver(Protocol):

@@ -1,8 +1,8 @@
 """What is known of a model's routing before the first request: how often each expert of each layer is chosen, how
 salient the tokens are that choose it, and what it gives on average.
 
-Sources: §3.3 and §4.1 of NPUMoE (000) for the counts, 003 §3 for the default vectors. `engines.profiling` counts,
-`engines.profile_files` writes and reads. Legend: E experts, H hidden.
+Sources: §3.3 and §4.1 of NPUMoE (000) for the counts, 003 §3 for default vectors and predictions. `engines.profiling`
+counts, `engines.profile_files` writes and reads. Legend: E experts, H hidden.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor
 
+from engines.estimator import Estimator, EstimatorRecipe
 from results.popularity import popularity
 from results.records import Record
 
@@ -46,6 +47,52 @@ class ProfileOrigin(Record):
     """Of the weights while they were counted."""
 
 
+PredictorName = Literal["router q", "router s", "estimator", "hybrid"]
+DataName = Literal["calibration", "held out"]
+
+
+class LayerAccuracy(Record):
+    """Of the predictions of one layer's experts, by one predictor over some tokens."""
+
+    predictor: PredictorName
+    data: DataName
+    layer: int = Field(ge=0)
+    """Whose experts are predicted."""
+    n_tokens: int = Field(ge=1)
+    recall: float = Field(ge=0, le=1)
+    """recall@k: the share of a token's true experts that are among the predicted ones, the mean over tokens."""
+    rank_alignment: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(min_length=1)
+    """Of each rank by routing weight, the share of tokens whose predicted expert of that rank is the true one."""
+    cosine: float | None = Field(ge=-1.000001, le=1.000001)
+    """Of what the router is shown with its true input, the mean over tokens; None of an estimator, which guesses no
+    input."""
+
+
+class EstimatorOrigin(Record):
+    """What an estimator was trained with. width: W, as it came out."""
+
+    recipe: EstimatorRecipe
+    width: int = Field(ge=1)
+    n_parameters: int = Field(ge=1)
+    n_tokens: int = Field(ge=1)
+    """That its steps were drawn from."""
+
+
+class ProfiledPredictions(Record):
+    """How well the next layer's experts can be told before the layer is computed."""
+
+    every: int = Field(ge=1)
+    """Only every n-th token was looked at, so that the states fit in memory."""
+    held_out: tuple[ProfiledData, ...]
+    """Prompts that were neither counted nor learnt from; empty where the workloads keep no more."""
+    held_out_sha256: Sha256 | None
+    """Of their token ids; None where there are none."""
+    accuracies: tuple[LayerAccuracy, ...] = Field(min_length=1)
+    estimator: EstimatorOrigin | None
+    estimated_layers: tuple[int, ...]
+    """Layers after which a hybrid asks the estimator: its recall on the calibration data is above the router's."""
+
+
 @dataclass(frozen=True, eq=False)
 class Profile:
     """Expert choices counted over calibration prompts. Immutable: the shapes derived from it are frozen."""
@@ -61,6 +108,8 @@ class Profile:
     a family's weight multiplies what goes into an expert, the output is that of the weighted input."""
     origin: ProfileOrigin | None = None
     """None: counted on the fly, of the model that is there."""
+    predictions: ProfiledPredictions | None = None
+    estimator: Estimator | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_expert", "saliency_per_expert"):

@@ -3,6 +3,7 @@
     tokens_per_expert     int64 [L, E]
     saliency_per_expert   float64 [L, E]
     default_vectors       float32 [L, E, H], where they were computed
+    estimator.*           float32, where one was trained: the tensors of `engines.estimator`
 
 The folder appears whole under its name or not at all, and what is there is never replaced. Legend: L sparse layers,
 E experts, H hidden.
@@ -24,14 +25,16 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from engines.errors import EngineError
+from engines.estimator import Estimator, estimator_shapes
 from engines.model.architecture import ModelConfig
 from engines.model.tensor_files import TensorFile, is_finite
-from engines.profile import Profile, ProfileOrigin, Sha256
+from engines.profile import Profile, ProfiledPredictions, ProfileOrigin, Sha256
 from results.records import Record
 
 DESCRIPTION, TENSORS = "profile.json", "profile.safetensors"
 MOST_DESCRIPTION_BYTES = 1 << 20
 COUNTS, SALIENCY, VECTORS = "tokens_per_expert", "saliency_per_expert", "default_vectors"
+ESTIMATOR = "estimator."
 DTYPES = {COUNTS: torch.int64, SALIENCY: torch.float64, VECTORS: torch.float32}
 DIGITS = 12
 
@@ -48,6 +51,7 @@ class _Description(Record):
     n_tokens: int = Field(ge=1)
     imbalance: tuple[float, ...]
     """Of each layer, for people; it follows from the counts."""
+    predictions: ProfiledPredictions | None = None
     tensors_sha256: Sha256
 
 
@@ -69,6 +73,8 @@ def write_profile(profile: Profile, folder: Path) -> None:
     }
     if vectors is not None:
         tensors[VECTORS] = torch.stack([vectors[layer] for layer in layers])
+    if profile.estimator is not None:
+        tensors |= {f"{ESTIMATOR}{name}": tensor for name, tensor in profile.estimator.tensors().items()}
     packed = save(tensors)
     description = _Description(
         profile_format=1,
@@ -80,6 +86,7 @@ def write_profile(profile: Profile, folder: Path) -> None:
         n_prompts=profile.n_prompts,
         n_tokens=profile.n_tokens,
         imbalance=tuple(profile.imbalance(layer) for layer in layers),
+        predictions=profile.predictions,
         tensors_sha256=hashlib.sha256(packed).hexdigest(),
     )
     check_is_free(folder)
@@ -113,6 +120,7 @@ def read_profile(folder: Path) -> Profile:
     for problem in _contradictions(description, tensors):
         raise _damaged(folder, problem)
     rows = list(enumerate(description.layers))
+    own = {name.removeprefix(ESTIMATOR): tensor for name, tensor in tensors.items() if name.startswith(ESTIMATOR)}
     return Profile(
         {layer: tuple(tensors[COUNTS][row].tolist()) for row, layer in rows},
         description.top_k,
@@ -120,6 +128,8 @@ def read_profile(folder: Path) -> Profile:
         {layer: tuple(tensors[SALIENCY][row].tolist()) for row, layer in rows},
         {layer: tensors[VECTORS][row] for row, layer in rows} if VECTORS in tensors else None,
         description.origin,
+        description.predictions,
+        Estimator(description.layers[:-1], **own) if own else None,
     )
 
 
@@ -196,8 +206,13 @@ def _read_tensors(folder: Path, description: _Description) -> dict[str, Tensor]:
     wanted: dict[str, tuple[int, ...]] = {COUNTS: (n_layers, n_experts), SALIENCY: (n_layers, n_experts)}
     if hidden is not None:
         wanted[VECTORS] = (n_layers, n_experts, hidden)
+    predictions = description.predictions
+    if predictions is not None and predictions.estimator is not None and hidden is not None:
+        origin = predictions.estimator
+        shapes = estimator_shapes(n_layers - 1, hidden, n_experts, origin.width, origin.recipe.expansion)
+        wanted |= {f"{ESTIMATOR}{name}": shape for name, shape in shapes.items()}
     found = {name: (place.shape, place.dtype) for name, place in file_of_tensors.places.items()}
-    if found != {name: (shape, DTYPES[name]) for name, shape in wanted.items()}:
+    if found != {name: (shape, DTYPES.get(name, torch.float32)) for name, shape in wanted.items()}:
         told = ", ".join(f"{name[:40]} {shape} {dtype}" for name, (shape, dtype) in list(found.items())[:4])
         raise _damaged(folder, f"{TENSORS} holds {told or 'nothing'}")
     return {name: file_of_tensors.read(name).clone() for name in wanted}
@@ -219,12 +234,28 @@ def _contradictions(description: _Description, tensors: dict[str, Tensor]) -> It
         yield "a saliency is no sum of norms"
     if VECTORS in tensors and (not is_finite(tensors[VECTORS]) or bool(tensors[VECTORS][counts_LE == 0].any())):
         yield "a default vector holds NaN or infinity, or is not zero although its expert was never chosen"
+    if any(name.startswith(ESTIMATOR) and not is_finite(tensor) for name, tensor in tensors.items()):
+        yield "an estimator holds NaN or infinity"
+    if description.predictions is not None:
+        yield from _contradictory_predictions(description, description.predictions)
     mean = description.n_tokens * description.top_k / description.n_experts
     expected = tuple(int(count) / mean for count in counts_LE.amax(dim=1))
     if len(expected) != len(description.imbalance) or any(
         not abs(a - b) <= 1e-9 * a for a, b in zip(expected, description.imbalance, strict=True)
     ):
         yield "imbalance does not follow from the counts"
+
+
+def _contradictory_predictions(description: _Description, predictions: ProfiledPredictions) -> Iterator[str]:
+    if description.hidden is None or len(description.layers) < 2:
+        yield "predictions without default vectors, or of one layer"
+    if not {row.layer for row in predictions.accuracies} <= {*description.layers[1:]}:
+        yield "predictions of other layers"
+    if any(len(row.rank_alignment) != description.top_k for row in predictions.accuracies):
+        yield f"predictions of other ranks than {description.top_k}"
+    is_trained = predictions.estimator is not None
+    if not {*predictions.estimated_layers} <= ({*description.layers[:-1]} if is_trained else set()):
+        yield "an estimator is asked after layers that it was not trained on"
 
 
 def _damaged(folder: Path, found: str) -> EngineError:

@@ -15,7 +15,7 @@ from engines.errors import EngineError
 from engines.model.experts import ExpertWeights, gated_ffn
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.model.weights import ModelWeights, SparseWeights
-from engines.observers import SparseLayerStep
+from engines.observers import LayerObserver, SparseLayerStep
 from engines.profile import Profile
 from engines.techniques.presets import dropless
 
@@ -71,7 +71,6 @@ def _summed_outputs_EH(seen: SparseLayerStep, experts: ExpertWeights) -> Tensor:
     return sums_EH
 
 
-@torch.inference_mode()
 def profile_of(
     model: Transformer,
     cache: KeyValueCache,
@@ -79,20 +78,46 @@ def profile_of(
     prefill_chunk: int,
     default_vectors: bool = False,
     on_prompt: Callable[[], object] = lambda: None,
+    also: LayerObserver | None = None,
 ) -> Profile:
     """The true (dropless) choices over the prompts' prefill. on_prompt: told after each. Raises `EngineError`.
 
     cache: what the prompts are read into. default_vectors: compute them too, which costs as much as the experts again.
+    also: is shown each layer before it is counted.
     """
     config = model.config
     if config.moe is None or not prompts:
         raise EngineError(f"calibration needs prompts, got {len(prompts)}; take some that no window asks")
-    limits = Limits(config.max_length, config.vocabulary_size)
     counts = ChoiceCounts(model.weights if default_vectors else None)
+    read_prompts(model, cache, prompts, prefill_chunk, [counts] if also is None else [also, counts], on_prompt)
+    return counts.profile(config.moe.top_k, len(prompts))
+
+
+@torch.inference_mode()
+def read_prompts(
+    model: Transformer,
+    cache: KeyValueCache,
+    prompts: Sequence[Sequence[int]],
+    prefill_chunk: int,
+    observers: Sequence[LayerObserver],
+    on_prompt: Callable[[], object] = lambda: None,
+) -> None:
+    """Prefills prompts without any technique, for who looks on. on_prompt: told after each. Raises `EngineError`."""
+    limits = Limits(model.config.max_length, model.config.vocabulary_size)
     for number, prompt in enumerate(prompts, 1):
         check_prompt(prompt, limits, f"calibration prompt {number}")
         cache.start(len(prompt))
         for chunk_T in torch.split(torch.tensor(prompt), prefill_chunk):
-            model.forward(chunk_T, cache, dropless(), "prefill", counts)
+            model.forward(chunk_T, cache, dropless(), "prefill", _All(observers))
         on_prompt()
-    return counts.profile(config.moe.top_k, len(prompts))
+
+
+class _All:
+    """Several observers as one."""
+
+    def __init__(self, observers: Sequence[LayerObserver]) -> None:
+        self._observers = observers
+
+    def layer(self, seen: SparseLayerStep) -> None:
+        for observer in self._observers:
+            observer.layer(seen)

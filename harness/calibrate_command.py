@@ -24,7 +24,7 @@ from results.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from engines.profile import Profile
+    from engines.profile import Profile, ProfiledPredictions
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -42,12 +42,29 @@ def calibrate(
     prompts: Annotated[int, typer.Option(min=1, max=100_000, help="Of each workload, where it keeps so many.")] = 32,
     dtype: Annotated[Dtype, typer.Option(help="How weights are held.")] = "float32",
     chunk: Annotated[int, typer.Option(min=1, max=1 << 20, help="Tokens of a prefill step.")] = 512,
+    estimator: Annotated[
+        bool, typer.Option("--estimator", help="Train a network that tells the next layer's experts, and keep it.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the estimator: the same one again.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=10_000_000, help="Of its training.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, max=1 << 16, help="Of it; half the model's by default.")] = None,
+    expansion: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Inner over outer width of its feed-forward block.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count which experts a model chooses, and write the profile that plans may name."""
+    own = {"seed": seed, "n_steps": steps, "width": width, "expansion": expansion}
+    given = {name: value for name, value in own.items() if value is not None}
+    if given and not estimator:
+        fail(
+            f"--{next(iter(given)).removeprefix('n_')} is of an estimator, and none is trained; add --estimator",
+            EXIT_BAD_PLAN,
+        )
     quiet_libraries()
     raise_in_command()
     from engines.errors import EngineError
+    from engines.estimator import EstimatorRecipe
     from engines.profile_files import check_is_free, write_profile
     from harness.calibration import CalibrationError
     from harness.calibration import calibrate as counted
@@ -58,7 +75,8 @@ def calibrate(
     try:
         check_is_free(out)
         with _Progress(console) as progress:
-            profile = counted(ModelSpec(source=model, dtype=dtype), names, prompts, chunk, progress)
+            recipe = EstimatorRecipe.model_validate(given) if estimator else None
+            profile = counted(ModelSpec(source=model, dtype=dtype), names, prompts, chunk, progress, recipe)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "no profile was written")
     except CalibrationError as error:
@@ -73,8 +91,12 @@ def calibrate(
         write_profile(profile, out)
     except OSError as error:
         fail(f"--out {out}: cannot be written ({error.strerror or error})", EXIT_NOT_WRITTEN)
-    print_rows(_rows(profile), as_json, f"{model}: routing over {_counted(profile)}")
-    if not as_json:
+    if as_json:
+        print_rows(_rows_with_predictions(profile), True, "")
+    else:
+        print_rows(_rows(profile), False, f"{model}: routing over {_counted(profile)}")
+        if profile.predictions is not None:
+            print_rows(_prediction_rows(profile.predictions), False, _predicted(profile.predictions))
         typer.echo(f'{printable(str(out))}: written; a plan names it as profile = "..." in [[engine]]')
 
 
@@ -95,6 +117,44 @@ def _rows(profile: Profile) -> list[dict[str, Any]]:
         }
         for layer, counts in profile.tokens_per_expert.items()
     ]
+
+
+def _rows_with_predictions(profile: Profile) -> list[dict[str, Any]]:
+    told = () if profile.predictions is None else profile.predictions.accuracies
+    return [
+        row | {"predictions": [one.model_dump() for one in told if one.layer == row["layer"]]} for row in _rows(profile)
+    ]
+
+
+def _predicted(predictions: ProfiledPredictions) -> str:
+    held = sum(data.n_prompts for data in predictions.held_out)
+    shown = f"{held} prompts held out" if held else "none held out, for the workloads keep no more; lower --prompts"
+    found = f"experts of a layer, told by the layer before: calibration tokens, and {shown}"
+    if predictions.estimator is not None:
+        recipe, n_parameters = predictions.estimator.recipe, predictions.estimator.n_parameters
+        found += f"; estimator of {n_parameters:,} parameters, {recipe.n_steps:,} steps, seed {recipe.seed}"
+    return found
+
+
+def _prediction_rows(predictions: ProfiledPredictions) -> list[dict[str, Any]]:
+    """Of each layer and predictor: on calibration tokens, then on those held out."""
+    both = {(one.layer, one.predictor, one.data): one for one in predictions.accuracies}
+    rows = []
+    for layer, predictor in sorted({(one.layer, one.predictor) for one in predictions.accuracies}):
+        own, held = (both.get((layer, predictor, data)) for data in ("calibration", "held out"))
+        assert own is not None  # every predictor was tried on the calibration tokens
+        rows.append(
+            {
+                "layer": layer,
+                "predictor": predictor,
+                "recall": rounded(own.recall),
+                "held out": None if held is None else rounded(held.recall),
+                "cosine": rounded(own.cosine),
+                "its held out": None if held is None else rounded(held.cosine),
+                "right expert by rank": " ".join(f"{share:.2f}" for share in (held or own).rank_alignment),
+            }
+        )
+    return rows
 
 
 class _Progress:
@@ -122,21 +182,22 @@ class _Progress:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=None)
-        self._n_prompts = self._n_done = 0
+        self._n = self._n_done = 0
+        self._of = ""
 
     def note(self, what: str) -> None:
         self._bar.update(self._task, description=printable(what))
         self._say(what)
 
-    def begin(self, n_prompts: int) -> None:
-        self._n_prompts = n_prompts
-        self._bar.update(self._task, description="counting", total=n_prompts)
+    def begin(self, n: int, of: str) -> None:
+        self._n, self._n_done, self._of = n, 0, of
+        self._bar.reset(self._task, description=of, total=n)
 
     def advance(self) -> None:
         self._n_done += 1
         self._bar.update(self._task, advance=1)
-        if self._n_done * 10 // self._n_prompts > (self._n_done - 1) * 10 // self._n_prompts:
-            self._say(f"{self._n_done} of {self._n_prompts} prompts")
+        if self._n_done * 10 // self._n > (self._n_done - 1) * 10 // self._n:
+            self._say(f"{self._n_done} of {self._n} {self._of}")
 
     def _say(self, line: str) -> None:
         if not self._console.is_terminal:

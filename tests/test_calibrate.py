@@ -101,7 +101,7 @@ class ReplacesWeights:
     def note(self, what: str) -> None:
         """Not looked at."""
 
-    def begin(self, n_prompts: int) -> None:
+    def begin(self, n: int, of: str) -> None:
         other = self._weights.with_name("next")
         other.write_bytes(self._weights.read_bytes())
         other.replace(self._weights)
@@ -150,6 +150,63 @@ def test_the_command_writes_what_the_model_chooses_over_the_workloads_own_prompt
     for row, counts in zip(rows, again.tokens_per_expert.values(), strict=True):
         assert row["imbalance"] == pytest.approx(max(counts) * len(counts) / sum(counts), rel=1e-3)
         assert row["never chosen"] == sum(n == 0 for n in counts)
+
+
+@pytest.fixture(scope="module")
+def foreseeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], str]:
+    """Profile, rows and messages of a calibration that trains a short-lived estimator."""
+    folder = tmp_path_factory.mktemp("foreseeing")
+    arguments = ("--data", "ruler_niah_single_2", "--prompts", "2", "--estimator", "--seed", "3", "--steps", "150")
+    made = joulebench("calibrate", MODEL, *arguments, "--width", "32", "--json", "--out", str(folder / "p"))
+    assert made.code == 0, made.stderr
+    return folder / "p", json.loads(made.stdout), made.stderr
+
+
+def test_the_command_says_how_well_experts_are_told_by_the_layer_before(
+    foreseeing: tuple[Path, list[dict[str, Any]], str],
+) -> None:
+    """The rows are those of the profile. Trained, an estimator recalls more than the eighth of chance."""
+    folder, rows, messages = foreseeing
+    found = read_profile(folder)
+    assert found.predictions is not None
+    assert [row["predictions"] for row in rows[:1]] == [[]]
+    told = [one for row in rows for one in row["predictions"]]
+    assert {(t["layer"], t["predictor"], t["data"]): t["recall"] for t in told} == {
+        (a.layer, a.predictor, a.data): a.recall for a in found.predictions.accuracies
+    }
+    assert len(told) == 3 * 4 * 2
+    assert [data.n_prompts for data in found.predictions.held_out] == [1]
+    estimator = found.predictions.estimator
+    assert estimator is not None
+    assert (estimator.recipe.seed, estimator.recipe.n_steps, estimator.width) == (3, 150, 32)
+    assert estimator.n_tokens == found.n_tokens
+    assert min(a.recall for a in found.predictions.accuracies if a.predictor == "estimator") > 0.25
+    assert "150 of 150 steps of the estimator" in messages
+
+
+def test_an_estimator_of_the_same_seed_is_the_same_file(
+    foreseeing: tuple[Path, list[dict[str, Any]], str], tmp_path: Path
+) -> None:
+    folder, _, _ = foreseeing
+    arguments = ("--data", "ruler_niah_single_2", "--prompts", "2", "--estimator", "--steps", "150", "--width", "32")
+    again, other = (
+        joulebench("calibrate", MODEL, *arguments, "--seed", seed, "--out", str(tmp_path / seed)) for seed in "34"
+    )
+    assert (again.code, other.code) == (0, 0), again.stderr + other.stderr
+    assert "estimator of " in again.stdout
+    own, same, another = (
+        (path / "profile.safetensors").read_bytes() for path in (folder, tmp_path / "3", tmp_path / "4")
+    )
+    assert own == same
+    assert own != another
+
+
+def test_what_an_estimator_is_told_needs_one(tmp_path: Path) -> None:
+    found = joulebench("calibrate", MODEL, "--data", "boolq", "--steps", "5", "--out", str(tmp_path / "p"))
+    assert (found.code, found.problems) == (
+        2,
+        ["error: --steps is of an estimator, and none is trained; add --estimator"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def test_choices_and_saliency_are_summed_per_layer_over_all_steps() -> None:
     def step(layer: int, norms: tuple[float, float], *choices: tuple[int, ...]) -> SparseLayerStep:
         ids, nothing = torch.tensor(choices), torch.empty(len(choices), 0)
         norm_T = torch.tensor(norms[: len(choices)])
-        return SparseLayerStep(layer, "prefill", norm_T, nothing, Routing(ids, torch.ones(ids.shape), 4), nothing)
+        return SparseLayerStep(
+            layer, "prefill", norm_T, nothing, Routing(ids, torch.ones(ids.shape), 4), nothing, nothing
+        )
 
     counts = ChoiceCounts()
     for seen in (

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engines.errors import EngineError
+from engines.estimator import Estimator, EstimatorRecipe, estimator_shapes
 from engines.model.checkpoints import inspect_checkpoint
-from engines.profile import Profile, ProfiledData, ProfileOrigin
+from engines.profile import (
+    EstimatorOrigin,
+    LayerAccuracy,
+    Profile,
+    ProfiledData,
+    ProfiledPredictions,
+    ProfileOrigin,
+)
 from engines.profile_files import digest_of_profile, mismatch, profile_files, read_profile, write_profile
 
 MODEL, TOKENIZER, DATA = "ab" * 32, "cd" * 32, "ef" * 32
@@ -44,6 +53,76 @@ def made(vectors: bool = True) -> Profile:
         {1: drawn_LEH[0], 3: drawn_LEH[1]} if vectors else None,
         ORIGIN,
     )
+
+
+def accuracy(**changes: Any) -> LayerAccuracy:
+    told = {"predictor": "estimator", "data": "calibration", "layer": 3, "n_tokens": 10, "recall": 0.75}
+    return LayerAccuracy.model_validate(told | {"rank_alignment": (0.5, 0.25), "cosine": None} | changes)
+
+
+def foreseeing() -> Profile:
+    """With an estimator after layer 1, the only one that another follows."""
+    recipe = EstimatorRecipe(width=3, expansion=2)
+    drawn = {name: torch.full(shape, 0.5) for name, shape in estimator_shapes(1, 8, 4, 3, 2).items()}
+    estimator = Estimator((1,), **drawn)
+    predictions = ProfiledPredictions(
+        every=1,
+        held_out=(ProfiledData(workload="boolq", source="generated", n_prompts=1),),
+        held_out_sha256=DATA,
+        accuracies=(accuracy(), accuracy(predictor="router q", data="held out", cosine=0.5)),
+        estimator=EstimatorOrigin(recipe=recipe, width=3, n_parameters=estimator.n_parameters, n_tokens=10),
+        estimated_layers=(1,),
+    )
+    return replace(made(), predictions=predictions, estimator=estimator)
+
+
+def test_predictions_and_their_estimator_come_back_bit_by_bit(tmp_path: Path) -> None:
+    write_profile(foreseeing(), tmp_path / "p")
+    found, wrote = read_profile(tmp_path / "p"), foreseeing()
+    assert found.predictions == wrote.predictions
+    assert found.estimator is not None
+    assert wrote.estimator is not None
+    assert found.estimator.layers == (1,)
+    for name, tensor in wrote.estimator.tensors().items():
+        assert torch.equal(found.estimator.tensors()[name], tensor)
+
+
+PREDICTION_DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "another width": lambda p: p["estimator"].update(width=4),
+    "another inner width": lambda p: p["estimator"]["recipe"].update(expansion=3),
+    "no estimator is told of": lambda p: p.update(estimator=None),
+    "a layer that is not there": lambda p: p["accuracies"][0].update(layer=2),
+    "the first layer": lambda p: p["accuracies"][0].update(layer=1),
+    "a rank too many": lambda p: p["accuracies"][0].update(rank_alignment=[0.1, 0.1, 0.1]),
+    "a recall above 1": lambda p: p["accuracies"][0].update(recall=1.5),
+    "an estimator after the last layer": lambda p: p.update(estimated_layers=[3]),
+    "a field of a later version": lambda p: p.update(more=1),
+}
+
+
+@pytest.mark.parametrize("damage", PREDICTION_DAMAGE)
+def test_predictions_that_no_calibration_gives_are_one_error(damage: str, tmp_path: Path) -> None:
+    write_profile(foreseeing(), tmp_path / "p")
+    rewritten(tmp_path / "p", lambda description: PREDICTION_DAMAGE[damage](description["predictions"]))
+    with pytest.raises(EngineError, match=r"damaged .*calibrate again"):
+        read_profile(tmp_path / "p")
+
+
+@pytest.mark.parametrize("damage", ["a tensor is missing", "NaN", "another shape"])
+def test_an_estimator_that_was_not_written_so_is_one_error(damage: str, tmp_path: Path) -> None:
+    write_profile(foreseeing(), tmp_path / "p")
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        if damage == "NaN":
+            tensors["estimator.narrow_WV"][0, 0] = float("nan")
+        elif damage == "another shape":
+            tensors["estimator.norm_W"] = torch.ones(2)
+        else:
+            del tensors["estimator.norm_W"]
+
+    with_tensors(tmp_path / "p", change)
+    with pytest.raises(EngineError, match=r"damaged .*calibrate again"):
+        read_profile(tmp_path / "p")
 
 
 @pytest.fixture

@@ -46,7 +46,16 @@ def route(hidden_TH: Tensor, weights: RouterWeights, config: RouterConfig) -> Ro
         table = kernel_router(weights, config)
         if table is not None:
             return Routing(*native.route(hidden_TH, table), len(weights.weight_EH))
-    logits_TE = F.linear(hidden_TH.float(), weights.weight_EH, weights.bias_E)
+    return choose(router_logits(hidden_TH, weights), weights.correction_E, config)
+
+
+def router_logits(hidden_TH: Tensor, weights: RouterWeights) -> Tensor:
+    """logits_TE, fp32."""
+    return F.linear(hidden_TH.float(), weights.weight_EH, weights.bias_E)
+
+
+def choose(logits_TE: Tensor, correction_E: Tensor | None, config: RouterConfig) -> Routing:
+    """What a router makes of its logits, or of another's guess at them."""
     if config.scoring == "sparsemixer":
         ids_TK, weights_TK = _sparsemixer(logits_TE, config.jitter)
         return Routing(ids_TK, weights_TK, logits_TE.shape[-1])
@@ -56,7 +65,7 @@ def route(hidden_TH: Tensor, weights: RouterWeights, config: RouterConfig) -> Ro
         scores_TE = logits_TE.sigmoid()
     else:
         scores_TE = logits_TE
-    favour_TE = scores_TE if weights.correction_E is None else scores_TE + weights.correction_E
+    favour_TE = scores_TE if correction_E is None else scores_TE + correction_E
     ids_TK = _best(_within_groups(favour_TE, config), config.top_k)
     weights_TK = scores_TE.gather(-1, ids_TK)
     if config.scoring == "softmax of chosen":

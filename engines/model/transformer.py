@@ -218,7 +218,9 @@ class Transformer:
         shown.ran(seen, plan)
         if observer is not None:
             assert saliency_T is not None  # computed for whoever observes
-            observer.layer(SparseLayerStep(layer, phase, saliency_T, normed_TH, routing, mixed_TH))
+            observer.layer(
+                SparseLayerStep(layer, phase, saliency_T, normed_TH, routing, mixed_TH, residual_TH, shared_TH)
+            )
         return _sum(mixed_TH, shared_TH), plan
 
     def _shared(self, normed_TH: Tensor, mlp: SparseWeights) -> Tensor | None:

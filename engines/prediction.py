@@ -1,0 +1,138 @@
+"""Guesses the next layer's experts from what the current layer knows before its own experts have run (003 §3, §6).
+
+In a pre-norm block r_l, the residual after attention, is what the experts of layer l add to, and s_l = LN_l(r_l) is
+what its router reads. The quasi-hidden state is a guess at the next router's input:
+
+    d_l = sum of g_e d_{l,e} over the experts that layer l executes         q_l = LN_{l+1}(r_l + d_l)
+
+d_{l,e} is the default vector: what expert e gave on average (`engines.profile`). Shared experts run for every token
+and their weights always lie at hand, so they are computed first and their true output is added to r_l: a guess costs
+nothing there. Layer l + 1 is the next layer with experts; a dense layer between them is not guessed.
+
+Legend: T tokens, H hidden, E experts, K experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from engines.dispatch import Routing
+from engines.errors import EngineError
+from engines.estimator import Estimator
+from engines.model.architecture import ModelConfig, RouterConfig
+from engines.model.norms import NormWeights
+from engines.model.router import RouterWeights, choose, route
+from engines.model.weights import ModelWeights, SparseWeights
+from engines.techniques.base import HiddenState
+
+Source = Literal["q", "s"]
+"""What the next router is shown: the quasi-hidden state, or this layer's own router input."""
+
+
+class KnownState(NamedTuple):
+    """What layer l knows when its experts are about to run. routing: the experts that it executes, with their weights;
+    state: r_l and s_l, and what the shared experts made of s_l."""
+
+    layer: int
+    routing: Routing
+    state: HiddenState
+
+
+class ExpertPredictor(Protocol):
+    """Guesses from the state of one layer; keeps nothing between calls."""
+
+    def predict(self, known: KnownState) -> Routing | None:
+        """Experts and weights of the next sparse layer; None after the last one."""
+        ...
+
+
+@dataclass(frozen=True)
+class NextRouter:
+    """The router of the next sparse layer, with the norm before it. weights_input: see `ExpertWeights`."""
+
+    layer: int
+    norm: NormWeights
+    router: RouterWeights
+    config: RouterConfig
+    weights_input: bool
+
+
+def next_routers(config: ModelConfig, weights: ModelWeights) -> dict[int, NextRouter]:
+    """By the sparse layer that comes before. Raises `EngineError` for a model whose experts cannot be guessed."""
+    moe = config.moe
+    if moe is None:
+        raise EngineError("a dense model has no experts to predict")
+    found: dict[int, NextRouter] = {}
+    for layer, following in pairwise(sorted(moe.sparse_layers)):
+        mlp, ahead = weights.layers[following].mlp, weights.layers[following]
+        assert isinstance(mlp, SparseWeights)  # the config says so
+        if weights.layers[layer].after_mlp_norm is not None:
+            raise EngineError(f"layer {layer} has a norm after its experts; prediction needs pre-norm blocks")
+        found[layer] = NextRouter(following, ahead.mlp_norm, mlp.router, moe.router, moe.weights_input)
+    if not found:
+        raise EngineError("prediction needs two layers of experts, and the model has one")
+    return found
+
+
+def quasi_hidden(known: KnownState, vectors_EH: Tensor, router: NextRouter) -> Tensor:
+    """q_TH. vectors_EH: the default vectors of the layer that knows."""
+    ids_TK, weights_TK = known.routing.expert_ids_TK, known.routing.weights_TK
+    chosen_TKH = vectors_EH[ids_TK]
+    # Where the weight goes into an expert, its default vector has it already.
+    default_TH = chosen_TKH.sum(1) if router.weights_input else (weights_TK[..., None] * chosen_TKH).sum(1)
+    guess_TH = known.state.residual_TH + default_TH.to(known.state.residual_TH.dtype)
+    if known.state.shared_TH is not None:
+        guess_TH = guess_TH + known.state.shared_TH
+    return router.norm(guess_TH)
+
+
+class RouterPredictor:
+    """The next layer's own router, shown a guess at its input."""
+
+    def __init__(
+        self, routers: Mapping[int, NextRouter], source: Source, vectors_EH: Mapping[int, Tensor] | None = None
+    ) -> None:
+        """vectors_EH: default vectors by layer, on the device of the states; source "s" needs none."""
+        self._routers, self._source, self._vectors_EH = routers, source, vectors_EH
+        if source == "q" and vectors_EH is None:
+            raise EngineError("the quasi-hidden state needs default vectors; `joulebench calibrate` finds them")
+
+    def predict(self, known: KnownState) -> Routing | None:
+        router = self._routers.get(known.layer)
+        if router is None:
+            return None
+        if self._vectors_EH is None or self._source == "s":
+            return route(known.state.router_input_TH, router.router, router.config)
+        return route(quasi_hidden(known, self._vectors_EH[known.layer], router), router.router, router.config)
+
+
+class EstimatorPredictor:
+    """A trained network in the router's place, shown the quasi-hidden state."""
+
+    def __init__(
+        self, routers: Mapping[int, NextRouter], vectors_EH: Mapping[int, Tensor], estimator: Estimator
+    ) -> None:
+        self._routers, self._vectors_EH, self._estimator = routers, vectors_EH, estimator
+
+    def predict(self, known: KnownState) -> Routing | None:
+        router = self._routers.get(known.layer)
+        if router is None:
+            return None
+        state_TH = quasi_hidden(known, self._vectors_EH[known.layer], router)
+        return choose(self._estimator.logits(state_TH, known.layer), router.router.correction_E, router.config)
+
+
+class HybridPredictor:
+    """For each layer one of two."""
+
+    def __init__(self, router: ExpertPredictor, estimator: ExpertPredictor, estimated_layers: frozenset[int]) -> None:
+        """estimated_layers: those whose next one the estimator guesses."""
+        self._router, self._estimator, self._estimated_layers = router, estimator, estimated_layers
+
+    def predict(self, known: KnownState) -> Routing | None:
+        return (self._estimator if known.layer in self._estimated_layers else self._router).predict(known)
