@@ -30,7 +30,8 @@ def si_scale(magnitude: float, unit: str) -> tuple[float, str]:
     if unit not in _PREFIXED_UNITS or magnitude == 0:
         return 1.0, name
     shown = _rounded(_finite(abs(magnitude)), _last_digit(abs(magnitude), PLAIN_DIGITS))
-    exponent = min(max(3 * (shown.adjusted() // 3), _PREFIXES[0][0]), _PREFIXES[-1][0])
+    largest = 0 if unit == "s" else _PREFIXES[-1][0]  # nobody reads kiloseconds
+    exponent = min(max(3 * (shown.adjusted() // 3), _PREFIXES[0][0]), largest)
     return float(Decimal(10) ** exponent), dict(_PREFIXES)[exponent] + name
 
 

@@ -200,6 +200,20 @@ def test_arms_of_one_technique_say_what_sets_them_apart() -> None:
     ]
 
 
+def test_an_arm_that_is_called_as_its_technique_says_so_once() -> None:
+    """Cells of these builders hold the technique "on-demand"."""
+    cells = [
+        cell("c0", engine="on-demand"),
+        cell("c1", engine="on-demand[chunk=64]"),
+        cell("c2", engine="hot", placement="attention npu, experts cpu"),
+        cell("c3", engine="on-demand", placement="attention npu, experts cpu"),
+    ]
+    data = run(cells, [t for c in cells for t in lasting(c.cell_id, [1.0])])
+    assert [row.arm.how for row in screen(data).table.rows] == [
+        "", "", "on-demand, attention npu, experts cpu", "attention npu, experts cpu",
+    ]  # fmt: skip
+
+
 def test_an_arm_that_is_not_drawn_has_its_own_reason() -> None:
     trials = [
         *with_joules("first", noisy(1.0), COUNTER),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,9 @@ from devices.models.timeline import Operation
 from results.derivation import energies_of
 from results.operations import OPERATIONS, operations_table, spent_by_operation
 from results.records import Completion
+from results.report.arms import arms_of
 from results.report.html import html_text, page_context
+from results.report.operation_tables import operation_tables
 from results.store import Store
 from results.trace_files import TraceFileError, read_parts, write_traces
 from results.trials import Trial
@@ -187,6 +190,28 @@ def test_operations_of_a_run_are_a_table_in_file_and_page() -> None:
     damaged = replace(data, load_parts=lambda _: {**made.parts, "window, raw": (replace(kept, basis="[]"),)})
     assert operations_table(damaged).empty
     assert "none of the 0" in damaged.lost_traces[made.trial.trial_id]
+
+
+def test_operations_stand_in_the_order_of_a_layer_whichever_arm_has_them() -> None:
+    """The NPU's arm begins the table; what only the CPU's arm has stands where it ran, and not at the end."""
+    on_npu = ("norm on cpu", "attention on npu", "router on cpu", "expert FFN on npu", "residual on cpu")
+    on_cpu = ("norm on cpu", "attention on cpu", "router on cpu", "expert FFN on cpu", "residual on cpu")
+    spent = [
+        (arm, *name.split(" on "), 10.0**-k)
+        for arm, own in (("a", on_npu), ("b", on_cpu))
+        for k, name in enumerate(own)
+    ]
+    frame = pd.DataFrame(spent, columns=["cell", "operation", "unit", "share_of_time"])
+    frame = frame.assign(device="model:m", workload="w", seconds=1500.0, joules=1.0)
+    (table,) = operation_tables(frame, arms_of([cell("a"), cell("b")]))
+    assert [name for name, _ in table.rows] == [
+        "norm on cpu", "attention on npu", "attention on cpu", "router on cpu", "expert FFN on npu",
+        "expert FFN on cpu", "residual on cpu",
+    ]  # fmt: skip
+    first = [of_arms[0][0] for _, of_arms in table.rows]
+    assert first == [
+        "1500 s (100.0 %)", "1500 s (10.0 %)", "", "1500 s (1.0 %)", "1500 s (0.1 %)", "", "1500 s (< 0.1 %)",
+    ]  # fmt: skip
 
 
 def test_what_cannot_be_priced_again_is_refused() -> None:

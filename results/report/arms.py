@@ -19,7 +19,7 @@ class Arm:
     where a run has several.
 
     how: technique and placement in short, for below the name, and what of the engine sets apart arms that are alike in
-    both, but for what the name says already.
+    both, but for what the name says already; often nothing.
     """
 
     index: int
@@ -95,7 +95,9 @@ def _how(cell: Cell, cells: Sequence[Cell]) -> str:
         for k, v in _settings(cell).items()
         if any(other.get(k) != v for other in alike) and k.rpartition(".")[2] not in swept
     }
-    parts = [cell.technique, *([] if cell.placement == "host" else [cell.placement])]
+    # An arm that is called as its technique says it once.
+    technique = [] if cell.engine.partition(SWEPT)[0] == cell.technique else [cell.technique]
+    parts = [*technique, *([] if cell.placement == "host" else [cell.placement])]
     return ", ".join([*parts, *(f"{k}={v}" for k, v in own.items())])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -28,14 +28,33 @@ def operation_tables(frame: pd.DataFrame, arms: Mapping[str, Arm]) -> list[Opera
         columns = (own[name].tolist() for name in ("cell", "operation", "unit", "seconds", "share_of_time", "joules"))
         spent = {
             (cell, operation, unit): (
-                f"{format_quantity(seconds, 's')} ({100 * share:.3g} %)",
+                f"{format_quantity(seconds, 's')} ({_percent(share)})",
                 format_quantity(joules, "J"),
             )
             for cell, operation, unit, seconds, share, joules in zip(*columns, strict=True)
         }
         rows = tuple(
             (f"{operation} on {unit}", tuple(spent.get((cell, operation, unit), ("", "")) for cell in cells))
-            for operation, unit in dict.fromkeys(zip(own["operation"], own["unit"], strict=True))
+            for operation, unit in _as_they_run(
+                [list(zip(ran["operation"], ran["unit"], strict=True)) for _, ran in own.groupby("cell", sort=False)]
+            )
         )
         found.append(OperationTable(f"{workload} · {device}", tuple(arms[cell] for cell in cells), rows))
     return found
+
+
+def _as_they_run(of_arms: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:
+    """The operations of all arms: one that an arm lacks stands before what follows it in an arm that has it."""
+    found: list[tuple[str, str]] = []
+    for ran in of_arms:
+        place = len(found)
+        for one in reversed(ran):
+            if one in found:
+                place = found.index(one)
+            else:
+                found.insert(place, one)
+    return found
+
+
+def _percent(share: float) -> str:
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
