@@ -152,8 +152,13 @@ class ReferenceEngine:
         self._parameters = technique
         own = own_sizes(checkpoint)
         # Layers are those that run here, whatever they are priced as.
-        layers = None if own is None else (own.n_layers, own.n_sparse_layers)
-        self._sizes = own if sizes is None or layers is None else ModelSizes(*sizes[:-2], *layers)
+        if own is not None and backend is not None:
+            own = own._replace(activation_bytes=backend.dtype.itemsize)
+        self._sizes = (
+            own
+            if sizes is None or own is None
+            else sizes._replace(n_layers=own.n_layers, n_sparse_layers=own.n_sparse_layers)
+        )
         self._costs = costs
         self._prefill_chunk = prefill_chunk
         self._now_s = now_s if backend is None else synchronised(now_s, backend.device)

@@ -23,7 +23,7 @@ from engines.oracle import Oracle, mix_experts
 from engines.profile import Profile
 from engines.reference import ReferenceEngine
 from engines.techniques.base import ChunkPhase, Technique
-from engines.techniques.presets import DroplessParameters, dropless
+from engines.techniques.presets import CustomParameters, DroplessParameters, dropless
 from results.records import Completion, Request, Sampling
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import write_random_model
@@ -128,6 +128,19 @@ def compare(one: ReferenceEngine, other: ReferenceEngine, tolerance: float) -> N
         completion: Completion = other.run(generation, ignore)
         assert completion.n_generated == 5
         assert completion.token_times_s == tuple(sorted(completion.token_times_s))
+
+
+@pytest.mark.parametrize(("dtype", "value_bytes"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_cores_send_values_of_the_dtype_of_the_arithmetic(
+    checkpoint: Checkpoint, dtype: torch.dtype, value_bytes: int
+) -> None:
+    """Of dealt calls, the second core sends a result of each token and layer."""
+    parameters = CustomParameters.model_validate({"place": {"kind": "shards", "shard": "blocks"}})
+    engine = ReferenceEngine(checkpoint, parameters, 16, compute_dtype=dtype)
+    request = Request(request_id="r", sample_id="s", kind="generate", prompt_ids=tuple(range(9, 29)), max_new_tokens=1)
+    engine.run(request, ignore)
+    config = checkpoint.config
+    assert engine.take_counters().bytes_exchanged == 20 * config.n_layers * config.hidden * value_bytes
 
 
 @pytest.mark.parametrize("device", ACCELERATORS)

@@ -377,6 +377,39 @@ def test_costs_are_asked_at_a_named_shape() -> None:
         units(as_shape="phi-4")
 
 
+def test_decoding_is_placed_as_its_own_layout_says() -> None:
+    """Graphs of single experts run on the NPU; every other layout finds experts where residency left them."""
+    one = Routing(torch.tensor([[0, 9]]), torch.ones(1, 2), 16)
+    profile = Profile({0: (13,) * 4 + (1,) * 12}, 2, 1)
+    for decode, units in (
+        (None, ["npu", "npu"]),
+        ({"kind": "tiers", "decode_graphs": "single"}, ["npu", "npu"]),
+        ({"kind": "tiers", "decode_graphs": "same"}, ["npu", "cpu"]),
+        ({"kind": "tiers", "decode_graphs": "cpu"}, ["cpu", "cpu"]),
+        ({"kind": "capacity"}, ["npu", "cpu"]),
+    ):
+        chosen = {"place": {"kind": "by_cost"}, "layout": {"kind": "tiers", "grouped": True, "align": 1}}
+        named = {} if decode is None else {"decode": decode}
+        placed = CustomParameters.model_validate(chosen | named).build(BuildContext(32, PHI, profile, Prices()))
+        assert [call.unit for call in placed.plan(LayerInput(0, "decode", one)).calls] == units, decode
+
+
+def test_a_shape_of_the_busiest_is_frozen_for_a_naive_launch_alone() -> None:
+    chosen = {"layout": {"kind": "capacity", "rows": "max", "overflow": "none"}}
+    on_cpu = CustomParameters.model_validate(chosen)
+    one = Routing(torch.tensor([[0, 9]]), torch.ones(1, 2), 16)
+    for phase, routing in (("prefill", routing_of([2] * 16)), ("decode", one)):
+        seen = LayerInput(0, phase, routing)  # type: ignore[arg-type]
+        naive = preset_parameters("coreml-naive")().build(BuildContext(32, PHI)).plan(seen)
+        assert {(call.unit, call.static) for call in naive.calls} == {("npu", True)}
+        plain = on_cpu.build(BuildContext(32, PHI)).plan(seen)
+        assert {(call.unit, call.static) for call in plain.calls} == {("cpu", False)}
+    assert (on_cpu.static_shapes, CustomParameters.model_validate({"layout": {"kind": "capacity"}}).static_shapes) == (
+        False,
+        True,
+    )
+
+
 # --- shares and what else is laid out --------------------------------------------------------------------------------
 
 
@@ -394,7 +427,7 @@ def test_each_share_computes_its_own_experts_whatever_lays_them_out(decode: dict
     profile, sizes = Profile({0: (70, 10, 10, 10, 0, 0)}, 1, 1), ModelSizes(6, 1, 16, 24, 6 * 16 * 24, 1, 1)
     chosen = {
         "place": {"kind": "by_cost"},
-        "layout": {"kind": "tiers", "decode_graphs": "same", "align": 1},
+        "layout": {"kind": "tiers", "align": 1},
         "decode": decode,
     }
     placed = CustomParameters.model_validate(chosen).build(BuildContext(16, sizes, profile, Prices()))

@@ -22,6 +22,7 @@ from engines.model.experts import ExpertWeights, execute
 from engines.model.quantised import quantise_int8
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.oracle import Oracle, mix_experts
+from engines.pricing.schedule import PHI_3_5_MOE, sizes_of
 from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.reference import own_sizes
@@ -234,6 +235,19 @@ def test_cores_send_each_other_what_they_add_up(shard: str, cores: int, kind: st
     assert (exchange.kind, exchange.units) == (kind, tuple(f"core:{core}" for core in range(cores)))
     assert [list(row) for row in exchange.bytes_NN] == sent
     assert plan.counters().bytes_exchanged == sum(map(sum, sent))
+
+
+@pytest.mark.parametrize(("value_bytes", "n_sent"), [(4, 26 * 16 * 4), (2, 26 * 16 * 2)])
+def test_what_cores_send_is_as_wide_as_activations_are_computed(value_bytes: int, n_sent: int) -> None:
+    parameters = CustomParameters.model_validate({"place": {"kind": "shards"}, "layout": {"kind": "exact"}})
+    technique = parameters.build(BuildContext(16, SIZES._replace(activation_bytes=value_bytes)))
+    assert technique.plan(seen(random_routing(13)[1])).counters().bytes_exchanged == n_sent
+
+
+def test_a_sheet_prices_activations_as_wide_as_its_shape_has_them() -> None:
+    sizes = sizes_of(replace(PHI_3_5_MOE, bytes_per_value=2))
+    assert sizes is not None
+    assert sizes.activation_bytes == 2
 
 
 @pytest.mark.parametrize(("shard", "columns"), [("intermediate", 24), ("hidden", 16)])

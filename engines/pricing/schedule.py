@@ -156,7 +156,8 @@ def sizes_of(shape: ModelShape) -> ModelSizes | None:
         return None
     expert_bytes = shape.expert_weights * shape.bytes_per_value
     n_layers, hidden = shape.n_layers, shape.hidden
-    return ModelSizes(shape.n_experts, shape.top_k, hidden, shape.expert_width, expert_bytes, n_layers, n_layers)
+    experts = shape.n_experts, shape.top_k, hidden, shape.expert_width, expert_bytes
+    return ModelSizes(*experts, n_layers, n_layers, activation_bytes=shape.bytes_per_value)
 
 
 def priced_shape(name: str, config: ModelConfig) -> ModelShape:

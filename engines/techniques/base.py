@@ -94,6 +94,7 @@ class LayerInput:
 
 class ModelSizes(NamedTuple):
     """The sizes that a technique may count on. expert_bytes: of one expert's weights, all three matrices.
+    activation_bytes: of a value in the dtype in which activations are computed; fp32 on the CPU.
 
     n_layers: all, dense ones included. n_sparse_layers: those with experts.
     """
@@ -105,6 +106,7 @@ class ModelSizes(NamedTuple):
     expert_bytes: int
     n_layers: int
     n_sparse_layers: int
+    activation_bytes: int = 4
 
 
 class Costs(Protocol):
@@ -329,8 +331,12 @@ class PlaceParameters(Protocol):
 class LayoutParameters(Protocol):
     """Typed parameters of a layout."""
 
-    static: ClassVar[bool]
     needs_profile: ClassVar[bool]
+
+    @property
+    def static(self) -> bool:
+        """Whether shapes are frozen before the routing is known."""
+        ...
 
     @property
     def kind(self) -> str: ...

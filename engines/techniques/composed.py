@@ -38,7 +38,6 @@ from engines.techniques.layout.exact import exact_rows
 from engines.techniques.move.nothing import NothingMoves
 from engines.techniques.route import RoutersChoice
 
-ACTIVATION_BYTES = 4
 NOTHING_MOVED = Moved()
 
 
@@ -64,6 +63,7 @@ class ComposedTechnique:
         self._layouts = layouts
         self._known: dict[int, OneToken | None] = {}
         self._n_experts = context.sizes.n_experts if context.sizes is not None else 0
+        self._activation_bytes = context.sizes.activation_bytes if context.sizes is not None else 0
 
     def plan(self, seen: LayerInput) -> DispatchPlan:
         executed = prediction = None
@@ -95,7 +95,9 @@ class ComposedTechnique:
         pair_P, row_P = _rows_of_pairs(ids_TK, load_E, kept_E, calls, ranked_T)
         token_R, weight_R = self._rows(seen, pair_P, row_P, calls, overflows)
         moved = NOTHING_MOVED if self._move is None else self._move.moved(seen, calls, prediction)
-        exchanges = tuple(_exchange(share, calls, n_tokens) for share in shares if share.summed is not None)
+        exchanges = tuple(
+            _exchange(share, calls, n_tokens, self._activation_bytes) for share in shares if share.summed is not None
+        )
         if exchanges:
             moved = moved._replace(exchanges=exchanges + moved.exchanges)
         n_pairs = n_tokens * top_k
@@ -132,9 +134,8 @@ class ComposedTechnique:
             layout, shares = self._said_layout(layer), self._place.decode_shares(layer)
             self._known[layer] = None
             if layout is not None and layout.group_of_E is None and shares is not None and len(shares[0].pieces) == 1:
-                is_static = self._layouts["decode"].static and not shares[0].exact
-                skips = self._layouts["decode"].skips_padding and not shares[0].exact
-                self._known[layer] = OneToken(layout.rows_E, _kind(shares[0].pieces[0], is_static, skips))
+                (kind,) = _kinds(shares[0], self._layouts["decode"])
+                self._known[layer] = OneToken(layout.rows_E, kind)
         return self._known[layer]
 
     def _several(self, seen: LayerInput, load_E: Integers, shares: Sequence[Share]) -> tuple[Calls, Integers]:
@@ -223,13 +224,20 @@ def _counting(n: int) -> tuple[Integers, Integers]:
     return np.arange(n), np.ones(n, dtype=np.int64)
 
 
+def _kinds(share: Share, layout: Layout) -> tuple[CallKind, ...]:
+    """Of the calls of each piece. A naive launch finds a graph of its size, whatever the size follows."""
+    if share.exact:
+        return tuple(_kind(piece, False, False) for piece in share.pieces)
+    return tuple(_kind(piece, layout.static or piece.naive_launch, layout.skips_padding) for piece in share.pieces)
+
+
 @cache
 def _kind(piece: Piece, static: bool, skips: bool) -> CallKind:
     return CallKind(piece.unit, static, piece.width, piece.naive_launch, piece.hidden, skips, piece.overlaps)
 
 
-def _exchange(share: Share, calls: Calls, n_tokens: int) -> Exchange:
-    """What the pieces of a share send each other in fp32, in which activations are computed."""
+def _exchange(share: Share, calls: Calls, n_tokens: int, value_bytes: int) -> Exchange:
+    """What the pieces of a share send each other, in the dtype in which activations are computed."""
     assert share.summed is not None
     units = tuple(piece.unit for piece in share.pieces)
     n_rows = n_tokens
@@ -237,7 +245,7 @@ def _exchange(share: Share, calls: Calls, n_tokens: int) -> Exchange:
         own = [i for i, kind in enumerate(calls.kinds) if kind.unit == units[0]]
         kind_S = np.zeros(len(calls.rows_S), dtype=np.int64) if calls.kind_C is None else calls.kind_C[calls.call_S]
         n_rows = int(calls.rows_S[np.isin(kind_S, own)].sum())
-    n_bytes = ACTIVATION_BYTES * n_rows * share.summed.n_values
+    n_bytes = value_bytes * n_rows * share.summed.n_values
     if share.summed.kind == "reduce":  # each sends all to the first
         sent = [[n_bytes if j == 0 and i != j else 0 for j in range(len(units))] for i in range(len(units))]
     else:  # each adds up a part of what all send it, and sends it back to all
@@ -248,8 +256,7 @@ def _exchange(share: Share, calls: Calls, n_tokens: int) -> Exchange:
 
 def _calls(laid: Rows, share: Share, layout: Layout, first_row: int) -> Calls:
     """The calls of a share, whose rows begin at `first_row`."""
-    is_static, skips = (flag and not share.exact for flag in (layout.static, layout.skips_padding))
-    kinds = tuple(_kind(piece, is_static, skips) for piece in share.pieces)
+    kinds = _kinds(share, layout)
     first_row_S = np.cumsum(laid.rows_S) - laid.rows_S
     if first_row:
         first_row_S += first_row

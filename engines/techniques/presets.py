@@ -20,8 +20,10 @@ from engines.techniques.base import (
     Layout,
     LayoutParameters,
     MoveParameters,
+    Piece,
     PlaceParameters,
     RouteParameters,
+    Share,
     Technique,
 )
 from engines.techniques.composed import ComposedTechnique
@@ -33,7 +35,7 @@ from engines.techniques.layout.loads import AllExpertsParameters, SelectiveParam
 from engines.techniques.layout.tiers import TiersParameters
 from engines.techniques.move.nothing import NothingParameters
 from engines.techniques.place.residency import ByCostParameters
-from engines.techniques.place.units import DecodesOnCpu, OneUnitParameters, ShardsParameters
+from engines.techniques.place.units import DecodesOn, OneUnitParameters, ShardsParameters
 from engines.techniques.route import RouterParameters
 from results.records import Record
 
@@ -129,20 +131,21 @@ class Choices(NamedTuple):
         """Why these do not go together, or None."""
         if isinstance(self.place, ByCostParameters) and not isinstance(self.layout, TiersParameters):
             return f"place by_cost places graphs of tiers, and layout {self.layout.kind} has none; use layout tiers"
-        dynamic = [layout.kind for layout in self.layouts if not layout.static]
-        if "npu" in self.place.units and dynamic:
-            return (
-                f"layout {dynamic[0]} follows the routing, and an NPU takes frozen shapes only; use tiers, capacity or"
-                " blocks, or another unit"
-            )
         is_naive = isinstance(self.place, OneUnitParameters) and self.place.naive_launch
-        if is_naive and "npu" not in self.place.units:
-            return f"naive_launch is Core ML's, which launches on an npu; found unit {self.place.units[0]}"
-        if "npu" in self.place.units and not is_naive and any(map(_follows_the_busiest, self.layouts)):
+        dynamic = [layout for layout in self.layouts if not layout.static]
+        if "npu" in self.place.units and not is_naive and any(map(_follows_the_busiest, dynamic)):
             return (
                 'rows = "max" follows the busiest expert of a step, and an NPU takes frozen shapes only; give a number'
                 " or a factor, or naive_launch = true, for which a graph of that size is taken to be there"
             )
+        dynamic = [layout for layout in dynamic if not _follows_the_busiest(layout)]
+        if "npu" in self.place.units and dynamic:
+            return (
+                f"layout {dynamic[0].kind} follows the routing, and an NPU takes frozen shapes only; use tiers,"
+                " capacity or blocks, or another unit"
+            )
+        if is_naive and "npu" not in self.place.units:
+            return f"naive_launch is Core ML's, which launches on an npu; found unit {self.place.units[0]}"
         if isinstance(self.place, ByCostParameters) and _provisions(self.decode):
             return (
                 "skip_padding_blocks = false provisions blocks for all experts, and place by_cost splits them between"
@@ -154,9 +157,7 @@ class Choices(NamedTuple):
         """Why a parameter that was given would have no effect, or None."""
         found = idle(self.layout, given["layout"])
         if self.decode is not None and found is None:
-            # A place by cost asks its own layout whether single experts are decoded.
-            read = {"decode_graphs"} if isinstance(self.place, ByCostParameters) else set()
-            found = idle(self.layout, given["layout"] - read, IN_PREFILL_ONLY) or idle(self.decode, given["decode"])
+            found = idle(self.layout, given["layout"], IN_PREFILL_ONLY) or idle(self.decode, given["decode"])
             found = found or idle(self.decode, given["decode"], IN_DECODING_ONLY)
         return found
 
@@ -169,13 +170,19 @@ class Choices(NamedTuple):
         place = self.place.build(context, layout)
         in_decoding = self.layouts[-1]
         if isinstance(in_decoding, TiersParameters) and in_decoding.decode_graphs == "cpu":
-            place = DecodesOnCpu(place)
+            place = DecodesOn(Share((Piece("cpu"),), exact=True), place)
+        elif isinstance(self.place, ByCostParameters) and _has_single_graphs(in_decoding):
+            place = DecodesOn(Share((Piece("npu"),)), place)
         layouts: dict[ChunkPhase, Layout] = {"prefill": layout, "decode": decode}
         return ComposedTechnique(name, self.route.build(context), place, layouts, self.move.build(context), context)
 
 
 def _follows_the_busiest(layout: LayoutParameters) -> bool:
     return isinstance(layout, CapacityParameters) and layout.rows == "max"
+
+
+def _has_single_graphs(layout: LayoutParameters) -> bool:
+    return isinstance(layout, TiersParameters) and layout.decode_graphs == "single"
 
 
 def _provisions(layout: LayoutParameters | None) -> bool:
@@ -224,6 +231,8 @@ class Preset:
 
 
 _CPU, _GPU, _NPU = (OneUnitParameters(unit=unit) for unit in ("cpu", "gpu", "npu"))
+_WHERE = ("unit", "naive_launch", "backbone")
+"""What parts the systems of Table 2."""
 _NPUMOE, _NEURON = "000 NPUMoE", "004 Neuron MoE guide"
 PRESETS: dict[str, Preset] = {
     preset.name: preset
@@ -234,7 +243,7 @@ PRESETS: dict[str, Preset] = {
             "every source's yardstick",
             Choices(_CPU, ExactParameters()),
         ),
-        Preset("coreml-cpu", "all on the CPU", f"{_NPUMOE}, Table 2", Choices(_CPU, ExactParameters())),
+        Preset("coreml-cpu", "all on the CPU", f"{_NPUMOE}, Table 2", Choices(_CPU, ExactParameters()), _WHERE),
         Preset(
             "coreml-naive",
             "a graph an expert on the NPU, as large as the busiest needs; Core ML decides",
@@ -243,14 +252,16 @@ PRESETS: dict[str, Preset] = {
                 OneUnitParameters(unit="npu", naive_launch=True),
                 CapacityParameters(rows="max", overflow="none", renormalise_survivors=False),
             ),
+            _WHERE,
         ),
         Preset(
             "anemll",
             "attention on the NPU, experts on the CPU",
             f"{_NPUMOE}, Table 2",
             Choices(_CPU, ExactParameters(), "npu"),
+            _WHERE,
         ),
-        Preset("gpu", "all on the GPU", f"{_NPUMOE}, Table 8", Choices(_GPU, ExactParameters(), "gpu")),
+        Preset("gpu", "all on the GPU", f"{_NPUMOE}, Table 8", Choices(_GPU, ExactParameters(), "gpu"), _WHERE),
         Preset(
             "npumoe-base",
             "one fixed shape for every expert on the NPU, overflow pruned by saliency",
@@ -325,7 +336,8 @@ def preset_parameters(name: str) -> type[Composed]:
                 changed = field._copy()
                 changed.default = getattr(own, field_name)
                 fields[field_name] = (field.annotation, changed)
-    fields["backbone"] = (Backbone, preset.choices.backbone)
+    backbone = preset.choices.backbone
+    fields["backbone"] = (Literal[backbone] if "backbone" in preset.fixed else Backbone, backbone)
     if preset.choices.needs_profile:
         fields["calibration_prompts"] = (int, Field(CALIBRATION_PROMPTS, ge=1, le=100_000))
     made = create_model(f"{name} parameters", __base__=_PresetParameters, **fields)

@@ -7,7 +7,8 @@ that the weights of the others are scaled up is read in its reference code.
 Rules that the sources leave open, as built here:
 - `of = "chunk"` freezes the shape on the prefill chunk, for short chunks and decoding too; `of = "tokens"` follows the
   step, as a compiler's bucket of that length does.
-- `rows = "max"` is the largest load of the step: what naive Core ML had compiled is not said.
+- `rows = "max"` is the largest load of the step, so its shape follows the routing: what naive Core ML had compiled is
+  not said, and for a naive launch a graph of that size is taken to be there.
 - Every expert is launched in prefill (`launch = "all"`); in decoding, those that have tokens.
 
 Legend: T tokens, K experts per token, E experts.
@@ -30,7 +31,6 @@ from results.records import Record
 
 
 class CapacityParameters(Record):
-    static: ClassVar[bool] = True
     needs_profile: ClassVar[bool] = False
 
     kind: Literal["capacity"] = "capacity"
@@ -53,6 +53,10 @@ class CapacityParameters(Record):
         return self
 
     @property
+    def static(self) -> bool:
+        return self.rows != "max"
+
+    @property
     def lossless(self) -> bool:
         return self.rows == "max"
 
@@ -61,11 +65,11 @@ class CapacityParameters(Record):
 
 
 class Capacity:
-    static = True
     skips_padding = False
 
     def __init__(self, parameters: CapacityParameters, context: BuildContext) -> None:
         self._parameters = parameters
+        self.static = parameters.static
         self._chunk = context.chunk
         self._top_k = context.sizes.top_k if context.sizes is not None else 1
         self.overflow = parameters.overflow

@@ -16,7 +16,8 @@ Costs are a modelled machine's. Residency is decided once, before the first requ
 Whether the CPU computes cold experts while the NPU computes hot graphs is not said: one after the other, or with
 `overlap` at the same time, so that the experts of a layer take as long as the unit that takes longer. The rule of
 residency is the same: it asks what each graph costs where it lies, and balances nothing.
-In decoding with `decode_graphs = "single"` each chosen expert has a graph of its own on the NPU.
+In decoding with `decode_graphs = "single"` each chosen expert has a graph of its own on the NPU; another layout of
+decode steps finds experts where they lie.
 
 Legend: E experts.
 """
@@ -86,7 +87,7 @@ class ByCostParameters(Record):
                 for expert in experts:
                     hot[layer][expert] = on_npu < on_cpu
         hot_E = {layer: np.array(is_hot) for layer, is_hot in hot.items()}
-        return ByCost(hot_E, layout.decode_graphs == "single", self.overlap)
+        return ByCost(hot_E, self.overlap)
 
 
 def chance_of_a_call(expected_rows: float | Fraction, n_pairs: int) -> float:
@@ -98,16 +99,15 @@ def chance_of_a_call(expected_rows: float | Fraction, n_pairs: int) -> float:
 class ByCost:
     asks = NOTHING
 
-    def __init__(self, hot_E: Mapping[int, np.ndarray], decodes_on_npu: bool, overlap: bool) -> None:
+    def __init__(self, hot_E: Mapping[int, np.ndarray], overlap: bool) -> None:
         """hot_E: of each layer, whether the expert lies on the NPU."""
         npu, cpu = ((Piece(unit, overlaps=overlap),) for unit in ("npu", "cpu"))
         self._shares = {
             layer: (Share(npu, is_hot_E), Share(cpu, ~is_hot_E, exact=True)) for layer, is_hot_E in hot_E.items()
         }
-        self._decodes_on_npu = decodes_on_npu
 
     def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
-        return self._shares[seen.layer] if seen.phase == "prefill" else self.decode_shares(seen.layer)
+        return self._shares[seen.layer]
 
     def decode_shares(self, layer: int) -> Sequence[Share]:
-        return (Share((Piece("npu"),)),) if self._decodes_on_npu else self._shares[layer]
+        return self._shares[layer]

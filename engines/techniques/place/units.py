@@ -95,13 +95,13 @@ class Fixed:
         return self._shares
 
 
-class DecodesOnCpu:
-    """Another place in prefill; in decoding the CPU, with exact rows."""
+class DecodesOn:
+    """One share of all experts in decoding; another place in prefill."""
 
-    def __init__(self, prefill: Place) -> None:
+    def __init__(self, decode: Share, prefill: Place) -> None:
         self.asks = prefill.asks
         self._prefill = prefill
-        self._decode = (Share((Piece("cpu"),), exact=True),)
+        self._decode = (decode,)
 
     def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
         return self._prefill.shares(seen, load_E) if seen.phase == "prefill" else self._decode
