@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engines.answers import Answer, Limits, Loglikelihood, answer_to, packed
 from engines.base import HeldWeights, PhaseListener, unheard
+from engines.cores import PhaseCores, PhaseSetting
 from engines.dispatch import DispatchPlan, Tally
 from engines.errors import EngineError
 from engines.heat import HeatCounts
@@ -116,10 +117,13 @@ class ReferenceEngine:
         sizes: ModelSizes | None = None,
         costs: Costs | None = None,
         model: Transformer | None = None,
+        cores: PhaseCores | None = None,
     ) -> None:
         """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry.
 
         threads: CPU threads of this engine's arithmetic; None leaves torch's own number.
+        cores: cores and threads of each phase, in the place of `threads`. On an accelerator those of the host, which
+        plans and launches there.
         reuse_prefix: a request starts behind the tokens that it shares with the one before (`engines.prefix`).
         torch_device, compute_dtype: where this host computes, and in what; None is fp32 on the CPU and bf16 elsewhere.
         The weights are copied there (`engines.model.accelerator`).
@@ -162,7 +166,7 @@ class ReferenceEngine:
         self._costs = costs
         self._prefill_chunk = prefill_chunk
         self._now_s = now_s if backend is None else synchronised(now_s, backend.device)
-        self._threads = threads or torch.get_num_threads()
+        self._cores = cores or PhaseCores(one := PhaseSetting(threads or torch.get_num_threads()), one)
         self._technique: Technique | None = None
         self._shown = Shown(NOTHING, None)
         if not technique.wanted_prompts:
@@ -185,8 +189,11 @@ class ReferenceEngine:
         Calibration is offline: neither counted nor observed. A second one is refused, for shapes are frozen.
         """
         self._check_needs_calibration()
-        torch.set_num_threads(self._threads)
-        self.use_profile(profile_of(self._model, self._cache, prompts, self._prefill_chunk))
+        self._cores.make_ready()
+        with self._cores.given_back():
+            self._cores.enter("prefill")
+            self.use_profile(profile_of(self._model, self._cache, prompts, self._prefill_chunk))
+        self._cores.take_found()
 
     def use_profile(self, profile: Profile) -> None:
         """Freezes the technique on what was counted before, of this model: `engines.profile_files.mismatch` says so."""
@@ -296,16 +303,20 @@ class ReferenceEngine:
 
     def take_road(self) -> Road:
         (prefilled, self._prefilled), (decoded, self._decoded) = (self._prefilled, set()), (self._decoded, set())
-        return road(self._backend, prefilled, decoded, self._threads)
+        return road(self._backend, prefilled, decoded, self._cores.n_threads, self._cores.take_found())
 
     def _ready(self) -> Technique:
         if self._technique is None:
             raise EngineError(f"technique {self._parameters.technique} is not calibrated; call calibrate first")
         # torch has one number for the whole process, and engines with other numbers share it.
-        torch.set_num_threads(self._threads)
+        self._cores.make_ready()
         return self._technique
 
     def _answer(self, sequences: Sequence[_Sequence], technique: Technique, on_phase: PhaseListener) -> None:
+        with self._cores.given_back():
+            self._compute(sequences, technique, on_phase)
+
+    def _compute(self, sequences: Sequence[_Sequence], technique: Technique, on_phase: PhaseListener) -> None:
         left = [s.answer.n_prefill - s.n_cached for s in sequences]
         n_left = sum(left)
         self._shown.start_request()
@@ -327,6 +338,7 @@ class ReferenceEngine:
         self, parts: Sequence[tuple[_Sequence, int]], technique: Technique, phase: ChunkPhase, on_phase: PhaseListener
     ) -> None:
         """Reads the next n tokens of each sequence, and hands the logits of the positions asked about to its answer."""
+        self._cores.enter(phase)
         chunks: list[list[int]] = []
         asking: list[Answer] = []
         n_asked: list[int] = []
@@ -379,6 +391,7 @@ class ReferenceEngine:
             return
         if cache.length < scaling.original_max_length or cache.turned_for > scaling.original_max_length:
             return
+        self._cores.enter("prefill")
         tokens = sequence.answer.tokens[: cache.length]
         if sequence.held is not None:
             sequence.held.keep(0)

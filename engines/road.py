@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, cast
 
 from engines.kernels.library import loaded
-from results.environments import BUILD_DIGITS, Build, Road
+from results.environments import BUILD_DIGITS, Build, PhaseThreads, Road
 
 if TYPE_CHECKING:
     from engines.model.accelerator import Backend, DeviceType
@@ -34,9 +34,15 @@ def build() -> Build:
     )
 
 
-def road(backend: Backend | None, prefilled: Set[Prefill], decoded: Set[Decoding], n_threads: int) -> Road:
+def road(
+    backend: Backend | None,
+    prefilled: Set[Prefill],
+    decoded: Set[Decoding],
+    n_threads: int,
+    phases: tuple[PhaseThreads | None, PhaseThreads | None] = (None, None),
+) -> Road:
     """Of an engine. prefilled: how its steps that read prompts computed experts. decoded: how each of its steps was
-    computed that gave a token."""
+    computed that gave a token. phases: the threads of prefill and of decoding, where they were chosen apart."""
     built = build()
     by_kernels = backend is None and built.road == "kernels"
     device = "cpu" if backend is None else backend.device.type
@@ -48,6 +54,8 @@ def road(backend: Backend | None, prefilled: Set[Prefill], decoded: Set[Decoding
         device=cast("DeviceType", device),
         dtype="float32" if backend is None else str(backend.dtype).removeprefix("torch."),
         n_threads=n_threads,
+        prefill_threads=phases[0],
+        decoding_threads=phases[1],
         instruction_set=on_cpu if device == "cpu" else None,
         build=built.sha256[:BUILD_DIGITS] if by_kernels and built.sha256 else None,
     )

@@ -22,6 +22,8 @@ def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
         return "a modelled device prices weights of two bytes, so quantise is for the host"
     if engine.max_batch > 1:
         return "a modelled device prices one request at a time, so max_batch is for the host"
+    if engine.cores is not None:
+        return "cores are of this host, and a modelled device prices none of its time"
     return _unpriced(engine, _sheet(device.name.removeprefix(MODEL_PREFIX)))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple
 
 from harness.combinations import mismatch, placement
+from harness.core_sets import in_words
 from harness.schema import DeviceSpec, Element, EngineSpec, ModelSpec, TechniqueSpec
 from harness.workload_specs import WorkloadSpec
 from results.records import Cell
@@ -112,7 +113,8 @@ class _CellBuilder:
                 "prefill_chunk": engine.spec.prefill_chunk,
                 "dtype": model.spec.dtype,
                 **({"profile": engine.spec.profile} if engine.spec.profile is not None else {}),
-                **({"threads": engine.spec.threads} if engine.spec.threads else {}),
+                **({"threads": in_words(engine.spec.threads)} if engine.spec.threads else {}),
+                **({"cores": in_words(engine.spec.cores)} if engine.spec.cores else {}),
                 **({"reuse_prefix": True} if engine.spec.reuse_prefix else {}),
                 **({"max_batch": engine.spec.max_batch} if engine.spec.max_batch > 1 else {}),
                 **engine.spec.quantise.asked,

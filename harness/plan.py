@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from harness import sweep
 from harness.combinations import devices_problems
+from harness.core_sets import too_many_threads
 from harness.device_problems import device_problems
 from harness.matrix import CellPlan, Part, Parts, matrix, told_apart
 from harness.plan_values import MAX_NAME, as_seen, shown, sift
@@ -270,6 +271,8 @@ def _engine_problems(path: str, engine: EngineSpec) -> Iterator[str]:
             f"{path}.max_batch: a batch keeps nothing of the requests before, found {engine.max_batch} with"
             " reuse_prefix; set max_batch = 1 or reuse_prefix = false"
         )
+    for problem in too_many_threads(engine.cores, engine.threads):
+        yield f"{path}.{problem}"
 
 
 def _baseline_problems(baseline: object, arms: list[str]) -> Iterator[str]:

@@ -31,6 +31,7 @@ from harness.references import with_references
 from harness.run_parts import RunParts
 from harness.schema import DeviceSpec, EngineSpec, TrialProtocol
 from harness.workload_specs import WorkloadSpec
+from results.core_lists import parse_cores
 from workloads.base import TellsEarly, Workload, WorkloadError
 
 NO_ENGINE_ON_PHONES = (
@@ -146,6 +147,19 @@ def _engine_problems(engine: Part[EngineSpec]) -> Iterator[str]:
             yield f"engine {engine.label}: technique {technique.technique} learns nothing offline; remove profile"
         elif "calibration_prompts" in technique.model_fields_set:
             yield f"engine {engine.label}: a profile takes the place of calibration_prompts; remove one of them"
+    yield from _core_problems(engine)
+
+
+def _core_problems(engine: Part[EngineSpec]) -> Iterator[str]:
+    """Cores that this machine lacks, or that this process may not use."""
+    if engine.spec.cores is None:
+        return
+    from engines.cores import why_not_bound
+
+    for phase, cores in engine.spec.cores:
+        reason = None if cores is None else why_not_bound(parse_cores(cores))
+        if reason is not None:
+            yield f'engine {engine.label}: cores "{cores}" for {phase}: {reason}'
 
 
 def _cost_problems(engine: Part[EngineSpec]) -> Iterator[str]:

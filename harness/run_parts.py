@@ -14,6 +14,7 @@ from devices.conditions import host_environment
 from devices.host import Host
 from devices.models.device import ModelDevice, load_model_device
 from engines.base import Engine
+from engines.cores import PhaseCores, phase_setting
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation
@@ -32,7 +33,7 @@ from harness.matrix import CellPlan
 from harness.profiles import mismatch_with
 from harness.references import as_lossless
 from harness.samples import samples_of
-from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, ModelSpec, TrialProtocol
+from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, EngineSpec, ModelSpec, TrialProtocol
 from harness.session import ArmScores, PreparedCell
 from harness.workload_specs import WorkloadSpec
 from results.environments import Environment
@@ -210,9 +211,9 @@ class RunParts:
             plan.engine.technique,
             plan.engine.prefill_chunk,
             self._host_clock.now_s,
-            plan.engine.threads,
-            plan.engine.reuse_prefix,
-            plan.device.computes,
+            reuse_prefix=plan.engine.reuse_prefix,
+            torch_device=plan.device.computes,
+            cores=phase_cores(plan.engine),
             long_rope=plan.engine.long_rope,
             model=self._model(plan),
             sizes=sizes,
@@ -253,6 +254,15 @@ class RunParts:
             device.close()
         self._devices.clear()
         self._kept.close()
+
+
+def phase_cores(engine: EngineSpec) -> PhaseCores:
+    """The cores and threads of an arm's phases. Raises `EngineError` for cores that cannot be had."""
+    settings = [
+        phase_setting(getattr(engine.cores, phase, None), getattr(engine.threads, phase, None))
+        for phase in ("prefill", "decode")
+    ]
+    return PhaseCores(*settings)
 
 
 def clock_of(device: Device, host_clock: Clock) -> Clock:

@@ -13,6 +13,7 @@ from engines.model.quantised import Quantisation
 from engines.oracle import OracleParameters
 from engines.techniques.presets import Composed
 from harness.catalog import TECHNIQUES
+from harness.core_sets import CoresOfPhases, ThreadsOfPhases
 from harness.plan_values import MAX_NAME
 from harness.workload_specs import WorkloadSpec
 from results.records import Record
@@ -64,8 +65,10 @@ class EngineSpec(Record):
     devices: tuple[str, ...] | None = Field(None, min_length=1, max_length=64)
     """Names of the devices that it goes onto; all of the plan where it is not given."""
     prefill_chunk: int = Field(512, ge=1, le=1 << 20)
-    threads: int | None = Field(None, ge=1, le=1024)
-    """CPU threads; torch's own number where it is not given."""
+    threads: ThreadsOfPhases | None = None
+    """CPU threads, of both phases or of each; where it is not given a thread for each core, or torch's own number."""
+    cores: CoresOfPhases | None = None
+    """Of the host's CPU, on which threads compute: "0-3" in both phases, or a set for each."""
     reuse_prefix: bool = False
     """Start each request behind the tokens it shares with the one before: other latencies, the same answers."""
     long_rope: Literal["at_once", "when_reached"] = "at_once"

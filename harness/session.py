@@ -30,7 +30,7 @@ from engines.base import Engine, HoldsWeights, PhaseEvent, TellsHeat, TellsRoad,
 from harness.agreement import disagreements
 from harness.schema import TrialProtocol
 from harness.serving import at_once, serve
-from results.cells import CONTENDED
+from results.cells import CONTENDED, CORES_NOT_KEPT
 from results.cpu_time import CpuSeconds, foreign_share
 from results.derivation import arithmetic_digest, energies_of, remarks_on
 from results.environments import Conditions, Road
@@ -42,6 +42,7 @@ from results.records import (
     Score,
 )
 from results.requests import requests_sha256
+from results.roads import lost_cores
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
 from results.trials import Trial
 from workloads.base import Workload, WorkloadError
@@ -131,6 +132,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         window = _measure(arm)
     counters, heat, road = arm.engine.take_counters(), _heat(arm.engine), _road(arm.engine)
     after, raw_after, states_after = _idle(arm, protocol.idle_s)
+    lost = lost_cores(road) if road is not None else ()
     conditions = [*states_before, *states, *states_after]
     scores, not_scored = _scores(arm, window.completions)
     traces: Traces = {IDLE_BEFORE: before, WINDOW: window.traces, IDLE_AFTER: after}
@@ -170,9 +172,12 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         weight_bytes=weights.n_bytes if weights is not None else None,
         peak_memory_bytes=memory.n_bytes,
         peak_memory_remark=memory.remark,
-        notes=(*arm.workload.notes, *not_scored, *arm.unmeasured.notes, *remarks_on(energies.readings)),
+        notes=(*arm.workload.notes, *not_scored, *arm.unmeasured.notes, *remarks_on(energies.readings), *lost),
         disagreements=tuple(disagreements(arm.device.meters, window.traces, (window.start_s, window.end_s))),
-        marks=_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
+        marks=(
+            *_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
+            *((CORES_NOT_KEPT,) if lost else ()),
+        ),
     )
     return trial, traces
 

@@ -14,6 +14,8 @@ from results.trials import Trial
 
 CONTENDED = "contended"
 """The mark of a trial in whose window other processes took too much of the CPU."""
+CORES_NOT_KEPT = "cores not kept"
+"""The mark of a trial whose threads were found elsewhere than its plan asked; its notes say where."""
 
 
 def trials_of(run: RunData) -> dict[str, list[Trial]]:
@@ -30,8 +32,8 @@ def usable(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def answering(trials: Iterable[Trial]) -> list[Trial]:
-    """What may enter an accuracy: a neighbour on the CPU makes answers late, and changes none."""
-    return [t for t in trials if t.status == "ok" and set(t.marks) <= {CONTENDED}]
+    """What may enter an accuracy: a neighbour on the CPU makes answers late, and changes none; nor do other cores."""
+    return [t for t in trials if t.status == "ok" and set(t.marks) <= {CONTENDED, CORES_NOT_KEPT}]
 
 
 def technique_name(cell: Cell) -> str:

@@ -76,6 +76,21 @@ class Environment(Record):
     """None where no engine of ours runs on the CPU (a phone, a GPU), and in runs from before it was kept."""
 
 
+class PhaseThreads(Record):
+    """What a phase was computed with on this host's CPU, where a plan chooses it for each phase."""
+
+    n_threads: int
+    cores: str | None = None
+    """Asked for, as "0-3,6". None: wherever the process may be."""
+    found: tuple[str, ...] = ()
+    """The cores on which the threads that computed might be, read back at the end of the phase; each set once. Empty
+    where no cores were asked for in any phase."""
+
+    @property
+    def is_kept(self) -> bool:
+        return self.cores is None or set(self.found) == {self.cores}
+
+
 class Road(Record):
     """What computed the tokens of a window. Two arms with unlike roads differ in more than their techniques."""
 
@@ -89,6 +104,10 @@ class Road(Record):
     dtype: str = "float32"
     """Of the arithmetic; weights may be narrower."""
     n_threads: int
+    """The most in a phase."""
+    prefill_threads: PhaseThreads | None = None
+    decoding_threads: PhaseThreads | None = None
+    """Of phases on cores or thread counts of their own. None: the plan chooses neither, or the phase did not occur."""
     instruction_set: str | None = None
     """Of what multiplies: the kernels', else torch's. None on a GPU."""
     build: str | None = None

@@ -22,9 +22,33 @@ def _parts(road: Road, with_chosen: bool = True) -> list[str]:
     parts += [road.instruction_set] if road.instruction_set else []
     parts += [road.dtype] if road.dtype != "float32" and with_chosen else []
     parts += [f"build {road.build}"] if road.build else []
-    parts += [f"{road.n_threads} thread{'s' if road.n_threads != 1 else ''}"] if with_chosen else []
+    parts += _thread_words(road) if with_chosen else []
     parts += [f"prefill {road.prefill}"] if road.prefill else []
     return [*parts, f"decoding {road.decoding}"] if road.decoding else parts
+
+
+def _thread_words(road: Road) -> list[str]:
+    """ "prefill on cores 0-3 with 4 threads", "decoding on cores 0-1 with 2 threads"; or of both "2 threads"."""
+    phases = [(name, t) for name, t in (("prefill", road.prefill_threads), ("decoding", road.decoding_threads)) if t]
+    if not phases:
+        return [_counted(road.n_threads)]
+    return [
+        f"{name} on cores {t.cores} with {_counted(t.n_threads)}" if t.cores else f"{name} with {_counted(t.n_threads)}"
+        for name, t in phases
+    ]
+
+
+def _counted(n_threads: int) -> str:
+    return f"{n_threads} thread{'s' if n_threads != 1 else ''}"
+
+
+def lost_cores(road: Road) -> tuple[str, ...]:
+    """Where threads that computed might leave the cores that a plan asked for: a sentence for each phase."""
+    return tuple(
+        f"cores: {name} asked for {t.cores}, and its threads were found on {' and '.join(t.found) or 'none'}"
+        for name, t in (("prefill", road.prefill_threads), ("decoding", road.decoding_threads))
+        if t is not None and not t.is_kept
+    )
 
 
 def build_words(build: Build) -> str:

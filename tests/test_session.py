@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from devices.meters.replay import ReplayMeter
 from engines.errors import EngineError
 from harness.schema import TrialProtocol
 from harness.session import PreparedCell, run_trial
+from results.cells import answering, usable
 from results.derivation import energies_of
+from results.environments import PhaseThreads, Road
 from results.records import EnergyReading, Method
 from results.store import Store
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
@@ -228,6 +231,25 @@ def test_a_throttled_trial_is_marked() -> None:
     bench = FakeBench()
     bench.fake_device.throttled = True
     assert run_trial(bench.arm_of("c"), BARE, repeat=0)[0].marks == ("throttled",)
+
+
+class RoadEngine(FakeEngine):
+    """Tells what computed, as the reference engine does."""
+
+    def take_road(self) -> Road:
+        kept = PhaseThreads(n_threads=2, cores="0-1", found=("0-1",))
+        lost = PhaseThreads(n_threads=1, cores="1", found=("1", "0-3"))
+        return Road(arithmetic="kernels", n_threads=2, prefill_threads=kept, decoding_threads=lost)
+
+
+def test_a_trial_that_lost_its_cores_is_marked_and_says_where_it_was() -> None:
+    bench = FakeBench()
+    arm = replace(bench.arm_of("c"), engine=RoadEngine(bench.machine, bench.fake_device))
+    trial = run_trial(arm, BARE, repeat=0)[0]
+    assert trial.marks == ("cores not kept",)
+    assert trial.notes[-1] == "cores: decoding asked for 1, and its threads were found on 1 and 0-3"
+    assert (usable([trial]), answering([trial])) == ([], [trial]), "other cores change times and joules, not answers"
+    assert Trial.model_validate_json(trial.model_dump_json()).road == trial.road
 
 
 @pytest.mark.parametrize(

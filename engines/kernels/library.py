@@ -141,6 +141,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
     ]
     return {
         "instruction_set": (ctypes.c_char_p, []),
+        "choose": (i32, [i32, pointer, i32]),
         "linear": (None, [pointer, pointer, i64, pointer, pointer, i32]),
         "experts": (None, [pointer, i64, pointer, pointer, pointer, pointer, pointer, i64, pointer, i32]),
         "rms_norm": (None, [pointer, i64, i64, pointer, f32, pointer, i32]),

@@ -8,8 +8,17 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <thread>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+inline int32_t thread_id() { return int32_t(syscall(SYS_gettid)); }
+#else
+inline int32_t thread_id() { return -1; }  // nothing binds threads there
+#endif
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -30,10 +39,9 @@ class Pool {
       for (int64_t c = 0; c < n_chunks; c++) body(context, c);
       return;
     }
-    for (; n_workers_ < n_threads - 1; n_workers_++) std::thread(&Pool::work, this, n_workers_).detach();
+    choose(n_threads - 1);
     body_ = body;
     context_ = context;
-    n_chosen_.store(n_threads - 1, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
     generation_++;
     tickets_.store((generation_ << 32) | uint64_t(n_chunks) << 16, std::memory_order_seq_cst);
@@ -44,6 +52,18 @@ class Pool {
     while (take_one()) {
     }
     while (done_.load(std::memory_order_acquire) < n_chunks) relax();
+  }
+
+  // Chooses the workers of the jobs to come, n_threads - 1 of them, and parks the others: those sleep, and no job wakes
+  // them. Writes the system's ids of up to n_ids workers, the chosen ones first, and returns how many workers there are.
+  int32_t choose(int32_t n_threads, int32_t* ids, int32_t n_ids) {
+    std::lock_guard<std::mutex> only(running_);
+    choose(n_threads > 1 ? n_threads - 1 : 0);
+    for (int i = 0; i < n_workers_ && i < n_ids; i++) {
+      while (ids_[size_t(i)].load(std::memory_order_acquire) == 0) std::this_thread::yield();
+      ids[i] = ids_[size_t(i)].load(std::memory_order_relaxed);
+    }
+    return n_workers_;
   }
 
  private:
@@ -64,29 +84,48 @@ class Pool {
     return true;
   }
 
-  bool is_called(int number) {
-    return has_chunk(tickets_.load(std::memory_order_seq_cst)) && number < n_chosen_.load(std::memory_order_relaxed);
+  // `running_` is held: no job is under way whose workers these are.
+  void choose(int n_workers) {
+    for (; n_workers_ < n_workers; n_workers_++) {
+      ids_.emplace_back(0);
+      std::thread(&Pool::work, this, n_workers_, &ids_.back()).detach();
+    }
+    if (n_chosen_.load(std::memory_order_relaxed) == n_workers) return;
+    std::lock_guard<std::mutex> lock(sleeping_);
+    n_chosen_.store(n_workers, std::memory_order_seq_cst);
+    wake_.notify_all();
+    parked_.notify_all();
   }
 
-  void work(int number) {
+  bool is_chosen(int number) { return number < n_chosen_.load(std::memory_order_seq_cst); }
+
+  bool is_called(int number) { return has_chunk(tickets_.load(std::memory_order_seq_cst)) && is_chosen(number); }
+
+  void work(int number, std::atomic<int32_t>* id) {
+    id->store(thread_id(), std::memory_order_release);
     for (;;) {
       const auto until = std::chrono::steady_clock::now() + kSpin;
-      while (!is_called(number) && std::chrono::steady_clock::now() < until)
+      while (is_chosen(number) && !is_called(number) && std::chrono::steady_clock::now() < until)
         for (int i = 0; i < 32; i++) relax();
       if (!is_called(number)) {
         std::unique_lock<std::mutex> lock(sleeping_);
-        n_asleep_.fetch_add(1, std::memory_order_seq_cst);
-        // Woken too late for a job, it must not sleep on: the next job comes in a moment.
-        if (!is_called(number)) wake_.wait(lock);
-        n_asleep_.fetch_sub(1, std::memory_order_seq_cst);
+        if (is_chosen(number)) {
+          n_asleep_.fetch_add(1, std::memory_order_seq_cst);
+          // Woken too late for a job, it must not sleep on: the next job comes in a moment.
+          if (!is_called(number)) wake_.wait(lock);
+          n_asleep_.fetch_sub(1, std::memory_order_seq_cst);
+        } else {
+          parked_.wait(lock, [&] { return is_chosen(number); });
+        }
       }
-      while (take_one()) {
+      while (is_called(number) && take_one()) {
       }
     }
   }
 
   std::mutex running_, sleeping_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, parked_;
+  std::deque<std::atomic<int32_t>> ids_;  // of the workers; 0 until one runs
   std::atomic<uint64_t> tickets_{0};
   std::atomic<int64_t> done_{0};
   std::atomic<int> n_asleep_{0}, n_chosen_{0};
