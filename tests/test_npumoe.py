@@ -323,6 +323,11 @@ def general_way(own: Technique, seen: LayerInput) -> DispatchPlan:
         ("blockwise", {}),
         ("dropping", {}),
         ("selective", {}),
+        ("selective", {"switch_alpha": 0.1}),
+        ("all-experts", {}),
+        ("npumoe-t", {"decode_graphs": "same"}),
+        ("npumoe-tg", {"decode_graphs": "same"}),
+        ("npumoe-tg", {"decode_graphs": "same", "group_size": 16, "graph_bytes": 10**11, "multiples": (2,)}),
     ],
 )
 def test_one_token_is_planned_as_many_are(name: str, parameters: dict[str, object]) -> None:
@@ -333,6 +338,7 @@ def test_one_token_is_planned_as_many_are(name: str, parameters: dict[str, objec
         seen = LayerInput(0, "decode", one, torch.ones(1))
         known, general = technique(name, 256, **parameters), technique(name, 256, **parameters)
         a, b = known.plan(seen), general_way(general, seen)
+        assert known._known[0] is not None, "what is tested is known"  # type: ignore[attr-defined]
         assert a.calls == b.calls
         assert a.token_R.tolist() == b.token_R.tolist()
         assert a.weight_R.tolist() == b.weight_R.tolist()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from devices.base import Unit
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, Integers, Routing
+from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, Integers
 from engines.errors import EngineError
 from engines.residency import Slots
 from engines.techniques.base import (
@@ -36,6 +36,7 @@ from engines.techniques.base import (
 )
 from engines.techniques.layout.exact import exact_rows
 from engines.techniques.move.nothing import NothingMoves
+from engines.techniques.one_token import ChosenAlone, InGroups, OneToken
 from engines.techniques.route import RoutersChoice
 
 NOTHING_MOVED = Moved()
@@ -75,7 +76,7 @@ class ComposedTechnique:
         routing, layout = seen.routing, self._layouts[seen.phase]
         n_tokens, top_k = routing.expert_ids_TK.shape
         if n_tokens == 1 and seen.phase == "decode" and routing.weights_TK.is_cpu:
-            known = self._one_token(seen.layer)
+            known = self._one_token(seen)
             if known is not None:
                 calls, token_R, weight_R = known.calls(routing)
                 moved = NOTHING_MOVED if self._move is None else self._move.moved(seen, calls, prediction)
@@ -128,15 +129,24 @@ class ComposedTechnique:
             return None
         return DecodeLayout() if shares[0].exact else self._layouts["decode"].decode_layout(layer, self._n_experts)
 
-    def _one_token(self, layer: int) -> OneToken | None:
+    def _one_token(self, seen: LayerInput) -> OneToken | None:
         """What is known of a decode step's calls before its experts are; asked once a layer."""
-        if layer not in self._known:
-            layout, shares = self._said_layout(layer), self._place.decode_shares(layer)
-            self._known[layer] = None
-            if layout is not None and layout.group_of_E is None and shares is not None and len(shares[0].pieces) == 1:
-                (kind,) = _kinds(shares[0], self._layouts["decode"])
-                self._known[layer] = OneToken(layout.rows_E, kind)
-        return self._known[layer]
+        if seen.layer not in self._known:
+            self._known[seen.layer] = self._ask_one_token(seen)
+        return self._known[seen.layer]
+
+    def _ask_one_token(self, seen: LayerInput) -> OneToken | None:
+        said, shares = self._said_layout(seen.layer), self._place.decode_shares(seen.layer)
+        if said is None or shares is None or len(shares[0].pieces) != 1:
+            return None
+        layout = self._layouts["decode"]
+        (kind,) = _kinds(shares[0], layout)
+        if said.group_of_E is None:
+            return ChosenAlone(said.rows_E, kind)
+        if len(said.group_of_E) != seen.routing.n_experts:
+            return None  # built without the model's sizes
+        every = layout.rows(seen, np.ones(seen.routing.n_experts, dtype=np.int64))
+        return InGroups(every, said.group_of_E, kind) if every.weight_loads_C is None else None
 
     def _several(self, seen: LayerInput, load_E: Integers, shares: Sequence[Share]) -> tuple[Calls, Integers]:
         parts: list[Calls] = []
@@ -178,36 +188,6 @@ class ComposedTechnique:
         return torch.from_numpy(token_R).to(weight_P.device), weight_R
 
 
-class OneToken:
-    """The calls of one decoded token where a call's rows are known by its expert: nothing overflows, nothing is ranked.
-
-    It says what the general way says, in a tenth of the steps: a plan stands between every two layers of a token.
-    """
-
-    def __init__(self, rows_E: Sequence[int] | None, kind: CallKind) -> None:
-        """rows_E: of each expert's call; None: one each."""
-        self._rows_E = None if rows_E is None or set(rows_E) == {1} else np.array(rows_E, dtype=np.int64)
-        self._kinds = (kind,)
-
-    def calls(self, routing: Routing) -> tuple[Calls, Tensor, Tensor]:
-        """And token_R and weight_R of their rows."""
-        ids_K, weight_K = routing.expert_ids_TK.numpy()[0], routing.weights_TK.numpy()[0]
-        order_K = ids_K.argsort(kind="stable")
-        expert_S, n_pairs = ids_K[order_K], len(ids_K)
-        counting_S, one_S = _counting(n_pairs)
-        if self._rows_E is None:
-            token_R, weight_R = np.zeros(n_pairs, dtype=np.int64), weight_K[order_K]
-            calls = Calls(expert_S, one_S, one_S, counting_S, counting_S, self._kinds)
-        else:
-            rows_S = self._rows_E[expert_S]
-            ends_S = rows_S.cumsum()
-            first_S, n_rows = ends_S - rows_S, int(ends_S[-1])
-            token_R, weight_R = np.full(n_rows, -1), np.zeros(n_rows, dtype=weight_K.dtype)
-            token_R[first_S], weight_R[first_S] = 0, weight_K[order_K]
-            calls = Calls(expert_S, rows_S, one_S, first_S, counting_S, self._kinds)
-        return calls, torch.from_numpy(token_R), torch.from_numpy(weight_R)
-
-
 def _joined_asks(asked: Sequence[Asks]) -> Asks:
     """What one of them asks for is shown. Raises `EngineError` where two of them size one memory differently."""
     slots: dict[Unit, Slots] = {}
@@ -216,12 +196,6 @@ def _joined_asks(asked: Sequence[Asks]) -> Asks:
             if slots.setdefault(unit, own) != own:
                 raise EngineError(f"the memory of {unit} has {slots[unit].n} slots and {own.n}; size it once")
     return Asks(any(one.hidden_state for one in asked), any(one.counts for one in asked), slots)
-
-
-@cache
-def _counting(n: int) -> tuple[Integers, Integers]:
-    """0 to n - 1, and n ones. Nobody writes to them."""
-    return np.arange(n), np.ones(n, dtype=np.int64)
 
 
 def _kinds(share: Share, layout: Layout) -> tuple[CallKind, ...]:
