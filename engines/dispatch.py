@@ -349,7 +349,7 @@ class Prediction(NamedTuple):
 class Exchange:
     """Activations that units send each other. bytes_NN[i][j]: from units[i] to units[j]."""
 
-    kind: Literal["all_gather", "all_to_all", "all_reduce", "reduce"]
+    kind: Literal["all_gather", "all_to_all", "all_reduce", "reduce", "reduce_scatter"]
     units: tuple[Unit, ...]
     bytes_NN: tuple[tuple[int, ...], ...]
 

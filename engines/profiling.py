@@ -17,6 +17,7 @@ from engines.model.transformer import KeyValueCache, Transformer
 from engines.model.weights import ModelWeights, SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep
 from engines.profile import Profile
+from engines.techniques.base import Technique
 from engines.techniques.presets import dropless
 
 
@@ -79,17 +80,20 @@ def profile_of(
     default_vectors: bool = False,
     on_prompt: Callable[[], object] = lambda: None,
     also: LayerObserver | None = None,
+    technique: Technique | None = None,
 ) -> Profile:
-    """The true (dropless) choices over the prompts' prefill. on_prompt: told after each. Raises `EngineError`.
+    """The true choices over the prompts' prefill. on_prompt: told after each. Raises `EngineError`.
 
     cache: what the prompts are read into. default_vectors: compute them too, which costs as much as the experts again.
     also: is shown each layer before it is counted.
+    technique: one that drops nothing; None: `dropless`.
     """
     config = model.config
     if config.moe is None or not prompts:
         raise EngineError(f"calibration needs prompts, got {len(prompts)}; take some that no window asks")
     counts = ChoiceCounts(model.weights if default_vectors else None)
-    read_prompts(model, cache, prompts, prefill_chunk, [counts] if also is None else [also, counts], on_prompt)
+    observers = [counts] if also is None else [also, counts]
+    read_prompts(model, cache, prompts, prefill_chunk, observers, on_prompt, technique)
     return counts.profile(config.moe.top_k, len(prompts))
 
 
@@ -101,14 +105,16 @@ def read_prompts(
     prefill_chunk: int,
     observers: Sequence[LayerObserver],
     on_prompt: Callable[[], object] = lambda: None,
+    technique: Technique | None = None,
 ) -> None:
-    """Prefills prompts without any technique, for who looks on. on_prompt: told after each. Raises `EngineError`."""
+    """Prefills prompts without any technique, or with one that drops nothing, for who looks on. on_prompt: told after
+    each. Raises `EngineError`."""
     limits = Limits(model.config.max_length, model.config.vocabulary_size)
     for number, prompt in enumerate(prompts, 1):
         check_prompt(prompt, limits, f"calibration prompt {number}")
         cache.start(len(prompt))
         for chunk_T in torch.split(torch.tensor(prompt), prefill_chunk):
-            model.forward(chunk_T, cache, dropless(), "prefill", _All(observers))
+            model.forward(chunk_T, cache, technique or dropless(), "prefill", _All(observers))
         on_prompt()
 
 

@@ -24,6 +24,7 @@ from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import StepPlans
 from engines.model.held_weights import held_weights
+from engines.model.model_config import ModelConfig
 from engines.model.rope import LongRope, LongScaling, as_transformers
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import LayerObserver
@@ -80,15 +81,18 @@ def model_of(
     long_rope: LongRope = "at_once",
 ) -> Transformer:
     """What engines compute with, its weights where they compute: once for all arms of a run. Raises `EngineError`."""
-    if long_rope == "when_reached":
-        rope = as_transformers(checkpoint.config.rope)
-        checkpoint = replace(checkpoint, config=replace(checkpoint.config, rope=rope))
-    return Transformer(checkpoint, find_backend(torch_device, compute_dtype))
+    return Transformer(with_long_rope(checkpoint, long_rope), find_backend(torch_device, compute_dtype))
 
 
-def own_sizes(checkpoint: Checkpoint) -> ModelSizes | None:
+def with_long_rope(checkpoint: Checkpoint, long_rope: LongRope) -> Checkpoint:
+    """The model as it takes LongRoPE's long factors."""
+    if long_rope == "at_once":
+        return checkpoint
+    return replace(checkpoint, config=replace(checkpoint.config, rope=as_transformers(checkpoint.config.rope)))
+
+
+def own_sizes(config: ModelConfig) -> ModelSizes | None:
     """Of a model with experts, its weights counted as the sources do: two bytes each."""
-    config = checkpoint.config
     if config.moe is None:
         return None
     moe = config.moe
@@ -118,6 +122,7 @@ class ReferenceEngine:
         costs: Costs | None = None,
         model: Transformer | None = None,
         cores: PhaseCores | None = None,
+        ranks: int = 1,
     ) -> None:
         """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry.
 
@@ -130,6 +135,7 @@ class ReferenceEngine:
         model: what `model_of` made of the same checkpoint, device and rope, to share its weights with other engines.
         sizes, costs: what the technique is told of the model, and of the machine that it plans for; its own sizes where
         they are not given.
+        ranks: of how many processes this one is the first, whose answers it gives (`engines.parallel`).
         long_rope: when a sequence takes LongRoPE's long factors; of no effect in models without it.
         """
         if type(prefill_chunk) is not int or not 1 <= prefill_chunk <= MOST_CHUNK:
@@ -154,7 +160,7 @@ class ReferenceEngine:
         self._held = HeldTokens()
         self._reuse_prefix = reuse_prefix
         self._parameters = technique
-        own = own_sizes(checkpoint)
+        own = own_sizes(checkpoint.config)
         # Layers are those that run here, whatever they are priced as.
         if own is not None and backend is not None:
             own = own._replace(activation_bytes=backend.dtype.itemsize)
@@ -164,6 +170,7 @@ class ReferenceEngine:
             else sizes._replace(n_layers=own.n_layers, n_sparse_layers=own.n_sparse_layers)
         )
         self._costs = costs
+        self._ranks = ranks
         self._prefill_chunk = prefill_chunk
         self._now_s = now_s if backend is None else synchronised(now_s, backend.device)
         self._cores = cores or PhaseCores(one := PhaseSetting(threads or torch.get_num_threads()), one)
@@ -210,7 +217,7 @@ class ReferenceEngine:
         )
 
     def _freeze(self, profile: Profile | None) -> None:
-        context = BuildContext(self._prefill_chunk, self._sizes, profile, self._costs, self._model)
+        context = BuildContext(self._prefill_chunk, self._sizes, profile, self._costs, self._model, ranks=self._ranks)
         self._technique = self._parameters.build(context)
         self._shown = Shown(self._technique.asks, self._sizes)
 

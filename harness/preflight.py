@@ -27,6 +27,7 @@ from harness.matrix import CellPlan, Part
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
 from harness.problems import nearest
+from harness.rank_problems import rank_problems, rank_problems_with_model, rank_warning
 from harness.references import with_references
 from harness.run_parts import RunParts
 from harness.schema import DeviceSpec, EngineSpec, TrialProtocol
@@ -57,7 +58,10 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     for device in devices:
         problems += _device_problems(device)
     for engine in named.engines:
-        problems += [*_engine_problems(engine), *_cost_problems(engine)]
+        problems += [*_engine_problems(engine), *_cost_problems(engine), *rank_problems(engine, devices)]
+        warning = rank_warning(engine)
+        if warning is not None:
+            run_parts.on_note(warning)
     empty: dict[tuple[str, str], tuple[str, ...]] = {}
     for found in facts.values():
         for engine in named.engines:
@@ -183,6 +187,7 @@ def _problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts, run_p
         reason = place.too_many(facts.config.hidden, facts.config.moe.expert_width)
         if reason is not None:
             yield f"engine {engine.label}: {reason}"
+    yield from rank_problems_with_model(engine, facts)
     if facts.config.moe is None and technique.wanted_prompts:
         yield (
             f"engine {engine.label}: technique {technique.technique} places experts, and {facts.source} is dense;"

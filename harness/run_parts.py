@@ -19,6 +19,7 @@ from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation
 from engines.model.transformer import Transformer
+from engines.parallel.engine import ParallelEngine
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.schedule import own_shape, priced_shape, sizes_of
@@ -26,6 +27,7 @@ from engines.profile import Profile
 from engines.profile_files import read_profile
 from engines.reference import ReferenceEngine, model_of
 from engines.techniques.base import Costs, ModelSizes
+from engines.techniques.presets import Composed
 from harness.catalog import METERS
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.input_watch import InputWatch
@@ -113,10 +115,16 @@ class RunParts:
             engine.calibrate(workload.calibration_prompts(engine.tokenizer, engine.max_length, wanted))
             return
         # Again: the weights of a hub model may not have been here when the plan was checked.
-        reason = self.profile_mismatch(plan.engine.profile, self._checkpoint(plan.model, plan.engine.quantise))
+        reason = self.profile_mismatch(plan.engine.profile, self._with_weights(plan))
         if reason:
             raise EngineError(reason)
         engine.use_profile(self.profile(plan.engine.profile))
+
+    def _with_weights(self, plan: CellPlan) -> CheckpointFacts:
+        """Of a model whose files are here. Ranks read their own shards of them."""
+        if plan.engine.ranks is not None:
+            return self.facts(plan.model.source)
+        return self._checkpoint(plan.model, plan.engine.quantise)
 
     def profile(self, folder: str) -> Profile:
         """Read once, damaged ones too: many arms may name it. Raises `EngineError`."""
@@ -188,11 +196,13 @@ class RunParts:
     def _engine(self, plan: CellPlan, device: Device) -> Engine:
         """One a cell: calibration belongs to a workload, and counters to a device."""
         if plan.cell.cell_id not in self._engines:
-            checkpoint = self._checkpoint(plan.model, plan.engine.quantise)
             engine: Engine
-            if not isinstance(device, ModelDevice):
+            if plan.engine.ranks is not None:
+                engine = self._parallel_engine(plan)
+            elif not isinstance(device, ModelDevice):
                 engine = self._reference_engine(plan)
             else:
+                checkpoint = self._checkpoint(plan.model, plan.engine.quantise)
                 priced_as = plan.device.priced_as
                 config = checkpoint.config
                 shape = priced_shape(priced_as, config) if priced_as else own_shape(plan.model.source, config)
@@ -202,6 +212,24 @@ class RunParts:
                 engine = ModelledEngine(reference, device.timeline, plan.engine.technique.backbone, shape)
             self._engines[plan.cell.cell_id] = engine
         return self._engines[plan.cell.cell_id]
+
+    def _parallel_engine(self, plan: CellPlan) -> ParallelEngine:
+        spec, technique = plan.engine, plan.engine.technique
+        assert isinstance(technique, Composed)  # `preflight` refuses ranks of others
+        assert spec.ranks is not None
+        return ParallelEngine(
+            self.facts(plan.model.source),
+            technique,
+            spec.ranks,
+            plan.model.dtype,
+            spec.quantise,
+            spec.prefill_chunk,
+            self._host_clock.now_s,
+            threads_of_rank(spec),
+            spec.reuse_prefix,
+            spec.long_rope,
+            "nccl" if plan.device.computes == "cuda" else "gloo",
+        )
 
     def _reference_engine(
         self, plan: CellPlan, sizes: ModelSizes | None = None, costs: Costs | None = None
@@ -250,10 +278,18 @@ class RunParts:
         return self._checkpoints[model, quantise]
 
     def close(self) -> None:
+        for engine in self._engines.values():
+            if isinstance(engine, ParallelEngine):
+                engine.close()
         for device in self._devices.values():
             device.close()
         self._devices.clear()
         self._kept.close()
+
+
+def threads_of_rank(engine: EngineSpec) -> int | None:
+    """`preflight` refuses ranks with other threads in each phase."""
+    return None if engine.threads is None else engine.threads.prefill
 
 
 def phase_cores(engine: EngineSpec) -> PhaseCores:

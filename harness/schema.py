@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, TypeAdapter, create_model, model_validato
 
 from engines.model.quantised import Quantisation
 from engines.oracle import OracleParameters
+from engines.techniques.place.ranks import MOST_RANKS
 from engines.techniques.presets import Composed
 from harness.catalog import TECHNIQUES
 from harness.core_sets import CoresOfPhases, ThreadsOfPhases
@@ -66,9 +67,12 @@ class EngineSpec(Record):
     """Names of the devices that it goes onto; all of the plan where it is not given."""
     prefill_chunk: int = Field(512, ge=1, le=1 << 20)
     threads: ThreadsOfPhases | None = None
-    """CPU threads, of both phases or of each; where it is not given a thread for each core, or torch's own number."""
+    """CPU threads, of both phases or of each; where it is not given a thread for each core, or torch's own number. With
+    ranks, of each rank; the cores over the ranks where it is not given."""
     cores: CoresOfPhases | None = None
     """Of the host's CPU, on which threads compute: "0-3" in both phases, or a set for each."""
+    ranks: int | None = Field(None, ge=1, le=MOST_RANKS)
+    """Processes that compute together, with a technique that places experts on ranks."""
     reuse_prefix: bool = False
     """Start each request behind the tokens it shares with the one before: other latencies, the same answers."""
     long_rope: Literal["at_once", "when_reached"] = "at_once"

@@ -104,10 +104,14 @@ class Road(Record):
     dtype: str = "float32"
     """Of the arithmetic; weights may be narrower."""
     n_threads: int
-    """The most in a phase."""
+    """Of each process, the most in a phase."""
     prefill_threads: PhaseThreads | None = None
     decoding_threads: PhaseThreads | None = None
     """Of phases on cores or thread counts of their own. None: the plan chooses neither, or the phase did not occur."""
+    """Of each process."""
+    n_processes: int = 1
+    links: Literal["gloo", "nccl"] | None = None
+    """Over which several processes send each other what they compute."""
     instruction_set: str | None = None
     """Of what multiplies: the kernels', else torch's. None on a GPU."""
     build: str | None = None

@@ -23,6 +23,7 @@ def _parts(road: Road, with_chosen: bool = True) -> list[str]:
     parts += [road.dtype] if road.dtype != "float32" and with_chosen else []
     parts += [f"build {road.build}"] if road.build else []
     parts += _thread_words(road) if with_chosen else []
+    parts += [f"{road.n_processes} processes, {road.links}"] if road.n_processes > 1 else []
     parts += [f"prefill {road.prefill}"] if road.prefill else []
     return [*parts, f"decoding {road.decoding}"] if road.decoding else parts
 

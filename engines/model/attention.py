@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -156,14 +157,33 @@ class Chunk:
         return slice(self.first_row, self.first_row + self.n_tokens)
 
 
+class SharedRows(Protocol):
+    """Of a step whose rows are dealt to several processes: who has the others."""
+
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        """Of all rows."""
+        ...
+
+    def gathered(self, own_TX: Tensor) -> Tensor:
+        """The rows of all processes, in order. All of them call it."""
+        ...
+
+
 @dataclass(frozen=True)
 class Step:
     """The chunks that are computed together. cos_TP and sin_TP turn the queries and keys of all rows, in layers that do
-    so."""
+    so. shared: where these rows are some of a step's: queries are of these, keys and values of all."""
 
     chunks: Sequence[Chunk]
     cos_TP: Tensor
     sin_TP: Tensor
+    shared: SharedRows | None = None
+
+    @property
+    def cached(self) -> Sequence[Chunk]:
+        """Whose keys and values are kept."""
+        return self.chunks if self.shared is None else self.shared.chunks
 
 
 def attend(
@@ -178,7 +198,7 @@ def attend(
 
     table: of `kernel_table`; None has torch compute. The kernel computes the block whole, projections included.
     """
-    if table is not None and native.serves(x_TH):
+    if table is not None and step.shared is None and native.serves(x_TH):
         cos_TP, sin_TP = (step.cos_TP, step.sin_TP) if config.attention.rope_layers[layer] else (None, None)
         sequences = [(c.cache.keys[layer], c.cache.values[layer], c.position, c.n_tokens) for c in step.chunks]
         return native.attend(x_TH, table, cos_TP, sin_TP, sequences)
@@ -188,16 +208,27 @@ def attend(
         return _latent_attention(x_TH, weights, config, latent, layer, step)
     span = config.attention.spans[layer]
     query_NTD, key_MTD, value_MTD = _project(x_TH, weights, config, layer, step)
+    if step.shared is not None:
+        key_MTD, value_MTD = _shared_by_head(step.shared, key_MTD, value_MTD)
+    for chunk in step.cached:
+        chunk.cache.keys[layer][:, chunk.position : chunk.end] = key_MTD[:, chunk.rows]
+        chunk.cache.values[layer][:, chunk.position : chunk.end] = value_MTD[:, chunk.rows]
     mixed = []
     for chunk in step.chunks:
         view, keys, values = chunk.views[span], chunk.cache.keys[layer], chunk.cache.values[layer]
-        keys[:, chunk.position : chunk.end] = key_MTD[:, chunk.rows]
-        values[:, chunk.position : chunk.end] = value_MTD[:, chunk.rows]
         key_MSD, value_MSD = keys[:, view.first : chunk.end], values[:, view.first : chunk.end]
         mixed.append(
             mix_values(query_NTD[:, chunk.rows], key_MSD, value_MSD, view.mask_TS, config.attention, weights.sinks_N)
         )
     return widened_linear(_rows_of_heads(mixed), weights.out_HQ, weights.out_bias_H)
+
+
+def _shared_by_head(shared: SharedRows, key_MTD: Tensor, value_MTD: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of all rows, in one exchange."""
+    n_heads, n_own, _ = key_MTD.shape
+    both = torch.cat([key_MTD, value_MTD]).transpose(0, 1).reshape(n_own, -1)
+    by_head = shared.gathered(both).view(-1, 2 * n_heads, key_MTD.shape[-1]).transpose(0, 1)
+    return by_head[:n_heads], by_head[n_heads:]
 
 
 def _rows_of_heads(mixed: Sequence[Tensor]) -> Tensor:
@@ -316,10 +347,13 @@ def _latent_attention(
     """DeepSeek-V2 §2.1.2, §2.1.3. The cache holds the normed latent and the turned key (K = R + turned features)."""
     row_TK = _latent_row(x_TH, weights, config, latent, step)
     query_NTD, turned_NTD = _latent_queries(x_TH, weights, config, latent, step)
+    if step.shared is not None:
+        row_TK = step.shared.gathered(row_TK)
+    for chunk in step.cached:
+        chunk.cache.keys[layer][0, chunk.position : chunk.end] = row_TK[chunk.rows]
     mixed = []
     for chunk in step.chunks:
         view, cached_1SK = chunk.views[config.attention.spans[layer]], chunk.cache.keys[layer]
-        cached_1SK[0, chunk.position : chunk.end] = row_TK[chunk.rows]
         seen_1SK = cached_1SK[:, view.first : chunk.end]
         queries = (query_NTD[:, chunk.rows], turned_NTD[:, chunk.rows])
         mixed.append(_mix_latents(*queries, seen_1SK, view.mask_TS, weights, config.attention, latent))

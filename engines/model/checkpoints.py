@@ -17,7 +17,7 @@ from engines.model.mxfp4 import NAN_SCALE
 from engines.model.quantised import AS_THE_MODEL, Quantisation
 from engines.model.tensor_files import TensorFile, is_finite
 from engines.model.tokenizer import Tokenizer
-from engines.model.weights import ModelWeights, load_weights
+from engines.model.weights import HoldsExperts, ModelWeights, Part, load_weights
 from engines.model.weights import tensor_shapes as tensor_shapes
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,13 @@ def inspect_checkpoint(source: str) -> CheckpointFacts:
     return facts
 
 
-def load_checkpoint(source: str, dtype: torch.dtype, quantise: Quantisation = AS_THE_MODEL) -> Checkpoint:
+def load_checkpoint(
+    source: str,
+    dtype: torch.dtype,
+    quantise: Quantisation = AS_THE_MODEL,
+    held: HoldsExperts | None = None,
+    on_read: Callable[[str, int], object] = lambda name, n_bytes: None,
+) -> Checkpoint:
     """Raises `EngineError` naming the tensor that is missing, misshapen, left over or not finite.
 
     Every tensor is read once, to see that it is sound. Those whose form in the file is the one asked for stay views of
@@ -73,14 +79,17 @@ def load_checkpoint(source: str, dtype: torch.dtype, quantise: Quantisation = AS
     dtype: how matrices are stored in memory that `quantise` says nothing of. Vectors (norms, biases) and routers are
     always fp32; arithmetic is fp32. A file's MXFP4 experts keep their bits where MXFP4 is asked for; a file's FP8
     blocks are widened first, whatever is asked for.
+
+    held: of a layer the experts that are wanted, and their columns; nothing else of the experts is read. on_read: told
+    the tensor and the bytes of each reading.
     """
     facts = _read_facts(source, weights=True)
     located = _locate_tensors(facts.folder)
     _check_tensors(facts.config, located)
-    read = _tensor_reader(located, facts.config)
+    read = _tensor_reader(located, facts.config, on_read)
     if _stored_tied_head(facts.config) in located:
         _check_tied_head(facts.config, read)
-    weights = load_weights(facts.config, lambda name, _: read(name), dtype, quantise)
+    weights = load_weights(facts.config, lambda name, _, part=(): read(name, part), dtype, quantise, held)
     return Checkpoint(facts.source, facts.folder, facts.revision, facts.config, facts.tokenizer, weights)
 
 
@@ -224,17 +233,21 @@ def _is_unused(name: str, config: ModelConfig) -> bool:
     )
 
 
-def _tensor_reader(located: dict[str, TensorFile], config: ModelConfig) -> Callable[[str], Tensor]:
-    """Tensors by name, each looked through before it is handed out."""
+def _tensor_reader(
+    located: dict[str, TensorFile], config: ModelConfig, on_read: Callable[[str, int], object]
+) -> Callable[[str, Part], Tensor]:
+    """Tensors by name, or parts of them, each looked through before it is handed out."""
     last: list[str] = []
 
-    def read(name: str) -> Tensor:
+    def read(name: str, part: Part = ()) -> Tensor:
         # What was read before is converted by now, or stays a view that fetches its pages when it is used: the pages of
         # one tensor at a time are enough.
         for before in last:
-            located[before].release(before)
+            if before != name:
+                located[before].release(before)
         last[:] = [name]
-        tensor = located[name].read(name)
+        tensor = located[name].read(name)[part]
+        on_read(name, tensor.nbytes)
         _check_values(located[name].path, name, tensor, config)
         return tensor
 
@@ -260,10 +273,10 @@ def _stored_tied_head(config: ModelConfig) -> str | None:
     return config.names.root + "lm_head.weight" if config.tie_embeddings else None
 
 
-def _check_tied_head(config: ModelConfig, read: Callable[[str], Tensor]) -> None:
+def _check_tied_head(config: ModelConfig, read: Callable[[str, Part], Tensor]) -> None:
     """Where both are stored there must be no choice to make."""
     root = config.names.root
-    if not torch.equal(read(root + "lm_head.weight"), read(root + "model.embed_tokens.weight")):
+    if not torch.equal(read(root + "lm_head.weight", ()), read(root + "model.embed_tokens.weight", ())):
         raise EngineError(
             f"tensor '{root}lm_head.weight' differs from the embedding although config.json says tie_word_embeddings; "
             "config.json and weights do not belong together"

@@ -92,9 +92,14 @@ class StepPlans(Sequence[DispatchPlan | None]):
 
 
 def _rows_of_calls(plan: DispatchPlan) -> dict[int, int]:
+    """Slices of an expert share the rows of its first."""
+    calls = plan.calls
+    is_first_K = [kind.is_first_slice for kind in calls.kinds]
+    kind_S = [0] * len(calls.expert_S) if calls.kind_C is None else calls.kind_C[calls.call_S].tolist()
     rows: dict[int, int] = {}
-    for expert, n_rows in zip(plan.calls.expert_S.tolist(), plan.calls.rows_S.tolist(), strict=True):
-        rows[expert] = rows.get(expert, 0) + n_rows
+    for expert, n_rows, kind in zip(calls.expert_S.tolist(), calls.rows_S.tolist(), kind_S, strict=True):
+        if is_first_K[kind]:
+            rows[expert] = rows.get(expert, 0) + n_rows
     return rows
 
 

@@ -76,7 +76,7 @@ class ExpertWeights:
             return self
         key = kind.width, kind.hidden, kind.is_first_slice
         if key not in self._parts:
-            own = tuple(_sliced(one, kind) for one in self.experts)
+            own = tuple(sliced(one, kind) for one in self.experts)
             self._parts[key] = ExpertWeights(own, self.unit, self.weights_input)
         return self._parts[key]
 
@@ -205,7 +205,7 @@ def _columns(part: Width | None) -> slice:
     return slice(None) if part is None else slice(part.first, part.end)
 
 
-def _sliced(weights: GatedWeights, kind: CallKind) -> GatedWeights:
+def sliced(weights: GatedWeights, kind: CallKind) -> GatedWeights:
     """The part of an expert that calls of a kind compute. Of results that add up only the first has the bias."""
     if kind.hidden is not None:
         hidden = _columns(kind.hidden)

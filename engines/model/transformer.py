@@ -92,7 +92,7 @@ class Transformer:
         """
         shown = shown or Shown(NOTHING, None)
         step = self._step([len(tokens_T) for tokens_T in chunks], caches)
-        tokens_T = chunks[0] if len(chunks) == 1 else torch.cat([*chunks])
+        tokens_T = self._own_rows(chunks[0] if len(chunks) == 1 else torch.cat([*chunks]))
         if self._device is not None:
             tokens_T = tokens_T.to(self._device)
         hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).to(self._dtype) * self.config.embedding_scale
@@ -131,7 +131,7 @@ class Transformer:
                 mixed_TH = weights.after_mlp_norm(mixed_TH)
             hidden_TH = hidden_TH + mixed_TH
             plans.append(plan)
-        for chunk in step.chunks:
+        for chunk in step.cached:
             chunk.cache.length = chunk.end
         grouped = self._grouped(technique, plans) if phase == "prefill" else set[bool]()
         return self._weights.norm(hidden_TH), StepPlans(technique, plans, False, grouped)
@@ -156,6 +156,10 @@ class Transformer:
         logits_TL = widened_linear(hidden_TH, self._weights.head_LH, self._weights.head_bias_L).float()
         cap = self.config.logit_softcap
         return logits_TL if cap is None else cap * torch.tanh(logits_TL / cap)
+
+    def _own_rows(self, tokens_T: Tensor) -> Tensor:
+        """Those of a step that this model computes: all."""
+        return tokens_T
 
     def _step(self, n_tokens: Sequence[int], caches: Sequence[KeyValueCache]) -> Step:
         if len({id(cache) for cache in caches}) < len(caches):

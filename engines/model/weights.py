@@ -10,16 +10,18 @@ J = 2I, E experts, L vocabulary rows, R rank of a latent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from engines.dispatch import CallKind, Width
 from engines.errors import EngineError
 from engines.model.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
 from engines.model.attention import AttentionWeights, LatentWeights
-from engines.model.experts import ExpertWeights, GatedWeights
+from engines.model.experts import ExpertWeights, GatedWeights, sliced
 from engines.model.mxfp4 import BLOCK, PackedBlocks, unpack_mxfp4
 from engines.model.norms import NormWeights
 from engines.model.quantised import (
@@ -35,10 +37,31 @@ from engines.model.quantised import (
 from engines.model.router import RouterWeights
 
 Shape = tuple[int, ...]
+Part = tuple[slice, ...]
+"""Of a tensor, by dimension from the first on."""
 LARGEST_TENSOR = 2**44
 """Values of a tensor beyond which a config lies: 64 TB in fp32."""
 LATENT_NORM_EPS = 1e-6
 """The norms inside latent attention have this epsilon in all published models, whatever config.json says."""
+
+
+class ReadsTensors(Protocol):
+    """Gives a tensor that has the shape, or a part of it: maybe as a view of a file, whose other parts stay unread."""
+
+    def __call__(self, name: str, shape: Shape, part: Part = ()) -> Tensor: ...
+
+
+ALL = slice(None)
+
+
+class TakesExperts(Protocol):
+    """Rows (out) and columns (in) of an expert in a stack; of MXFP4 blocks all columns."""
+
+    def __call__(self, expert: int, rows: slice, columns: slice = ALL) -> Tensor | PackedBlocks: ...
+
+
+HoldsExperts = Callable[[int], tuple[Sequence[int], Width | None]]
+"""Of a layer, which experts are wanted, and which columns of their intermediate dimension; None: all columns."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +98,24 @@ class ModelWeights:
 
 def load_weights(
     config: ModelConfig,
-    read: Callable[[str, Shape], Tensor],
+    read: ReadsTensors,
     dtype: torch.dtype,
     quantise: Quantisation = AS_THE_MODEL,
+    held: HoldsExperts | None = None,
 ) -> ModelWeights:
-    """read(name, shape) gives a tensor that has the shape; it may be a view of a file, and stays one where nothing has
-    to change. dtype: of matrices that `quantise` leaves alone; vectors and routers are always fp32.
+    """A view of a file stays one where nothing has to change. dtype: of matrices that `quantise` leaves alone; vectors
+    and routers are always fp32. held: experts of a layer in the order in which they are wanted; None: all.
 
     Matrices are converted one by one, so that no more than one is held in two forms. Raises `EngineError`.
     """
-    return _Builder(config, read, dtype, quantise).model()
+    return _Builder(config, read, dtype, quantise, held).model()
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every tensor that a checkpoint of this architecture holds, by its Hugging Face name."""
     shapes: dict[str, Shape] = {}
 
-    def note(name: str, shape: Shape) -> Tensor:
+    def note(name: str, shape: Shape, part: Part = ()) -> Tensor:
         shapes[name] = shape
         return _nothing(name, shape)
 
@@ -110,7 +134,7 @@ def check_quantisation(config: ModelConfig, quantise: Quantisation) -> None:
     load_weights(config, _nothing, torch.float32, quantise)
 
 
-def _nothing(name: str, shape: Shape) -> Tensor:
+def _nothing(name: str, shape: Shape, part: Part = ()) -> Tensor:
     """A tensor of this shape without values."""
     if math.prod(shape) > LARGEST_TENSOR:
         raise EngineError(f"config.json asks for a tensor {name!r} of {shape}; no file holds one as large")
@@ -121,13 +145,15 @@ class _Builder:
     def __init__(
         self,
         config: ModelConfig,
-        read: Callable[[str, Shape], Tensor],
+        read: ReadsTensors,
         dtype: torch.dtype,
         quantise: Quantisation,
+        held: HoldsExperts | None,
     ) -> None:
         self._config = config
         self._names: TensorNames = config.names
         self._read = read
+        self._held_experts = held
         self._plain: Form = next(form for form, own in PLAIN_DTYPES.items() if own is dtype)
         self._experts_form: Form = quantise.experts or self._plain
         self._dense_form: Form = quantise.dense or self._plain
@@ -161,12 +187,12 @@ class _Builder:
     def _matrix(self, name: str, form: Form, *shape: int) -> Matrix:
         return self._held(name, self._read(name, shape), form)
 
-    def _projection(self, name: str, form: Form, *shape: int) -> Matrix:
-        return self._held(name, self._projected(name, *shape), form)
+    def _projection(self, name: str, form: Form, *shape: int, part: Part = ()) -> Matrix:
+        return self._held(name, self._projected(name, *shape, part=part), form)
 
-    def _projected(self, name: str, *shape: int) -> Tensor:
+    def _projected(self, name: str, *shape: int, part: Part = ()) -> Tensor:
         """A projection inside a layer: these, and only these, may be stored in FP8 with a scale for each block."""
-        weight = self._read(name, shape)
+        weight = self._read(name, shape, part)
         if self._config.fp8_block is None:
             return weight
         rows, columns = self._config.fp8_block
@@ -175,7 +201,7 @@ class _Builder:
         if weight.is_meta:
             return weight  # only names and shapes are asked for: 45 000 products of nothing would take half a minute
         scale = scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
-        return weight.float() * scale
+        return weight.float() * scale[part]
 
     def _held(self, name: str, weight: Tensor | PackedBlocks, form: Form) -> Matrix:
         """A matrix, or the part of one that is called `name`, as it stays in memory. Row-major, as kernels want it."""
@@ -227,7 +253,7 @@ class _Builder:
             attention=self._attention(prefix + "self_attn.")
             if latent is None
             else self._latent_attention(prefix + "self_attn.", latent),
-            mlp=self._sparse(mlp, self._config.moe)
+            mlp=self._sparse(mlp, self._config.moe, layer)
             if self._config.moe is not None and self._config.is_sparse(layer)
             else self._dense(mlp, self._config.dense_width, names.fused_dense),
         )
@@ -310,7 +336,7 @@ class _Builder:
 
     # --- experts -----------------------------------------------------------------------------------------------------
 
-    def _sparse(self, prefix: str, moe: MoeConfig) -> SparseWeights:
+    def _sparse(self, prefix: str, moe: MoeConfig, layer: int) -> SparseWeights:
         names, hidden = self._names, self._config.hidden
         router, correction = prefix + names.router, prefix + names.router + ".e_score_correction_bias"
         shared = moe.shared
@@ -320,7 +346,7 @@ class _Builder:
                 self._vector(router + ".bias", moe.n_experts) if moe.router.has_bias else None,
                 self._vector(correction, moe.n_experts) if moe.router.has_correction else None,
             ),
-            experts=self._experts(prefix + "experts.", moe),
+            experts=self._experts(prefix + "experts.", moe, layer),
             shared=self._dense(f"{prefix}{names.shared}.", shared.width, False) if shared is not None else None,
             shared_gate_1H=self._shared_gate(f"{prefix}{names.shared}_gate.weight")
             if shared is not None and shared.gated
@@ -330,53 +356,84 @@ class _Builder:
     def _shared_gate(self, name: str) -> Tensor:
         return self._held_plain(name, self._read(name, (1, self._config.hidden)))
 
-    def _experts(self, prefix: str, moe: MoeConfig) -> ExpertWeights:
+    def _experts(self, prefix: str, moe: MoeConfig, layer: int) -> ExpertWeights:
         read = self._single_experts if self._names.stacked_experts is None else self._stacked_experts
-        return ExpertWeights(tuple(read(prefix, moe)), moe.unit, moe.weights_input)
+        if self._held_experts is None:
+            return ExpertWeights(tuple(read(prefix, moe, range(moe.n_experts), None)), moe.unit, moe.weights_input)
+        experts, width = self._held_experts(layer)
+        is_cut_late = width is not None and (moe.mxfp4 or self._experts_form not in PLAIN_DTYPES)
+        own = read(prefix, moe, experts, None if is_cut_late else width)
+        if is_cut_late:
+            # Groups of narrowed values lie across columns: what stands between two cuts is that of the whole expert.
+            own = (sliced(one, CallKind(width=width)) for one in own)
+        return ExpertWeights(tuple(own), moe.unit, moe.weights_input)
 
-    def _single_experts(self, prefix: str, moe: MoeConfig) -> Iterator[GatedWeights]:
-        hidden, width, form = self._config.hidden, moe.expert_width, self._experts_form
+    def _single_experts(
+        self, prefix: str, moe: MoeConfig, experts: Sequence[int], width: Width | None
+    ) -> Iterator[GatedWeights]:
+        hidden, inner, form = self._config.hidden, moe.expert_width, self._experts_form
         gate, up, down = self._names.experts
-        for expert in range(moe.n_experts):
+        columns = slice(None) if width is None else slice(*width)
+        rows, across = ((), ()) if width is None else ((columns,), (slice(None), columns))
+        for expert in experts:
             yield GatedWeights(
-                self._projection(f"{prefix}{expert}.{gate}.weight", form, width, hidden),
-                self._projection(f"{prefix}{expert}.{up}.weight", form, width, hidden),
-                self._projection(f"{prefix}{expert}.{down}.weight", form, hidden, width),
+                self._projection(f"{prefix}{expert}.{gate}.weight", form, inner, hidden, part=rows),
+                self._projection(f"{prefix}{expert}.{up}.weight", form, inner, hidden, part=rows),
+                self._projection(f"{prefix}{expert}.{down}.weight", form, hidden, inner, part=across),
             )
 
-    def _stacked_experts(self, prefix: str, moe: MoeConfig) -> Iterator[GatedWeights]:
-        hidden, width, n_experts = self._config.hidden, moe.expert_width, moe.n_experts
+    def _stacked_experts(
+        self, prefix: str, moe: MoeConfig, experts: Sequence[int], width: Width | None
+    ) -> Iterator[GatedWeights]:
+        hidden, inner, n_experts = self._config.hidden, moe.expert_width, moe.n_experts
         gate_up_name, down_name, form = prefix + "gate_up_proj", prefix + "down_proj", self._experts_form
-        gate_up_EJH = self._stacked(gate_up_name, moe, hidden, 2 * width)
-        down_EHI = self._stacked(down_name, moe, width, hidden)
         gate_up_bias_EJ = down_bias_EH = None
         if moe.expert_bias:
-            gate_up_bias_EJ = self._vector(prefix + "gate_up_proj_bias", n_experts, 2 * width)
+            gate_up_bias_EJ = self._vector(prefix + "gate_up_proj_bias", n_experts, 2 * inner)
             down_bias_EH = self._vector(prefix + "down_proj_bias", n_experts, hidden)
-        gate_rows, up_rows = self._gate_and_up_rows(width)
-        for expert in range(n_experts):
+        gate_rows, up_rows = self._gate_and_up_rows(inner, width)
+        columns = slice(None) if width is None else slice(*width)
+        is_first = width is None or width.first == 0
+        gate_up = self._stack(gate_up_name, moe, hidden, 2 * inner)
+        down = self._stack(down_name, moe, inner, hidden)
+        for expert in experts:
             gate_bias_I = up_bias_I = None
             if gate_up_bias_EJ is not None:
                 bias_J = gate_up_bias_EJ[expert]
                 gate_bias_I, up_bias_I = bias_J[gate_rows].contiguous(), bias_J[up_rows].contiguous()
             yield GatedWeights(
-                self._held(gate_up_name, gate_up_EJH[expert][gate_rows], form),
-                self._held(gate_up_name, gate_up_EJH[expert][up_rows], form),
-                self._held(down_name, down_EHI[expert], form),
+                self._held(gate_up_name, gate_up(expert, gate_rows), form),
+                self._held(gate_up_name, gate_up(expert, up_rows), form),
+                self._held(down_name, down(expert, slice(None), columns), form),
                 gate_bias_I,
                 up_bias_I,
-                None if down_bias_EH is None else down_bias_EH[expert],
+                None if down_bias_EH is None or not is_first else down_bias_EH[expert],
             )
 
-    def _stacked(self, name: str, moe: MoeConfig, n_in: int, n_out: int) -> Tensor | PackedBlocks:
-        """All experts of a layer as [E, out, in]; plain files hold [E, in, out], MXFP4 ones blocks along `in`."""
-        if not moe.mxfp4:
-            return self._read(name, (moe.n_experts, n_in, n_out)).mT
-        shape = (moe.n_experts, n_out, n_in // BLOCK)
-        return PackedBlocks(self._read(name + "_blocks", (*shape, BLOCK // 2)), self._read(name + "_scales", shape))
+    def _stack(self, name: str, moe: MoeConfig, n_in: int, n_out: int) -> TakesExperts:
+        """All experts of a layer in one tensor: plain files hold [E, in, out], MXFP4 ones blocks along `in`."""
+        shape = (moe.n_experts, n_in, n_out)
+        packed_shape = (moe.n_experts, n_out, n_in // BLOCK)
+        if self._held_experts is None:
+            if moe.mxfp4:
+                blocks = self._read(name + "_blocks", (*packed_shape, BLOCK // 2))
+                packed = PackedBlocks(blocks, self._read(name + "_scales", packed_shape))
+                return lambda expert, rows, columns=ALL: packed[expert][rows]
+            whole = self._read(name, shape)
+            return lambda expert, rows, columns=ALL: whole[expert].mT[rows, columns]
 
-    def _gate_and_up_rows(self, width: int) -> tuple[slice, slice]:
+        def part(expert: int, rows: slice, columns: slice = ALL) -> Tensor | PackedBlocks:
+            own = slice(expert, expert + 1)
+            if not moe.mxfp4:
+                return self._read(name, shape, (own, columns, rows))[0].mT
+            blocks = self._read(name + "_blocks", (*packed_shape, BLOCK // 2), (own, rows))
+            return PackedBlocks(blocks[0], self._read(name + "_scales", packed_shape, (own, rows))[0])
+
+        return part
+
+    def _gate_and_up_rows(self, inner: int, width: Width | None) -> tuple[slice, slice]:
         """Which of an expert's joined rows are its gate's and which its up's: they lie in turns or in halves."""
+        first, end = (0, inner) if width is None else width
         if self._names.stacked_experts == "interleaved":
-            return slice(0, None, 2), slice(1, None, 2)
-        return slice(0, width), slice(width, None)
+            return slice(2 * first, 2 * end, 2), slice(2 * first + 1, 2 * end, 2)
+        return slice(first, end), slice(inner + first, inner + end)

@@ -147,6 +147,8 @@ class BuildContext:
     """How many experts of all layers fit in the memory that the plan gives them; None: no limit is given."""
     moved_expert_bytes: int | None = None
     """Of one expert as it travels here; None: `sizes.expert_bytes`."""
+    ranks: int = 1
+    """Processes that compute it together."""
 
 
 # --- route -----------------------------------------------------------------------------------------------------------
@@ -193,13 +195,15 @@ class Share:
     """Some experts and who computes them. Several pieces share the experts' rows, and their widths make a whole.
 
     experts_E: None for all. exact: the unit takes any shape, so that it computes exactly the rows that there are.
-    dealt: the pieces are whole, and take the calls in turn. summed: None where no piece needs another's results.
+    dealt: the pieces are whole, and take the calls in turn. cut: so that each piece has its part of every expert, an
+    expert's rows are cut into as many calls as there are pieces. summed: None where no piece needs another's results.
     """
 
     pieces: tuple[Piece, ...]
     experts_E: NDArray[np.bool_] | None = None
     exact: bool = False
     dealt: bool = False
+    cut: bool = False
     summed: Summed | None = None
 
 

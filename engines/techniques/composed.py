@@ -86,7 +86,7 @@ class ComposedTechnique:
         load_E = np.bincount(ids_TK.reshape(-1), minlength=routing.n_experts)
         shares = self._place.shares(seen, load_E)
         if len(shares) == 1:
-            laid = exact_rows(load_E) if shares[0].exact else layout.rows(seen, load_E)
+            laid = exact_rows(load_E) if shares[0].exact else _cut(layout.rows(seen, load_E), shares[0], layout)
             calls = _calls(laid, shares[0], layout, first_row=0)
             kept_E = laid.kept_E
         else:
@@ -154,7 +154,7 @@ class ComposedTechnique:
         kept_E, n_rows = np.zeros_like(load_E), 0
         for share in shares:
             own_E = load_E if share.experts_E is None else np.where(share.experts_E, load_E, 0)
-            laid = exact_rows(own_E) if share.exact else _of_share(layout.rows(seen, own_E), share)
+            laid = exact_rows(own_E) if share.exact else _cut(_of_share(layout.rows(seen, own_E), share), share, layout)
             parts.append(_calls(laid, share, layout, n_rows))
             n_rows += int(laid.rows_S.sum())
             kept_E += laid.kept_E
@@ -259,6 +259,18 @@ def _of_share(laid: Rows, share: Share) -> Rows:
     n_own_C = n_own_C[is_called_C]
     segments = (laid.expert_S[is_own_S], laid.rows_S[is_own_S], laid.valid_S[is_own_S])
     return Rows(*segments, np.cumsum(n_own_C) - n_own_C, laid.kept_E, loads_C)
+
+
+def _cut(laid: Rows, share: Share, layout: Layout) -> Rows:
+    """Every expert's rows as a call for each piece. Frozen shapes stay: an expert's blocks are calls already."""
+    n = len(share.pieces)
+    if not share.cut or layout.static:
+        return laid
+    ends_SN = laid.rows_S[:, None] * np.arange(1, n + 1) // n
+    rows_S = np.diff(ends_SN, axis=1, prepend=0).reshape(-1)
+    has_rows = rows_S > 0
+    rows_S = rows_S[has_rows]
+    return Rows(np.repeat(laid.expert_S, n)[has_rows], rows_S, rows_S, np.arange(len(rows_S)), laid.kept_E)
 
 
 def _loads_in_turn(laid: Rows, n_units: int) -> Integers | None:

@@ -34,6 +34,15 @@ from engines.techniques.layout.exact import ExactParameters
 from engines.techniques.layout.loads import AllExpertsParameters, SelectiveParameters
 from engines.techniques.layout.tiers import TiersParameters
 from engines.techniques.move.nothing import NothingParameters
+from engines.techniques.over_ranks import OverRanks
+from engines.techniques.place.ranks import (
+    EplbParameters,
+    ExpertParallelParameters,
+    Ranks,
+    RanksParameters,
+    TensorParallelParameters,
+    TpEpParameters,
+)
 from engines.techniques.place.residency import ByCostParameters
 from engines.techniques.place.units import DecodesOn, OneUnitParameters, ShardsParameters
 from engines.techniques.route import RouterParameters
@@ -42,7 +51,16 @@ from results.records import Record
 Backbone = Literal["cpu", "npu", "gpu"]
 CALIBRATION_PROMPTS = 8
 RouteChoice = RouterParameters
-PlaceChoice = Annotated[OneUnitParameters | ShardsParameters | ByCostParameters, Field(discriminator="kind")]
+PlaceChoice = Annotated[
+    OneUnitParameters
+    | ShardsParameters
+    | ByCostParameters
+    | TensorParallelParameters
+    | ExpertParallelParameters
+    | TpEpParameters
+    | EplbParameters,
+    Field(discriminator="kind"),
+]
 LayoutChoice = Annotated[
     ExactParameters
     | CapacityParameters
@@ -125,12 +143,14 @@ class Choices(NamedTuple):
     @property
     def needs_profile(self) -> bool:
         learns = (self.route.needs_profile, self.move.needs_profile, *(layout.needs_profile for layout in self.layouts))
-        return any(learns)
+        return any(learns) or isinstance(self.place, EplbParameters)
 
     def problem(self) -> str | None:
         """Why these do not go together, or None."""
         if isinstance(self.place, ByCostParameters) and not isinstance(self.layout, TiersParameters):
             return f"place by_cost places graphs of tiers, and layout {self.layout.kind} has none; use layout tiers"
+        if isinstance(self.place, RanksParameters) and (reason := self._not_over_ranks()) is not None:
+            return f"place {self.place.kind} {reason}"
         is_naive = isinstance(self.place, OneUnitParameters) and self.place.naive_launch
         dynamic = [layout for layout in self.layouts if not layout.static]
         if "npu" in self.place.units and not is_naive and any(map(_follows_the_busiest, dynamic)):
@@ -151,6 +171,17 @@ class Choices(NamedTuple):
                 "skip_padding_blocks = false provisions blocks for all experts, and place by_cost splits them between"
                 " two units; leave it out"
             )
+        return None
+
+    def _not_over_ranks(self) -> str | None:
+        """Why ranks would not compute these choices, or None."""
+        lossy = [layout.kind for layout in self.layouts if not isinstance(layout, ExactParameters | BlocksParameters)]
+        if lossy:
+            return f"computes exact rows or blocks; found layout {lossy[0]}"
+        if self.backbone != "cpu":
+            return f"has attention on every rank; found backbone {self.backbone}"
+        if not isinstance(self.route, RouterParameters) or not isinstance(self.move, NothingParameters):
+            return "executes the router's choice, and keeps every expert on its rank; leave route and move out"
         return None
 
     def idle(self, given: Mapping[str, Set[str]]) -> str | None:
@@ -174,7 +205,13 @@ class Choices(NamedTuple):
         elif isinstance(self.place, ByCostParameters) and _has_single_graphs(in_decoding):
             place = DecodesOn(Share((Piece("npu"),)), place)
         layouts: dict[ChunkPhase, Layout] = {"prefill": layout, "decode": decode}
-        return ComposedTechnique(name, self.route.build(context), place, layouts, self.move.build(context), context)
+        composed = ComposedTechnique(name, self.route.build(context), place, layouts, self.move.build(context), context)
+        if isinstance(self.place, RanksParameters) and isinstance(place, Ranks) and context.sizes is not None:
+            own = self.place
+            options = own.sequence_parallel, own.router_gather, own.row_exchange
+            is_exact = isinstance(self.layouts[-1], ExactParameters)
+            return OverRanks(composed, place, context.sizes.hidden, *options, decodes_exactly=is_exact)
+        return composed
 
 
 def _follows_the_busiest(layout: LayoutParameters) -> bool:
@@ -315,6 +352,30 @@ PRESETS: dict[str, Preset] = {
             "every expert computes every token",
             f"{_NEURON}, all-experts",
             Choices(_CPU, AllExpertsParameters()),
+        ),
+        Preset(
+            "tensor-parallel",
+            "every expert in slices over processes, results added",
+            f"{_NEURON}, tensor parallelism",
+            Choices(TensorParallelParameters(), ExactParameters()),
+        ),
+        Preset(
+            "expert-parallel",
+            "experts dealt to processes; rows travel to them and back",
+            f"{_NEURON}, expert parallelism",
+            Choices(ExpertParallelParameters(), ExactParameters()),
+        ),
+        Preset(
+            "tp-ep",
+            "experts dealt to groups of processes, in slices inside a group",
+            f"{_NEURON}, combined TP and EP",
+            Choices(TpEpParameters(), ExactParameters()),
+        ),
+        Preset(
+            "eplb",
+            "experts dealt to processes by their load, busy ones in several",
+            f"{_NEURON}, EPLB; DeepSeek's packing",
+            Choices(EplbParameters(), ExactParameters()),
         ),
     )
 }

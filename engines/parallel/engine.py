@@ -1,0 +1,231 @@
+"""An engine of several processes: the reference engine of the first rank, and the ranks that compute with it.
+
+The first rank is the run's own process. It starts the others (`engines.parallel.processes`), reads its own shard, and
+answers requests as the reference engine does; each step is told to the others, who compute their part of it. Where a
+rank is lost the request fails with its name, and all are started anew with the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from engines.base import HeldWeights, PhaseListener
+from engines.errors import EngineError
+from engines.model.checkpoints import CheckpointFacts
+from engines.model.quantised import AS_THE_MODEL, Quantisation
+from engines.model.rope import LongRope
+from engines.model.weights import tensor_shapes
+from engines.parallel.links import Backend
+from engines.parallel.messages import LostError
+from engines.parallel.running import DType, Running
+from engines.profile import Profile
+from engines.profiling import profile_of
+from engines.reference import ReferenceEngine
+from engines.techniques.place.ranks import ExpertParallelParameters
+from engines.techniques.presets import Composed, CustomParameters
+from results.environments import Road
+from results.records import Completion, EngineCounters, ExpertHeat, Request
+
+logger = logging.getLogger(__name__)
+
+
+class ParallelEngine:
+    """An `engines.base.Engine` that computes on this host in several processes. `close` ends them."""
+
+    device = "host"
+    time_method: Literal["measured", "modelled"] = "measured"
+
+    def __init__(
+        self,
+        facts: CheckpointFacts,
+        technique: Composed,
+        n_ranks: int,
+        dtype: DType = "float32",
+        quantise: Quantisation = AS_THE_MODEL,
+        prefill_chunk: int = 512,
+        now_s: Callable[[], float] = time.perf_counter,
+        threads: int | None = None,
+        reuse_prefix: bool = False,
+        long_rope: LongRope = "at_once",
+        backend: Backend = "gloo",
+    ) -> None:
+        """threads: of each rank; None: this machine's cores over the ranks. backend: nccl takes a GPU for each rank.
+        Else as of the reference engine. Nothing is started before the first request, or `reset`."""
+        self.tokenizer = facts.tokenizer
+        self.max_length = facts.config.max_length
+        self.n_ranks = n_ranks
+        self.threads = threads or threads_of_each(n_ranks)
+        self._facts = facts
+        self._technique = technique
+        self._dtype = dtype
+        self._quantise = quantise
+        self._prefill_chunk = prefill_chunk
+        self._now_s = now_s
+        self._reuse_prefix = reuse_prefix
+        self._long_rope = long_rope
+        self._backend = backend
+        self._profile: Profile | None = None
+        self._running: Running | None = None
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self._technique.wanted_prompts > 0 and self._profile is None
+
+    def calibrate(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Counts with experts dealt in equal numbers, every token on every rank."""
+        self._check_needs_calibration()
+        place = ExpertParallelParameters(sequence_parallel=False)
+        with self._guarded():
+            counting = self._started(CustomParameters(place=place), None)
+            try:
+                model = counting.model
+                with torch.inference_mode():
+                    profile = profile_of(
+                        model, model.new_cache(), prompts, self._prefill_chunk, technique=counting.technique
+                    )
+            finally:
+                counting.close()
+        self.use_profile(profile)
+
+    def use_profile(self, profile: Profile) -> None:
+        self._check_needs_calibration()
+        self._profile = profile
+
+    def _check_needs_calibration(self) -> None:
+        if not self.needs_calibration:
+            raise EngineError(f"technique {self._technique.technique} is complete; calibrate only while needed")
+
+    def run(self, request: Request, on_phase: PhaseListener) -> Completion:
+        with self._guarded():
+            return self._ready().engine.run(request, on_phase)
+
+    def run_batch(self, requests: Sequence[Request], on_phase: PhaseListener) -> list[Completion]:
+        with self._guarded():
+            return self._ready().engine.run_batch(requests, on_phase)
+
+    def show_log_probabilities(self, request: Request, listener: Callable[[Tensor], object]) -> None:
+        with self._guarded():
+            self._ready().engine.show_log_probabilities(request, listener)
+
+    def held_weights(self) -> HeldWeights:
+        """Parameters of the model; bytes that all ranks hold together, what each has whole counted as often."""
+        with self._guarded():
+            n_bytes = sum(rank.held_bytes for rank in self._ready().loaded)
+        n_values = sum(map(_product, tensor_shapes(self._facts.config).values()))
+        return HeldWeights(n_values, n_bytes)
+
+    def read_bytes(self) -> list[dict[str, int]]:
+        """Of each rank: bytes read of each tensor."""
+        with self._guarded():
+            return [rank.read_bytes for rank in self._ready().loaded]
+
+    def process_ids(self) -> list[int]:
+        """Of the ranks, the first being this process."""
+        with self._guarded():
+            return [os.getpid(), *(process.pid for process in self._ready().workers.processes)]
+
+    def reset(self) -> None:
+        """Also starts what is not running: no window should hold that."""
+        with self._guarded():
+            self._ready().engine.reset()
+
+    def take_counters(self) -> EngineCounters:
+        """With the bytes that all ranks have sent. Raises `EngineError` where they are not what the plans said."""
+        with self._guarded():
+            running = self._ready()
+            return running.counted(running.engine.take_counters())
+
+    def take_heat(self) -> ExpertHeat | None:
+        return self._ready().engine.take_heat()
+
+    def take_road(self) -> Road:
+        told = self._ready().engine.take_road()
+        return told.model_copy(
+            update={"n_processes": self.n_ranks, "links": self._backend if self.n_ranks > 1 else None}
+        )
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """What went wrong between ranks ends them all, and is told with the name of the one that was lost."""
+        try:
+            yield
+        except (LostError, RuntimeError) as error:
+            # gloo and nccl raise RuntimeError, and nothing narrower; EngineError is none of both.
+            running, self._running = self._running, None
+            if running is None or isinstance(error, NotImplementedError | RecursionError):
+                raise
+            told = running.workers.why_lost()
+            running.close()
+            raise EngineError(f"{told}; the ranks are started anew with the next request") from error
+        except EngineError:
+            if self._running is not None and self._running.has_lost_one:
+                self.close()
+            raise
+
+    def _ready(self) -> Running:
+        if self.needs_calibration:
+            raise EngineError(f"technique {self._technique.technique} is not calibrated; call calibrate first")
+        if self._running is None:
+            self._running = self._started(self._technique, self._profile)
+        return self._running
+
+    def _started(self, technique: Composed, profile: Profile | None) -> Running:
+        started = Running(
+            self._facts,
+            technique,
+            self.n_ranks,
+            self.threads,
+            self._dtype,
+            self._quantise,
+            self._prefill_chunk,
+            self._long_rope,
+            self._backend,
+            profile,
+        )
+        try:
+            started.engine = ReferenceEngine(
+                started.checkpoint,
+                technique,
+                self._prefill_chunk,
+                self._now_s,
+                self.threads,
+                self._reuse_prefix,
+                model=started.model,
+                ranks=self.n_ranks,
+            )
+            if profile is not None:
+                started.engine.use_profile(profile)
+        except BaseException:
+            started.close()
+            raise
+        logger.info("%d ranks of %d threads over %s", self.n_ranks, self.threads, self._backend)
+        return started
+
+
+def threads_of_each(n_ranks: int) -> int:
+    """Of a machine's cores, where the plan says no number."""
+    return max(1, usable_cores() // n_ranks)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _product(shape: Sequence[int]) -> int:
+    n = 1
+    for size in shape:
+        n *= size
+    return n

@@ -1,0 +1,133 @@
+"""What ranks send each other, and how many bytes that was.
+
+One collective serves for everything, all-to-all with parts of unlike sizes: what a rank sends is what it gives, so that
+the bytes are known without knowing an algorithm of gloo or nccl. Sums are added in the order of the ranks, by everyone
+who needs them: all ranks have the same bits.
+
+Legend: N ranks, T rows of a step, X values of a row.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from engines.errors import EngineError
+from engines.techniques.over_ranks import DIRECT_BYTES, VALUE_BYTES, tokens_N
+
+Backend = Literal["gloo", "nccl"]
+Purpose = Literal["experts", "backbone"]
+"""What a plan's exchanges say; keys and values of dealt tokens, and the last hidden states."""
+CONNECT_S = 60.0
+"""Until all ranks have found each other."""
+COLLECTIVE_S = 600.0
+"""The slowest rank of a step may need so long; a rank that is stopped costs this time."""
+LOOPBACK = "127.0.0.1"
+
+
+class Links:
+    """Of one rank to the others. Raises `RuntimeError` where one of them is lost."""
+
+    def __init__(self, store_file: str, rank: int, n_ranks: int, backend: Backend = "gloo") -> None:
+        """Waits for the others. store_file: the same for all of them, in a folder of this user alone."""
+        import torch.distributed as torch_distributed
+
+        dist: Any = torch_distributed
+        self.rank, self.n_ranks = rank, n_ranks
+        self.sent_bytes: dict[Purpose, int] = {"experts": 0, "backbone": 0}
+        # torch's stubs know neither gloo's options nor the collective.
+        self._group: Any = None
+        self._device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+        if n_ranks == 1:
+            return
+        store = dist.FileStore(store_file, n_ranks)
+        store.set_timeout(datetime.timedelta(seconds=CONNECT_S))
+        if backend == "nccl":
+            self._group = dist.ProcessGroupNCCL(store, rank, n_ranks)
+        else:
+            options = dist.ProcessGroupGloo._Options()
+            # Not the address that the machine's name stands for: others may reach that one.
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+            options._timeout = datetime.timedelta(seconds=COLLECTIVE_S)
+            self._group = dist.ProcessGroupGloo(store, rank, n_ranks, options)
+        self._options = dist.AllToAllOptions()
+
+    def exchanged(self, to_N: Sequence[Tensor], n_from_N: Sequence[int], purpose: Purpose) -> list[Tensor]:
+        """Sends to each rank what is for it, and returns what came from each, flat: so many fp32 values. Of the own
+        rank it is neither read nor returned."""
+        empty = torch.empty(0, device=self._device)
+        parts = [empty if rank == self.rank else part.reshape(-1) for rank, part in enumerate(to_N)]
+        n_to = [len(part) for part in parts]
+        n_from = [0 if rank == self.rank else n for rank, n in enumerate(n_from_N)]
+        came = torch.empty(sum(n_from), device=self._device)
+        assert self._group is not None  # one rank alone has nobody to send to
+        self._group.alltoall_base(came, torch.cat(parts), n_from, n_to, self._options).wait()
+        self.sent_bytes[purpose] += VALUE_BYTES * sum(n_to)
+        return list(torch.split(came, n_from))
+
+    def gathered(self, own_TX: Tensor, rows_N: Sequence[int], purpose: Purpose, only: int | None = None) -> Tensor:
+        """The rows of all ranks in order, of which rank r has rows_N[r]. only: whom alone they go to; the others get
+        their own back."""
+        n_values = own_TX.shape[1]
+        is_wanted = [only is None or only == rank for rank in range(self.n_ranks)]
+        nothing = own_TX[:0]
+        to_N = [own_TX if wanted else nothing for wanted in is_wanted]
+        came = self.exchanged(to_N, [n * n_values * is_wanted[self.rank] for n in rows_N], purpose)
+        if not is_wanted[self.rank]:
+            return own_TX
+        came[self.rank] = own_TX.reshape(-1)
+        return torch.cat(came).view(-1, n_values)
+
+    def scattered_sum(self, partial_TX: Tensor, rows_N: Sequence[int]) -> Tensor:
+        """The own rows' sums over the ranks' partial results of all rows."""
+        parts = torch.split(partial_TX, list(rows_N))
+        own = parts[self.rank]
+        came = self.exchanged(parts, [own.numel()] * self.n_ranks, "experts")
+        came[self.rank] = own.reshape(-1)
+        return _added(came).view(own.shape)
+
+    def summed(self, partial: Tensor) -> Tensor:
+        """The sum over the ranks, on all of them."""
+        flat, n = partial.reshape(-1), partial.numel()
+        if VALUE_BYTES * n <= DIRECT_BYTES:
+            came = self.exchanged([flat] * self.n_ranks, [n] * self.n_ranks, "experts")
+            came[self.rank] = flat
+            return _added(came).view(partial.shape)
+        values_N = tokens_N(n, self.n_ranks).tolist()
+        own = self.scattered_sum(flat[:, None], values_N)
+        return self.gathered(own, values_N, "experts").view(partial.shape)
+
+
+def _added(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total
+
+
+def why_unreachable() -> str | None:
+    """Why processes of this machine could not reach each other, or None: asked before anything runs."""
+    import socket
+
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_gloo_available():
+        return "this build of torch has no torch.distributed with gloo; install one that has, or leave ranks out"
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
+            return None
+    except OSError as error:
+        return (
+            f"ranks cannot reach each other over {LOOPBACK} ({error.strerror or error}); bring the loopback interface"
+            " up, or leave ranks out"
+        )
+
+
+def check_ids(ids_TK: Tensor, n_experts: int) -> None:
+    """Raises `EngineError` for numbers that are none of experts: what came is not what a rank of ours sends."""
+    if bool(((ids_TK < 0) | (ids_TK >= n_experts)).any()):
+        raise EngineError(f"a rank sent numbers that are none of {n_experts} experts; the ranks have lost step")

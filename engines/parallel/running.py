@@ -1,0 +1,129 @@
+"""Ranks that run: the first's model, and the processes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from engines.errors import EngineError
+from engines.model.attention import KeyValueCache
+from engines.model.checkpoints import CheckpointFacts, decisive_files
+from engines.model.held_weights import held_weights
+from engines.model.quantised import AS_THE_MODEL, Quantisation
+from engines.model.rope import LongRope
+from engines.parallel.links import Backend, Links
+from engines.parallel.processes import Loaded, ToldCache, Workers
+from engines.parallel.settings import RankPart, RankSettings
+from engines.parallel.transformer import RankTransformer
+from engines.profile import Profile
+from engines.reference import ReferenceEngine
+from engines.techniques.base import ChunkPhase
+from engines.techniques.over_ranks import OverRanks
+from engines.techniques.presets import Composed
+from results.records import EngineCounters
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class Running:
+    """From the start of the processes to `close`. engine: the first rank's, of whoever answers requests."""
+
+    engine: ReferenceEngine
+
+    def __init__(
+        self,
+        facts: CheckpointFacts,
+        technique: Composed,
+        n_ranks: int,
+        threads: int,
+        dtype: DType = "float32",
+        quantise: Quantisation = AS_THE_MODEL,
+        prefill_chunk: int = 512,
+        long_rope: LongRope = "at_once",
+        backend: Backend = "gloo",
+        profile: Profile | None = None,
+    ) -> None:
+        """Starts the others, reads the first rank's shard, and waits until all have found each other. threads: of each.
+        Raises `EngineError`."""
+
+        def settings(store_file: str) -> RankSettings:
+            return RankSettings(
+                source=facts.source if facts.revision is None else str(facts.folder),
+                dtype=dtype,
+                quantise=quantise,
+                long_rope=long_rope,
+                technique=technique.technique,
+                parameters=technique.model_dump(mode="json", exclude={"name"}),
+                prefill_chunk=prefill_chunk,
+                n_ranks=n_ranks,
+                threads=threads,
+                backend=backend,
+                store_file=store_file,
+                profile=None if profile is None else dict(profile.tokens_per_expert),
+                top_k=1 if profile is None else profile.top_k,
+                n_prompts=1 if profile is None else profile.n_prompts,
+            )
+
+        if facts.revision is not None:
+            decisive_files(facts.source)  # of a hub model, fetched once and not by every rank
+        self.workers = Workers(settings, n_ranks)
+        try:
+            told = self.workers.settings
+            self.technique: OverRanks = told.technique_of(facts.config)
+            part = RankPart(told, self.technique, 0)
+            self.checkpoint = part.checkpoint
+            own = Loaded(part.read_bytes, held_weights(part.checkpoint.weights).n_bytes)
+            self.loaded = [own, *self.workers.loaded()]
+            """Of each rank."""
+            try:
+                self.links = Links(told.store_file, 0, n_ranks, backend)
+            except RuntimeError as error:
+                raise EngineError(f"the ranks did not find each other: {self.workers.why_lost()}") from error
+            self.model = _Leading(part, self.links, self.workers)
+        except BaseException:
+            self.workers.close()
+            raise
+
+    @property
+    def has_lost_one(self) -> bool:
+        return any(process.poll() is not None for process in self.workers.processes)
+
+    def counted(self, counters: EngineCounters) -> EngineCounters:
+        if not self.workers.processes:
+            return counters
+        reports = self.workers.reports()
+        own, self.links.sent_bytes = self.links.sent_bytes, dict.fromkeys(self.links.sent_bytes, 0)
+        for rank, report in enumerate(reports, 1):
+            if report.routed_crc != self.model.routed_crc:
+                raise EngineError(f"ranks 0 and {rank} chose unlike experts; their processors or libraries differ")
+        experts, backbone = (
+            own[of] + sum(report.sent_bytes[of] for report in reports) for of in ("experts", "backbone")
+        )
+        planned = counters.bytes_exchanged or 0
+        if experts != planned:
+            raise EngineError(f"the ranks sent {experts} bytes for the experts, and the plans say {planned}")
+        return counters.model_copy(update={"bytes_exchanged": experts + backbone})
+
+    def close(self) -> None:
+        self.workers.close()
+
+
+class _Leading(RankTransformer):
+    """The first rank's: what it computes the others are told."""
+
+    def __init__(self, part: RankPart, links: Links, workers: Workers) -> None:
+        super().__init__(part.checkpoint, links, part.backend)
+        self._workers = workers
+        self._n_caches = 0
+
+    def new_cache(self) -> KeyValueCache:
+        cache = ToldCache(self.config, self._device, self._dtype)
+        cache.number, cache.workers = self._n_caches, self._workers
+        self._n_caches += 1
+        return cache
+
+    def _tell(self, chunks: Sequence[Tensor], caches: Sequence[KeyValueCache], phase: ChunkPhase) -> None:
+        numbers = [cache.number for cache in caches if isinstance(cache, ToldCache)]
+        self._workers.step(chunks, numbers, phase)

@@ -1,0 +1,79 @@
+"""What every rank is told, so that all of them build the same technique and each its own part of the model."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from engines.model.accelerator import find_backend
+from engines.model.checkpoints import load_checkpoint
+from engines.model.model_config import ModelConfig
+from engines.model.quantised import Quantisation
+from engines.model.rope import LongRope
+from engines.parallel.links import Backend
+from engines.profile import Profile
+from engines.reference import own_sizes, with_long_rope
+from engines.techniques.base import BuildContext
+from engines.techniques.over_ranks import OverRanks
+from engines.techniques.presets import Composed, CustomParameters, preset_parameters
+from results.records import Record
+
+
+class RankSettings(Record):
+    """The same for all ranks."""
+
+    source: str
+    """A folder or a bundled model: the first rank has resolved it."""
+    dtype: Literal["float32", "bfloat16", "float16"]
+    quantise: Quantisation
+    long_rope: LongRope
+    technique: str
+    parameters: dict[str, Any]
+    prefill_chunk: int
+    n_ranks: int
+    threads: int
+    """Of each."""
+    backend: Backend
+    store_file: str
+    profile: dict[int, tuple[int, ...]] | None = None
+    """Choices of each expert by layer, where the technique learns from them."""
+    top_k: int = 1
+    n_prompts: int = 1
+
+    def technique_of(self, config: ModelConfig) -> OverRanks:
+        """Raises `EngineError`."""
+        profile = None if self.profile is None else Profile(self.profile, self.top_k, self.n_prompts)
+        context = BuildContext(self.prefill_chunk, own_sizes(config), profile, ranks=self.n_ranks)
+        built = parameters_of(self.technique, self.parameters).build(context)
+        assert isinstance(built, OverRanks)  # the engine takes no other
+        return built
+
+
+class RankPart:
+    """What a rank holds and has read."""
+
+    def __init__(self, settings: RankSettings, technique: OverRanks, rank: int) -> None:
+        """Reads this rank's shard. Raises `EngineError`."""
+        self._settings = settings
+        self.rank = rank
+        self.read_bytes: dict[str, int] = {}
+        """By tensor. What is read twice (a tied head) is in it twice."""
+        backend = find_backend("cpu" if settings.backend == "gloo" else "cuda", None)
+        self.backend = backend
+        checkpoint = load_checkpoint(
+            settings.source,
+            getattr(torch, settings.dtype),
+            settings.quantise,
+            lambda layer: technique.held(layer, rank),
+            self._note,
+        )
+        self.checkpoint = with_long_rope(checkpoint, settings.long_rope)
+
+    def _note(self, name: str, n_bytes: int) -> None:
+        self.read_bytes[name] = self.read_bytes.get(name, 0) + n_bytes
+
+
+def parameters_of(technique: str, values: dict[str, Any]) -> Composed:
+    kind = CustomParameters if technique == CustomParameters.technique else preset_parameters(technique)
+    return kind.model_validate(values)

@@ -1,0 +1,265 @@
+"""The transformer as one rank computes it.
+
+Attention's weights, norms, routers, shared experts and the head are whole on every rank; of the routed experts a rank
+has what the technique's place gives it. Heads are not split: at N up to 4 the experts are what fills memory, and split
+heads would add an exchange to every layer of every decoded token, whose round costs more here than the attention of a
+token. In prefill the work is split all the same: tokens are dealt (`OverRanks.deals`), a rank computes queries, router
+and norms of its own, and keys and values are gathered so that every rank has the whole cache. In decoding all ranks
+compute the same token, and only the experts' partial results travel.
+
+Legend: T rows of the step, K experts per token, E experts, N ranks, H hidden, R rows of calls, S segments, X values.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.dispatch import CallKind, Calls, DispatchPlan, Integers, Routing
+from engines.errors import EngineError
+from engines.kernels import native
+from engines.model.accelerator import Backend
+from engines.model.attention import Chunk, KeyValueCache, Step, view_of
+from engines.model.checkpoints import Checkpoint
+from engines.model.decode import Computed, SaidLayouts, StepPlans
+from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn
+from engines.model.router import choose, route, router_logits
+from engines.model.transformer import RoutingListener, Transformer
+from engines.model.weights import SparseWeights
+from engines.observers import LayerObserver, SparseLayerStep
+from engines.parallel.links import Links, check_ids
+from engines.shown import Shown
+from engines.techniques.base import ChunkPhase, LayerInput, Technique
+from engines.techniques.over_ranks import OverRanks, own_segments, rows_of, tokens_N, wanted_NT
+
+
+@dataclass(frozen=True)
+class DealtRows:
+    """Who has the rows of a step: rank r has rows_N[r] of them, in order. An `attention.SharedRows`."""
+
+    chunks: Sequence[Chunk]
+    links: Links
+    rows_N: Sequence[int]
+
+    @property
+    def own(self) -> slice:
+        first = sum(self.rows_N[: self.links.rank])
+        return slice(first, first + self.rows_N[self.links.rank])
+
+    def gathered(self, own_TX: Tensor) -> Tensor:
+        return self.links.gathered(own_TX, self.rows_N, "backbone")
+
+
+class RankTransformer(Transformer):
+    """Computes only what a technique over ranks asks, and only together with the other ranks."""
+
+    def __init__(self, checkpoint: Checkpoint, links: Links, backend: Backend | None = None) -> None:
+        """checkpoint: with the experts of this rank alone, in the order of `OverRanks.held`."""
+        super().__init__(checkpoint, backend)
+        self.links = links
+        self.routed_crc = 0
+        """Of all choices of experts so far: ranks that disagree have lost step."""
+        assert checkpoint.config.moe is not None  # a dense model has no technique over ranks
+        self._n_experts = checkpoint.config.moe.n_experts
+        self._local: dict[int, Integers] = {}
+        self._technique: OverRanks | None = None
+        self._dealt: DealtRows | None = None
+
+    def forward_batch(
+        self,
+        chunks: Sequence[Tensor],
+        caches: Sequence[KeyValueCache],
+        technique: Technique,
+        phase: ChunkPhase,
+        observer: LayerObserver | None = None,
+        on_routing: RoutingListener | None = None,
+        shown: Shown | None = None,
+    ) -> tuple[Tensor, StepPlans]:
+        """As of one process. Other ranks than the first get the hidden states of their own rows back."""
+        if not isinstance(technique, OverRanks):
+            raise EngineError(f"technique {technique.name} runs in one process, and this is one of several")
+        rows = sum(map(len, chunks))
+        is_dealt = technique.deals(rows, phase)
+        if is_dealt and observer is not None:
+            raise EngineError("a rank sees the layers of its own tokens; observe with sequence_parallel = false")
+        if technique is not self._technique:
+            self._technique, self._local = technique, {}
+        self._tell(chunks, caches, phase)
+        rows_N = tokens_N(rows, self.links.n_ranks).tolist() if is_dealt else []
+        self._dealt = DealtRows((), self.links, rows_N) if is_dealt else None
+        hidden_TH, plans = super().forward_batch(chunks, caches, technique, phase, observer, on_routing, shown)
+        if is_dealt:
+            hidden_TH = self.links.gathered(hidden_TH, rows_N, "backbone", only=0)
+        return hidden_TH, plans
+
+    def _tell(self, chunks: Sequence[Tensor], caches: Sequence[KeyValueCache], phase: ChunkPhase) -> None:
+        """The first rank's: the others what comes next."""
+
+    def _own_rows(self, tokens_T: Tensor) -> Tensor:
+        return tokens_T if self._dealt is None else tokens_T[self._dealt.own]
+
+    def _step(self, n_tokens: Sequence[int], caches: Sequence[KeyValueCache]) -> Step:
+        whole = super()._step(n_tokens, caches)
+        if self._dealt is None:
+            return whole
+        own = self._dealt.own
+        self._dealt = replace(self._dealt, chunks=whole.chunks)
+        chunks = [part for chunk in whole.chunks if (part := self._part_of(chunk, own)) is not None]
+        return Step(chunks, whole.cos_TP[own], whole.sin_TP[own], self._dealt)
+
+    def _part_of(self, chunk: Chunk, own: slice) -> Chunk | None:
+        """Of a chunk's tokens those that stand in these rows; None where none does."""
+        first, end = max(chunk.first_row, own.start), min(chunk.first_row + chunk.n_tokens, own.stop)
+        if first >= end:
+            return None
+        position = chunk.position + first - chunk.first_row
+        views = {span: view_of(span, position, end - first, self._device) for span in chunk.views}
+        return Chunk(chunk.cache, position, end - first, first - own.start, views)
+
+    # --- experts -----------------------------------------------------------------------------------------------------
+
+    def _mlp(
+        self,
+        normed_TH: Tensor,
+        residual_TH: Tensor,
+        mlp: GatedWeights | SparseWeights,
+        layer: int,
+        technique: Technique,
+        phase: ChunkPhase,
+        saliency_T: Tensor | None,
+        observer: LayerObserver | None,
+        on_routing: RoutingListener | None,
+        said: SaidLayouts | None,
+        shown: Shown,
+    ) -> tuple[Tensor, Computed | DispatchPlan | None]:
+        if isinstance(mlp, GatedWeights):
+            return gated_ffn(normed_TH, mlp, self.config.unit), None
+        assert isinstance(technique, OverRanks)  # `forward_batch` refuses others
+        routing = self._routing(normed_TH, mlp, technique)
+        if on_routing is not None:
+            on_routing(layer, routing)
+        computed: Computed | DispatchPlan
+        one = self._one_token(normed_TH, routing, mlp.experts, layer, technique, phase)
+        if one is not None and observer is None:
+            mixed_TH, computed = self.links.summed(one) if self.links.n_ranks > 1 else one, Computed(routing, None)
+        else:
+            computed = technique.plan(LayerInput(layer, phase, routing, saliency_T))
+            mixed_TH = self._mixed(computed, normed_TH, mlp.experts, layer, technique)
+        shared_TH = self._shared(normed_TH, mlp)
+        if observer is not None:
+            assert saliency_T is not None  # computed for whoever observes
+            observer.layer(
+                SparseLayerStep(layer, phase, saliency_T, normed_TH, routing, mixed_TH, residual_TH, shared_TH)
+            )
+        return mixed_TH if shared_TH is None else mixed_TH + shared_TH, computed
+
+    def _routing(self, normed_TH: Tensor, mlp: SparseWeights, technique: OverRanks) -> Routing:
+        """Of all rows. Dealt ones are routed by who has them."""
+        moe = self.config.moe
+        assert moe is not None  # sparse weights are read only where the config has experts
+        if self._dealt is None:
+            routing = route(normed_TH, mlp.router, moe.router)
+            self.routed_crc = zlib.crc32(routing.expert_ids_TK.cpu().numpy().tobytes(), self.routed_crc)
+            return routing
+        rows_N = self._dealt.rows_N
+        if technique.router_gather == "logits":
+            logits_TE = self.links.gathered(router_logits(normed_TH, mlp.router), rows_N, "experts")
+            return choose(logits_TE, mlp.router.correction_E, moe.router)
+        own = route(normed_TH, mlp.router, moe.router)
+        top_k = own.expert_ids_TK.shape[1]
+        # Bits travel as they are: an expert's number in the place of a float.
+        ids_TK = own.expert_ids_TK.to(torch.int32).view(torch.float32)
+        both_TX = self.links.gathered(torch.cat([ids_TK, own.weights_TK.float()], dim=1), rows_N, "experts")
+        all_ids_TK = both_TX[:, :top_k].contiguous().view(torch.int32).long()
+        check_ids(all_ids_TK, self._n_experts)
+        return Routing(all_ids_TK, both_TX[:, top_k:].contiguous(), self._n_experts)
+
+    def _one_token(
+        self, normed_TH: Tensor, routing: Routing, experts: ExpertWeights, layer: int, technique: OverRanks,
+        phase: ChunkPhase,
+    ) -> Tensor | None:  # fmt: skip
+        """This rank's partial result of one decoded token, without a plan; None where that must be asked."""
+        if len(normed_TH) != 1 or phase != "decode" or not technique.decodes_plainly or experts.table is None:
+            return None
+        if not native.serves(normed_TH, routing.weights_TK):
+            return None
+        local_E = self._local_E(layer, technique)
+        local_K = local_E[routing.expert_ids_TK.numpy()[0]]
+        own_K = local_K >= 0
+        n = int(own_K.sum())
+        if not n:
+            return torch.zeros_like(normed_TH)
+        weights_K = torch.from_numpy(routing.weights_TK.numpy()[0][own_K])
+        zeros_R = torch.zeros(n, dtype=torch.int64)
+        return native.mix(normed_TH, experts.table, local_K[own_K].tolist(), [1] * n, zeros_R, weights_K)
+
+    def _mixed(
+        self, plan: DispatchPlan, normed_TH: Tensor, experts: ExpertWeights, layer: int, technique: OverRanks
+    ) -> Tensor:
+        """The weighted sum of experts, of the rows that this rank has."""
+        local_E = self._local_E(layer, technique)
+        own = _own_plan(plan, self.links.rank, local_E)
+        if self.links.n_ranks == 1:
+            return execute(own, normed_TH, experts)
+        if self._dealt is None:
+            return self.links.summed(execute(own, normed_TH, experts))
+        rows_N = self._dealt.rows_N
+        if technique.row_exchange == "all_gather":
+            all_TH = self.links.gathered(normed_TH, rows_N, "experts")
+            return self.links.scattered_sum(execute(own, all_TH, experts), rows_N)
+        return self._sent_and_back(own, wanted_NT(plan, self.links.n_ranks), normed_TH, experts, self._dealt)
+
+    def _sent_and_back(
+        self, own: DispatchPlan, wanted: np.ndarray, normed_TH: Tensor, experts: ExpertWeights, dealt: DealtRows
+    ) -> Tensor:
+        """Rows go to the ranks that want them, and their results come back."""
+        links, hidden, rows = self.links, normed_TH.shape[1], dealt.own
+        mine_NT = [torch.from_numpy(np.flatnonzero(wanted[rank, rows])) for rank in range(links.n_ranks)]
+        ends = np.cumsum(dealt.rows_N)
+        n_theirs = [int(wanted[links.rank, end - n : end].sum()) for n, end in zip(dealt.rows_N, ends, strict=True)]
+        came = links.exchanged([normed_TH[mine] for mine in mine_NT], [n * hidden for n in n_theirs], "experts")
+        came[links.rank] = normed_TH[mine_NT[links.rank]].reshape(-1)
+        visiting_TH = torch.cat(came).view(-1, hidden)
+        place_T = np.full(own.n_tokens, -1)
+        place_T[wanted[links.rank]] = np.arange(len(visiting_TH))
+        token_R = own.token_R.numpy()
+        visitor_R = torch.from_numpy(np.where(token_R >= 0, place_T[token_R], -1))
+        result_TH = execute(replace(own, n_tokens=len(visiting_TH), token_R=visitor_R), visiting_TH, experts)
+        results = torch.split(result_TH, n_theirs)
+        back = links.exchanged(results, [len(mine) * hidden for mine in mine_NT], "experts")
+        back[links.rank] = results[links.rank].reshape(-1)
+        mixed_TH = torch.zeros_like(normed_TH)
+        for mine, result in zip(mine_NT, back, strict=True):
+            mixed_TH[mine] += result.view(-1, hidden)
+        return mixed_TH
+
+    def _local_E(self, layer: int, technique: OverRanks) -> Integers:
+        """Where each expert stands among those of this rank; -1: elsewhere."""
+        if layer not in self._local:
+            local_E = np.full(self._n_experts, -1)
+            held = technique.held(layer, self.links.rank).experts
+            local_E[list(held)] = np.arange(len(held))
+            self._local[layer] = local_E
+        return self._local[layer]
+
+
+def _own_plan(plan: DispatchPlan, rank: int, local_E: Integers) -> DispatchPlan:
+    """What a rank computes, of its own experts, each as it holds it."""
+    segments = own_segments(plan, rank)
+    rows_R = torch.from_numpy(rows_of(plan, segments))
+    rows_S, valid_S = plan.calls.rows_S[segments], plan.calls.valid_S[segments]
+    calls = Calls(
+        local_E[plan.calls.expert_S[segments]],
+        rows_S,
+        valid_S,
+        np.cumsum(rows_S) - rows_S,
+        np.arange(len(segments)),
+        (CallKind(),),
+    )
+    n_valid = int(valid_S.sum())
+    return DispatchPlan(plan.n_tokens, plan.token_R[rows_R], plan.weight_R[rows_R], calls, n_valid, 0)

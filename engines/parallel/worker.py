@@ -1,0 +1,91 @@
+"""The process of a rank other than the first: `python -m engines.parallel.worker DESCRIPTOR`.
+
+It does what the first rank says until that says stop or is gone. It leaves nothing behind: when its parent ends, in
+whatever way, so does it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+import torch
+
+from engines.errors import EngineError
+from engines.model.attention import KeyValueCache
+from engines.model.held_weights import held_weights
+from engines.parallel.links import Links
+from engines.parallel.messages import REPORT, START, STEP, STOP, Channel, LostError
+from engines.parallel.settings import RankPart, RankSettings
+from engines.parallel.transformer import RankTransformer
+from engines.techniques.base import ChunkPhase
+from engines.techniques.over_ranks import OverRanks
+
+PEER_LOST = 3
+"""Exit status of a rank that ends because another is gone."""
+WATCH_S = 0.5
+PHASES: tuple[ChunkPhase, ...] = ("prefill", "decode")
+
+
+def main(descriptor: int) -> int:
+    # Ctrl-C goes to the whole group of processes; the first rank takes it, and ends the others when it ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    channel = Channel(socket.socket(fileno=descriptor))
+    try:
+        settled = channel.receive_json()
+        settings, rank = RankSettings.model_validate(settled["settings"]), int(settled["rank"])
+        torch.set_num_threads(settings.threads)
+        try:
+            from engines.model.checkpoints import inspect_checkpoint
+
+            technique = settings.technique_of(inspect_checkpoint(settings.source).config)
+            part = RankPart(settings, technique, rank)
+        except EngineError as error:
+            channel.send_json({"error": str(error)})
+            return 1
+        held = held_weights(part.checkpoint.weights)
+        channel.send_json({"read_bytes": part.read_bytes, "held_bytes": held.n_bytes})
+        with torch.inference_mode():
+            links = Links(settings.store_file, rank, settings.n_ranks, settings.backend)
+            _serve(channel, RankTransformer(part.checkpoint, links, part.backend), technique)
+    except LostError:
+        return PEER_LOST
+    except RuntimeError as error:  # gloo and nccl raise nothing narrower
+        sys.stderr.write(f"{error}\n")
+        return PEER_LOST
+    return 0
+
+
+def _serve(channel: Channel, model: RankTransformer, technique: OverRanks) -> None:
+    caches: dict[int, KeyValueCache] = {}
+    while True:
+        what, *numbers = channel.receive_numbers()
+        if what == STOP:
+            return
+        if what == START:
+            number, n_positions, n_kept, turned_for = numbers
+            caches.setdefault(number, model.new_cache()).start(n_positions, n_kept, turned_for)
+        elif what == STEP:
+            phase, n_chunks, *rest = numbers
+            of_chunks, tokens = rest[: 2 * n_chunks], rest[2 * n_chunks :]
+            chunks = torch.split(torch.tensor(tokens), of_chunks[1::2])
+            model.forward_batch(chunks, [caches[n] for n in of_chunks[::2]], technique, PHASES[phase])
+        elif what == REPORT:
+            channel.send_json({"sent_bytes": model.links.sent_bytes, "routed_crc": model.routed_crc})
+            model.links.sent_bytes = dict.fromkeys(model.links.sent_bytes, 0)
+
+
+def _end_with(parent: int) -> None:
+    """The whole process, whatever it waits for."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_S)
+    os._exit(PEER_LOST)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,88 @@
+"""Why an arm cannot compute in several processes, told before anything runs; and what may make it slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from engines.model.checkpoints import CheckpointFacts
+from engines.parallel.engine import threads_of_each, usable_cores
+from engines.parallel.links import why_unreachable
+from engines.reference import own_sizes
+from engines.techniques.place.ranks import RanksParameters
+from engines.techniques.presets import PRESETS, Composed
+from harness.core_sets import ThreadCounts
+from harness.matrix import Part
+from harness.schema import DeviceSpec, EngineSpec
+
+
+def rank_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> Iterator[str]:
+    """What no model changes."""
+    n_ranks, place = engine.spec.ranks, _place(engine)
+    technique = engine.spec.technique.technique
+    if place is None and n_ranks is not None:
+        with_ranks = [name for name, preset in PRESETS.items() if isinstance(preset.choices.place, RanksParameters)]
+        yield (
+            f"engine {engine.label}: technique {technique} computes in one process; remove ranks, or take"
+            f" {', '.join(with_ranks)}"
+        )
+    elif place is not None and n_ranks is None:
+        yield f"engine {engine.label}: technique {technique} computes in several processes; say how many: ranks = 2"
+    if n_ranks is not None and engine.spec.cores is not None:
+        yield f"engine {engine.label}: cores would be those of every rank; remove cores, or ranks"
+    if n_ranks is not None and engine.spec.threads is not None and not _are_the_same(engine.spec.threads):
+        yield f"engine {engine.label}: ranks have one number of threads in both phases; give threads as one number"
+    if place is not None and n_ranks is not None and n_ranks > 1:
+        reason = why_unreachable()
+        if reason is not None:
+            yield f"engine {engine.label}: {reason}"
+        for device in devices:
+            if device.name == "host" and (engine.spec.devices is None or "host" in engine.spec.devices):
+                yield from _device_problems(engine, device, n_ranks)
+
+
+def rank_problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts) -> Iterator[str]:
+    n_ranks, place, sizes = engine.spec.ranks, _place(engine), own_sizes(facts.config)
+    if n_ranks is None or place is None:
+        return
+    if sizes is None:
+        yield f"engine {engine.label}: ranks share experts, and {facts.source} is dense; use dropless"
+        return
+    reason = place.problem(n_ranks, sizes)
+    if reason is not None:
+        yield f"engine {engine.label}: {reason}"
+
+
+def rank_warning(engine: Part[EngineSpec]) -> str | None:
+    """Where more threads compute than there are cores: they wait for each other."""
+    n_ranks = engine.spec.ranks
+    if n_ranks is None:
+        return None
+    threads = engine.spec.threads
+    n_threads, n_cores = (threads and threads.prefill) or threads_of_each(n_ranks), usable_cores()
+    if n_ranks * n_threads <= n_cores:
+        return None
+    return (
+        f"engine {engine.label}: {n_ranks} ranks of {n_threads} thread{'s' * (n_threads != 1)} on {n_cores} cores wait"
+        " for each other; its times are not those of a machine with enough cores"
+    )
+
+
+def _are_the_same(threads: ThreadCounts) -> bool:
+    return threads.prefill == threads.decode
+
+
+def _device_problems(engine: Part[EngineSpec], device: DeviceSpec, n_ranks: int) -> Iterator[str]:
+    if device.computes == "mps":
+        yield f'engine {engine.label}: ranks on mps have nothing to send over; use computes = "cpu", or remove ranks'
+    if device.computes == "cuda":
+        import torch
+
+        n_gpus = torch.cuda.device_count()
+        if n_gpus < n_ranks:
+            yield f"engine {engine.label}: ranks = {n_ranks} take a GPU each, and there are {n_gpus}; give fewer ranks"
+
+
+def _place(engine: Part[EngineSpec]) -> RanksParameters | None:
+    technique = engine.spec.technique
+    place = technique.choices.place if isinstance(technique, Composed) else None
+    return place if isinstance(place, RanksParameters) else None
