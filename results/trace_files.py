@@ -121,7 +121,10 @@ def _read_parts(path: Path, sha256: str | None, only: str | None) -> dict[str, t
             raise TraceFileError(
                 f"trace file {path} is damaged, or that of another trial: its SHA-256 is not the one that was kept"
             )
-        table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+        # By this thread alone: a worker of pyarrow that lets go of the content while Python ends takes the process with
+        # it ("terminate called without an active exception").
+        file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
+        table = file.read(use_threads=False)
         described = json.loads((table.schema.metadata or {})[_DESCRIPTION])
         index, times_s, values = (table[name].to_numpy() for name in ("trace", "time_s", "value"))
         found: dict[str, list[PowerTrace]] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from hypothesis import settings
 
 import tests.data_folder  # noqa: F401  first of all: it takes JOULEBENCH_DATA out of the environment
 from tests.command import Finished, joulebench
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from tests.fakes.ios_phone import FakeIphone, ServedIphone
     from tests.fakes.ios_tunneld import FakeTunneld
     from tests.fakes.phone import FakePhone
+
+
+# How long an example takes says how busy the machine is; what a test promises of time it asserts itself.
+settings.register_profile("any load", deadline=None)
+settings.load_profile("any load")
 
 
 class FinishedRun(NamedTuple):

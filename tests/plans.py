@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from harness.plan import PlanError, build_plan
+
 MODEL = "bundled:tiny-qwen3-moe"
 Raw = dict[str, Any]
 
@@ -71,3 +75,9 @@ def _toml(value: Any) -> str:
 
 def _key(key: str) -> str:
     return json.dumps(key, ensure_ascii=False)
+
+
+def problems(raw: Any) -> list[str]:
+    with pytest.raises(PlanError) as caught:
+        build_plan(raw)
+    return list(caught.value.problems)

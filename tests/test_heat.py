@@ -31,9 +31,9 @@ from results.trace_files import WINDOW
 from results.trials import Trial
 from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, MODEL, NPUMOE, raw_plan
 from tests.run_builders import cell, failed, trial
+from tests.store_checks import INFO, POWER
 from tests.techniques import NpumoeT
 from tests.test_runner import Heard
-from tests.test_store import INFO, POWER
 from tests.test_store_damage import before_seals
 
 HEAT = ExpertHeat(layers=(0, 2), chosen=((3, 1, 0), (2, 2, 0)), profiled=((1, 1, 1), (3, 0, 0)))

@@ -200,7 +200,7 @@ KEYS = sorted(set().union(*(model.config for model in PUBLISHED.values())) | {"t
 
 
 @given(st.sampled_from(sorted(PUBLISHED)), st.sampled_from(KEYS), VALUES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_value_of_any_key_is_read_or_refused_and_never_a_crash(model: str, key: str, value: object) -> None:
     raw = {**PUBLISHED[model].config, key: value}
     try:

@@ -323,7 +323,7 @@ def assert_a_plan_or_lines(raw: dict[str, Any], facts: dict[str, CheckpointFacts
 
 
 @given(st.sampled_from(places()), TOML)
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_anything_in_any_place_is_a_plan_or_lines(
     facts: dict[str, CheckpointFacts], place: tuple[Any, ...], value: Any
 ) -> None:
@@ -340,7 +340,7 @@ WORKLOAD_PLACES = [
 
 
 @given(st.sampled_from(WORKLOAD_PLACES), TOML.filter(lambda value: value not in (10**5, "hub")))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_anything_asked_of_a_workload_is_a_plan_or_lines(
     facts: dict[str, CheckpointFacts], place: tuple[str, str], value: Any
 ) -> None:
@@ -351,7 +351,7 @@ def test_anything_asked_of_a_workload_is_a_plan_or_lines(
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_setting_is_a_plan_or_lines(tmp_path: Path, path: str, value: str) -> None:
     plan = write_plan(tmp_path / "plan.toml", raw_plan())
     for assignment in (f"{path}={value}", path, f"protocol.{path}={value}", f"protocol.repeats={value}"):

@@ -139,7 +139,7 @@ def custom(place: dict[str, object] | None, layout: dict[str, object], profile: 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 30), st.integers(1, 3), st.sampled_from(["prefill", "decode"]), st.integers(0, 2**31))
 def test_each_kept_pair_is_computed_once_over_all_calls_and_slices(
     place: dict[str, object] | None, layout: dict[str, object], n_tokens: int, top_k: int, phase: ChunkPhase, seed: int

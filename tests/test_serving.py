@@ -122,7 +122,7 @@ def test_arrivals_as_regular_as_the_service_never_wait() -> None:
 EIGHTHS = st.integers(0, 12).map(lambda n: n / 8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(EIGHTHS, st.integers(1, 8)), min_size=1, max_size=30))
 def test_each_request_starts_when_it_is_there_and_the_one_before_is_answered(work: list[tuple[float, int]]) -> None:
     arrivals_s = np.cumsum([gap_s for gap_s, _ in work])

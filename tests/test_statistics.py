@@ -67,7 +67,7 @@ def test_bootstrap_is_the_same_for_the_same_seed() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @example(common=1.0, other=1.0 + 2**-52, n=20)
 @example(common=0.0, other=1e-200, n=20)
 @given(common=st.floats(-1e3, 1e3), other=st.floats(-1e3, 1e3), n=st.integers(BOOTSTRAP_FROM, 40))

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import shutil
-import sqlite3
 import subprocess
-import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import results.store
-from results.database import transaction
 from results.printable import printable
-from results.records import Completion, EnergyReading, PowerTrace, Sample, Score
-from results.runs import RunInfo
+from results.records import Completion, EnergyReading, PowerTrace, Score
 from results.store import Store, StoreError, check_free_space
-from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, TraceFileError
+from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 from results.trials import Failure, Trial
 from tests.fakes.waveforms import trace
-from tests.run_builders import ENVIRONMENT, cell, completion, failed, reading, trial
-
-ROOT = Path(__file__).parents[1]
-INFO = RunInfo(
-    run_id="r1",
-    name="example",
-    created_at="2026-11-21T09:00:00Z",
-    plan={"name": "example", "nested": {"limit": None, "list": [1, 2.5, "x"]}},
-    plan_hash="5f2c9b",
-    environments={"host": ENVIRONMENT},
+from tests.run_builders import completion, failed, reading, trial
+from tests.store_checks import (
+    CELLS,
+    INFO,
+    POWER,
+    assert_same_trace,
+    in_new_process,
 )
-CELLS = [cell("c2"), cell("c1")]
-POWER = trace("power", [0.0, 0.5, 1.0], [5.0, 6.0, 7.0], 0.5, gaps_s=((0.1, 0.2), (0.3, 0.4)), note="n")
 
 
 @pytest.fixture
@@ -53,27 +41,6 @@ def directory(tmp_path: Path) -> Path:
 def store(directory: Path) -> Iterator[Store]:
     with Store.create(directory, INFO, CELLS) as opened:
         yield opened
-
-
-def assert_same_trace(got: PowerTrace, expected: PowerTrace) -> None:
-    def described(one: PowerTrace) -> dict[str, Any]:
-        return {k: v for k, v in asdict(one).items() if k not in ("times_s", "values")}
-
-    assert described(got) == described(expected)
-    np.testing.assert_array_equal(got.times_s, expected.times_s)
-    np.testing.assert_array_equal(got.values, expected.values)
-
-
-def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    preamble = "import os, sys\nfrom pathlib import Path\nfrom results.store import *\nfrom tests.test_store import *\n"
-    return subprocess.run(
-        [sys.executable, "-c", preamble + textwrap.dedent(code), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        check=False,
-    )
 
 
 # --- what is written comes back --------------------------------------------------------------------------------------
@@ -109,7 +76,6 @@ def test_infinite_and_undefined_figures_come_back_as_such(store: Store) -> None:
 
 
 numbers = st.floats(allow_nan=False)
-readings = st.lists(st.tuples(st.floats(), st.floats()), max_size=20)
 names = st.text(max_size=8).map(printable)
 """What a meter calls itself is read back printable, whoever wrote the file."""
 described = st.fixed_dictionaries(
@@ -127,6 +93,7 @@ described = st.fixed_dictionaries(
         "gaps_s": st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple),
     }
 )
+readings = st.lists(st.tuples(st.floats(), st.floats()), max_size=20)
 
 
 @st.composite
@@ -136,7 +103,7 @@ def power_traces(draw: st.DrawFn) -> PowerTrace:
     return trace(fields.pop("kind"), rows[:, 0], rows[:, 1], fields.pop("sample_interval_s"), **fields)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(before=st.lists(power_traces(), max_size=2), window=st.lists(power_traces(), max_size=3))
 def test_traces_round_trip_bit_by_bit_and_by_part(before: list[PowerTrace], window: list[PowerTrace]) -> None:
     with tempfile.TemporaryDirectory() as folder, Store.create(Path(folder) / "run", INFO, CELLS) as store:
@@ -148,7 +115,7 @@ def test_traces_round_trip_bit_by_bit_and_by_part(before: list[PowerTrace], wind
                 assert_same_trace(one, other)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     figures=st.lists(st.floats(allow_nan=False), min_size=4, max_size=4),
     texts=st.lists(st.text(), min_size=2, max_size=2),
@@ -345,219 +312,3 @@ def test_volume_that_fills_up_keeps_earlier_trials(
     with Store.open(small_volume / "run") as store:
         assert [t.repeat for t in store.trials()] == [0, 2]
         assert_same_trace(store.traces("c1-t0")[0], POWER)
-
-
-# --- damage ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "text"])
-def test_damaged_trace_is_named_and_its_trial_stays_readable(directory: Path, damage: str) -> None:
-    noise = np.random.default_rng(0).random(1000)
-    with Store.create(directory, INFO, CELLS) as store:
-        store.add_trial(trial("c1", 0), {WINDOW: [replace(POWER, times_s=noise, values=noise)]})
-        store.add_trial(trial("c1", 1), {WINDOW: [POWER]})
-    path = directory / "traces" / "c1-t0.parquet"
-    content = path.read_bytes()
-    middle = len(content) // 2
-    # One flipped bit of one reading: only a checksum can tell.
-    flipped = content[:middle] + bytes([content[middle] ^ 0x10]) + content[middle + 1 :]
-    damaged = {"truncated": content[:middle], "flipped": flipped, "empty": b"", "text": b"x"}
-    path.write_bytes(damaged[damage])
-    with Store.open(directory) as store:
-        with pytest.raises(TraceFileError, match=r"c1-t0\.parquet is damaged"):
-            store.traces("c1-t0")
-        assert len(store.trials()) == 2
-        assert_same_trace(store.traces("c1-t1")[0], POWER)
-
-
-def test_trace_file_of_somebody_else_is_damaged_too(directory: Path, store: Store) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    store.add_trial(trial("c1"), {WINDOW: [POWER]})
-    path = directory / "traces" / "c1-t0.parquet"
-    for metadata in ({}, {"joulebench": "not json"}, {"joulebench": json.dumps([{"part": WINDOW}])}):
-        pq.write_table(pa.table({"a": [1]}).replace_schema_metadata(metadata), path)
-        with pytest.raises(TraceFileError, match="is damaged"):
-            store.traces("c1-t0")
-
-
-def test_damaged_database_is_an_error_that_names_it(directory: Path) -> None:
-    Store.create(directory, INFO, CELLS).close()
-    intact = (directory / "run.sqlite").read_bytes()
-    (directory / "run.sqlite").write_bytes(b"this is no database" * 100)
-    with pytest.raises(StoreError, match=r"run\.sqlite cannot be used .*damaged") as caught:
-        Store.open(directory)
-    with pytest.raises(StoreError, match="cannot create the run folder"):
-        Store.create(directory, INFO, CELLS)
-    (directory / "run.sqlite").write_bytes(intact)
-    Store.open(directory).close()
-    del caught  # until here it kept alive what the failed `open` held: a lock that was not let go would show
-
-
-def test_samples_come_back_in_order_by_workload_and_model_and_are_kept_once(directory: Path, store: Store) -> None:
-    first = [Sample(sample_id=f"q/{i}", question=f"what is {i}?\n\u2028", expected=str(i)) for i in range(12)]
-    store.add_samples("boolq", "tiny", first)
-    store.add_samples("boolq", "tiny", [s.model_copy(update={"question": "another"}) for s in first])
-    store.add_samples("boolq", "other", first[:1])
-    with Store.view(directory) as seen:
-        assert seen.data().samples == {("boolq", "tiny"): tuple(first), ("boolq", "other"): (first[0],)}
-
-
-# --- schema ----------------------------------------------------------------------------------------------------------
-
-
-def write_schema_1(directory: Path, trials: list[Trial]) -> None:
-    """A run folder as the first version wrote it, spelled out: the store's own text may change."""
-    (directory / "traces").mkdir(parents=True)
-    db = sqlite3.connect(directory / "run.sqlite")
-    db.executescript(
-        """
-        CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-        CREATE TABLE run (run_id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT;
-        CREATE TABLE cell (cell_id TEXT PRIMARY KEY, position INTEGER NOT NULL UNIQUE, record TEXT NOT NULL) STRICT;
-        CREATE TABLE trial (trial_id TEXT PRIMARY KEY, cell_id TEXT NOT NULL REFERENCES cell (cell_id),
-            repeat INTEGER NOT NULL, status TEXT NOT NULL CHECK (status IN ('ok', 'failed')),
-            record TEXT NOT NULL) STRICT;
-        CREATE UNIQUE INDEX trial_once ON trial (cell_id, repeat);
-        INSERT INTO meta VALUES ('schema_version', '1');
-        """
-    )
-    db.execute("INSERT INTO run VALUES (?, ?)", (INFO.run_id, INFO.model_dump_json()))
-    for i, one in enumerate(CELLS):
-        db.execute("INSERT INTO cell VALUES (?, ?, ?)", (one.cell_id, i, one.model_dump_json()))
-    for t in trials:
-        row = (t.trial_id, t.cell_id, t.repeat, t.status, t.model_dump_json())
-        db.execute("INSERT INTO trial VALUES (?, ?, ?, ?, ?)", row)
-    db.commit()
-    db.close()
-
-
-def schema_version(directory: Path) -> str:
-    with sqlite3.connect(directory / "run.sqlite") as db:
-        return str(db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0])
-
-
-@pytest.mark.parametrize("opened", [Store.open, Store.view])
-def test_run_of_schema_1_is_brought_up_to_date_with_its_trials_in_order(directory: Path, opened: Any) -> None:
-    old = [trial("c2", 0), trial("c1", 0), failed("c2", 1)]
-    write_schema_1(directory, old)
-    with opened(directory) as store:
-        assert store.trials() == tuple(old)
-        assert store.info() == INFO
-        assert store.data().samples == {}
-    assert schema_version(directory) == "6"
-    with Store.open(directory) as store:
-        store.add_trial(trial("c1", 1), {})
-        assert [t.trial_id for t in store.trials()] == ["c2-t0", "c1-t0", "c2-t1", "c1-t1"]
-
-
-def test_run_of_a_newer_joulebench_is_refused_and_left_as_it_is(directory: Path) -> None:
-    Store.create(directory, INFO, CELLS).close()
-    with sqlite3.connect(directory / "run.sqlite") as db:
-        db.execute("UPDATE meta SET value = '7' WHERE key = 'schema_version'")
-    for opened in (Store.open, Store.view):
-        with pytest.raises(StoreError, match=r"newer joulebench \(schema 7, this one reads 6\); update joulebench"):
-            opened(directory)
-    assert schema_version(directory) == "7"
-
-
-# --- folders ---------------------------------------------------------------------------------------------------------
-
-
-def test_second_process_is_refused_while_the_first_runs_but_may_look(directory: Path, store: Store) -> None:
-    store.add_trial(trial("c1"), {WINDOW: [POWER]})
-    other = in_new_process(
-        """
-        for opened in (Store.open, lambda d: Store.create(d, INFO, CELLS)):
-            try:
-                opened(Path(sys.argv[1]))
-            except StoreError as error:
-                print(error)
-        with Store.view(Path(sys.argv[1])) as seen:
-            print(len(seen.trials()), len(seen.traces("c1-t0")))
-        """,
-        str(directory),
-    )
-    assert other.returncode == 0, other.stderr
-    refused_open, refused_create, seen = other.stdout.splitlines()
-    assert "is in use by another joulebench process" in refused_open
-    assert "is in use by another joulebench process" in refused_create
-    assert seen == "1 1"
-    store.add_trial(trial("c1", 1), {})
-    assert len(store.trials()) == 2
-
-
-def test_looking_does_not_stop_the_run_from_going_on(directory: Path, store: Store) -> None:
-    store.add_trial(trial("c1", 0), {})
-    with Store.view(directory) as seen:
-        assert len(seen.trials()) == 1
-        store.add_trial(trial("c1", 1), {})
-        assert len(seen.trials()) == 2
-
-
-def test_folder_with_other_files_is_refused_and_untouched(directory: Path) -> None:
-    directory.mkdir()
-    (directory / "thesis.tex").write_text("years of work")
-    with pytest.raises(StoreError, match=r"holds other files \(thesis\.tex\)"):
-        Store.create(directory, INFO, CELLS)
-    assert [p.name for p in directory.iterdir()] == ["thesis.tex"]
-
-
-def test_folder_that_holds_a_run_is_not_started_again(directory: Path) -> None:
-    with Store.create(directory, INFO, CELLS) as store:
-        store.add_trial(trial("c1"), {})
-    with pytest.raises(StoreError, match="already holds a run; go on with --resume") as caught:
-        Store.create(directory, INFO, CELLS)
-    with Store.open(directory) as store:
-        assert len(store.trials()) == 1
-    del caught  # until here it kept alive what the refused `create` held
-
-
-def test_run_that_cannot_be_created_leaves_nothing_and_no_lock(directory: Path) -> None:
-    twice = [cell("c1"), cell("c1")]
-    with pytest.raises(StoreError, match="cannot create the run folder"):
-        Store.create(directory, INFO, twice)
-    assert not directory.exists()
-    directory.mkdir()
-    with pytest.raises(StoreError, match="cannot create the run folder") as caught:
-        Store.create(directory, INFO, twice)
-    assert list(directory.iterdir()) == []
-    Store.create(directory, INFO, CELLS).close()
-    del caught  # until here it kept alive what the failed `create` held
-
-
-def test_folder_of_a_process_killed_while_creating_it_is_usable(directory: Path) -> None:
-    directory.mkdir()
-    died = in_new_process("store = Store._connect(Path(sys.argv[1]))\nos._exit(9)", str(directory))
-    assert died.returncode == 9, died.stderr
-    assert (directory / "run.sqlite").exists()
-    assert not Store.holds_run(directory)
-    with pytest.raises(StoreError, match="holds no run"):
-        Store.view(directory)
-    with Store.create(directory, INFO, CELLS) as store:
-        assert store.info() == INFO
-
-
-def test_folder_without_a_run_says_what_to_give(tmp_path: Path) -> None:
-    for opened in (Store.open, Store.view):
-        with pytest.raises(StoreError, match=r"holds no run.*give the folder that `joulebench run` wrote"):
-            opened(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupt_on_the_way_into_a_transaction_rolls_back_and_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C between entering and the body leaves a transaction suspended: it is collected after the store closed."""
-    complaints: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda complaint: complaints.append(complaint.exc_value))
-    store = Store.create(tmp_path / "run", INFO, CELLS)
-    suspended = transaction(store._connection)
-    suspended.__enter__().execute("DELETE FROM cell")
-    store.close()
-    del suspended
-    gc.collect()
-    assert complaints == []
-    with Store.open(tmp_path / "run") as again:
-        assert again.data().cells == tuple(CELLS)

@@ -23,7 +23,7 @@ from results.store import Store
 from results.trace_files import WINDOW, TraceFileError
 from results.trial_tables import request_frames
 from tests.run_builders import cell, power_trace, reading, trial
-from tests.test_store import CELLS, INFO, POWER
+from tests.store_checks import CELLS, INFO, POWER
 
 N_TRIALS = 40
 LOST = "the trial's trace file is damaged, absent or another trial's; its joules as a whole stand"

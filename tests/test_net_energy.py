@@ -1,0 +1,120 @@
+"""Energy above idle: what is known of both idle times."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from results.energy import idle_baseline
+from results.records import IdleBaseline, PowerTrace
+from tests.energy_readings import counted, energy
+from tests.fakes.waveforms import trace
+
+# --- idle and net ----------------------------------------------------------------------------------------------------
+
+
+def flat(watts: float, start_s: float, end_s: float, **fields: Any) -> PowerTrace:
+    times_s = np.arange(start_s, end_s + 1e-9, 0.01)
+    return trace("power", times_s, np.full(len(times_s), watts), 0.01, **fields)
+
+
+def test_net_energy_is_gross_less_idle_and_carries_the_idle_drift() -> None:
+    idle = idle_baseline("m", [flat(4.0, 0, 1)], [flat(6.0, 20, 21)])
+    assert (idle.before_w, idle.after_w, idle.power_w, idle.drift_w) == pytest.approx((4.0, 6.0, 5.0, 2.0))
+    reading = energy(flat(30.0, 5, 15), (6.0, 14.0), idle=idle)
+    assert reading.energy_j == pytest.approx(240.0)
+    assert reading.net_energy_j == pytest.approx(240.0 - 5 * 8)
+    # Idle power somewhere between 4 and 6 W, uniform, for 8 s.
+    assert reading.net_uncertainty_j == pytest.approx(2 / math.sqrt(12) * 8)
+    assert reading.uncertainty_j == pytest.approx(0)
+
+
+def test_gain_error_scales_the_net_energy_once() -> None:
+    # A meter that reads g too much reads g (E - P t) too much: window and idle err together.
+    before, after = flat(9.0, 0, 1, relative_accuracy=0.2), flat(9.0, 20, 21, relative_accuracy=0.2)
+    idle = idle_baseline("m", [before], [after])
+    reading = energy(flat(10.0, 5, 15, relative_accuracy=0.2), (5.0, 15.0), idle=idle)
+    assert reading.uncertainty_j == pytest.approx(0.2 * 100)
+    assert (reading.net_energy_j, reading.net_uncertainty_j) == pytest.approx((10.0, 0.2 * 10))
+
+
+def test_uncertainty_of_the_idle_power_grows_with_the_window() -> None:
+    idle = IdleBaseline(meter="m", component="total", before_w=5.0, after_w=5.0, uncertainty_w=0.3)
+    assert energy(flat(30.0, 0, 10), (1.0, 9.0), idle=idle).net_uncertainty_j == pytest.approx(0.3 * 8)
+
+
+def test_missing_idle_leaves_net_energy_unknown_with_its_reason() -> None:
+    idle = idle_baseline("m", [], [])
+    assert idle.power_w is None
+    reading = energy(flat(30.0, 0, 10), (1.0, 9.0), idle=idle)
+    assert reading.energy_j == pytest.approx(240.0)
+    assert (reading.net_energy_j, reading.net_uncertainty_j) == (None, None)
+    assert reading.reason == "no idle trace before the window; no idle trace after the window"
+
+
+def test_one_idle_side_alone_gives_no_net_energy_and_says_what_became_of_the_other() -> None:
+    # The idle power may have drifted by any amount to the other side: 5 W of 4 W here.
+    for other, why in (
+        ([], "no idle trace after the window"),
+        ([flat(9.0, 20, 20.05)], "idle after the window: m c: unresolved"),
+        ([trace("counter", np.arange(0, 1, 0.01), np.full(100, 7.0), 0.01)], "idle after the window: m c: its counter"),
+    ):
+        idle = idle_baseline("m", [flat(4.0, 0, 1)], other)
+        assert (idle.before_w, idle.after_w, idle.power_w, idle.drift_w) == (pytest.approx(4.0), None, None, None)
+        reading = energy(flat(30.0, 5, 15), (6.0, 14.0), idle=idle)
+        assert reading.energy_j == pytest.approx(240.0)
+        assert (reading.net_energy_j, reading.net_uncertainty_j) == (None, None)
+        assert why in str(reading.reason)
+
+
+@pytest.mark.parametrize("dead_w", [(0.0, 0.0), (0.0, 50.0), (50.0, 0.0)])
+def test_a_part_that_stands_still_in_an_idle_time_and_lives_in_the_window_leaves_no_net_energy(
+    dead_w: tuple[float, float],
+) -> None:
+    # 50 W each, all the time: the true net energy is 0 J, and that of the part that stands still would be added.
+    idle = idle_baseline(
+        "m",
+        [counted(50.0, "a", 0, 2), counted(dead_w[0], "b", 0, 2)],
+        [counted(50.0, "a", 20, 22), counted(dead_w[1], "b", 20, 22)],
+    )
+    reading = energy([counted(50.0, "a", 5, 15), counted(50.0, "b", 5, 15)], (5.0, 15.0), idle=idle)
+    assert reading.energy_j == pytest.approx(1000.0)
+    assert reading.net_energy_j is None
+    assert "m b" in str(reading.reason)
+    assert "has stopped" in str(reading.reason)
+
+
+def test_a_part_that_counts_in_the_idle_times_alone_leaves_no_net_energy() -> None:
+    both = [counted(50.0, "a", 0, 2), counted(50.0, "b", 0, 2)]
+    reading = energy(
+        [counted(50.0, "a", 5, 15), counted(0.0, "b", 5, 15)], (5.0, 15.0), idle=idle_baseline("m", both, both)
+    )
+    assert reading.net_energy_j is None
+    assert "m b moves in the idle time alone" in str(reading.reason)
+
+
+def test_a_part_without_readings_in_one_idle_time_leaves_no_net_energy() -> None:
+    one = trace("counter", [0.0], [5.0], 0.01, component="b")
+    for lacking in ([counted(50.0, "a", 0, 2)], [counted(50.0, "a", 0, 2), one]):
+        idle = idle_baseline("m", lacking, [counted(50.0, "a", 20, 22), counted(50.0, "b", 20, 22)])
+        reading = energy([counted(50.0, "a", 5, 15), counted(50.0, "b", 5, 15)], (5.0, 15.0), idle=idle)
+        assert (reading.net_energy_j, reading.reason) == (None, "no idle trace before the window of b")
+
+
+def test_a_part_that_may_be_off_while_idle_counts_as_0_j_there_and_the_net_energy_says_so() -> None:
+    # A GPU that wakes for the window: 50 W of a are idle, 100 W for 10 s are not.
+    own = {"can_rest": True}
+    off = [counted(50.0, "a", 0, 2), counted(0.0, "gpu", 0, 2, **own)]
+    reading = energy(
+        [counted(50.0, "a", 5, 15), counted(100.0, "gpu", 5, 15, **own)], (5.0, 15.0), idle=idle_baseline("m", off, off)
+    )
+    assert (reading.net_energy_j, reading.reason) == (pytest.approx(1000.0), None)
+    assert str(reading.remark).count("the window: gpu counts as 0 J") == 2
+
+
+def test_window_without_idle_asked_for_has_no_net() -> None:
+    reading = energy(flat(30.0, 0, 10), (1.0, 9.0))
+    assert (reading.net_energy_j, reading.reason) == (None, None)

@@ -1,0 +1,162 @@
+"""The schema of plans, the plans that come with the project, and that every field is read."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from engines.model.quantised import Quantisation
+from harness.catalog import TECHNIQUES
+from harness.commands import app
+from harness.plan import build_plan, load_plan
+from harness.schema import DeviceSpec, EngineSpec, ModelSpec, PlanFile, StopSpec, TrialProtocol
+from harness.workload_specs import SPEC_OF
+from tests.plans import (
+    DROPLESS,
+    problems,
+    raw_plan,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+DEMO = ROOT / "plans" / "demo.toml"
+
+
+FIRST = ROOT / "plans" / "first.toml"
+
+
+# --- the schema ------------------------------------------------------------------------------------------------------
+
+
+def schema() -> dict[str, Any]:
+    """As the command prints it."""
+    printed: dict[str, Any] = json.loads(CliRunner().invoke(app, ["plan", "schema"]).stdout)
+    return printed
+
+
+def test_the_schema_is_a_json_schema_that_the_demo_meets() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.validate(tomllib.loads(DEMO.read_text(encoding="utf-8")), schema())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"modle": 3},
+        {"engine": [DROPLESS | {"prefil_chunk": 64}]},
+        {"engine": [{"name": "a", "technique": {"name": "npumoe-t", "multiple": [1]}}]},
+        {"workload": [{"name": "nope"}]},
+        {"protocol": {"repeats": "3"}},
+        {"engine": []},
+    ],
+)
+def test_schema_and_loader_refuse_the_same(changes: dict[str, Any]) -> None:
+    raw = raw_plan(**changes)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(raw, schema())
+    problems(raw)
+
+
+@pytest.mark.parametrize("path", sorted(DEMO.parent.glob("*.toml")), ids=lambda path: path.stem)
+def test_plans_that_come_with_joulebench_are_valid(path: Path) -> None:
+    assert load_plan(path).cells
+
+
+KEY_LINE = re.compile(r"^(# )?(\w+) = (.*?) +# \S.*$")
+
+
+def explained_keys(path: Path) -> dict[str, dict[str, Any]]:
+    """Section to its keys with their values, those of comments too. Every line with a key must explain it."""
+    found: dict[str, dict[str, Any]] = {"": {}}
+    section = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if header := re.fullmatch(r"\[+(\w+)\]+", line):
+            section = header[1]
+        elif line.startswith("# [sweep]"):
+            break
+        elif line and (not line.startswith("# ") or re.match(r"# \w+ = ", line)):
+            key = KEY_LINE.match(line)
+            assert key, f"no explanation: {line}"
+            found.setdefault(section, {})[key[2]] = tomllib.loads(f"{key[2]} = {key[3]}")[key[2]]
+    return found
+
+
+def test_the_first_plan_explains_every_key_that_there_is() -> None:
+    explained = explained_keys(FIRST)
+    for section, record in (
+        ("model", ModelSpec),
+        ("engine", EngineSpec),
+        ("device", DeviceSpec),
+        ("protocol", TrialProtocol),
+    ):
+        assert set(explained[section]) == set(record.model_fields)
+    assert {*explained[""], *(s for s in explained if s), "sweep"} == set(schema()["properties"])
+    assert explained["protocol"]["stop"] == StopSpec().model_dump()
+
+
+def test_the_first_plan_tells_defaults_as_they_are() -> None:
+    commented = re.findall(r"^# (\w+) = (.*?) +# ", FIRST.read_text(encoding="utf-8"), re.MULTILINE)
+    defaults = {
+        n: f.default for r in (ModelSpec, EngineSpec, DeviceSpec, TrialProtocol) for n, f in r.model_fields.items()
+    }
+    told = {key: tomllib.loads(f"v = {value}")["v"] for key, value in commented}
+    # What has no default, or one that nobody would write, shows an example.
+    examples = {
+        "baseline", "devices", "profile", "threads", "cores", "label", "cross_check", "recording", "app", "priced_as",
+        "stop",
+    }  # fmt: skip
+    assert {k: v for k, v in told.items() if k not in examples} == {
+        k: list(defaults[k]) if k == "meters" else defaults[k] for k in told if k not in examples
+    }
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/plans.md"])
+def test_plans_of_the_pages_are_valid(page: str) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert build_plan(tomllib.loads(example)).cells
+
+
+# --- no dead options -------------------------------------------------------------------------------------------------
+
+
+SECTIONS_OF_A_PLAN: list[tuple[type[BaseModel], tuple[str, ...]]] = [
+    (PlanFile, ("harness",)),
+    (ModelSpec, ("harness",)),
+    (EngineSpec, ("harness",)),
+    (Quantisation, ("engines",)),
+    (DeviceSpec, ("harness",)),
+    (TrialProtocol, ("harness",)),
+    (StopSpec, ("harness",)),
+    *((entry.parameters, ("engines",)) for entry in TECHNIQUES.values()),
+    *((spec, ("harness", "workloads")) for spec in dict.fromkeys(SPEC_OF.values())),
+]
+
+
+def names_read(packages: tuple[str, ...]) -> set[str]:
+    """Attributes that are loaded anywhere in the packages, and keys looked up in dicts by a literal."""
+    read: set[str] = set()
+    for path in (p for package in packages for p in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                read.add(node.attr)
+            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                read.add(str(node.slice.value))
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get" and node.args:
+                read.add(str(getattr(node.args[0], "value", "")))
+    return read
+
+
+@pytest.mark.parametrize(("record", "packages"), SECTIONS_OF_A_PLAN, ids=lambda value: getattr(value, "__name__", ""))
+def test_every_field_of_a_plan_is_read(record: type[BaseModel], packages: tuple[str, ...]) -> None:
+    fields = {field.alias or name for name, field in record.model_fields.items()}
+    assert fields - names_read(packages) == set()
