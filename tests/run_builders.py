@@ -15,6 +15,23 @@ from results.records import PHASES, Cell, Completion, EnergyReading, EngineCount
 from results.runs import RunData, RunInfo
 from results.trials import Failure, Trial
 
+TABLES = (
+    "arms",
+    "latency",
+    "energy",
+    "accuracy",
+    "accuracy_energy",
+    "experts",
+    "overlaps",
+    "heat",
+    "operations",
+    "samples",
+    "trials",
+    "requests",
+    "summary",
+)
+"""The CSV files of a run, in the order in which they are written and listed."""
+
 HOSTILE = "<script>alert(1)</script> out of memory: 9.1 GiB asked, 7.2 GiB free; lower max_new_tokens </script>"
 
 ENVIRONMENT = Environment(

@@ -25,6 +25,7 @@ from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.phone import DISCHARGING, FakePhone
 from tests.fakes.random_models import copy_bundled
 from tests.plans import BOOLQ, FAST, MODEL, raw_plan, write_plan
+from tests.run_builders import TABLES
 
 HELP_S = 0.6
 """Twice what is promised, for a loaded machine."""
@@ -256,22 +257,6 @@ def _wait_for_trials(process: subprocess.Popen[str], run: Path, n: int) -> None:
 
 
 # --- a finished run --------------------------------------------------------------------------------------------------
-
-TABLES = (
-    "arms",
-    "latency",
-    "energy",
-    "accuracy",
-    "accuracy_energy",
-    "experts",
-    "overlaps",
-    "heat",
-    "operations",
-    "samples",
-    "trials",
-    "requests",
-    "summary",
-)
 
 
 def read(run: FinishedRun, name: str) -> pd.DataFrame:

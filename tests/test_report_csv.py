@@ -12,28 +12,13 @@ from hypothesis import strategies as st
 from results import tables
 from results.report.csv import csv_text, neutralised, write_csv
 from results.report.files import replace_text
-from tests.run_builders import cell, example_run, failed, run, trial
+from tests.run_builders import TABLES, cell, example_run, failed, run, trial
 
 
 def test_files_read_back_to_the_tables(tmp_path: Path) -> None:
     data = example_run(n_repeats=2)
     paths = write_csv(data, tmp_path)
-    names = [
-        "arms",
-        "latency",
-        "energy",
-        "accuracy",
-        "accuracy_energy",
-        "experts",
-        "overlaps",
-        "heat",
-        "operations",
-        "samples",
-        "trials",
-        "requests",
-        "summary",
-    ]
-    assert [p.name for p in paths] == [f"{name}.csv" for name in names]
+    assert [p.name for p in paths] == [f"{name}.csv" for name in TABLES]
     latency = tables.latency(data)
     read = pd.read_csv(tmp_path / "latency.csv")
     assert list(read.columns) == list(latency.columns)

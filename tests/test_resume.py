@@ -23,6 +23,7 @@ from results.trace_files import WINDOW
 from tests.command import start
 from tests.fakes.machine import FakeBench
 from tests.plans import BOOLQ, DROPLESS, FAST, SHAREGPT, TIERS, raw_plan, write_plan
+from tests.run_builders import TABLES
 
 N_KILLS = 20
 SEED = 20261121
@@ -35,24 +36,7 @@ WRITTEN = {
     DATABASE,
     "traces",
     "report.html",
-    *(
-        f"{t}.csv"
-        for t in (
-            "arms",
-            "latency",
-            "energy",
-            "accuracy",
-            "accuracy_energy",
-            "experts",
-            "overlaps",
-            "heat",
-            "operations",
-            "samples",
-            "trials",
-            "requests",
-            "summary",
-        )
-    ),
+    *(f"{t}.csv" for t in TABLES),
 }
 SIDE_FILES = {"run.lock", f"{DATABASE}-wal", f"{DATABASE}-shm"}
 
