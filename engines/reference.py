@@ -379,7 +379,7 @@ class ReferenceEngine:
             self._prefilled |= {"grouped" if is_grouped else "expert by expert" for is_grouped in plans.grouped}
         else:
             self._uncounted.append(plans)
-            self._decoded.add("fused" if plans.is_fused else "layer by layer")
+            self._decoded.add("fused" if plans.is_fused else "plan by plan" if plans.waited else "layer by layer")
         if self.observer is not None:
             self.observer.step(n_rows, caches[0].length, phase, plans)
         if not asking:

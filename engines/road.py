@@ -12,7 +12,8 @@ from results.environments import BUILD_DIGITS, Build, PhaseThreads, Road
 if TYPE_CHECKING:
     from engines.model.accelerator import Backend, DeviceType
 
-Decoding = Literal["fused", "layer by layer"]
+Decoding = Literal["fused", "layer by layer", "plan by plan"]
+"""A step is one call of the kernels; each layer's experts are; or each layer waits until its plan is made."""
 Prefill = Literal["grouped", "expert by expert"]
 
 

@@ -98,8 +98,9 @@ class Road(Record):
     prefill: Literal["grouped", "expert by expert", "both"] | None = None
     """How steps that prefill computed the experts of a layer: all in one call, or one after the other in Python. None:
     no experts, or not kept, as in stores of before."""
-    decoding: Literal["fused", "layer by layer", "both"] | None = None
-    """How steps that decode were computed: in one call of the kernels, or with Python between layers. None: no step."""
+    decoding: Literal["fused", "layer by layer", "plan by plan", "both"] | None = None
+    """How steps that decode were computed: in one call of the kernels; with Python between layers; or with a plan made
+    between router and experts, which stores of before call layer by layer too. None: no step."""
     device: Literal["cpu", "cuda", "mps"] = "cpu"
     dtype: str = "float32"
     """Of the arithmetic; weights may be narrower."""

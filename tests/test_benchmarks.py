@@ -185,7 +185,7 @@ def test_arms_of_the_roads_decode_the_rows_that_they_are_named_after() -> None:
     for name, arm in ARMS.items():
         _, rows_per_token, road = readied(checkpoint, arm)
         assert rows_per_token == 4 * 2 * (32 if " 32 " in name else 4 if " 4 " in name else 1)
-        assert road == ("fused" if has_kernels and "planned" not in name else "layer by layer")
+        assert road == ("fused" if has_kernels and "planned" not in name else "plan by plan")
 
 
 def test_a_turn_is_compared_with_the_same_turn_of_the_baseline() -> None:

@@ -347,7 +347,7 @@ def test_an_engine_of_tiers_says_that_it_decoded_in_one_call_a_step(folders: dic
     checkpoint = load_checkpoint(str(folders[4]), torch.float32)
     request = Request(request_id="r", sample_id="s", kind="generate", prompt_ids=(5, 6, 7), max_new_tokens=5)
     counters = []
-    for watcher, road in ((None, "fused"), (Watcher(), "layer by layer")):
+    for watcher, road in ((None, "fused"), (Watcher(), "plan by plan")):
         engine = ReferenceEngine(checkpoint, NpumoeT(calibration_prompts=1), threads=1)
         engine.calibrate([[5, 6, 7, 8]])
         engine.layer_observer = watcher

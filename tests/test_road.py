@@ -26,6 +26,8 @@ from results.store import Store
 from results.tables import summary
 from results.trial_tables import trials
 from tests.command import EXECUTABLE, environment
+from tests.fakes.families import CASES, write_family
+from tests.fakes.random_models import copy_tokenizer
 from tests.plans import BOOLQ, FAST, raw_plan, write_plan
 from tests.run_builders import cell, run, trial
 
@@ -54,12 +56,12 @@ def test_engine_tells_how_it_decoded_what_it_was_asked(checkpoint: Checkpoint) -
     assert (alone.arithmetic, alone.decoding, alone.n_threads, alone.device) == ("kernels", "fused", 1, "cpu")
     assert alone.build == str(build().sha256)[:12]
     dropless.run_batch([GENERATE, GENERATE], unheard)
-    assert dropless.take_road().decoding == "layer by layer"
+    assert dropless.take_road().decoding == "plan by plan"
     oracle = ReferenceEngine(checkpoint, OracleParameters(), threads=1)
     oracle.run(GENERATE, unheard)
-    assert oracle.take_road() == alone.model_copy(
-        update={"decoding": "layer by layer", "prefill": "expert by expert"}
-    ), "one token and one expert at a time, by its definition"
+    assert oracle.take_road() == alone.model_copy(update={"decoding": "plan by plan", "prefill": "expert by expert"}), (
+        "one token and one expert at a time, by its definition"
+    )
 
 
 @needs_compiler
@@ -80,6 +82,43 @@ def test_engine_tells_how_it_prefilled_slices_of_experts(shard: str, form: Form 
     assert engine.take_road().prefill is None, "nothing was prefilled since"
 
 
+SHARDS = {"place": {"kind": "shards", "cores": 2}}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("family", "technique", "decoding"),
+    [
+        # Norms of OLMoE's queries are over all heads: the kernels compute its experts, and not its layers whole.
+        ("olmoe", {}, "layer by layer"),
+        # Which slices are called is planned between router and experts.
+        ("olmoe", SHARDS, "plan by plan"),
+        # Experts that the kernels do not know.
+        ("gpt-oss", {}, "plan by plan"),
+        ("gpt-oss", SHARDS, "plan by plan"),
+        ("llama4", {}, "plan by plan"),
+    ],
+)
+def test_decoding_that_waits_for_plans_is_a_road_of_its_own(
+    family: str, technique: dict[str, object], decoding: str, tmp_path: Path
+) -> None:
+    write_family(tmp_path, CASES[family])
+    copy_tokenizer(tmp_path)
+    loaded = load_checkpoint(str(tmp_path), torch.float32)
+    engine = ReferenceEngine(loaded, CustomParameters.model_validate(technique), threads=1)
+    engine.run(GENERATE, unheard)
+    assert engine.take_road().decoding == decoding
+
+
+def test_arms_that_wait_for_plans_are_not_compared_with_those_that_do_not() -> None:
+    by_layer, by_plan = (KERNELS.model_copy(update={"decoding": d}) for d in ("layer by layer", "plan by plan"))
+    assert comparable_roads([trial(road=by_layer)]) != comparable_roads([trial(road=by_plan)])
+    assert noted(by_layer, by_layer, by_plan) == [
+        "gsm8k · host: the arms differ in how they were computed too, not in their techniques alone (tiers: decoding"
+        " layer by layer; oracle: decoding plan by plan)."
+    ]  # fmt: skip
+
+
 def test_arms_that_prefilled_in_unlike_ways_are_told_and_a_store_of_before_is_read() -> None:
     old = {"arithmetic": "kernels", "decoding": "fused", "n_threads": 2, "instruction_set": "AVX2",
            "build": "0123456789ab"}  # fmt: skip
@@ -96,7 +135,7 @@ def test_arithmetic_of_an_accelerator_is_torchs(checkpoint: Checkpoint) -> None:
     engine = ReferenceEngine(checkpoint, DroplessParameters(), threads=1, compute_dtype=torch.bfloat16)
     engine.run(GENERATE, unheard)
     road = engine.take_road()
-    assert (road.arithmetic, road.dtype, road.build, road.decoding) == ("torch", "bfloat16", None, "layer by layer")
+    assert (road.arithmetic, road.dtype, road.build, road.decoding) == ("torch", "bfloat16", None, "plan by plan")
     assert road.instruction_set == torch.backends.cpu.get_cpu_capability()
 
 

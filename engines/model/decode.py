@@ -65,6 +65,11 @@ class StepPlans(Sequence[DispatchPlan | None]):
         self.is_fused = fused
         self.grouped = grouped
 
+    @property
+    def waited(self) -> bool:
+        """Whether a layer's experts waited until its plan was made."""
+        return any(isinstance(computed, DispatchPlan) for computed in self.computed)
+
     def tell(self, listener: Callable[[int, Routing], None]) -> None:
         """What each sparse layer's router chose."""
         for layer, computed in enumerate(self.computed):

@@ -168,8 +168,8 @@ reach. Its examples are drawn anew for each item, so items share next to nothing
 capacity makes tokens depend on their neighbours: what they save depends on where in a chunk the context ends.
 
 Answers of tiers are the same to the last bit, for they compute the same chunks. Those of dropless are the same but for
-fp32 rounding in chunks of other lengths: 1e-5 holds for short contexts (tests/test_prefix.py) and not for these long
-ones. Beside it, what prefill chunks of {OTHER_CHUNK} instead of {CHUNK} tokens change without any reuse."""
+fp32 rounding in chunks of other lengths; the largest difference stands below, and beside it what prefill chunks of
+{OTHER_CHUNK} instead of {CHUNK} tokens change without any reuse."""
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
