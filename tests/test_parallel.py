@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from engines.base import unheard
 from engines.dispatch import Routing
+from engines.errors import EngineError
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.model.transformer import Transformer
+from engines.model.weights import SparseWeights
+from engines.parallel.engine import ParallelEngine
 from engines.parallel.running import Running
-from engines.techniques.presets import CustomParameters, dropless, preset_parameters
+from engines.reference import ReferenceEngine, own_sizes
+from engines.techniques.base import BuildContext
+from engines.techniques.presets import CustomParameters, DroplessParameters, dropless, preset_parameters
+from results.records import Request
+from tests.command import environment
 from tests.fakes.families import CASES, write_family
 
 pytestmark = pytest.mark.numbers
@@ -85,3 +100,219 @@ def test_several_processes_equal_one(case: Case, tmp_path: Path) -> None:
         assert relative_error(logits(running.model, running.technique), expected) < TOLERANCE
     finally:
         running.close()
+
+
+# --- answers of an engine --------------------------------------------------------------------------------------------
+
+
+def asked(kind: str, n_prompt: int, seed: int, **more: Any) -> Request:
+    prompt = torch.randint(10, 2000, (n_prompt,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return Request(request_id=f"{kind} {seed}", sample_id=str(seed), kind=kind, prompt_ids=prompt, **more)  # type: ignore[arg-type]
+
+
+GENERATE = [asked("generate", n, n, max_new_tokens=8, ignore_end_tokens=True) for n in (70, 33, 3)]
+LOGLIKELIHOOD = asked("loglikelihood", 45, 1, continuation_ids=(5, 6, 7))
+CHUNK = 32
+N_LAYERS, N_EXPERTS, TOP_K, HIDDEN = 4, 16, 2, 192
+
+
+@pytest.fixture(scope="module")
+def one() -> ReferenceEngine:
+    return ReferenceEngine(load_checkpoint(BUNDLED, torch.float32), DroplessParameters(), CHUNK, threads=1)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[ParallelEngine]:
+    engine = ParallelEngine(
+        inspect_checkpoint(BUNDLED), technique("expert-parallel"), 2, prefill_chunk=CHUNK, threads=1
+    )
+    yield engine
+    engine.close()
+
+
+def assert_same_answers(one: ReferenceEngine, several: ParallelEngine) -> None:
+    for request in GENERATE:
+        assert several.run(request, unheard).token_ids == one.run(request, unheard).token_ids
+    found, expected = several.run(LOGLIKELIHOOD, unheard), one.run(LOGLIKELIHOOD, unheard)
+    assert found.loglikelihood == pytest.approx(expected.loglikelihood, rel=TOLERANCE)
+    together = zip(several.run_batch(GENERATE, unheard), one.run_batch(GENERATE, unheard), strict=True)
+    assert all(a.token_ids == b.token_ids for a, b in together)
+
+
+def test_answers_are_those_of_one_process_alone_and_in_a_batch(one: ReferenceEngine, two: ParallelEngine) -> None:
+    assert_same_answers(one, two)
+    heat, expected = two.take_heat(), one.take_heat()
+    assert heat is not None
+    assert heat == expected, "rank 0 is told the routing of all tokens"
+    road = two.take_road()
+    assert (road.n_processes, road.links, road.n_threads) == (2, "gloo", 1)
+    ours, theirs = two.take_counters(), one.take_counters()
+    assert (ours.routed_pairs, ours.computed_rows, ours.dropped_pairs) == (
+        theirs.routed_pairs, theirs.computed_rows, 0,
+    )  # fmt: skip
+    assert two.held_weights().n_parameters == one.held_weights().n_parameters
+
+
+def test_each_process_reads_its_own_experts_and_no_others(two: ParallelEngine) -> None:
+    sizes: dict[str, int] = {}
+    load_checkpoint(BUNDLED, torch.float32, on_read=lambda name, n_bytes: sizes.update({name: n_bytes}))
+    own = [range(8), range(8, 16)]
+    for rank, read in enumerate(two.read_bytes()):
+        expected = {
+            name: n for name, n in sizes.items() if ".experts." not in name or int(name.split(".")[5]) in own[rank]
+        }
+        assert read == expected
+        assert sum(read.values()) < 0.6 * sum(sizes.values())
+
+
+def test_slices_of_experts_are_read_by_columns() -> None:
+    """A rank of four reads a quarter of every matrix: rows of gate and up, columns of down."""
+    sizes: dict[str, int] = {}
+    part: dict[str, int] = {}
+    load_checkpoint(BUNDLED, torch.float32, on_read=lambda name, n_bytes: sizes.update({name: n_bytes}))
+    built = technique("tensor-parallel").build(context(4))
+    checkpoint = load_checkpoint(
+        BUNDLED, torch.float32, held=lambda layer: built.held(layer, 3),
+        on_read=lambda name, n_bytes: part.update({name: n_bytes}),
+    )  # fmt: skip
+    assert {name for name in sizes if ".experts." in name} == {name for name in part if ".experts." in name}
+    assert all(4 * part[name] == n for name, n in sizes.items() if ".experts." in name)
+    mlps = [c.weights.layers[1].mlp for c in (load_checkpoint(BUNDLED, torch.float32), checkpoint)]
+    whole, own = (mlp.experts.experts[5] for mlp in mlps if isinstance(mlp, SparseWeights))
+    assert isinstance(whole.down_HI, torch.Tensor)
+    assert isinstance(own.down_HI, torch.Tensor)
+    width = whole.gate_IH.shape[0]
+    columns = slice(3 * width // 4, width)
+    assert torch.equal(own.gate_IH.to(torch.float32), whole.gate_IH[columns].to(torch.float32))
+    assert torch.equal(own.down_HI, whole.down_HI[:, columns])
+
+
+def context(n_ranks: int) -> BuildContext:
+    return BuildContext(CHUNK, own_sizes(inspect_checkpoint(BUNDLED).config), ranks=n_ranks)
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def socket_bytes() -> int:
+    """What this process has sent over TCP, by the kernel's own count (tcpi_bytes_sent, Linux 4.19)."""
+    total = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            is_socket = os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
+        except OSError:
+            continue
+        if not is_socket:
+            continue
+        with socket.socket(fileno=os.dup(int(descriptor))) as copy:
+            if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
+                continue
+            info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            total += struct.unpack_from("<Q", info, 200)[0] if len(info) >= 208 else 0
+    return total
+
+
+def owner(token: int, n_tokens: int, n_ranks: int) -> int:
+    """Rank r has the tokens floor(r T / N) .. floor((r + 1) T / N) - 1."""
+    return next(r for r in range(n_ranks) if token < n_tokens * (r + 1) // n_ranks)
+
+
+def closed_form(routed: list[tuple[int, Routing]], n_ranks: int, exchange: str, gather: str) -> int:
+    """Bytes of the experts, counted token by token: what 004 says of each exchange."""
+    total = 0
+    for _, routing in routed:
+        n_tokens, row = len(routing.expert_ids_TK), 4 * HIDDEN
+        if n_tokens < n_ranks or n_tokens == 1:
+            total += n_ranks * (n_ranks - 1) * n_tokens * row  # each rank's partial result to all others
+            continue
+        told = 8 * TOP_K if gather == "selection" else 4 * N_EXPERTS
+        for token, ids in enumerate(routing.expert_ids_TK.tolist()):
+            at = {expert * n_ranks // N_EXPERTS for expert in ids}
+            away = n_ranks - 1 if exchange == "all_gather" else len(at - {owner(token, n_tokens, n_ranks)})
+            total += told * (n_ranks - 1) + 2 * row * away
+    return total
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "exchange", "gather"),
+    [
+        (2, "all_to_all", "selection"),
+        pytest.param(4, "all_to_all", "logits", marks=pytest.mark.slow),
+        pytest.param(4, "all_gather", "selection", marks=pytest.mark.slow),
+    ],
+)
+def test_bytes_sent_are_those_of_the_closed_form_and_of_the_sockets(n_ranks: int, exchange: str, gather: str) -> None:
+    chosen = technique("expert-parallel", exchange=exchange, router_gather=gather)
+    running = Running(inspect_checkpoint(BUNDLED), chosen, n_ranks, threads=1)
+    routed: list[tuple[int, Routing]] = []
+    try:
+        before, own_before = socket_bytes(), sum(running.links.sent_bytes.values())
+        logits(running.model, running.technique, lambda layer, routing: routed.append((layer, routing)))
+        of_kernel = socket_bytes() - before
+        own = sum(running.links.sent_bytes.values()) - own_before
+        sent = running.links.sent_bytes["experts"] + sum(r.sent_bytes["experts"] for r in running.workers.reports())
+    finally:
+        running.close()
+    assert sent == closed_form(routed, n_ranks, exchange, gather)
+    if before == 0:
+        pytest.skip("the kernel does not count what sockets send")
+    n_messages = len(CHUNKS) * N_LAYERS * 5 * n_ranks
+    assert own <= of_kernel <= own + 200 * n_messages, "and gloo's headers"
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pids: list[int], within_s: float = 15.0) -> bool:
+    until_s = time.monotonic() + within_s
+    while any(map(is_alive, pids)) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    return not any(map(is_alive, pids))
+
+
+def test_a_rank_that_dies_is_named_and_the_next_request_has_new_ones(one: ReferenceEngine, two: ParallelEngine) -> None:
+    two.reset()
+    lost = two.process_ids()[1]
+    os.kill(lost, signal.SIGKILL)
+    with pytest.raises(EngineError, match=rf"rank 1 of 2 \(process {lost}\) ended by signal 9 \(SIGKILL\)"):
+        two.run(GENERATE[0], unheard)
+    assert_same_answers(one, two)
+    assert two.process_ids()[1] != lost
+
+
+ORPHANS = """
+import sys, time
+from engines.model.checkpoints import inspect_checkpoint
+from engines.parallel.engine import ParallelEngine
+from engines.techniques.presets import preset_parameters
+if __name__ == "__main__":
+    technique = preset_parameters("tensor-parallel")()
+    engine = ParallelEngine(inspect_checkpoint("bundled:tiny-qwen3-moe"), technique, 3, threads=1)
+    engine.reset()
+    print(*engine.process_ids()[1:], flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_rank_outlives_its_parent(how: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
+    ) as parent:
+        assert parent.stdout is not None
+        ranks = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(ranks) == 2
+        assert all(map(is_alive, ranks))
+        parent.send_signal(how)
+        parent.wait(20)
+    assert gone(ranks)

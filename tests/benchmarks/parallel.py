@@ -1,0 +1,135 @@
+"""Two processes of one thread against one process of two: what it costs to send instead of to share memory.
+
+python -m tests.benchmarks.parallel
+
+The same requests in turn: one process answers, then each pair of processes, then again, so that a ratio is of one run.
+Time above one: the pair is slower. The bundled model is small: there a token takes less than what sending takes. In the
+made one the experts are eight ninths of what a token reads. A turn counts as disturbed where other processes took a
+tenth of the machine; the pairs' own processes are not others.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from devices.cpu_seconds import host_cpu_seconds, usable_cpus
+from engines.base import unheard
+from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
+from engines.parallel.engine import ParallelEngine
+from engines.reference import ReferenceEngine
+from engines.techniques.presets import DroplessParameters, preset_parameters
+from results.cpu_time import foreign_share
+from results.records import Completion, Request
+from tests.benchmarks.measurement import Measurement, measured, write_page
+from tests.benchmarks.timing import MAX_FOREIGN_SHARE, Turns
+
+N_PROMPT, N_NEW, N_TURNS = 512, 32, 7
+TARGET_LOSS = 1.15
+WIDE = {
+    "vocab_size": 2048, "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 2048, "eos_token_id": None,
+    "bos_token_id": None, "moe_intermediate_size": 2048, "num_experts": 8, "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+}  # fmt: skip
+PAIRS = {
+    "expert-parallel, all to all": ("expert-parallel", {}),
+    "expert-parallel, all gather": ("expert-parallel", {"exchange": "all_gather"}),
+    "expert-parallel, all tokens everywhere": ("expert-parallel", {"sequence_parallel": False}),
+    "tensor-parallel": ("tensor-parallel", {}),
+}
+REMARKS = """One process of two threads, `dropless`, is the peer; a ratio above 1 is time lost by two processes of one
+thread each. In decoding experts cannot be even: of four chosen ones, two processes have 2.75 and 1.25 on average in
+place of two each (the mean of the larger part of four fair coins), and `tensor-parallel` is free of that. Attention of
+a decoded token is computed by both."""
+
+
+def write_wide(folder: Path) -> str:
+    import transformers
+
+    from tests.fakes.random_models import copy_tokenizer
+
+    torch.manual_seed(0)
+    transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**WIDE)).to(torch.bfloat16).save_pretrained(folder)
+    copy_tokenizer(folder)
+    return str(folder)
+
+
+def request() -> Request:
+    prompt = torch.randint(10, 2000, (N_PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
+    return Request(
+        request_id="r", sample_id="s", kind="generate", prompt_ids=prompt, max_new_tokens=N_NEW, ignore_end_tokens=True
+    )
+
+
+def timed(answer: Callable[[], Completion]) -> tuple[float, float, bool]:
+    """Seconds to the first token and of each later one, and whether others left the machine alone."""
+    before = host_cpu_seconds(usable_cpus())
+    found = answer()
+    share = foreign_share(before, host_cpu_seconds(usable_cpus())) or 0.0
+    assert found.prefill_end_s is not None
+    prefill_s = found.prefill_end_s - found.start_s
+    return prefill_s, (found.end_s - found.prefill_end_s) / (N_NEW - 1), share <= MAX_FOREIGN_SHARE
+
+
+def rows(source: str, name: str, dtype: str) -> list[Measurement]:
+    checkpoint = load_checkpoint(source, getattr(torch, dtype))
+    one = ReferenceEngine(checkpoint, DroplessParameters(), threads=2)
+    facts = inspect_checkpoint(source)
+    pairs = {
+        label: ParallelEngine(facts, preset_parameters(technique).model_validate(changes), 2, dtype, threads=1)  # type: ignore[arg-type]
+        for label, (technique, changes) in PAIRS.items()
+    }
+    asked = request()
+    engines = {"one process, two threads": one, **pairs}
+    turns = {(label, phase): Turns() for label in engines for phase in ("prefill", "decode")}
+    ratios: dict[tuple[str, str], list[float]] = {key: [] for key in turns}
+    try:
+        answers = {}
+        for label, engine in engines.items():
+            engine.reset()
+            answers[label] = engine.run(asked, unheard).token_ids
+        for _ in range(N_TURNS):
+            of_one: tuple[float, ...] = ()
+            for label, engine in engines.items():
+                *seconds, is_quiet = timed(lambda engine=engine: engine.run(asked, unheard))  # type: ignore[misc]
+                of_one = of_one or tuple(seconds)
+                for phase, taken_s, peer_s in zip(("prefill", "decode"), seconds, of_one, strict=True):
+                    turns[label, phase].add(1e3 * taken_s, is_quiet)
+                    ratios[label, phase].append(taken_s / peer_s)
+    finally:
+        for engine in pairs.values():
+            engine.close()
+    found = []
+    same = {label: ids == answers["one process, two threads"] for label, ids in answers.items()}
+    for label in pairs:
+        for phase, what in (("prefill", f"prefill of {N_PROMPT} tokens"), ("decode", "a decoded token")):
+            ours, peer = turns[label, phase].figure(3), turns["one process, two threads", phase].figure(3)
+            by_turn = ratios[label, phase]
+            note = (
+                f"ours {ours.turns}, peer {peer.turns}; ratio of the same turn, median"
+                f" {statistics.median(by_turn):.2f}, {min(by_turn):.2f} to {max(by_turn):.2f}; {'the same' if same[label] else 'OTHER'} tokens"
+            )
+            found.append(
+                measured(what, ours.median, "ms", f"{label}; {name}", peer.median, "one process, two threads",
+                         TARGET_LOSS * peer.median, note)
+            )  # fmt: skip
+    return found
+
+
+def main() -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        raise SystemExit("needs two cores")
+    with tempfile.TemporaryDirectory() as folder:
+        found = rows(write_wide(Path(folder)), "8 experts, top 4, 1024 x 2048, bf16", "bfloat16")
+    found += rows("bundled:tiny-qwen3-moe", "bundled", "float32")
+    write_page("parallel", "Two processes against two threads", found, REMARKS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Experts with replicas over ranks: against all packings of small cases, DeepSeek's example, and by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import combinations, combinations_with_replacement, pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.techniques.place.packing import Packed, flat, heaviest, hierarchical, packed, replicas
+
+
+def ways_to_replicate(n_experts: int, n_slots: int) -> Iterator[tuple[int, ...]]:
+    """Every way to have n_experts experts in n_slots slots, at least one each."""
+    for cuts in combinations(range(1, n_slots), n_experts - 1):
+        ends = (0, *cuts, n_slots)
+        yield tuple(b - a for a, b in pairwise(ends))
+
+
+def ways_to_pack(items: Sequence[Fraction], n_bins: int, room: int) -> Fraction:
+    """The least load of the heaviest bin over all packings of exactly `room` items a bin."""
+    best = sum(items, Fraction(0))
+    for bins in product(range(n_bins), repeat=len(items)):
+        if all(bins.count(b) == room for b in range(n_bins)):
+            loads = [
+                sum((x for x, own in zip(items, bins, strict=True) if own == b), Fraction(0)) for b in range(n_bins)
+            ]
+            best = min(best, max(loads))
+    return best
+
+
+def optimum(load_E: Sequence[int], n_ranks: int, slots: int) -> Fraction:
+    """Over all replications and all packings."""
+    return min(
+        ways_to_pack([Fraction(load, n) for load, n in zip(load_E, n_E, strict=True) for _ in range(n)], n_ranks, slots)
+        for n_E in ways_to_replicate(len(load_E), n_ranks * slots)
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=2, max_size=4), st.integers(0, 3))
+def test_replication_is_best_for_the_heaviest_replica(load_E: list[int], spare: int) -> None:
+    found = replicas(load_E, len(load_E) + spare)
+    assert sum(found) == len(load_E) + spare
+    worst = max(Fraction(load, n) for load, n in zip(load_E, found, strict=True))
+    assert worst == min(
+        max(Fraction(load, n) for load, n in zip(load_E, n_E, strict=True))
+        for n_E in ways_to_replicate(len(load_E), len(load_E) + spare)
+    )
+
+
+def test_greedy_is_within_a_third_of_the_best_on_all_small_cases() -> None:
+    """Every four loads of 0 to 4 on two ranks of two and of three slots."""
+    worst = Fraction(1)
+    for load_E in combinations_with_replacement(range(5), 4):
+        for slots in (2, 3):
+            ranks = flat(load_E, 2, slots)
+            assert all(len(own) == slots for own in ranks)
+            assert {e for own in ranks for e in own} == {0, 1, 2, 3}
+            best, found = optimum(load_E, 2, slots), heaviest(load_E, ranks)
+            assert best <= found
+            worst = max(worst, found / best if best else Fraction(1))
+    assert 1 < worst <= Fraction(4, 3), "greedy is not best, and not far from it"
+
+
+GAPS = (
+    # loads, slots of each of two ranks, greedy, best
+    ((8, 7, 6, 5, 4, 0), 3, Fraction(17), Fraction(15)),
+    ((3, 3, 2, 2, 2, 0), 3, Fraction(7), Fraction(6)),
+    ((10, 1, 1, 1), 2, Fraction(11), Fraction(11)),
+    # 10 in three: 10/3 + 10/3 + 1 against 10/3 + 1 + 1. Best: two of 10 and of a 1, so 5 + 1 + 1/2 on each rank.
+    ((10, 1, 1, 1), 3, Fraction(23, 3), Fraction(13, 2)),
+)
+
+
+@pytest.mark.parametrize(("load_E", "slots", "greedy", "best"), GAPS)
+def test_the_gap_of_greedy_packing(load_E: tuple[int, ...], slots: int, greedy: Fraction, best: Fraction) -> None:
+    """Greedy gives 8 5 4 | 7 6 0 for the first, and 8 7 0 | 6 5 4 is best."""
+    assert heaviest(load_E, flat(load_E, 2, slots)) == greedy
+    assert optimum(load_E, 2, slots) == best
+
+
+def test_hierarchy_keeps_a_group_in_its_node() -> None:
+    """Four groups of two on two nodes of two ranks: 90 | 60 | 40 | 10 pack as {90, 10} and {60, 40}."""
+    load_E = [80, 10, 30, 30, 20, 20, 5, 5]
+    ranks = hierarchical(load_E, 4, 3, n_groups=4, n_nodes=2)
+    assert {e for own in ranks[:2] for e in own} == {0, 1, 6, 7}
+    assert {e for own in ranks[2:] for e in own} == {2, 3, 4, 5}
+    # Inside the first node 80 gets both spare slots: three replicas of 26 2/3; 53 1/3 + 5 is the heavier rank.
+    assert heaviest(load_E, ranks) == Fraction(160, 3) + 5
+
+
+def test_the_published_example() -> None:
+    """The first layer of github.com/deepseek-ai/EPLB: 12 experts in 4 groups, 16 replicas on 8 GPUs of 2 nodes.
+
+    It prints 5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1. The order of two on a GPU, and of a node's GPUs, is free.
+    """
+    load_E = [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86]
+    printed: Packed = ((5, 6), (5, 7), (4, 8), (3, 4), (9, 10), (2, 10), (0, 1), (1, 11))
+    found = hierarchical(load_E, 8, 2, n_groups=4, n_nodes=2)
+    assert heaviest(load_E, found) == heaviest(load_E, printed)
+    halves = [set(map(tuple, half)) for half in (found[:4], found[4:])]
+    assert set(printed[:4]) in halves
+    assert set(printed[4:]) in halves
+
+
+def test_equal_loads_are_dealt_in_equal_numbers() -> None:
+    assert sorted(map(len, packed([Fraction(1)] * 6, 3))) == [2, 2, 2]
