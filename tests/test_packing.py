@@ -96,7 +96,7 @@ def test_hierarchy_keeps_a_group_in_its_node() -> None:
 def test_the_published_example() -> None:
     """The first layer of github.com/deepseek-ai/EPLB: 12 experts in 4 groups, 16 replicas on 8 GPUs of 2 nodes.
 
-    It prints 5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1. The order of two on a GPU, and of a node's GPUs, is free.
+    It prints 5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1. The order on a GPU, and of a node's GPUs, is free.
     """
     load_E = [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86]
     printed: Packed = ((5, 6), (5, 7), (4, 8), (3, 4), (9, 10), (2, 10), (0, 1), (1, 11))
