@@ -111,10 +111,9 @@ def rows(source: str, name: str, dtype: str) -> list[Measurement]:
         for phase, what in (("prefill", f"prefill of {N_PROMPT} tokens"), ("decode", "a decoded token")):
             ours, peer = turns[label, phase].figure(3), turns["one process, two threads", phase].figure(3)
             by_turn = ratios[label, phase]
-            note = (
-                f"ours {ours.turns}, peer {peer.turns}; ratio of the same turn, median"
-                f" {statistics.median(by_turn):.2f}, {min(by_turn):.2f} to {max(by_turn):.2f}; {'the same' if same[label] else 'OTHER'} tokens"
-            )
+            spread = f"median {statistics.median(by_turn):.2f}, {min(by_turn):.2f} to {max(by_turn):.2f}"
+            tokens = "the same" if same[label] else "OTHER"
+            note = f"ours {ours.turns}, peer {peer.turns}; ratio of the same turn, {spread}; {tokens} tokens"
             found.append(
                 measured(what, ours.median, "ms", f"{label}; {name}", peer.median, "one process, two threads",
                          TARGET_LOSS * peer.median, note)
