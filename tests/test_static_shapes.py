@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.dispatch import Calls, DispatchPlan, Routing
+from engines.pricing.schedule import PHI_3_5_MOE, PricedStep, operations
 from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.layout.blocks import intensity, n_blocks
 from engines.techniques.presets import CustomParameters
@@ -89,6 +90,31 @@ def test_rows_of_padding_are_computed_and_not_fetched() -> None:
         assert fetching.counters().rows_not_fetched is None
         assert skipping.counters().padded_rows == fetching.counters().padded_rows == not_fetched
         assert skipping.token_R.equal(fetching.token_R)
+
+
+@pytest.mark.parametrize(
+    ("skip", "experts", "block_size", "amount", "left"),
+    [
+        # Six blocks of ten have tokens: 40 % of the FLOP go. All ten read weights, unless a block finds them there.
+        ("skip_padding_blocks", (0, 0, 1, 1, 2, 2, 3, 3, 4, 5), 2, "flops", 6 / 10),
+        # Blocks [E0, E0, E1, E2, E2] load 3 experts and not 5.
+        ("skip_weight_loads", (0, 0, 0, 1, 2, 2, 2), 2, "weight_bytes", 3 / 5),
+        # [T0, T2, T5, -1]: a quarter of the rows does not come in.
+        ("skip_padded_rows", (0, 0, 0), 4, "moved_bytes", 3 / 4),
+    ],
+)
+def test_a_sheet_charges_what_the_guide_says_a_skip_leaves(
+    skip: str, experts: tuple[int, ...], block_size: int, amount: str, left: float
+) -> None:
+    def priced(skips: bool) -> float:
+        routing = routed([[e] for e in experts], max(experts) + 1)
+        off = dict.fromkeys(("skip_weight_loads", "skip_padded_rows"), False)
+        plan = planned("blockwise", routing, **{**off, "block_size": block_size, skip: skips})
+        work = operations(PricedStep(len(experts), len(experts)), [plan], PHI_3_5_MOE, "cpu", None)
+        rows = ("gather", "padding") if amount == "moved_bytes" else ("expert FFN",)
+        return sum(getattr(operation, amount) for operation in work if operation.name in rows)
+
+    assert priced(True) / priced(False) == pytest.approx(left)
 
 
 def test_a_block_decoded_leaves_all_rows_but_one() -> None:
