@@ -7,9 +7,14 @@ from functools import cache
 
 from devices.base import Unit
 from devices.models.sheet import Kernel, Sheet, load_sheet
+from engines.techniques.base import ChunkPhase
+from engines.techniques.place.residency import ByCostParameters
+from engines.techniques.presets import Composed
 from harness.plan_values import shown
 from harness.problems import nearest
 from harness.schema import MODEL_PREFIX, DeviceSpec, EngineSpec
+
+PHASES: tuple[ChunkPhase, ChunkPhase] = ("prefill", "decode")
 
 
 def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
@@ -24,7 +29,7 @@ def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
         return "a modelled device prices one request at a time, so max_batch is for the host"
     if engine.cores is not None:
         return "cores are of this host, and a modelled device prices none of its time"
-    return _unpriced(engine, _sheet(device.name.removeprefix(MODEL_PREFIX)))
+    return _unpriced(engine, sheet_of(device))
 
 
 def devices_problems(path: str, engine: EngineSpec, names: Collection[str]) -> Iterator[str]:
@@ -35,8 +40,17 @@ def devices_problems(path: str, engine: EngineSpec, names: Collection[str]) -> I
 
 
 def placement(engine: EngineSpec) -> str:
-    """Where a technique puts what, on a machine that has several units."""
-    return f"attention {engine.technique.backbone}, experts {' and '.join(engine.technique.units)}"
+    """Where a technique puts what, on a machine that has several units.
+
+    "npu or cpu": prices and calibration decide, and may leave one of them idle.
+    """
+    technique = engine.technique
+    if not isinstance(technique, Composed):
+        return f"attention {technique.backbone}, experts {' and '.join(technique.units)}"
+    joined = " or " if isinstance(technique.choices.place, ByCostParameters) else " and "
+    prefill, decode = (joined.join(technique.choices.units(phase)) for phase in PHASES)
+    experts = prefill if prefill == decode else f"{prefill}, in decoding {decode}"
+    return f"attention {technique.backbone}, experts {experts}"
 
 
 def _unpriced(engine: EngineSpec, sheet: Sheet) -> str | None:
@@ -51,6 +65,11 @@ def _unpriced(engine: EngineSpec, sheet: Sheet) -> str | None:
         if (why := sheet.units[unit].only_ratios) is not None:
             return f"{what} would be on {unit}, where its sheet prices no model, only ratios of operations: {why}"
     return None
+
+
+def sheet_of(device: DeviceSpec) -> Sheet:
+    """Of a modelled device. Raises `DeviceError`."""
+    return _sheet(device.name.removeprefix(MODEL_PREFIX))
 
 
 _sheet = cache(load_sheet)

@@ -12,25 +12,21 @@ from pathlib import Path
 
 from devices.base import DeviceError
 from devices.clock import MonotonicClock
-from devices.models.sheet import available_sheets
 from engines.errors import EngineError
 from engines.model.accelerator import find_backend
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.weights import check_quantisation
 from engines.pricing.schedule import NAMED_SHAPES, priced_shape
 from engines.profile_files import DIGITS, digest_of_profile
-from engines.techniques.place.residency import ByCostParameters
-from engines.techniques.place.units import ShardsParameters
-from engines.techniques.presets import Composed
 from harness.catalog import METERS
 from harness.matrix import CellPlan, Part
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
-from harness.problems import nearest
 from harness.rank_problems import rank_problems, rank_problems_with_model, rank_warning
 from harness.references import with_references
 from harness.run_parts import RunParts
 from harness.schema import DeviceSpec, EngineSpec, TrialProtocol
+from harness.technique_problems import name_problems, size_problems, unread_problems
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
 from workloads.base import TellsEarly, Workload, WorkloadError
@@ -58,7 +54,8 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     for device in devices:
         problems += _device_problems(device)
     for engine in named.engines:
-        problems += [*_engine_problems(engine), *_cost_problems(engine), *rank_problems(engine, devices)]
+        problems += [*_engine_problems(engine), *name_problems(engine), *unread_problems(engine, named.devices)]
+        problems += rank_problems(engine, devices)
         warning = rank_warning(engine)
         if warning is not None:
             run_parts.on_note(warning)
@@ -66,6 +63,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     for found in facts.values():
         for engine in named.engines:
             problems += _problems_with_model(engine, found, run_parts)
+            problems += size_problems(engine, named.devices, found)
         for device in devices:
             problems += _pricing_problems(device, found)
         techniques = _calibrated(named.engines)
@@ -166,27 +164,8 @@ def _core_problems(engine: Part[EngineSpec]) -> Iterator[str]:
             yield f'engine {engine.label}: cores "{cores}" for {phase}: {reason}'
 
 
-def _cost_problems(engine: Part[EngineSpec]) -> Iterator[str]:
-    """Names that a place by cost asks for prices."""
-    place = engine.spec.technique.choices.place if isinstance(engine.spec.technique, Composed) else None
-    if not isinstance(place, ByCostParameters):
-        return
-    asked = (
-        ("costs_of", "sheet", place.costs_of, available_sheets()),
-        ("as_shape", "shape", place.as_shape, NAMED_SHAPES),
-    )
-    for key, what, name, known in asked:
-        if name is not None and name not in known:
-            yield f"engine {engine.label}: {key}: no {what} {name!r}; {nearest(name, known)}"
-
-
 def _problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts, run_parts: RunParts) -> Iterator[str]:
     technique = engine.spec.technique
-    place = technique.choices.place if isinstance(technique, Composed) else None
-    if isinstance(place, ShardsParameters) and facts.config.moe is not None:
-        reason = place.too_many(facts.config.hidden, facts.config.moe.expert_width)
-        if reason is not None:
-            yield f"engine {engine.label}: {reason}"
     yield from rank_problems_with_model(engine, facts)
     if facts.config.moe is None and technique.wanted_prompts:
         yield (

@@ -74,13 +74,20 @@ def test_slots_for_each_routed_pair() -> None:
     assert len(plan.token_R) / plan.routed_pairs == 1.25
 
 
-@pytest.mark.parametrize(("limit", "group_size", "largest"), [(GRAPH_BYTES, 16, 8), (GRAPH_BYTES, 4, 4), (1, 16, 1)])
+@pytest.mark.parametrize(
+    ("limit", "group_size", "largest"), [(GRAPH_BYTES, 16, 8), (GRAPH_BYTES, 4, 4), (150 * MIB, 16, 1)]
+)
 def test_graphs_keep_below_the_limit_of_weights(limit: int, group_size: int, largest: int) -> None:
-    """8 experts of 150 MiB make 1.17 GiB and fit; 16 do not. An expert above the limit stands alone."""
+    """8 experts of 150 MiB make 1.17 GiB and fit; 16 do not."""
     balanced = technique("npumoe-tg", 256, counts=(1,) * 16, group_size=group_size, graph_bytes=limit)
     plan = balanced.plan(LayerInput(0, "prefill", routing_of([2] * 16), torch.ones(32)))
     assert max(len(call.experts) for call in plan.calls) == largest
     assert 8 * 150 * MIB <= GRAPH_BYTES < 16 * 150 * MIB
+
+
+def test_an_expert_above_the_limit_of_weights_has_no_graph() -> None:
+    with pytest.raises(EngineError, match=r"graph_bytes = 157286399 holds no expert of 157286400 bytes"):
+        technique("npumoe-tg", 256, graph_bytes=150 * MIB - 1)
 
 
 def test_graphs_without_tokens_are_not_launched() -> None:

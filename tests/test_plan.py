@@ -238,7 +238,9 @@ def test_a_plan_whose_combinations_make_no_sense_has_no_cell() -> None:
         ({"name": "blockwise", "block_count": "tight"}, 'block_count needs block_size = "intensity" or'),
         ({"name": "dropping", "rows": 64, "factor": 2.0}, "factor needs a capacity without rows"),
         ({"name": "npumoe-base", "rows": 64, "of": "tokens"}, "of needs a capacity without rows"),
-        ({"name": "coreml-naive", "renormalise_survivors": True}, 'renormalise_survivors needs overflow = "order"'),
+        ({"name": "coreml-naive", "renormalise_survivors": True}, "renormalise_survivors needs a capacity other"),
+        ({"name": "dropping", "rows": "max", "overflow": "saliency"}, "overflow needs a capacity other than"),
+        ({"name": "dropping", "rows": "max", "renormalise_survivors": False}, "renormalise_survivors needs a capacity"),
         (
             {"name": "custom", "layout": {"kind": "selective", "switch_alpha": 0.8}, "decode": {"kind": "exact"}},
             "switch_alpha needs no decode layout beside it",

@@ -258,3 +258,79 @@ def test_names_and_slices_that_no_trial_could_build_are_told_before_it(
 def test_choices_are_told_by_their_kind(layout: dict[str, Any], expected: str) -> None:
     engine = {"name": "a", "technique": {"name": "custom", "layout": layout}}
     assert expected in problems(engine=[engine])
+
+
+# --- parameters of a technique beside devices and models --------------------------------------------------------------
+
+ON_PHI = M2_ULTRA | {"priced_as": "phi-3.5-moe"}
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("technique", "device", "expected"),
+    [
+        ({"name": "npumoe", "costs_of": "m2-ultra-table4"}, ON_PHI, "costs_of is read by the host only"),
+        ({"name": "npumoe", "as_shape": "phi-3.5-moe"}, ON_PHI, "as_shape is read by the host only"),
+        ({"name": "npumoe", "overlap": True}, HOST, "overlap is read by a modelled device only"),
+        ({"name": "dropless", "unit": "gpu"}, HOST, "unit is read by a modelled device only"),
+        ({"name": "dropless", "backbone": "npu"}, HOST, "backbone is read by a modelled device only"),
+        ({"name": "custom", "backbone": "npu"}, HOST, "backbone is read by a modelled device only"),
+    ],
+)
+def test_a_parameter_that_no_device_of_the_arm_reads_is_refused(
+    technique: dict[str, Any], device: dict[str, Any], expected: str
+) -> None:
+    (line,) = problems(engine=[{"name": "a", "technique": technique}], device=[device])
+    assert line.startswith(f"engine a: {expected}, and has no effect on ")
+
+
+@pytest.mark.parametrize("name", ["npumoe", "anemll", "coreml-naive", "gpu"])
+def test_what_a_preset_says_of_units_may_stand_on_the_host(name: str) -> None:
+    assert len(checked(engine=[{"name": "a", "technique": {"name": name}}]).cells) == 1
+
+
+def test_a_parameter_that_one_device_reads_of_two_is_taken() -> None:
+    technique = {"name": "npumoe", "as_shape": "phi-3.5-moe", "overlap": True}
+    assert len(checked(engine=[{"name": "a", "technique": technique}], device=[HOST, ON_PHI]).cells) == 2
+
+
+def test_costs_of_a_model_that_chooses_other_experts_are_refused() -> None:
+    """As `priced_as` is: 16 experts, top 2, of the bundled model against 128, top 8."""
+    (line,) = problems(engine=[{"name": "a", "technique": {"name": "npumoe", "as_shape": "qwen3-30b-a3b"}}])
+    assert line.startswith("engine a: as_shape: cannot price this model as qwen3-30b-a3b: it has 16 experts, top-2")
+
+
+@pytest.mark.parametrize(
+    ("technique", "expected"),
+    [
+        ({"name": "npumoe-tg", "graph_bytes": 1}, "graph_bytes = 1 holds no expert of 157286400 bytes"),
+        ({"name": "npumoe", "graph_bytes": 1}, "graph_bytes = 1 holds no expert of 157286400 bytes"),
+        (
+            {"name": "npumoe-tg", "graph_bytes": 4 * GIB, "group_size": 16},
+            "graph_bytes = 4294967296 with group_size = 16 makes graphs above the 1288490189 bytes that model:m2-ultra",
+        ),
+    ],
+)
+def test_graphs_that_would_not_run_where_the_arm_says_are_refused(technique: dict[str, Any], expected: str) -> None:
+    (line,) = problems(engine=[{"name": "a", "technique": technique}], device=[ON_PHI])
+    assert line.startswith(f"engine a: {expected}")
+
+
+def test_graphs_within_the_limit_of_the_sheet_are_taken() -> None:
+    """8 of 150 MiB stay below 1.2 GiB, whatever `graph_bytes` would allow; and tiny experts fit on the host."""
+    fits = {"name": "npumoe-tg", "graph_bytes": 4 * GIB, "group_size": 8}
+    assert len(checked(engine=[{"name": "a", "technique": fits}], device=[ON_PHI]).cells) == 1
+
+
+@pytest.mark.parametrize(
+    ("technique", "expected"),
+    [
+        ({"name": "npumoe"}, "attention npu, experts npu or cpu, in decoding npu"),
+        ({"name": "npumoe", "decode_graphs": "same"}, "attention npu, experts npu or cpu"),
+        ({"name": "npumoe-tg", "decode_graphs": "cpu"}, "attention npu, experts npu, in decoding cpu"),
+        ({"name": "npumoe-tg"}, "attention npu, experts npu"),
+    ],
+)
+def test_a_placement_says_where_experts_may_run(technique: dict[str, Any], expected: str) -> None:
+    (cell,) = checked(engine=[{"name": "a", "technique": technique}], device=[ON_PHI]).cells
+    assert cell.cell.placement == expected

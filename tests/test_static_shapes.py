@@ -211,3 +211,24 @@ def test_all_experts_compute_every_token() -> None:
 def test_calls_made_one_by_one_are_those_of_the_plan() -> None:
     plan = planned("blockwise", routed([[0], [1], [0], [2], [1], [0]], 3), block_size=4)
     assert Calls.of(plan.calls) == plan.calls
+
+
+# --- what couples the tokens of a chunk -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "couples"),
+    [
+        ({"rows": "max", "overflow": "order"}, False),
+        ({"rows": 40}, False),
+        ({"rows": 39}, True),
+        ({"rows": 33, "align": 40}, False),
+        ({"factor": 3.0}, False),
+        ({"factor": 2.9}, True),
+    ],
+)
+def test_tokens_are_coupled_where_one_expert_may_get_too_many(layout: dict[str, object], couples: bool) -> None:
+    """A chunk of 40 tokens, 6 experts, top 2: at most 40 tokens choose one expert; cf >= E / K = 3 has room for all."""
+    parameters = CustomParameters.model_validate({"layout": {"kind": "capacity", **layout}})
+    built = parameters.build(BuildContext(40, ModelSizes(6, 2, 8, 8, 384, 1, 1)))
+    assert built.couples_tokens is couples

@@ -244,6 +244,8 @@ class Layout(Protocol):
     static: bool
     """Whether shapes are frozen before the routing is known."""
     overflow: Overflow
+    may_overflow: bool
+    """Whether a chunk of prefill can have more pairs of an expert than rows."""
     renormalise: bool
     """Whether a token's surviving weights are scaled to the sum of those that it was routed with."""
     skips_padding: bool

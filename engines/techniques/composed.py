@@ -57,7 +57,7 @@ class ComposedTechnique:
         self.name = name
         self.asks = _joined_asks((route.asks, place.asks, move.asks))
         self.needs_saliency = any(layout.overflow == "saliency" for layout in layouts.values())
-        self.couples_tokens = any(layout.overflow != "none" for layout in layouts.values())
+        self.couples_tokens = any(layout.may_overflow for layout in layouts.values())
         self._route = None if isinstance(route, RoutersChoice) else route
         self._move = None if isinstance(move, NothingMoves) else move
         self._place = place

@@ -36,8 +36,14 @@ NEEDS = (
     Need(
         CapacityParameters,
         ("renormalise_survivors",),
-        lambda p: p.overflow != "none",
-        'overflow = "order" or "saliency"',
+        lambda p: p.rows != "max",
+        'a capacity other than rows = "max", which holds all',
+    ),
+    Need(
+        CapacityParameters,
+        ("overflow",),
+        lambda p: p.rows != "max" or p.overflow == "none",
+        'a capacity other than rows = "max", which holds all',
     ),
 )
 IN_DECODING_ONLY = (

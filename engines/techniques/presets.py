@@ -88,7 +88,7 @@ class Composed(Record):
     @property
     def units(self) -> tuple[Unit, ...]:
         """Where experts are computed."""
-        return self.choices.place.units
+        return tuple(dict.fromkeys((*self.choices.units("prefill"), *self.choices.units("decode"))))
 
     @property
     def static_shapes(self) -> bool:
@@ -144,6 +144,15 @@ class Choices(NamedTuple):
     def needs_profile(self) -> bool:
         learns = (self.route.needs_profile, self.move.needs_profile, *(layout.needs_profile for layout in self.layouts))
         return any(learns) or isinstance(self.place, EplbParameters)
+
+    def units(self, phase: ChunkPhase) -> tuple[Unit, ...]:
+        """Where experts are computed in a phase; a place by cost may use one of its two alone."""
+        in_decoding = self.layouts[-1]
+        if phase == "decode" and isinstance(in_decoding, TiersParameters) and in_decoding.decode_graphs == "cpu":
+            return ("cpu",)
+        if phase == "decode" and isinstance(self.place, ByCostParameters) and _has_single_graphs(in_decoding):
+            return ("npu",)
+        return self.place.units
 
     def problem(self) -> str | None:
         """Why these do not go together, or None."""

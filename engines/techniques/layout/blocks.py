@@ -78,6 +78,7 @@ def intensity(n_pairs: int, n_experts: int, block_size: int, count: BlockCount) 
 class Blocks:
     static = True
     overflow: Overflow = "none"
+    may_overflow = False
     renormalise = False
 
     def __init__(self, parameters: BlocksParameters, context: BuildContext) -> None:

@@ -72,7 +72,8 @@ class Capacity:
         self.static = parameters.static
         self._chunk = context.chunk
         self._top_k = context.sizes.top_k if context.sizes is not None else 1
-        self.overflow = parameters.overflow
+        self.overflow: Overflow = "none" if parameters.rows == "max" else parameters.overflow
+        self.may_overflow = not self._holds_all_of_a_chunk(context)
         self.renormalise = parameters.renormalise_survivors
 
     def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
@@ -93,6 +94,13 @@ class Capacity:
         # str is the shortest decimal that is this float: what was written. A product of floats may cross a row.
         rows = math.ceil(Fraction(str(parameters.factor)) * of * top_k / n_experts)
         return rounded_up(min(of, rows), parameters.align)
+
+    def _holds_all_of_a_chunk(self, context: BuildContext) -> bool:
+        """Whether an expert has a row for each token of any chunk, and so for all that may choose it."""
+        if self._parameters.rows == "max" or context.sizes is None:
+            return self._parameters.rows == "max"
+        # Under a factor the rows are min(T, ceil(T K cf / E)): of all T at once, or of none.
+        return self.capacity(self._chunk, self._top_k, context.sizes.n_experts, self._chunk) >= self._chunk
 
     def decode_layout(self, layer: int, n_experts: int) -> DecodeLayout | None:
         return DecodeLayout((self.capacity(1, self._top_k, n_experts, busiest=1),) * n_experts)

@@ -31,6 +31,7 @@ class ExactParameters(Record):
 class Exact:
     static = False
     overflow: Overflow = "none"
+    may_overflow = False
     renormalise = False
     skips_padding = False
 

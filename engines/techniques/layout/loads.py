@@ -57,6 +57,7 @@ class AllExpertsParameters(Record):
 
 class Loads:
     overflow: Overflow = "none"
+    may_overflow = False
     renormalise = False
     skips_padding = False
 

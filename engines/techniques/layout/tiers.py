@@ -6,7 +6,7 @@ Source: NPUMoE (000) §3.2, §4.1 and §4.2, the arms "T" and "TG". Per layer, w
     capacity of e             = the smallest tier that holds it, tier j = multiples[j] * base, rounded up to `align`
     no tier holds it          -> the largest tier; what overflows is dropped, least salient token first
     groups                    = experts of one tier in order of popularity, `group_size` a graph, its weights within
-                                `graph_bytes`; a graph computes all its experts
+                                `graph_bytes`, which must hold an expert; a graph computes all its experts
 
 Rules that the source leaves open, as built here:
 - The load is always the true one. The source prints its tiers as {4, 2, 1} B/E; its Table 3 (1.25 slots a routed pair
@@ -84,6 +84,15 @@ class TiersParameters(Record):
     def lossless(self) -> bool:
         return False
 
+    def too_small(self, expert_bytes: int) -> str | None:
+        """Why no graph holds an expert of so many bytes, or None."""
+        if not self.grouped or expert_bytes <= self.graph_bytes:
+            return None
+        return (
+            f"graph_bytes = {self.graph_bytes} holds no expert of {expert_bytes} bytes; give at least so many, or place"
+            " experts on the cpu"
+        )
+
     def build(self, context: BuildContext) -> Tiers:
         return Tiers(self, context)
 
@@ -149,6 +158,7 @@ class Tiers:
         self.renormalise = parameters.renormalise_survivors
         self.decode_graphs = parameters.decode_graphs
         self._graphs = {layer: _graphs(parameters, profile, layer, context) for layer in profile.tokens_per_expert}
+        self.may_overflow = any(int(graphs.rows_S.min()) < context.chunk for graphs in self._graphs.values())
         self._single_rows = parameters.decode_rows
 
     def graphs(self, layer: int) -> Graphs:
@@ -191,7 +201,10 @@ def _graphs(parameters: TiersParameters, profile: Profile, layer: int, context: 
     if parameters.grouped:
         most = parameters.group_size
         if context.sizes is not None:
-            most = max(1, min(most, parameters.graph_bytes // context.sizes.expert_bytes))
+            reason = parameters.too_small(context.sizes.expert_bytes)
+            if reason is not None:
+                raise EngineError(reason)
+            most = min(most, parameters.graph_bytes // context.sizes.expert_bytes)
         groups = frozen_groups(capacities, profile.popularity(layer), most)
     else:
         groups = [(expert,) for expert in range(len(capacities))]

@@ -1,0 +1,127 @@
+"""Problems of a technique's parameters with the devices and the models of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from devices.models.sheet import available_sheets
+from engines.errors import EngineError
+from engines.model.checkpoints import CheckpointFacts
+from engines.pricing.schedule import NAMED_SHAPES, own_shape, priced_shape, sizes_of
+from engines.techniques.base import ModelSizes
+from engines.techniques.idle import changed
+from engines.techniques.layout.tiers import TiersParameters
+from engines.techniques.place.residency import ByCostParameters
+from engines.techniques.place.units import OneUnitParameters, ShardsParameters
+from engines.techniques.presets import Choices, Composed
+from harness.combinations import mismatch, sheet_of
+from harness.matrix import Part
+from harness.problems import nearest
+from harness.schema import DeviceSpec, EngineSpec
+
+PRICED = "a modelled device"
+MEASURED = "the host"
+READ_BY: tuple[tuple[type, str, str], ...] = (
+    (ByCostParameters, "costs_of", MEASURED),
+    (ByCostParameters, "as_shape", MEASURED),
+    (ByCostParameters, "overlap", PRICED),
+    (OneUnitParameters, "unit", PRICED),
+    (OneUnitParameters, "naive_launch", PRICED),
+)
+"""Of a place, parameters that only one kind of device reads: the host has one unit, a sheet its own prices."""
+
+
+def choices_of(engine: EngineSpec) -> Choices | None:
+    """None of the oracle, which places nothing."""
+    return engine.technique.choices if isinstance(engine.technique, Composed) else None
+
+
+def name_problems(engine: Part[EngineSpec]) -> Iterator[str]:
+    """Names that a place by cost asks for prices."""
+    choices = choices_of(engine.spec)
+    if choices is None or not isinstance(choices.place, ByCostParameters):
+        return
+    asked = (
+        ("costs_of", "sheet", choices.place.costs_of, available_sheets()),
+        ("as_shape", "shape", choices.place.as_shape, NAMED_SHAPES),
+    )
+    for key, what, name, known in asked:
+        if name is not None and name not in known:
+            yield f"engine {engine.label}: {key}: no {what} {name!r}; {nearest(name, known)}"
+
+
+def unread_problems(engine: Part[EngineSpec], devices: Sequence[Part[DeviceSpec]]) -> Iterator[str]:
+    """Parameters that no device reads of those that the engine goes onto: it would run as another under its name."""
+    technique, choices = engine.spec.technique, choices_of(engine.spec)
+    onto = [device.spec for device in devices if mismatch(engine.spec, device.spec) is None]
+    if choices is None or not isinstance(technique, Composed) or not onto:
+        return
+    readers = {PRICED if device.is_modelled else MEASURED for device in onto}
+    given = technique.given("place")
+    keys = [(key, by) for kind, key, by in READ_BY if isinstance(choices.place, kind) and key in given]
+    if "backbone" in changed(technique):
+        keys.append(("backbone", PRICED))
+    for key, by in keys:
+        if by not in readers:
+            (found,) = readers
+            yield (
+                f"engine {engine.label}: {key} is read by {by} only, and has no effect on {found}; remove it, or give"
+                " the engine such a device"
+            )
+
+
+def size_problems(
+    engine: Part[EngineSpec], devices: Sequence[Part[DeviceSpec]], facts: CheckpointFacts
+) -> Iterator[str]:
+    """Of a technique with the sizes of a model."""
+    choices, config = choices_of(engine.spec), facts.config
+    if choices is None or config.moe is None:
+        return
+    place = choices.place
+    if isinstance(place, ShardsParameters) and (reason := place.too_many(config.hidden, config.moe.expert_width)):
+        yield f"engine {engine.label}: {reason}"
+    as_shape = place.as_shape if isinstance(place, ByCostParameters) and place.as_shape in NAMED_SHAPES else None
+    if as_shape is not None:
+        try:
+            priced_shape(as_shape, config)
+        except EngineError as error:
+            yield f"engine {engine.label}: as_shape: {error}"
+            return
+    for device in devices:
+        if mismatch(engine.spec, device.spec) is None:
+            try:
+                sizes = _sizes(facts, device.spec, as_shape)
+            except EngineError:
+                continue  # told of the device
+            if sizes is not None and (reason := _graph_problem(choices, sizes, device.spec)):
+                yield f"engine {engine.label}: {reason}"
+
+
+def _sizes(facts: CheckpointFacts, device: DeviceSpec, as_shape: str | None) -> ModelSizes | None:
+    """As the technique is told them there."""
+    name = device.priced_as if device.is_modelled else as_shape
+    return sizes_of(own_shape(facts.source, facts.config) if name is None else priced_shape(name, facts.config))
+
+
+def _graph_problem(choices: Choices, sizes: ModelSizes, device: DeviceSpec) -> str | None:
+    """Why graphs of the technique are none, or do not run where it says."""
+    tiers = [layout for layout in choices.layouts if isinstance(layout, TiersParameters)]
+    for layout in tiers:
+        if (reason := layout.too_small(sizes.expert_bytes)) is not None:
+            return reason
+    limit = sheet_of(device).graph_bytes_limit if device.is_modelled else None
+    if limit is None or "npu" not in choices.place.units or isinstance(choices.place, ByCostParameters):
+        return None  # a place by cost leaves on the CPU what the NPU does not take
+    if sizes.expert_bytes > limit.value:
+        return (
+            f"{device.name} takes graphs of {limit.value:.0f} bytes on its NPU, and an expert has {sizes.expert_bytes};"
+            " it would run on the CPU; use unit cpu"
+        )
+    for layout in tiers:
+        most = min(layout.group_size, sizes.n_experts) if layout.grouped else 1
+        if min(layout.graph_bytes // sizes.expert_bytes, most) * sizes.expert_bytes > limit.value:
+            return (
+                f"graph_bytes = {layout.graph_bytes} with group_size = {layout.group_size} makes graphs above the"
+                f" {limit.value:.0f} bytes that {device.name} takes on its NPU; they would run on the CPU; lower one"
+            )
+    return None
