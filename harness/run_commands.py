@@ -117,8 +117,8 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write tables and report again from what a run stored."""
-    from results.database import DATABASE
-    from results.store import StoreError, check_is_folder
+    from results.database import DATABASE, StoreError
+    from results.run_folders import check_is_folder
 
     try:
         check_is_folder(out or directory)

@@ -27,9 +27,10 @@ from harness.stopping import StoppingRule, stopping_rule
 from results.cells import CONTENDED
 from results.environments import Build, Environment
 from results.requests import requests_sha256, whole_requests
+from results.run_folders import check_is_folder
 from results.runs import Input, RunInfo
 from results.self_tests import SelfTest
-from results.store import Store, StoreError, check_holds_run, check_is_folder
+from results.store import Store, StoreError, check_holds_run
 from results.trials import Failure, Trial
 from workloads.base import WorkloadError
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import os
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,18 +40,17 @@ from results.database import (
     transaction,
 )
 from results.records import Cell, ExpertHeat, PowerTrace, Sample
+from results.run_folders import check_free_space, check_is_folder
 from results.runs import RunData, RunInfo
 from results.sealed_rows import Table, insert, rows, seal_trial
 from results.trace_files import WINDOW, read_parts, read_traces, write_traces
 from results.trials import Trial, without_fields_set
 
-__all__ = ["DATABASE", "FREE_BYTES_NEEDED", "Store", "StoreError", "check_free_space", "check_holds_run"]
+__all__ = ["DATABASE", "Store", "StoreError", "check_holds_run"]
 
 _OWN_NAMES: Final = {DATABASE, *(f"{DATABASE}-{s}" for s in ("journal", "wal", "shm")), "run.lock", "traces"}
 """The journal exists only for the moment before the database is in WAL mode; a kill may leave it."""
 NO_TRACE_FILE: Final = ""
-FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
-"""A run does not start, and a trial is not written, with less room than this on the disk."""
 
 log = logging.getLogger(__name__)
 
@@ -347,30 +345,6 @@ def _no_collection() -> Iterator[None]:
         gc.freeze()
         if enabled:
             gc.enable()
-
-
-def check_free_space(directory: Path) -> None:
-    """Raises `StoreError` when the disk under a (perhaps not yet existing) folder has too little room."""
-    existing = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
-    room = shutil.disk_usage(existing)
-    # What has no bytes at all is no disk (/proc, /sys), or does not tell: whoever writes there hears why it cannot be.
-    if room.total and os.access(existing, os.W_OK) and room.free < FREE_BYTES_NEEDED:
-        raise StoreError(
-            f"only {room.free / 1e6:.0f} MB are free on the disk of {directory}, {FREE_BYTES_NEEDED / 1e6:.0f} MB are"
-            " needed; make room or name a folder on another disk with --out"
-        )
-
-
-def check_is_folder(directory: Path) -> None:
-    """Raises `StoreError` where something lies that is no folder: a file, a device."""
-    try:
-        is_other = not directory.is_dir() and (directory.exists() or directory.is_symlink())
-    except OSError as error:  # a name that is too long
-        raise StoreError(
-            f"{str(directory)[:80]}: no folder can be there ({error.strerror}); name another one"
-        ) from error
-    if is_other:
-        raise StoreError(f"{directory} is no folder; name another one")
 
 
 def check_holds_run(directory: Path) -> None:

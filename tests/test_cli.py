@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from harness.catalog import METERS
 from harness.commands import app
-from results.store import FREE_BYTES_NEEDED, Store
+from results.run_folders import FREE_BYTES_NEEDED
+from results.store import Store
 from tests.command import EXECUTABLE, environment, joulebench, start
 from tests.conftest import FinishedRun
 from tests.fakes.adb_server import FakeAdbServer

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import results.store
+import results.run_folders
 from results.printable import printable
 from results.records import Completion, EnergyReading, PowerTrace, Score
-from results.store import Store, StoreError, check_free_space
+from results.run_folders import check_free_space
+from results.store import Store, StoreError
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW
 from results.trials import Failure, Trial
 from tests.fakes.waveforms import trace
@@ -301,7 +302,7 @@ def test_too_little_room_is_told_before_anything_is_written(small_volume: Path) 
 def test_volume_that_fills_up_keeps_earlier_trials(
     small_volume: Path, monkeypatch: pytest.MonkeyPatch, n_readings: int
 ) -> None:
-    monkeypatch.setattr(results.store, "FREE_BYTES_NEEDED", 0)  # as when another program takes the room meanwhile
+    monkeypatch.setattr(results.run_folders, "FREE_BYTES_NEEDED", 0)  # as when another program takes the room meanwhile
     noise = np.random.default_rng(0).random(n_readings)
     with Store.create(small_volume / "run", INFO, CELLS) as store:
         store.add_trial(trial("c1", 0), {WINDOW: [POWER]})

@@ -1,0 +1,37 @@
+"""The folder that a run shall have: whether one can be there, and room for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from results.database import StoreError
+
+FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
+"""A run does not start, and a trial is not written, with less room than this on the disk."""
+
+
+def check_free_space(directory: Path) -> None:
+    """Raises `StoreError` when the disk under a (perhaps not yet existing) folder has too little room."""
+    existing = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
+    room = shutil.disk_usage(existing)
+    # What has no bytes at all is no disk (/proc, /sys), or does not tell: whoever writes there hears why it cannot be.
+    if room.total and os.access(existing, os.W_OK) and room.free < FREE_BYTES_NEEDED:
+        raise StoreError(
+            f"only {room.free / 1e6:.0f} MB are free on the disk of {directory}, {FREE_BYTES_NEEDED / 1e6:.0f} MB are"
+            " needed; make room or name a folder on another disk with --out"
+        )
+
+
+def check_is_folder(directory: Path) -> None:
+    """Raises `StoreError` where something lies that is no folder: a file, a device."""
+    try:
+        is_other = not directory.is_dir() and (directory.exists() or directory.is_symlink())
+    except OSError as error:  # a name that is too long
+        raise StoreError(
+            f"{str(directory)[:80]}: no folder can be there ({error.strerror}); name another one"
+        ) from error
+    if is_other:
+        raise StoreError(f"{directory} is no folder; name another one")
