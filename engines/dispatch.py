@@ -366,6 +366,8 @@ class Tally(NamedTuple):
     hits: int | None
     misses: int | None
     prefetched: int | None
+    predicted: int | None
+    recalled: int | None
 
     def counters(self) -> EngineCounters:
         return EngineCounters(
@@ -381,6 +383,8 @@ class Tally(NamedTuple):
             hits=self.hits,
             misses=self.misses,
             prefetched=self.prefetched,
+            predicted=self.predicted,
+            recalled=self.recalled,
         )
 
 
@@ -407,6 +411,8 @@ class DispatchPlan:
     """Transfers of later layers; None of a technique that does not prefetch."""
     executed: Routing | None = None
     prediction: Prediction | None = None
+    recalled: int | None = None
+    """Of the experts that the routers chose, those that had been predicted; None where nothing was."""
 
     @property
     def kept_pairs(self) -> int:
@@ -418,7 +424,9 @@ class DispatchPlan:
         moved = self.transfers.n_bytes if len(self.transfers) else 0
         sent = sum(sum(map(sum, e.bytes_NN)) for e in self.exchanges) if self.exchanges else None
         pairs = self.routed_pairs, self.dropped_pairs
-        return Tally(self.calls, len(self.token_R), *pairs, moved, sent, self.hits, self.misses, self.prefetched)
+        predicted = None if self.recalled is None else self.routed_pairs
+        found = self.hits, self.misses, self.prefetched, predicted, self.recalled
+        return Tally(self.calls, len(self.token_R), *pairs, moved, sent, *found)
 
     def counters(self) -> EngineCounters:
         return self.tally.counters()

@@ -46,6 +46,9 @@ class Estimator:
     def tensors(self) -> dict[str, Tensor]:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "layers"}
 
+    def to(self, device: torch.device) -> Estimator:
+        return Estimator(self.layers, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
+
     def logits(self, state_NH: Tensor, layer: int) -> Tensor:
         """logits_NE of the next sparse layer, from the quasi-hidden state of `layer`."""
         return self._logits(state_NH.float(), self.position_PW[self.layers.index(layer)])

@@ -18,6 +18,7 @@ from devices.base import Unit
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import CallKind, Calls, DispatchPlan, Routing
 from engines.model.experts import ExpertWeights
+from engines.profile import Learnt
 from engines.techniques.base import NOTHING, BuildContext, LayerInput
 from results.records import Record
 
@@ -59,6 +60,7 @@ class OracleParameters(Record):
     static_shapes: ClassVar[bool] = False
     lossless: ClassVar[bool] = True
     wanted_prompts: ClassVar[int] = 0
+    learns: ClassVar[frozenset[Learnt]] = frozenset()
     backbone: ClassVar[Unit] = "cpu"
     units: ClassVar[tuple[Unit, ...]] = ("cpu",)
 

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from engines.dispatch import Routing
+from engines.dispatch import Prediction, Routing
 from engines.errors import EngineError
 from engines.estimator import Estimator
 from engines.model.architecture import ModelConfig, RouterConfig
@@ -46,8 +46,8 @@ class KnownState(NamedTuple):
 class ExpertPredictor(Protocol):
     """Guesses from the state of one layer; keeps nothing between calls."""
 
-    def predict(self, known: KnownState) -> Routing | None:
-        """Experts and weights of the next sparse layer; None after the last one."""
+    def predict(self, known: KnownState) -> Prediction | None:
+        """Of the next sparse layer; None after the last one."""
         ...
 
 
@@ -62,20 +62,28 @@ class NextRouter:
     weights_input: bool
 
 
+def why_not(config: ModelConfig) -> str | None:
+    """Why the experts of a model cannot be predicted; None where they can."""
+    if config.moe is None:
+        return "a dense model has no experts to predict"
+    if len(config.moe.sparse_layers) < 2:
+        return "prediction needs two layers of experts, and the model has one"
+    if config.names.after_mlp_norm is not None:
+        return "the model's layers have a norm after their experts, and prediction needs pre-norm blocks"
+    return None
+
+
 def next_routers(config: ModelConfig, weights: ModelWeights) -> dict[int, NextRouter]:
-    """By the sparse layer that comes before. Raises `EngineError` for a model whose experts cannot be guessed."""
+    """By the sparse layer that comes before. Raises `EngineError` for a model whose experts cannot be predicted."""
+    if (reason := why_not(config)) is not None:
+        raise EngineError(reason)
     moe = config.moe
-    if moe is None:
-        raise EngineError("a dense model has no experts to predict")
+    assert moe is not None  # `why_not` tells dense models
     found: dict[int, NextRouter] = {}
     for layer, following in pairwise(sorted(moe.sparse_layers)):
         mlp, ahead = weights.layers[following].mlp, weights.layers[following]
         assert isinstance(mlp, SparseWeights)  # the config says so
-        if weights.layers[layer].after_mlp_norm is not None:
-            raise EngineError(f"layer {layer} has a norm after its experts; prediction needs pre-norm blocks")
         found[layer] = NextRouter(following, ahead.mlp_norm, mlp.router, moe.router, moe.weights_input)
-    if not found:
-        raise EngineError("prediction needs two layers of experts, and the model has one")
     return found
 
 
@@ -102,13 +110,14 @@ class RouterPredictor:
         if source == "q" and vectors_EH is None:
             raise EngineError("the quasi-hidden state needs default vectors; `joulebench calibrate` finds them")
 
-    def predict(self, known: KnownState) -> Routing | None:
+    def predict(self, known: KnownState) -> Prediction | None:
         router = self._routers.get(known.layer)
         if router is None:
             return None
-        if self._vectors_EH is None or self._source == "s":
-            return route(known.state.router_input_TH, router.router, router.config)
-        return route(quasi_hidden(known, self._vectors_EH[known.layer], router), router.router, router.config)
+        shown_TH = known.state.router_input_TH
+        if self._source == "q" and self._vectors_EH is not None:
+            shown_TH = quasi_hidden(known, self._vectors_EH[known.layer], router)
+        return Prediction(router.layer, route(shown_TH, router.router, router.config))
 
 
 class EstimatorPredictor:
@@ -119,12 +128,13 @@ class EstimatorPredictor:
     ) -> None:
         self._routers, self._vectors_EH, self._estimator = routers, vectors_EH, estimator
 
-    def predict(self, known: KnownState) -> Routing | None:
+    def predict(self, known: KnownState) -> Prediction | None:
         router = self._routers.get(known.layer)
         if router is None:
             return None
         state_TH = quasi_hidden(known, self._vectors_EH[known.layer], router)
-        return choose(self._estimator.logits(state_TH, known.layer), router.router.correction_E, router.config)
+        logits_TE = self._estimator.logits(state_TH, known.layer)
+        return Prediction(router.layer, choose(logits_TE, router.router.correction_E, router.config))
 
 
 class HybridPredictor:
@@ -134,5 +144,5 @@ class HybridPredictor:
         """estimated_layers: those whose next one the estimator guesses."""
         self._router, self._estimator, self._estimated_layers = router, estimator, estimated_layers
 
-    def predict(self, known: KnownState) -> Routing | None:
+    def predict(self, known: KnownState) -> Prediction | None:
         return (self._estimator if known.layer in self._estimated_layers else self._router).predict(known)

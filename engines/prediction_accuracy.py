@@ -104,8 +104,9 @@ def accuracies(
     for name, predictor in predictors.items():
         for layer, router in routers.items():
             known, ahead = states[layer], states[router.layer]
-            predicted = predictor.predict(known)
-            assert predicted is not None  # a layer with a router after it
+            prediction = predictor.predict(known)
+            assert prediction is not None  # a layer with a router after it
+            predicted = prediction.routing
             shown_NH = None
             if name == "router q":
                 shown_NH = quasi_hidden(known, vectors_EH[layer], router)

@@ -47,6 +47,9 @@ class ProfileOrigin(Record):
     """Of the weights while they were counted."""
 
 
+Learnt = Literal["counts", "default vectors", "estimator"]
+"""Parts of a profile. An estimator is trained by `joulebench calibrate` only; the others are found on the fly too."""
+
 PredictorName = Literal["router q", "router s", "estimator", "hybrid"]
 DataName = Literal["calibration", "held out"]
 
@@ -119,6 +122,14 @@ class Profile:
                 object.__setattr__(self, name, frozen)
         if self.default_vectors_EH is not None:
             object.__setattr__(self, "default_vectors_EH", MappingProxyType(dict(self.default_vectors_EH)))
+
+    def lacks(self, learns: frozenset[Learnt]) -> str | None:
+        """What it was made without, of what a technique reads; None where it has all."""
+        if "default vectors" in learns and self.default_vectors_EH is None:
+            return "it has no default vectors"
+        if "estimator" in learns and self.estimator is None:
+            return "it has no estimator; calibrate with --estimator"
+        return None
 
     @property
     def n_tokens(self) -> int:

@@ -199,7 +199,8 @@ class ReferenceEngine:
         self._cores.make_ready()
         with self._cores.given_back():
             self._cores.enter("prefill")
-            self.use_profile(profile_of(self._model, self._cache, prompts, self._prefill_chunk))
+            wants_vectors = "default vectors" in self._parameters.learns
+            self.use_profile(profile_of(self._model, self._cache, prompts, self._prefill_chunk, wants_vectors))
         self._cores.take_found()
 
     def use_profile(self, profile: Profile) -> None:

@@ -57,6 +57,8 @@ def _unpriced(engine: EngineSpec, sheet: Sheet) -> str | None:
     technique = engine.technique
     wanted: list[tuple[str, Kernel, Unit]] = [("attention", "attention", technique.backbone)]
     wanted += [("experts", "expert_ffn", unit) for unit in technique.units]
+    if isinstance(technique, Composed) and technique.choices.move.moves_weights:
+        return "its weights travel, and its sheet has one memory for all units and no links"
     for what, kernel, unit in wanted:
         if unit not in sheet.units:
             return f"{what} would be on {unit}, and its sheet has {', '.join(sheet.units)}"

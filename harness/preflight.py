@@ -16,8 +16,11 @@ from engines.errors import EngineError
 from engines.model.accelerator import find_backend
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.weights import check_quantisation
+from engines.prediction import why_not
 from engines.pricing.schedule import NAMED_SHAPES, priced_shape
 from engines.profile_files import DIGITS, digest_of_profile
+from engines.techniques.presets import Composed
+from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
 from harness.matrix import CellPlan, Part
 from harness.plan import Draft, Plan, PlanError
@@ -149,6 +152,11 @@ def _engine_problems(engine: Part[EngineSpec]) -> Iterator[str]:
             yield f"engine {engine.label}: technique {technique.technique} learns nothing offline; remove profile"
         elif "calibration_prompts" in technique.model_fields_set:
             yield f"engine {engine.label}: a profile takes the place of calibration_prompts; remove one of them"
+    elif "estimator" in technique.learns:
+        yield (
+            f"engine {engine.label}: technique {technique.technique} needs a profile with an estimator; make one with"
+            " `joulebench calibrate --estimator` and name it as profile"
+        )
     yield from _core_problems(engine)
 
 
@@ -172,6 +180,9 @@ def _problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts, run_p
             f"engine {engine.label}: technique {technique.technique} places experts, and {facts.source} is dense;"
             " use dropless"
         )
+    route = technique.choices.route if isinstance(technique, Composed) else None
+    if isinstance(route, PredictedParameters) and (reason := why_not(facts.config)) is not None:
+        yield f"engine {engine.label}: technique {technique.technique} predicts experts: {reason}"
     if engine.spec.quantise.asked:
         try:
             check_quantisation(facts.config, engine.spec.quantise)
@@ -179,6 +190,7 @@ def _problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts, run_p
             yield f"engine {engine.label}: {error}"
     if engine.spec.profile is not None and technique.wanted_prompts and facts.config.moe is not None:
         reason = run_parts.profile_mismatch(engine.spec.profile, facts)
+        reason = reason or run_parts.profile_lacks(engine.spec.profile, technique.learns)
         if reason:
             yield f"engine {engine.label}: {reason}"
 

@@ -23,7 +23,7 @@ from engines.parallel.engine import ParallelEngine
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.schedule import own_shape, priced_shape, sizes_of
-from engines.profile import Profile
+from engines.profile import Learnt, Profile
 from engines.profile_files import read_profile
 from engines.reference import ReferenceEngine, model_of
 from engines.techniques.base import Costs, ModelSizes
@@ -145,6 +145,11 @@ class RunParts:
         except (EngineError, OSError) as error:
             return str(error)
         return reason and f"profile {folder}: {reason}; calibrate this model: `joulebench calibrate`"
+
+    def profile_lacks(self, folder: str, learns: frozenset[Learnt]) -> str | None:
+        """What a profile that serves the model was made without; None where it has all. Raises `EngineError`."""
+        reason = self.profile(folder).lacks(learns)
+        return reason and f"profile {folder}: {reason}"
 
     def requests(self, plan: CellPlan) -> Sequence[Request]:
         """What a cell asks, without loading its weights. Raises `EngineError`, `WorkloadError`."""

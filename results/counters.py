@@ -9,7 +9,7 @@ from typing import Literal
 
 from results.records import EngineCounters
 
-Table = Literal["Experts", "Padding", "Exchanges", "Cache of experts", "Prefetched experts"]
+Table = Literal["Experts", "Padding", "Exchanges", "Cache of experts", "Predicted experts", "Prefetched experts"]
 NOT_ROUTED = "no token was routed to an expert"
 
 
@@ -55,6 +55,8 @@ COUNTERS = (
     _optional("bytes_exchanged", "B", "exchanged", lambda c: c.bytes_exchanged, "Exchanges"),
     _optional("hits", "experts", "hits", lambda c: c.hits, "Cache of experts"),
     _optional("misses", "experts", "misses", lambda c: c.misses, "Cache of experts"),
+    _optional("predicted", "pairs", "predicted", lambda c: c.predicted, "Predicted experts"),
+    _optional("recall", "%", "recalled", lambda c: _percent(c.recall), "Predicted experts"),
     _optional("prefetched", "experts", "prefetched", lambda c: c.prefetched, "Prefetched experts"),
     _optional("prefetched_unused", "experts", "unused", lambda c: c.prefetched_unused, "Prefetched experts"),
 )

@@ -204,6 +204,11 @@ class EngineCounters(Record):
     """Transfers of weights that a later layer waits for. None: the technique does not prefetch, or not counted."""
     prefetched_unused: int | None = None
     """Of these, the ones that left their slot, or saw the request end, before anything called them."""
+    predicted: int | None = None
+    """Of the routed pairs, those whose experts a layer before had guessed at. None: the technique does not guess, or
+    not counted."""
+    recalled: int | None = None
+    """Of these, the ones whose expert was among the guessed: what the router chose, whatever was executed."""
 
     @classmethod
     def total(cls, counted: Iterable[EngineCounters]) -> EngineCounters:
@@ -216,6 +221,11 @@ class EngineCounters(Record):
     @property
     def drop_rate(self) -> float | None:
         return self.dropped_pairs / self.routed_pairs if self.routed_pairs else None
+
+    @property
+    def recall(self) -> float | None:
+        """recall@k of the predictions."""
+        return None if self.recalled is None or not self.predicted else self.recalled / self.predicted
 
     @property
     def pad_rate(self) -> float | None:

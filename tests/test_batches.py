@@ -16,6 +16,7 @@ from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.model.transformer import KeyValueCache, Transformer
+from engines.profile import Learnt
 from engines.reference import ReferenceEngine
 from engines.techniques.base import BuildContext, LayerInput
 from engines.techniques.presets import DroplessParameters, dropless
@@ -40,6 +41,7 @@ class RecordingParameters(Record):
 
     lossless: ClassVar[bool] = True
     wanted_prompts: ClassVar[int] = 0
+    learns: ClassVar[frozenset[Learnt]] = frozenset()
     units: ClassVar[tuple[str, ...]] = ("cpu",)
     backbone: ClassVar[str] = "cpu"
 

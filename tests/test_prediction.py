@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engines.dispatch import Routing
+from engines.dispatch import Prediction, Routing
 from engines.errors import EngineError
 from engines.estimator import Estimator, EstimatorRecipe, divergence, estimator_shapes, train_estimator
 from engines.model.architecture import RouterConfig
@@ -101,8 +101,9 @@ def test_where_default_vectors_are_the_truth_a_prediction_is_too(case: str, tmp_
         )
         found = RouterPredictor(routers, "q", vectors_EH).predict(states[layer])
         assert found is not None
-        assert torch.equal(found.expert_ids_TK, true.routing.expert_ids_TK)
-        torch.testing.assert_close(found.weights_TK, true.routing.weights_TK, atol=1e-4, rtol=1e-3)
+        assert found.layer == router.layer
+        assert torch.equal(found.routing.expert_ids_TK, true.routing.expert_ids_TK)
+        torch.testing.assert_close(found.routing.weights_TK, true.routing.weights_TK, atol=1e-4, rtol=1e-3)
 
 
 def test_a_state_and_its_prediction_are_what_plain_loops_give() -> None:
@@ -230,8 +231,8 @@ def test_a_hybrid_asks_the_estimator_where_it_recalls_more() -> None:
         def __init__(self, expert: int) -> None:
             self._routing = routing([[expert]], [[1.0]])
 
-        def predict(self, known: KnownState) -> Routing | None:
-            return self._routing
+        def predict(self, known: KnownState) -> Prediction | None:
+            return Prediction(known.layer + 1, self._routing)
 
     hybrid = HybridPredictor(Says(1), Says(2), frozenset({0}))
     nothing = torch.empty(1, 0)
@@ -239,7 +240,7 @@ def test_a_hybrid_asks_the_estimator_where_it_recalls_more() -> None:
         hybrid.predict(KnownState(layer, routing([[0]], [[1.0]]), HiddenState(nothing, nothing, None)))
         for layer in (0, 1)
     ]
-    assert [int(one.expert_ids_TK) for one in told if one is not None] == [2, 1]
+    assert [int(one.routing.expert_ids_TK) for one in told if one is not None] == [2, 1]
 
 
 # --- the estimator ---------------------------------------------------------------------------------------------------
@@ -371,8 +372,8 @@ def test_a_guess_at_logits_is_chosen_from_as_the_router_does(case: str, tmp_path
     for layer, router in routers.items():
         found, true = predictor.predict(states[layer]), states[router.layer].routing
         assert found is not None
-        assert torch.equal(found.expert_ids_TK, true.expert_ids_TK)
-        torch.testing.assert_close(found.weights_TK, true.weights_TK)
+        assert torch.equal(found.routing.expert_ids_TK, true.expert_ids_TK)
+        torch.testing.assert_close(found.routing.weights_TK, true.weights_TK)
 
 
 def test_predictions_keep_the_scale_of_the_residual() -> None:
@@ -387,8 +388,8 @@ def test_predictions_keep_the_scale_of_the_residual() -> None:
     torch.testing.assert_close(quasi_hidden(known, vectors_EH, router), expected)
     found = RouterPredictor({0: router}, "q", {0: vectors_EH}).predict(known)
     assert found is not None
-    assert found.expert_ids_TK.tolist() == [[1]]
-    assert torch.equal(found.weights_TK, route(expected, router.router, router.config).weights_TK)
+    assert found.routing.expert_ids_TK.tolist() == [[1]]
+    assert torch.equal(found.routing.weights_TK, route(expected, router.router, router.config).weights_TK)
     into = quasi_hidden(known, vectors_EH, NextRouter(1, norm, weights, config, weights_input=True))
     torch.testing.assert_close(into, torch.tensor([[5.0, 9.0]]) / math.sqrt(53))
 

@@ -12,7 +12,7 @@ import pytest
 from engines.techniques.presets import PRESETS, CustomParameters, preset_parameters
 
 Line = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
-"""Place, layout and move: the parameters that make the system what it is. The route is the router's in all."""
+"""Place, layout and move: the parameters that make the system what it is."""
 
 
 def on(unit: str, **others: Any) -> dict[str, Any]:
@@ -20,6 +20,7 @@ def on(unit: str, **others: Any) -> dict[str, Any]:
 
 
 EXACT, NOTHING = {"kind": "exact"}, {"kind": "nothing"}
+AHEAD = {"kind": "two_buffers", "prefetch": True}
 SINGLY = {"kind": "tiers", "overflow": "saliency", "grouped": False}
 GROUPED = SINGLY | {"grouped": True}
 LINES: dict[str, tuple[str, Line]] = {
@@ -45,15 +46,29 @@ LINES: dict[str, tuple[str, Line]] = {
     ),
     "selective": ("cpu", (on("cpu"), {"kind": "selective"}, NOTHING)),
     "all-experts": ("cpu", (on("cpu"), {"kind": "all_experts"}, NOTHING)),
+    "on-demand": ("gpu", (on("gpu"), EXACT, {"kind": "two_buffers", "prefetch": False})),
+    "prefetch-hint": ("gpu", (on("gpu"), EXACT, AHEAD)),
+    "router-pf": ("gpu", (on("gpu"), EXACT, AHEAD)),
+    "est-pf": ("gpu", (on("gpu"), EXACT, AHEAD)),
+    "hybrid-pf": ("gpu", (on("gpu"), EXACT, AHEAD)),
 }
+ROUTES = {
+    "prefetch-hint": {"kind": "predicted", "predictor": "router", "source": "q", "executes": "router"},
+    "router-pf": {"kind": "predicted", "predictor": "router", "source": "q", "executes": "prediction"},
+    "est-pf": {"kind": "predicted", "predictor": "estimator", "executes": "prediction"},
+    "hybrid-pf": {"kind": "predicted", "predictor": "hybrid", "executes": "prediction"},
+}
+"""Of those whose route is not the router's own. None speculates in prefill."""
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_its_line_of_the_table(name: str) -> None:
     choices = preset_parameters(name)().choices
     backbone, line = LINES[name]
-    assert (choices.route.kind, choices.backbone) == ("router", backbone)
-    for choice, said in zip((choices.place, choices.layout, choices.move), line, strict=True):
+    assert choices.backbone == backbone
+    route = ROUTES[name] | {"speculate_prefill": False} if name in ROUTES else {"kind": "router"}
+    decisions = (choices.route, choices.place, choices.layout, choices.move)
+    for choice, said in zip(decisions, (route, *line), strict=True):
         own = choice.model_dump()  # type: ignore[attr-defined]
         assert {key: own.get(key) for key in said} == said
 

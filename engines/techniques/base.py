@@ -35,7 +35,7 @@ from engines.dispatch import (
     Transfers,
     Width,
 )
-from engines.profile import Profile
+from engines.profile import Learnt, Profile
 from engines.residency import Counts, Residency, Slots
 
 if TYPE_CHECKING:
@@ -294,10 +294,10 @@ class Move(Protocol):
 class RouteParameters(Protocol):
     """Typed parameters of a route."""
 
-    needs_profile: ClassVar[bool]
-
     @property
     def kind(self) -> str: ...
+    @property
+    def learns(self) -> frozenset[Learnt]: ...
     @property
     def lossless(self) -> bool:
         """Whether what is executed is always the router's choice."""
@@ -366,7 +366,7 @@ class Technique(Protocol):
     needs_saliency: bool
     """True when `plan` reads `saliency_T`."""
     couples_tokens: bool
-    """True when what becomes of a token depends on the others of its chunk, as under a capacity."""
+    """True when what becomes of a token depends on the others of its chunk, as under a capacity, or on the phase."""
     asks: Asks
     """What `plan` must be shown beyond routing and saliency. Where it asks for nothing, its plan can be made later."""
 
@@ -397,6 +397,11 @@ class TechniqueParameters(Protocol):
     @property
     def wanted_prompts(self) -> int:
         """How many prompts it wants to learn from; 0 for a technique that learns nothing offline."""
+        ...
+
+    @property
+    def learns(self) -> frozenset[Learnt]:
+        """What it reads of a profile; empty where `wanted_prompts` is 0."""
         ...
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from devices.base import Unit
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, Integers
+from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, Integers, Routing
 from engines.errors import EngineError
 from engines.residency import Slots
 from engines.techniques.base import (
@@ -37,7 +37,7 @@ from engines.techniques.base import (
 from engines.techniques.layout.exact import exact_rows
 from engines.techniques.move.nothing import NothingMoves
 from engines.techniques.one_token import ChosenAlone, InGroups, OneToken
-from engines.techniques.route import RoutersChoice
+from engines.techniques.route import PredictedRoute, RoutersChoice
 
 NOTHING_MOVED = Moved()
 
@@ -57,7 +57,8 @@ class ComposedTechnique:
         self.name = name
         self.asks = _joined_asks((route.asks, place.asks, move.asks))
         self.needs_saliency = any(layout.overflow == "saliency" for layout in layouts.values())
-        self.couples_tokens = any(layout.may_overflow for layout in layouts.values())
+        is_of_phase = isinstance(route, PredictedRoute) and route.hangs_on_phase
+        self.couples_tokens = is_of_phase or any(layout.may_overflow for layout in layouts.values())
         self._route = None if isinstance(route, RoutersChoice) else route
         self._move = None if isinstance(move, NothingMoves) else move
         self._place = place
@@ -67,8 +68,10 @@ class ComposedTechnique:
         self._activation_bytes = context.sizes.activation_bytes if context.sizes is not None else 0
 
     def plan(self, seen: LayerInput) -> DispatchPlan:
-        executed = prediction = None
+        executed = prediction = recalled = None
         if self._route is not None:
+            if seen.predicted is not None:
+                recalled = _recalled(seen.routing, seen.predicted)
             routing = self._route.executed(seen)
             if routing is not seen.routing:
                 seen, executed = replace(seen, routing=routing), routing
@@ -80,8 +83,8 @@ class ComposedTechnique:
             if known is not None:
                 calls, token_R, weight_R = known.calls(routing)
                 moved = NOTHING_MOVED if self._move is None else self._move.moved(seen, calls, prediction)
-                ahead = self._prefetched(seen.layer, moved)
-                return DispatchPlan(1, token_R, weight_R, calls, top_k, 0, *moved, ahead, executed, prediction)
+                told = self._prefetched(seen.layer, moved), executed, prediction, recalled
+                return DispatchPlan(1, token_R, weight_R, calls, top_k, 0, *moved, *told)
         ids_TK = routing.expert_ids_TK.cpu().numpy()
         load_E = np.bincount(ids_TK.reshape(-1), minlength=routing.n_experts)
         shares = self._place.shares(seen, load_E)
@@ -103,8 +106,8 @@ class ComposedTechnique:
             moved = moved._replace(exchanges=exchanges + moved.exchanges)
         n_pairs = n_tokens * top_k
         n_dropped = n_pairs - int(kept_E.sum())
-        ahead = self._prefetched(seen.layer, moved)
-        return DispatchPlan(n_tokens, token_R, weight_R, calls, n_pairs, n_dropped, *moved, ahead, executed, prediction)
+        told = self._prefetched(seen.layer, moved), executed, prediction, recalled
+        return DispatchPlan(n_tokens, token_R, weight_R, calls, n_pairs, n_dropped, *moved, *told)
 
     def _prefetched(self, layer: int, moved: Moved) -> int | None:
         """Transfers of later layers."""
@@ -196,6 +199,12 @@ def _joined_asks(asked: Sequence[Asks]) -> Asks:
             if slots.setdefault(unit, own) != own:
                 raise EngineError(f"the memory of {unit} has {slots[unit].n} slots and {own.n}; size it once")
     return Asks(any(one.hidden_state for one in asked), any(one.counts for one in asked), slots)
+
+
+def _recalled(chosen: Routing, predicted: Routing) -> int:
+    """Pairs of the router's choice whose expert was predicted for their token."""
+    chosen_TK, predicted_TK = chosen.expert_ids_TK.cpu().numpy(), predicted.expert_ids_TK.cpu().numpy()
+    return int((chosen_TK[:, :, None] == predicted_TK[:, None, :]).any(-1).sum())
 
 
 def _kinds(share: Share, layout: Layout) -> tuple[CallKind, ...]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 from pydantic import Field, create_model, model_validator
 
 from devices.base import Unit
+from engines.profile import Learnt
 from engines.techniques.base import (
     BuildContext,
     ChunkPhase,
@@ -34,6 +35,7 @@ from engines.techniques.layout.exact import ExactParameters
 from engines.techniques.layout.loads import AllExpertsParameters, SelectiveParameters
 from engines.techniques.layout.tiers import TiersParameters
 from engines.techniques.move.nothing import NothingParameters
+from engines.techniques.move.two_buffers import TwoBuffersParameters
 from engines.techniques.over_ranks import OverRanks
 from engines.techniques.place.ranks import (
     EplbParameters,
@@ -45,12 +47,12 @@ from engines.techniques.place.ranks import (
 )
 from engines.techniques.place.residency import ByCostParameters
 from engines.techniques.place.units import DecodesOn, OneUnitParameters, ShardsParameters
-from engines.techniques.route import RouterParameters
+from engines.techniques.route import PredictedParameters, RouterParameters
 from results.records import Record
 
 Backbone = Literal["cpu", "npu", "gpu"]
 CALIBRATION_PROMPTS = 8
-RouteChoice = RouterParameters
+RouteChoice = Annotated[RouterParameters | PredictedParameters, Field(discriminator="kind")]
 PlaceChoice = Annotated[
     OneUnitParameters
     | ShardsParameters
@@ -70,7 +72,7 @@ LayoutChoice = Annotated[
     | AllExpertsParameters,
     Field(discriminator="kind"),
 ]
-MoveChoice = NothingParameters
+MoveChoice = Annotated[NothingParameters | TwoBuffersParameters, Field(discriminator="kind")]
 
 
 class Composed(Record):
@@ -100,7 +102,11 @@ class Composed(Record):
 
     @property
     def wanted_prompts(self) -> int:
-        return self.choices.calibration_prompts if self.choices.needs_profile else 0
+        return self.choices.calibration_prompts if self.learns else 0
+
+    @property
+    def learns(self) -> frozenset[Learnt]:
+        return self.choices.learns
 
     def build(self, context: BuildContext) -> Technique:
         return self.choices.build(self.technique, context)
@@ -113,7 +119,7 @@ class Composed(Record):
     def _fits_together(self) -> Composed:
         choices = self.choices
         problem = choices.problem() or choices.idle({decision: self.given(decision) for decision in _DECISIONS})
-        if problem is None and "calibration_prompts" in changed(self) and not choices.needs_profile:
+        if problem is None and "calibration_prompts" in changed(self) and not choices.learns - {"estimator"}:
             problem = "calibration_prompts needs a choice that learns from prompts, and has no effect here; remove it"
         if problem is not None:
             raise ValueError(problem)
@@ -141,9 +147,10 @@ class Choices(NamedTuple):
         return (self.layout,) if self.decode is None else (self.layout, self.decode)
 
     @property
-    def needs_profile(self) -> bool:
-        learns = (self.route.needs_profile, self.move.needs_profile, *(layout.needs_profile for layout in self.layouts))
-        return any(learns) or isinstance(self.place, EplbParameters)
+    def learns(self) -> frozenset[Learnt]:
+        counts = self.move.needs_profile or any(layout.needs_profile for layout in self.layouts)
+        counts = counts or isinstance(self.place, EplbParameters)
+        return self.route.learns | (frozenset({"counts"}) if counts else frozenset())
 
     def units(self, phase: ChunkPhase) -> tuple[Unit, ...]:
         """Where experts are computed in a phase; a place by cost may use one of its two alone."""
@@ -180,6 +187,24 @@ class Choices(NamedTuple):
                 "skip_padding_blocks = false provisions blocks for all experts, and place by_cost splits them between"
                 " two units; leave it out"
             )
+        return self._problem_of_weights_that_travel()
+
+    def _problem_of_weights_that_travel(self) -> str | None:
+        predicts = isinstance(self.route, PredictedParameters)
+        if isinstance(self.route, PredictedParameters):
+            if (problem := self.route.problem()) is not None:
+                return problem
+            if isinstance(self.place, RanksParameters):
+                return f"place {self.place.kind} lies over processes, and predictions are made in one; use route router"
+            if self.route.executes == "router" and not _prefetches(self.move):
+                return (
+                    'executes = "router" takes predictions as hints of what to fetch, and nothing is fetched ahead;'
+                    " use move two_buffers with prefetch = true"
+                )
+        if _prefetches(self.move) and not predicts:
+            return "two_buffers fetches what was predicted, and route router predicts nothing; set prefetch = false"
+        if isinstance(self.move, TwoBuffersParameters) and not isinstance(self.place, OneUnitParameters):
+            return f"two_buffers fills the memory of one unit, and place {self.place.kind} has others; use one_unit"
         return None
 
     def _not_over_ranks(self) -> str | None:
@@ -221,6 +246,10 @@ class Choices(NamedTuple):
             is_exact = isinstance(self.layouts[-1], ExactParameters)
             return OverRanks(composed, place, context.sizes.hidden, *options, decodes_exactly=is_exact)
         return composed
+
+
+def _prefetches(move: MoveParameters) -> bool:
+    return isinstance(move, TwoBuffersParameters) and move.prefetch
 
 
 def _follows_the_busiest(layout: LayoutParameters) -> bool:
@@ -279,7 +308,8 @@ class Preset:
 _CPU, _GPU, _NPU = (OneUnitParameters(unit=unit) for unit in ("cpu", "gpu", "npu"))
 _WHERE = ("unit", "naive_launch", "backbone")
 """What parts the systems of Table 2."""
-_NPUMOE, _NEURON = "000 NPUMoE", "004 Neuron MoE guide"
+_AHEAD = TwoBuffersParameters()
+_NPUMOE, _NEURON, _SPECULATING = "000 NPUMoE", "004 Neuron MoE guide", "003 Speculating experts"
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
@@ -363,6 +393,44 @@ PRESETS: dict[str, Preset] = {
             Choices(_CPU, AllExpertsParameters()),
         ),
         Preset(
+            "on-demand",
+            "experts lie on the host; each is fetched when its layer asks for it",
+            f"{_SPECULATING}, §5.1",
+            Choices(_GPU, ExactParameters(), "gpu", move=TwoBuffersParameters(prefetch=False)),
+            fixed=(
+                "naive_launch",
+                "prefetch",
+            ),
+        ),
+        Preset(
+            "prefetch-hint",
+            "predicted experts are fetched a layer ahead, missed ones on demand; equals the oracle",
+            f"{_SPECULATING}, §4",
+            Choices(_GPU, ExactParameters(), "gpu", route=PredictedParameters(executes="router"), move=_AHEAD),
+            fixed=("naive_launch", "prefetch", "executes", "speculate_prefill"),
+        ),
+        Preset(
+            "router-pf",
+            "experts as the next router says of a guess at its input: fetched a layer ahead and executed",
+            f"{_SPECULATING}, §4",
+            Choices(_GPU, ExactParameters(), "gpu", route=PredictedParameters(), move=_AHEAD),
+            fixed=("naive_launch", "prefetch", "executes", "predictor"),
+        ),
+        Preset(
+            "est-pf",
+            "experts as a trained estimator says: fetched a layer ahead and executed",
+            f"{_SPECULATING}, §6",
+            Choices(_GPU, ExactParameters(), "gpu", route=PredictedParameters(predictor="estimator"), move=_AHEAD),
+            fixed=("naive_launch", "prefetch", "executes", "predictor", "source"),
+        ),
+        Preset(
+            "hybrid-pf",
+            "the estimator for layers that it tells better than their router; fetched a layer ahead and executed",
+            f"{_SPECULATING}, §6",
+            Choices(_GPU, ExactParameters(), "gpu", route=PredictedParameters(predictor="hybrid"), move=_AHEAD),
+            fixed=("naive_launch", "prefetch", "executes", "predictor", "source"),
+        ),
+        Preset(
             "tensor-parallel",
             "every expert in slices over processes, results added",
             f"{_NEURON}, tensor parallelism",
@@ -408,7 +476,7 @@ def preset_parameters(name: str) -> type[Composed]:
                 fields[field_name] = (field.annotation, changed)
     backbone = preset.choices.backbone
     fields["backbone"] = (Literal[backbone] if "backbone" in preset.fixed else Backbone, backbone)
-    if preset.choices.needs_profile:
+    if preset.choices.learns and "estimator" not in preset.choices.learns:
         fields["calibration_prompts"] = (int, Field(CALIBRATION_PROMPTS, ge=1, le=100_000))
     made = create_model(f"{name} parameters", __base__=_PresetParameters, **fields)
     made.technique = name

@@ -1,20 +1,37 @@
-"""Which experts each token gets: those that its router chose."""
+"""Which experts each token gets: those that its router chose, or those that the layer before predicted (003).
+
+A prediction is made of what the layer before knows when its own experts are about to run, so that weights can travel
+while those run. The first layer with experts has none before it and takes its router's choice.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from engines.dispatch import Prediction, Routing
-from engines.techniques.base import NOTHING, BuildContext, LayerInput
+from engines.errors import EngineError
+from engines.prediction import (
+    EstimatorPredictor,
+    ExpertPredictor,
+    HybridPredictor,
+    KnownState,
+    RouterPredictor,
+    Source,
+    next_routers,
+)
+from engines.profile import Learnt
+from engines.techniques.base import NOTHING, Asks, BuildContext, LayerInput
 from results.records import Record
 
 
 class RouterParameters(Record):
     """Has no parameters."""
 
-    needs_profile: ClassVar[bool] = False
-
     kind: Literal["router"] = "router"
+
+    @property
+    def learns(self) -> frozenset[Learnt]:
+        return frozenset()
 
     @property
     def lossless(self) -> bool:
@@ -32,3 +49,84 @@ class RoutersChoice:
 
     def predict(self, seen: LayerInput) -> Prediction | None:
         return None
+
+
+class PredictedParameters(Record):
+    """predictor: who guesses. source: what the next router is shown, the quasi-hidden state or this layer's input.
+
+    executes: the prediction with its weights, or the router's choice, to which the prediction is a hint.
+    speculate_prefill: predict while prompts are read too, and scored texts; else all experts are fetched there, and the
+    router's choice is executed.
+    """
+
+    kind: Literal["predicted"] = "predicted"
+    predictor: Literal["router", "estimator", "hybrid"] = "router"
+    source: Source = "q"
+    executes: Literal["prediction", "router"] = "prediction"
+    speculate_prefill: bool = False
+
+    @property
+    def learns(self) -> frozenset[Learnt]:
+        """Of a profile."""
+        if self.predictor == "router" and self.source == "s":
+            return frozenset()
+        return frozenset({"default vectors"} if self.predictor == "router" else {"default vectors", "estimator"})
+
+    @property
+    def lossless(self) -> bool:
+        return self.executes == "router"
+
+    def problem(self) -> str | None:
+        """Why a parameter would have no effect, or None."""
+        if self.predictor != "router" and self.source != "q":
+            return f'source = "{self.source}" is what a router is shown; predictor {self.predictor} reads q; remove it'
+        return None
+
+    def build(self, context: BuildContext) -> PredictedRoute:
+        return PredictedRoute(self._predictor(context), self.executes == "prediction", self.speculate_prefill)
+
+    def _predictor(self, context: BuildContext) -> ExpertPredictor:
+        if context.model is None:
+            raise EngineError("a prediction asks the model's own norms and routers; build the technique with its model")
+        routers = next_routers(context.model.config, context.model.weights)
+        if not self.learns:
+            return RouterPredictor(routers, self.source)
+        profile = context.profile
+        if profile is None or profile.default_vectors_EH is None:
+            raise EngineError("predictions need default vectors; `joulebench calibrate` finds them")
+        device = next(iter(routers.values())).router.weight_EH.device
+        vectors_EH = {layer: vectors.to(device) for layer, vectors in profile.default_vectors_EH.items()}
+        router = RouterPredictor(routers, self.source, vectors_EH)
+        if self.predictor == "router":
+            return router
+        if profile.estimator is None or profile.predictions is None:
+            raise EngineError(
+                f"predictor {self.predictor} needs an estimator; `joulebench calibrate --estimator` trains one"
+            )
+        estimator = EstimatorPredictor(routers, vectors_EH, profile.estimator.to(device))
+        if self.predictor == "estimator":
+            return estimator
+        return HybridPredictor(router, estimator, frozenset(profile.predictions.estimated_layers))
+
+
+class PredictedRoute:
+    asks = Asks(hidden_state=True)
+
+    def __init__(self, predictor: ExpertPredictor, executes_prediction: bool, speculates_prefill: bool) -> None:
+        self._predictor = predictor
+        self._executes_prediction = executes_prediction
+        self._speculates_prefill = speculates_prefill
+
+    @property
+    def hangs_on_phase(self) -> bool:
+        """Whether the same token gets other experts in a prefill than in decoding."""
+        return self._executes_prediction and not self._speculates_prefill
+
+    def executed(self, seen: LayerInput) -> Routing:
+        return seen.predicted if self._executes_prediction and seen.predicted is not None else seen.routing
+
+    def predict(self, seen: LayerInput) -> Prediction | None:
+        if seen.phase == "prefill" and not self._speculates_prefill:
+            return None
+        assert seen.hidden_state is not None  # this asks for it
+        return self._predictor.predict(KnownState(seen.layer, seen.routing, seen.hidden_state))

@@ -1,0 +1,83 @@
+"""Experts lie on a host; two buffers beside the unit that computes take those of one layer each, in turn (003 §5.1).
+
+While layer l computes from one buffer, the other is filled for the next layer with experts: those that were predicted,
+or in a prefill without predictions all of them. What a layer needs and lacks is fetched before its calls. A buffer is
+written over two layers later, so nothing is found there by the next token: that would be a cache.
+
+Legend: E experts, X experts called, M transfers.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from engines.dispatch import FILE, NO_TRANSFERS, Calls, Integers, Link, Prediction, Routing, Transfers
+from engines.errors import EngineError
+from engines.techniques.base import NOTHING, BuildContext, LayerInput, Moved
+from results.records import Record
+
+
+class TwoBuffersParameters(Record):
+    """prefetch: fill the other buffer meanwhile; else everything is fetched when its layer asks for it."""
+
+    moves_weights: ClassVar[bool] = True
+
+    kind: Literal["two_buffers"] = "two_buffers"
+    prefetch: bool = True
+
+    @property
+    def needs_profile(self) -> bool:
+        return False
+
+    def build(self, context: BuildContext) -> TwoBuffers:
+        """Raises `EngineError` for a dense model."""
+        if context.sizes is None or context.model is None or context.model.config.moe is None:
+            raise EngineError("a dense model has no experts to fetch; use dropless")
+        layers = sorted(context.model.config.moe.sparse_layers)
+        n_bytes = context.sizes.expert_bytes if context.moved_expert_bytes is None else context.moved_expert_bytes
+        return TwoBuffers(dict(pairwise(layers)), context.sizes.n_experts, n_bytes, self.prefetch)
+
+
+class TwoBuffers:
+    asks = NOTHING
+
+    def __init__(self, next_layer: dict[int, int], n_experts: int, expert_bytes: int, prefetch: bool) -> None:
+        """next_layer: the next one with experts, of each but the last."""
+        self.prefetches = prefetch
+        self._next_layer, self._followers = next_layer, {*next_layer.values()}
+        self._expert_bytes = expert_bytes
+        self._all_E, self._none_E = np.arange(n_experts), np.arange(0)
+
+    def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
+        called_X = np.unique(calls.expert_S)
+        missing_X = called_X
+        ahead, next_X = seen.layer, self._none_E
+        if self.prefetches:
+            missing_X = np.setdiff1d(called_X, self._filled_before(seen), assume_unique=True)
+            ahead, next_X = self._next_layer.get(seen.layer, seen.layer), self._fills_now(seen, prediction)
+        expert_M = np.concatenate([missing_X, next_X])
+        transfers = NO_TRANSFERS
+        if len(expert_M):
+            layer_M = np.repeat([seen.layer, ahead], [len(missing_X), len(next_X)])
+            unit = calls.kinds[0].unit
+            link = Link(FILE if unit == "cpu" else "cpu", unit)
+            transfers = Transfers(expert_M, layer_M, np.full(len(expert_M), self._expert_bytes), (link,))
+        return Moved(transfers, (), len(called_X) - len(missing_X), len(missing_X))
+
+    def _filled_before(self, seen: LayerInput) -> Integers:
+        """What the layer before fetched for this one."""
+        if seen.predicted is not None:
+            return _experts(seen.predicted)
+        return self._all_E if seen.phase == "prefill" and seen.layer in self._followers else self._none_E
+
+    def _fills_now(self, seen: LayerInput, prediction: Prediction | None) -> Integers:
+        if prediction is not None:
+            return _experts(prediction.routing)
+        return self._all_E if seen.phase == "prefill" and seen.layer in self._next_layer else self._none_E
+
+
+def _experts(routing: Routing) -> Integers:
+    return np.unique(routing.expert_ids_TK.cpu().numpy())
