@@ -70,7 +70,7 @@ class Channel:
     kind: TraceKind
     update_period_s: float = 0.0
     resolution: float = 0.0
-    relative_accuracy: float = 0.0
+    relative_accuracy: float | None = 0.0
     wrap_at_j: float | None = None
     additive: bool = True
     can_rest: bool = False

@@ -149,7 +149,7 @@ def _meter_test(meter: Meter, measured: Measured, sample_interval_s: float) -> M
     own = [replace(t, relative_accuracy=0.0) for t in measured.traces if t.meter == meter.name]
     additive = [t for t in own if t.additive]
     update_s = max((t.update_period_s for t in additive), default=0.0)
-    gains = [t.relative_accuracy for t in measured.traces if t.meter == meter.name and t.additive]
+    gains = [t.relative_accuracy or 0.0 for t in measured.traces if t.meter == meter.name and t.additive]
     seen = [s for t in additive if (s := seen_update_s(t, measured.stretches.load)) is not None]
     stretches = measured.stretches
     idle = IdleBaseline(

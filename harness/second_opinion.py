@@ -70,7 +70,7 @@ def _compared(name: str, smi_w: float, trace: PowerTrace, look: Look) -> Check:
     seen_w = trace.values[then]
     if not len(seen_w):
         return Check(name=f"nvidia-smi and nvml about {name}", ok=None, found="NVML has no reading of that time")
-    gain = COVERAGE * trace.relative_accuracy
+    gain = COVERAGE * (trace.relative_accuracy or 0.0)
     low_w, high_w = float(seen_w.min()) * (1 - gain), float(seen_w.max()) * (1 + gain)
     agrees = low_w <= smi_w <= high_w
     return Check(

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from results.cells import disturbances
 from results.counters import COUNTERS
+from results.operations import extrapolation_notes
 from results.rederivation import derivation_notes
 from results.roads import arithmetic_notes, road_notes
 from results.same_requests import unlike_notes
-from results.trial_traces import lost_trace_notes
+from results.trial_traces import lost_trace_notes, meter_notes
 from results.units import format_interval, format_known, format_mean, format_number, format_p, si_scale, signed
 
 if TYPE_CHECKING:
@@ -58,7 +59,15 @@ def print_summary(derived: RunFrames, console: Console) -> None:
         console.print(line, markup=False, highlight=False)
     for i, reason in enumerate(reasons, start=1):
         console.print(f"[{i}] {reason}", markup=False, highlight=False)
-    notes = [*_notes(rows), *arithmetic_notes(run), *unlike_notes(run), *road_notes(run), *disturbances(run)]
+    meters = meter_notes(run) if any(str(r["device"]).startswith("model:") for r in rows) else {}
+    notes = [
+        *_notes(rows, meters),
+        *extrapolation_notes(derived.operations),
+        *arithmetic_notes(run),
+        *unlike_notes(run),
+        *road_notes(run),
+        *disturbances(run),
+    ]
     for note in [*notes, *derivation_notes(run), *lost_trace_notes(run)]:
         console.print(note, markup=False, highlight=False)
     _print_answers(derived, console)
@@ -229,7 +238,7 @@ def _methods(rows: list[dict[str, Any]]) -> str:
     energy = "/".join(dict.fromkeys(str(r["energy_method"]) for r in rows))
     shares = [r["energy_uncertainty_percent"] for r in rows if _known(r["energy_uncertainty_percent"])]
     if not shares:
-        return f"time {time}, joules {energy}"
+        return f"time {time}, joules {energy}{', error not stated' if energy == 'modelled' else ''}"
     low, high = format_number(min(shares)), format_number(max(shares))
     spread = f"±{low} %" if low == high else f"±{low} to {high} %"
     return f"time {time}, joules {energy} ({spread} each)"
@@ -239,14 +248,15 @@ def _model(row: Row) -> str:
     return f"{row['model']} ({row['model_note']})" if isinstance(row["model_note"], str) else str(row["model"])
 
 
-def _notes(rows: list[dict[str, Any]]) -> list[str]:
+def _notes(rows: list[dict[str, Any]], meters: Mapping[tuple[str, str], str]) -> list[str]:
+    """meters: what they say of themselves, by device and meter."""
     scored = any(_known(r["accuracy_low"]) for r in rows)
     of_scores = "; [ ] is that of an accuracy over its samples" if scored else ""
     notes = [f"± is half the 95 % interval over the trials{of_scores}; n: trials."]
     for device in dict.fromkeys(str(r["device"]) for r in rows if r["energy_method"] == "modelled"):
         why = "CPU time x watts of a sheet"
         if device.startswith("model:"):
-            why = "its ± is the residual of the sheet's fit; what the model misses stands in docs/measurements"
+            why = next((note for (name, _), note in meters.items() if name == device), "by a hardware sheet")
         notes.append(f"{device}: joules are modelled, not measured ({why}).")
     if any(isinstance(r["model_note"], str) and "random" in r["model_note"] for r in rows):
         notes.append("Random weights: the accuracy says nothing about a trained model.")

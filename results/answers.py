@@ -221,7 +221,8 @@ def _of_trial(run: RunData, trial: Trial, texts: Mapping[str, Sample]) -> Iterat
 
 def _mean_answer(cell: Cell, time_method: Method, seen: Sequence[_Once]) -> Answer:
     metrics = dict.fromkeys(metric for once in seen for metric in once.scores)
-    known = [(j.value, j.uncertainty or 0.0, j.method) for once in seen if (j := once.joules).value is not None]
+    known = [(j.value, j.uncertainty, j.method) for once in seen if (j := once.joules).value is not None]
+    stated = [u for _, u, _ in known if u is not None]
     without = [once.joules.reason for once in seen if once.joules.value is None]
     reason = without[0] if without else None
     if known and without:
@@ -237,7 +238,9 @@ def _mean_answer(cell: Cell, time_method: Method, seen: Sequence[_Once]) -> Answ
         e2e_s=_mean([math.fsum(c.e2e_s for c in once.requests) for once in seen]),
         time_method=time_method,
         energy_j=_mean([j for j, _, _ in known]) if known else None,
-        energy_uncertainty_j=math.sqrt(_mean([u * u for _, u, _ in known])) if known else None,
+        energy_uncertainty_j=math.sqrt(_mean([u * u for u in stated]))
+        if stated and len(stated) == len(known)
+        else None,
         energy_method=known[0][2] if known else "missing",
         energy_meter=first.joules.meter,
         energy_reason=reason,

@@ -114,11 +114,10 @@ def energy_between(
         math.fsum(p.variance_j2 for p in parts),
         math.sqrt(math.fsum(p.gain_j**2 for p in parts)),
     )
-    uncertainty = math.sqrt(total.variance_j2 + total.gain_j**2)
+    uncertainty = _uncertainty(total, moving)
     remark = "; ".join([*remarks, *(p.remark for p in parts if p.remark)]) or None
-    unknown = unknown.model_copy(
-        update={"relative_gain_error": total.gain_j / abs(total.energy_j) if total.energy_j else None}
-    )
+    if uncertainty is not None and total.energy_j:
+        unknown = unknown.model_copy(update={"relative_gain_error": total.gain_j / abs(total.energy_j)})
     if method == "relative gauge":
         return unknown.model_copy(
             update={"gauge_units": total.energy_j, "gauge_units_uncertainty": uncertainty, "reason": NO_JOULES}
@@ -129,10 +128,18 @@ def energy_between(
             net_j, net_uncertainty_j = _net(total, duration_s, idle)
             _check_same_parts(idle, chosen, moving)
             remark = "; ".join(x for x in (remark, idle.remark) if x) or None
-            amounts |= {"net_energy_j": net_j, "net_uncertainty_j": net_uncertainty_j, "remark": remark}
+            amounts |= {"net_energy_j": net_j, "remark": remark}
+            amounts["net_uncertainty_j"] = None if uncertainty is None else net_uncertainty_j
         except UnresolvedError as reason:
             amounts["reason"] = str(reason)
     return unknown.model_copy(update=amounts)
+
+
+def _uncertainty(total: _Part, traces: Sequence[PowerTrace]) -> float | None:
+    """None where a trace states no gain error: what its readings alone leave open is not the error of the joules."""
+    if any(trace.relative_accuracy is None for trace in traces):
+        return None
+    return math.sqrt(total.variance_j2 + total.gain_j**2)
 
 
 def idle_baseline(
@@ -292,7 +299,9 @@ def _integrate(part: Resting, intervals: Sequence[Interval], beside: Beside | No
     # What is computed does not jump; what stands until the next reading was thought about by its gauge.
     is_read = trace.kind in ("counter", "power") and trace.method not in ("modelled", "relative gauge")
     jumped_j2, jumped = _jumped(trace, edges, energy_j, beside) if is_read else (0.0, None)
-    return _Part(energy_j, variance_j2 + still_j2 + jumped_j2, trace.relative_accuracy * abs(energy_j), stood, jumped)
+    return _Part(
+        energy_j, variance_j2 + still_j2 + jumped_j2, (trace.relative_accuracy or 0.0) * abs(energy_j), stood, jumped
+    )
 
 
 def _jumped(trace: PowerTrace, edges: Array, energy_j: float, beside: Beside | None) -> tuple[float, str | None]:

@@ -6,7 +6,7 @@ From what the trial stored: which operations ran and when each began, and the me
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,21 +22,26 @@ OPERATIONS: Final = "operations"
 """The component under which a trace of operations is stored: values are places in the list of its basis."""
 SECONDS: Final = "seconds"
 """In that list: how long the operation takes. Stores of before lack it; no units worked at the same time there."""
+FITTED: Final = "fitted"
+"""In that list: whether the rows that its price was fitted on had any such. Stores of before lack it."""
+EXTRAPOLATED: Final = "extrapolated beyond what the sheet was fitted on"
 _COLUMNS = (
     "cell", "device", "engine", "technique", "model", "workload", "operation", "unit", "n", "seconds",
-    "share_of_time", "joules",
+    "share_of_time", "joules", "seconds_outside_fit", "trial",
 )  # fmt: skip
 
 
 class Spent(NamedTuple):
     """n: how many ran. seconds: of the unit. joules: of the unit, and communication, which units that work at the same
-    time share alike."""
+    time share alike. outside_s: of the seconds, those of launches unlike all that their price was fitted on: they are
+    extrapolated. None where that was not kept."""
 
     operation: str
     unit: str
     n: int
     seconds: float
     joules: float
+    outside_s: float | None = None
 
 
 def operations_table(run: RunData) -> pd.DataFrame:
@@ -57,10 +62,39 @@ def operations_table(run: RunData) -> pd.DataFrame:
         whole_s = sum(one.seconds for one in spent)
         rows += [
             (cell.cell_id, cell.device, cell.engine, cell.technique, cell.model, cell.workload, one.operation, one.unit,
-             one.n, one.seconds, one.seconds / whole_s if whole_s else None, one.joules)
+             one.n, one.seconds, one.seconds / whole_s if whole_s else None, one.joules, one.outside_s, own.trial_id)
             for one in spent
         ]  # fmt: skip
-    return pd.DataFrame(rows, columns=list(_COLUMNS))
+    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"seconds_outside_fit": "float64"})
+
+
+def outside_share(operations: pd.DataFrame, cells: Collection[str]) -> float | None:
+    """Of the cells' modelled seconds, the share of launches unlike all that their price was fitted on.
+
+    operations: of `operations_table`. None where it is not known of one of them.
+    """
+    own = operations[operations["cell"].isin(list(cells))]
+    whole_s = float(own["seconds"].sum())
+    known = own.dropna(subset=["seconds_outside_fit"])["cell"].nunique()
+    return float(own["seconds_outside_fit"].sum()) / whole_s if whole_s and known == len(set(cells)) else None
+
+
+def share_words(share: float) -> str:
+    return "< 1 %" if 0 < share < 0.005 else "> 99 %" if 0.995 < share < 1 else f"{100 * share:.0f} %"
+
+
+def extrapolation_notes(operations: pd.DataFrame) -> list[str]:
+    """A line for each modelled device and workload with launches unlike all that their price was fitted on."""
+    found = []
+    for device, workload in dict.fromkeys(zip(operations["device"], operations["workload"], strict=True)):
+        own = operations[(operations["device"] == device) & (operations["workload"] == workload)]
+        shares = {
+            engine: outside_share(own, cells["cell"].unique()) for engine, cells in own.groupby("engine", sort=False)
+        }
+        told = "; ".join(f"{engine} {share_words(share)}" for engine, share in shares.items() if share)
+        if told:
+            found.append(f"{device} · {workload}: {EXTRAPOLATED}, of its modelled seconds: {told}.")
+    return found
 
 
 def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]:
@@ -74,6 +108,7 @@ def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]
         listed = json.loads(kept[0].basis or "")
         names = [(str(one["name"]), str(one["unit"])) for one in listed]
         taken_s = np.array([float(one.get(SECONDS, np.nan)) for one in listed])
+        is_outside = np.array([np.nan if FITTED not in one else float(not one[FITTED]) for one in listed])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceFileError(f"the list of operations cannot be read ({error})") from error
     if np.any((places < 0) | (places >= len(names))):
@@ -94,12 +129,16 @@ def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]
             "unit": units,
             "seconds": ends_s - starts_s,
             "joules": _joules(counters, starts_s, ends_s, np.array(units)),
+            "outside_s": (ends_s - starts_s) * is_outside[places],
         }
     )
-    summed = spent.groupby(["operation", "unit"], sort=False)[["seconds", "joules"]].agg(["size", "sum"])
+    grouped = spent.groupby(["operation", "unit"], sort=False)
+    summed = grouped[["seconds", "joules", "outside_s"]].sum(min_count=1)
     return [
-        Spent(operation, unit, int(row[0]), float(row[1]), float(row[3]))
-        for (operation, unit), row in zip(summed.index.tolist(), summed.to_numpy().tolist(), strict=True)
+        Spent(operation, unit, n, seconds, joules, None if np.isnan(outside_s) else outside_s)
+        for (operation, unit), n, (seconds, joules, outside_s) in zip(
+            summed.index.tolist(), grouped.size().tolist(), summed.to_numpy().tolist(), strict=True
+        )
     ]
 
 

@@ -278,8 +278,9 @@ class PowerTrace:
     """How often the hardware renews the value; 0 where every reading is fresh."""
     resolution: float = 0.0
     """Smallest step of `values`, in their unit."""
-    relative_accuracy: float = 0.0
-    """Gain error of the meter as its maker or sheet states it, one sigma."""
+    relative_accuracy: float | None = 0.0
+    """Gain error of the meter as its maker or sheet states it, one sigma. None: not stated, so that joules of it
+    have no stated uncertainty."""
     wrap_at_j: float | None = None
     """Counters only: the value at which it starts again from 0."""
     additive: bool = True

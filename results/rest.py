@@ -164,7 +164,7 @@ def beside_of(trace: PowerTrace, traces: Sequence[PowerTrace]) -> Beside | None:
     within_s = GAP_FACTOR * max(power.sample_interval_s, power.update_period_s)
     late_s = power.update_period_s + power.sample_interval_s
     seen = power.times_s, power.values
-    return Beside(curve.times_s, curve.energy_j, *seen, power.relative_accuracy, within_s, late_s)
+    return Beside(curve.times_s, curve.energy_j, *seen, power.relative_accuracy or 0.0, within_s, late_s)
 
 
 def stood_still(trace: PowerTrace, curve: Cumulative, edges: Array, n_alike: int) -> tuple[float, Stood | None]:

@@ -68,4 +68,4 @@ class RunFrames:
     @cached_property
     def standings(self) -> list[tuple[Group, list[Group]]]:
         """By device: all workloads together, and each."""
-        return device_groups(self.run, self.tidy, self.baseline)
+        return device_groups(self.run, self.tidy, self.baseline, self.operations)

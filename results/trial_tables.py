@@ -13,6 +13,7 @@ import pandas as pd
 
 from results.cells import data_sources, trials_of
 from results.derivation import energy_of_requests, not_alone
+from results.operations import operations_table, outside_share
 from results.records import Completion
 from results.roads import road_words
 from results.runs import RunData
@@ -25,7 +26,8 @@ TRIALS_A_PART = 1000
 _TRIAL_COLUMNS = (
     "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "attempts",
     "status", "started_at", "time_method", "requests", "marks", "failure", "foreign_cpu_share", "contention_repeats",
-    "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road", "derived_by",
+    "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road",
+    "outside_fit_share", "derived_by",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
     "cell", "repeat", "sample_id", "request_id", "prompt_tokens", "cached_tokens", "generated_tokens", "ttft_s",
@@ -34,14 +36,24 @@ _REQUEST_COLUMNS = (
 )  # fmt: skip
 
 
-def trials(run: RunData) -> pd.DataFrame:
-    """One row per trial, failed ones too."""
+def trials(run: RunData, operations: pd.DataFrame | None = None) -> pd.DataFrame:
+    """One row per trial, failed ones too.
+
+    operations: of `operations_table`, where the caller has it already; outside_fit_share is that of the trial whose
+    window it has.
+    """
     sources = data_sources(run)
     identities = {cell.cell_id: identity_of(run, cell, sources) | {"label": cell.label} for cell in run.cells}
-    rows = [identities[trial.cell_id] | _trial_cells(trial) for trial in _in_order(run)]
+    operations = operations_table(run) if operations is None else operations
+    windows = dict(zip(operations["cell"], operations["trial"], strict=True))
+    shares = {trial_id: outside_share(operations, [cell]) for cell, trial_id in windows.items()}
+    rows = [
+        identities[trial.cell_id] | _trial_cells(trial) | {"outside_fit_share": shares.get(trial.trial_id)}
+        for trial in _in_order(run)
+    ]
     text = ("marks", "failure", "cpu_cycles_remark", "requests_sha256", "road", "derived_by")
     counts = ("repeat", "attempts", "requests", "contention_repeats", "cpu_cycles")
-    return frame_of(rows, _TRIAL_COLUMNS, text, ("foreign_cpu_share",), counts)
+    return frame_of(rows, _TRIAL_COLUMNS, text, ("foreign_cpu_share", "outside_fit_share"), counts)
 
 
 def request_frames(run: RunData) -> Iterator[pd.DataFrame]:

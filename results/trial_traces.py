@@ -43,3 +43,20 @@ def lost_trace_notes(run: RunData) -> list[str]:
         f"the traces of {n} of {len(run.trials)} trials are lost ({first}); the joules of these trials stand, those of"
         " their single requests are missing."
     ]
+
+
+def meter_notes(run: RunData) -> dict[tuple[str, str], str]:
+    """By device and meter: what a device's meters say of themselves, from its first trial with energy."""
+    notes: dict[tuple[str, str], str] = {}
+    seen = set()
+    device_of = {cell.cell_id: cell.device for cell in run.cells}
+    for trial in run.trials:
+        device = device_of[trial.cell_id]
+        own = TrialTraces(None) if device in seen else traces_of(run, trial)
+        if own.meter is None or own.lost:
+            continue
+        seen.add(device)
+        for trace in own.traces:
+            if trace.note:
+                notes.setdefault((device, trace.meter), trace.note)
+    return notes

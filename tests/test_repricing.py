@@ -182,7 +182,7 @@ def test_operations_of_a_run_are_a_table_in_file_and_page() -> None:
     frame = operations_table(data).set_index(["operation", "unit"])
     assert frame.loc[("expert FFN", "cpu"), "share_of_time"] == pytest.approx(4.0 / 5.7)
     (table,) = page_context(data)["operation_tables"]
-    assert table.rows[1] == ("expert FFN on npu", (("1.60 s (28.1 %)", "4.40 J"),))
+    assert table.rows[1] == ("expert FFN on npu", (("1.60 s (28.1 %)", "4.40 J", ""),))
     assert "expert FFN on npu" in html_text(data)
     measured = replace(data, trials=(made.trial.model_copy(update={"time_method": "measured"}),))
     assert operations_table(measured).empty
@@ -202,7 +202,7 @@ def test_operations_stand_in_the_order_of_a_layer_whichever_arm_has_them() -> No
         for k, name in enumerate(own)
     ]
     frame = pd.DataFrame(spent, columns=["cell", "operation", "unit", "share_of_time"])
-    frame = frame.assign(device="model:m", workload="w", seconds=1500.0, joules=1.0)
+    frame = frame.assign(device="model:m", workload="w", seconds=1500.0, joules=1.0, seconds_outside_fit=0.0)
     (table,) = operation_tables(frame, arms_of([cell("a"), cell("b")]))
     assert [name for name, _ in table.rows] == [
         "norm on cpu", "attention on npu", "attention on cpu", "router on cpu", "expert FFN on npu",
@@ -230,7 +230,7 @@ def test_what_cannot_be_priced_again_is_refused() -> None:
 
 
 def test_a_window_without_operations_keeps_none_and_stays_as_it_was() -> None:
-    assert operations_trace("timeline", np.array([]), np.array([], dtype=np.int32), []) == ()
+    assert operations_trace("timeline", toy_sheet(), np.array([]), np.array([], dtype=np.int32), []) == ()
     made = run_on(toy_sheet(), [[CPU_WORK], [NPU_WORK]])
     older = {"window": made.parts["window"]}
     assert repriced(made.trial, older, OTHER) == (made.trial, older)

@@ -43,7 +43,7 @@ class TimelineMeter:
         if self._start_s is None:
             raise DeviceError("meter timeline: stop without start; call start at the window's beginning")
         start_s, self._start_s = self._start_s, None
-        self._raw = operations_trace(self.name, *self._timeline.operations(self._first))
+        self._raw = operations_trace(self.name, self._timeline.sheet, *self._timeline.operations(self._first))
         return tuple(
             self._trace(channel, component, start_s)
             for channel, component in zip(self.channels, self._timeline.sheet.components, strict=True)
@@ -67,8 +67,20 @@ def _channel(sheet: Sheet, component: str) -> Channel:
     return Channel(
         component=component,
         kind="counter",
-        relative_accuracy=costs.relative_accuracy.value,
-        note=f"modelled with sheet {sheet.name} ({sheet.source}); {idle}",
+        relative_accuracy=None,
+        note=f"modelled with sheet {sheet.name} ({sheet.source}); {idle}; {_error_words(sheet)}; the fit meets its own"
+        f" rows of {component} to {100 * costs.relative_accuracy.value:.2g} % (RMS)",
+    )
+
+
+def _error_words(sheet: Sheet) -> str:
+    """What is known of the error of seconds and joules."""
+    if sheet.missed_by is None:
+        return "their error is not stated: nothing of them was compared with the source"
+    seconds, joules = sheet.missed_by.seconds, sheet.missed_by.joules
+    return (
+        f"their error is not stated: against its source, ratios between arms came out {seconds.words} (seconds) and"
+        f" {joules.words} (joules)"
     )
 
 

@@ -1,7 +1,8 @@
 """The operations of a window as a raw trace: when each began, and which of the distinct ones, listed beside, it was.
 
 Two columns and a short list, where every operation in words would take ten times the room. Beside each in the list
-stands how long it takes: where units work at the same time, an operation does not end where the next one begins.
+stands how long it takes (where units work at the same time, an operation does not end where the next one begins), and
+whether the rows that its price was fitted on had any such.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from devices.models.timeline import Operation
-from results.operations import OPERATIONS, SECONDS
+from devices.models.sheet import Sheet
+from devices.models.timeline import Operation, is_fitted
+from results.operations import FITTED, OPERATIONS, SECONDS
 from results.records import PowerTrace
 from results.trace_files import WINDOW, TraceFileError, raw_part
 
@@ -33,6 +35,7 @@ class Ran(NamedTuple):
 
 def operations_trace(
     meter: str,
+    sheet: Sheet,
     starts_s: NDArray[np.float64],
     places: NDArray[np.int32],
     distinct: Sequence[tuple[Operation, float]],
@@ -40,7 +43,7 @@ def operations_trace(
     """Of kind `raw`; empty where nothing ran. distinct: with the seconds of each."""
     if not distinct:
         return ()
-    basis = json.dumps([{**asdict(operation), SECONDS: seconds} for operation, seconds in distinct])
+    basis = json.dumps([{**asdict(one), SECONDS: seconds, FITTED: is_fitted(sheet, one)} for one, seconds in distinct])
     values = places.astype(np.float64)
     return (PowerTrace(meter, OPERATIONS, "raw", "modelled", starts_s, values, sample_interval_s=0.0, basis=basis),)
 

@@ -3,6 +3,9 @@
 Every figure carries the place in the source that it came from and its kind: `stated` there, `fitted` on rows of its
 tables, or `assumed` because nobody says. A price without provenance does not load.
 
+What a price was fitted on bounds it (`KernelPrice.fitted_*`): beyond, it is an extrapolation. No sheet states an error
+of its seconds or joules: the residual of a fit is about the rows of the fit. What is known stands in `missed_by`.
+
 Time of one operation on a unit (a line in its work, the shape that Table 5 of 000-npumoe follows):
 
     t = launches * s_per_launch + weight_bytes * s_per_weight_byte + moved_bytes * s_per_moved_byte + flops * s_per_flop
@@ -52,6 +55,19 @@ class SheetFigure(Record):
     origin: str = Field(min_length=1)
 
 
+class Span(Record):
+    """What the rows of a fit had of an amount, both ends included."""
+
+    least: float = Field(gt=0, allow_inf_nan=False)
+    most: float = Field(allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _rises(self) -> Span:
+        if self.least > self.most:
+            raise ValueError(f"least {self.least:g} is above most {self.most:g}; swap them")
+        return self
+
+
 class KernelPrice(Record):
     """Seconds of one kind of work on one unit. An absent term costs nothing; at least one is there."""
 
@@ -59,12 +75,29 @@ class KernelPrice(Record):
     s_per_weight_byte: SheetFigure | None = None
     s_per_moved_byte: SheetFigure | None = None
     s_per_flop: SheetFigure | None = None
+    fitted_flops_per_weight_byte: Span | None = None
+    """Least and most in the rows that the price was fitted on: with two bytes a value, the rows that a weight meets.
+    None: of a price that no such rows bound, because it is none of weights, or because nobody compared it."""
+    fitted_weight_bytes: Span | None = None
+    """Least and most of one launch in those rows."""
 
     @model_validator(mode="after")
     def _has_a_term(self) -> KernelPrice:
-        if not self.model_fields_set:
-            raise ValueError(f"a price without terms; give at least one of {', '.join(type(self).model_fields)}")
+        if not self.model_fields_set & set(_TERMS):
+            raise ValueError(f"a price without terms; give at least one of {', '.join(_TERMS)}")
         return self
+
+    def is_fitted_at(self, launches: int, weight_bytes: float, flops: float) -> bool:
+        """Whether the rows of the fit had launches such as these, as far as the sheet tells."""
+        if launches == 0 or not (self.fitted_flops_per_weight_byte or self.fitted_weight_bytes):
+            return True
+        if weight_bytes == 0:
+            return False
+        amounts = (
+            (self.fitted_flops_per_weight_byte, flops / weight_bytes),
+            (self.fitted_weight_bytes, weight_bytes / launches),
+        )
+        return all(known is None or known.least <= amount <= known.most for known, amount in amounts)
 
     def seconds(self, launches: int, weight_bytes: float, moved_bytes: float, flops: float) -> float:
         terms = (
@@ -76,6 +109,28 @@ class KernelPrice(Record):
         return sum(figure.value * amount for figure, amount in terms if figure is not None)
 
 
+_TERMS = ("s_per_launch", "s_per_weight_byte", "s_per_moved_byte", "s_per_flop")
+
+
+class Misses(Record):
+    """Modelled over stated, less one, of what the source states and no fit used: the least and the most of them."""
+
+    least: float = Field(gt=-1, allow_inf_nan=False)
+    most: float = Field(allow_inf_nan=False)
+    origin: str = Field(min_length=1)
+
+    @property
+    def words(self) -> str:
+        return f"{100 * self.least:+.0f} to {100 * self.most:+.0f} %"
+
+
+class MissedBy(Record):
+    """How far ratios between arms came out from those of the source."""
+
+    seconds: Misses
+    joules: Misses
+
+
 class UnitSheet(Record):
     """A compute unit. Its energy lands in the component of the same name."""
 
@@ -85,7 +140,7 @@ class UnitSheet(Record):
     s_per_naive_launch: SheetFigure | None = None
     """On top of a launch whose unit the framework itself chose at run time (Core ML naive); None: not priced."""
     relative_accuracy: SheetFigure
-    """Energy residual of the fit, root mean square over the rows used: one sigma of the component's counter."""
+    """Energy residual of the fit, root mean square over the rows used. No error of its joules elsewhere."""
     kernels: dict[Kernel, KernelPrice]
     only_ratios: str | None = Field(default=None, min_length=1)
     """Why its prices are good for ratios of single operations alone; None where a whole model can be priced on it."""
@@ -111,6 +166,8 @@ class Sheet(Record):
     """A graph with more weight bytes than this runs on the CPU instead of the NPU."""
     idle_w: SheetFigure | None = None
     """Power of the machine doing nothing, booked on `cpu`; None where nobody says."""
+    missed_by: MissedBy | None = None
+    """None where nothing was compared with its source."""
     units: dict[Unit, UnitSheet]
     memory: MemorySheet
 

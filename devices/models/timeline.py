@@ -52,6 +52,12 @@ def operation_seconds(sheet: Sheet, operation: Operation) -> float:
     return seconds
 
 
+def is_fitted(sheet: Sheet, operation: Operation) -> bool:
+    """False where an operation is unlike all that its price was fitted on."""
+    price = _price(sheet, operation)
+    return price.is_fitted_at(operation.launches, operation.weight_bytes, operation.flops)
+
+
 def operation_joules(sheet: Sheet, operation: Operation, seconds: float) -> dict[str, float]:
     """Energy of an operation that takes `seconds`: its unit's, and communication."""
     unit = _unit(sheet, operation)

@@ -81,7 +81,7 @@ def _of_pairs(figure: ArmFigure, base: ArmFigure) -> Against:
         ratio = replace(ratio, reason=MODELLED_ONCE)
     elif figure.model_error is None and base.model_error is None:
         ratio = widened(ratio, math.hypot(figure.unshared_error, base.unshared_error))
-    remark = other_roads(figure, base)
+    remark = "; ".join(filter(None, [_windows(figure, base), other_roads(figure, base)])) or None
     if any(own.keys() != other.keys() for own, other in zip(figure.sums, base.sums, strict=True)):
         counts = ", ".join(dict.fromkeys(str(len(own)) for own, _ in pairs))
         told = (
@@ -92,9 +92,36 @@ def _of_pairs(figure: ArmFigure, base: ArmFigure) -> Against:
     return Against(ratio if ratio.value is not None else None, ratio.reason, remark)
 
 
+def _window_ratio(figure: ArmFigure, base: ArmFigure) -> float | None:
+    """Of one pass over all that was asked, where requests of one of them overlap."""
+    if not (figure.overlaps or base.overlaps) or not figure.window_s or not base.window_s:
+        return None
+    return figure.window_s / base.window_s
+
+
+def _windows(figure: ArmFigure, base: ArmFigure) -> str | None:
+    ratio = _window_ratio(figure, base)
+    if ratio is None:
+        return None
+    whose = f"requests of {' and '.join(f.arm.name for f in (figure, base) if f.overlaps)} overlap"
+    once = ", in one repeat" if all(len(own) == 1 for own in figure.sums) else ""
+    return f"{whose}: the whole window took {ratio:.2f}× that of {base.arm.name}{once}"
+
+
+def says_otherwise(figure: ArmFigure, base: ArmFigure, ratio: Ratio | None) -> str | None:
+    """Where the mean time of a request rises and the window shrinks, or the other way round; None elsewhere."""
+    window = _window_ratio(figure, base)
+    if window is None or ratio is None or ratio.value is None or (ratio.value > 1) == (window > 1):
+        return None
+    names = f"{figure.arm.name} and {base.arm.name}"
+    return f"their requests overlap, and {names} stand the other way round by their windows"
+
+
 def differ(figure: ArmFigure, other: ArmFigure, ratio: Ratio | None) -> bool:
     """Whether two figures differ for certain: beyond the interval of their pairs, and beyond the error of a model."""
     if ratio is None or ratio.value is None or ratio.value <= 0 or other_roads(figure, other) is not None:
+        return False
+    if says_otherwise(figure, other, ratio) is not None:
         return False
     if figure.model_error is not None or other.model_error is not None:
         error = math.hypot(figure.model_error or 0.0, other.model_error or 0.0)

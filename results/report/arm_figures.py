@@ -20,7 +20,9 @@ import pandas as pd
 from results.binary_scores import binary_metrics
 from results.cells import answering, left_out_reason, trials_of, usable
 from results.compare import UnlikeError, mean_score, sample_logarithms, sample_scores
+from results.derivation import not_alone
 from results.metrics import NO_METER, RELATIVE_UNITS
+from results.operations import outside_share
 from results.records import Cell, Method
 from results.report.arms import Arm
 from results.roads import comparable_roads
@@ -41,9 +43,11 @@ class ArmFigure:
     value: seconds or joules a request, or the mean score; None with a reason. n: trials, or samples of a score.
     model_error: one relative standard deviation of a model behind the value; None where it is measured, infinite where
     the model states none. stated_error: that of the meter's own readings, whole; unshared_error: without the gain
-    error. sums: of each workload, seconds or joules of all requests, by repeat. scores: by sample; is_log: the value is
-    e to their mean. asked: what two arms must share to be paired. roads: of each workload, what computed, where that
-    decides the figure: none behind times that a model gives.
+    error. overlaps: whether requests of it ran at the same time without arriving by themselves, so that each takes
+    longer than its part of the window. window_s: of one pass over all that was asked. outside_share: of the seconds of
+    a model, those of launches unlike all that it was fitted on. sums: of each workload, seconds or joules of all
+    requests, by repeat. scores: by sample; is_log: the value is e to their mean. asked: what two arms must share to be
+    paired. roads: of each workload, what computed, where that decides the figure: none behind times that a model gives.
     """
 
     arm: Arm
@@ -64,6 +68,9 @@ class ArmFigure:
     is_log: bool = False
     rising: bool = False
     roads: tuple[frozenset[str], ...] = ()
+    overlaps: bool = False
+    window_s: float | None = None
+    outside_share: float | None = None
 
     @property
     def way(self) -> tuple[Method, str | None, str]:
@@ -78,7 +85,8 @@ class ArmFigure:
 class ArmFigures:
     """first_score: of each workload. rising: whether more is better, by score."""
 
-    def __init__(self, run: RunData, frame: pd.DataFrame) -> None:
+    def __init__(self, run: RunData, frame: pd.DataFrame, operations: pd.DataFrame) -> None:
+        self._operations = operations
         self._all_trials = trials_of(run)
         self._trials = {cell_id: usable(own) for cell_id, own in self._all_trials.items()}
         self._answering = {cell_id: answering(own) for cell_id, own in self._all_trials.items()}
@@ -135,6 +143,9 @@ class ArmFigures:
             unshared_error=_unshared(amounts, total),
             sums=sums,
             roads=tuple(comparable_roads(own) for own in trials),
+            overlaps=any(a.overlaps for own in amounts for a in own.values()),
+            window_s=_summed([[a.window_s for a in own.values()] for own in amounts]),
+            outside_share=self._outside_share(chosen) if method == "modelled" else None,
             asked=tuple({t.requests_sha256 for t in own} | {len(t.completions) for t in own} for own in trials),
         )
 
@@ -149,6 +160,9 @@ class ArmFigures:
         if key not in self._amounts:
             self._amounts[key] = _seconds(trial) if quantity == "time" else _joules(trial)
         return self._amounts[key]
+
+    def _outside_share(self, cells: Sequence[Cell]) -> float | None:
+        return outside_share(self._operations, [c.cell_id for c in cells])
 
     def _stated(self, cells: Sequence[Cell], meter: str | None, method: Method) -> float | None:
         """By the meter that the figure is of: a second meter beside it states its own."""
@@ -202,7 +216,8 @@ class ArmFigures:
 
 @dataclass(frozen=True)
 class _Amount:
-    """unshared: standard uncertainty that other arms of the same meter do not share."""
+    """unshared: standard uncertainty that other arms of the same meter do not share. overlaps, window_s: of seconds, as
+    in `ArmFigure`."""
 
     value: float | None
     unit: str
@@ -210,13 +225,26 @@ class _Amount:
     meter: str | None
     reason: str | None
     unshared: float = 0.0
+    overlaps: bool = False
+    window_s: float | None = None
 
 
 def _seconds(trial: Trial) -> _Amount:
     """E2E of all requests of a trial."""
     if not trial.completions:
         return _Amount(None, "s", trial.time_method, None, "no request was completed")
-    return _Amount(math.fsum(c.e2e_s for c in trial.completions), "s", trial.time_method, None, None)
+    total_s = math.fsum(c.e2e_s for c in trial.completions)
+    arrive = any(c.arrival_s is not None for c in trial.completions)
+    edges = trial.window_start_s, trial.window_end_s
+    return _Amount(
+        total_s,
+        "s",
+        trial.time_method,
+        None,
+        None,
+        overlaps=not arrive and bool(not_alone(trial.completions)),
+        window_s=None if edges[0] is None or edges[1] is None else edges[1] - edges[0],
+    )
 
 
 def _joules(trial: Trial) -> _Amount:
@@ -233,6 +261,14 @@ def _joules(trial: Trial) -> _Amount:
         return _Amount(found.gauge_units, unit, found.method, found.meter, reason, unshared)
     reason = found.reason or f"{found.meter} gave no energy"
     return _Amount(found.energy_j, "J", found.method, found.meter, reason, unshared)
+
+
+def _summed(windows: Sequence[Sequence[float | None]]) -> float | None:
+    """One pass: of each workload the mean over repeats. None where one is not known."""
+    known = [[s for s in own if s is not None] for own in windows]
+    if any(len(own) != len(kept) or not kept for own, kept in zip(windows, known, strict=True)):
+        return None
+    return math.fsum(math.fsum(own) / len(own) for own in known)
 
 
 def _unshared(amounts: Sequence[Mapping[int, _Amount]], total: float) -> float:

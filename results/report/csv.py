@@ -38,7 +38,7 @@ def write_csv(run: RunData, directory: Path, derived: RunFrames | None = None) -
         "heat": experts_of(run, derived.heats),
         "operations": derived.operations,
         "samples": answer_table(run, derived.answered),
-        "trials": trials(run),
+        "trials": trials(run, derived.operations),
         "requests": request_frames(run),
         "summary": derived.summary,
     }

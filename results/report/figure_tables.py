@@ -304,7 +304,8 @@ def _methods(rows: Sequence[Row], subject: Subject) -> tuple[str, ...]:
         energy = first["energy_per_token", "all"]
         uncertainty = first["energy_uncertainty", "all"]["mean"]
         meter = f", {energy['meter']}" if energy["meter"] else ""
-        spread = f" ± {uncertainty:.2g} %" if uncertainty == uncertainty else ""
+        is_unstated = energy["method"] == "modelled" and pd.isna(uncertainty)
+        spread: str = ", error not stated" if is_unstated else "" if pd.isna(uncertainty) else f" ± {uncertainty:.2g} %"
         return (f"{energy['method']}{meter}{spread}",)
     if subject.title in get_args(Table):
         return ("counted",)

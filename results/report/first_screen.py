@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,6 +10,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from results.cells import usable
+from results.operations import share_words
 from results.records import Cell
 from results.report.arm_figures import QUANTITIES, Quantity
 from results.report.arms import Arm, arms_of
@@ -21,8 +23,9 @@ from results.report.standings import Group, Standing
 from results.runs import RunData
 from results.units import format_known, format_number
 
-HEADINGS: dict[Quantity, str] = {"time": "Time", "energy": "Joules", "accuracy": "Accuracy"}
+HEADINGS: dict[Quantity, str] = {"time": "Time of a request", "energy": "Joules", "accuracy": "Accuracy"}
 REUSES = "reuse_prefix"
+NOT_STATED = "error not stated"
 TELLING_ERROR = 0.01
 """Relative uncertainty that a meter states, from which on its heading says so."""
 
@@ -94,7 +97,7 @@ def device_screens(
             DeviceScreen(
                 device=whole.device,
                 subject=subject_of(run, whole.device),
-                caveats=caveats_of(run, whole.device),
+                caveats=(*caveats_of(run, whole.device), *_extrapolated(whole)),
                 workloads=workloads,
                 table=arm_table(f"d{n}", whole, units),
                 sentences=tuple(sentences(whole, single)),
@@ -104,6 +107,15 @@ def device_screens(
             )
         )
     return found
+
+
+def _extrapolated(group: Group) -> list[Caveat]:
+    most = max((row["time"].outside_share or 0.0 for row in group.rows), default=0.0)
+    return (
+        [Caveat(f"up to {share_words(most)} of an arm's modelled seconds are extrapolated", "operations")]
+        if most
+        else []
+    )
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -148,6 +160,8 @@ def _covered(group: Group) -> str:
 def _method(method: str, known: Sequence[Standing]) -> str:
     """With what the meter states of itself, where that is more than `TELLING_ERROR`, or a model's."""
     error = max((s.stated_error or 0.0 for s in known if s.method == method), default=0.0)
+    if any(s.model_error == math.inf for s in known if s.method == method):
+        return f"{method}, {NOT_STATED}"
     is_told = error > 0 if method == "modelled" else error > TELLING_ERROR
     return f"{method} ± {100 * error:.2g} %" if is_told else method
 

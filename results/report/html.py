@@ -19,6 +19,7 @@ import pandas as pd
 
 from results.cells import data_sources, disturbances, mark_words, usable
 from results.environments import Environment
+from results.operations import extrapolation_notes
 from results.records import Cell, Method
 from results.rederivation import derivation_notes
 from results.report import figures
@@ -40,7 +41,7 @@ from results.roads import build_words, road_notes
 from results.run_frames import RunFrames
 from results.runs import Input, RunData
 from results.same_requests import SHOWN_DIGITS, unlike_notes
-from results.trial_traces import TrialTraces, lost_trace_notes, traces_of
+from results.trial_traces import lost_trace_notes, meter_notes
 from results.trials import Failure, Trial
 from results.units import format_bytes
 
@@ -111,7 +112,7 @@ def page_context(run: RunData, derived: RunFrames | None = None) -> dict[str, An
         "info": run.info,
         "counts": _counts(run.trials),
         "method_sentences": _method_sentences(run, frame),
-        "warnings": _warnings(run),
+        "warnings": [*_warnings(run), *extrapolation_notes(derived.operations)],
         "screens": device_screens(run, frame, derived.standings, units),
         "arms": list(dict.fromkeys(arms.values())),
         "symbol": symbol,
@@ -206,7 +207,7 @@ def _counts(trials: Sequence[Trial]) -> dict[str, int]:
 def _method_sentences(run: RunData, frame: pd.DataFrame) -> list[tuple[str, str]]:
     """(device, how its time and energy came to be)."""
     found = []
-    notes = _meter_notes(run)
+    notes = meter_notes(run)
     for device, rows in frame.groupby("device", sort=False):
         time_rows = rows[(rows["metric"] == "e2e") & (rows["method"] != "missing")]
         times = list(time_rows["method"].unique())
@@ -220,23 +221,6 @@ def _method_sentences(run: RunData, frame: pd.DataFrame) -> list[tuple[str, str]
         energy_text = f"Energy is {'; '.join(energy)}." if energy else "Energy is missing; the tables say why."
         found.append((str(device), time_text + energy_text))
     return found
-
-
-def _meter_notes(run: RunData) -> dict[tuple[str, str], str]:
-    """What a device's meters say of themselves, from its first trial with energy."""
-    notes: dict[tuple[str, str], str] = {}
-    seen = set()
-    device_of = {cell.cell_id: cell.device for cell in run.cells}
-    for trial in run.trials:
-        device = device_of[trial.cell_id]
-        own = TrialTraces(None) if device in seen else traces_of(run, trial)
-        if own.meter is None or own.lost:
-            continue
-        seen.add(device)
-        for trace in own.traces:
-            if trace.note:
-                notes.setdefault((device, trace.meter), trace.note)
-    return notes
 
 
 def _warnings(run: RunData) -> list[str]:

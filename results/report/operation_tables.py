@@ -7,17 +7,21 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from results.operations import share_words
 from results.report.arms import Arm
 from results.units import format_quantity
+
+_READ = ("cell", "operation", "unit", "seconds", "share_of_time", "joules", "seconds_outside_fit")
 
 
 @dataclass(frozen=True)
 class OperationTable:
-    """rows: an operation with its unit, and of each arm (seconds, joules) as text; empty where the arm has none."""
+    """rows: an operation with its unit, and of each arm (seconds, joules, what of the seconds is extrapolated) as text;
+    empty where the arm has none."""
 
     title: str
     arms: tuple[Arm, ...]
-    rows: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    rows: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...]
 
 
 def operation_tables(frame: pd.DataFrame, arms: Mapping[str, Arm]) -> list[OperationTable]:
@@ -25,22 +29,30 @@ def operation_tables(frame: pd.DataFrame, arms: Mapping[str, Arm]) -> list[Opera
     found = []
     for (device, workload), own in frame.groupby(["device", "workload"], sort=False):
         cells = list(dict.fromkeys(own["cell"]))
-        columns = (own[name].tolist() for name in ("cell", "operation", "unit", "seconds", "share_of_time", "joules"))
+        columns = (own[name].tolist() for name in _READ)
         spent = {
             (cell, operation, unit): (
                 f"{format_quantity(seconds, 's')} ({_percent(share)})",
                 format_quantity(joules, "J"),
+                _extrapolated(seconds, outside_s),
             )
-            for cell, operation, unit, seconds, share, joules in zip(*columns, strict=True)
+            for cell, operation, unit, seconds, share, joules, outside_s in zip(*columns, strict=True)
         }
         rows = tuple(
-            (f"{operation} on {unit}", tuple(spent.get((cell, operation, unit), ("", "")) for cell in cells))
+            (f"{operation} on {unit}", tuple(spent.get((cell, operation, unit), ("", "", "")) for cell in cells))
             for operation, unit in _as_they_run(
                 [list(zip(ran["operation"], ran["unit"], strict=True)) for _, ran in own.groupby("cell", sort=False)]
             )
         )
         found.append(OperationTable(f"{workload} · {device}", tuple(arms[cell] for cell in cells), rows))
     return found
+
+
+def _extrapolated(seconds: float, outside_s: float) -> str:
+    """outside_s: NaN where it was not kept."""
+    if not outside_s > 0:
+        return ""
+    return "extrapolated" if outside_s >= seconds else f"{share_words(outside_s / seconds)} extrapolated"
 
 
 def _as_they_run(of_arms: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:

@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from results.operations import operations_table
 from results.ratios import Ratio
 from results.records import Cell, Method
-from results.report.against import MODELLED_ONCE, Against, against, differ, other_roads
+from results.report.against import MODELLED_ONCE, Against, against, differ, other_roads, says_otherwise
 from results.report.arm_figures import QUANTITIES, ArmFigure, ArmFigures, Quantity
 from results.report.arms import Arm, arms_of
 from results.runs import RunData
@@ -62,6 +63,8 @@ class Standing:
     is_best: bool = False
     model_error: float | None = None
     stated_error: float | None = None
+    outside_share: float | None = None
+    """Of a model's seconds, those of launches unlike all that it was fitted on; None where nothing tells."""
     reason: str | None = None
     remark: str | None = None
 
@@ -121,16 +124,19 @@ class Group:
         return next((row[quantity].arm for row in self.rows if row[quantity].is_baseline), self.baseline)
 
 
-def device_groups(run: RunData, frame: pd.DataFrame, baseline: str | None = None) -> list[tuple[Group, list[Group]]]:
+def device_groups(
+    run: RunData, frame: pd.DataFrame, baseline: str | None = None, operations: pd.DataFrame | None = None
+) -> list[tuple[Group, list[Group]]]:
     """By device: its group of all workloads, and one of each workload; where it has one workload, that alone twice.
 
-    frame: the run's tidy table. baseline: an arm's name; raises `NoArmError` where there is none such.
+    frame: the run's tidy table. operations: of `operations_table`, where the caller has it already. baseline: an
+    arm's name; raises `NoArmError` where there is none such.
     """
     named = baseline if baseline is not None else run.info.plan.get("baseline")
     names = list(dict.fromkeys(c.engine for c in run.cells))
     if baseline is not None and not any(baseline in names_of(name) for name in names):
         raise NoArmError(f"no arm of this run is named {baseline!r}; take one of {', '.join(names)}")
-    made = _Groups(run, frame, named)
+    made = _Groups(run, frame, operations_table(run) if operations is None else operations, named)
     found = []
     for device in dict.fromkeys(c.device for c in run.cells):
         workloads = list(dict.fromkeys(c.workload for c in run.cells if c.device == device))
@@ -179,12 +185,13 @@ def standings_table(groups: Sequence[tuple[Group, Sequence[Group]]]) -> pd.DataF
     frame = pd.DataFrame(rows, columns=list(_COLUMNS))
     for column in ("workload", "score", "meter", "reason"):
         frame[column] = frame[column].astype(object).where(frame[column].notna(), None)
-    return frame.astype(dict.fromkeys(("value", "ratio", "ratio_low", "ratio_high"), "float64"))
+    return frame.astype(dict.fromkeys(("value", "ratio", "ratio_low", "ratio_high", "outside_fit_share"), "float64"))
 
 
 _COLUMNS = (
     "device", "workload", "arm", "technique", "model", "baseline", "quantity", "score", "value", "unit", "method",
-    "meter", "n", "n_of", "ratio", "ratio_low", "ratio_high", "certain_difference", "certainly_best", "reason",
+    "meter", "n", "n_of", "ratio", "ratio_low", "ratio_high", "certain_difference", "certainly_best",
+    "outside_fit_share", "reason",
 )  # fmt: skip
 
 
@@ -211,15 +218,16 @@ def _table_row(group: Group, standing: Standing) -> dict[str, object]:
         "ratio_high": ratio and ratio.high,
         "certain_difference": standing.is_certain,
         "certainly_best": standing.is_best,
+        "outside_fit_share": standing.outside_share,
         "reason": "; ".join(dict.fromkeys(filter(None, told))) or None,
     }
 
 
 class _Groups:
-    def __init__(self, run: RunData, frame: pd.DataFrame, baseline: str | None) -> None:
+    def __init__(self, run: RunData, frame: pd.DataFrame, operations: pd.DataFrame, baseline: str | None) -> None:
         self._run, self._baseline = run, baseline
         self._arms = arms_of(run.cells)
-        self._figures = ArmFigures(run, frame)
+        self._figures = ArmFigures(run, frame, operations)
 
     def group(self, device: str, workloads: Sequence[str]) -> Group:
         by_arm: dict[Arm, list[Cell]] = {}
@@ -291,6 +299,7 @@ def _ranked(
                 is_certain=figure is not base and differ(figure, base, found.ratio),
                 model_error=figure.model_error,
                 stated_error=figure.stated_error,
+                outside_share=figure.outside_share,
                 reason=found.reason,
                 remark=found.remark,
             )
@@ -334,7 +343,7 @@ def _why_open(quantity: Quantity, figure: ArmFigure, best: ArmFigure, found: Aga
         return NO_STATED_ERROR[quantity]
     if best.model_error is not None and found.reason in (None, MODELLED_ONCE):
         return WITHIN_MODEL
-    return other_roads(figure, best) or found.reason or MAYBE_0
+    return other_roads(figure, best) or says_otherwise(figure, best, found.ratio) or found.reason or MAYBE_0
 
 
 def _distance(ratio: Ratio | None) -> float:
