@@ -8,7 +8,8 @@ from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.profile import Profile
 from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
-from engines.techniques.presets import dropless, preset_parameters
+from engines.techniques.place.ranks import RanksParameters
+from engines.techniques.presets import PRESETS, dropless, preset_parameters
 
 NpumoeT = preset_parameters("npumoe-t")
 
@@ -18,6 +19,11 @@ def built(
 ) -> Technique:
     """A preset with some parameters changed."""
     return preset_parameters(name).model_validate(parameters).build(BuildContext(chunk, sizes, profile))
+
+
+def of_one_process() -> tuple[str, ...]:
+    """Presets that no other rank takes part in."""
+    return tuple(name for name, p in PRESETS.items() if not isinstance(p.choices.place, RanksParameters))
 
 
 def seen(

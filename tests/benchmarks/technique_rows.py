@@ -24,10 +24,11 @@ from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.schedule import PHI_3_5_MOE, sizes_of
 from engines.reference import ReferenceEngine
-from engines.techniques.presets import PRESETS, preset_parameters
+from engines.techniques.presets import preset_parameters
 from harness.schema import WORKLOAD
 from results.records import EngineCounters, Request
 from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_page
+from tests.techniques import of_one_process
 
 MODEL = "bundled:tiny-qwen3-moe"
 PAGES = FOLDER.parent / "techniques"
@@ -158,7 +159,7 @@ def main() -> None:
     asked, learnt = prompts_of(checkpoint)
     found: list[Measurement] = []
     PAGES.mkdir(exist_ok=True)
-    for name in PRESETS:
+    for name in of_one_process():
         rows = rows_of(name, checkpoint, asked, learnt)
         found += measurements(name, rows)
         draw(name, rows, PAGES / f"{name}.svg")
