@@ -94,6 +94,19 @@ class ShowsLogProbabilities(Protocol):
 
 
 @runtime_checkable
+class SpansProcesses(Protocol):
+    """An engine that computes in several processes of this machine, with links to end."""
+
+    def process_ids(self) -> Sequence[int]:
+        """This process first."""
+        ...
+
+    def close(self) -> None:
+        """Ends the others."""
+        ...
+
+
+@runtime_checkable
 class TellsHeat(Protocol):
     """An engine that says which experts its routers chose."""
 

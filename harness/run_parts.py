@@ -13,7 +13,7 @@ from devices.clock import MonotonicClock
 from devices.conditions import host_environment
 from devices.host import Host
 from devices.models.device import ModelDevice, load_model_device
-from engines.base import Engine
+from engines.base import Engine, SpansProcesses
 from engines.cores import PhaseCores, phase_setting
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
@@ -284,7 +284,7 @@ class RunParts:
 
     def close(self) -> None:
         for engine in self._engines.values():
-            if isinstance(engine, ParallelEngine):
+            if isinstance(engine, SpansProcesses):
                 engine.close()
         for device in self._devices.values():
             device.close()

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple, runtime_checkable
 from typing import Protocol as TypingProtocol
 
@@ -24,9 +25,9 @@ from devices.base import (
     Meter,
 )
 from devices.cpu_cycles import CpuCycles
-from devices.peak_memory import PeakMemory
+from devices.peak_memory import PeakMemory, peak_memory, reset_peak_memory
 from devices.state_watch import changes, state_marks, watched
-from engines.base import Engine, HoldsWeights, PhaseEvent, TellsHeat, TellsRoad, unheard
+from engines.base import Engine, HoldsWeights, PhaseEvent, SpansProcesses, TellsHeat, TellsRoad, unheard
 from harness.agreement import disagreements
 from harness.schema import TrialProtocol
 from harness.serving import at_once, serve
@@ -50,6 +51,7 @@ from workloads.base import Workload, WorkloadError
 Traces = dict[str, Sequence[PowerTrace]]
 NO_CYCLES = CpuCycles(None, "CPU cycles: this device does not count them")
 NO_MEMORY = PeakMemory(None, "peak memory: this device does not tell it")
+PROC = Path("/proc")
 CPU_TICK_S = 0.01
 """Linux counts the CPU time of a machine in ticks (USER_HZ)."""
 
@@ -191,7 +193,9 @@ def _measure(arm: PreparedCell) -> _Window:
         for meter in meters:
             meter.mark()
 
-    window.memory = arm.device.reset_peak_memory() if isinstance(arm.device, CountsMemory) else None
+    others = other_processes(arm.engine)
+    if isinstance(arm.device, CountsMemory):
+        window.memory = arm.device.reset_peak_memory() or next(filter(None, map(reset_peak_memory, others)), None)
     with running_meters(meters) as window.traces:
         window.cpu_before, cycles_before = arm.device.cpu_seconds(), _cycles(arm.device)
         window.start_s = arm.clock.now_s()
@@ -201,11 +205,27 @@ def _measure(arm: PreparedCell) -> _Window:
         window.end_s = arm.clock.now_s()
         window.cpu_after, cycles_after = arm.device.cpu_seconds(), _cycles(arm.device)
     if isinstance(arm.device, CountsMemory) and window.memory is None:
-        window.memory = arm.device.peak_memory()
+        window.memory = memory_together([arm.device.peak_memory(), *map(peak_memory, others)])
     window.raw = raw_traces(meters)
     if cycles_before is not None and cycles_after is not None:
         window.cycles = _cycles_between(cycles_before, cycles_after)
     return window
+
+
+def other_processes(engine: Engine) -> list[Path]:
+    """Of an engine that has some beside this one, in /proc."""
+    return [PROC / str(pid) for pid in engine.process_ids()[1:]] if isinstance(engine, SpansProcesses) else []
+
+
+def memory_together(peaks: Sequence[PeakMemory]) -> PeakMemory:
+    """The sum of several processes' peaks, which need not be of one moment; None where one is not told."""
+    if len(peaks) == 1:
+        return peaks[0]
+    known = [peak.n_bytes for peak in peaks if peak.n_bytes is not None]
+    if len(known) < len(peaks):
+        return next(peak for peak in peaks if peak.n_bytes is None)
+    remark = f"peak memory: the peaks of {len(peaks)} processes added; pages that they share count in each"
+    return PeakMemory(sum(known), remark)
 
 
 def _scores(arm: PreparedCell, completions: Sequence[Completion]) -> tuple[Sequence[Score], tuple[str, ...]]:
