@@ -102,6 +102,14 @@ def test_several_processes_equal_one(case: Case, tmp_path: Path) -> None:
         running.close()
 
 
+def test_one_rank_is_one_process() -> None:
+    expected = logits(Transformer(load_checkpoint(BUNDLED, torch.float32)), dropless())
+    running = Running(inspect_checkpoint(BUNDLED), technique("tp-ep", tensor_ranks=1), 1, threads=1)
+    assert relative_error(logits(running.model, running.technique), expected) < TOLERANCE
+    assert not running.workers.processes
+    running.close()
+
+
 # --- answers of an engine --------------------------------------------------------------------------------------------
 
 

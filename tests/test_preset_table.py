@@ -51,6 +51,10 @@ LINES: dict[str, tuple[str, Line]] = {
     "router-pf": ("gpu", (on("gpu"), EXACT, AHEAD)),
     "est-pf": ("gpu", (on("gpu"), EXACT, AHEAD)),
     "hybrid-pf": ("gpu", (on("gpu"), EXACT, AHEAD)),
+    "tensor-parallel": ("cpu", ({"kind": "tensor_parallel"}, EXACT, NOTHING)),
+    "expert-parallel": ("cpu", ({"kind": "expert_parallel", "exchange": "all_to_all"}, EXACT, NOTHING)),
+    "tp-ep": ("cpu", ({"kind": "tp_ep", "tensor_ranks": 2}, EXACT, NOTHING)),
+    "eplb": ("cpu", ({"kind": "eplb", "nodes": 1}, EXACT, NOTHING)),
 }
 ROUTES = {
     "prefetch-hint": {"kind": "predicted", "predictor": "router", "source": "q", "executes": "router"},
