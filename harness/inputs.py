@@ -27,7 +27,7 @@ from harness.run_parts import RunParts
 from harness.schema import MODEL_PREFIX
 from harness.state import state_folder
 from results.file_state import file_state
-from results.runs import Input
+from results.runs import HARDWARE_SHEET, SHA256, Input
 
 SETTINGS = ("JOULEBENCH_KERNEL_FLAGS", "NVIDIA_TF32_OVERRIDE", "PYTHONMALLOC", "PYTHONOPTIMIZE",
             "PYTHONDEVMODE", "VECLIB_MAXIMUM_THREADS", "GLIBC_TUNABLES", "_RJEM_MALLOC_CONF")  # fmt: skip
@@ -53,8 +53,8 @@ def inputs_of(plan: Plan, run_parts: RunParts) -> tuple[Input, ...]:
     digests = file_digests([path for _, path in files], state_folder(), run_parts.on_note)
     for name, path in files:
         run_parts.watch.add(name, path, states[path], digests[path])
-    found = [Input(name=name, value=f"sha256:{digests[path]}") for name, path in files]
-    found.append(Input(name=OWN_CODE, value=f"sha256:{_own_code()}"))
+    found = [Input(name=name, value=f"{SHA256}{digests[path]}") for name, path in files]
+    found.append(Input(name=OWN_CODE, value=f"{SHA256}{_own_code()}"))
     return (*found, *_settings())
 
 
@@ -91,7 +91,7 @@ def _files(plan: Plan, run_parts: RunParts) -> Iterator[tuple[str, Path]]:
     for device in {c.device.name: c.device for c in plan.cells}.values():
         if device.is_modelled:
             sheet = device.name.removeprefix(MODEL_PREFIX)
-            seen[f"hardware sheet {sheet}"] = sheet_path(sheet)
+            seen[f"{HARDWARE_SHEET}{sheet}"] = sheet_path(sheet)
         elif {"auto", "modelled"} & {*device.meters}:
             seen[f"watts sheet {device.watts_sheet}"] = watts_sheet_path(device.watts_sheet)
         if device.recording is not None:

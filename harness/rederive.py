@@ -2,43 +2,101 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.schema import MODEL_PREFIX
+from results.runs import HARDWARE_SHEET, SHA256
+from results.same_requests import SHOWN_DIGITS
 from results.units import signed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from results.rederivation import Parts, Rederived
-    from results.runs import RunData
+    from results.runs import Input, RunData
     from results.trials import Trial
 
 MOST_TOLD = 40
 """Changes, and trials without traces, that a terminal gets."""
 
 
+class OtherSheet(NamedTuple):
+    """A hardware sheet that is another file now than when the run was made."""
+
+    device: str
+    input_name: str
+    then_sha256: str
+    now_sha256: str
+
+
 def rederived_run(run: RunData) -> Rederived:
-    """Modelled devices at the prices that their sheets have now."""
+    """Modelled devices at the prices that their sheets have now; the run says so where they are others."""
     from devices.base import DeviceError
     from devices.models.operations import operations_of
     from devices.models.repricing import repriced
-    from devices.models.sheet import load_sheet
-    from results.rederivation import rederived
+    from devices.models.sheet import load_sheet, sheet_sha256
+    from results.rederivation import Again, rederived
     from results.trace_files import TraceFileError
 
     device_of = {cell.cell_id: cell.device for cell in run.cells}
 
-    def priced(trial: Trial, parts: Parts) -> tuple[Trial, Parts]:
+    def priced(trial: Trial, parts: Parts) -> Again:
         device = device_of[trial.cell_id]
         if not device.startswith(MODEL_PREFIX) or operations_of(parts) is None:
-            return trial, parts
+            return Again(trial, parts)
+        name = device.removeprefix(MODEL_PREFIX)
         try:
-            return repriced(trial, parts, load_sheet(device.removeprefix(MODEL_PREFIX)))
+            return Again(*repriced(trial, parts, load_sheet(name)), sheet_sha256(name))
         except DeviceError as error:
             raise TraceFileError(f"its operations cannot be priced: {error}") from error
 
-    return rederived(run, priced)
+    found = rederived(run, priced)
+    return found._replace(run=_with_sheets_of_now(found.run))
+
+
+def as_it_ran(run: RunData) -> RunData:
+    """The run, which says where another sheet is here now than the one that priced it."""
+    remarks = (
+        f"{one.device}: its sheet here (sha256 {one.now_sha256[:SHOWN_DIGITS]}) is not the one that priced this run"
+        f" (sha256 {one.then_sha256[:SHOWN_DIGITS]}); `joulebench report DIR --rederive` prices it by the one here."
+        for one in other_sheets(run)
+    )
+    return replace(run, remarks=(*run.remarks, *remarks))
+
+
+def other_sheets(run: RunData) -> list[OtherSheet]:
+    """Of the run's modelled devices; a sheet that is no longer here is none."""
+    from devices.models.sheet import available_sheets, sheet_sha256
+
+    then = {one.name: one.value.removeprefix(SHA256) for one in run.info.inputs}
+    found = []
+    for device in dict.fromkeys(cell.device for cell in run.cells if cell.device.startswith(MODEL_PREFIX)):
+        name = device.removeprefix(MODEL_PREFIX)
+        known = then.get(f"{HARDWARE_SHEET}{name}")
+        now = sheet_sha256(name) if name in available_sheets() else known
+        if known is not None and now is not None and known != now:
+            found.append(OtherSheet(device, f"{HARDWARE_SHEET}{name}", known, now))
+    return found
+
+
+def _with_sheets_of_now(run: RunData) -> RunData:
+    """Among what decided the numbers, the sheet that priced them now, and the one of then by its own name."""
+    others = {one.input_name: one for one in other_sheets(run)}
+    inputs: list[Input] = []
+    for one in run.info.inputs:
+        other = others.get(one.name)
+        inputs.append(one if other is None else one.model_copy(update={"value": f"{SHA256}{other.now_sha256}"}))
+        if other is not None:
+            inputs.append(one.model_copy(update={"name": f"{one.name}, when the run was made"}))
+    remarks = (
+        f"{one.device}: --rederive priced these times and joules by the sheet that is here now (sha256"
+        f" {one.now_sha256[:SHOWN_DIGITS]}); the run was made with another (sha256 {one.then_sha256[:SHOWN_DIGITS]}),"
+        " by which `joulebench report DIR` writes them again."
+        for one in others.values()
+    )
+    info = run.info.model_copy(update={"inputs": tuple(inputs)})
+    return replace(run, info=info, remarks=(*run.remarks, *remarks))
 
 
 def print_rederived(found: Rederived, console: Console) -> None:
@@ -63,7 +121,8 @@ def print_rederived(found: Rederived, console: Console) -> None:
         if len(found.changes) > MOST_TOLD:
             say(f"and {len(found.changes) - MOST_TOLD} more figures")
     of = f"{found.n_derived} trials derived again from their raw records"
-    say(f"{of}: {f'{found.n_changed} of them changed' if found.n_changed else 'nothing changed'}")
+    changed = f"{found.n_changed} of them changed" if found.n_changed else "nothing changed"
+    say(f"{of}: {changed}" if found.n_derived else of)
     for line in found.kept[:MOST_TOLD]:
         say(f"not derived again, its stored figures stay: {line}")
     if len(found.kept) > MOST_TOLD:

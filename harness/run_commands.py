@@ -227,7 +227,7 @@ def _show_run(
     rederive: bool = False,
 ) -> None:
     """Writes the tables and the report of a stored run, prints the summary, says where everything is."""
-    from harness.rederive import as_record, print_rederived, rederived_run
+    from harness.rederive import as_it_ran, as_record, print_rederived, rederived_run
     from harness.summary import print_summary
     from results.report.csv import write_csv
     from results.report.html import write_html
@@ -239,7 +239,7 @@ def _show_run(
         with Store.view(directory) as store:
             run = store.data()
             again = rederived_run(run) if rederive else None
-            derived = RunFrames(run if again is None else again.run, baseline)
+            derived = RunFrames(as_it_ran(run) if again is None else again.run, baseline)
             files = [*write_csv(derived.run, out, derived), out / "report.html"]
             write_html(derived.run, out / "report.html", derived)
     except NoArmError as error:
@@ -258,12 +258,18 @@ def _show_run(
         found = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
         changed = {} if again is None else {"rederived": as_record(again)}
         typer.echo(json.dumps({"files": [str(f) for f in files]} | found | changed))
-        return
-    print_summary(derived, console)
-    if again is not None:
-        print_rederived(again, console)
-    for file in files:
-        console.print(str(file), markup=False, highlight=False, soft_wrap=True)
+    else:
+        print_summary(derived, console)
+        if again is not None:
+            print_rederived(again, console)
+        for file in files:
+            console.print(str(file), markup=False, highlight=False, soft_wrap=True)
+    if again is not None and again.kept and not again.n_derived:
+        fail(
+            f"--rederive: none of the {len(again.kept)} trials that have joules could be derived again; all stored"
+            f" figures stay ({again.kept[0]})",
+            EXIT_NONE_USABLE,
+        )
 
 
 def _print_dry_run(plan: Plan, run_parts: RunParts, console: Console, as_json: bool) -> None:

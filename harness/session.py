@@ -33,7 +33,7 @@ from harness.schema import TrialProtocol
 from harness.serving import at_once, serve
 from results.cells import CONTENDED, CORES_NOT_KEPT
 from results.cpu_time import CpuSeconds, foreign_share
-from results.derivation import arithmetic_digest, energies_of, remarks_on
+from results.derivation import derived_by, energies_of, remarks_on
 from results.environments import Conditions, Road
 from results.records import (
     Completion,
@@ -71,6 +71,13 @@ class CountsMemory(TypingProtocol):
 
     def reset_peak_memory(self) -> PeakMemory | None: ...
     def peak_memory(self) -> PeakMemory: ...
+
+
+@runtime_checkable
+class IsPriced(TypingProtocol):
+    """A modelled device, whose sheet decides times and joules."""
+
+    sheet_sha256: str | None
 
 
 class ArmScores(NamedTuple):
@@ -159,7 +166,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         completions=tuple(window.completions),
         energy=energies.readings,
         idle=energies.idle,
-        derived_by=arithmetic_digest(),
+        derived_by=derived_by(arm.device.sheet_sha256 if isinstance(arm.device, IsPriced) else None),
         counters=counters,
         heat=heat,
         road=road,

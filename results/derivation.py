@@ -1,7 +1,7 @@
 """The one road from raw records to joules: whatever a table, a page or the terminal says of a trial comes from here.
 
 A trial's energies are derived when it ends and kept with it as a cache, beside the digest of the code that made them
-(`arithmetic_digest`); they follow from its traces, its completions and its window alone, so they can be derived again
+(`derived_by`); they follow from its traces, its completions and its window alone, so they can be derived again
 (`results.rederivation`). Joules of samples and requests are derived from the same traces when they are asked for.
 Nothing else may integrate: a test reads the imports.
 """
@@ -28,6 +28,8 @@ ARITHMETIC: Final = (
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
 DIGITS: Final = 16
+SHEET: Final = " sheet "
+"""Between the digest of the code and that of the sheet."""
 SHARED: Final = "other requests ran at the same time: these joules cannot be told apart"
 _EDGE_S = 1e-6
 
@@ -115,8 +117,19 @@ def remarks_on(readings: Sequence[EnergyReading]) -> tuple[str, ...]:
 
 @cache
 def arithmetic_digest() -> str:
-    """Of the code between raw records and joules: figures that carry another one may have come out otherwise."""
+    """Of the code between raw records and joules."""
     whole = hashlib.sha256()
     for module in ARITHMETIC:
         whole.update((Path(__file__).parent / f"{module}.py").read_bytes())
     return whole.hexdigest()[:DIGITS]
+
+
+def derived_by(sheet_sha256: str | None = None) -> str:
+    """What decided a trial's joules besides its raw records: the digest of the code, and of the hardware sheet that
+    priced a modelled one. Figures that carry another word may have come out otherwise."""
+    return arithmetic_digest() if sheet_sha256 is None else f"{arithmetic_digest()}{SHEET}{sheet_sha256[:DIGITS]}"
+
+
+def is_by_this_code(word: str | None) -> bool:
+    """Of what `derived_by` said when a trial ran; None before it was kept."""
+    return word is not None and word.partition(SHEET)[0] == arithmetic_digest()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from results.cells import trials_of, usable
 from results.cpu_time import foreign_share, with_cpu_joules
-from results.derivation import arithmetic_digest, energies_of, remarks_on
+from results.derivation import derived_by, energies_of, is_by_this_code, remarks_on
 from results.records import PowerTrace
 from results.runs import RunData
 from results.tables import tidy
@@ -20,12 +20,26 @@ from results.trace_files import WINDOW, TraceFileError
 from results.trial_traces import NO_TRACES
 from results.trials import Trial
 
+
+class NotDerivedAgainError(TraceFileError):
+    """Raw records are there, and do not tell what would have come out: the trial keeps what was derived when it ran."""
+
+
 SAME = 1e-9
 """Relative difference below which a figure is the same: its sum was rounded in another order."""
 Parts = Mapping[str, Sequence[PowerTrace]]
-Again = Callable[[Trial, Parts], tuple[Trial, Parts]]
-"""What was computed and not read, computed again before joules are derived: a modelled trial at its sheet's prices."""
 
+
+class Again(NamedTuple):
+    """A trial whose computed records were made again. sheet_sha256: that priced it; None of a machine that was read."""
+
+    trial: Trial
+    parts: Parts
+    sheet_sha256: str | None = None
+
+
+Computed = Callable[[Trial, Parts], Again]
+"""What was computed and not read, computed again before joules are derived: a modelled trial at its sheet's prices."""
 
 DERIVED = ("energy", "idle", "foreign_cpu_share", "completions", "window_end_s")
 """Of a trial: what follows from its raw records."""
@@ -54,62 +68,93 @@ class Rederived(NamedTuple):
     """Trials whose traces are lost, and why."""
 
 
-def rederived(run: RunData, again: Again = lambda trial, parts: (trial, parts)) -> Rederived:
-    """Everything that follows from raw records, anew. What is lost is noted in `run.lost_traces` too."""
+def rederived(run: RunData, again: Computed = Again) -> Rederived:
+    """Everything that follows from raw records, anew. What is lost is noted in `run.lost_traces` too.
+
+    A trial that comes out the same keeps its figures and traces as they are: sums in another order end in other digits.
+    """
     by_id = {trial.trial_id: trial for trial in run.trials}
     label_of = {cell.cell_id: cell.label for cell in run.cells}
     trials: list[Trial] = []
     kept: dict[str, str] = {}
-    n_derived = n_changed = 0
+    derived: set[str] = set()
+    changed: set[str] = set()
     for trial in run.trials:
         now, why_kept = _derived(run, trial, again)
-        trials.append(now)
         if why_kept is not None:
             kept[trial.trial_id] = f"{label_of[trial.cell_id]}, repeat {trial.repeat}: {why_kept}"
-            run.lost_traces[trial.trial_id] = why_kept
         elif trial.energy or now.energy:
-            n_derived += 1
-        n_changed += not _are_same(now, trial)
+            derived.add(trial.trial_id)
+        if _are_same(now, trial):
+            now = trial.model_copy(update={"derived_by": now.derived_by, "notes": now.notes})
+        else:
+            changed.add(trial.trial_id)
+        trials.append(now)
+
+    def load_parts(trial_id: str) -> Mapping[str, tuple[PowerTrace, ...]]:
+        parts = run.load_parts(trial_id)
+        if trial_id not in changed:
+            return parts
+        return {part: tuple(own) for part, own in again(by_id[trial_id], parts).parts.items()}
 
     def load_traces(trial_id: str) -> tuple[PowerTrace, ...]:
-        if trial_id in kept:
-            return run.load_traces(trial_id)
-        return with_cpu_joules(again(by_id[trial_id], run.load_parts(trial_id))[1], WINDOW)
+        return with_cpu_joules(load_parts(trial_id), WINDOW) if trial_id in changed else run.load_traces(trial_id)
 
-    new = replace(run, trials=tuple(trials), load_traces=load_traces)
-    changes = tuple(_changes(run, new)) if n_changed else ()
-    return Rederived(new, changes, n_derived, n_changed, tuple(kept.values()))
+    new = replace(
+        run,
+        trials=tuple(trials),
+        load_traces=load_traces,
+        load_parts=load_parts,
+        derived_again=frozenset(derived),
+        remarks=(*run.remarks, *_kept_remarks(kept, run)),
+    )
+    changes = tuple(_changes(run, new)) if changed else ()
+    return Rederived(new, changes, len(derived), len(changed), tuple(kept.values()))
+
+
+def _kept_remarks(kept: Mapping[str, str], run: RunData) -> Iterator[str]:
+    """Of trials whose traces are not lost; of those that are, `results.trial_traces` tells."""
+    others = [why for trial_id, why in kept.items() if trial_id not in run.lost_traces]
+    if others:
+        yield f"the figures of {len(others)} of {len(run.trials)} trials are those of when they ran ({others[0]})."
 
 
 def derivation_notes(run: RunData) -> list[str]:
-    """What a reader must know of joules that other code than this derived."""
+    """What a reader must know of joules that other code than this derived, or another sheet priced."""
     metered = [t for t in run.trials if t.energy]
-    others = sum(t.derived_by != arithmetic_digest() for t in metered)
+    others = sum(not is_by_this_code(t.derived_by) for t in metered)
     if not others:
-        return []
+        return list(run.remarks)
     return [
+        *run.remarks,
         f"the joules of {others} of {len(metered)} trials were derived by another version of joulebench;"
-        " `joulebench report DIR --rederive` derives them again and says what changes."
+        " `joulebench report DIR --rederive` derives them again and says what changes.",
     ]
 
 
-def _derived(run: RunData, trial: Trial, again: Again) -> tuple[Trial, str | None]:
+def _derived(run: RunData, trial: Trial, again: Computed) -> tuple[Trial, str | None]:
     """(the trial, derived again where it can be; why it cannot, where it has joules)."""
     if trial.window_start_s is None or trial.window_end_s is None:
         return trial, None
     try:
-        new, parts = again(trial, run.load_parts(trial.trial_id))
+        new, parts, sheet_sha256 = again(trial, run.load_parts(trial.trial_id))
         window = (trial.window_start_s, new.window_end_s or trial.window_end_s)
         found = energies_of(new.completions, parts, window) if parts.get(WINDOW) else None
+    except NotDerivedAgainError as error:
+        return trial, str(error)
     except TraceFileError as error:
+        run.lost_traces[trial.trial_id] = str(error)
         return trial, str(error)
     share = foreign_share(trial.cpu_before, trial.cpu_after)
     shared = {} if share is None else {"foreign_cpu_share": share}
     if found is None:
+        if trial.energy:
+            run.lost_traces[trial.trial_id] = NO_TRACES
         return trial.model_copy(update=shared), NO_TRACES if trial.energy else None
     remarks = remarks_on(trial.energy)
     notes = (*(note for note in trial.notes if note not in remarks), *remarks_on(found.readings))
-    changed = {"energy": found.readings, "idle": found.idle, "derived_by": arithmetic_digest(), "notes": notes}
+    changed: dict[str, object] = {"energy": found.readings, "idle": found.idle, "notes": notes}
+    changed |= {"derived_by": derived_by(sheet_sha256)}
     return new.model_copy(update=changed | shared), None
 
 

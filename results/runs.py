@@ -13,6 +13,11 @@ from results.records import Cell, ExpertHeat, PowerTrace, Record, Sample
 from results.self_tests import SelfTest
 from results.trials import Trial
 
+HARDWARE_SHEET = "hardware sheet "
+"""Of a modelled device's: before its name, in the name of the input."""
+SHA256 = "sha256:"
+"""Before the digest, in an input's value."""
+
 
 class Input(Record):
     """Something besides the plan that decides a run's numbers."""
@@ -64,3 +69,7 @@ class RunData:
     load_parts: Callable[[str], Mapping[str, tuple[PowerTrace, ...]]] = lambda _: {}
     """Reads all raw records of one trial by part (`results.trace_files`), by trial id; empty where it has none. Raises
     `TraceFileError`."""
+    derived_again: frozenset[str] = frozenset()
+    """Trials whose figures were derived from raw records for these tables, and not when they ran."""
+    remarks: tuple[str, ...] = ()
+    """What a reader must know of how these tables were made: which sheet priced them, where that is not the run's."""

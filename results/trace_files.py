@@ -36,7 +36,7 @@ _MARKS, _STATES = b"joulebench marks", b"joulebench states"
 
 
 class TraceFileError(Exception):
-    """A file that holds no traces, or damaged ones. What was derived from them before stands."""
+    """A file that is missing, holds no traces, or damaged ones. What was derived from them before stands."""
 
 
 def write_traces(
@@ -133,6 +133,8 @@ def _read_parts(path: Path, sha256: str | None, only: str | None) -> dict[str, t
                 trace = _described_trace(one, times_s[index == i], values[index == i])
                 found.setdefault(printable(one["part"]), []).append(trace)
         return {part: tuple(own) for part, own in found.items()}
+    except FileNotFoundError as error:
+        raise TraceFileError(f"trace file {path} is missing") from error
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
         raise TraceFileError(f"trace file {path} is damaged ({error})") from error
 
@@ -169,6 +171,8 @@ def _read_metadata(path: Path, key: bytes) -> Any:
 
     try:
         return json.loads((pq.read_schema(path).metadata or {}).get(key, b"null"))
+    except FileNotFoundError as error:
+        raise TraceFileError(f"trace file {path} is missing") from error
     except (OSError, pa.ArrowException, ValueError) as error:
         raise TraceFileError(f"trace file {path} is damaged ({error})") from error
 

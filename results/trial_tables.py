@@ -27,7 +27,7 @@ _TRIAL_COLUMNS = (
     "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "attempts",
     "status", "started_at", "time_method", "requests", "marks", "failure", "foreign_cpu_share", "contention_repeats",
     "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road",
-    "outside_fit_share", "derived_by",
+    "outside_fit_share", "derived", "derived_by",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
     "cell", "repeat", "sample_id", "request_id", "prompt_tokens", "cached_tokens", "generated_tokens", "ttft_s",
@@ -48,10 +48,12 @@ def trials(run: RunData, operations: pd.DataFrame | None = None) -> pd.DataFrame
     windows = dict(zip(operations["cell"], operations["trial"], strict=True))
     shares = {trial_id: outside_share(operations, [cell]) for cell, trial_id in windows.items()}
     rows = [
-        identities[trial.cell_id] | _trial_cells(trial) | {"outside_fit_share": shares.get(trial.trial_id)}
+        identities[trial.cell_id]
+        | _trial_cells(trial)
+        | {"outside_fit_share": shares.get(trial.trial_id), "derived": _derived(run, trial)}
         for trial in _in_order(run)
     ]
-    text = ("marks", "failure", "cpu_cycles_remark", "requests_sha256", "road", "derived_by")
+    text = ("marks", "failure", "cpu_cycles_remark", "requests_sha256", "road", "derived", "derived_by")
     counts = ("repeat", "attempts", "requests", "contention_repeats", "cpu_cycles")
     return frame_of(rows, _TRIAL_COLUMNS, text, ("foreign_cpu_share", "outside_fit_share"), counts)
 
@@ -80,6 +82,13 @@ def request_frames(run: RunData) -> Iterator[pd.DataFrame]:
 def _in_order(run: RunData) -> Iterator[Trial]:
     by_cell = trials_of(run)
     return (trial for cell in run.cells for trial in by_cell[cell.cell_id])
+
+
+def _derived(run: RunData, trial: Trial) -> str | None:
+    """When its joules were; None where it has none."""
+    if trial.trial_id in run.derived_again:
+        return "again"
+    return "when it ran" if trial.energy else None
 
 
 def _trial_cells(trial: Trial) -> dict[str, Any]:

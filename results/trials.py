@@ -45,8 +45,8 @@ class Trial(Record):
     energy: tuple[EnergyReading, ...] = ()
     idle: tuple[IdleBaseline, ...] = ()
     derived_by: str | None = None
-    """Digest of the code that derived `energy` and `idle` from the traces (`results.derivation`); None before it was
-    kept."""
+    """Digests of the code that derived `energy` and `idle` from the traces, and of the sheet that priced a modelled
+    trial (`results.derivation`); None before it was kept."""
     counters: EngineCounters | None = None
     heat: ExpertHeat | None = Field(None, exclude=True)
     """On its way to the store, which keeps it apart (`RunData.load_heat`): a matrix of thousands that few readers ask

@@ -105,13 +105,26 @@ def test_without_its_traces_a_trial_keeps_what_was_stored_and_is_marked(tmp_path
     assert done.code == 0, done.stderr
     said = re.sub(r"\s+", " ", done.stdout)
     assert "1 trials derived again from their raw records: 1 of them changed" in said
-    assert "its stored figures stay: label of c1, repeat 0: trace file" in said
+    assert re.search(r"stored figures stay: label of c1, repeat 0: trace file .*? is missing not", said), said
     assert "its stored figures stay: label of c1, repeat 1: the trial has no trace file" in said
     assert "2 of 3 trials were derived by another version of joulebench" in said
-    by_repeat = [line.rsplit(",", 1)[1] for line in (tmp_path / "tables" / "trials.csv").read_text().splitlines()]
-    assert by_repeat == ["derived_by", OLD, OLD, arithmetic_digest()]
+    lines = (tmp_path / "tables" / "trials.csv").read_text().splitlines()
+    ran = "when it ran"
+    told = [tuple(line.rsplit(",", 2)[1:]) for line in lines]
+    assert told == [("derived", "derived_by"), (ran, OLD), (ran, OLD), ("again", arithmetic_digest())]
     page = (tmp_path / "tables" / "report.html").read_text()
     assert "the traces of 2 of 3 trials are lost" in page
+
+
+def test_that_none_could_be_derived_again_is_a_failure(tmp_path: Path) -> None:
+    one = measured("c1", 0, watts=3.0)
+    folder = stored_run(tmp_path / "run", (one, {"window": [counter(3.0)]}))
+    (folder / "traces" / f"{one.trial_id}.parquet").unlink()
+    done = joulebench("report", str(folder), "--rederive", "--out", str(tmp_path / "tables"))
+    assert done.code == 6, done.stderr
+    assert "none of the 1 trials that have joules could be derived again" in done.stderr
+    assert "nothing changed" not in done.stdout
+    assert (tmp_path / "tables" / "report.html").is_file(), "the tables of what is stored"
 
 
 def test_a_run_from_before_the_digest_was_kept_is_derived_again_all_the_same(tmp_path: Path) -> None:

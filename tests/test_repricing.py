@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +20,19 @@ from devices.base import DeviceError
 from devices.models.device import ModelDevice
 from devices.models.operations import operations_of, operations_trace
 from devices.models.repricing import ARRIVE, Parts, repriced
-from devices.models.sheet import Sheet, parse_sheet
+from devices.models.sheet import Sheet, parse_sheet, sheet_path
 from devices.models.timeline import Operation
+from harness.rederive import as_it_ran, rederived_run
 from results.derivation import energies_of
 from results.operations import OPERATIONS, operations_table, spent_by_operation
 from results.records import Completion
 from results.report.arms import arms_of
 from results.report.html import html_text, page_context
 from results.report.operation_tables import operation_tables
+from results.run_frames import RunFrames
 from results.store import Store
 from results.trace_files import TraceFileError, read_parts, write_traces
+from results.trial_tables import trials
 from results.trials import Trial
 from tests.command import joulebench
 from tests.conftest import FinishedRun
@@ -257,3 +262,51 @@ def test_a_run_keeps_the_operations_of_its_modelled_trials_and_derives_the_same_
     done = joulebench("report", str(finished_run.directory), "--rederive", "--out", str(tmp_path))
     assert done.code == 0, done.stderr
     assert f"{len(data.trials)} trials derived again from their raw records: nothing changed" in done.stdout
+    tables = sorted(path.name for path in finished_run.directory.glob("*.csv"))
+    same = [n for n in tables if (tmp_path / n).read_bytes() == (finished_run.directory / n).read_bytes()]
+    assert [n for n in tables if n not in same] == ["trials.csv"], "which says that its figures were derived again"
+
+
+def test_another_sheet_prices_operations_too_and_the_page_names_it(
+    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operations are priced again with the trials, and add up to the times and joules beside them."""
+    with Store.view(finished_run.directory) as store:
+        data = store.data()
+    (device,) = {c.device for c in data.cells if c.device.startswith("model:")}
+    name = device.removeprefix("model:")
+    then = sheet_path(name).read_bytes()
+    doubled = re.sub(rb"(busy_w = { value = )([0-9.e+-]+)", lambda m: m[1] + b"2" + m[2], then)
+    doubled = re.sub(rb"(s_per_flop = { value = )([0-9.]+)", rb"\g<1>1\g<2>", doubled)
+    (tmp_path / f"{name}.toml").write_bytes(doubled)
+    monkeypatch.setattr("devices.models.sheet._FOLDER", tmp_path)
+    found = rederived_run(data)
+    modelled = [t for t in found.run.trials if t.time_method == "modelled"]
+    assert found.n_changed == len(modelled)
+    operations = RunFrames(found.run).operations
+    for one in modelled:
+        own = operations[operations["cell"] == one.cell_id]
+        lasted_s = (one.window_end_s or 0.0) - (one.window_start_s or 0.0)
+        assert own["seconds"].sum() == pytest.approx(lasted_s)
+        (whole,) = (r for r in one.energy if (r.phase, r.component) == ("all", "total"))
+        assert own["joules"].sum() == pytest.approx(whole.energy_j, rel=1e-4)
+        counted_j = sum(t.values[-1] - t.values[0] for t in found.run.load_traces(one.trial_id))
+        assert own["joules"].sum() == pytest.approx(counted_j)
+        was = next(t for t in data.trials if t.trial_id == one.trial_id)
+        assert lasted_s > 1.002 * ((was.window_end_s or 0.0) - (was.window_start_s or 0.0))
+        now, before = hashlib.sha256(doubled).hexdigest(), hashlib.sha256(then).hexdigest()
+        assert (str(one.derived_by)[-16:], str(was.derived_by)[-16:]) == (now[:16], before[:16])
+    inputs = {one.name: one.value for one in found.run.info.inputs}
+    assert inputs[f"hardware sheet {name}"] == f"sha256:{now}"
+    assert inputs[f"hardware sheet {name}, when the run was made"] == f"sha256:{before}"
+    (remark,) = found.run.remarks
+    assert all(word in remark for word in (now[:12], before[:12], "joulebench report DIR"))
+    assert remark in page_context(found.run)["warnings"]
+    (as_ran,) = as_it_ran(data).remarks
+    assert all(word in as_ran for word in (now[:12], before[:12], "report DIR --rederive"))
+    assert (set(trials(found.run)["derived"]), set(trials(data)["derived"])) == ({"again"}, {"when it ran"})
+
+
+def test_a_run_whose_sheet_is_here_as_it_was_says_nothing_of_it(finished_run: FinishedRun) -> None:
+    with Store.view(finished_run.directory) as store:
+        assert as_it_ran(store.data()).remarks == ()

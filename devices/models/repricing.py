@@ -14,7 +14,8 @@ from devices.models.operations import Ran, operations_of
 from devices.models.sheet import Sheet
 from devices.models.timeline import Timeline
 from results.records import Completion, PowerTrace
-from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, TraceFileError
+from results.rederivation import NotDerivedAgainError
+from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part
 from results.trials import Trial
 
 Parts = Mapping[str, Sequence[PowerTrace]]
@@ -24,16 +25,17 @@ ARRIVE = "its requests arrive by themselves, and would wait otherwise at other p
 def repriced(trial: Trial, parts: Parts, sheet: Sheet) -> tuple[Trial, Parts]:
     """(the trial on the new timeline, its traces). As it was, where its operations were not kept.
 
-    Raises `DeviceError` where the sheet lacks a price, `TraceFileError` where what ran cannot be read or replayed.
+    Raises `DeviceError` where the sheet lacks a price, `TraceFileError` where what ran cannot be read,
+    `NotDerivedAgainError` where it cannot be replayed.
     """
     ran = operations_of(parts)
     if ran is None or trial.window_start_s is None or trial.window_end_s is None:
         return trial, parts
     if any(c.arrival_s is not None for c in trial.completions):
-        raise TraceFileError(ARRIVE)
+        raise NotDerivedAgainError(ARRIVE)
     timeline = Timeline(sheet)
     timeline.sleep_until_s(trial.window_start_s)
-    window = _metered(timeline, ran)
+    window, again = _metered(timeline, ran)
     now_s: list[float] = [*timeline.operations(0)[0].tolist(), timeline.now_s()]
     then_s: list[float] = ran.starts_s.tolist()
 
@@ -44,14 +46,15 @@ def repriced(trial: Trial, parts: Parts, sheet: Sheet) -> tuple[Trial, Parts]:
     completions = tuple(_moved(completion, moved) for completion in trial.completions)
     new = trial.model_copy(update={"completions": completions, "window_end_s": moved(trial.window_end_s)})
     idle = {part: _idle(parts[part], sheet) for part in (IDLE_BEFORE, IDLE_AFTER) if parts.get(part)}
-    return new, {**parts, **idle, WINDOW: window}
+    return new, {**parts, **idle, WINDOW: window, raw_part(WINDOW): again}
 
 
-def _metered(timeline: Timeline, ran: Ran) -> Sequence[PowerTrace]:
+def _metered(timeline: Timeline, ran: Ran) -> tuple[Sequence[PowerTrace], Sequence[PowerTrace]]:
+    """(joules, the operations as they stand on the timeline)."""
     meter = TimelineMeter(timeline)
     meter.start()
     timeline.run(ran.distinct[place] for place in ran.places.tolist())
-    return meter.stop()
+    return meter.stop(), meter.raw_traces()
 
 
 def _idle(traces: Sequence[PowerTrace], sheet: Sheet) -> Sequence[PowerTrace]:

@@ -18,6 +18,7 @@ weight_bytes / memory bandwidth, where the sheet gives one. Energy of the same o
 
 from __future__ import annotations
 
+import hashlib
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -196,6 +197,11 @@ def available_sheets() -> tuple[str, ...]:
 def sheet_path(name: str) -> Path:
     """Of a sheet of this package."""
     return Path(str(_FOLDER / f"{name}.toml"))
+
+
+def sheet_sha256(name: str) -> str:
+    """Of the file as it is now. Raises `OSError`."""
+    return hashlib.sha256(sheet_path(name).read_bytes()).hexdigest()
 
 
 def load_sheet(name: str) -> Sheet:
