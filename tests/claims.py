@@ -107,9 +107,13 @@ def page(sources: dict[str, Sequence[Claim]]) -> str:
 
 
 def sources() -> dict[str, Sequence[Claim]]:
-    from tests import test_claims_neuron, test_claims_npumoe
+    from tests import test_claims_neuron, test_claims_npumoe, test_claims_speculating
 
-    return {"000 NPUMoE": test_claims_npumoe.CLAIMS, "004 Neuron MoE guide": test_claims_neuron.CLAIMS}
+    return {
+        "000 NPUMoE": test_claims_npumoe.CLAIMS,
+        "003 Speculating experts": test_claims_speculating.CLAIMS,
+        "004 Neuron MoE guide": test_claims_neuron.CLAIMS,
+    }
 
 
 if __name__ == "__main__":
