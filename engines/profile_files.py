@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from pydantic import Field, ValidationError
@@ -37,6 +37,7 @@ COUNTS, SALIENCY, VECTORS = "tokens_per_expert", "saliency_per_expert", "default
 ESTIMATOR = "estimator."
 DTYPES = {COUNTS: torch.int64, SALIENCY: torch.float64, VECTORS: torch.float32}
 DIGITS = 12
+PROFILE_FORMAT: Final = 1
 
 
 class _Description(Record):
@@ -77,7 +78,7 @@ def write_profile(profile: Profile, folder: Path) -> None:
         tensors |= {f"{ESTIMATOR}{name}": tensor for name, tensor in profile.estimator.tensors().items()}
     packed = save(tensors)
     description = _Description(
-        profile_format=1,
+        profile_format=PROFILE_FORMAT,
         origin=profile.origin,
         layers=tuple(layers),
         n_experts=tensors[COUNTS].shape[1],
@@ -185,6 +186,12 @@ def _read_description(folder: Path) -> _Description:
         return _Description.model_validate_json(_description_bytes(folder), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
+        written = first["input"]
+        if first["loc"] == ("profile_format",) and isinstance(written, int) and written > PROFILE_FORMAT:
+            raise EngineError(
+                f"profile {folder}: of format {written}, and this joulebench reads format {PROFILE_FORMAT}; update"
+                " joulebench, or calibrate again"
+            ) from error
         where = ".".join(map(str, first["loc"])) or DESCRIPTION
         raise _damaged(folder, f"{where[:80]}: {first['msg'][:160]}") from error
 

@@ -30,6 +30,7 @@ from harness.references import with_references
 from harness.schema import (
     DEVICE,
     ENGINE,
+    FIRST_SCHEMA,
     MODEL,
     PLAN_SCHEMA,
     PROTOCOL,
@@ -209,7 +210,7 @@ def _validated_parts(
             parts.append(_part(entry, section.read(entry.raw)))
             named.append(parts[-1])
         except ValidationError as error:
-            problems += told(entry.path, error, section.schema)
+            problems += told(entry.path, error, section.schema, entry.swept)
             wrong = {place for e in error.errors() for place in e["loc"][:1]}
             if isinstance(entry.raw, dict):
                 with contextlib.suppress(ValidationError):
@@ -246,7 +247,7 @@ def _frame_problems(raw: dict[str, Any]) -> list[str]:
             problems.append(f"{key}: must be a table [{key}], found {shown(raw[key])}")
     if "name" in raw:
         problems += _name_problems(raw["name"])
-    schema = raw.get("schema", PLAN_SCHEMA)
+    schema = raw.get("schema", FIRST_SCHEMA)
     if type(schema) is not int or schema != PLAN_SCHEMA:
         problems.append(
             f"schema: this joulebench reads schema {PLAN_SCHEMA}, found {shown(schema)}; update one of them"
@@ -279,7 +280,7 @@ def _baseline_problems(baseline: object, arms: list[str]) -> Iterator[str]:
     if baseline is not None and not isinstance(baseline, str):
         yield f"baseline: must be the name of an arm, found {shown(baseline)}"
     elif baseline is not None and arms and baseline not in arms:
-        yield f"baseline: no arm has this name; {nearest(baseline, arms)}"
+        yield f"baseline: no arm has the name {shown(baseline)}; {nearest(baseline, arms)}"
 
 
 def _meant(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -15,9 +16,43 @@ MAX_LINE = 1000
 """Characters of a problem: the longest list of known names, and a value."""
 
 
-def told(path: str, error: ValidationError, schema: object) -> list[str]:
-    """A line for each problem of one element. schema: what it was validated against, a record or a union of them."""
-    return [_line(path, one, schema) for one in error.errors(include_url=False)]
+SCALARS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+"""What a key may be that takes values of several kinds, as pydantic calls it and as a plan's reader does."""
+
+
+def told(
+    path: str, error: ValidationError, schema: object, swept: Mapping[tuple[str, ...], str] = MappingProxyType({})
+) -> list[str]:
+    """A line for each problem of one element. schema: what it was validated against, a record or a union of them.
+
+    swept: of keys that the sweep sets, its path; a wrong value of one is told as the sweep's.
+    """
+    return [_line(path, one, schema, swept) for one in _one_a_mistake(error.errors(include_url=False))]
+
+
+def _one_a_mistake(errors: Sequence[Any]) -> list[Any]:
+    """Without a list's own problem beside those of its items, and one for a key whose value is of none of its kinds."""
+    found: dict[Any, Any] = {}
+    for error in errors:
+        loc, told_as = error["loc"], error["type"]
+        if told_as == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]:
+            continue  # an item that is wrong counts as none
+        kind = _kind(loc[-1]) if loc else None
+        if kind is None or told_as not in ("int_type", "int_from_float", "float_type", "bool_type", "string_type",
+                                           "int_parsing", "literal_error"):  # fmt: skip
+            found[loc, told_as] = error
+        elif (loc[:-1], "kinds") in found:
+            found[loc[:-1], "kinds"]["kinds"].append(kind)
+        else:
+            found[loc[:-1], "kinds"] = {**error, "loc": loc[:-1], "type": "kinds", "kinds": [kind]}
+    return list(found.values())
+
+
+def _kind(tag: object) -> str | None:
+    """What a member of a union of plain values may be, by the tag that pydantic puts behind the key."""
+    if isinstance(tag, str) and tag.startswith("literal["):
+        return tag.removeprefix("literal[").removesuffix("]").replace("'", '"')
+    return SCALARS.get(tag) if isinstance(tag, str) else None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -34,15 +69,19 @@ def in_one_line(problem: str) -> str:
     return text if len(text) <= MAX_LINE else text[: MAX_LINE - 3] + "..."
 
 
-def _line(path: str, error: Any, schema: object) -> str:
+def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...], str]) -> str:
     loc = error["loc"]
     is_written = (not any(_tag(m) == p for m in _members_at(schema, loc[:i])) for i, p in enumerate(loc))
     location = [p for p, w in zip(loc, is_written, strict=True) if w and p not in TECHNIQUES and p not in WORKLOADS]
     where = path + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
+    by_sweep = [_as_swept(location, keys, told_as) for keys, told_as in swept.items()]
+    where = next(filter(None, by_sweep), where)
     found = f"found {shown(error['input'])}"
     match error["type"]:
         case "extra_forbidden":
             known = _keys(_model_at(schema, error["loc"][:-1]))
+            if any(by_sweep):  # once, and not for each value
+                return f"{where}: unknown key; {nearest(str(error['loc'][-1]), known)}"
             return f"{where}: unknown key, {found}; {nearest(str(error['loc'][-1]), known)}"
         case "union_tag_invalid":
             tags = [t.strip("' ") for t in error["ctx"]["expected_tags"].split(",")]
@@ -56,11 +95,32 @@ def _line(path: str, error: Any, schema: object) -> str:
         case "missing":
             return f"{where}: missing; add {error['loc'][-1]} = ..."
         case "value_error":
-            return f"{where}: {error['msg'].partition(', ')[2]} ({found})"
+            # What of a whole table does not go together is told by its keys; the table itself has no room in a line.
+            end = "" if isinstance(error["input"], dict) else f" ({found})"
+            return f"{where}: {error['msg'].partition(', ')[2]}{end}"
+        case "kinds":
+            return f"{where}: must be {' or '.join(error['kinds'])}, {found}"
+        case "too_short" if isinstance(error["input"], list):
+            return f"{where}: must hold at least {_items(error['ctx']['min_length'])}, {found}"
+        case "too_long" if isinstance(error["input"], list):
+            return f"{where}: must hold at most {_items(error['ctx']['max_length'])}, found {len(error['input'])}"
         case "tuple_type":
             return f"{where}: must be a list, {found}; write [ ... ]"
     problem = error["msg"][0].lower() + error["msg"][1:]
     return f"{where}: {problem.replace('input should', 'must')}, {found}"
+
+
+def _as_swept(location: Sequence[str | int], keys: tuple[str, ...], path: str) -> str | None:
+    """A place in an element as the sweep calls it, which sets `keys` there by `path`; None where it sets others."""
+    n = min(len(location), len(keys))
+    if not n or tuple(location[:n]) != keys[:n]:
+        return None
+    named = path.rsplit(".", len(keys) - n)[0]
+    return f"sweep.{named}" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location[n:])
+
+
+def _items(n: int) -> str:
+    return f"{n} value{'s' if n != 1 else ''}"
 
 
 def _table_form(schema: object, location: Sequence[Any]) -> str:

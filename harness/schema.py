@@ -19,7 +19,8 @@ from harness.plan_values import MAX_NAME
 from harness.workload_specs import WorkloadSpec
 from results.records import Record
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = FIRST_SCHEMA = 1
+"""What this joulebench reads, and what a plan is that says none: no later form is read into it."""
 MAX_REPEATS = 100_000
 DAY_S = 86_400.0
 """The longest that one step of a run may wait."""
@@ -176,7 +177,7 @@ class TrialProtocol(Record):
 class PlanFile(Record):
     """A plan as it stands in its TOML file."""
 
-    schema_version: int = Field(PLAN_SCHEMA, alias="schema")
+    schema_version: int = Field(FIRST_SCHEMA, alias="schema")
     name: str = Field(min_length=1, max_length=MAX_NAME)
     baseline: str | None = None
     """The arm that reports tell the others as times of, by its name; the reference arm where it is not given."""

@@ -12,7 +12,8 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from harness.plan_values import is_unprintable, shown
@@ -41,6 +42,8 @@ class Entry(NamedTuple):
     raw: Raw
     suffix: str
     """What the sweep set here, for its name: "prefill_chunk=256"."""
+    swept: Mapping[tuple[str, ...], str] = MappingProxyType({})
+    """Keys that the sweep set, and the path by which the plan names them."""
 
     @property
     def path(self) -> str:
@@ -72,8 +75,9 @@ def parse_value(text: str) -> Any:
 
 
 class Axis(NamedTuple):
-    """A key of an element, and the values that the sweep gives it."""
+    """A key of an element, and the values that the sweep gives it. path: as the plan has it."""
 
+    path: str
     keys: list[str]
     values: list[Any]
 
@@ -165,16 +169,17 @@ def _add_axis(path: str, values: list[Any], first: list[Entry], axes: list[list[
     for i, entry in enumerate(first):
         if entry.position in positions:
             first[i] = entry._replace(raw=_with_value(entry.raw, keys, values[0]))
-            axes[i].append(Axis(keys, values))
+            axes[i].append(Axis(path, keys, values))
 
 
 def _expanded(entry: Entry, axes: list[Axis]) -> Iterator[Entry]:
+    swept = {tuple(axis.keys): axis.path for axis in axes}
     for values in itertools.product(*(axis.values for axis in axes)):
         raw = entry.raw
         for axis, value in zip(axes, values, strict=True):
             raw = _with_value(raw, axis.keys, value)
         suffix = ",".join(f"{axis.keys[-1]}={_short(value)}" for axis, value in zip(axes, values, strict=True))
-        yield Entry(entry.section, entry.position, raw, suffix)
+        yield Entry(entry.section, entry.position, raw, suffix, swept)
 
 
 def _with_value(table: Raw, keys: list[str], value: Any) -> Raw:

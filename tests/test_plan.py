@@ -351,6 +351,6 @@ def test_any_content_is_a_plan_or_problems_but_never_a_crash(changes: dict[str, 
 
 
 def test_a_baseline_that_is_no_arm_is_told_with_the_nearest() -> None:
-    assert problems(raw_plan(baseline="droples")) == ["baseline: no arm has this name; did you mean dropless?"]
+    assert problems(raw_plan(baseline="droples")) == ["baseline: no arm has the name 'droples'; did you mean dropless?"]
     assert problems(raw_plan(baseline=3)) == ["baseline: must be the name of an arm, found 3"]
     assert build_plan(raw_plan(baseline="dropless")).raw["baseline"] == "dropless"

@@ -265,6 +265,13 @@ def test_a_description_that_does_not_fit_is_refused(what: str, folder: Path) -> 
     assert "calibrate again" in refused(folder)
 
 
+def test_a_profile_of_a_newer_format_is_not_called_damaged(folder: Path) -> None:
+    rewritten(folder, lambda d: d.update(profile_format=2))
+    told = refused(folder)
+    assert "of format 2, and this joulebench reads format 1; update joulebench" in told
+    assert "damaged" not in told
+
+
 def test_every_changed_byte_of_the_tensors_is_seen(folder: Path) -> None:
     _, path = profile_files(folder)
     whole = path.read_bytes()

@@ -114,9 +114,9 @@ def test_a_sweep_does_not_change_the_plan_as_it_was_written() -> None:
         ({"engine.prefill_chunk": [64, 64]}, ["sweep.engine.prefill_chunk", "64 twice", "once"]),
         ({"engine": [64]}, ["sweep.engine", "names no key", "engine.KEY"]),
         ({"engine.nope.prefill_chunk": [64]}, ["sweep.engine.nope.prefill_chunk", "'nope'", "dropless, tiers"]),
-        ({"engine.prefil_chunk": [64]}, ["prefil_chunk: unknown key", "64", "mean prefill_chunk"]),
-        ({"workload.boolq.limit": ["many"]}, ["workload[0].limit", "'many'", "integer"]),
-        ({"device.host.sheet.x": ["a"]}, ["device[0].sheet: unknown key"]),
+        ({"engine.prefil_chunk": [64]}, ["sweep.engine.prefil_chunk: unknown key", "mean prefill_chunk"]),
+        ({"workload.boolq.limit": ["many"]}, ["sweep.workload.boolq.limit", "'many'", "integer"]),
+        ({"device.host.sheet.x": ["a"]}, ["sweep.device.host.sheet: unknown key"]),
     ],
 )
 def test_a_wrong_sweep_is_told(sweep: dict[str, Any], expected: list[str]) -> None:
