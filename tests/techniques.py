@@ -21,9 +21,14 @@ def built(
     return preset_parameters(name).model_validate(parameters).build(BuildContext(chunk, sizes, profile))
 
 
-def of_one_process() -> tuple[str, ...]:
-    """Presets that no other rank takes part in."""
-    return tuple(name for name, p in PRESETS.items() if not isinstance(p.choices.place, RanksParameters))
+def that_plan_alone() -> tuple[str, ...]:
+    """Presets without other ranks, predictors and weights to fetch: a routing is all that their plans ask for."""
+    return tuple(
+        name
+        for name, p in PRESETS.items()
+        if not isinstance(p.choices.place, RanksParameters)
+        and (p.choices.route.kind, p.choices.move.kind) == ("router", "nothing")
+    )
 
 
 def seen(

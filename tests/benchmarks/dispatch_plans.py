@@ -22,7 +22,7 @@ from engines.techniques.base import BuildContext, LayerInput, ModelSizes, Techni
 from engines.techniques.presets import preset_parameters
 from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.benchmarks.timing import Figure, Turns, timed
-from tests.techniques import of_one_process
+from tests.techniques import that_plan_alone
 
 N_TOKENS, N_EXPERTS, TOP_K = 4096, 128, 8
 PREFILL_MS, DECODE_US, EXECUTION = 2.0, 30.0, 1.15
@@ -60,7 +60,7 @@ def plan_costs() -> list[Measurement]:
     one = Routing(routing.expert_ids_TK[:1].clone(), routing.weights_TK[:1].clone(), N_EXPERTS)
     saliency_T = torch.rand(N_TOKENS, generator=torch.Generator().manual_seed(1))
     conditions = f"{N_EXPERTS} experts, top {TOP_K}"
-    for name in of_one_process():
+    for name in that_plan_alone():
         technique = built(name, routing, ModelSizes(N_EXPERTS, TOP_K, 2048, 768, 6 * 2048 * 768, 1, 1))
         seen = LayerInput(0, "prefill", routing, saliency_T)
         first = LayerInput(0, "decode", one)

@@ -28,7 +28,7 @@ from engines.techniques.presets import preset_parameters
 from harness.schema import WORKLOAD
 from results.records import EngineCounters, Request
 from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_page
-from tests.techniques import of_one_process
+from tests.techniques import that_plan_alone
 
 MODEL = "bundled:tiny-qwen3-moe"
 PAGES = FOLDER.parent / "techniques"
@@ -159,7 +159,7 @@ def main() -> None:
     asked, learnt = prompts_of(checkpoint)
     found: list[Measurement] = []
     PAGES.mkdir(exist_ok=True)
-    for name in of_one_process():
+    for name in that_plan_alone():
         rows = rows_of(name, checkpoint, asked, learnt)
         found += measurements(name, rows)
         draw(name, rows, PAGES / f"{name}.svg")
