@@ -25,7 +25,7 @@ from engines.model.weights import SparseWeights
 from engines.parallel.engine import ParallelEngine
 from engines.parallel.running import Running
 from engines.reference import ReferenceEngine, own_sizes
-from engines.techniques.base import BuildContext
+from engines.techniques.base import BuildContext, LayerInput, ModelSizes
 from engines.techniques.presets import CustomParameters, DroplessParameters, dropless, preset_parameters
 from results.records import Request
 from tests.command import environment
@@ -266,6 +266,23 @@ def test_bytes_sent_are_those_of_the_closed_form_and_of_the_sockets(n_ranks: int
         pytest.skip("the kernel does not count what sockets send")
     n_messages = len(CHUNKS) * N_LAYERS * 5 * n_ranks
     assert own <= of_kernel <= own + 200 * n_messages, "and gloo's headers"
+
+
+def test_the_delayed_gather_of_claim_004_004_in_bytes_that_are_sent() -> None:
+    """128 experts, top 8: 16 times fewer values by E / K. An expert's number travels beside its weight: 8 times fewer
+    bytes, E / 2K."""
+    sizes = ModelSizes(
+        n_experts=128, top_k=8, hidden=64, expert_width=32, expert_bytes=1, n_layers=1, n_sparse_layers=1
+    )
+    scores_TE = torch.rand(64, 128, generator=torch.Generator().manual_seed(0))
+    routing = Routing(scores_TE.topk(8).indices, torch.full((64, 8), 0.125), 128)
+    sent = {}
+    for gather in ("logits", "selection"):
+        built = technique("expert-parallel", router_gather=gather).build(BuildContext(64, sizes, ranks=4))
+        gathered = built.plan(LayerInput(0, "prefill", routing)).exchanges[0]
+        sent[gather] = sum(map(sum, gathered.bytes_NN))
+    assert sent == {"logits": 4 * 128 * 64 * 3, "selection": (4 + 4) * 8 * 64 * 3}
+    assert sent["logits"] == 16 / 2 * sent["selection"]
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------
