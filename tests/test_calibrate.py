@@ -408,3 +408,33 @@ def test_a_damaged_profile_is_read_once_however_many_arms_name_it(profile: str) 
         with pytest.raises(EngineError, match="damaged"):
             bench.profile(profile)
         path.write_bytes(whole)
+
+
+def test_an_arm_that_needs_an_estimator_says_so_when_the_plan_is_checked(profile: str) -> None:
+    """No profile; one without default vectors and estimator; a model whose experts cannot be told."""
+    arms: list[dict[str, Any]] = [
+        {"name": "guessing", "technique": {"name": "est-pf"}},
+        {"name": "routing", "technique": {"name": "router-pf"}, "profile": profile},
+        {"name": "both", "technique": {"name": "hybrid-pf"}, "profile": profile},
+    ]
+    found = problems(engine=arms)
+    assert found == [
+        "engine guessing: technique est-pf needs a profile with an estimator; make one with"
+        " `joulebench calibrate --estimator` and name it as profile",
+        f"engine routing: profile {profile}: it has no default vectors",
+        f"engine both: profile {profile}: it has no default vectors",
+    ]
+
+
+def test_an_arm_that_predicts_runs_on_a_profile_with_an_estimator(
+    foreseeing: tuple[Path, list[dict[str, Any]], str], tmp_path: Path
+) -> None:
+    """Needles are generated, so that tokens are decoded on predictions, and the trial counts their recall."""
+    needles = {"name": "ruler_niah_single_2", "length": 512, "limit": 1}
+    arms = [{"name": n, "technique": {"name": n}, "profile": str(foreseeing[0])} for n in ("est-pf", "prefetch-hint")]
+    told, hinted = trials(tmp_path / "run", engine=arms, workload=[needles])
+    for trial in (told, hinted):
+        assert trial.counters is not None
+        assert trial.counters.predicted is not None
+        assert trial.counters.recalled is not None
+        assert 0 < trial.counters.recalled < trial.counters.predicted
