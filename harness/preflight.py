@@ -29,7 +29,7 @@ from harness.rank_problems import rank_problems, rank_problems_with_model, rank_
 from harness.references import with_references
 from harness.run_parts import RunParts
 from harness.schema import DeviceSpec, EngineSpec, TrialProtocol
-from harness.technique_problems import name_problems, size_problems, unread_problems
+from harness.technique_problems import name_problems, padding_note, size_problems, unread_problems
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
 from workloads.base import TellsEarly, Workload, WorkloadError
@@ -67,6 +67,9 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         for engine in named.engines:
             problems += _problems_with_model(engine, found, run_parts)
             problems += size_problems(engine, named.devices, found)
+            note = padding_note(engine, found)
+            if note is not None:
+                run_parts.on_note(note)
         for device in devices:
             problems += _pricing_problems(device, found)
         techniques = _calibrated(named.engines)

@@ -74,7 +74,7 @@ def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...],
     is_written = (not any(_tag(m) == p for m in _members_at(schema, loc[:i])) for i, p in enumerate(loc))
     location = [p for p, w in zip(loc, is_written, strict=True) if w and p not in TECHNIQUES and p not in WORKLOADS]
     where = path + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
-    by_sweep = [_as_swept(location, keys, told_as) for keys, told_as in swept.items()]
+    by_sweep = [_as_swept(location, keys, as_written, error["type"]) for keys, as_written in swept.items()]
     where = next(filter(None, by_sweep), where)
     found = f"found {shown(error['input'])}"
     match error["type"]:
@@ -110,10 +110,11 @@ def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...],
     return f"{where}: {problem.replace('input should', 'must')}, {found}"
 
 
-def _as_swept(location: Sequence[str | int], keys: tuple[str, ...], path: str) -> str | None:
+def _as_swept(location: Sequence[str | int], keys: tuple[str, ...], path: str, told_as: str) -> str | None:
     """A place in an element as the sweep calls it, which sets `keys` there by `path`; None where it sets others."""
     n = min(len(location), len(keys))
-    if not n or tuple(location[:n]) != keys[:n]:
+    is_whole = n == len(keys) or told_as == "extra_forbidden"
+    if not n or not is_whole or tuple(location[:n]) != keys[:n]:
         return None
     named = path.rsplit(".", len(keys) - n)[0]
     return f"sweep.{named}" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location[n:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from devices.models.sheet import available_sheets
@@ -10,6 +11,7 @@ from engines.model.checkpoints import CheckpointFacts
 from engines.pricing.schedule import NAMED_SHAPES, own_shape, priced_shape, sizes_of
 from engines.techniques.base import ModelSizes
 from engines.techniques.idle import changed
+from engines.techniques.layout.blocks import BlocksParameters
 from engines.techniques.layout.tiers import TiersParameters
 from engines.techniques.place.residency import ByCostParameters
 from engines.techniques.place.units import OneUnitParameters, ShardsParameters
@@ -95,6 +97,24 @@ def size_problems(
                 continue  # told of the device
             if sizes is not None and (reason := _graph_problem(choices, sizes, device.spec)):
                 yield f"engine {engine.label}: {reason}"
+
+
+def padding_note(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | None:
+    """Of blocks that even a balanced chunk leaves mostly empty: the block's default knows no chunk."""
+    choices, moe = choices_of(engine.spec), facts.config.moe
+    layout = None if choices is None else choices.layout
+    if moe is None or not isinstance(layout, BlocksParameters) or not isinstance(layout.block_size, int):
+        return None
+    n_pairs = engine.spec.prefill_chunk * moe.top_k
+    mean_rows, size = n_pairs / moe.n_experts, layout.block_size
+    if size <= 2 * mean_rows:
+        return None
+    n_blocks = moe.n_experts * math.ceil(mean_rows / size)
+    return (
+        f"engine {engine.label}: blocks of {size} rows, and an expert gets {mean_rows:.4g} of a chunk of"
+        f" {engine.spec.prefill_chunk} tokens: where all {moe.n_experts} get some,"
+        f" {1 - n_pairs / (n_blocks * size):.1%} of the rows are padding; lengthen prefill_chunk or lower block_size"
+    )
 
 
 def _sizes(facts: CheckpointFacts, device: DeviceSpec, as_shape: str | None) -> ModelSizes | None:

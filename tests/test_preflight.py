@@ -334,3 +334,24 @@ def test_graphs_within_the_limit_of_the_sheet_are_taken() -> None:
 def test_a_placement_says_where_experts_may_run(technique: dict[str, Any], expected: str) -> None:
     (cell,) = checked(engine=[{"name": "a", "technique": technique}], device=[ON_PHI]).cells
     assert cell.cell.placement == expected
+
+
+@pytest.mark.parametrize(
+    ("technique", "chunk", "expected"),
+    [
+        # 256 x 2 / 16 = 32 rows an expert of 512: 480 of 512 are padding.
+        ({"name": "blockwise"}, 256, ["an expert gets 32 of a chunk of 256 tokens", "93.8% of the rows are padding"]),
+        ({"name": "blockwise", "block_size": 64}, 256, []),
+        ({"name": "blockwise", "block_size": "intensity"}, 256, []),
+        ({"name": "blockwise"}, 2048, []),
+    ],
+)
+def test_blocks_that_a_chunk_leaves_mostly_empty_are_noted(
+    technique: dict[str, Any], chunk: int, expected: list[str]
+) -> None:
+    draft = draft_plan(raw_plan(engine=[{"name": "a", "technique": technique, "prefill_chunk": chunk}]))
+    run_parts, notes = RunParts(draft.plan.protocol), list[str]()
+    run_parts.on_note = notes.append
+    preflight(draft, run_parts)
+    assert len(notes) == bool(expected)
+    assert all(part in notes[0] for part in expected)

@@ -59,13 +59,19 @@ def test_blocks_that_are_all_padding_are_skipped() -> None:
 
 
 def test_smallest_block_that_the_machine_cannot_feed_faster() -> None:
-    """B n_blocks / E of 4096 pairs, 8 experts: 64 x 71 / 8 = 568 FLOP a byte, 128 x 39 / 8 = 624, 256 x 23 / 8 = 736;
-    no block below 4096 rows reaches 10,000."""
+    """B n_blocks / E of 4096 pairs, 8 experts: 64 x 71 / 8 = 568 FLOP a byte, 128 x 39 / 8 = 624, 256 x 23 / 8 = 736.
+    From 4096 rows on there are 8 blocks, of B FLOP a byte: 16,384 rows reach 10,000."""
     assert intensity(4096, 8, 64, "sufficient") == 64 * 71 / 8
     routing = routed([[t % 8] for t in range(4096)], 8)
-    for aim, size in ((500.0, 64), (568.0, 64), (569.0, 128), (625.0, 256), (10_000.0, 512)):
+    for aim, size in ((500.0, 64), (568.0, 64), (569.0, 128), (625.0, 256), (10_000.0, 16_384)):
         plan = planned("blockwise", routing, block_size="intensity", flop_per_byte=aim)
         assert plan.calls.rows_S[0] == size, aim
+
+
+def test_the_smallest_block_of_a_small_step_may_be_larger_than_the_step() -> None:
+    """128 pairs, 16 experts: 128 x 16 / 16 = 128 FLOP a byte, 256 x 16 / 16 = 256, which reaches 230."""
+    routing = routed([[t % 16, (t + 1) % 16] for t in range(64)], 16)
+    assert planned("blockwise", routing, block_size="intensity").calls.rows_S[0] == 256
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 9))

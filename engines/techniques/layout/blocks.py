@@ -12,7 +12,8 @@ finds its weights loaded. `skip_padded_rows`: rows of padding, in blocks of padd
 computed still. All three skips are on by themselves, as the guide recommends.
 
 `block_size = "intensity"` takes the smallest power of two from 64 on whose arithmetic intensity, B n_blocks / E FLOP
-for a byte of bf16 weights, reaches `flop_per_byte` of the machine; 512 where none below the step's pairs does.
+for a byte of bf16 weights, reaches `flop_per_byte` of the machine. A step of few pairs has blocks for all E experts or,
+where they are tight, for its pairs: then B alone brings the intensity, and may be larger than the step.
 
 Legend: T tokens, K experts per token, E experts, B rows of a block, S segments: one a block.
 """
@@ -41,7 +42,7 @@ class BlocksParameters(Record):
 
     kind: Literal["blocks"] = "blocks"
     block_size: int | Literal["intensity"] = DEFAULT_BLOCK
-    flop_per_byte: float = Field(default=230.0, gt=0, le=1e9)
+    flop_per_byte: float = Field(default=230.0, gt=0, le=1e5)
     """Of the machine, for "intensity": Trn2 does 667 TFLOP/s in bf16 over 2.9 TB/s."""
     block_count: BlockCount = "sufficient"
     skip_padding_blocks: bool = True
@@ -92,9 +93,11 @@ class Blocks:
         if parameters.block_size != "intensity":
             return parameters.block_size
         size = SMALLEST_BLOCK
-        while size < n_pairs and intensity(n_pairs, n_experts, size, parameters.block_count) < parameters.flop_per_byte:
+        while (
+            size < MOST_ROWS and intensity(n_pairs, n_experts, size, parameters.block_count) < parameters.flop_per_byte
+        ):
             size *= 2
-        return size if size < n_pairs else DEFAULT_BLOCK
+        return size
 
     def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
         n_tokens, top_k = seen.routing.expert_ids_TK.shape
