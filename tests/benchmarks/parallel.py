@@ -26,7 +26,7 @@ from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters, preset_parameters
 from results.cpu_time import foreign_share
 from results.records import Completion, Request
-from tests.benchmarks.measurement import Measurement, measured, write_page
+from tests.benchmarks.measurement import Measurement, beside, write_page
 from tests.benchmarks.timing import MAX_FOREIGN_SHARE, Turns
 
 N_PROMPT, N_NEW, N_TURNS = 512, 32, 7
@@ -46,7 +46,7 @@ PAIRS = {
 REMARKS = """One process of two threads, `dropless`, is the peer; a ratio above 1 is time lost by two processes of one
 thread each. In decoding experts cannot be even: of four chosen ones, two processes have 2.75 and 1.25 on average in
 place of two each (the mean of the larger part of four fair coins), and `tensor-parallel` is free of that. Attention of
-a decoded token is computed by both."""
+a decoded token is computed by both. A row whose turns others disturbed has no ratio: it would compare disturbances."""
 
 
 def write_wide(folder: Path) -> str:
@@ -113,11 +113,9 @@ def rows(source: str, name: str, dtype: str) -> list[Measurement]:
             by_turn = ratios[label, phase]
             spread = f"median {statistics.median(by_turn):.2f}, {min(by_turn):.2f} to {max(by_turn):.2f}"
             tokens = "the same" if same[label] else "OTHER"
-            note = f"ours {ours.turns}, peer {peer.turns}; ratio of the same turn, {spread}; {tokens} tokens"
-            found.append(
-                measured(what, ours.median, "ms", f"{label}; {name}", peer.median, "one process, two threads",
-                         TARGET_LOSS * peer.median, note)
-            )  # fmt: skip
+            notes = [f"ratio of the same turn, {spread}", f"{tokens} tokens"]
+            conditions = f"{label}; {name}"
+            found.append(beside(what, "ms", conditions, ours, peer, "one process, two threads", TARGET_LOSS, notes))
     return found
 
 
