@@ -136,7 +136,8 @@ def _counted(rows: Sequence[Row]) -> Iterator[str]:
         known = [row for row in rows if _known(row[counter.column])]
         if counter.short is None and len({row[counter.column] for row in known}) > 1:
             each = "; ".join(f"{row['engine']} {row[counter.column]:,.0f}" for row in known)
-            yield f"{counter.heading}, {counter.unit} a window: {each}"
+            layers = "".join(f" ({words})" for words in dict.fromkeys(row["counters_of"] for row in known) if words)
+            yield f"{counter.heading}, {counter.unit} a window{layers}: {each}"
 
 
 def _changes(derived: RunFrames) -> Iterator[str]:

@@ -36,6 +36,12 @@ def answering(trials: Iterable[Trial]) -> list[Trial]:
     return [t for t in trials if t.status == "ok" and set(t.marks) <= {CONTENDED, CORES_NOT_KEPT}]
 
 
+def counters_of(trials: Iterable[Trial]) -> str | None:
+    """Which layers the counters of a cell are of, where others are timed; None where they are of all."""
+    known = (t.counters.counted_layers for t in usable(trials) if t.counters is not None)
+    return next((layers.words for layers in known if layers is not None), None)
+
+
 def technique_name(cell: Cell) -> str:
     """Name, and the parameters that the plan changed: "npumoe-tg (align=8)". All of them stand in summary.csv."""
     told = cell.technique_parameters if cell.technique_changes is None else cell.technique_changes

@@ -183,6 +183,8 @@ class Completion(Record):
 class EngineCounters(Record):
     """What the technique did, observed and summed over the window (routed pairs are (token, expert) choices)."""
 
+    counted_layers: CountedLayers | None = None
+    """None where the counters are of all layers that are timed."""
     routed_pairs: int = 0
     dropped_pairs: int = 0
     computed_rows: int = 0
@@ -214,7 +216,8 @@ class EngineCounters(Record):
     def total(cls, counted: Iterable[EngineCounters]) -> EngineCounters:
         """Sums; of what none of them counted, None."""
         counted = tuple(counted)
-        columns = {name: [getattr(one, name) for one in counted] for name in cls.model_fields}
+        names = cls.model_fields.keys() - {"counted_layers"}
+        columns = {name: [getattr(one, name) for one in counted] for name in names}
         known = {name: [n for n in column if n is not None] for name, column in columns.items()}
         return cls(**{name: sum(column) for name, column in known.items() if column})
 
@@ -231,6 +234,17 @@ class EngineCounters(Record):
     def pad_rate(self) -> float | None:
         """Padding over computed rows: (sum C_e - kept) / sum C_e."""
         return self.padded_rows / self.computed_rows if self.computed_rows else None
+
+
+class CountedLayers(Record):
+    """Of a modelled machine that prices another number of layers than ran: counters are of those that ran."""
+
+    n_run: int
+    n_priced: int
+
+    @property
+    def words(self) -> str:
+        return f"of the {self.n_run} layers that ran; priced are {self.n_priced}"
 
 
 class ExpertHeat(Record):

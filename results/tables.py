@@ -25,6 +25,7 @@ import pandas as pd
 from results.binary_scores import binary_metrics, is_share, wilson_interval
 from results.cells import (
     answering,
+    counters_of,
     data_sources,
     distinct,
     left_out_reason,
@@ -295,7 +296,16 @@ def summary(run: RunData, frame: pd.DataFrame | None = None) -> pd.DataFrame:
         for cell in run.cells
     ]
     columns = list(rows[0]) if rows else []
-    text = ("model_note", "data_source", "requests_sha256", "road", "energy_meter", "accuracy_metric", "reason")
+    text = (
+        "model_note",
+        "data_source",
+        "requests_sha256",
+        "road",
+        "counters_of",
+        "energy_meter",
+        "accuracy_metric",
+        "reason",
+    )
     numbers = [c for c in columns if c.removesuffix("_low").removesuffix("_high") in _WIDE_NAMES]
     return frame_of(rows, columns, text, numbers, ("accuracy_samples",)) if rows else pd.DataFrame()
 
@@ -326,6 +336,7 @@ def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
         "n_failed": sum(t.status == "failed" for t in trials),
         "n_marked": sum(t.status == "ok" and bool(t.marks) for t in trials),
         "time_method": first["e2e", "all"]["method"],
+        "counters_of": counters_of(trials),
     }
     for column, metric, phase, scale in _WIDE:
         row = first.get((metric, phase), _NO_ROW)

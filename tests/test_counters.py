@@ -10,7 +10,7 @@ from rich.console import Console
 from harness.summary import print_summary
 from results import tables
 from results.counters import COUNTERS
-from results.records import EngineCounters
+from results.records import CountedLayers, EngineCounters
 from results.report.html import page_context
 from results.run_frames import RunFrames
 from tests.run_builders import cell, run, trial
@@ -75,11 +75,29 @@ def test_counters_add_up_and_what_none_counted_stays_unknown() -> None:
 
 def test_every_counter_of_the_record_can_be_read() -> None:
     """Each field changes some figure."""
-    counted = {name: 10 + n for n, name in enumerate(EngineCounters.model_fields)}
-    base = EngineCounters.model_validate(counted)
-    for name in EngineCounters.model_fields:
+    names = [name for name in EngineCounters.model_fields if name != "counted_layers"]  # what they are of
+    base = EngineCounters.model_validate({name: 10 + n for n, name in enumerate(names)})
+    for name in names:
         other = base.model_copy(update={name: getattr(base, name) + 1})
         assert any(counter.read(base) != counter.read(other) for counter in COUNTERS), name
+
+
+def test_counters_of_other_layers_than_are_priced_say_so_wherever_they_stand() -> None:
+    """A model of 4 layers ran, one of 32 is priced: its operations are eight times as many."""
+    layers = CountedLayers(n_run=4, n_priced=32)
+    cells = [cell(name, engine=name, device="model:toy") for name in ("first", "second")]
+    trials = [
+        trial(c.cell_id, counters=EngineCounters(routed_pairs=8, expert_calls=n, counted_layers=layers))
+        for c, n in zip(cells, (714, 100), strict=True)
+    ]
+    data, words = run(cells, trials), "of the 4 layers that ran; priced are 32"
+    assert tables.summary(data)["counters_of"].tolist() == [words, words]
+    (experts,) = [t for t in page_context(data)["figure_tables"] if t.title == "Experts"]
+    ((_, arms),) = experts.parts
+    assert [arm.method for arm in arms] == [("counted", words)] * 2
+    out = io.StringIO()
+    print_summary(RunFrames(data), Console(file=out, width=100))
+    assert f"calls, calls a window ({words}): first 714; second 100" in out.getvalue()
 
 
 def test_the_terminal_tells_counters_that_part_the_arms() -> None:

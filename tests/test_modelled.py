@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from engines.pricing.schedule import ModelShape, own_shape
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.environments import Road
-from results.records import Completion, EngineCounters, Request
+from results.records import Completion, CountedLayers, EngineCounters, Request
 from tests.techniques import NpumoeT
 from tests.toy_sheet import toy_sheet
 
@@ -168,6 +169,16 @@ def test_a_token_without_an_observed_step_is_an_error() -> None:
 
 def test_counters_are_the_computing_engines() -> None:
     assert scripted(GENERATE, 3).take_counters() == EngineCounters(routed_pairs=42)
+
+
+def test_counters_name_the_layers_that_ran_where_others_are_priced() -> None:
+    """Steps of one layer, priced as three: its plan is priced three times and counted once."""
+    engine = ModelledEngine(ScriptedEngine(GENERATE, 3), Timeline(toy_sheet()), "cpu", replace(DENSE, n_layers=3))
+    engine.run(request(), lambda event, at_s: None)
+    assert engine.take_counters().counted_layers == CountedLayers(n_run=1, n_priced=3)
+    whole = scripted(GENERATE, 3)
+    whole.run(request(), lambda event, at_s: None)
+    assert whole.take_counters().counted_layers is None
 
 
 # --- on the reference engine -----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from engines.pricing.schedule import ModelShape, PricedStep, lm_head, operations
 from engines.profile import Profile
 from engines.reference import StepObserver, StepPhase
 from results.environments import Road
-from results.records import Completion, EngineCounters, ExpertHeat, Request
+from results.records import Completion, CountedLayers, EngineCounters, ExpertHeat, Request
 
 
 class ObservedEngine(Protocol):
@@ -54,6 +54,7 @@ class ModelledEngine:
         self._timeline = timeline
         self._backbone = backbone
         self._shape = shape
+        self._n_run = shape.n_layers
         self.tokenizer = reference.tokenizer
         self.max_length = reference.max_length
 
@@ -75,6 +76,7 @@ class ModelledEngine:
             computed = self._reference.run(request, unheard)
         finally:
             self._reference.observer = None
+        self._n_run = pricing.n_layers or self._n_run
         return pricing.completed(computed)
 
     def show_log_probabilities(self, request: Request, listener: Callable[[Tensor], object]) -> None:
@@ -85,7 +87,12 @@ class ModelledEngine:
         self._reference.reset()
 
     def take_counters(self) -> EngineCounters:
-        return self._reference.take_counters()
+        """Of the layers that ran, which are named where others are priced: their plans were priced again and again."""
+        counters = self._reference.take_counters()
+        if self._n_run == self._shape.n_layers:
+            return counters
+        layers = CountedLayers(n_run=self._n_run, n_priced=self._shape.n_layers)
+        return counters.model_copy(update={"counted_layers": layers})
 
     def take_heat(self) -> ExpertHeat | None:
         return self._reference.take_heat()
@@ -109,9 +116,12 @@ class _RequestPricing:
         self._prefill_end_s: float | None = None
         self._decode_ends_s: list[float] = []
         self._start_s = timeline.now_s()
+        self.n_layers = 0
+        """Of the model that ran; 0 before its first step."""
         on_phase("request start", self._start_s)
 
     def step(self, n_tokens: int, kv_length: int, phase: StepPhase, plans: Sequence[DispatchPlan | None]) -> None:
+        self.n_layers = len(plans)
         if phase != "prefill":
             self._end_prefill()
         limit = self._timeline.sheet.graph_bytes_limit

@@ -322,7 +322,7 @@ PRESETS: dict[str, Preset] = {
         Preset("coreml-cpu", "all on the CPU", f"{_NPUMOE}, Table 2", Choices(_CPU, ExactParameters()), _WHERE),
         Preset(
             "coreml-naive",
-            "a graph an expert on the NPU, as large as the busiest needs; Core ML decides",
+            "a graph an expert on the NPU, as large as the busiest needs (of one row in decoding); Core ML decides",
             f"{_NPUMOE}, Table 2",
             Choices(
                 OneUnitParameters(unit="npu", naive_launch=True),

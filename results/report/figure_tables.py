@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import pandas as pd
 
-from results.cells import data_sources, left_out_reason, model_name, own_reason, trials_of, usable
+from results.cells import counters_of, data_sources, left_out_reason, model_name, own_reason, trials_of, usable
 from results.counters import COUNTERS, Table
 from results.records import Cell, Phase
 from results.report.arms import Arm
@@ -257,7 +257,7 @@ def _arm_row(
     left_out = left_out_reason(trials, with_errors=False) or ""
     rows = [r | {"reason": own_reason(r["reason"], left_out)} for r in rows]
     entries = tuple(_entry(table, column, units, rows) for column in subject.columns)
-    return ArmRow(arm, entries, _methods(rows, subject), counted)
+    return ArmRow(arm, entries, _methods(rows, subject, trials), counted)
 
 
 def _entry(table: FigureTable, column: Column, units: DeviceUnits, rows: Sequence[Row]) -> Entry:
@@ -295,7 +295,7 @@ def _stated_error(row: Row, rows: Sequence[Row]) -> float | None:
     return None if percent is None or pd.isna(percent) else percent / 100
 
 
-def _methods(rows: Sequence[Row], subject: Subject) -> tuple[str, ...]:
+def _methods(rows: Sequence[Row], subject: Subject, trials: Sequence[Trial]) -> tuple[str, ...]:
     """How the figures of a row came to be: "time measured", "energy modelled, cpu-sheet ± 20 %"."""
     first: dict[tuple[str, str | None], Row] = {}
     for row in rows:
@@ -308,7 +308,8 @@ def _methods(rows: Sequence[Row], subject: Subject) -> tuple[str, ...]:
         spread: str = ", error not stated" if is_unstated else "" if pd.isna(uncertainty) else f" ± {uncertainty:.2g} %"
         return (f"{energy['method']}{meter}{spread}",)
     if subject.title in get_args(Table):
-        return ("counted",)
+        layers = counters_of(trials)
+        return ("counted",) if layers is None else ("counted", layers)
     if subject.title == "Model and memory":
         found = [
             (c.group.lower(), first[c.metric, c.phase]["method"])

@@ -245,6 +245,7 @@ def decode_steps() -> dict[str, float]:
     calls = {
         "Core ML CPU": (CPU, arms.one_row_calls()),
         "Core ML naive, the prefill's graphs": (NAIVE, arms.single_graphs(naive_rows)),
+        "Core ML naive, graphs of one row (`coreml-naive`), outside the fit": (NAIVE, arms.single_graphs(1)),
         "ANEMLL": (ANEMLL, arms.one_row_calls()),
         "base, the prefill's graphs (1x64)": (BASE, arms.single_graphs(64)),
         "T, a 1x16 graph an expert, outside the fit": (T, arms.single_graphs(16)),
