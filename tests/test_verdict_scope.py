@@ -197,6 +197,11 @@ def test_the_file_of_arms_says_why_a_ratio_across_roads_is_not_certain() -> None
     assert unlike.loc[("second", "time"), "reason"].startswith("computed in another way (second: decoding layer by")
     alike = standings_table(groups(on_roads(KERNELS, KERNELS))).set_index(["arm", "quantity"])
     assert alike.loc[("second", "time"), "reason"] is None
+    # Seconds and joules of an arm stand; their quotient with those of another road does not.
+    for quantity in ("time", "energy"):
+        assert math.isnan(unlike.loc[("second", quantity), "ratio"])
+        assert alike.loc[("second", quantity), "ratio"] == pytest.approx(0.5, rel=0.05)
+        assert unlike.loc[("second", quantity), "value"] == alike.loc[("second", quantity), "value"]
 
 
 def test_threads_that_a_plan_chose_are_compared() -> None:

@@ -40,6 +40,8 @@ def against(figure: ArmFigure, base: ArmFigure) -> Against:
         return _of_scores(figure, base)
     if not figure.sums:
         return _untested(figure, base, "this score is no mean over samples, so nothing tests it")
+    if (unlike := other_roads(figure, base)) is not None:
+        return Against(None, unlike)
     if figure.asked != base.asked:
         return _untested(figure, base, ASKED_OTHERWISE)
     return _of_pairs(figure, base)
@@ -81,7 +83,7 @@ def _of_pairs(figure: ArmFigure, base: ArmFigure) -> Against:
         ratio = replace(ratio, reason=MODELLED_ONCE)
     elif figure.model_error is None and base.model_error is None:
         ratio = widened(ratio, math.hypot(figure.unshared_error, base.unshared_error))
-    remark = "; ".join(filter(None, [_windows(figure, base), other_roads(figure, base)])) or None
+    remark = _windows(figure, base)
     if any(own.keys() != other.keys() for own, other in zip(figure.sums, base.sums, strict=True)):
         counts = ", ".join(dict.fromkeys(str(len(own)) for own, _ in pairs))
         told = (
@@ -119,7 +121,7 @@ def says_otherwise(figure: ArmFigure, base: ArmFigure, ratio: Ratio | None) -> s
 
 def differ(figure: ArmFigure, other: ArmFigure, ratio: Ratio | None) -> bool:
     """Whether two figures differ for certain: beyond the interval of their pairs, and beyond the error of a model."""
-    if ratio is None or ratio.value is None or ratio.value <= 0 or other_roads(figure, other) is not None:
+    if ratio is None or ratio.value is None or ratio.value <= 0:
         return False
     if says_otherwise(figure, other, ratio) is not None:
         return False
@@ -143,7 +145,7 @@ def other_roads(figure: ArmFigure, other: ArmFigure) -> str | None:
             ]
             return (
                 f"computed in another way ({figure.arm.name}: {ways[0]}; {other.arm.name}: {ways[1]}):"
-                f" that is in the ratio too, so nothing of it is certain"
+                " that would be in a ratio too, so there is none"
             )
     return None
 
