@@ -12,13 +12,14 @@ E experts, H hidden.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from pydantic import Field, ValidationError
@@ -37,11 +38,12 @@ COUNTS, SALIENCY, VECTORS = "tokens_per_expert", "saliency_per_expert", "default
 ESTIMATOR = "estimator."
 DTYPES = {COUNTS: torch.int64, SALIENCY: torch.float64, VECTORS: torch.float32}
 DIGITS = 12
-PROFILE_FORMAT: Final = 1
+PROFILE_FORMAT: Final = 2
+UNSEALED = "0" * 64
 
 
 class _Description(Record):
-    profile_format: Literal[1]
+    profile_format: Literal[2]
     origin: ProfileOrigin
     layers: tuple[int, ...] = Field(min_length=1)
     n_experts: int = Field(ge=1)
@@ -54,6 +56,8 @@ class _Description(Record):
     """Of each layer, for people; it follows from the counts."""
     predictions: ProfiledPredictions | None = None
     tensors_sha256: Sha256
+    sha256: Sha256
+    """Of all the rest of this record: `seal_of`."""
 
 
 def profile_files(folder: Path) -> tuple[Path, Path]:
@@ -89,7 +93,9 @@ def write_profile(profile: Profile, folder: Path) -> None:
         imbalance=tuple(profile.imbalance(layer) for layer in layers),
         predictions=profile.predictions,
         tensors_sha256=hashlib.sha256(packed).hexdigest(),
+        sha256=UNSEALED,
     )
+    description = description.model_copy(update={"sha256": seal_of(description.model_dump(mode="json"))})
     check_is_free(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -120,6 +126,9 @@ def read_profile(folder: Path) -> Profile:
     tensors = _read_tensors(folder, description)
     for problem in _contradictions(description, tensors):
         raise _damaged(folder, problem)
+    seal = seal_of(description.model_dump(mode="json"))
+    if seal != description.sha256:
+        raise _damaged(folder, f"{DESCRIPTION} was sealed as {description.sha256[:DIGITS]} and is {seal[:DIGITS]} now")
     rows = list(enumerate(description.layers))
     own = {name.removeprefix(ESTIMATOR): tensor for name, tensor in tensors.items() if name.startswith(ESTIMATOR)}
     return Profile(
@@ -132,6 +141,12 @@ def read_profile(folder: Path) -> Profile:
         description.predictions,
         Estimator(description.layers[:-1], **own) if own else None,
     )
+
+
+def seal_of(description: Mapping[str, Any]) -> str:
+    """SHA-256 of a description, as JSON has it, without its own seal."""
+    rest = {key: value for key, value in description.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def digest_of_profile(folder: Path) -> str:

@@ -14,7 +14,7 @@ from harness.combinations import mismatch, placement
 from harness.core_sets import in_words
 from harness.schema import DeviceSpec, Element, EngineSpec, ModelSpec, TechniqueSpec
 from harness.workload_specs import WorkloadSpec
-from results.records import Cell
+from results.records import PRICED_AS, Cell
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _CellBuilder:
         content = f"[{', '.join([json.dumps(workload.label), self._data_root, *specs])}]"
         model_label = model.label
         if device.spec.priced_as:
-            model_label += f" priced as {device.spec.priced_as}"
+            model_label += f"{PRICED_AS}{device.spec.priced_as}"
         cell = Cell(
             cell_id=hashlib.sha256(content.encode()).hexdigest()[:12],
             label=" · ".join(filter(None, (engine.label, model.suffix, workload.label, device.label))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import json
 import shlex
 from collections.abc import Iterator
@@ -139,6 +140,8 @@ def plan_check(
     """Check a plan and everything that it names."""
     with _prepared(plan_path, settings, allow_code, max_cells) as (plan, _):
         typer.echo(f"{printable(str(plan_path))}: ok, {len(plan.cells)} cells")
+        for note in _notes_on(plan):
+            typer.echo(printable(note))
         if _is_measured(plan):
             typer.echo(DEVICES_NOT_LOOKED_AT)
 
@@ -146,6 +149,15 @@ def plan_check(
 def _is_measured(plan: Plan) -> bool:
     """Whether a device has to be there: a plan may be checked on another machine than it runs on."""
     return not all(cell.is_modelled for cell in plan.cells)
+
+
+def _notes_on(plan: Plan) -> Iterator[str]:
+    """What of the plan is not run, and sheets that do not stand for their machine."""
+    from harness.runner import sheet_purposes
+    from results.rederivation import purpose_words
+
+    yield from (f"left out: {note}" for note in (*plan.skipped, *plan.left_out))
+    yield from itertools.starmap(purpose_words, sheet_purposes(plan))
 
 
 def plan_schema() -> None:
@@ -187,8 +199,8 @@ def _run(plan: Plan, run_parts: RunParts, directory: Path, resume: bool, console
     from harness.runner import DeviceNotReadyError, Runner, open_run
     from results.store import StoreError
 
-    for note in (*plan.skipped, *plan.left_out):
-        console.print(f"left out: {note}", markup=False, highlight=False)
+    for note in _notes_on(plan):
+        console.print(note, markup=False, highlight=False)
     try:
         with LiveProgress(console) if console.is_terminal else PlainProgress(console) as progress:
             run_parts.on_wait = progress.waiting
@@ -292,8 +304,8 @@ def _print_dry_run(plan: Plan, run_parts: RunParts, console: Console, as_json: b
     print_rows(rows, as_json, f"{plan.name}: {len(rows)} cells")
     if not as_json:
         total_s = sum(e.seconds for e in found)
-        for note in (*plan.skipped, *plan.left_out):
-            console.print(f"left out: {note}", markup=False, highlight=False)
+        for note in _notes_on(plan):
+            console.print(note, markup=False, highlight=False)
         if _is_measured(plan):
             console.print(DEVICES_NOT_LOOKED_AT, markup=False, highlight=False)
         console.print(f"about {total_s / 60:.1f} minutes (decode tokens at most; speeds are guessed from a probe)")

@@ -90,10 +90,12 @@ def _print_answers(derived: RunFrames, console: Console) -> None:
 
     units = PageUnits(derived.tidy, derived.standings)
     for whole, single in derived.standings:
-        _print_standings(whole, single, units, console)
+        only_for = derived.run.info.only_for.get(whole.device)
+        _print_standings(whole, single, units, console, f" · only for {only_for}" if only_for else "")
 
 
-def _print_standings(group: Group, single: Sequence[Group], units: PageUnits, console: Console) -> None:
+def _print_standings(group: Group, single: Sequence[Group], units: PageUnits, console: Console, purpose: str) -> None:
+    """purpose: what the device's sheet is only for, behind its name."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -103,7 +105,9 @@ def _print_standings(group: Group, single: Sequence[Group], units: PageUnits, co
 
     shown = arm_table("", group, units)
     table = Table(
-        title=Text(f"{group.device} · {group.workload or 'all workloads'} · times {shown.baseline}", style="bold"),
+        title=Text(
+            f"{group.device}{purpose} · {group.workload or 'all workloads'} · times {shown.baseline}", style="bold"
+        ),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,

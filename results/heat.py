@@ -13,21 +13,24 @@ import pandas as pd
 
 from results.cells import trials_of
 from results.popularity import imbalance, overlap_at_k
-from results.records import Cell, ExpertHeat
+from results.records import PRICED_AS, Cell, ExpertHeat, Method
 from results.runs import RunData
 
+COUNTED: Method = "measured"
+"""Choices are those of the model that ran on the host, also where a sheet priced what followed from them."""
 MOST_CHOSEN = 4
 """K of Overlap@K, where nobody says another."""
 MOST_TEXTS = 40
 """Of a model, that are compared with each other: pairs are their square."""
 _LAYER_COLUMNS = (
-    "cell", "label", "device", "engine", "technique", "model", "workload", "layer", "chosen", "imbalance",
-    "never_chosen", "profiled_imbalance",
+    "cell", "label", "device", "engine", "technique", "model", "workload", "layer", "windows", "chosen",
+    "imbalance", "never_chosen", "profiled_imbalance", "method",
 )  # fmt: skip
 _EXPERT_COLUMNS = (
-    "cell", "device", "engine", "technique", "model", "workload", "layer", "expert", "chosen", "share", "profiled",
+    "cell", "device", "engine", "technique", "model", "workload", "layer", "expert", "windows", "chosen", "share",
+    "profiled", "method",
 )  # fmt: skip
-_OVERLAP_COLUMNS = ("model", "chosen_first_in", "by", "then_in", "k", "overlap", "least", "most", "layers")
+_OVERLAP_COLUMNS = ("model", "chosen_first_in", "by", "then_in", "k", "overlap", "least", "most", "layers", "method")
 
 
 def heat_of_cells(run: RunData) -> dict[str, ExpertHeat]:
@@ -47,6 +50,7 @@ def heat_of_cells(run: RunData) -> dict[str, ExpertHeat]:
 def layers_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
     """One row for each cell and layer of experts: how unevenly its router chose, and did on the prompts before.
 
+    chosen is added up over so many windows: every repeat asks the same.
     heats: of `heat_of_cells`. profiled_imbalance is missing for arms that were not calibrated.
     """
     rows = [
@@ -59,10 +63,12 @@ def layers_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
             "model": cell.model,
             "workload": cell.workload,
             "layer": layer,
+            "windows": heat.windows,
             "chosen": sum(heat.chosen[row]),
             "imbalance": imbalance(heat.chosen[row]),
             "never_chosen": heat.chosen[row].count(0),
             "profiled_imbalance": None if heat.profiled is None else imbalance(heat.profiled[row]),
+            "method": COUNTED,
         }
         for cell in run.cells
         if (heat := heats.get(cell.cell_id)) is not None
@@ -74,12 +80,14 @@ def layers_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
 def experts_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
     """One row for each cell, layer and expert: how often it was chosen, and its share of the layer's choices.
 
+    chosen is added up over so many windows.
     heats: of `heat_of_cells`. profiled is missing for arms that were not calibrated.
     """
     rows = [
         (
-            cell.cell_id, cell.device, cell.engine, cell.technique, cell.model, cell.workload, layer, expert, n,
-            n / (sum(heat.chosen[row]) or 1), None if heat.profiled is None else heat.profiled[row][expert],
+            cell.cell_id, cell.device, cell.engine, cell.technique, cell.model, cell.workload, layer, expert,
+            heat.windows, n, n / (sum(heat.chosen[row]) or 1),
+            None if heat.profiled is None else heat.profiled[row][expert], COUNTED,
         )
         for cell in run.cells
         if (heat := heats.get(cell.cell_id)) is not None
@@ -107,8 +115,8 @@ def overlaps(run: RunData, heats: Mapping[str, ExpertHeat], k: int = MOST_CHOSEN
     over more than `MOST_TEXTS` workloads or profiles is told of the first ones.
     """
     rows: list[dict[str, Any]] = []
-    for model in dict.fromkeys(cell.model for cell in run.cells):
-        own = sorted((c for c in run.cells if c.model == model and c.cell_id in heats), key=_is_no_reference)
+    for model in dict.fromkeys(routed_model(cell) for cell in run.cells):
+        own = sorted((c for c in run.cells if routed_model(c) == model and c.cell_id in heats), key=_is_no_reference)
         windows: dict[str, _Text] = {}
         profiles: dict[str, _Text] = {}
         for cell in own:
@@ -127,6 +135,11 @@ def overlaps(run: RunData, heats: Mapping[str, ExpertHeat], k: int = MOST_CHOSEN
     return pd.DataFrame(rows, columns=list(_OVERLAP_COLUMNS))
 
 
+def routed_model(cell: Cell) -> str:
+    """Whose router chose: what a cell is priced as changes no choice."""
+    return cell.model.partition(PRICED_AS)[0]
+
+
 def _is_no_reference(cell: Cell) -> bool:
     return cell.reference_id != cell.cell_id
 
@@ -143,9 +156,10 @@ def _overlap(first: _Text, then: _Text, k: int) -> dict[str, Any]:
         "least": min(found),
         "most": max(found),
         "layers": len(found),
+        "method": "derived",
     }
 
 
 def _added(a: ExpertHeat, b: ExpertHeat) -> ExpertHeat:
     chosen = tuple(tuple(map(sum, zip(x_E, y_E, strict=True))) for x_E, y_E in zip(a.chosen, b.chosen, strict=True))
-    return a.model_copy(update={"chosen": chosen})
+    return a.model_copy(update={"chosen": chosen, "windows": a.windows + b.windows})

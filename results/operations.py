@@ -26,8 +26,8 @@ FITTED: Final = "fitted"
 """In that list: whether the rows that its price was fitted on had any such. Stores of before lack it."""
 EXTRAPOLATED: Final = "extrapolated beyond what the sheet was fitted on"
 _COLUMNS = (
-    "cell", "device", "engine", "technique", "model", "workload", "operation", "unit", "n", "seconds",
-    "share_of_time", "joules", "seconds_outside_fit", "trial",
+    "cell", "device", "engine", "technique", "model", "workload", "operation", "runs_on", "n", "seconds",
+    "share_of_time", "joules", "seconds_outside_fit", "trial", "method",
 )  # fmt: skip
 
 
@@ -62,7 +62,8 @@ def operations_table(run: RunData) -> pd.DataFrame:
         whole_s = sum(one.seconds for one in spent)
         rows += [
             (cell.cell_id, cell.device, cell.engine, cell.technique, cell.model, cell.workload, one.operation, one.unit,
-             one.n, one.seconds, one.seconds / whole_s if whole_s else None, one.joules, one.outside_s, own.trial_id)
+             one.n, one.seconds, one.seconds / whole_s if whole_s else None, one.joules, one.outside_s, own.trial_id,
+             own.time_method)
             for one in spent
         ]  # fmt: skip
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"seconds_outside_fit": "float64"})

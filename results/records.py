@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Method = Literal[
     "counter",
@@ -247,6 +247,10 @@ class CountedLayers(Record):
         return f"of the {self.n_run} layers that ran; priced are {self.n_priced}"
 
 
+PRICED_AS = " priced as "
+"""In a cell's model: between the one that computes and the shape that a sheet prices."""
+
+
 class ExpertHeat(Record):
     """How often each expert of each sparse layer was chosen in a window, before a technique dropped any of it."""
 
@@ -255,6 +259,8 @@ class ExpertHeat(Record):
     """For each of `layers`, of each expert."""
     profiled: tuple[tuple[int, ...], ...] | None = None
     """The same of the prompts that the technique was calibrated on; None where it learns nothing."""
+    windows: int = Field(1, ge=1, exclude=True)
+    """Over how many windows `chosen` is added up. Not stored: what is, is of one."""
 
     @model_validator(mode="after")
     def _one_shape(self) -> ExpertHeat:

@@ -119,14 +119,19 @@ def _kept_remarks(kept: Mapping[str, str], run: RunData) -> Iterator[str]:
         yield f"the figures of {len(others)} of {len(run.trials)} trials are those of when they ran ({others[0]})."
 
 
+def purpose_words(device: str, only_for: str) -> str:
+    return f"{device}: its sheet is only for {only_for}; take no figure here for that machine."
+
+
 def derivation_notes(run: RunData) -> list[str]:
     """What a reader must know of joules that other code than this derived, or another sheet priced."""
+    told = [*run.remarks, *(purpose_words(device, only_for) for device, only_for in run.info.only_for.items())]
     metered = [t for t in run.trials if t.energy]
     others = sum(not is_by_this_code(t.derived_by) for t in metered)
     if not others:
-        return list(run.remarks)
+        return told
     return [
-        *run.remarks,
+        *told,
         f"the joules of {others} of {len(metered)} trials were derived by another version of joulebench;"
         " `joulebench report DIR --rederive` derives them again and says what changes.",
     ]

@@ -45,6 +45,8 @@ class RunInfo(Record):
     """Weights, sheets, recordings, data files, thread settings. Empty in runs from before they were kept."""
     left_out: tuple[str, ...] = ()
     """Cells of the matrix that were not run, and why: prompts longer than the model's context, ..."""
+    only_for: dict[str, str] = Field(default_factory=dict)
+    """By modelled device: the one thing that its sheet is good for, where it does not stand for its machine."""
 
 
 @dataclass(frozen=True)

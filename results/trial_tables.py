@@ -30,7 +30,8 @@ _TRIAL_COLUMNS = (
     "outside_fit_share", "derived", "derived_by",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
-    "cell", "repeat", "sample_id", "request_id", "prompt_tokens", "cached_tokens", "generated_tokens", "ttft_s",
+    "cell", "device", "repeat", "time_method", "sample_id", "request_id", "prompt_tokens", "cached_tokens",
+    "generated_tokens", "ttft_s",
     "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method", "energy_meter", "energy_reason",
     "arrival_s", "queueing_s", "ttft_from_arrival_s",
 )  # fmt: skip
@@ -69,10 +70,11 @@ def request_frames(run: RunData) -> Iterator[pd.DataFrame]:
     numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "arrival_s", "queueing_s",
                "ttft_from_arrival_s", *scores)  # fmt: skip
     counts = ("repeat", "prompt_tokens", "cached_tokens", "generated_tokens")
+    device_of = {cell.cell_id: cell.device for cell in run.cells}
     rest = _in_order(run)
     part = list(islice(rest, TRIALS_A_PART))
     while True:
-        rows = [row for trial in part for row in _request_rows(run, trial)]
+        rows = [{"device": device_of[t.cell_id]} | row for t in part for row in _request_rows(run, t)]
         yield frame_of(rows, (*_REQUEST_COLUMNS, *scores), text, numbers, counts)
         part = list(islice(rest, TRIALS_A_PART))
         if not part:
@@ -132,6 +134,7 @@ def _request_cells(trial: Trial, completion: Completion) -> dict[str, Any]:
     return {
         "cell": trial.cell_id,
         "repeat": trial.repeat,
+        "time_method": trial.time_method,
         "arrival_s": None if arrival_s is None or window_start_s is None else arrival_s - window_start_s,
         "queueing_s": completion.queueing_s,
         "ttft_from_arrival_s": completion.ttft_from_arrival_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,7 @@ from harness.plan import build_plan
 from harness.run_parts import RunParts
 from harness.runner import Runner, open_run
 from results.database import DATABASE
-from results.heat import heat_of_cells, layers_of, overlaps
+from results.heat import experts_of, heat_of_cells, layers_of, overlaps
 from results.popularity import imbalance, overlap_at_k, popularity
 from results.records import ExpertHeat, Request
 from results.runs import RunData
@@ -246,7 +247,15 @@ def test_cells_add_up_their_trials_marked_ones_too() -> None:
         },
         [cell("c1"), cell("c2")],
     )
-    assert heat_of_cells(run) == {"c1": heat_of((111, 22), (33, 100))}
+    found = heat_of_cells(run)
+    assert found == {"c1": heat_of((111, 22), (33, 100)).model_copy(update={"windows": 3})}
+    layers, experts = layers_of(run, found), experts_of(run, found)
+    assert layers[["windows", "chosen", "method"]].values.tolist() == [[3, 133, "measured"]] * 2
+    assert experts[["windows", "chosen", "method"]].values.tolist() == [[3, n, "measured"] for n in (111, 22, 33, 100)]
+
+
+def test_a_heat_is_stored_without_the_number_of_its_windows() -> None:
+    assert set(json.loads(heat_of((1, 2)).model_dump_json())) == {"layers", "chosen", "profiled"}
 
 
 def test_layers_tell_how_unevenly_a_router_chose_and_did_before() -> None:
@@ -283,10 +292,10 @@ def test_overlaps_within_and_across_data_sets() -> None:
     run = run_of({"tiers": [(tiers, {})], "a": [(a, {})], "b": [(b, {})], "other model": [(b, {})]}, cells)
     table = overlaps(run, heat_of_cells(run), k=2)
     assert table.values.tolist() == [
-        ["tiny-moe", "A", "profile", "A", 2, 0.5, 0.0, 1.0, 3],
-        ["tiny-moe", "A", "profile", "B", 2, 0.5, 0.0, 1.0, 3],
-        ["tiny-moe", "A", "window", "B", 2, 0.5, 0.5, 1.0, 3],
-        ["tiny-moe", "B", "window", "A", 2, 0.5, 0.5, 1.0, 3],
+        ["tiny-moe", "A", "profile", "A", 2, 0.5, 0.0, 1.0, 3, "derived"],
+        ["tiny-moe", "A", "profile", "B", 2, 0.5, 0.0, 1.0, 3, "derived"],
+        ["tiny-moe", "A", "window", "B", 2, 0.5, 0.5, 1.0, 3, "derived"],
+        ["tiny-moe", "B", "window", "A", 2, 0.5, 0.5, 1.0, 3, "derived"],
     ]
 
 
@@ -303,7 +312,15 @@ def test_a_profile_that_a_plan_names_is_told_by_its_name() -> None:
     own = heat_of((1, 0), profiled=((0, 1),))
     cells = [cell("c1", workload="A", engine_parameters={"profile": "mine (sha256 0123)"})]
     table = overlaps(run_of({"c1": [(own, {})]}, cells), {"c1": own}, k=4)
-    assert table.values.tolist() == [["tiny-moe", "mine (sha256 0123)", "profile", "A", 2, 1.0, 1.0, 1.0, 1]]
+    assert table.values.tolist() == [["tiny-moe", "mine (sha256 0123)", "profile", "A", 2, 1.0, 1.0, 1.0, 1, "derived"]]
+
+
+def test_a_model_that_is_priced_as_another_routes_as_itself() -> None:
+    """It chooses on a modelled device what it chooses on the host: no second model, and no rows twice."""
+    own = heat_of((9, 8, 1, 0))
+    cells = [cell(f"{w}{m}", workload=w, model=m) for w in "AB" for m in ("tiny", "tiny priced as phi-3.5-moe")]
+    table = overlaps(run_of({c.cell_id: [(own, {})] for c in cells}, cells), {c.cell_id: own for c in cells}, k=2)
+    assert table[["model", "chosen_first_in", "then_in"]].values.tolist() == [["tiny", "A", "B"], ["tiny", "B", "A"]]
 
 
 def test_a_real_run_keeps_the_heat_of_every_arm(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -193,10 +194,13 @@ def test_a_killed_writer_leaves_whole_profiles_alone(tmp_path: Path) -> None:
     assert {read_profile(path).n_tokens for path in found} == {10}
 
 
-def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], object], sealed_again: bool = True) -> None:
     path, _ = profile_files(folder)
     description = json.loads(path.read_text(encoding="utf-8"))
     change(description)
+    if sealed_again:
+        rest = json.dumps({k: v for k, v in description.items() if k != "sha256"}, sort_keys=True)
+        description["sha256"] = hashlib.sha256(rest.encode()).hexdigest()
     path.write_text(json.dumps(description), encoding="utf-8")
 
 
@@ -226,7 +230,7 @@ TENSOR_DAMAGE: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
     "a tensor more": lambda t: t.update(other=torch.ones(1)),
 }
 DESCRIPTION_DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
-    "another format": lambda d: d.update(profile_format=2),
+    "another format": lambda d: d.update(profile_format=1),
     "an unknown key": lambda d: d.update(more=1),
     "a missing key": lambda d: d.pop("top_k"),
     "text for a number": lambda d: d.update(n_prompts="3"),
@@ -266,10 +270,30 @@ def test_a_description_that_does_not_fit_is_refused(what: str, folder: Path) -> 
 
 
 def test_a_profile_of_a_newer_format_is_not_called_damaged(folder: Path) -> None:
-    rewritten(folder, lambda d: d.update(profile_format=2))
+    rewritten(folder, lambda d: d.update(profile_format=3))
     told = refused(folder)
-    assert "of format 2, and this joulebench reads format 1; update joulebench" in told
+    assert "of format 3, and this joulebench reads format 2; update joulebench" in told
     assert "damaged" not in told
+
+
+SEALED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "more prompts of a workload": lambda d: d["origin"]["data"][0].update(n_prompts=999),
+    "another workload": lambda d: d["origin"]["data"][0].update(workload="<b>evil</b>"),
+    "another source": lambda d: d["origin"]["data"][0].update(source="sample"),
+    "another digest of the data": lambda d: d["origin"].update(data_sha256="12" * 32),
+    "another name of the model": lambda d: d["origin"].update(model="other"),
+    "another type of weights": lambda d: d["origin"].update(dtype="bfloat16"),
+    "more prompts": lambda d: d.update(n_prompts=999),
+}
+
+
+@pytest.mark.parametrize("what", SEALED)
+def test_whatever_a_description_says_is_sealed(what: str, folder: Path) -> None:
+    read_profile(folder)
+    rewritten(folder, SEALED[what], sealed_again=False)
+    assert re.search(r"profile\.json was sealed as \w{12} and is \w{12} now", refused(folder))
+    rewritten(folder, lambda _: None)
+    read_profile(folder)
 
 
 def test_every_changed_byte_of_the_tensors_is_seen(folder: Path) -> None:

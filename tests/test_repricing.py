@@ -184,7 +184,7 @@ def test_waiting_is_no_part_of_an_operation() -> None:
 def test_operations_of_a_run_are_a_table_in_file_and_page() -> None:
     made = run_on(toy_sheet(), [[CPU_WORK, NPU_WORK], [NORM, CPU_WORK, NPU_WORK]])
     data = replace(run([cell("c1")], [made.trial]), load_parts=lambda _: made.parts)
-    frame = operations_table(data).set_index(["operation", "unit"])
+    frame = operations_table(data).set_index(["operation", "runs_on"])
     assert frame.loc[("expert FFN", "cpu"), "share_of_time"] == pytest.approx(4.0 / 5.7)
     (table,) = page_context(data)["operation_tables"]
     assert table.rows[1] == ("expert FFN on npu", (("1.60 s (28.1 %)", "4.40 J", ""),))
@@ -206,7 +206,7 @@ def test_operations_stand_in_the_order_of_a_layer_whichever_arm_has_them() -> No
         for arm, own in (("a", on_npu), ("b", on_cpu))
         for k, name in enumerate(own)
     ]
-    frame = pd.DataFrame(spent, columns=["cell", "operation", "unit", "share_of_time"])
+    frame = pd.DataFrame(spent, columns=["cell", "operation", "runs_on", "share_of_time"])
     frame = frame.assign(device="model:m", workload="w", seconds=1500.0, joules=1.0, seconds_outside_fit=0.0)
     (table,) = operation_tables(frame, arms_of([cell("a"), cell("b")]))
     assert [name for name, _ in table.rows] == [
@@ -262,6 +262,11 @@ def test_a_run_keeps_the_operations_of_its_modelled_trials_and_derives_the_same_
     done = joulebench("report", str(finished_run.directory), "--rederive", "--out", str(tmp_path))
     assert done.code == 0, done.stderr
     assert f"{len(data.trials)} trials derived again from their raw records: nothing changed" in done.stdout
+    assert set(operations_table(data)["method"]) == {"modelled"}
+    asked = pd.read_csv(finished_run.directory / "requests.csv")
+    assert dict(zip(asked["device"], asked["time_method"], strict=True)) == {
+        c.device: "modelled" if c.device.startswith("model:") else "measured" for c in data.cells
+    }
     tables = sorted(path.name for path in finished_run.directory.glob("*.csv"))
     same = [n for n in tables if (tmp_path / n).read_bytes() == (finished_run.directory / n).read_bytes()]
     assert [n for n in tables if n not in same] == ["trials.csv"], "which says that its figures were derived again"

@@ -163,6 +163,8 @@ class Sheet(Record):
     name: str
     description: str
     source: str
+    only_for: str | None = Field(default=None, min_length=1)
+    """The one thing that its prices are good for; None of a sheet that stands for its machine."""
     graph_bytes_limit: SheetFigure | None = None
     """A graph with more weight bytes than this runs on the CPU instead of the NPU."""
     idle_w: SheetFigure | None = None

@@ -37,6 +37,8 @@ def caveats_of(run: RunData, device: str) -> tuple[Caveat, ...]:
     cells = [c for c in run.cells if c.device == device]
     own = [t for c in cells for t in trials[c.cell_id]]
     found = []
+    if device in run.info.only_for:
+        found.append(Caveat(f"a sheet only for {run.info.only_for[device]}", "know"))
     failed = sum(t.status == "failed" for t in own)
     if failed:
         found.append(Caveat(f"{failed} of {len(own)} trials failed", "failures"))

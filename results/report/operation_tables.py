@@ -11,7 +11,7 @@ from results.operations import share_words
 from results.report.arms import Arm
 from results.units import format_quantity
 
-_READ = ("cell", "operation", "unit", "seconds", "share_of_time", "joules", "seconds_outside_fit")
+_READ = ("cell", "operation", "runs_on", "seconds", "share_of_time", "joules", "seconds_outside_fit")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def operation_tables(frame: pd.DataFrame, arms: Mapping[str, Arm]) -> list[Opera
         rows = tuple(
             (f"{operation} on {unit}", tuple(spent.get((cell, operation, unit), ("", "", "")) for cell in cells))
             for operation, unit in _as_they_run(
-                [list(zip(ran["operation"], ran["unit"], strict=True)) for _, ran in own.groupby("cell", sort=False)]
+                [list(zip(ran["operation"], ran["runs_on"], strict=True)) for _, ran in own.groupby("cell", sort=False)]
             )
         )
         found.append(OperationTable(f"{workload} · {device}", tuple(arms[cell] for cell in cells), rows))

@@ -1,0 +1,45 @@
+"""What `plan check` says besides problems: arms that are left out, and a sheet that does not stand for its machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from devices.models.sheet import load_sheet
+from results.store import Store
+from tests.command import joulebench
+from tests.plans import DROPLESS, HOST, M2_ULTRA, NPUMOE, SHAREGPT, raw_plan, write_plan
+
+ONLY_FOR = "reproducing Table 4 of its source; m2-ultra stands for the machine"
+TOLD = f"model:m2-ultra-table4: its sheet is only for {ONLY_FOR}; take no figure here for that machine."
+
+
+def test_a_check_says_which_arms_are_left_out_as_a_dry_run_does(tmp_path: Path) -> None:
+    gpu = {"name": "gpu arm", "technique": {"name": "gpu"}}
+    plan = write_plan(tmp_path / "p.toml", raw_plan(engine=[DROPLESS, gpu], device=[HOST, M2_ULTRA]))
+    checked, dry = joulebench("plan", "check", str(plan)), joulebench("run", str(plan), "--dry-run")
+    assert (checked.code, dry.code) == (0, 0), checked.stderr
+    (line,) = (one for one in checked.stdout.splitlines() if one.startswith("left out: "))
+    assert "model:m2-ultra: gpu arm: " in line
+    assert "".join(line.split()) in "".join(dry.stdout.split())
+
+
+def test_a_sheet_for_one_table_says_so_wherever_it_prices(tmp_path: Path) -> None:
+    assert (load_sheet("m2-ultra").only_for, load_sheet("m2-ultra-table4").only_for) == (None, ONLY_FOR)
+    device = {"name": "model:m2-ultra-table4"}
+    arms = [NPUMOE | {"devices": [device["name"]]}, {"name": "cpu", "technique": {"name": "coreml-cpu"}}]
+    plan = write_plan(tmp_path / "p.toml", raw_plan(engine=arms, device=[device], workload=[SHAREGPT]))
+    assert TOLD in joulebench("plan", "check", str(plan)).stdout.splitlines()
+    done = joulebench("run", str(plan), "--out", str(tmp_path / "run"))
+    assert done.code == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert said.count(TOLD) == 2, "before it runs, and below its figures"
+    assert f"model:m2-ultra-table4 · only for {ONLY_FOR} ·" in said
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert TOLD in page
+    assert f"a sheet only for {ONLY_FOR}</a>" in page
+    found = pd.read_csv(tmp_path / "run" / "arms.csv")
+    assert not found[found["quantity"] != "accuracy"][["certain_difference", "certainly_best"]].any().any()
+    with Store.view(tmp_path / "run") as store:
+        assert store.info().only_for == {"model:m2-ultra-table4": ONLY_FOR}
