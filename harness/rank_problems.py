@@ -72,14 +72,11 @@ def _are_the_same(threads: ThreadCounts) -> bool:
 
 
 def _device_problems(engine: Part[EngineSpec], device: DeviceSpec, n_ranks: int) -> Iterator[str]:
-    if device.computes == "mps":
-        yield f'engine {engine.label}: ranks on mps have nothing to send over; use computes = "cpu", or remove ranks'
-    if device.computes == "cuda":
-        import torch
-
-        n_gpus = torch.cuda.device_count()
-        if n_gpus < n_ranks:
-            yield f"engine {engine.label}: ranks = {n_ranks} take a GPU each, and there are {n_gpus}; give fewer ranks"
+    if device.computes in ("cuda", "mps"):
+        yield (
+            f"engine {engine.label}: ranks = {n_ranks} on {device.computes} were never proven equal to one process;"
+            ' use computes = "cpu", or remove ranks'
+        )
 
 
 def _place(engine: Part[EngineSpec]) -> RanksParameters | None:

@@ -75,6 +75,12 @@ def test_ranks_that_cannot_be_are_refused_in_one_line(engine: dict[str, Any], ex
     assert expected in line
 
 
+@pytest.mark.parametrize("computes", ["cuda", "mps"])
+def test_ranks_on_an_accelerator_are_refused_as_never_proven(computes: str) -> None:
+    found = problems(EP, device=[HOST | {"computes": computes}])
+    assert [line for line in found if f"ranks = 2 on {computes} were never proven" in line]
+
+
 def test_more_ranks_than_four_or_than_experts_are_refused() -> None:
     assert any(line.startswith("engine[0].ranks: ") for line in problems(EP | {"ranks": 5}))
     sizes = ModelSizes(n_experts=3, top_k=2, hidden=8, expert_width=2, expert_bytes=96, n_layers=1, n_sparse_layers=1)
