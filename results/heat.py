@@ -30,7 +30,19 @@ _EXPERT_COLUMNS = (
     "cell", "device", "engine", "technique", "model", "workload", "layer", "expert", "windows", "chosen", "share",
     "profiled", "method",
 )  # fmt: skip
-_OVERLAP_COLUMNS = ("model", "chosen_first_in", "by", "then_in", "k", "overlap", "least", "most", "layers", "method")
+_OVERLAP_COLUMNS = (
+    "model",
+    "chosen_first_in",
+    "by",
+    "then_in",
+    "k",
+    "chance",
+    "overlap",
+    "least",
+    "most",
+    "layers",
+    "method",
+)
 
 
 def heat_of_cells(run: RunData) -> dict[str, ExpertHeat]:
@@ -110,9 +122,11 @@ def overlaps(run: RunData, heats: Mapping[str, ExpertHeat], k: int = MOST_CHOSEN
     """Overlap@K of what was chosen first with what was chosen then: median, least and most over the layers.
 
     First is a profile (of a workload's own calibration prompts, or the one that the plan names) or another workload's
-    window; then is the window of each workload. So a profile's row of its own workload is the overlap within a data
-    set, and the others are those across. Of each workload the reference arm speaks, else the first that tells. A sweep
-    over more than `MOST_TEXTS` workloads or profiles is told of the first ones.
+    window; then is the window of each workload. chance: K / E, what texts that share nothing have on average: 1
+    where a layer has no more than K experts, so that the overlap tells nothing. So a profile's row of its own
+    workload is the overlap within a data set, and the others are those across. Of each workload the reference arm
+    speaks, else the first that tells. A sweep over more than `MOST_TEXTS` workloads or profiles is told of the
+    first ones.
     """
     rows: list[dict[str, Any]] = []
     for model in dict.fromkeys(routed_model(cell) for cell in run.cells):
@@ -152,6 +166,7 @@ def _overlap(first: _Text, then: _Text, k: int) -> dict[str, Any]:
         "by": first.by,
         "then_in": then.name,
         "k": k,
+        "chance": k / len(then.counts[0]),
         "overlap": median(found),
         "least": min(found),
         "most": max(found),

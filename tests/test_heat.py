@@ -292,10 +292,10 @@ def test_overlaps_within_and_across_data_sets() -> None:
     run = run_of({"tiers": [(tiers, {})], "a": [(a, {})], "b": [(b, {})], "other model": [(b, {})]}, cells)
     table = overlaps(run, heat_of_cells(run), k=2)
     assert table.values.tolist() == [
-        ["tiny-moe", "A", "profile", "A", 2, 0.5, 0.0, 1.0, 3, "derived"],
-        ["tiny-moe", "A", "profile", "B", 2, 0.5, 0.0, 1.0, 3, "derived"],
-        ["tiny-moe", "A", "window", "B", 2, 0.5, 0.5, 1.0, 3, "derived"],
-        ["tiny-moe", "B", "window", "A", 2, 0.5, 0.5, 1.0, 3, "derived"],
+        ["tiny-moe", "A", "profile", "A", 2, 2 / 4, 0.5, 0.0, 1.0, 3, "derived"],
+        ["tiny-moe", "A", "profile", "B", 2, 2 / 4, 0.5, 0.0, 1.0, 3, "derived"],
+        ["tiny-moe", "A", "window", "B", 2, 2 / 4, 0.5, 0.5, 1.0, 3, "derived"],
+        ["tiny-moe", "B", "window", "A", 2, 2 / 4, 0.5, 0.5, 1.0, 3, "derived"],
     ]
 
 
@@ -312,7 +312,9 @@ def test_a_profile_that_a_plan_names_is_told_by_its_name() -> None:
     own = heat_of((1, 0), profiled=((0, 1),))
     cells = [cell("c1", workload="A", engine_parameters={"profile": "mine (sha256 0123)"})]
     table = overlaps(run_of({"c1": [(own, {})]}, cells), {"c1": own}, k=4)
-    assert table.values.tolist() == [["tiny-moe", "mine (sha256 0123)", "profile", "A", 2, 1.0, 1.0, 1.0, 1, "derived"]]
+    assert table.values.tolist() == [
+        ["tiny-moe", "mine (sha256 0123)", "profile", "A", 2, 1.0, 1.0, 1.0, 1.0, 1, "derived"]
+    ]
 
 
 def test_a_model_that_is_priced_as_another_routes_as_itself() -> None:

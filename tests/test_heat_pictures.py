@@ -71,8 +71,8 @@ def test_where_a_profile_was_used_its_overlap_with_what_was_seen_is_told() -> No
     seen, profiled = ((9, 8, 7, 6, 1), (9, 8, 7, 6, 1)), ((9, 8, 7, 1, 6), (6, 7, 8, 9, 1))
     (picture,) = pictures(chosen({"exact": seen}, profiled=profiled))
     assert picture.caption == (
-        "Overlap@4 of a calibration's profile with what was chosen here, median of 2 layers (least to most):"
-        " boolq 87.5 % (75 % to 100 %)."
+        "Overlap@4 (by chance 80 %) of a calibration's profile with what was chosen here, median of 2 layers"
+        " (least to most): boolq 87.5 % (75 % to 100 %)."
     )
     (plain,) = pictures(chosen({"exact": seen}))
     assert plain.caption == ""

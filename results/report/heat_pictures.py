@@ -119,7 +119,8 @@ def _overlap_words(workload: str, cells: Sequence[Cell], overlap: pd.DataFrame) 
         return ""
     first = own.iloc[0]
     return (
-        f"Overlap@{first['k']} of a calibration's profile with what was chosen here, median of {first['layers']} layers"
+        f"Overlap@{first['k']} (by chance {_percent(first['chance'])}) of a calibration's profile with what was chosen"
+        f" here, median of {first['layers']} layers"
         f" (least to most): {'; '.join(told)}."
     )
 
