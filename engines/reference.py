@@ -42,6 +42,7 @@ from engines.techniques.base import (
     Technique,
     TechniqueParameters,
 )
+from engines.techniques.composed import ComposedTechnique
 from results.environments import Road
 from results.records import Completion, EngineCounters, ExpertHeat, Request
 
@@ -307,7 +308,10 @@ class ReferenceEngine:
         return counters
 
     def take_heat(self) -> ExpertHeat | None:
-        return self._heat.take(self._profile)
+        heat = self._heat.take(self._profile)
+        if heat is None or not isinstance(self._technique, ComposedTechnique):
+            return heat
+        return heat.model_copy(update=self._technique.frozen(heat.layers))
 
     def take_road(self) -> Road:
         (prefilled, self._prefilled), (decoded, self._decoded) = (self._prefilled, set()), (self._decoded, set())

@@ -151,3 +151,9 @@ METERS: dict[str, MeterEntry] = {
     "modelled": MeterEntry(_modelled, "modelled", "CPU time x watts of a sheet: always there, never measured"),
     "replay": MeterEntry(_replay, "replayed", "a recorded trace, Parquet or power CSV (recording)"),
 }
+
+
+def technique_line(name: str) -> str | None:
+    """What it does, as `joulebench list techniques` says; None of choices spelled out."""
+    entry = TECHNIQUES.get(name)
+    return None if entry is None else entry.what

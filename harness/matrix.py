@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple
 
+from harness.catalog import technique_line
 from harness.combinations import mismatch, placement
 from harness.core_sets import in_words
 from harness.schema import DeviceSpec, Element, EngineSpec, ModelSpec, TechniqueSpec
@@ -102,6 +103,7 @@ class _CellBuilder:
             label=" · ".join(filter(None, (engine.label, model.suffix, workload.label, device.label))),
             engine=engine.label,
             technique=engine.spec.technique.technique,
+            technique_line=technique_line(engine.spec.technique.technique),
             technique_parameters=engine.spec.technique.model_dump(mode="json", exclude={"name"}),
             technique_changes=_changes(engine.spec.technique),
             placement=placement(engine.spec) if device.spec.is_modelled else "host",

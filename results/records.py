@@ -49,6 +49,9 @@ class Record(BaseModel):
 class Cell(Record):
     """One point of the plan's matrix: an engine with its technique, a workload, a device."""
 
+    technique_line: str | None = None
+    """What the technique does, in one line. None: not recorded."""
+
     cell_id: str
     """Short hash of everything below: the same cell keeps its id over runs of the same plan."""
     label: str
@@ -259,6 +262,12 @@ class ExpertHeat(Record):
     """For each of `layers`, of each expert."""
     profiled: tuple[tuple[int, ...], ...] | None = None
     """The same of the prompts that the technique was calibrated on; None where it learns nothing."""
+    capacities: tuple[tuple[int, ...], ...] | None = None
+    """Rows of each expert's graph in prefill, as calibration froze them; None where nothing is frozen."""
+    graphs: tuple[tuple[int, ...], ...] | None = None
+    """How many experts each frozen graph of a layer holds."""
+    hot: tuple[tuple[int, ...], ...] | None = None
+    """Experts of each layer that lie on the NPU, where their place was frozen by cost; the others lie on the CPU."""
     windows: int = Field(1, ge=1, exclude=True)
     """Over how many windows `chosen` is added up. Not stored: what is, is of one."""
 

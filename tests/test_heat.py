@@ -255,7 +255,9 @@ def test_cells_add_up_their_trials_marked_ones_too() -> None:
 
 
 def test_a_heat_is_stored_without_the_number_of_its_windows() -> None:
-    assert set(json.loads(heat_of((1, 2)).model_dump_json())) == {"layers", "chosen", "profiled"}
+    assert set(json.loads(heat_of((1, 2)).model_dump_json())) == {
+        *("layers", "chosen", "profiled", "capacities", "graphs", "hot")
+    }
 
 
 def test_layers_tell_how_unevenly_a_router_chose_and_did_before() -> None:

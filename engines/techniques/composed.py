@@ -35,8 +35,11 @@ from engines.techniques.base import (
     Share,
 )
 from engines.techniques.layout.exact import exact_rows
+from engines.techniques.layout.tiers import Tiers
 from engines.techniques.move.nothing import NothingMoves
 from engines.techniques.one_token import ChosenAlone, InGroups, OneToken
+from engines.techniques.place.residency import ByCost
+from engines.techniques.place.units import DecodesOn
 from engines.techniques.route import PredictedRoute, RoutersChoice
 
 NOTHING_MOVED = Moved()
@@ -114,6 +117,18 @@ class ComposedTechnique:
         if self._move is None or not self._move.prefetches:
             return None
         return int((moved.transfers.layer_M > layer).sum())
+
+    def frozen(self, layers: Sequence[int]) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """What calibration froze for prefill, by the fields of `results.records.ExpertHeat`; empty where nothing is."""
+        found: dict[str, tuple[tuple[int, ...], ...]] = {}
+        layout = self._layouts["prefill"]
+        if isinstance(layout, Tiers):
+            found["capacities"] = tuple(layout.capacities(layer) for layer in layers)
+            found["graphs"] = tuple(tuple(map(len, layout.graphs(layer).experts)) for layer in layers)
+        place = self._place.prefill if isinstance(self._place, DecodesOn) else self._place
+        if isinstance(place, ByCost):
+            found["hot"] = tuple(place.hot_experts(layer) for layer in layers)
+        return found
 
     def decode_layout(self, layer: int) -> DecodeLayout | None:
         """Of one share that is laid out as the layout says; parts of experts, and several shares, are decided later.

@@ -30,6 +30,8 @@ class Arm:
     model: str
     engine_parameters: str
     how: str
+    line: str = ""
+    """What the technique does; empty where that was not recorded."""
 
     @property
     def base_name(self) -> Markup:
@@ -83,6 +85,7 @@ def arms_of(cells: Sequence[Cell]) -> dict[str, Arm]:
             model_name(cell),
             key[5],
             _how(cell, cells),
+            cell.technique_line or "",
         )
     return found
 

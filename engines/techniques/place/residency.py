@@ -102,9 +102,14 @@ class ByCost:
     def __init__(self, hot_E: Mapping[int, np.ndarray], overlap: bool) -> None:
         """hot_E: of each layer, whether the expert lies on the NPU."""
         npu, cpu = ((Piece(unit, overlaps=overlap),) for unit in ("npu", "cpu"))
+        self._hot_E = hot_E
         self._shares = {
             layer: (Share(npu, is_hot_E), Share(cpu, ~is_hot_E, exact=True)) for layer, is_hot_E in hot_E.items()
         }
+
+    def hot_experts(self, layer: int) -> tuple[int, ...]:
+        """Those on the NPU."""
+        return tuple(self._hot_E[layer].nonzero()[0].tolist())
 
     def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
         return self._shares[seen.layer]

@@ -100,11 +100,11 @@ class DecodesOn:
 
     def __init__(self, decode: Share, prefill: Place) -> None:
         self.asks = prefill.asks
-        self._prefill = prefill
+        self.prefill = prefill
         self._decode = (decode,)
 
     def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
-        return self._prefill.shares(seen, load_E) if seen.phase == "prefill" else self._decode
+        return self.prefill.shares(seen, load_E) if seen.phase == "prefill" else self._decode
 
     def decode_shares(self, layer: int) -> Sequence[Share] | None:
         return self._decode
