@@ -184,8 +184,16 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
     if not has_table(db, "meta"):
         raise StoreError(f"{path} is a database of another program; name another folder with --out")
     version = schema_version(db, path)
-    for step in range(version, SCHEMA_VERSION):
-        _execute_all(db, _MIGRATIONS[step])
+    try:
+        for step in range(version, SCHEMA_VERSION):
+            _execute_all(db, _MIGRATIONS[step])
+    except sqlite3.OperationalError as error:
+        if not str(error).startswith("duplicate column name") and not str(error).endswith("already exists"):
+            raise
+        raise StoreError(
+            f"{path} says that its schema is {version}, and holds what came with a later one ({error}): its number was"
+            " changed, not its rows; put a copy of it back"
+        ) from error
     if version < SEALED_FROM_VERSION:
         seal_all(db)
     if version < SCHEMA_VERSION:

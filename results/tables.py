@@ -182,6 +182,8 @@ _COST_READERS = (
     size_observations,
 )
 NO_TRIAL = "no trial was run"
+_MAY_BE_NEGATIVE = {metric for metric, _ in ENERGY_METRICS if metric.startswith("net_")}
+"""Above idle: what is taken away is measured too."""
 
 
 def _grouped(
@@ -209,6 +211,9 @@ def _summaries(
     for method in methods:
         values = [o.value for o in group if o.value is not None and o.method == method]
         summary = summarise(values, n_failed)
+        if summary.ci_low is not None and group[0].metric not in _MAY_BE_NEGATIVE and min(values) >= 0:
+            # Few repeats that scatter much: the part of Student's interval below 0 holds no possible mean.
+            summary = summary.model_copy(update={"ci_low": max(summary.ci_low, 0.0)})
         pooled = np.array([p for o in group if o.method == method for p in o.pooled])
         if pooled.size:
             summary = summary.model_copy(

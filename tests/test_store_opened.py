@@ -270,3 +270,13 @@ def test_an_interrupt_on_the_way_into_a_transaction_rolls_back_and_says_nothing(
     assert complaints == []
     with Store.open(tmp_path / "run") as again:
         assert again.data().cells == tuple(CELLS)
+
+
+def test_a_schema_number_that_was_changed_is_told_as_that(directory: Path) -> None:
+    Store.create(directory, INFO, CELLS).close()
+    with sqlite3.connect(directory / "run.sqlite") as db:
+        db.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    with pytest.raises(
+        StoreError, match=r"says that its schema is 1, and holds what came with a later one .*number was"
+    ):
+        Store.open(directory)

@@ -62,7 +62,7 @@ def test_interval_of_latency_is_student_t_over_trials() -> None:
     # t_{0.975,1} = tan(pi * 0.475); mean 2, s = sqrt(2), s / sqrt(n) = 1.
     half = math.tan(math.pi * 0.475)
     ttft = row(data, "ttft", "prefill")
-    assert (ttft["ci_low"], ttft["ci_high"]) == pytest.approx((2 - half, 2 + half))
+    assert (ttft["ci_low"], ttft["ci_high"]) == pytest.approx((0, 2 + half)), "no mean time is below 0"
 
 
 def test_tail_percentiles_are_pooled_over_requests() -> None:
@@ -329,3 +329,14 @@ def test_summary_is_one_row_per_cell_in_display_units() -> None:
     assert (wide["energy_method"], wide["time_method"], wide["n"]) == ("counter", "measured", 1)
     assert "no idle baseline" in wide["reason"]
     assert len(tables.summary(example_run())) == 12
+
+
+def test_an_interval_of_a_time_does_not_go_below_0() -> None:
+    """1 s and 9 s: Student's interval is 5 +- 50.8 s, and no mean time is below 0."""
+    own = [
+        trial("c1", i, completions=[completion("s", 0.0, token_times_s=(s, s + 1))]) for i, s in enumerate((1.0, 9.0))
+    ]
+    frame = tables.tidy(run([cell("c1")], own))
+    row = frame[frame["metric"] == "ttft"].iloc[0]
+    assert (row["mean"], row["ci_low"]) == (5.0, 0.0)
+    assert row["ci_high"] == pytest.approx(5 + 12.7062 * 4, rel=1e-4)
