@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from devices.models.sheet import load_sheet
+from harness.bundled_plans import about_plan, bundled_plans
 from results.store import Store
 from tests.command import joulebench
 from tests.plans import DROPLESS, HOST, M2_ULTRA, NPUMOE, SHAREGPT, raw_plan, write_plan
@@ -43,3 +44,10 @@ def test_a_sheet_for_one_table_says_so_wherever_it_prices(tmp_path: Path) -> Non
     assert not found[found["quantity"] != "accuracy"][["certain_difference", "certainly_best"]].any().any()
     with Store.view(tmp_path / "run") as store:
         assert store.info().only_for == {"model:m2-ultra-table4": ONLY_FOR}
+
+
+def test_a_bundled_plan_that_needs_a_download_says_so_in_the_list() -> None:
+    told = {name: about_plan(path) for name, path in bundled_plans().items()}
+    needing = {n for n, path in bundled_plans().items() if "needs JOULEBENCH_DATA" in path.read_text(encoding="utf-8")}
+    assert needing == {"arrivals"}
+    assert {name for name, words in told.items() if "needs a download" in words} == needing
