@@ -59,6 +59,7 @@ class OracleParameters(Record):
     technique: ClassVar[str] = "oracle"
     static_shapes: ClassVar[bool] = False
     lossless: ClassVar[bool] = True
+    loads_from_file: ClassVar[bool] = False
     wanted_prompts: ClassVar[int] = 0
     learns: ClassVar[frozenset[Learnt]] = frozenset()
     backbone: ClassVar[Unit] = "cpu"

@@ -19,6 +19,7 @@ from engines.base import HeldWeights, PhaseListener, unheard
 from engines.cores import PhaseCores, PhaseSetting
 from engines.dispatch import DispatchPlan, Tally
 from engines.errors import EngineError
+from engines.expert_memory import ExpertMemory
 from engines.heat import HeatCounts
 from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
@@ -48,6 +49,8 @@ from results.records import Completion, EngineCounters, ExpertHeat, Request
 
 MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
 """Threads: more than any machine has cores; torch and the kernels start as many as they are told."""
+
+ANY_MEMORY = ExpertMemory()
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +127,7 @@ class ReferenceEngine:
         model: Transformer | None = None,
         cores: PhaseCores | None = None,
         ranks: int = 1,
+        expert_memory: ExpertMemory = ANY_MEMORY,
     ) -> None:
         """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry.
 
@@ -137,6 +141,8 @@ class ReferenceEngine:
         sizes, costs: what the technique is told of the model, and of the machine that it plans for; its own sizes where
         they are not given.
         ranks: of how many processes this one is the first, whose answers it gives (`engines.parallel`).
+        expert_memory: what a technique that loads experts may hold of them; the checkpoint's experts are then views of
+        its file (`load_checkpoint` with experts_as_filed).
         long_rope: when a sequence takes LongRoPE's long factors; of no effect in models without it.
         """
         if type(prefill_chunk) is not int or not 1 <= prefill_chunk <= MOST_CHUNK:
@@ -175,6 +181,7 @@ class ReferenceEngine:
         self._prefill_chunk = prefill_chunk
         self._now_s = now_s if backend is None else synchronised(now_s, backend.device)
         self._cores = cores or PhaseCores(one := PhaseSetting(threads or torch.get_num_threads()), one)
+        self._expert_memory = expert_memory
         self._technique: Technique | None = None
         self._shown = Shown(NOTHING, None)
         if not technique.wanted_prompts:
@@ -220,8 +227,15 @@ class ReferenceEngine:
 
     def _freeze(self, profile: Profile | None) -> None:
         context = BuildContext(self._prefill_chunk, self._sizes, profile, self._costs, self._model, ranks=self._ranks)
+        if self._parameters.loads_from_file:
+            if self._backend is not None:
+                raise EngineError(f"{self._parameters.technique} loads experts for the CPU; compute there")
+            context = replace(context, routers_order=self._model.decodes_in_one_call)
+            context = self._expert_memory.told(context, self._model.weights)
         self._technique = self._parameters.build(context)
         self._shown = Shown(self._technique.asks, self._sizes)
+        if self._parameters.loads_from_file:
+            self._shown.slots = self._expert_memory.slots(self._technique, self._model.weights)
 
     def _check_needs_calibration(self) -> None:
         if not self.needs_calibration:
@@ -411,7 +425,13 @@ class ReferenceEngine:
         for chunk_T in torch.split(torch.tensor(tokens), self._prefill_chunk):
             self._shown.start_step(None)
             _, plans = self._model.forward(
-                chunk_T, cache, technique, "prefill", self.layer_observer, self._heat.hold, self._shown
+                chunk_T,
+                cache,
+                technique,
+                "prefill",
+                self.layer_observer,
+                self._heat.hold,
+                self._shown,
             )
             if sequence.held is not None:
                 sequence.held.add(chunk_T.tolist(), "prefill")
@@ -448,7 +468,12 @@ class ReferenceEngine:
         self._tallies.clear()
         self._uncounted.clear()
         unused = EngineCounters(prefetched_unused=self._shown.take_unused())
-        self._counters = EngineCounters.total([self._counters, unused, *(tally.counters() for tally in tallies)])
+        counted = EngineCounters.total([unused, *(tally.counters() for tally in tallies)])
+        if self._shown.slots is not None:
+            copied = self._shown.slots.take_copied()
+            observed = {"bytes_moved": copied.n_bytes, "misses": copied.waited_for}
+            counted = counted.model_copy(update=observed)
+        self._counters = EngineCounters.total([self._counters, counted])
 
     def _begin(self, answer: Answer, technique: Technique) -> int:
         """Readies the engine's own cache for a request; returns how many of its tokens are in there already.

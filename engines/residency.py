@@ -58,6 +58,10 @@ class Residency:
         held_E: Booleans = self._whole_LE[unit][layer]
         return held_E
 
+    def whole_LE(self, unit: Unit) -> Booleans:
+        """The same of all layers."""
+        return self._whole_LE[unit]
+
     def columns_E2(self, unit: Unit, layer: int) -> Integers:
         """First and end of the intermediate columns that it holds of each expert; both 0 for none. Not to be written
         to."""

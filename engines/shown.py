@@ -5,12 +5,17 @@ Techniques keep no state: it lies here, of one engine, and only what a technique
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.residency import Counts, Residency
 from engines.techniques.base import NOTHING, Asks, ChunkPhase, HiddenState, LayerInput, ModelSizes
+
+if TYPE_CHECKING:
+    from engines.model.slots import ExpertSlots
 
 
 class Shown:
@@ -21,6 +26,8 @@ class Shown:
         if sizes is None and asks != NOTHING:
             raise EngineError("a technique asks what its experts did, and the model is dense; use dropless")
         self.asks = asks
+        self.slots: ExpertSlots | None = None
+        """Where the engine loads experts from the checkpoint file; None: they are computed where they lie."""
         self.residency: Residency | None = None
         self.counts: Counts | None = None
         if sizes is not None and asks.slots:
@@ -73,3 +80,5 @@ class Shown:
         self.start_request()
         if self.residency is not None:
             self.residency.reset()
+        if self.slots is not None:
+            self.slots.clear()

@@ -23,6 +23,7 @@ from engines.techniques.presets import Composed
 from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
 from harness.matrix import CellPlan, Part
+from harness.memory_checks import moving_problems, slot_problems
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
 from harness.rank_problems import rank_problems, rank_problems_with_model, rank_warning
@@ -58,6 +59,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         problems += _device_problems(device)
     for engine in named.engines:
         problems += [*_engine_problems(engine), *name_problems(engine), *unread_problems(engine, named.devices)]
+        problems += moving_problems(engine, devices)
         problems += rank_problems(engine, devices)
         warning = rank_warning(engine)
         if warning is not None:
@@ -70,6 +72,9 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
             note = padding_note(engine, found)
             if note is not None:
                 run_parts.on_note(note)
+            for model in named.models:
+                if model.spec.source == found.source:
+                    problems += slot_problems(engine, model.spec, found)
         for device in devices:
             problems += _pricing_problems(device, found)
         techniques = _calibrated(named.engines)

@@ -16,6 +16,7 @@ from devices.models.device import ModelDevice, load_model_device
 from engines.base import Engine, SpansProcesses
 from engines.cores import PhaseCores, phase_setting
 from engines.errors import EngineError
+from engines.expert_memory import ExpertMemory
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation
 from engines.model.transformer import Transformer
@@ -69,8 +70,8 @@ class RunParts:
         self._allow_code = allow_code
         self._host_clock = MonotonicClock()
         self._facts: dict[str, CheckpointFacts] = {}
-        self._checkpoints: dict[tuple[ModelSpec, Quantisation], Checkpoint] = {}
-        self._models: dict[tuple[ModelSpec, Quantisation, str, str], Transformer] = {}
+        self._checkpoints: dict[tuple[ModelSpec, Quantisation, bool], Checkpoint] = {}
+        self._models: dict[tuple[ModelSpec, Quantisation, bool, str, str], Transformer] = {}
         self._workloads: dict[str, Workload] = {}
         self._shared = kept.Kept()
         """By the workloads: a plan that sweeps a seed reads its data once."""
@@ -124,7 +125,7 @@ class RunParts:
         """Of a model whose files are here. Ranks read their own shards of them."""
         if plan.engine.ranks is not None:
             return self.facts(plan.model.source)
-        return self._checkpoint(plan.model, plan.engine.quantise)
+        return self._checkpoint(plan)
 
     def profile(self, folder: str) -> Profile:
         """Read once, damaged ones too: many arms may name it. Raises `EngineError`."""
@@ -207,7 +208,7 @@ class RunParts:
             elif not isinstance(device, ModelDevice):
                 engine = self._reference_engine(plan)
             else:
-                checkpoint = self._checkpoint(plan.model, plan.engine.quantise)
+                checkpoint = self._checkpoint(plan)
                 priced_as = plan.device.priced_as
                 config = checkpoint.config
                 shape = priced_shape(priced_as, config) if priced_as else own_shape(plan.model.source, config)
@@ -240,7 +241,7 @@ class RunParts:
         self, plan: CellPlan, sizes: ModelSizes | None = None, costs: Costs | None = None
     ) -> ReferenceEngine:
         return ReferenceEngine(
-            self._checkpoint(plan.model, plan.engine.quantise),
+            self._checkpoint(plan),
             plan.engine.technique,
             plan.engine.prefill_chunk,
             self._host_clock.now_s,
@@ -251,13 +252,15 @@ class RunParts:
             model=self._model(plan),
             sizes=sizes,
             costs=costs,
+            expert_memory=expert_memory(plan.engine, plan.model),
         )
 
     def _model(self, plan: CellPlan) -> Transformer:
         """One for all arms that compute with the same weights in the same place."""
-        key = (plan.model, plan.engine.quantise, plan.device.computes, plan.engine.long_rope)
+        in_file = plan.engine.technique.loads_from_file
+        key = (plan.model, plan.engine.quantise, in_file, plan.device.computes, plan.engine.long_rope)
         if key not in self._models:
-            checkpoint = self._checkpoint(plan.model, plan.engine.quantise)
+            checkpoint = self._checkpoint(plan)
             self._models[key] = model_of(checkpoint, plan.device.computes, long_rope=plan.engine.long_rope)
         return self._models[key]
 
@@ -274,13 +277,15 @@ class RunParts:
             self._arm_scores[plan.cell.cell_id] = distribution_scores(engine, workload, requests, files, told)
         return self._arm_scores[plan.cell.cell_id]
 
-    def _checkpoint(self, model: ModelSpec, quantise: Quantisation) -> Checkpoint:
-        if (model, quantise) not in self._checkpoints:
+    def _checkpoint(self, plan: CellPlan) -> Checkpoint:
+        model, quantise, in_file = plan.model, plan.engine.quantise, plan.engine.technique.loads_from_file
+        key = (model, quantise, in_file)
+        if key not in self._checkpoints:
             import torch
 
-            checkpoint = load_checkpoint(model.source, getattr(torch, model.dtype), quantise)
-            self._checkpoints[model, quantise] = checkpoint
-        return self._checkpoints[model, quantise]
+            dtype = getattr(torch, model.dtype)
+            self._checkpoints[key] = load_checkpoint(model.source, dtype, quantise, experts_as_filed=in_file)
+        return self._checkpoints[key]
 
     def close(self) -> None:
         for engine in self._engines.values():
@@ -304,6 +309,12 @@ def phase_cores(engine: EngineSpec) -> PhaseCores:
         for phase in ("prefill", "decode")
     ]
     return PhaseCores(*settings)
+
+
+def expert_memory(engine: EngineSpec, model: ModelSpec) -> ExpertMemory:
+    import torch
+
+    return ExpertMemory(engine.expert_memory, getattr(torch, model.dtype))
 
 
 def clock_of(device: Device, host_clock: Clock) -> Clock:

@@ -7,7 +7,7 @@ import json
 import operator
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, create_model, model_validator
+from pydantic import BaseModel, ByteSize, Field, TypeAdapter, create_model, model_validator
 
 from engines.model.quantised import Quantisation
 from engines.oracle import OracleParameters
@@ -81,6 +81,8 @@ class EngineSpec(Record):
     reach beyond the original length, or as transformers does once it is there, and all is computed again."""
     max_batch: int = Field(1, ge=1, le=1 << 16)
     """Requests answered together, of those that wait when the engine is free."""
+    expert_memory: ByteSize | None = Field(None, ge=1)
+    """What a technique that loads experts may hold of them ("2GB"): the others stay in the checkpoint file."""
     quantise: Quantisation = Quantisation()
     """How each component's matrices are stored; one that is not named keeps the model's dtype."""
 

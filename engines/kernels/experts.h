@@ -26,7 +26,11 @@ struct Experts {
   const float* weight_R;
   int64_t n_tokens;
   float* out_TH;
+  // Of the calls, those that are made now: [first_made, end_made). The work is cut as if all were, for how it is cut
+  // decides how results are rounded; out_TH is cleared before the first.
+  int64_t first_made, end_made;
 
+  bool is_made(int64_t call) const { return call >= first_made && call < end_made; }
   const Matrix& gate(int64_t call) const { return matrices[3 * expert_C[call]]; }
   const Matrix& up(int64_t call) const { return matrices[3 * expert_C[call] + 1]; }
   const Matrix& down(int64_t call) const { return matrices[3 * expert_C[call] + 2]; }
@@ -53,6 +57,7 @@ inline void narrow_experts(const Experts& e, int n_threads) {
   float* inner_RI = scratch(inner_buffer, n_rows * width);
   in_chunks(e.n_calls * width, rows_per_chunk(e.gate(0)) / 2 + 1, n_threads, [&](int64_t begin, int64_t end) {
     for (int64_t call = begin / width; call * width < end; call++) {
+      if (!e.is_made(call)) continue;
       const int64_t first = e.first_C[call], start = call * width;
       const int rows = int(e.n_rows(call));
       const float* x = input + first * up_stride;
@@ -69,11 +74,11 @@ inline void narrow_experts(const Experts& e, int n_threads) {
     }
   });
   const float* prepared = prepared_rows(e.down(0), inner_RI, n_rows, prepared_buffer);
-  std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
+  if (!e.first_made) std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
   // A chunk owns outputs, not calls, so that no two threads add to the same one.
   const int64_t chunk = std::max<int64_t>(8, rows_per_chunk(e.down(0)) / e.n_calls);
   in_chunks(hidden, chunk, n_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t call = 0; call < e.n_calls; call++) {
+    for (int64_t call = e.first_made; call < e.end_made; call++) {
       const int64_t first = e.first_C[call];
       const int rows = int(e.n_rows(call));
       in_streams(begin, end, [&](int64_t h, int64_t step, int n) {
@@ -98,7 +103,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
   const int64_t hidden = e.gate(0).columns, width = e.gate(0).rows;
   std::vector<Block> blocks;
   int64_t n_packed = 0;  // in lanes
-  for (int64_t call = 0; call < e.n_calls; call++) {
+  for (int64_t call = e.first_made; call < e.end_made; call++) {
     const int64_t per_block = tokens_per_block(e.n_rows(call), hidden);
     for (int64_t done = 0; done < e.n_rows(call); done += per_block) {
       Block block;
@@ -153,7 +158,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
       }
     }
   });
-  std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
+  if (!e.first_made) std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
   // A chunk owns outputs, not blocks, so that no two threads add to the same one.
   const int64_t n_down = (hidden + kGroupRows - 1) / kGroupRows;
   in_chunks(n_down, std::max<int64_t>(1, n_down / (4 * n_threads)), n_threads, [&](int64_t begin, int64_t end) {
@@ -203,7 +208,7 @@ inline void run_experts(const Matrix* matrices, int64_t n_chosen, const int64_t*
   static const int64_t one_token[kMaxChosen] = {};
   int64_t first_C[kMaxChosen + 1];
   for (int64_t c = 0; c <= n_chosen; c++) first_C[c] = c;
-  narrow_experts({matrices, n_chosen, ids_K, first_C, x, one_token, weights_K, 1, out}, n_threads);
+  narrow_experts({matrices, n_chosen, ids_K, first_C, x, one_token, weights_K, 1, out, 0, n_chosen}, n_threads);
 }
 
 // What one token's choice leads to, as engines.decode_layout says it: the chosen experts and the other members of their
@@ -238,6 +243,7 @@ inline void run_laid_out(const Matrix* matrices, const DecodeLayout& layout, int
     weight_R[first_C.end()[-2]] = weights_K[chosen - ids_K];
   }
   const int64_t n_calls = int64_t(expert_C.size());
-  compute_experts({matrices, n_calls, expert_C.data(), first_C.data(), x, token_R.data(), weight_R.data(), 1, out},
-                  n_threads);
+  const Experts all = {matrices, n_calls, expert_C.data(), first_C.data(), x, token_R.data(), weight_R.data(), 1, out,
+                       0, n_calls};
+  compute_experts(all, n_threads);
 }

@@ -49,11 +49,14 @@ void joulebench_linear(const Matrix* m, const float* x, int64_t n_tokens, const 
 
 // out[T, H] = the weighted sum of SwiGLU experts. Call c computes expert_C[c] for rows first_C[c] .. first_C[c+1]-1; row
 // r is token token_R[r] (-1: padding), and its result, times weight_R[r], is added to that token. Only the experts named
-// are read.
+// are read. Calls first_made .. end_made - 1 are made, whose experts alone are read; the rest of them, before or after, to
+// the same out: it is what all give together, bit for bit.
 void joulebench_experts(const Matrix* matrices, int64_t n_calls, const int64_t* expert_C, const int64_t* first_C,
                         const float* hidden_TH, const int64_t* token_R, const float* weight_R, int64_t n_tokens,
-                        float* out, int32_t n_threads) {
-  compute_experts({matrices, n_calls, expert_C, first_C, hidden_TH, token_R, weight_R, n_tokens, out}, n_threads);
+                        float* out, int64_t first_made, int64_t end_made, int32_t n_threads) {
+  const Experts experts = {matrices, n_calls, expert_C, first_C, hidden_TH, token_R, weight_R, n_tokens, out,
+                           first_made, end_made};
+  compute_experts(experts, n_threads);
 }
 
 void joulebench_rms_norm(const float* x, int64_t n_rows, int64_t width, const float* weight, float eps, float* out,

@@ -145,11 +145,14 @@ def mix(
     rows_C: Sequence[int],
     token_R: Tensor,
     weight_R: Tensor,
+    made: tuple[int, int] | None = None,
+    onto_TH: Tensor | None = None,
 ) -> Tensor:
     """Weighted sum of SwiGLU experts, out_TH: call c runs expert experts_C[c] on the next rows_C[c] rows.
 
     Row r is token token_R[r], -1 for padding, and its result is added to that token times weight_R[r]. `serves` must
-    hold.
+    hold. made: calls [first, end) are made now, and no other expert is read. onto_TH: what the calls before them gave,
+    to which theirs is added in place; all parts together give what one call gives, bit for bit.
     """
     n_tokens, hidden = hidden_TH.shape
     assert experts.hidden == hidden
@@ -161,7 +164,7 @@ def mix(
     for n_rows in rows_C:
         firsts.append(firsts[-1] + n_rows)
     n_calls = len(experts_C)
-    out_TH = torch.empty_like(hidden_TH)
+    out_TH = torch.empty_like(hidden_TH) if onto_TH is None else onto_TH
     _kernels().joulebench_experts(
         experts.matrices,
         n_calls,
@@ -172,6 +175,7 @@ def mix(
         weight_R.data_ptr(),
         n_tokens,
         out_TH.data_ptr(),
+        *((0, n_calls) if made is None else made),
         torch.get_num_threads(),
     )
     return out_TH

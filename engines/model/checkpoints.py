@@ -70,6 +70,7 @@ def load_checkpoint(
     quantise: Quantisation = AS_THE_MODEL,
     held: HoldsExperts | None = None,
     on_read: Callable[[str, int], object] = lambda name, n_bytes: None,
+    experts_as_filed: bool = False,
 ) -> Checkpoint:
     """Raises `EngineError` naming the tensor that is missing, misshapen, left over or not finite.
 
@@ -81,7 +82,7 @@ def load_checkpoint(
     blocks are widened first, whatever is asked for.
 
     held: of a layer the experts that are wanted, and their columns; nothing else of the experts is read. on_read: told
-    the tensor and the bytes of each reading.
+    the tensor and the bytes of each reading. experts_as_filed: see `load_weights`.
     """
     facts = _read_facts(source, weights=True)
     located = _locate_tensors(facts.folder)
@@ -89,7 +90,9 @@ def load_checkpoint(
     read = _tensor_reader(located, facts.config, on_read)
     if _stored_tied_head(facts.config) in located:
         _check_tied_head(facts.config, read)
-    weights = load_weights(facts.config, lambda name, _, part=(): read(name, part), dtype, quantise, held)
+    weights = load_weights(
+        facts.config, lambda name, _, part=(): read(name, part), dtype, quantise, held, experts_as_filed
+    )
     return Checkpoint(facts.source, facts.folder, facts.revision, facts.config, facts.tokenizer, weights)
 
 

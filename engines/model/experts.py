@@ -5,9 +5,10 @@ Legend: T tokens, H hidden, I expert width, E experts, R rows of all expert call
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ class ExpertWeights:
     what comes out of it.
     """
 
-    experts: tuple[GatedWeights, ...]
+    experts: Sequence[GatedWeights]
     unit: GatedUnit = SWIGLU
     weights_input: bool = False
 
@@ -62,10 +63,15 @@ class ExpertWeights:
     def n_bytes_per_expert(self) -> int:
         return self.experts[0].n_bytes
 
+    @property
+    def kernels_know_it(self) -> bool:
+        """As far as it does not hang on the matrices."""
+        return self.unit == SWIGLU and not self.weights_input
+
     @cached_property
     def table(self) -> native.ExpertTable | None:
         """What the kernels read; None where they do not compute this kind."""
-        if self.unit != SWIGLU or self.weights_input or self.experts[0].gate_bias_I is not None:
+        if not self.kernels_know_it or self.experts[0].gate_bias_I is not None:
             return None
         return native.expert_table([(one.gate_IH, one.up_IH, one.down_HI) for one in self.experts])
 
@@ -116,14 +122,28 @@ def join(gate: Tensor, up: Tensor, unit: GatedUnit) -> Tensor:
     return (F.silu(gate) if unit.activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
-def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Tensor:
+class Wave(NamedTuple):
+    """Segments [first, end) of a plan, whose experts are at hand together."""
+
+    first: int
+    end: int
+
+
+def execute(
+    plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights, waves: Iterable[Wave] | None = None
+) -> Tensor:
     """Computes a dispatch plan: gather once, run each call's segments, scatter-add the valid rows by weight.
 
     Padding rows are gathered as zeros and go through their expert like any other row: that work is the price of a
     static shape, and leaving it out would make the technique look free. Their results are discarded.
+
+    waves: all segments of whole experts in their order, wave by wave; an expert is read after its wave is asked for,
+    and the result is that of one wave, bit for bit.
     """
     calls = plan.calls
     if len(calls) and calls.is_one_after_another and experts.table is not None and native.serves(hidden_TH):
+        if waves is not None:
+            return _mix_waves(plan, hidden_TH, experts.table, waves)
         called, rows = calls.expert_S.tolist(), calls.rows_S.tolist()
         return native.mix(hidden_TH, experts.table, called, rows, plan.token_R, plan.weight_R.contiguous())
     out_TH = torch.zeros_like(hidden_TH)
@@ -137,10 +157,11 @@ def execute(plan: DispatchPlan, hidden_TH: Tensor, experts: ExpertWeights) -> Te
     if experts.weights_input:
         rows_RH = (rows_RH * plan.weight_R[:, None]).to(hidden_TH.dtype)
     result_RH = torch.zeros_like(rows_RH)
-    for rows, weights, kind in _segments(calls, experts):
-        if kind.hidden is None:
-            # Parts of an expert share its rows, and their results add.
-            result_RH[rows] += gated_ffn(rows_RH[rows], weights, experts.unit)
+    for wave in (Wave(0, len(calls.expert_S)),) if waves is None else waves:
+        for rows, weights, kind in _segments(calls, experts, wave):
+            if kind.hidden is None:
+                # Parts of an expert share its rows, and their results add.
+                result_RH[rows] += gated_ffn(rows_RH[rows], weights, experts.unit)
     if any(kind.hidden is not None for kind in calls.kinds):
         _add_hidden_slices(result_RH, rows_RH, calls, experts)
     if not experts.weights_input:
@@ -177,9 +198,19 @@ def _mix_parts(plan: DispatchPlan, kind_number: int, hidden_TH: Tensor, parts: E
     return native.mix(hidden_TH, table, called, rows_S.tolist(), plan.token_R[rows_R], plan.weight_R[rows_R])
 
 
-def _segments(calls: Calls, experts: ExpertWeights) -> Iterator[tuple[slice, GatedWeights, CallKind]]:
+def _mix_waves(plan: DispatchPlan, hidden_TH: Tensor, table: native.ExpertTable, waves: Iterable[Wave]) -> Tensor:
+    called, rows, weight_R = plan.calls.expert_S.tolist(), plan.calls.rows_S.tolist(), plan.weight_R.contiguous()
+    out_TH: Tensor | None = None
+    for wave in waves:
+        if wave.end > wave.first:
+            out_TH = native.mix(hidden_TH, table, called, rows, plan.token_R, weight_R, wave, out_TH)
+    assert out_TH is not None  # the plan has calls
+    return out_TH
+
+
+def _segments(calls: Calls, experts: ExpertWeights, wave: Wave) -> Iterator[tuple[slice, GatedWeights, CallKind]]:
     """Rows of the row space, the weights that compute them, and the kind of their call."""
-    for segment, expert in enumerate(calls.expert_S.tolist()):
+    for segment, expert in enumerate(calls.expert_S[wave.first : wave.end].tolist(), wave.first):
         first, n_rows = int(calls.first_row_S[segment]), int(calls.rows_S[segment])
         kind = calls.kind(int(calls.call_S[segment]))
         if n_rows:
@@ -189,7 +220,8 @@ def _segments(calls: Calls, experts: ExpertWeights) -> Iterator[tuple[slice, Gat
 def _add_hidden_slices(result_RH: Tensor, rows_RH: Tensor, calls: Calls, experts: ExpertWeights) -> None:
     """What calls with slices of the model width compute: sums of gate and up, added over the slices of a row; then each
     slice its columns of the result."""
-    segments = [segment for segment in _segments(calls, experts) if segment[2].hidden is not None]
+    every = Wave(0, len(calls.expert_S))
+    segments = [segment for segment in _segments(calls, experts, every) if segment[2].hidden is not None]
     n_inner = segments[0][1].gate_IH.shape[0]
     gate_RI, up_RI = rows_RH.new_zeros(2, len(rows_RH), n_inner)
     for rows, weights, kind in segments:

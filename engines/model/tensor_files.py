@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ MAX_DIMENSIONS = 64
 """What torch can compute with."""
 LARGEST_SIZE = 2**63 - 1
 CHECKED_AT_ONCE = 1 << 20
+FAULTED_AROUND = 1 << 21
+"""Around a page that is read Linux maps what it holds in one piece of memory: up to a huge page."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -47,6 +50,8 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_MAPPED: WeakKeyDictionary[mmap.mmap, int] = WeakKeyDictionary()
+"""Where each file that is mapped begins in memory."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,35 @@ class TensorFile:
     def _bytes(self) -> Tensor:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            return torch.frombuffer(self._mapping, dtype=torch.uint8)
+            mapped = torch.frombuffer(self._mapping, dtype=torch.uint8)
+        _MAPPED[self._mapping] = mapped.data_ptr()
+        return mapped
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether it is a view of a file that this module mapped."""
+    return _mapping_of(tensor) is not None
+
+
+def give_back(tensor: Tensor) -> None:
+    """Takes the pages of a view of a file out of the process, and those beside it that came with them; reading fetches
+    them again. Other tensors are left alone."""
+    found = _mapping_of(tensor)
+    if found is not None:
+        mapping, begin = found
+        first = max(begin - FAULTED_AROUND, 0)
+        first -= first % mmap.PAGESIZE
+        end = min(begin + tensor.nbytes + FAULTED_AROUND, len(mapping))
+        mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+def _mapping_of(tensor: Tensor) -> tuple[mmap.mmap, int] | None:
+    """The mapping that holds it whole, and where in it the tensor begins."""
+    address, n_bytes = tensor.data_ptr(), tensor.nbytes
+    for mapping, start in list(_MAPPED.items()):
+        if tensor.is_contiguous() and start <= address and address + n_bytes <= start + len(mapping):
+            return mapping, address - start
+    return None
 
 
 def is_finite(tensor: Tensor) -> bool:

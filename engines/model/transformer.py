@@ -54,6 +54,11 @@ class Transformer:
         self._decoder = fused_decoder(self.config, self._weights, self._tables)
         self._layouts = AskedLayouts(self.config)
 
+    @property
+    def decodes_in_one_call(self) -> bool:
+        """Whether the kernels know its layers whole."""
+        return self._decoder is not None
+
     def new_cache(self) -> KeyValueCache:
         """An empty one, where this model computes."""
         return KeyValueCache(self.config, self._device, self._dtype)
@@ -217,6 +222,8 @@ class Transformer:
             mixed_TH = mix_experts(normed_TH, routing, mlp.experts)
         elif isinstance(mlp.experts, StackedExperts):
             mixed_TH = execute_stacked(plan, normed_TH, mlp.experts)
+        elif shown.slots is not None:
+            mixed_TH = shown.slots.execute(layer, plan, normed_TH)
         else:
             mixed_TH = execute(plan, normed_TH, mlp.experts)
         shown.ran(seen, plan)

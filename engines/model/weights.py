@@ -102,13 +102,15 @@ def load_weights(
     dtype: torch.dtype,
     quantise: Quantisation = AS_THE_MODEL,
     held: HoldsExperts | None = None,
+    experts_as_filed: bool = False,
 ) -> ModelWeights:
     """A view of a file stays one where nothing has to change. dtype: of matrices that `quantise` leaves alone; vectors
     and routers are always fp32. held: experts of a layer in the order in which they are wanted; None: all.
+    experts_as_filed: routed experts stay in the file's form, whatever is asked for.
 
     Matrices are converted one by one, so that no more than one is held in two forms. Raises `EngineError`.
     """
-    return _Builder(config, read, dtype, quantise, held).model()
+    return _Builder(config, read, dtype, quantise, held, experts_as_filed).model()
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -149,13 +151,14 @@ class _Builder:
         dtype: torch.dtype,
         quantise: Quantisation,
         held: HoldsExperts | None,
+        experts_as_filed: bool,
     ) -> None:
         self._config = config
         self._names: TensorNames = config.names
         self._read = read
         self._held_experts = held
         self._plain: Form = next(form for form, own in PLAIN_DTYPES.items() if own is dtype)
-        self._experts_form: Form = quantise.experts or self._plain
+        self._experts_form: Form | None = None if experts_as_filed else quantise.experts or self._plain
         self._dense_form: Form = quantise.dense or self._plain
         self._attention_form: Form = quantise.attention or self._plain
         self._head_form: Form = quantise.head or self._plain
@@ -187,7 +190,7 @@ class _Builder:
     def _matrix(self, name: str, form: Form, *shape: int) -> Matrix:
         return self._held(name, self._read(name, shape), form)
 
-    def _projection(self, name: str, form: Form, *shape: int, part: Part = ()) -> Matrix:
+    def _projection(self, name: str, form: Form | None, *shape: int, part: Part = ()) -> Matrix:
         return self._held(name, self._projected(name, *shape, part=part), form)
 
     def _projected(self, name: str, *shape: int, part: Part = ()) -> Tensor:
@@ -203,8 +206,11 @@ class _Builder:
         scale = scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
         return weight.float() * scale[part]
 
-    def _held(self, name: str, weight: Tensor | PackedBlocks, form: Form) -> Matrix:
-        """A matrix, or the part of one that is called `name`, as it stays in memory. Row-major, as kernels want it."""
+    def _held(self, name: str, weight: Tensor | PackedBlocks, form: Form | None) -> Matrix:
+        """A matrix, or the part of one that is called `name`, as it stays in memory. Row-major, as kernels want it.
+        form: None for the file's."""
+        if form is None:
+            return weight if isinstance(weight, Tensor) else unpack_mxfp4(weight.blocks, weight.scales)
         try:
             check_width(weight.shape[-1], form)
             if isinstance(weight, PackedBlocks):

@@ -149,6 +149,18 @@ class BuildContext:
     """Of one expert as it travels here; None: `sizes.expert_bytes`."""
     ranks: int = 1
     """Processes that compute it together."""
+    units: tuple[Unit, ...] = ()
+    """Where experts are computed, as the place says."""
+    routers_order: bool = False
+    """Whether the decode step of the model itself adds experts up in the order in which the router names them, and not
+    by their numbers."""
+
+    @property
+    def bytes_to_move(self) -> int:
+        """Of one expert."""
+        if self.moved_expert_bytes is not None:
+            return self.moved_expert_bytes
+        return 0 if self.sizes is None else self.sizes.expert_bytes
 
 
 # --- route -----------------------------------------------------------------------------------------------------------
@@ -309,9 +321,11 @@ class RouteParameters(Protocol):
 
 
 class MoveParameters(Protocol):
-    """Typed parameters of a move. moves_weights: whether experts lie in slots and travel into them."""
+    """Typed parameters of a move. moves_weights: whether experts lie in slots and travel into them.
+    loads_from_file: whether this engine really copies them, from the checkpoint file into slots that it holds."""
 
     moves_weights: ClassVar[bool]
+    loads_from_file: ClassVar[bool]
 
     @property
     def kind(self) -> str: ...
@@ -392,6 +406,11 @@ class TechniqueParameters(Protocol):
     @property
     def lossless(self) -> bool:
         """True when it computes all that the router chose: its answers are the model's own, up to the order of sums."""
+        ...
+
+    @property
+    def loads_from_file(self) -> bool:
+        """True when experts lie in slots of the engine and are copied there from the checkpoint file."""
         ...
 
     @property

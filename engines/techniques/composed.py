@@ -67,6 +67,8 @@ class ComposedTechnique:
         self._place = place
         self._layouts = layouts
         self._known: dict[int, OneToken | None] = {}
+        # What is computed layer by layer only because something moves is, bit for bit, what it would be without.
+        self._is_sorted = self._move is None or not context.routers_order
         self._n_experts = context.sizes.n_experts if context.sizes is not None else 0
         self._activation_bytes = context.sizes.activation_bytes if context.sizes is not None else 0
 
@@ -160,7 +162,7 @@ class ComposedTechnique:
         layout = self._layouts["decode"]
         (kind,) = _kinds(shares[0], layout)
         if said.group_of_E is None:
-            return ChosenAlone(said.rows_E, kind)
+            return ChosenAlone(said.rows_E, kind, self._is_sorted)
         if len(said.group_of_E) != seen.routing.n_experts:
             return None  # built without the model's sizes
         every = layout.rows(seen, np.ones(seen.routing.n_experts, dtype=np.int64))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
-from engines.techniques.base import LayoutParameters
 from engines.techniques.layout.blocks import BlocksParameters
 from engines.techniques.layout.capacity import CapacityParameters
 from engines.techniques.layout.loads import SelectiveParameters
 from engines.techniques.layout.tiers import TiersParameters
+from engines.techniques.move.caches import CacheParameters
 from results.records import Record
 
 
@@ -45,6 +45,7 @@ NEEDS = (
         lambda p: p.rows != "max" or p.overflow == "none",
         'a capacity other than rows = "max", which holds all',
     ),
+    Need(CacheParameters, ("stay",), lambda p: p.evict == "static", 'evict = "static"'),
 )
 IN_DECODING_ONLY = (
     Need(
@@ -67,10 +68,10 @@ def changed(record: Any) -> Set[str]:
     return {name for name in record.model_fields_set if getattr(record, name) != fields[name].default}
 
 
-def idle(layout: LayoutParameters, given: Set[str], needs: tuple[Need, ...] = NEEDS) -> str | None:
+def idle(choice: object, given: Set[str], needs: tuple[Need, ...] = NEEDS) -> str | None:
     """Why one of the parameters that were given would have no effect, or None."""
     for need in needs:
         idle_names = [name for name in need.names if name in given]
-        if isinstance(layout, need.of) and idle_names and not need.is_read(layout):
+        if isinstance(choice, need.of) and idle_names and not need.is_read(choice):
             return f"{idle_names[0]} needs {need.needs}, and has no effect here; remove it"
     return None

@@ -28,14 +28,16 @@ class OneToken(Protocol):
 class ChosenAlone:
     """Each chosen expert has a call of its own."""
 
-    def __init__(self, rows_E: Sequence[int] | None, kind: CallKind) -> None:
-        """rows_E: of each expert's call; None: one each."""
+    def __init__(self, rows_E: Sequence[int] | None, kind: CallKind, is_sorted: bool = True) -> None:
+        """rows_E: of each expert's call; None: one each. is_sorted: calls stand by expert, as in the general way; else,
+        where each has one row, in the router's order."""
         self._rows_E = None if rows_E is None or set(rows_E) == {1} else np.array(rows_E, dtype=np.int64)
+        self._is_sorted = is_sorted or self._rows_E is not None
         self._kinds = (kind,)
 
     def calls(self, routing: Routing) -> tuple[Calls, Tensor, Tensor]:
         ids_K, weight_K = routing.expert_ids_TK.numpy()[0], routing.weights_TK.numpy()[0]
-        order_K = ids_K.argsort(kind="stable")
+        order_K = ids_K.argsort(kind="stable") if self._is_sorted else slice(None)
         expert_S, n_pairs = ids_K[order_K], len(ids_K)
         counting_S, one_S = _counting(n_pairs)
         if self._rows_E is None:

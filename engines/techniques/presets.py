@@ -34,6 +34,7 @@ from engines.techniques.layout.capacity import CapacityParameters
 from engines.techniques.layout.exact import ExactParameters
 from engines.techniques.layout.loads import AllExpertsParameters, SelectiveParameters
 from engines.techniques.layout.tiers import TiersParameters
+from engines.techniques.move.caches import CacheParameters, Evict
 from engines.techniques.move.nothing import NothingParameters
 from engines.techniques.move.two_buffers import TwoBuffersParameters
 from engines.techniques.over_ranks import OverRanks
@@ -72,7 +73,7 @@ LayoutChoice = Annotated[
     | AllExpertsParameters,
     Field(discriminator="kind"),
 ]
-MoveChoice = Annotated[NothingParameters | TwoBuffersParameters, Field(discriminator="kind")]
+MoveChoice = Annotated[NothingParameters | TwoBuffersParameters | CacheParameters, Field(discriminator="kind")]
 
 
 class Composed(Record):
@@ -91,6 +92,10 @@ class Composed(Record):
     def units(self) -> tuple[Unit, ...]:
         """Where experts are computed."""
         return tuple(dict.fromkeys((*self.choices.units("prefill"), *self.choices.units("decode"))))
+
+    @property
+    def loads_from_file(self) -> bool:
+        return self.choices.move.loads_from_file
 
     @property
     def static_shapes(self) -> bool:
@@ -165,6 +170,11 @@ class Choices(NamedTuple):
         """Why these do not go together, or None."""
         if isinstance(self.place, ByCostParameters) and not isinstance(self.layout, TiersParameters):
             return f"place by_cost places graphs of tiers, and layout {self.layout.kind} has none; use layout tiers"
+        if self.move.loads_from_file and (not isinstance(self.place, OneUnitParameters) or self.place.unit != "cpu"):
+            return (
+                f"move {self.move.kind} loads experts from the checkpoint file into the memory of one cpu, and place"
+                f" {self.place.kind} computes on {', '.join(self.place.units)}; use place one_unit with unit cpu"
+            )
         if isinstance(self.place, RanksParameters) and (reason := self._not_over_ranks()) is not None:
             return f"place {self.place.kind} {reason}"
         is_naive = isinstance(self.place, OneUnitParameters) and self.place.naive_launch
@@ -220,7 +230,7 @@ class Choices(NamedTuple):
 
     def idle(self, given: Mapping[str, Set[str]]) -> str | None:
         """Why a parameter that was given would have no effect, or None."""
-        found = idle(self.layout, given["layout"])
+        found = idle(self.move, given["move"]) or idle(self.layout, given["layout"])
         if self.decode is not None and found is None:
             found = idle(self.layout, given["layout"], IN_PREFILL_ONLY) or idle(self.decode, given["decode"])
             found = found or idle(self.decode, given["decode"], IN_DECODING_ONLY)
@@ -230,6 +240,7 @@ class Choices(NamedTuple):
         if isinstance(self.place, ByCostParameters):
             # Graphs are as large as the model at whose size they are priced allows.
             context = replace(context, sizes=self.place.graph_sizes(context))
+        context = replace(context, units=self.place.units)
         layout = self.layout.build(context)
         decode = layout if self.decode is None else self.decode.build(context)
         place = self.place.build(context, layout)
@@ -310,6 +321,12 @@ _WHERE = ("unit", "naive_launch", "backbone")
 """What parts the systems of Table 2."""
 _AHEAD = TwoBuffersParameters()
 _NPUMOE, _NEURON, _SPECULATING = "000 NPUMoE", "004 Neuron MoE guide", "003 Speculating experts"
+_NDP = "001 GPU-NDP"
+_CACHES: dict[Evict, str] = {
+    "lru": "a cache of experts in each layer; the one used longest ago goes",
+    "lfu": "a cache of experts in each layer; the one used least goes",
+    "static": "the most chosen experts of each layer stay in memory, the others are loaded when they are called",
+}
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
@@ -453,6 +470,23 @@ PRESETS: dict[str, Preset] = {
             "experts dealt to processes by their load, busy ones in several",
             f"{_NEURON}, EPLB; DeepSeek's packing",
             Choices(EplbParameters(), ExactParameters()),
+        ),
+        Preset(
+            "moe-ondemand",
+            "the first experts of each layer stay in memory, the others are loaded when they are called",
+            f"{_NDP}, baselines",
+            Choices(_CPU, ExactParameters(), move=CacheParameters(evict="static", stay="first")),
+            fixed=("evict", "stay", "unit", "naive_launch"),
+        ),
+        *(
+            Preset(
+                name,
+                what,
+                "the caches that 001 and 003 compare themselves with",
+                Choices(_CPU, ExactParameters(), move=CacheParameters(evict=name)),
+                fixed=("evict", "unit", "naive_launch", *(() if name == "static" else ("stay",))),
+            )
+            for name, what in _CACHES.items()
         ),
     )
 }

@@ -13,6 +13,7 @@ class NothingParameters(Record):
     """Has no parameters."""
 
     moves_weights: ClassVar[bool] = False
+    loads_from_file: ClassVar[bool] = False
 
     kind: Literal["nothing"] = "nothing"
 

@@ -1,0 +1,276 @@
+"""Experts loaded into slots: bit for bit what all of them in memory give, in the memory that the plan allows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engines.base import unheard
+from engines.errors import EngineError
+from engines.expert_memory import ExpertMemory
+from engines.kernels import native
+from engines.model import experts as expert_module
+from engines.model.checkpoints import load_checkpoint
+from engines.model.slots import slot_bytes
+from engines.model.tensor_files import is_mapped
+from engines.reference import ReferenceEngine
+from engines.techniques.presets import preset_parameters
+from results.records import EngineCounters, Request
+from tests.fakes.families import CASES, write_family
+from tests.fakes.random_models import BUNDLED, copy_tokenizer
+from tests.test_preflight import checked, problems
+
+pytestmark = pytest.mark.numbers
+
+EXPERT = 3 * 192 * 128
+"""Values of an expert of the bundled model, which has 16 in each of 4 layers, top 2."""
+ARMS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("lru", {"slots": 4}),
+    ("lru", {"slots": 1}),
+    ("lfu", {"slots": 2}),
+    ("static", {"slots": 3}),
+    ("moe-ondemand", {"slots": 3}),
+)
+
+
+def request(n_prompt: int, n_new: int) -> Request:
+    prompt = tuple(5 + 7 * i % 1900 for i in range(n_prompt))
+    return Request(request_id="a", sample_id="a", kind="generate", prompt_ids=prompt, max_new_tokens=n_new)
+
+
+def engine(source: str | Path, name: str, dtype: torch.dtype = torch.float32, **others: Any) -> ReferenceEngine:
+    technique = preset_parameters(name)(**others.pop("parameters", {}))
+    checkpoint = load_checkpoint(str(source), dtype, experts_as_filed=technique.loads_from_file)
+    made = ReferenceEngine(checkpoint, technique, 32, **others)
+    if made.needs_calibration:
+        made.calibrate([list(range(10, 74))])
+    return made
+
+
+def all_logits(made: ReferenceEngine) -> torch.Tensor:
+    """Every step's logits of an answer: a prompt of 70 in chunks of 32, 12 tokens decoded."""
+    seen: list[torch.Tensor] = []
+    logits = made._model.logits
+    made._model.logits = lambda hidden_TH: seen.append(logits(hidden_TH)) or seen[-1]  # type: ignore[func-returns-value,method-assign]
+    made.run(request(70, 12), unheard)
+    return torch.cat(seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "parameters"), ARMS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_answers_are_those_of_all_experts_in_memory_bit_for_bit(
+    name: str, parameters: dict[str, Any], dtype: torch.dtype, threads: int
+) -> None:
+    """Prefill and decode, also where a step's experts go through fewer slots one after another."""
+    expected = all_logits(engine(BUNDLED, "dropless", dtype, threads=threads))
+    memory = ExpertMemory(None, dtype)
+    loaded = engine(BUNDLED, name, dtype, threads=threads, parameters=parameters, expert_memory=memory)
+    assert torch.equal(all_logits(loaded), expected)
+
+
+@pytest.mark.parametrize("family", ["qwen2-moe", "olmoe", "phi-moe", "deepseek-v3"])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_other_routers_and_torch_alone_give_the_same(
+    family: str, slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_family(tmp_path, CASES[family])
+    copy_tokenizer(tmp_path)
+    own = {"parameters": {"slots": slots}}
+    assert torch.equal(all_logits(engine(tmp_path, "lru", **own)), all_logits(engine(tmp_path, "dropless")))
+    monkeypatch.setattr(expert_module.native, "serves", lambda *tensors: False)
+    monkeypatch.setattr(native, "expert_table", lambda experts: None)
+    # torch's products round by where a matrix begins in memory.
+    found, expected = (all_logits(engine(tmp_path, name, **more)) for name, more in (("lru", own), ("dropless", {})))
+    assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+def test_parts_of_a_mix_are_the_whole_bit_for_bit() -> None:
+    """However calls are cut: with few rows and with many, whose kernels differ."""
+    generator = torch.Generator().manual_seed(1)
+    for hidden, width, rows in ((192, 128, [1, 1, 1]), (96, 200, [4, 2, 1]), (128, 96, [9, 1, 3])):
+
+        def matrix(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
+
+        table = native.expert_table([(matrix(width, hidden), matrix(width, hidden), matrix(hidden, width))] * 3)
+        if table is None:
+            pytest.skip("no kernels here")
+        tokens = torch.randint(0, 5, (sum(rows),), generator=generator)
+        weights, x = torch.rand(sum(rows), generator=generator), matrix(5, hidden)
+        given = (x, table, [0, 1, 2], rows, tokens, weights)
+        first = native.mix(*given, made=(0, 2))
+        assert torch.equal(native.mix(*given, made=(2, 3), onto_TH=first), native.mix(*given))
+
+
+def counted(made: ReferenceEngine, *asked: Request) -> EngineCounters:
+    for one in asked:
+        made.run(one, unheard)
+    return made.take_counters()
+
+
+def test_counters_are_of_what_was_copied() -> None:
+    """Every expert that was called either lay there or was copied, two bytes a value, as the file has it."""
+    made = engine(BUNDLED, "lru", parameters={"slots": 4})
+    assert made._shown.slots is not None
+    taken = made._shown.slots.take_copied
+    copies: list[int] = []
+    made._shown.slots.take_copied = lambda: copies.append((found := taken()).waited_for) or found  # type: ignore[func-returns-value,method-assign]
+    found = counted(made, request(40, 8))
+    assert found.hits is not None
+    assert found.misses == sum(copies) > 0
+    assert found.bytes_moved == found.misses * EXPERT * 2
+    assert found.hits + found.misses == found.expert_calls
+    assert found.prefetched is None
+
+
+def test_what_lies_in_slots_stays_for_the_next_request_and_goes_with_a_reset() -> None:
+    """A token a request, asked again: with slots for all that it calls nothing is copied a second time."""
+    made = engine(BUNDLED, "lru", parameters={"slots": 16})
+    first, again = counted(made, request(20, 4)), counted(made, request(20, 4))
+    assert (first.misses, again.misses) == (first.bytes_moved // (EXPERT * 2), 0)
+    made.reset()
+    assert counted(made, request(20, 4)).misses == first.misses
+
+
+def test_a_batch_is_served_from_the_same_slots() -> None:
+    loaded, whole = engine(BUNDLED, "lfu", parameters={"slots": 3}), engine(BUNDLED, "dropless")
+    asked = [request(n, 6) for n in (9, 20, 33)]
+    texts = [[answer.text for answer in made.run_batch(asked, unheard)] for made in (loaded, whole)]
+    assert texts[0] == texts[1]
+
+
+def test_the_road_says_that_the_step_waits_for_plans() -> None:
+    made = engine(BUNDLED, "lru", parameters={"slots": 16})
+    made.run(request(10, 4), unheard)
+    assert made.take_road().decoding not in (None, "fused")
+
+
+@pytest.mark.parametrize("family", ["gpt-oss", "gpt-oss-mxfp4", "llama4"])
+def test_experts_that_are_made_on_loading_are_refused(family: str, tmp_path: Path) -> None:
+    """Biased, packed or stacked: nothing in the file is what computes."""
+    if family not in CASES:
+        pytest.skip(f"no case {family}")
+    write_family(tmp_path, CASES[family])
+    copy_tokenizer(tmp_path)
+    with pytest.raises(EngineError, match="do not lie in the file as they compute"):
+        engine(tmp_path, "lru", parameters={"slots": 2})
+
+
+def test_experts_in_their_file_stay_views_of_it() -> None:
+    """In whatever type the others are held."""
+    checkpoint = load_checkpoint(str(BUNDLED), torch.float32, experts_as_filed=True)
+    mlp: Any = checkpoint.weights.layers[0].mlp
+    assert is_mapped(mlp.experts.experts[3].down_HI)
+    assert mlp.experts.experts[3].down_HI.dtype == torch.bfloat16
+    whole: Any = load_checkpoint(str(BUNDLED), torch.float32).weights.layers[0].mlp
+    assert not is_mapped(whole.experts.experts[3].down_HI)
+
+
+# --- the memory of the process ---------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+RESIDENT = """
+import sys, torch
+from engines.base import unheard
+from engines.expert_memory import ExpertMemory
+from engines.kernels.library import library
+from tests.test_expert_slots import engine, request, resident
+torch.set_num_threads(1); library()
+folder, name, budget = sys.argv[1], sys.argv[2], int(sys.argv[3])
+before = resident(folder)
+others = {} if name == "dropless" else {"expert_memory": ExpertMemory(budget)}
+if name == "static":
+    others["parameters"] = {"calibration_prompts": 1}
+made = engine(folder, name, **others)
+made.run(request(96, 24), unheard)
+counters = made.take_counters()
+print(*(after - one for after, one in zip(resident(folder), before)), counters.misses)
+"""
+
+
+def resident(folder: str) -> tuple[int, int]:
+    """Bytes of this process that are private, and those of files in the folder."""
+    status = Path("/proc/self/status").read_text()
+    private = int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) * 1024
+    in_files, is_own = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0]:
+            is_own = folder in line
+        elif is_own and line.startswith("Rss:"):
+            in_files += int(line.split()[1]) * 1024
+    return private, in_files
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 experts in each of 3 layers: 144 MiB of bf16 in the file, 288 in fp32; all else is 2 MiB."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("large")
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 512, "num_experts": 64, "num_experts_per_tok": 4}
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=2048, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        max_position_embeddings=512, eos_token_id=0, bos_token_id=None, **sizes,
+    )  # fmt: skip
+    transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    copy_tokenizer(folder)
+    return folder
+
+
+def grown(folder: Path, name: str, budget: int) -> Sequence[int]:
+    command = [sys.executable, "-c", RESIDENT, str(folder), name, str(budget)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [0 if word == "None" else int(word) for word in done.stdout.split()[-3:]]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is resident")
+@pytest.mark.parametrize("name", ["lru", "static"])
+def test_the_process_keeps_to_the_memory_of_the_plan(name: str, large: Path) -> None:
+    """Of 24 MiB of slots, beside what everything else takes: and no page of an expert in the file stays either.
+
+    Everything else: 10 MiB for the other weights, the cache and what torch keeps, 64 MiB of what an allocator may hold
+    back. All experts in memory, as a yardstick of the measurement, are 288 MiB.
+    """
+    private, in_files, misses = grown(large, name, 24 * MIB)
+    assert misses > 0
+    assert private < (24 + 10 + 64) * MIB
+    assert in_files < 4 * MIB
+    assert grown(large, "dropless", 0)[0] > 288 * MIB
+
+
+# --- in a plan -------------------------------------------------------------------------------------------------------
+
+
+def arm(name: str, **others: Any) -> dict[str, Any]:
+    technique = {"name": name} | others.pop("parameters", {})
+    return {"name": name, "technique": technique} | others
+
+
+def test_a_memory_is_read_with_its_unit() -> None:
+    (cell,) = checked(engine=[arm("lru", expert_memory="6MB")]).cells
+    assert cell.engine.expert_memory == 6_000_000
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (arm("lru", expert_memory="250kB"), "holds 0, and a cache of 1 in each of 4 layers needs 4; give it more"),
+        (arm("lru"), "give the engine an expert_memory, or the cache its slots"),
+        (arm("lru", expert_memory="2MB", parameters={"slots": 2}), "holds 6, and a cache of 2 in each of 4 layers"),
+        (arm("dropless", expert_memory="2GB"), "and dropless loads none; use lru, lfu, static"),
+        (arm("lru", expert_memory="9MB", quantise={"experts": "int8"}), "quantise.experts makes others; remove it"),
+    ],
+)
+def test_a_budget_that_serves_nothing_is_one_line(engine: dict[str, Any], words: str) -> None:
+    assert slot_bytes(192, 128, torch.float32) == 4 * EXPERT
+    (found,) = problems(engine=[engine])
+    assert words in found
