@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,8 +28,7 @@ from engines.techniques.base import ChunkPhase
 from results.core_lists import core_words, parse_cores
 from results.environments import PhaseThreads
 
-MAPS, TASKS = Path("/proc/self/maps"), Path("/proc/self/task")
-OPENMP = re.compile(r"/lib(gomp|iomp5|omp)[^/]*\.so[^/]*$")
+TASKS = Path("/proc/self/task")
 BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """With any of them OpenMP binds its threads itself, and anew for each piece of work."""
 MOST_WORKERS = 4096
@@ -86,15 +84,20 @@ def why_not_bound(cores: frozenset[int]) -> str | None:
 
 @cache
 def _openmp() -> ctypes.CDLL | None:
-    """That which torch computes with, if it can end its workers."""
-    if not MAPS.is_file():
-        return None
-    paths = {line.split(maxsplit=5)[-1] for line in MAPS.read_text().splitlines() if OPENMP.search(line)}
-    # More than one: which of them torch calls, nothing says.
-    if len(paths) != 1:
-        return None
-    found = ctypes.CDLL(paths.pop())
-    return found if hasattr(found, "omp_pause_resource_all") else None
+    """That which torch computes with, if it can end its workers.
+
+    Found as the loader finds it for torch: first what all libraries see, then what torch itself brings. Others in the
+    process (scikit-learn's, say) are not torch's.
+    """
+    brought = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    for path in (None, brought):
+        try:
+            found = ctypes.CDLL(None if path is None else str(path))
+        except OSError:
+            continue
+        if hasattr(found, "omp_pause_resource_all"):
+            return found
+    return None
 
 
 class PhaseCores:

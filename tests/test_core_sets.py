@@ -61,7 +61,7 @@ def test_cells_say_what_was_asked(changes: Any, words: dict[str, str]) -> None:
         ({"cores": ""}, 'engine[0].cores: names no core; write "0-3" or "0,2" (found \'\')'),
         ({"cores": "0-2,1"}, "engine[0].cores: names core 1 twice; name each once (found '0-2,1')"),
         ({"cores": {"decode": "big"}}, 'engine[0].cores.decode: is no list of cores; write "0-3" or "0,2" (found'),
-        ({"cores": {}}, "engine[0].cores: says nothing of any phase; give prefill, decode, or both (found {})"),
+        ({"cores": {}}, "engine[0].cores: says nothing of any phase; give prefill, decode, or both"),
         ({"cores": {"decoding": "0"}}, "engine[0].cores.decoding: unknown key, found '0'; did you mean decode?"),
         ({"cores": 4}, 'engine[0].cores: must be a list of cores like "0-3", or a table like'),
         ({"threads": 0}, "engine[0].threads: input should be greater than or equal to 1"),

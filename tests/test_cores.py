@@ -29,7 +29,10 @@ from results.records import Request
 from results.roads import lost_cores, road_words
 
 USABLE = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-pytestmark = pytest.mark.skipif(len(USABLE) < 2, reason="needs two cores to tell one from the other")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(len(USABLE) < 2, reason="needs two cores to tell one from the other"),
+]
 FIRST, SECOND = map(str, [*USABLE, 0, 0][:2])
 BOTH = core_words(USABLE[:2])
 HOME = core_words(USABLE)

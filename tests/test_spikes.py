@@ -108,6 +108,7 @@ def test_a_load_that_comes_and_goes_is_no_spike() -> None:
     assert reading.energy_j == pytest.approx(132.0, rel=0.1)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("shown_uw", "cap_uw"), [(2**32 - 1, 0), (10**12, 300_000_000), (950_000_000, 300_000_000)])
 def test_an_amd_gpu_that_shows_more_than_three_times_its_cap_leaves_no_energy(
     tmp_path: Path, shown_uw: int, cap_uw: int
