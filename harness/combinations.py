@@ -14,13 +14,15 @@ from harness.plan_values import shown
 from harness.problems import nearest
 from harness.schema import MODEL_PREFIX, DeviceSpec, EngineSpec
 
+AS_PLANNED = "the plan puts it on other devices"
+"""No surprise to whoever wrote the plan."""
 PHASES: tuple[ChunkPhase, ChunkPhase] = ("prefill", "decode")
 
 
 def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
     """Why an engine does not go onto a device, or None. A modelled device has a sheet."""
     if engine.devices is not None and device.name not in engine.devices:
-        return "the plan puts it on other devices"
+        return AS_PLANNED
     if not device.is_modelled:
         return None
     if engine.quantise.asked:

@@ -41,6 +41,7 @@ class RecordingParameters(Record):
 
     lossless: ClassVar[bool] = True
     wanted_prompts: ClassVar[int] = 0
+    loads_from_file: ClassVar[bool] = False
     learns: ClassVar[frozenset[Learnt]] = frozenset()
     units: ClassVar[tuple[str, ...]] = ("cpu",)
     backbone: ClassVar[str] = "cpu"

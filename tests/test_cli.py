@@ -319,7 +319,8 @@ def test_a_modelled_cell_has_one_trial_and_no_interval(finished_run: FinishedRun
 
 
 def test_sample_ids_join_the_same_sample_over_arms(finished_run: FinishedRun) -> None:
-    trials = read(finished_run, "requests").merge(read(finished_run, "trials"), on=["cell", "repeat"])
+    shared = ["cell", "repeat", "device", "time_method"]
+    trials = read(finished_run, "requests").merge(read(finished_run, "trials"), on=shared)
     for _, own in trials.groupby("workload"):
         of_arm = [set(arm["sample_id"]) for _, arm in own.groupby(["engine", "device"])]
         assert len(of_arm) == 3

@@ -117,13 +117,17 @@ def test_threads_that_compute_are_on_the_cores_of_their_phase(
     torch.zeros(1 << 20).add_(1)
     engine = engine_on(checkpoint, prefill, decode, compute_dtype=dtype)
     engine.run(LONG, unheard)
-    watch = Watch()
-    time.sleep(0.05)  # OpenMP's workers spin for milliseconds behind their last work
-    engine.run(LONG, watch)
-    assert watch.computed["prefill end"] == {prefill}
+    # Three times: a thread of another library, that works once while the process is young, is none of the engine's.
+    watches = [Watch() for _ in range(3)]
+    for watch in watches:
+        time.sleep(0.05)  # OpenMP's workers spin for milliseconds behind their last work
+        engine.run(LONG, watch)
+        assert {prefill} <= watch.computed["prefill end"]
+        assert {decode} <= watch.computed["request end"]
+    assert set.intersection(*(watch.computed["prefill end"] for watch in watches)) == {prefill}
     # As those of prefill do here, which decoding has no use for: on other cores than its own.
     elsewhere = {core_words(set(USABLE) - parse_cores(decode))} if decode != HOME else set()
-    assert {decode} <= watch.computed["request end"] <= {decode} | elsewhere
+    assert set.intersection(*(watch.computed["request end"] for watch in watches)) <= {decode} | elsewhere
     road = engine.take_road()
     assert road.prefill_threads is not None
     assert road.decoding_threads is not None
