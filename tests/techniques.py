@@ -7,7 +7,7 @@ from torch import Tensor
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.profile import Profile
-from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
+from engines.techniques.base import NOTHING, BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
 from engines.techniques.place.ranks import RanksParameters
 from engines.techniques.presets import PRESETS, dropless, preset_parameters
 
@@ -43,6 +43,7 @@ class AsDropless:
     name = "as dropless"
     needs_saliency = False
     couples_tokens = False
+    asks = NOTHING
 
     def plan(self, seen: LayerInput) -> DispatchPlan:
         return dropless().plan(seen)
