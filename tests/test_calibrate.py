@@ -97,11 +97,16 @@ class ReplacesWeights:
 
     def __init__(self, weights: Path) -> None:
         self._weights = weights
+        self._is_done = False
 
     def note(self, what: str) -> None:
         """Not looked at."""
 
     def begin(self, n: int, of: str) -> None:
+        """Once: a second file may get the number of the one that was there at first."""
+        if self._is_done:
+            return
+        self._is_done = True
         other = self._weights.with_name("next")
         other.write_bytes(self._weights.read_bytes())
         other.replace(self._weights)

@@ -154,7 +154,7 @@ def test_trials_operations_and_report_tell_how_much_is_extrapolated(tmp_path: Pa
     """Of the first arm 0.9 s of 3.7 s; the second is within the fit."""
     data = two_arms(run_on(BOUNDED, [[CPU_WORK, NPU_WORK], [OUTSIDE]]), run_on(BOUNDED, [[CPU_WORK, NPU_WORK]]))
     frame = operations_table(data)
-    assert frame[frame["cell"] == "first"].set_index(["operation", "unit"])["seconds_outside_fit"].to_dict() == {
+    assert frame[frame["cell"] == "first"].set_index(["operation", "runs_on"])["seconds_outside_fit"].to_dict() == {
         ("expert FFN", "cpu"): 0.0,
         ("expert FFN", "npu"): pytest.approx(0.9),
     }

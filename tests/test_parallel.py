@@ -313,11 +313,13 @@ def test_a_rank_that_dies_is_named_and_the_next_request_has_new_ones(one: Refere
 
 
 ORPHANS = """
-import sys, time
+import signal, time
 from engines.model.checkpoints import inspect_checkpoint
 from engines.parallel.engine import ParallelEngine
 from engines.techniques.presets import preset_parameters
 if __name__ == "__main__":
+    # Who runs the tests may ignore it, and a child inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     technique = preset_parameters("tensor-parallel")()
     engine = ParallelEngine(inspect_checkpoint("bundled:tiny-qwen3-moe"), technique, 3, threads=1)
     engine.reset()

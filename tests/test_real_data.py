@@ -38,7 +38,7 @@ def test_the_demo_runs_on_real_hellaswag_boolq_and_sharegpt(tmp_path: Path) -> N
         assert Path(source).is_relative_to(data)
     assert list(sources["ruler_niah_multikey_1"]) == ["generated"]
     # Two items each: four answers of HellaSwag, two of BoolQ, for every arm and repeat.
-    asked = requests.merge(trials, on=["cell", "repeat"])
+    asked = requests.merge(trials, on=["cell", "repeat", "device", "time_method"])
     per_arm = asked.groupby(["workload", "engine", "device"])["request_id"].nunique().groupby("workload").unique()
     assert list(per_arm["hellaswag"]) == [8]
     assert list(per_arm["boolq"]) == [4]

@@ -151,7 +151,7 @@ def test_what_cannot_be_replayed_is_no_meter(tmp_path: Path) -> None:
     write_traces(path, {IDLE_BEFORE: [read]})
     with pytest.raises(MeterUnavailableError, match="holds no trace of at least 2 readings"):
         TraceReplayMeter(path, FakeMachine()).open()
-    with pytest.raises(MeterUnavailableError, match="is damaged"):
+    with pytest.raises(MeterUnavailableError, match="is missing"):
         TraceReplayMeter(tmp_path / "absent.parquet", FakeMachine()).open()
 
 
