@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from devices.base import Clock, Meter
 from engines.oracle import OracleParameters
-from engines.techniques.presets import PRESETS, Composed, CustomParameters, preset_parameters
+from engines.techniques.parameters import Composed, CustomParameters
+from engines.techniques.presets import PRESETS, preset_parameters
 
 if TYPE_CHECKING:
     from harness.schema import DeviceSpec

@@ -8,8 +8,8 @@ from functools import cache
 from devices.base import Unit
 from devices.models.sheet import Kernel, Sheet, load_sheet
 from engines.techniques.base import ChunkPhase
+from engines.techniques.parameters import Composed
 from engines.techniques.place.residency import ByCostParameters
-from engines.techniques.presets import Composed
 from harness.plan_values import shown
 from harness.problems import nearest
 from harness.schema import MODEL_PREFIX, DeviceSpec, EngineSpec

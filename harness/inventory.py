@@ -8,7 +8,7 @@ from devices.base import Channel, DeviceError
 from devices.clock import MonotonicClock
 from devices.host import AUTO_ORDER, open_meter
 from devices.models.sheet import available_sheets, load_sheet
-from engines.techniques.presets import Composed, CustomParameters
+from engines.techniques.parameters import Composed, CustomParameters
 from harness.bundled_plans import about_plan, bundled_plans
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
 from harness.schema import TECHNIQUE, DeviceSpec, TrialProtocol

@@ -11,7 +11,7 @@ from engines.expert_memory import ExpertMemory
 from engines.model.checkpoints import CheckpointFacts
 from engines.reference import own_sizes
 from engines.techniques.move.caches import CacheParameters
-from engines.techniques.presets import Composed
+from engines.techniques.parameters import Composed
 from harness.matrix import Part
 from harness.schema import DeviceSpec, EngineSpec, ModelSpec
 

@@ -19,7 +19,7 @@ from engines.model.weights import check_quantisation
 from engines.prediction import why_not
 from engines.pricing.schedule import NAMED_SHAPES, priced_shape
 from engines.profile_files import DIGITS, digest_of_profile
-from engines.techniques.presets import Composed
+from engines.techniques.parameters import Composed
 from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
 from harness.matrix import CellPlan, Part

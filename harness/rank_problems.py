@@ -8,8 +8,9 @@ from engines.model.checkpoints import CheckpointFacts
 from engines.parallel.engine import threads_of_each, usable_cores
 from engines.parallel.links import why_unreachable
 from engines.reference import own_sizes
+from engines.techniques.parameters import Composed
 from engines.techniques.place.ranks import RanksParameters
-from engines.techniques.presets import PRESETS, Composed
+from engines.techniques.presets import PRESETS
 from harness.core_sets import ThreadCounts
 from harness.matrix import Part
 from harness.schema import DeviceSpec, EngineSpec

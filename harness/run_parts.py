@@ -28,7 +28,7 @@ from engines.profile import Learnt, Profile
 from engines.profile_files import read_profile
 from engines.reference import ReferenceEngine, model_of
 from engines.techniques.base import Costs, ModelSizes
-from engines.techniques.presets import Composed
+from engines.techniques.parameters import Composed
 from harness.catalog import METERS
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.input_watch import InputWatch

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ByteSize, Field, TypeAdapter, create_model, mode
 
 from engines.model.quantised import Quantisation
 from engines.oracle import OracleParameters
+from engines.techniques.parameters import Composed
 from engines.techniques.place.ranks import MOST_RANKS
-from engines.techniques.presets import Composed
 from harness.catalog import TECHNIQUES
 from harness.core_sets import CoresOfPhases, ThreadsOfPhases
 from harness.plan_values import MAX_NAME

@@ -10,12 +10,13 @@ from engines.errors import EngineError
 from engines.model.checkpoints import CheckpointFacts
 from engines.pricing.schedule import NAMED_SHAPES, own_shape, priced_shape, sizes_of
 from engines.techniques.base import ModelSizes
+from engines.techniques.choices import Choices
 from engines.techniques.idle import changed
 from engines.techniques.layout.blocks import BlocksParameters
 from engines.techniques.layout.tiers import TiersParameters
+from engines.techniques.parameters import Composed
 from engines.techniques.place.residency import ByCostParameters
 from engines.techniques.place.units import OneUnitParameters, ShardsParameters
-from engines.techniques.presets import Choices, Composed
 from harness.combinations import mismatch, sheet_of
 from harness.matrix import Part
 from harness.problems import nearest

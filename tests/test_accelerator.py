@@ -23,7 +23,8 @@ from engines.oracle import Oracle, mix_experts
 from engines.profile import Profile
 from engines.reference import ReferenceEngine
 from engines.techniques.base import ChunkPhase, Technique
-from engines.techniques.presets import CustomParameters, DroplessParameters, dropless
+from engines.techniques.parameters import CustomParameters
+from engines.techniques.presets import DroplessParameters, dropless
 from results.records import Completion, Request, Sampling
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import write_random_model

@@ -17,7 +17,8 @@ from engines.errors import EngineError
 from engines.profile import Profile
 from engines.shown import Shown
 from engines.techniques.base import BuildContext, ModelSizes
-from engines.techniques.presets import CustomParameters, preset_parameters
+from engines.techniques.parameters import CustomParameters
+from engines.techniques.presets import preset_parameters
 
 E = 5
 

@@ -21,7 +21,8 @@ from engines.pricing.costs import SheetCosts, costs_of
 from engines.profile import Profile
 from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
 from engines.techniques.layout.tiers import GRAPH_BYTES, TiersParameters
-from engines.techniques.presets import CustomParameters, preset_parameters
+from engines.techniques.parameters import CustomParameters
+from engines.techniques.presets import preset_parameters
 from tests.techniques import built
 from tests.test_experts import random_experts
 from tests.toy_sheet import toy_sheet

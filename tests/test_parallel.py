@@ -26,7 +26,8 @@ from engines.parallel.engine import ParallelEngine
 from engines.parallel.running import Running
 from engines.reference import ReferenceEngine, own_sizes
 from engines.techniques.base import BuildContext, LayerInput, ModelSizes
-from engines.techniques.presets import CustomParameters, DroplessParameters, dropless, preset_parameters
+from engines.techniques.parameters import CustomParameters
+from engines.techniques.presets import DroplessParameters, dropless, preset_parameters
 from results.records import Request
 from tests.command import environment
 from tests.fakes.families import CASES, write_family

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from engines.techniques.presets import PRESETS, CustomParameters, preset_parameters
+from engines.techniques.parameters import CustomParameters
+from engines.techniques.presets import PRESETS, preset_parameters
 
 Line = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 """Place, layout and move: the parameters that make the system what it is."""

@@ -27,7 +27,8 @@ from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.reference import own_sizes
 from engines.techniques.base import BuildContext, ChunkPhase, ModelSizes, Technique
-from engines.techniques.presets import PRESETS, CustomParameters, preset_parameters
+from engines.techniques.parameters import CustomParameters
+from engines.techniques.presets import PRESETS, preset_parameters
 from tests.fakes.random_models import BUNDLED
 from tests.techniques import seen
 from tests.test_experts import random_experts, random_routing, unusual_experts

@@ -17,7 +17,8 @@ from engines.model.quantised import Form, Quantisation
 from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
 from engines.road import build
-from engines.techniques.presets import CustomParameters, DroplessParameters
+from engines.techniques.parameters import CustomParameters
+from engines.techniques.presets import DroplessParameters
 from results.environments import Build, Road
 from results.records import Request
 from results.report.html import html_text

@@ -15,7 +15,7 @@ from engines.dispatch import Calls, DispatchPlan, Routing
 from engines.pricing.schedule import PHI_3_5_MOE, PricedStep, operations
 from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.layout.blocks import intensity, n_blocks
-from engines.techniques.presets import CustomParameters
+from engines.techniques.parameters import CustomParameters
 from tests.techniques import built
 
 pytestmark = pytest.mark.numbers

@@ -17,7 +17,7 @@ from engines.profile import Profile
 from engines.techniques.base import BuildContext, ModelSizes, Technique
 from engines.techniques.layout.blocks import BlocksParameters
 from engines.techniques.layout.tiers import Tiers, TiersParameters, expected_load, frozen_capacities, tier_rows
-from engines.techniques.presets import CustomParameters
+from engines.techniques.parameters import CustomParameters
 from tests.techniques import built, seen
 from tests.test_experts import random_experts, random_routing
 

@@ -29,8 +29,8 @@ from engines.parallel.running import DType, Running
 from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.reference import ReferenceEngine
+from engines.techniques.parameters import Composed, CustomParameters
 from engines.techniques.place.ranks import ExpertParallelParameters
-from engines.techniques.presets import Composed, CustomParameters
 from results.environments import Road
 from results.records import Completion, EngineCounters, ExpertHeat, Request
 

@@ -21,7 +21,7 @@ from engines.profile import Profile
 from engines.reference import ReferenceEngine
 from engines.techniques.base import ChunkPhase
 from engines.techniques.over_ranks import OverRanks
-from engines.techniques.presets import Composed
+from engines.techniques.parameters import Composed
 from results.records import EngineCounters
 
 DType = Literal["float32", "bfloat16", "float16"]

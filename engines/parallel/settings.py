@@ -16,7 +16,8 @@ from engines.profile import Profile
 from engines.reference import own_sizes, with_long_rope
 from engines.techniques.base import BuildContext
 from engines.techniques.over_ranks import OverRanks
-from engines.techniques.presets import Composed, CustomParameters, preset_parameters
+from engines.techniques.parameters import Composed, CustomParameters
+from engines.techniques.presets import preset_parameters
 from results.records import Record
 
 
