@@ -24,7 +24,7 @@ import torch
 from devices.cpu_seconds import usable_cpus
 from engines.errors import EngineError
 from engines.kernels.library import library
-from engines.techniques.base import ChunkPhase
+from engines.techniques.context import ChunkPhase
 from results.core_lists import core_words, parse_cores
 from results.environments import PhaseThreads
 

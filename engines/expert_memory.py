@@ -11,7 +11,8 @@ from engines.errors import EngineError
 from engines.model.experts import ExpertWeights
 from engines.model.slots import ExpertSlots, slot_bytes
 from engines.model.weights import ModelWeights, SparseWeights
-from engines.techniques.base import BuildContext, ModelSizes, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import BuildContext, ModelSizes
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from engines.decode_layout import DecodeLayout
 from engines.dispatch import CallKind, Calls, DispatchPlan, Routing
 from engines.model.experts import ExpertWeights
 from engines.profile import Learnt
-from engines.techniques.base import NOTHING, BuildContext, LayerInput
+from engines.techniques.context import NOTHING, BuildContext, LayerInput
 from results.records import Record
 
 

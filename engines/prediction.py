@@ -28,7 +28,7 @@ from engines.model.architecture import ModelConfig, RouterConfig
 from engines.model.norms import NormWeights
 from engines.model.router import RouterWeights, choose, route
 from engines.model.weights import ModelWeights, SparseWeights
-from engines.techniques.base import HiddenState
+from engines.techniques.context import HiddenState
 
 Source = Literal["q", "s"]
 """What the next router is shown: the quasi-hidden state, or this layer's own router input."""

@@ -32,7 +32,7 @@ from engines.prediction import (
     quasi_hidden,
 )
 from engines.profile import DataName, EstimatorOrigin, LayerAccuracy, PredictorName, Profile
-from engines.techniques.base import HiddenState
+from engines.techniques.context import HiddenState
 
 MOST_BYTES = 1 << 32
 """Of the states that are kept at once: 5,461 tokens of Qwen3-30B-A3B."""

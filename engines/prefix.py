@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from engines.model.rope import RopeConfig, rope_frequencies
-from engines.techniques.base import ChunkPhase
+from engines.techniques.context import ChunkPhase
 
 
 class HeldTokens:

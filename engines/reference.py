@@ -34,16 +34,9 @@ from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.road import Decoding, Prefill, road
 from engines.shown import Shown
-from engines.techniques.base import (
-    NOTHING,
-    BuildContext,
-    ChunkPhase,
-    Costs,
-    ModelSizes,
-    Technique,
-    TechniqueParameters,
-)
+from engines.techniques.base import Technique, TechniqueParameters
 from engines.techniques.composed import ComposedTechnique
+from engines.techniques.context import NOTHING, BuildContext, ChunkPhase, Costs, ModelSizes
 from results.environments import Road
 from results.records import Completion, EngineCounters, ExpertHeat, Request
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.residency import Counts, Residency
-from engines.techniques.base import NOTHING, Asks, ChunkPhase, HiddenState, LayerInput, ModelSizes
+from engines.techniques.context import NOTHING, Asks, ChunkPhase, HiddenState, LayerInput, ModelSizes
 
 if TYPE_CHECKING:
     from engines.model.slots import ExpertSlots

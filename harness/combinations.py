@@ -7,7 +7,7 @@ from functools import cache
 
 from devices.base import Unit
 from devices.models.sheet import Kernel, Sheet, load_sheet
-from engines.techniques.base import ChunkPhase
+from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import Composed
 from engines.techniques.place.residency import ByCostParameters
 from harness.plan_values import shown

@@ -27,7 +27,7 @@ from engines.pricing.schedule import own_shape, priced_shape, sizes_of
 from engines.profile import Learnt, Profile
 from engines.profile_files import read_profile
 from engines.reference import ReferenceEngine, model_of
-from engines.techniques.base import Costs, ModelSizes
+from engines.techniques.context import Costs, ModelSizes
 from engines.techniques.parameters import Composed
 from harness.catalog import METERS
 from harness.fidelity import KeptDistributions, distribution_scores

@@ -9,8 +9,8 @@ from devices.models.sheet import available_sheets
 from engines.errors import EngineError
 from engines.model.checkpoints import CheckpointFacts
 from engines.pricing.schedule import NAMED_SHAPES, own_shape, priced_shape, sizes_of
-from engines.techniques.base import ModelSizes
 from engines.techniques.choices import Choices
+from engines.techniques.context import ModelSizes
 from engines.techniques.idle import changed
 from engines.techniques.layout.blocks import BlocksParameters
 from engines.techniques.layout.tiers import TiersParameters

@@ -7,7 +7,8 @@ from torch import Tensor
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.profile import Profile
-from engines.techniques.base import NOTHING, BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import NOTHING, BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.place.ranks import RanksParameters
 from engines.techniques.presets import PRESETS, dropless, preset_parameters
 

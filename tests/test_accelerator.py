@@ -22,7 +22,8 @@ from engines.model.weights import SparseWeights
 from engines.oracle import Oracle, mix_experts
 from engines.profile import Profile
 from engines.reference import ReferenceEngine
-from engines.techniques.base import ChunkPhase, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import DroplessParameters, dropless
 from results.records import Completion, Request, Sampling

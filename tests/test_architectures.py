@@ -12,7 +12,8 @@ from engines.dispatch import DispatchPlan
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint, tensor_shapes
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.oracle import Oracle
-from engines.techniques.base import ChunkPhase, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import ChunkPhase
 from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, FamilyCase, write_family
 

@@ -18,7 +18,7 @@ from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.profile import Learnt
 from engines.reference import ReferenceEngine
-from engines.techniques.base import BuildContext, LayerInput
+from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.presets import DroplessParameters, dropless
 from results.records import Completion, Record, Request, Sampling
 from tests.techniques import AsDropless, NpumoeT

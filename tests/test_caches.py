@@ -16,7 +16,7 @@ from engines.dispatch import FILE, Routing
 from engines.errors import EngineError
 from engines.profile import Profile
 from engines.shown import Shown
-from engines.techniques.base import BuildContext, ModelSizes
+from engines.techniques.context import BuildContext, ModelSizes
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import preset_parameters
 

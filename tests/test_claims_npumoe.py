@@ -17,7 +17,7 @@ from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config
 from engines.pricing.schedule import NAMED_SHAPES, PHI_3_5_MOE, sizes_of
 from engines.profile import Profile
-from engines.techniques.base import LayerInput
+from engines.techniques.context import LayerInput
 from engines.techniques.layout.tiers import expected_load
 from tests.benchmarks import m2_ultra_arms as arms
 from tests.benchmarks.m2_ultra_fits import TABLE_4

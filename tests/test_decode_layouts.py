@@ -26,7 +26,8 @@ from engines.observers import SparseLayerStep
 from engines.oracle import Oracle
 from engines.profile import Profile
 from engines.reference import ReferenceEngine
-from engines.techniques.base import LayerInput, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import LayerInput
 from engines.techniques.presets import dropless
 from results.records import Request
 from tests.fakes import deepseek_v1

@@ -19,7 +19,8 @@ from engines.model.experts import execute
 from engines.oracle import mix_experts
 from engines.pricing.costs import SheetCosts, costs_of
 from engines.profile import Profile
-from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.layout.tiers import GRAPH_BYTES, TiersParameters
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import preset_parameters

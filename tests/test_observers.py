@@ -14,7 +14,7 @@ from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import SparseLayerStep
 from engines.reference import ReferenceEngine
-from engines.techniques.base import ChunkPhase
+from engines.techniques.context import ChunkPhase
 from engines.techniques.presets import DroplessParameters, dropless
 from results.records import Request
 from tests.fakes.families import FamilyCase, write_family

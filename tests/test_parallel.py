@@ -25,7 +25,7 @@ from engines.model.weights import SparseWeights
 from engines.parallel.engine import ParallelEngine
 from engines.parallel.running import Running
 from engines.reference import ReferenceEngine, own_sizes
-from engines.techniques.base import BuildContext, LayerInput, ModelSizes
+from engines.techniques.context import BuildContext, LayerInput, ModelSizes
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import DroplessParameters, dropless, preset_parameters
 from results.records import Request

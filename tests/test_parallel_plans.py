@@ -12,7 +12,7 @@ import pytest
 from devices.peak_memory import PeakMemory
 from engines.parallel import links
 from engines.parallel.engine import ParallelEngine, usable_cores
-from engines.techniques.base import ModelSizes
+from engines.techniques.context import ModelSizes
 from engines.techniques.place.ranks import ExpertParallelParameters, TensorParallelParameters
 from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight

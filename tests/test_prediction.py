@@ -42,7 +42,7 @@ from engines.prediction_accuracy import (
 )
 from engines.profile import LayerAccuracy, Profile
 from engines.profiling import profile_of
-from engines.techniques.base import HiddenState
+from engines.techniques.context import HiddenState
 from tests.fakes.families import CASES, write_family
 
 BUNDLED = "bundled:tiny-qwen3-moe"

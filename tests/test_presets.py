@@ -26,7 +26,8 @@ from engines.pricing.schedule import PHI_3_5_MOE, sizes_of
 from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.reference import own_sizes
-from engines.techniques.base import BuildContext, ChunkPhase, ModelSizes, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import BuildContext, ChunkPhase, ModelSizes
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import PRESETS, preset_parameters
 from tests.fakes.random_models import BUNDLED

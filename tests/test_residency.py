@@ -21,8 +21,9 @@ from engines.dispatch import (
 from engines.errors import EngineError
 from engines.residency import Counts, Residency, Slots
 from engines.shown import Shown
-from engines.techniques.base import Asks, BuildContext, HiddenState, LayerInput, ModelSizes, Moved
+from engines.techniques.base import Moved
 from engines.techniques.composed import ComposedTechnique
+from engines.techniques.context import Asks, BuildContext, HiddenState, LayerInput, ModelSizes
 from engines.techniques.layout.exact import Exact
 from engines.techniques.place.units import OneUnitParameters
 

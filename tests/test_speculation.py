@@ -25,8 +25,9 @@ from engines.profile import EstimatorOrigin, LayerAccuracy, Profile, ProfiledPre
 from engines.profiling import profile_of
 from engines.reference import ReferenceEngine, own_sizes
 from engines.shown import Shown
-from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes, Technique
+from engines.techniques.base import Technique
 from engines.techniques.composed import ComposedTechnique
+from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.layout.exact import Exact
 from engines.techniques.move.two_buffers import TwoBuffers, TwoBuffersParameters
 from engines.techniques.place.units import OneUnitParameters

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engines.dispatch import Calls, DispatchPlan, Routing
 from engines.pricing.schedule import PHI_3_5_MOE, PricedStep, operations
-from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, ModelSizes
+from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.layout.blocks import intensity, n_blocks
 from engines.techniques.parameters import CustomParameters
 from tests.techniques import built

@@ -14,7 +14,8 @@ from engines.errors import EngineError
 from engines.model.experts import execute
 from engines.oracle import mix_experts
 from engines.profile import Profile
-from engines.techniques.base import BuildContext, ModelSizes, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import BuildContext, ModelSizes
 from engines.techniques.layout.blocks import BlocksParameters
 from engines.techniques.layout.tiers import Tiers, TiersParameters, expected_load, frozen_capacities, tier_rows
 from engines.techniques.parameters import CustomParameters

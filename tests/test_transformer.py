@@ -12,7 +12,7 @@ from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.model.checkpoints import load_checkpoint
 from engines.model.transformer import KeyValueCache, Transformer
-from engines.techniques.base import LayerInput
+from engines.techniques.context import LayerInput
 from engines.techniques.presets import dropless
 from tests.fakes.random_models import BUNDLED, KINDS, write_random_model
 from tests.techniques import AsDropless

@@ -27,7 +27,8 @@ from engines.model.attention import KeyValueCache
 from engines.model.experts import GatedWeights
 from engines.model.router import kernel_router
 from engines.model.weights import LayerWeights, ModelWeights
-from engines.techniques.base import LayerInput, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import LayerInput
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep
 from engines.oracle import Oracle, mix_experts
 from engines.shown import Shown
-from engines.techniques.base import NOTHING, ChunkPhase, HiddenState, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import NOTHING, ChunkPhase, HiddenState
 
 RoutingListener = Callable[[int, Routing], None]
 """Told a layer and its router's choice, before a technique plans it."""

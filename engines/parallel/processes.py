@@ -22,7 +22,7 @@ from engines.model.attention import KeyValueCache
 from engines.parallel.messages import REPORT, START, STEP, STOP, Channel, LostError
 from engines.parallel.settings import RankSettings
 from engines.parallel.worker import PEER_LOST, PHASES
-from engines.techniques.base import ChunkPhase
+from engines.techniques.context import ChunkPhase
 
 END_S = 5.0
 """Until a process that was told to end is killed."""

@@ -19,7 +19,7 @@ from engines.parallel.settings import RankPart, RankSettings
 from engines.parallel.transformer import RankTransformer
 from engines.profile import Profile
 from engines.reference import ReferenceEngine
-from engines.techniques.base import ChunkPhase
+from engines.techniques.context import ChunkPhase
 from engines.techniques.over_ranks import OverRanks
 from engines.techniques.parameters import Composed
 from results.records import EngineCounters

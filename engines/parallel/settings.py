@@ -14,7 +14,7 @@ from engines.model.rope import LongRope
 from engines.parallel.links import Backend
 from engines.profile import Profile
 from engines.reference import own_sizes, with_long_rope
-from engines.techniques.base import BuildContext
+from engines.techniques.context import BuildContext
 from engines.techniques.over_ranks import OverRanks
 from engines.techniques.parameters import Composed, CustomParameters
 from engines.techniques.presets import preset_parameters

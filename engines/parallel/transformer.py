@@ -34,7 +34,8 @@ from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep
 from engines.parallel.links import Links, check_ids
 from engines.shown import Shown
-from engines.techniques.base import ChunkPhase, LayerInput, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import ChunkPhase, LayerInput
 from engines.techniques.over_ranks import OverRanks, own_segments, rows_of, tokens_N, wanted_NT
 
 

@@ -22,7 +22,7 @@ from engines.parallel.links import Links
 from engines.parallel.messages import REPORT, START, STEP, STOP, Channel, LostError
 from engines.parallel.settings import RankPart, RankSettings
 from engines.parallel.transformer import RankTransformer
-from engines.techniques.base import ChunkPhase
+from engines.techniques.context import ChunkPhase
 from engines.techniques.over_ranks import OverRanks
 
 PEER_LOST = 3

@@ -9,11 +9,11 @@ from devices.models.sheet import Sheet, load_sheet
 from devices.models.timeline import Operation, operation_joules, operation_seconds
 from engines.errors import EngineError
 from engines.pricing.schedule import NAMED_SHAPES, sizes_of
-from engines.techniques.base import ModelSizes
+from engines.techniques.context import ModelSizes
 
 
 class SheetCosts:
-    """An `engines.techniques.base.Costs`."""
+    """An `engines.techniques.context.Costs`."""
 
     def __init__(self, sheet: Sheet, sizes: ModelSizes) -> None:
         self._sheet = sheet

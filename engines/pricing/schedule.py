@@ -21,7 +21,7 @@ from devices.models.timeline import Operation
 from engines.dispatch import DispatchPlan, ExpertCall
 from engines.errors import EngineError
 from engines.model.model_config import ModelConfig
-from engines.techniques.base import ModelSizes
+from engines.techniques.context import ModelSizes
 
 
 class Parameters(NamedTuple):

@@ -11,8 +11,6 @@ from pydantic import Field
 from devices.base import Unit
 from engines.profile import Learnt
 from engines.techniques.base import (
-    BuildContext,
-    ChunkPhase,
     Layout,
     LayoutParameters,
     MoveParameters,
@@ -23,6 +21,7 @@ from engines.techniques.base import (
     Technique,
 )
 from engines.techniques.composed import ComposedTechnique
+from engines.techniques.context import BuildContext, ChunkPhase
 from engines.techniques.idle import IN_DECODING_ONLY, IN_PREFILL_ONLY, idle
 from engines.techniques.layout.blocks import BlocksParameters
 from engines.techniques.layout.capacity import CapacityParameters

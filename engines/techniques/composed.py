@@ -19,21 +19,8 @@ from engines.decode_layout import DecodeLayout
 from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, Integers, Routing
 from engines.errors import EngineError
 from engines.residency import Slots
-from engines.techniques.base import (
-    NOTHING,
-    Asks,
-    BuildContext,
-    ChunkPhase,
-    LayerInput,
-    Layout,
-    Move,
-    Moved,
-    Piece,
-    Place,
-    Route,
-    Rows,
-    Share,
-)
+from engines.techniques.base import Layout, Move, Moved, Piece, Place, Route, Rows, Share
+from engines.techniques.context import NOTHING, Asks, BuildContext, ChunkPhase, LayerInput
 from engines.techniques.layout.exact import exact_rows
 from engines.techniques.layout.tiers import Tiers
 from engines.techniques.move.nothing import NothingMoves

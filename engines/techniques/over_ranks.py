@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Exchange, Integers
-from engines.techniques.base import ChunkPhase, LayerInput, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import ChunkPhase, LayerInput
 from engines.techniques.place.ranks import Held, RankExchange, Ranks, RouterGather, unit_of
 from engines.techniques.place.units import slices
 

@@ -9,10 +9,7 @@ from pydantic import Field, model_validator
 
 from devices.base import Unit
 from engines.profile import Learnt
-from engines.techniques.base import (
-    BuildContext,
-    Technique,
-)
+from engines.techniques.base import Technique
 from engines.techniques.choices import (
     CALIBRATION_PROMPTS,
     Backbone,
@@ -22,6 +19,7 @@ from engines.techniques.choices import (
     PlaceChoice,
     RouteChoice,
 )
+from engines.techniques.context import BuildContext
 from engines.techniques.idle import changed
 from engines.techniques.layout.exact import ExactParameters
 from engines.techniques.move.nothing import NothingParameters

@@ -12,11 +12,9 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, create_model
 
-from engines.techniques.base import (
-    BuildContext,
-    Technique,
-)
+from engines.techniques.base import Technique
 from engines.techniques.choices import CALIBRATION_PROMPTS, Backbone, Choices
+from engines.techniques.context import BuildContext
 from engines.techniques.idle import changed
 from engines.techniques.layout.exact import ExactParameters
 from engines.techniques.parameters import DECISIONS, Composed

@@ -20,7 +20,7 @@ from engines.prediction import (
     next_routers,
 )
 from engines.profile import Learnt
-from engines.techniques.base import NOTHING, Asks, BuildContext, LayerInput
+from engines.techniques.context import NOTHING, Asks, BuildContext, LayerInput
 from results.records import Record
 
 

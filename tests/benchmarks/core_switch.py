@@ -22,7 +22,7 @@ from engines.base import unheard
 from engines.cores import PhaseCores, PhaseSetting, phase_setting
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.reference import ReferenceEngine
-from engines.techniques.base import ChunkPhase
+from engines.techniques.context import ChunkPhase
 from engines.techniques.presets import DroplessParameters
 from results.core_lists import core_words
 from results.records import Request

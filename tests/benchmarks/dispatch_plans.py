@@ -18,7 +18,8 @@ import torch
 from engines.dispatch import CallKind, Calls, DispatchPlan, Routing
 from engines.model.experts import ExpertWeights, GatedWeights, execute
 from engines.profile import Profile
-from engines.techniques.base import BuildContext, LayerInput, ModelSizes, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import BuildContext, LayerInput, ModelSizes
 from engines.techniques.presets import preset_parameters
 from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.benchmarks.timing import Figure, Turns, timed

@@ -25,7 +25,8 @@ from engines.model.router import RouterWeights, route
 from engines.pricing.schedule import PHI_3_5_MOE as PHI
 from engines.pricing.schedule import PricedStep, operations, sizes_of
 from engines.profile import Profile
-from engines.techniques.base import BuildContext, LayerInput, Technique
+from engines.techniques.base import Technique
+from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.presets import preset_parameters
 from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.benchmarks.timing import Turns, timed

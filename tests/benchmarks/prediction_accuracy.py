@@ -25,8 +25,8 @@ from engines.prediction_accuracy import StateKeeper, foreseen
 from engines.profile import Learnt
 from engines.profiling import profile_of, read_prompts
 from engines.reference import ReferenceEngine
-from engines.techniques.base import BuildContext, LayerInput
 from engines.techniques.composed import ComposedTechnique
+from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.layout.exact import Exact
 from engines.techniques.move.nothing import NothingMoves
 from engines.techniques.place.units import OneUnitParameters

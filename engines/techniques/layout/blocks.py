@@ -27,7 +27,8 @@ from pydantic import Field, field_validator
 
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import Integers
-from engines.techniques.base import BuildContext, LayerInput, Overflow, Rows
+from engines.techniques.base import Overflow, Rows
+from engines.techniques.context import BuildContext, LayerInput
 from results.records import Record
 
 DEFAULT_BLOCK = 512

@@ -25,7 +25,8 @@ from pydantic import Field, model_validator
 
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import Integers
-from engines.techniques.base import BuildContext, LayerInput, Overflow, Rows
+from engines.techniques.base import Overflow, Rows
+from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.layout.exact import one_call_each
 from results.records import Record
 

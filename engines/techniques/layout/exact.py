@@ -8,7 +8,8 @@ import numpy as np
 
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import Integers
-from engines.techniques.base import BuildContext, LayerInput, Overflow, Rows
+from engines.techniques.base import Overflow, Rows
+from engines.techniques.context import BuildContext, LayerInput
 from results.records import Record
 
 

@@ -19,7 +19,8 @@ from pydantic import Field
 
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import Integers
-from engines.techniques.base import BuildContext, LayerInput, Overflow, Rows
+from engines.techniques.base import Overflow, Rows
+from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.layout.exact import exact_rows, one_call_each
 from results.records import Record
 

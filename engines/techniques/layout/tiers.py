@@ -39,7 +39,8 @@ from engines.decode_layout import DecodeLayout
 from engines.dispatch import Integers
 from engines.errors import EngineError
 from engines.profile import Profile
-from engines.techniques.base import BuildContext, ChunkPhase, LayerInput, Overflow, Rows
+from engines.techniques.base import Overflow, Rows
+from engines.techniques.context import BuildContext, ChunkPhase, LayerInput
 from engines.techniques.layout.capacity import rounded_up
 from engines.techniques.layout.exact import one_call_each
 from results.records import Record

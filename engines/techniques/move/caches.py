@@ -31,7 +31,8 @@ from engines.dispatch import FILE, Calls, LayerExpert, Link, Prediction, Transfe
 from engines.errors import EngineError
 from engines.profile import Profile
 from engines.residency import Booleans, Residency, Slots
-from engines.techniques.base import Asks, BuildContext, LayerInput, ModelSizes, Moved
+from engines.techniques.base import Moved
+from engines.techniques.context import Asks, BuildContext, LayerInput, ModelSizes
 from results.records import Record
 
 Evict = Literal["lru", "lfu", "static"]

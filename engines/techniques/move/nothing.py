@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from engines.dispatch import Calls, Prediction
-from engines.techniques.base import NOTHING, BuildContext, LayerInput, Moved
+from engines.techniques.base import Moved
+from engines.techniques.context import NOTHING, BuildContext, LayerInput
 from results.records import Record
 
 

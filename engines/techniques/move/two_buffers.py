@@ -16,7 +16,8 @@ import numpy as np
 
 from engines.dispatch import FILE, NO_TRANSFERS, Calls, Integers, Link, Prediction, Routing, Transfers
 from engines.errors import EngineError
-from engines.techniques.base import NOTHING, BuildContext, LayerInput, Moved
+from engines.techniques.base import Moved
+from engines.techniques.context import NOTHING, BuildContext, LayerInput
 from results.records import Record
 
 

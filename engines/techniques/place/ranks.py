@@ -17,7 +17,8 @@ from pydantic import Field, model_validator
 from devices.base import Unit
 from engines.dispatch import Integers, Width
 from engines.errors import EngineError
-from engines.techniques.base import NOTHING, BuildContext, LayerInput, Layout, ModelSizes, Piece, Share
+from engines.techniques.base import Layout, Piece, Share
+from engines.techniques.context import NOTHING, BuildContext, LayerInput, ModelSizes
 from engines.techniques.place.packing import Packed, flat, hierarchical
 from engines.techniques.place.units import slices
 from results.records import Record

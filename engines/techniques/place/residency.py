@@ -36,7 +36,8 @@ from devices.base import Unit
 from engines.dispatch import Integers
 from engines.errors import EngineError
 from engines.pricing.costs import costs_of, sizes_of_named
-from engines.techniques.base import NOTHING, BuildContext, LayerInput, Layout, ModelSizes, Piece, Share
+from engines.techniques.base import Layout, Piece, Share
+from engines.techniques.context import NOTHING, BuildContext, LayerInput, ModelSizes
 from engines.techniques.layout.tiers import Tiers, expected_load
 from results.records import Record
 

@@ -21,7 +21,8 @@ from pydantic import Field
 from devices.base import Unit
 from engines.dispatch import Integers, Width
 from engines.errors import EngineError
-from engines.techniques.base import NOTHING, BuildContext, LayerInput, Layout, Piece, Place, Share, Summed
+from engines.techniques.base import Layout, Piece, Place, Share, Summed
+from engines.techniques.context import NOTHING, BuildContext, LayerInput
 from results.records import Record
 
 
