@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from devices.base import Unit
+from engines.calls import CallKind, Calls
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import CallKind, Calls, DispatchPlan, Routing
+from engines.dispatch import DispatchPlan, Routing
 from engines.model.experts import ExpertWeights
 from engines.profile import Learnt
 from engines.techniques.context import NOTHING, BuildContext, LayerInput

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from devices.base import Unit
-from engines.dispatch import DispatchPlan, Integers, Transfers
+from engines.calls import Integers
+from engines.dispatch import DispatchPlan, Transfers
 from engines.errors import EngineError
 
 Phase = Literal["prefill", "decode"]

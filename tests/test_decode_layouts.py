@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engines.base import unheard
+from engines.calls import CallKind, Calls, ExpertCall
 from engines.decode_layout import PLAIN, DecodeLayout
-from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall
+from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.model.checkpoints import load_checkpoint
 from engines.model.decode import Computed, StepPlans

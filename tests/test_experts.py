@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall, Routing
+from engines.calls import CallKind, Calls, ExpertCall
+from engines.dispatch import DispatchPlan, Routing
 from engines.model.architecture import GatedUnit
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gather_rows
 from engines.oracle import Oracle, mix_experts

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from devices.models.timeline import Timeline
 from engines.base import Engine, EngineError, PhaseEvent, PhaseListener
-from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall
+from engines.calls import CallKind, Calls, ExpertCall
+from engines.dispatch import DispatchPlan
 from engines.model.checkpoints import Checkpoint, load_checkpoint, tensor_shapes
 from engines.model.model_config import read_model_config
 from engines.pricing.modelled import ModelledEngine, StepObserver

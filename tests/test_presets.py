@@ -15,7 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.dispatch import CallKind, DispatchPlan, Routing, Width
+from engines.calls import CallKind, Width
+from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.model.checkpoints import load_checkpoint
 from engines.model.experts import ExpertWeights, execute

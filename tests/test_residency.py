@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engines.dispatch import (
-    FILE,
-    Calls,
-    DispatchPlan,
-    ExpertCall,
-    LayerExpert,
-    Prediction,
-    Routing,
-    Transfer,
-    Transfers,
-    Width,
-)
+from engines.calls import Calls, ExpertCall, Width
+from engines.dispatch import FILE, DispatchPlan, LayerExpert, Prediction, Routing, Transfer, Transfers
 from engines.errors import EngineError
 from engines.residency import Counts, Residency, Slots
 from engines.shown import Shown

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from devices.models.timeline import Operation, Timeline
-from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, ExpertCall, Transfer, Transfers, Width
+from engines.calls import CallKind, Calls, ExpertCall, Width
+from engines.dispatch import DispatchPlan, Exchange, Transfer, Transfers
 from engines.errors import EngineError
 from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config

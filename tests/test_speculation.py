@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engines.base import unheard
-from engines.dispatch import FILE, Calls, DispatchPlan, ExpertCall, Link, Prediction, Routing
+from engines.calls import Calls, ExpertCall
+from engines.dispatch import FILE, DispatchPlan, Link, Prediction, Routing
 from engines.errors import EngineError
 from engines.estimator import Estimator, EstimatorRecipe, estimator_shapes
 from engines.model.checkpoints import BUNDLED_FOLDER, load_checkpoint

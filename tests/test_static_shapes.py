@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.dispatch import Calls, DispatchPlan, Routing
+from engines.calls import Calls
+from engines.dispatch import DispatchPlan, Routing
 from engines.pricing.schedule import PHI_3_5_MOE, PricedStep, operations
 from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.layout.blocks import intensity, n_blocks

@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.dispatch import Calls, DispatchPlan
+from engines.calls import Calls
+from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gather_rows, join
 from engines.model.quantised import QuantisedMatrix

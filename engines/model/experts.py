@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.dispatch import CallKind, Calls, DispatchPlan, Width
+from engines.calls import CallKind, Calls, Width
+from engines.dispatch import DispatchPlan
 from engines.kernels import native
 from engines.model.architecture import SWIGLU, GatedUnit
 from engines.model.quantised import Matrix

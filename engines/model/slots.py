@@ -17,7 +17,8 @@ from typing import NamedTuple, overload
 import torch
 from torch import Tensor
 
-from engines.dispatch import FILE, CallKind, DispatchPlan, LayerExpert
+from engines.calls import CallKind
+from engines.dispatch import FILE, DispatchPlan, LayerExpert
 from engines.errors import EngineError
 from engines.kernels import native
 from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engines.dispatch import CallKind, Width
+from engines.calls import CallKind, Width
 from engines.errors import EngineError
 from engines.model.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
 from engines.model.attention import AttentionWeights, LatentWeights

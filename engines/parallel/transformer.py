@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.dispatch import CallKind, Calls, DispatchPlan, Integers, Routing
+from engines.calls import CallKind, Calls, Integers
+from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.kernels import native
 from engines.model.accelerator import Backend

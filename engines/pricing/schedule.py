@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from devices.base import Unit
 from devices.models.timeline import Operation
-from engines.dispatch import DispatchPlan, ExpertCall
+from engines.calls import ExpertCall
+from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.model.model_config import ModelConfig
 from engines.techniques.context import ModelSizes

@@ -21,18 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.base import Unit
+from engines.calls import Calls, Integers, Width
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import (
-    NO_TRANSFERS,
-    Calls,
-    DispatchPlan,
-    Exchange,
-    Integers,
-    Prediction,
-    Routing,
-    Transfers,
-    Width,
-)
+from engines.dispatch import NO_TRANSFERS, DispatchPlan, Exchange, Prediction, Routing, Transfers
 from engines.profile import Learnt
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from devices.base import Unit
+from engines.calls import CallKind, Calls, Integers
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import CallKind, Calls, DispatchPlan, Exchange, Integers, Routing
+from engines.dispatch import DispatchPlan, Exchange, Routing
 from engines.errors import EngineError
 from engines.residency import Slots
 from engines.techniques.base import Layout, Move, Moved, Piece, Place, Route, Rows, Share

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from devices.base import Unit
-from engines.dispatch import (
-    Routing,
-)
+from engines.dispatch import Routing
 from engines.profile import Profile
 from engines.residency import Counts, Residency, Slots
 

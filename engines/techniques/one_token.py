@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.dispatch import CallKind, Calls, Integers, Routing
+from engines.calls import CallKind, Calls, Integers
+from engines.dispatch import Routing
 from engines.techniques.base import Rows
 
 

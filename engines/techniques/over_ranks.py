@@ -22,8 +22,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import DispatchPlan, Exchange, Integers
+from engines.dispatch import DispatchPlan, Exchange
 from engines.techniques.base import Technique
 from engines.techniques.context import ChunkPhase, LayerInput
 from engines.techniques.place.ranks import Held, RankExchange, Ranks, RouterGather, unit_of

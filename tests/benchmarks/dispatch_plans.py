@@ -15,7 +15,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from engines.dispatch import CallKind, Calls, DispatchPlan, Routing
+from engines.calls import CallKind, Calls
+from engines.dispatch import DispatchPlan, Routing
 from engines.model.experts import ExpertWeights, GatedWeights, execute
 from engines.profile import Profile
 from engines.techniques.base import Technique

@@ -17,7 +17,8 @@ import torch
 from devices.base import Unit
 from devices.models.sheet import Sheet, load_sheet
 from devices.models.timeline import Operation, Timeline
-from engines.dispatch import CallKind, Calls, DispatchPlan, ExpertCall
+from engines.calls import CallKind, Calls, ExpertCall
+from engines.dispatch import DispatchPlan
 from engines.pricing.schedule import PHI_3_5_MOE as PHI
 from engines.pricing.schedule import PricedStep, lm_head, operations
 

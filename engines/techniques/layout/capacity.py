@@ -23,8 +23,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import Integers
 from engines.techniques.base import Overflow, Rows
 from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.layout.exact import one_call_each

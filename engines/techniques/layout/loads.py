@@ -17,8 +17,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from engines.calls import Integers
 from engines.decode_layout import PLAIN, DecodeLayout
-from engines.dispatch import Integers
 from engines.techniques.base import Overflow, Rows
 from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.layout.exact import exact_rows, one_call_each

@@ -35,8 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import Integers
 from engines.errors import EngineError
 from engines.profile import Profile
 from engines.techniques.base import Overflow, Rows

@@ -27,7 +27,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from engines.dispatch import FILE, Calls, LayerExpert, Link, Prediction, Transfers
+from engines.calls import Calls
+from engines.dispatch import FILE, LayerExpert, Link, Prediction, Transfers
 from engines.errors import EngineError
 from engines.profile import Profile
 from engines.residency import Booleans, Residency, Slots

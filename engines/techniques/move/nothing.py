@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from engines.dispatch import Calls, Prediction
+from engines.calls import Calls
+from engines.dispatch import Prediction
 from engines.techniques.base import Moved
 from engines.techniques.context import NOTHING, BuildContext, LayerInput
 from results.records import Record

@@ -14,7 +14,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from engines.dispatch import FILE, NO_TRANSFERS, Calls, Integers, Link, Prediction, Routing, Transfers
+from engines.calls import Calls, Integers
+from engines.dispatch import FILE, NO_TRANSFERS, Link, Prediction, Routing, Transfers
 from engines.errors import EngineError
 from engines.techniques.base import Moved
 from engines.techniques.context import NOTHING, BuildContext, LayerInput

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from devices.base import Unit
-from engines.dispatch import Integers, Width
+from engines.calls import Integers, Width
 from engines.errors import EngineError
 from engines.techniques.base import Layout, Piece, Share
 from engines.techniques.context import NOTHING, BuildContext, LayerInput, ModelSizes

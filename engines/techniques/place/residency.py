@@ -33,7 +33,7 @@ import numpy as np
 from pydantic import Field
 
 from devices.base import Unit
-from engines.dispatch import Integers
+from engines.calls import Integers
 from engines.errors import EngineError
 from engines.pricing.costs import costs_of, sizes_of_named
 from engines.techniques.base import Layout, Piece, Share

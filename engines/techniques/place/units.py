@@ -19,7 +19,7 @@ from typing import Literal
 from pydantic import Field
 
 from devices.base import Unit
-from engines.dispatch import Integers, Width
+from engines.calls import Integers, Width
 from engines.errors import EngineError
 from engines.techniques.base import Layout, Piece, Place, Share, Summed
 from engines.techniques.context import NOTHING, BuildContext, LayerInput
