@@ -234,8 +234,9 @@ def energy_at(curve: Cumulative, at_s: Array) -> Array:
     before_j = curve.energy_j[i] + curve.segment_w[i] * dt
     if curve.is_flat:
         return before_j
-    # A mark follows its edge, where the power changed: what flowed between the two had the power after it.
+    # A mark follows its edge, where the power changed: what flowed between the two had the power after it. At a reading
+    # of its own an edge needs no mark: a modelled counter has one at each, and its next may be microseconds away.
     lag_s = t[i + 1] - at_s
-    is_marked = (lag_s < MARK_TOLERANCE_S) & (i + 1 < len(t) - 1)
+    is_marked = (dt > 0) & (lag_s < MARK_TOLERANCE_S) & (i + 1 < len(t) - 1)
     after_w = curve.segment_w[np.minimum(i + 1, len(t) - 2)]
     return np.where(is_marked, np.maximum(curve.energy_j[i + 1] - after_w * lag_s, curve.energy_j[i]), before_j)

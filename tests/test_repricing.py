@@ -151,6 +151,17 @@ def test_operations_alongside_have_their_own_seconds_and_share_communication() -
     assert stamps_s(made.trial)[-1] == pytest.approx(0.1 + 2.0 + 0.1)
 
 
+def test_short_operations_at_the_edges_of_phases_are_counted_whole() -> None:
+    """A norm of 0.1 ms at 8 W before NPU work of 0.8 s at 1 W: 0.8 mJ + 0.1 mJ, and 1.4 J + 0.8 J, in each phase."""
+    norm = replace(NORM, moved_bytes=NORM.moved_bytes / 1000)
+    made = run_on(toy_sheet(), [[norm, NPU_WORK], [norm, NPU_WORK]], idle_s=5.0)
+    found = joules(made)
+    assert found["all", "cpu"] == pytest.approx(2 * 0.8e-3, rel=1e-9)
+    for phase, n_steps in ("prefill", 1), ("decode", 1), ("all", 2):
+        assert found[phase, "total"] == pytest.approx(n_steps * (0.9e-3 + 2.2), rel=1e-12), phase
+    assert sum(one.joules for one in spent_by_operation(made.parts)) == pytest.approx(found["all", "total"], rel=1e-12)
+
+
 def test_a_store_of_before_has_seconds_from_boundaries_and_a_damaged_one_is_refused() -> None:
     made = run_on(toy_sheet(), [[CPU_WORK, NPU_WORK], [NORM]])
     (raw,) = made.parts["window, raw"]
