@@ -5,12 +5,13 @@ Legend: T rows of the step, H hidden.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
-from engines.dispatch import Routing
+from engines.dispatch import DispatchPlan, Routing
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,16 @@ class LayerObserver(Protocol):
     """Told of each sparse layer of each step, in order, as soon as its experts are done."""
 
     def layer(self, seen: SparseLayerStep) -> None: ...
+
+
+StepPhase = Literal["prefill", "decode", "again"]
+
+
+class StepObserver(Protocol):
+    """Hears of every forward chunk of a request once it is computed, in order; not of calibration.
+
+    n_tokens: tokens of the chunk. kv_length: tokens in the cache after it. plans: one per layer, None for dense ones.
+    phase: "again" of tokens that LongRoPE turns anew in the middle of an answer.
+    """
+
+    def step(self, n_tokens: int, kv_length: int, phase: StepPhase, plans: Sequence[DispatchPlan | None]) -> None: ...

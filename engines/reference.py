@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,23 +17,21 @@ from torch import Tensor
 from engines.answers import Answer, Limits, Loglikelihood, answer_to, packed
 from engines.base import HeldWeights, PhaseListener, unheard
 from engines.cores import PhaseCores, PhaseSetting
-from engines.dispatch import DispatchPlan, Tally
+from engines.counting import Counting
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
-from engines.heat import HeatCounts
 from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
-from engines.model.decode import StepPlans
 from engines.model.held_weights import held_weights
-from engines.model.model_config import ModelConfig
-from engines.model.rope import LongRope, LongScaling, as_transformers
-from engines.model.transformer import KeyValueCache, Transformer
-from engines.observers import LayerObserver
+from engines.model.rope import LongRope, LongScaling
+from engines.model.transformer import KeyValueCache, Transformer, model_of
+from engines.observers import LayerObserver, StepObserver
 from engines.prefix import HeldTokens, turned_alike
 from engines.profile import Profile
 from engines.profiling import profile_of
-from engines.road import Decoding, Prefill, road
+from engines.road import road
 from engines.shown import Shown
+from engines.sizes import own_sizes, told_sizes
 from engines.techniques.base import Technique, TechniqueParameters
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import NOTHING, BuildContext, ChunkPhase, Costs, ModelSizes
@@ -48,19 +46,6 @@ ANY_MEMORY = ExpertMemory()
 logger = logging.getLogger(__name__)
 
 
-StepPhase = Literal["prefill", "decode", "again"]
-
-
-class StepObserver(Protocol):
-    """Hears of every forward chunk of a request once it is computed, in order; not of calibration.
-
-    n_tokens: tokens of the chunk. kv_length: tokens in the cache after it. plans: one per layer, None for dense ones.
-    phase: "again" of tokens that LongRoPE turns anew in the middle of an answer.
-    """
-
-    def step(self, n_tokens: int, kv_length: int, phase: StepPhase, plans: Sequence[DispatchPlan | None]) -> None: ...
-
-
 @dataclass(frozen=True)
 class _Sequence:
     """An answer with the cache that it is computed in. held: of the engine's own cache, which outlives the request."""
@@ -69,33 +54,6 @@ class _Sequence:
     cache: KeyValueCache
     held: HeldTokens | None = None
     n_cached: int = 0
-
-
-def model_of(
-    checkpoint: Checkpoint,
-    torch_device: DeviceType = "cpu",
-    compute_dtype: torch.dtype | None = None,
-    long_rope: LongRope = "at_once",
-) -> Transformer:
-    """What engines compute with, its weights where they compute: once for all arms of a run. Raises `EngineError`."""
-    return Transformer(with_long_rope(checkpoint, long_rope), find_backend(torch_device, compute_dtype))
-
-
-def with_long_rope(checkpoint: Checkpoint, long_rope: LongRope) -> Checkpoint:
-    """The model as it takes LongRoPE's long factors."""
-    if long_rope == "at_once":
-        return checkpoint
-    return replace(checkpoint, config=replace(checkpoint.config, rope=as_transformers(checkpoint.config.rope)))
-
-
-def own_sizes(config: ModelConfig) -> ModelSizes | None:
-    """Of a model with experts, its weights counted as the sources do: two bytes each."""
-    if config.moe is None:
-        return None
-    moe = config.moe
-    n_layers, n_sparse, hidden = config.n_layers, len(moe.sparse_layers), config.hidden
-    expert_bytes = 6 * hidden * moe.expert_width
-    return ModelSizes(moe.n_experts, moe.top_k, hidden, moe.expert_width, expert_bytes, n_layers, n_sparse)
 
 
 class ReferenceEngine:
@@ -160,15 +118,7 @@ class ReferenceEngine:
         self._held = HeldTokens()
         self._reuse_prefix = reuse_prefix
         self._parameters = technique
-        own = own_sizes(checkpoint.config)
-        # Layers are those that run here, whatever they are priced as.
-        if own is not None and backend is not None:
-            own = own._replace(activation_bytes=backend.dtype.itemsize)
-        self._sizes = (
-            own
-            if sizes is None or own is None
-            else sizes._replace(n_layers=own.n_layers, n_sparse_layers=own.n_sparse_layers)
-        )
+        self._sizes = told_sizes(own_sizes(checkpoint.config), sizes, backend)
         self._costs = costs
         self._ranks = ranks
         self._prefill_chunk = prefill_chunk
@@ -179,13 +129,8 @@ class ReferenceEngine:
         self._shown = Shown(NOTHING, None)
         if not technique.wanted_prompts:
             self._freeze(None)
-        self._counters = EngineCounters()
-        self._heat = HeatCounts()
+        self._counting = Counting()
         self._profile: Profile | None = None
-        self._uncounted: list[StepPlans] = []
-        self._tallies: list[Tally] = []
-        self._decoded: set[Decoding] = set()
-        self._prefilled: set[Prefill] = set()
 
     @property
     def needs_calibration(self) -> bool:
@@ -292,15 +237,15 @@ class ReferenceEngine:
         """See `engines.base.ShowsLogProbabilities`."""
         if request.kind != "loglikelihood":
             raise EngineError(f"request {request.request_id}: a {request.kind} shows none; ask for a loglikelihood")
-        technique, counters, heat, observer = self._ready(), self._counters, self._heat, self.observer
+        technique, counting, observer = self._ready(), self._counting, self.observer
         answer = Loglikelihood(request, self._limits, listener)
-        self.observer, self._heat = None, HeatCounts()
+        self.observer, self._counting = None, Counting()
         self.reset()
         try:
             sequence = _Sequence(answer, self._cache, self._held, self._begin(answer, technique))
             self._answer([sequence], technique, unheard)
         finally:
-            self._counters, self._heat, self.observer = counters, heat, observer
+            self._counting, self.observer = counting, observer
 
     def held_weights(self) -> HeldWeights:
         return held_weights(self._model.weights)
@@ -311,18 +256,16 @@ class ReferenceEngine:
         self._shown.reset()
 
     def take_counters(self) -> EngineCounters:
-        counters, self._counters = self._counters, EngineCounters()
-        return counters
+        return self._counting.take_counters()
 
     def take_heat(self) -> ExpertHeat | None:
-        heat = self._heat.take(self._profile)
+        heat = self._counting.take_heat(self._profile)
         if heat is None or not isinstance(self._technique, ComposedTechnique):
             return heat
         return heat.model_copy(update=self._technique.frozen(heat.layers))
 
     def take_road(self) -> Road:
-        (prefilled, self._prefilled), (decoded, self._decoded) = (self._prefilled, set()), (self._decoded, set())
-        return road(self._backend, prefilled, decoded, self._cores.n_threads, self._cores.take_found())
+        return road(self._backend, *self._counting.take_roads(), self._cores.n_threads, self._cores.take_found())
 
     def _ready(self) -> Technique:
         if self._technique is None:
@@ -350,8 +293,7 @@ class ReferenceEngine:
                 self._shown.start_step(0)
                 self._step(alive, technique, "decode", on_phase)
         finally:
-            self._count()
-            self._heat.count()
+            self._counting.end_request(self._shown)
 
     def _step(
         self, parts: Sequence[tuple[_Sequence, int]], technique: Technique, phase: ChunkPhase, on_phase: PhaseListener
@@ -379,19 +321,13 @@ class ReferenceEngine:
             technique,
             phase,
             self.layer_observer,
-            self._heat.hold,
+            self._counting.routed,
             self._shown,
         )
         for (sequence, _), token_ids in zip(parts, chunks, strict=True):
             if sequence.held is not None:
                 sequence.held.add(token_ids, phase)
-        if phase == "prefill":
-            # Not their rows, which are as many as a prompt's pairs.
-            self._tallies += [plan.tally for plan in plans if plan is not None]
-            self._prefilled |= {"grouped" if is_grouped else "expert by expert" for is_grouped in plans.grouped}
-        else:
-            self._uncounted.append(plans)
-            self._decoded.add("fused" if plans.is_fused else "plan by plan" if plans.waited else "layer by layer")
+        self._counting.step(plans, phase)
         if self.observer is not None:
             self.observer.step(n_rows, caches[0].length, phase, plans)
         if not asking:
@@ -423,12 +359,12 @@ class ReferenceEngine:
                 technique,
                 "prefill",
                 self.layer_observer,
-                self._heat.hold,
+                self._counting.routed,
                 self._shown,
             )
             if sequence.held is not None:
                 sequence.held.add(chunk_T.tolist(), "prefill")
-            self._tallies += [plan.tally for plan in plans if plan is not None]
+            self._counting.again(plans)
             if self.observer is not None:
                 self.observer.step(len(chunk_T), cache.length, "again", plans)
 
@@ -450,23 +386,6 @@ class ReferenceEngine:
                 answer.end_s = end_s if answer.end_s is None else answer.end_s
         for end_s in sorted({answer.end_s for answer in complete if answer.end_s is not None}):
             on_phase("request end", end_s)
-
-    def _count(self) -> None:
-        """Adds up what was planned, at the end of a request: no token's time should hold that, nor the plan of a decode
-        step that nothing else asks for and that is made here (`engines.model.decode.StepPlans`)."""
-        for step in self._uncounted:
-            if step.is_fused:
-                step.tell(self._heat.hold)
-        tallies = [*self._tallies, *(plan.tally for step in self._uncounted for plan in step if plan is not None)]
-        self._tallies.clear()
-        self._uncounted.clear()
-        unused = EngineCounters(prefetched_unused=self._shown.take_unused())
-        counted = EngineCounters.total([unused, *(tally.counters() for tally in tallies)])
-        if self._shown.slots is not None:
-            copied = self._shown.slots.take_copied()
-            observed = {"bytes_moved": copied.n_bytes, "misses": copied.waited_for}
-            counted = counted.model_copy(update=observed)
-        self._counters = EngineCounters.total([self._counters, counted])
 
     def _begin(self, answer: Answer, technique: Technique) -> int:
         """Readies the engine's own cache for a request; returns how many of its tokens are in there already.

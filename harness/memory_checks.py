@@ -9,7 +9,7 @@ import torch
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
 from engines.model.checkpoints import CheckpointFacts
-from engines.reference import own_sizes
+from engines.sizes import own_sizes
 from engines.techniques.move.caches import CacheParameters
 from engines.techniques.parameters import Composed
 from harness.matrix import Part

@@ -19,14 +19,14 @@ from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation
-from engines.model.transformer import Transformer
+from engines.model.transformer import Transformer, model_of
 from engines.parallel.engine import ParallelEngine
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.schedule import own_shape, priced_shape, sizes_of
 from engines.profile import Learnt, Profile
 from engines.profile_files import read_profile
-from engines.reference import ReferenceEngine, model_of
+from engines.reference import ReferenceEngine
 from engines.techniques.context import Costs, ModelSizes
 from engines.techniques.parameters import Composed
 from harness.catalog import METERS

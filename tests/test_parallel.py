@@ -24,7 +24,8 @@ from engines.model.transformer import Transformer
 from engines.model.weights import SparseWeights
 from engines.parallel.engine import ParallelEngine
 from engines.parallel.running import Running
-from engines.reference import ReferenceEngine, own_sizes
+from engines.reference import ReferenceEngine
+from engines.sizes import own_sizes
 from engines.techniques.context import BuildContext, LayerInput, ModelSizes
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import DroplessParameters, dropless, preset_parameters

@@ -26,7 +26,7 @@ from engines.oracle import Oracle, mix_experts
 from engines.pricing.schedule import PHI_3_5_MOE, sizes_of
 from engines.profile import Profile
 from engines.profiling import profile_of
-from engines.reference import own_sizes
+from engines.sizes import own_sizes
 from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext, ChunkPhase, ModelSizes
 from engines.techniques.parameters import CustomParameters

@@ -24,8 +24,9 @@ from engines.oracle import Oracle
 from engines.prediction import KnownState
 from engines.profile import EstimatorOrigin, LayerAccuracy, Profile, ProfiledPredictions
 from engines.profiling import profile_of
-from engines.reference import ReferenceEngine, own_sizes
+from engines.reference import ReferenceEngine
 from engines.shown import Shown
+from engines.sizes import own_sizes
 from engines.techniques.base import Technique
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes

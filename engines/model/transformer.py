@@ -11,6 +11,7 @@ Legend: T tokens of the step, H hidden, P pairs of turned features, L vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +21,21 @@ from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.kernels import native
 from engines.kernels.decoder import mix_laid_out
-from engines.model.accelerator import Backend, StackedExperts, execute_stacked, moved, multiplies_groups
+from engines.model.accelerator import (
+    Backend,
+    DeviceType,
+    StackedExperts,
+    execute_stacked,
+    find_backend,
+    moved,
+    multiplies_groups,
+)
 from engines.model.attention import Chunk, Step, attend, kernel_table, view_of
 from engines.model.attention import KeyValueCache as KeyValueCache
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import AskedLayouts, Computed, SaidLayouts, StepPlans, fused_decoder
 from engines.model.experts import GatedWeights, execute, gated_ffn, is_grouped, widened_linear
-from engines.model.rope import rope_frequencies, rotation
+from engines.model.rope import LongRope, as_transformers, rope_frequencies, rotation
 from engines.model.router import route
 from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep
@@ -246,3 +255,20 @@ class Transformer:
 
 def _sum(mixed_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
     return mixed_TH if shared_TH is None else mixed_TH + shared_TH
+
+
+def model_of(
+    checkpoint: Checkpoint,
+    torch_device: DeviceType = "cpu",
+    compute_dtype: torch.dtype | None = None,
+    long_rope: LongRope = "at_once",
+) -> Transformer:
+    """What engines compute with, its weights where they compute: once for all arms of a run. Raises `EngineError`."""
+    return Transformer(with_long_rope(checkpoint, long_rope), find_backend(torch_device, compute_dtype))
+
+
+def with_long_rope(checkpoint: Checkpoint, long_rope: LongRope) -> Checkpoint:
+    """The model as it takes LongRoPE's long factors."""
+    if long_rope == "at_once":
+        return checkpoint
+    return replace(checkpoint, config=replace(checkpoint.config, rope=as_transformers(checkpoint.config.rope)))

@@ -11,9 +11,10 @@ from engines.model.checkpoints import load_checkpoint
 from engines.model.model_config import ModelConfig
 from engines.model.quantised import Quantisation
 from engines.model.rope import LongRope
+from engines.model.transformer import with_long_rope
 from engines.parallel.links import Backend
 from engines.profile import Profile
-from engines.reference import own_sizes, with_long_rope
+from engines.sizes import own_sizes
 from engines.techniques.context import BuildContext
 from engines.techniques.over_ranks import OverRanks
 from engines.techniques.parameters import Composed, CustomParameters

@@ -17,9 +17,9 @@ from devices.models.timeline import Timeline
 from engines.base import EngineError, PhaseListener, unheard
 from engines.dispatch import DispatchPlan
 from engines.model.tokenizer import Tokenizer
+from engines.observers import StepObserver, StepPhase
 from engines.pricing.schedule import ModelShape, PricedStep, lm_head, operations
 from engines.profile import Profile
-from engines.reference import StepObserver, StepPhase
 from results.environments import Road
 from results.records import Completion, CountedLayers, EngineCounters, ExpertHeat, Request
 

@@ -22,8 +22,8 @@ import torch
 from engines.base import unheard
 from engines.dispatch import DispatchPlan
 from engines.model.checkpoints import Checkpoint, load_checkpoint
-from engines.observers import SparseLayerStep
-from engines.reference import ReferenceEngine, StepPhase
+from engines.observers import SparseLayerStep, StepPhase
+from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.presets import DroplessParameters
 from results.records import Request

@@ -1,0 +1,75 @@
+"""What an engine's steps computed, kept until there is time to count it.
+
+No token's time should hold the counting, nor the plan of a decode step that nothing else asks for.
+"""
+
+from __future__ import annotations
+
+from engines.dispatch import Routing, Tally
+from engines.heat import HeatCounts
+from engines.model.decode import StepPlans
+from engines.profile import Profile
+from engines.road import Decoding, Prefill
+from engines.shown import Shown
+from engines.techniques.context import ChunkPhase
+from results.records import EngineCounters, ExpertHeat
+
+
+class Counting:
+    """Of one engine."""
+
+    def __init__(self) -> None:
+        self._counters = EngineCounters()
+        self._heat = HeatCounts()
+        self._uncounted: list[StepPlans] = []
+        self._tallies: list[Tally] = []
+        self._prefilled: set[Prefill] = set()
+        self._decoded: set[Decoding] = set()
+
+    def routed(self, layer: int, routing: Routing) -> None:
+        """What a layer's router chose, where the step does not tell it afterwards."""
+        self._heat.hold(layer, routing)
+
+    def step(self, plans: StepPlans, phase: ChunkPhase) -> None:
+        """A step that ran, and how."""
+        if phase == "decode":
+            self._uncounted.append(plans)
+            self._decoded.add("fused" if plans.is_fused else "plan by plan" if plans.waited else "layer by layer")
+            return
+        self.again(plans)
+        self._prefilled |= {"grouped" if is_grouped else "expert by expert" for is_grouped in plans.grouped}
+
+    def again(self, plans: StepPlans) -> None:
+        """Tokens that were computed once more, whose road is that of the first time."""
+        # Not their rows, which are as many as a prompt's pairs.
+        self._tallies += [plan.tally for plan in plans if plan is not None]
+
+    def end_request(self, shown: Shown) -> None:
+        """Adds up what was planned; the plans of a decode step are made here (`engines.model.decode.StepPlans`)."""
+        for step in self._uncounted:
+            if step.is_fused:
+                step.tell(self._heat.hold)
+        tallies = [*self._tallies, *(plan.tally for step in self._uncounted for plan in step if plan is not None)]
+        self._tallies.clear()
+        self._uncounted.clear()
+        unused = EngineCounters(prefetched_unused=shown.take_unused())
+        counted = EngineCounters.total([unused, *(tally.counters() for tally in tallies)])
+        if shown.slots is not None:
+            copied = shown.slots.take_copied()
+            observed = {"bytes_moved": copied.n_bytes, "misses": copied.waited_for}
+            counted = counted.model_copy(update=observed)
+        self._counters = EngineCounters.total([self._counters, counted])
+        self._heat.count()
+
+    def take_counters(self) -> EngineCounters:
+        counters, self._counters = self._counters, EngineCounters()
+        return counters
+
+    def take_heat(self, profile: Profile | None) -> ExpertHeat | None:
+        return self._heat.take(profile)
+
+    def take_roads(self) -> tuple[set[Prefill], set[Decoding]]:
+        """Those that prompts and tokens took since the last call."""
+        prefilled, self._prefilled = self._prefilled, set()
+        decoded, self._decoded = self._decoded, set()
+        return prefilled, decoded
