@@ -458,11 +458,11 @@ def test_the_list_of_techniques_for_programs_says_what_each_is_made_of() -> None
     assert kinds == ["router", "by_cost", "tiers", "nothing"]
     assert (npumoe["layout"]["kind"], npumoe["layout"]["grouped"]) == ("tiers", True)
     assert rows["blockwise"]["decode_layout"] == {"kind": "selective", "switch_alpha": 1.0}
-    assert [name for name, row in rows.items() if row["lossless"]] == [
+    assert {name for name, row in rows.items() if row["lossless"]} == {
         "oracle", "dropless", "coreml-cpu", "coreml-naive", "anemll", "gpu", "blockwise", "selective", "all-experts",
         "on-demand", "prefetch-hint", "tensor-parallel", "expert-parallel", "tp-ep", "eplb",
         "moe-ondemand", "lru", "lfu", "static",
-    ]  # fmt: skip
+    }  # fmt: skip
     assert rows["custom"]["lossless"] is None
     plain = CliRunner().invoke(app, ["list", "techniques"]).stdout
     assert "static capacity tiers" in plain
