@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from devices.base import Unit
@@ -56,7 +57,8 @@ class LayerExpert(NamedTuple):
 class Transfer:
     """Weights of an expert that must move.
 
-    layer: whose call waits for them; a later one's is a prefetch. replaces: the expert whose slot they take.
+    layer: whose call waits for them; a later one's is a prefetch. replaces: the expert whose slot they take. stays:
+    whether they take a slot; else they pass through a buffer beside the slots, and are gone when their layer ran.
     """
 
     expert: int
@@ -66,6 +68,7 @@ class Transfer:
     n_bytes: int
     width: Width | None = None
     replaces: LayerExpert | None = None
+    stays: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +76,7 @@ class Transfers(Sequence[Transfer]):
     """The transfers of a plan in their order, as arrays. M transfers.
 
     width_M2: first and end of the columns; None: whole experts. replaced_M2: layer and expert, -1 where a slot was
-    free; None: all were.
+    free; None: all were. stays_M: None: all stay.
     """
 
     expert_M: Integers
@@ -84,6 +87,7 @@ class Transfers(Sequence[Transfer]):
     """Index into `links`; None: all take the first."""
     width_M2: Integers | None = None
     replaced_M2: Integers | None = None
+    stays_M: NDArray[np.bool_] | None = None
 
     @staticmethod
     def of(transfers: Iterable[Transfer], expert_width: int = 0) -> Transfers:
@@ -101,6 +105,7 @@ class Transfers(Sequence[Transfer]):
             integers(links.index(Link(t.source, t.target)) for t in transfers),
             np.array([t.width or whole for t in transfers], dtype=np.int64) if has_parts else None,
             np.array([t.replaces or free for t in transfers], dtype=np.int64) if replaces else None,
+            None if all(t.stays for t in transfers) else np.array([t.stays for t in transfers]),
         )
 
     @property
@@ -134,6 +139,7 @@ class Transfers(Sequence[Transfer]):
             int(self.n_bytes_M[transfer]),
             width,
             None if replaced.expert < 0 else replaced,
+            self.stays_M is None or bool(self.stays_M[transfer]),
         )
 
     def __iter__(self) -> Iterator[Transfer]:

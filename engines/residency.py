@@ -17,7 +17,7 @@ from torch import Tensor
 
 from devices.base import Unit
 from engines.calls import Integers
-from engines.dispatch import DispatchPlan, Transfers
+from engines.dispatch import DispatchPlan, LayerExpert, Transfers
 from engines.errors import EngineError
 
 Phase = Literal["prefill", "decode"]
@@ -25,14 +25,18 @@ Booleans = NDArray[np.bool_]
 
 
 class Slots(NamedTuple):
-    """How many experts a memory holds at once: of each layer, or of all layers together. A slice takes its share."""
+    """How many experts a memory holds at once: of each layer, or of all layers together. A slice takes its share.
+
+    from_start: those that lie in slots before anything ran, as weights that are loaded with the model.
+    """
 
     n: int
     of: Literal["layer", "model"] = "layer"
+    from_start: tuple[LayerExpert, ...] = ()
 
 
 class Residency:
-    """What lies where. Empty at first.
+    """What lies where. At first what lies there from the start.
 
     uses_LE, last_use_LE: plans that called the expert, and the number of the last one, from 1; 0 for never. They go on
     where an expert is replaced.
@@ -46,10 +50,16 @@ class Residency:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing lies anywhere, and nothing was used."""
+        """What lies somewhere lay there from the start, and nothing was used."""
         self.uses_LE, self.last_use_LE = np.zeros((2, *self._shape), dtype=np.int64)
         self._columns_LE2: dict[Unit, Integers] = {u: np.zeros((*self._shape, 2), np.int64) for u in self.slots}
         self._whole_LE: dict[Unit, Booleans] = {u: np.zeros(self._shape, np.bool_) for u in self.slots}
+        for unit, slots in self.slots.items():
+            for layer, expert in slots.from_start:
+                self._columns_LE2[unit][layer, expert] = 0, self._expert_width
+                self._whole_LE[unit][layer, expert] = True
+            for layer in {layer for layer, _ in slots.from_start}:
+                self._check_room(unit, layer)
         self._waiting_LE = np.zeros(self._shape, dtype=np.bool_)
         self._n_plans = self._n_waiting = self._n_unused = 0
         self._has_prefetched = False
@@ -110,6 +120,8 @@ class Residency:
             if link.target not in self.slots:
                 continue
             own_M = link_M == number
+            if transfers.stays_M is not None:
+                own_M &= transfers.stays_M
             layer_M = transfers.layer_M[own_M]
             arriving_M = layer_M * n_experts + transfers.expert_M[own_M]
             leaving_M = np.full(len(arriving_M), -1)
@@ -140,9 +152,12 @@ class Residency:
         self._columns_LE2[unit].reshape(-1, 2)[event_X] = columns_X2
         self._whole_LE[unit].reshape(-1)[event_X] = columns_X2[:, 1] - columns_X2[:, 0] == self._expert_width
         for moved_layer in {int(event) // self._shape[1] for event in arriving_M}:
-            if self.n_free(unit, moved_layer) < -1e-9:
-                slots = self.slots[unit]
-                raise EngineError(f"a plan brings more experts to {unit} than its {slots.n} slots a {slots.of} hold")
+            self._check_room(unit, moved_layer)
+
+    def _check_room(self, unit: Unit, layer: int) -> None:
+        if self.n_free(unit, layer) < -1e-9:
+            slots = self.slots[unit]
+            raise EngineError(f"a plan brings more experts to {unit} than its {slots.n} slots a {slots.of} hold")
 
 
 class Counts:

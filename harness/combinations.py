@@ -9,7 +9,7 @@ from devices.base import Unit
 from devices.models.sheet import Kernel, Sheet, load_sheet
 from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import Composed
-from engines.techniques.place.residency import ByCostParameters
+from engines.techniques.place.priced import PricedParameters
 from harness.plan_values import shown
 from harness.problems import nearest
 from harness.schema import MODEL_PREFIX, DeviceSpec, EngineSpec
@@ -49,7 +49,7 @@ def placement(engine: EngineSpec) -> str:
     technique = engine.technique
     if not isinstance(technique, Composed):
         return f"attention {technique.backbone}, experts {' and '.join(technique.units)}"
-    joined = " or " if isinstance(technique.choices.place, ByCostParameters) else " and "
+    joined = " or " if isinstance(technique.choices.place, PricedParameters) else " and "
     prefill, decode = (joined.join(technique.choices.units(phase)) for phase in PHASES)
     experts = prefill if prefill == decode else f"{prefill}, in decoding {decode}"
     return f"attention {technique.backbone}, experts {experts}"

@@ -8,13 +8,18 @@ from collections.abc import Iterator, Sequence
 from devices.models.sheet import available_sheets
 from engines.errors import EngineError
 from engines.model.checkpoints import CheckpointFacts
+from engines.pricing.costs import costs_of, sizes_of_named
 from engines.pricing.schedule import NAMED_SHAPES, own_shape, priced_shape, sizes_of
+from engines.sizes import own_sizes
 from engines.techniques.choices import Choices
 from engines.techniques.context import ModelSizes
 from engines.techniques.idle import changed
 from engines.techniques.layout.blocks import BlocksParameters
 from engines.techniques.layout.tiers import TiersParameters
+from engines.techniques.move.fetch import FetchParameters
 from engines.techniques.parameters import Composed
+from engines.techniques.place.hosts import HostsParameters, HottestParameters
+from engines.techniques.place.priced import PricedParameters
 from engines.techniques.place.residency import ByCostParameters
 from engines.techniques.place.units import OneUnitParameters, ShardsParameters
 from harness.combinations import mismatch, sheet_of
@@ -25,8 +30,8 @@ from harness.schema import DeviceSpec, EngineSpec
 PRICED = "a modelled device"
 MEASURED = "the host"
 READ_BY: tuple[tuple[type, str, str], ...] = (
-    (ByCostParameters, "costs_of", MEASURED),
-    (ByCostParameters, "as_shape", MEASURED),
+    (PricedParameters, "costs_of", MEASURED),
+    (PricedParameters, "as_shape", MEASURED),
     (ByCostParameters, "overlap", PRICED),
     (OneUnitParameters, "unit", PRICED),
     (OneUnitParameters, "naive_launch", PRICED),
@@ -40,9 +45,9 @@ def choices_of(engine: EngineSpec) -> Choices | None:
 
 
 def name_problems(engine: Part[EngineSpec]) -> Iterator[str]:
-    """Names that a place by cost asks for prices."""
+    """Names that a place by cost asks for prices, and prices that its units lack."""
     choices = choices_of(engine.spec)
-    if choices is None or not isinstance(choices.place, ByCostParameters):
+    if choices is None or not isinstance(choices.place, PricedParameters):
         return
     asked = (
         ("costs_of", "sheet", choices.place.costs_of, available_sheets()),
@@ -51,6 +56,12 @@ def name_problems(engine: Part[EngineSpec]) -> Iterator[str]:
     for key, what, name, known in asked:
         if name is not None and name not in known:
             yield f"engine {engine.label}: {key}: no {what} {name!r}; {nearest(name, known)}"
+    place = choices.place
+    if isinstance(place, HostsParameters) and place.costs_of in available_sheets():
+        # Whatever the model: a sheet has a unit and a link, or has not.
+        costs = costs_of(place.costs_of, sizes_of_named("phi-3.5-moe"))
+        if (reason := place.problem_with(costs, choices.move.moves_weights)) is not None:
+            yield f"engine {engine.label}: costs_of: {reason}"
 
 
 def unread_problems(engine: Part[EngineSpec], devices: Sequence[Part[DeviceSpec]]) -> Iterator[str]:
@@ -83,7 +94,12 @@ def size_problems(
     place = choices.place
     if isinstance(place, ShardsParameters) and (reason := place.too_many(config.hidden, config.moe.expert_width)):
         yield f"engine {engine.label}: {reason}"
-    as_shape = place.as_shape if isinstance(place, ByCostParameters) and place.as_shape in NAMED_SHAPES else None
+    own = own_sizes(config)
+    if isinstance(place, HottestParameters) and (reason := place.too_many(config.moe.n_experts)):
+        yield f"engine {engine.label}: {reason}"
+    if isinstance(choices.move, FetchParameters) and own is not None and (reason := choices.move.too_many(own)):
+        yield f"engine {engine.label}: {reason}"
+    as_shape = place.as_shape if isinstance(place, PricedParameters) and place.as_shape in NAMED_SHAPES else None
     if as_shape is not None:
         try:
             priced_shape(as_shape, config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -60,6 +62,29 @@ def test_what_arrives_lies_there_until_it_is_replaced() -> None:
     assert held.n_free("gpu", 0) == 0
     held.apply(0, plan((0,), fetch(0, replaces=(0, 1))))
     assert held.holds_E("gpu", 0).tolist() == [True, False, False, True]
+
+
+def test_what_lies_there_from_the_start_lies_there_after_a_reset() -> None:
+    held = residency(Slots(2, "model", (LayerExpert(0, 3), LayerExpert(2, 1))))
+    assert (held.holds_E("gpu", 0).tolist(), held.n_free("gpu", 0)) == ([False, False, False, True], 0)
+    held.apply(0, plan((1,), fetch(1, replaces=(0, 3))))
+    assert held.holds_E("gpu", 0).tolist() == [False, True, False, False]
+    held.reset()
+    assert held.whole_LE("gpu").nonzero()[0].tolist() == [0, 2]
+    assert held.columns_E2("gpu", 2)[1].tolist() == [0, WIDTH]
+    with pytest.raises(EngineError, match="its 1 slots a model hold"):
+        residency(Slots(1, "model", (LayerExpert(0, 3), LayerExpert(2, 1))))
+
+
+def test_what_only_passes_takes_no_slot() -> None:
+    """A memory with one slot: what passes is gone when its layer ran, and what stays lies there."""
+    held = residency(Slots(1))
+    passing = replace(fetch(0), stays=False)
+    transfers = Transfers.of((passing, fetch(1), replace(fetch(2), stays=False)), WIDTH)
+    assert [t.stays for t in transfers] == [False, True, False]
+    held.apply(0, replace(plan((0, 1, 2)), transfers=transfers))
+    assert held.holds_E("gpu", 0).tolist() == [False, True, False, False]
+    assert transfers.n_bytes == 300
 
 
 def test_experts_that_stream_through_one_slot_leave_the_last() -> None:

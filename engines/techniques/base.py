@@ -79,7 +79,8 @@ class Share:
     """Some experts and who computes them. Several pieces share the experts' rows, and their widths make a whole.
 
     experts_E: None for all. exact: the unit takes any shape, so that it computes exactly the rows that there are.
-    dealt: the pieces are whole, and take the calls in turn. cut: so that each piece has its part of every expert, an
+    dealt: the pieces are whole, and take the calls in turn. piece_E: they are whole, and each expert is of that one.
+    cut: so that each piece has its part of every expert, an
     expert's rows are cut into as many calls as there are pieces. summed: None where no piece needs another's results.
     """
 
@@ -89,6 +90,7 @@ class Share:
     dealt: bool = False
     cut: bool = False
     summed: Summed | None = None
+    piece_E: Integers | None = None
 
 
 class Place(Protocol):

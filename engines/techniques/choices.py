@@ -29,9 +29,11 @@ from engines.techniques.layout.exact import ExactParameters
 from engines.techniques.layout.loads import AllExpertsParameters, SelectiveParameters
 from engines.techniques.layout.tiers import TiersParameters
 from engines.techniques.move.caches import CacheParameters
+from engines.techniques.move.fetch import FetchParameters
 from engines.techniques.move.nothing import NothingParameters
 from engines.techniques.move.two_buffers import TwoBuffersParameters
 from engines.techniques.over_ranks import OverRanks
+from engines.techniques.place.hosts import CheaperParameters, HottestParameters
 from engines.techniques.place.ranks import (
     EplbParameters,
     ExpertParallelParameters,
@@ -51,6 +53,8 @@ PlaceChoice = Annotated[
     OneUnitParameters
     | ShardsParameters
     | ByCostParameters
+    | CheaperParameters
+    | HottestParameters
     | TensorParallelParameters
     | ExpertParallelParameters
     | TpEpParameters
@@ -66,7 +70,9 @@ LayoutChoice = Annotated[
     | AllExpertsParameters,
     Field(discriminator="kind"),
 ]
-MoveChoice = Annotated[NothingParameters | TwoBuffersParameters | CacheParameters, Field(discriminator="kind")]
+MoveChoice = Annotated[
+    NothingParameters | TwoBuffersParameters | CacheParameters | FetchParameters, Field(discriminator="kind")
+]
 
 
 class Choices(NamedTuple):
@@ -112,6 +118,20 @@ class Choices(NamedTuple):
             return (
                 f"move {self.move.kind} loads experts from the checkpoint file into the memory of one cpu, and place"
                 f" {self.place.kind} computes on {', '.join(self.place.units)}; use place one_unit with unit cpu"
+            )
+        if isinstance(self.place, CheaperParameters | HottestParameters):
+            inexact = [layout.kind for layout in self.layouts if not isinstance(layout, ExactParameters)]
+            if inexact:
+                return f"place {self.place.kind} prices exact rows, and layout {inexact[0]} has others; use exact"
+            if isinstance(self.place, HottestParameters) and self.place.h == "factor" and not self.move.moves_weights:
+                return (
+                    'h = "factor" weighs the link that experts travel over, and nothing travels; use move fetch, or'
+                    ' h = "least"'
+                )
+        if isinstance(self.move, FetchParameters) and "gpu" not in self.place.units:
+            return (
+                f"move fetch brings experts to a gpu, and place {self.place.kind} computes on"
+                f" {', '.join(self.place.units)}; use place cheaper or hottest, or one_unit with unit gpu"
             )
         if isinstance(self.place, RanksParameters) and (reason := self._not_over_ranks()) is not None:
             return f"place {self.place.kind} {reason}"
@@ -169,6 +189,7 @@ class Choices(NamedTuple):
     def idle(self, given: Mapping[str, Set[str]]) -> str | None:
         """Why a parameter that was given would have no effect, or None."""
         found = idle(self.move, given["move"]) or idle(self.layout, given["layout"])
+        found = found or idle(self.place, given["place"])
         if self.decode is not None and found is None:
             found = idle(self.layout, given["layout"], IN_PREFILL_ONLY) or idle(self.decode, given["decode"])
             found = found or idle(self.decode, given["decode"], IN_DECODING_ONLY)

@@ -254,6 +254,9 @@ def _calls(laid: Rows, share: Share, layout: Layout, first_row: int) -> Calls:
     )
     if n_pieces == 1:
         return calls
+    if share.piece_E is not None:
+        of_piece_C = share.piece_E[laid.expert_S[laid.starts_C]]
+        return Calls(*_columns(calls), laid.starts_C, kinds, of_piece_C, laid.weight_loads_C)
     if share.dealt:
         in_turn_C = np.arange(n_calls) % n_pieces
         return Calls(*_columns(calls), laid.starts_C, kinds, in_turn_C, _loads_in_turn(laid, n_pieces))

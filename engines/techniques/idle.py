@@ -10,6 +10,8 @@ from engines.techniques.layout.capacity import CapacityParameters
 from engines.techniques.layout.loads import SelectiveParameters
 from engines.techniques.layout.tiers import TiersParameters
 from engines.techniques.move.caches import CacheParameters
+from engines.techniques.move.fetch import FetchParameters
+from engines.techniques.place.hosts import HottestParameters
 from results.records import Record
 
 
@@ -46,6 +48,8 @@ NEEDS = (
         'a capacity other than rows = "max", which holds all',
     ),
     Need(CacheParameters, ("stay",), lambda p: p.evict == "static", 'evict = "static"'),
+    Need(FetchParameters, ("stay",), lambda p: p.gpu_slots > 0, "gpu_slots"),
+    Need(HottestParameters, ("alpha",), lambda p: p.h == "factor", 'h = "factor"'),
 )
 IN_DECODING_ONLY = (
     Need(

@@ -30,26 +30,19 @@ from fractions import Fraction
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from devices.base import Unit
 from engines.calls import Integers
 from engines.errors import EngineError
-from engines.pricing.costs import costs_of, sizes_of_named
+from engines.pricing.costs import sizes_of_named
 from engines.techniques.base import Layout, Piece, Share
 from engines.techniques.context import NOTHING, BuildContext, LayerInput, ModelSizes
 from engines.techniques.layout.tiers import Tiers, expected_load
-from results.records import Record
+from engines.techniques.place.priced import PricedParameters
 
 
-class ByCostParameters(Record):
+class ByCostParameters(PricedParameters):
     kind: Literal["by_cost"] = "by_cost"
-    costs_of: str = Field(default="m2-ultra", max_length=100)
-    """The hardware sheet whose prices decide where it runs on the host. A modelled device takes its own."""
-
-    as_shape: str | None = Field(default=None, max_length=100)
-    """The model at whose size calls are priced, such as phi-3.5-moe; the model's own where it is not given."""
-
     objective: Literal["seconds", "joules"] = "seconds"
     """What a graph shall cost least of."""
     overlap: bool = False
@@ -70,8 +63,7 @@ class ByCostParameters(Record):
             raise EngineError("a place by cost needs a layout of tiers, whose graphs it places")
         if context.sizes is None or context.profile is None:
             raise EngineError("a place by cost needs a profile of a model with experts")
-        sizes = context.sizes if self.as_shape is None else sizes_of_named(self.as_shape)
-        profile, costs = context.profile, context.costs or costs_of(self.costs_of, sizes)
+        profile, costs = context.profile, self.costs(context)
         cost = costs.call_s if self.objective == "seconds" else costs.call_j
         hot: dict[int, list[bool]] = {}
         for layer in profile.tokens_per_expert:

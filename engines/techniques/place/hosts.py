@@ -1,0 +1,183 @@
+"""Experts between a GPU and where they lie: what source 001 compares its scheduling with.
+
+    cheaper   Fiddler: each expert on the CPU or on the GPU, by what it costs there
+    hottest   MoNDE and Duplex: the heaviest h of a step on the GPU, the rest on the units that hold them, expert e on
+              unit e mod N
+
+A call on the GPU costs what it computes and, where its expert does not lie in the GPU's memory, what fetching it costs.
+Whether it lies there says the residency; without one the units share a memory, and nothing is fetched (Duplex's own
+device).
+
+Fiddler's code takes the least sum over experts; its comment wants the least max of the two units
+(efeslab/fiddler, mixtral.py): `objective` offers both. With "max" the units work side by side, with "sum" one after the
+other, as that code does. It counts an expert in the GPU's memory as free; here it costs its call.
+
+MoNDE's h is alpha * active * b / (b + b_ndp), of the link's bandwidth b and that of all N units together, and alpha
+from what was measured before; `h = "factor"` takes it, with the bandwidths at which calls of one row are priced. The
+default tries all h: the published ratios come out so, and not with the factor. Equal loads: experts in the GPU's
+memory first, then the lower number.
+
+Legend: E experts, X experts that have rows, N units that hold them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from devices.base import DeviceError, Unit
+from engines.calls import Integers
+from engines.techniques.base import Layout, Piece, Share
+from engines.techniques.context import NOTHING, BuildContext, Costs, LayerInput
+from engines.techniques.place.partition import Booleans, Seconds, least_max, least_split, least_sum
+from engines.techniques.place.priced import PricedParameters
+
+GPU: Unit = "gpu"
+
+
+class HostsParameters(PricedParameters):
+    costs_of: str = Field(default="rtx5080-ndp", max_length=100)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        raise NotImplementedError
+
+    def problem_with(self, costs: Costs, travels: bool) -> str | None:
+        """Why these prices do not decide it, or None. travels: whether experts are fetched."""
+        try:
+            for unit in self.units:
+                costs.call_s(unit, 1, 1)
+                if travels and unit != GPU:
+                    costs.transfer_s(unit, GPU, 1)
+        except DeviceError as error:
+            return str(error)
+        return None
+
+
+class CheaperParameters(HostsParameters):
+    kind: Literal["cheaper"] = "cheaper"
+    objective: Literal["sum", "max"] = "sum"
+    """Of what the experts of a layer shall cost least: of both units one after the other, or of the slower one."""
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return (GPU, "cpu")
+
+    def build(self, context: BuildContext, layout: Layout) -> BetweenTwo:
+        """Raises `EngineError`, and `DeviceError` where the sheet has not the units."""
+        prices = Prices(self, context, self.units[1:])
+        choose = least_sum if self.objective == "sum" else least_max
+
+        def on_gpu(gpu_X: Seconds, other_X: Seconds, home_X: Integers) -> Booleans:
+            return choose(gpu_X, other_X)
+
+        return BetweenTwo(prices, on_gpu, overlaps=self.objective == "max")
+
+
+class HottestParameters(HostsParameters):
+    kind: Literal["hottest"] = "hottest"
+    ndps: int = Field(default=4, ge=1, le=64)
+    """Units that hold the experts and compute those that do not run on the GPU."""
+    h: Annotated[int, Field(ge=0, le=65536)] | Literal["least", "factor"] = "least"
+    """Experts of a step on the GPU: so many, as many as make a layer shortest, or MoNDE's factor of those with rows."""
+    alpha: float = Field(default=1.0, gt=0, le=1e6)
+    """Of the factor."""
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return (GPU, *(f"ndp:{i}" for i in range(self.ndps)))
+
+    def too_many(self, n_experts: int) -> str | None:
+        """Why it does not fit the model, or None."""
+        if isinstance(self.h, int) and self.h > n_experts:
+            return f"h = {self.h} experts on the GPU, and a layer has {n_experts}; lower it"
+        return None
+
+    def build(self, context: BuildContext, layout: Layout) -> BetweenTwo:
+        """Raises `EngineError`, and `DeviceError` where the sheet has not the units."""
+        prices, n = Prices(self, context, self.units[1:]), self.ndps
+        share = prices.balanced_share() * self.alpha if self.h == "factor" else 0.0
+
+        def on_gpu(gpu_X: Seconds, other_X: Seconds, home_X: Integers) -> Booleans:
+            if self.h == "least":
+                h = least_split(gpu_X, other_X, home_X, n)
+            else:
+                h = self.h if isinstance(self.h, int) else math.floor(share * len(gpu_X) + 0.5)
+            return np.arange(len(gpu_X)) < h
+
+        return BetweenTwo(prices, on_gpu, overlaps=True)
+
+
+class Prices:
+    """Seconds of calls of one expert, each asked once. The others are alike: calls cost what they cost on the first."""
+
+    def __init__(self, parameters: PricedParameters, context: BuildContext, others: Sequence[Unit]) -> None:
+        self.others = tuple(others)
+        self._costs = parameters.costs(context)
+        self._expert_bytes = parameters.priced_sizes(context).expert_bytes
+        self._known: dict[tuple[Unit, int], float] = {}
+        self._fetch_N: Seconds | None = None
+        for unit in (GPU, *others):
+            self._call_s(unit, 1)  # a sheet without the unit is told now
+
+    @property
+    def fetch_N(self) -> Seconds:
+        """Of an expert from each of the others to the GPU; asked where experts travel."""
+        if self._fetch_N is None:
+            self._fetch_N = np.array([self._costs.transfer_s(u, GPU, self._expert_bytes) for u in self.others])
+        return self._fetch_N
+
+    def calls_X(self, unit: Unit, load_X: Integers) -> Seconds:
+        return np.array([self._call_s(unit, load) for load in load_X.tolist()])
+
+    def balanced_share(self) -> float:
+        """Of experts with one row: those that the link brings while the others compute the rest."""
+        call_s = self._call_s(self.others[0], 1) / len(self.others)
+        return call_s / (float(self.fetch_N.mean()) + call_s)
+
+    def _call_s(self, unit: Unit, n_rows: int) -> float:
+        key = unit, n_rows
+        if key not in self._known:
+            self._known[key] = self._costs.call_s(unit, 1, n_rows)
+        return self._known[key]
+
+
+class BetweenTwo:
+    """Each expert of a step on the GPU or on the unit that holds it."""
+
+    asks = NOTHING
+
+    def __init__(
+        self, prices: Prices, on_gpu: Callable[[Seconds, Seconds, Integers], Booleans], overlaps: bool
+    ) -> None:
+        """on_gpu: of experts, the heaviest first: seconds on the GPU and elsewhere, and which of the others."""
+        self._prices = prices
+        self._on_gpu = on_gpu
+        self._n_others = len(prices.others)
+        self._pieces = tuple(Piece(unit, overlaps=overlaps) for unit in (GPU, *prices.others))
+
+    def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
+        expert_X = load_E.nonzero()[0]
+        load_X = load_E[expert_X]
+        held = seen.residency is not None and GPU in seen.residency.slots
+        lies_X = np.ones(len(expert_X), dtype=np.bool_)
+        if held:
+            assert seen.residency is not None
+            lies_X = seen.residency.holds_E(GPU, seen.layer)[expert_X]
+        order_X = np.lexsort((expert_X, ~lies_X, -load_X))
+        expert_X, load_X, lies_X = expert_X[order_X], load_X[order_X], lies_X[order_X]
+        home_X = expert_X % self._n_others
+        gpu_X = self._prices.calls_X(GPU, load_X)
+        if held:
+            gpu_X = gpu_X + np.where(lies_X, 0.0, self._prices.fetch_N[home_X])
+        other_X = self._prices.calls_X(self._prices.others[0], load_X)
+        piece_E = np.arange(len(load_E)) % self._n_others + 1
+        piece_E[expert_X[self._on_gpu(gpu_X, other_X, home_X)]] = 0
+        return (Share(self._pieces, exact=True, piece_E=piece_E),)
+
+    def decode_shares(self, layer: int) -> Sequence[Share] | None:
+        return None
