@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkab
 from engines.errors import EngineError as EngineError
 from engines.model.tokenizer import Tokenizer
 from results.environments import Road
-from results.records import Completion, EngineCounters, ExpertHeat, Request
+from results.expert_heat import ExpertHeat
+from results.records import Completion, EngineCounters, Request
 
 if TYPE_CHECKING:
     from torch import Tensor

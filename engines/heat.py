@@ -7,7 +7,8 @@ from torch import Tensor
 
 from engines.dispatch import Routing
 from engines.profile import Profile
-from results.records import ExpertHeat
+from engines.techniques.context import ChunkPhase
+from results.expert_heat import ExpertHeat
 
 MOST_HELD_PAIRS = 1 << 22
 """Choices kept before they are counted in the middle of a request: 32 MiB of them."""
@@ -17,25 +18,25 @@ class HeatCounts:
     """Holds what was routed until somebody has time to count it."""
 
     def __init__(self) -> None:
-        self._held: dict[int, list[Tensor]] = {}
+        self._held: dict[tuple[int, ChunkPhase], list[Tensor]] = {}
         self._n_held = 0
-        self._counts: dict[int, Tensor] = {}
+        self._counts: dict[tuple[int, ChunkPhase], Tensor] = {}
         self._n_experts = 0
 
-    def hold(self, layer: int, routing: Routing) -> None:
-        """One layer of one step. Nothing writes to the tensor later."""
+    def hold(self, layer: int, routing: Routing, phase: ChunkPhase = "decode") -> None:
+        """One layer of one step; a fused one, which tells no phase, decodes. Nothing writes to the tensor later."""
         ids_TK = routing.expert_ids_TK
-        self._held.setdefault(layer, []).append(ids_TK)
+        self._held.setdefault((layer, phase), []).append(ids_TK)
         self._n_held += ids_TK.numel()
         self._n_experts = routing.n_experts
         if self._n_held > MOST_HELD_PAIRS:
             self.count()
 
     def count(self) -> None:
-        for layer, held in self._held.items():
+        for place, held in self._held.items():
             ids_P = torch.cat([ids_TK.reshape(-1) for ids_TK in held])
             counts_E = torch.bincount(ids_P, minlength=self._n_experts).cpu()
-            self._counts[layer] = self._counts.get(layer, 0) + counts_E
+            self._counts[place] = self._counts.get(place, 0) + counts_E
         self._held.clear()
         self._n_held = 0
 
@@ -45,9 +46,13 @@ class HeatCounts:
         counts, self._counts = self._counts, {}
         if not counts:
             return None
-        layers = tuple(sorted(counts))
+        layers = tuple(sorted({layer for layer, _ in counts}))
+        none_E = torch.zeros(self._n_experts, dtype=torch.int64)
+        prefilled = [counts.get((layer, "prefill"), none_E) for layer in layers]
+        decoded = [counts.get((layer, "decode"), none_E) for layer in layers]
         return ExpertHeat(
             layers=layers,
-            chosen=tuple(tuple(counts[layer].tolist()) for layer in layers),
+            chosen=tuple(tuple((a_E + b_E).tolist()) for a_E, b_E in zip(prefilled, decoded, strict=True)),
+            decoded=tuple(tuple(counts_E.tolist()) for counts_E in decoded),
             profiled=None if profile is None else tuple(profile.tokens_per_expert[layer] for layer in layers),
         )

@@ -7,7 +7,7 @@ import faulthandler
 import itertools
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -115,6 +115,9 @@ def report(
     rederive: Annotated[
         bool, typer.Option("--rederive", help="Derive all again from raw records, and say what changed.")
     ] = False,
+    overlap_k: Annotated[
+        list[int] | None, typer.Option(min=1, metavar="K", help="Of Overlap@K; may be repeated. 4 and 8 by default.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write tables and report again from what a run stored."""
@@ -129,7 +132,7 @@ def report(
         fail(f"--out {out}: holds another run, whose tables would be replaced; name another folder", EXIT_BAD_PLAN)
     raise_in_command()
     try:
-        _show_run(directory, out or directory, console_of(stderr=as_json), as_json, baseline, rederive)
+        _show_run(directory, out or directory, console_of(stderr=as_json), as_json, baseline, rederive, overlap_k)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "tables that were not written yet stay as they were")
 
@@ -238,10 +241,12 @@ def _show_run(
     as_json: bool,
     baseline: str | None = None,
     rederive: bool = False,
+    overlap_k: Sequence[int] | None = None,
 ) -> None:
     """Writes the tables and the report of a stored run, prints the summary, says where everything is."""
     from harness.rederive import as_it_ran, as_record, print_rederived, rederived_run
     from harness.summary import print_summary
+    from results.heat import MOST_CHOSEN
     from results.report.csv import write_csv
     from results.report.html import write_html
     from results.report.standings import NoArmError, standings_table
@@ -252,7 +257,9 @@ def _show_run(
         with Store.view(directory) as store:
             run = store.data()
             again = rederived_run(run) if rederive else None
-            derived = RunFrames(as_it_ran(run) if again is None else again.run, baseline)
+            derived = RunFrames(
+                as_it_ran(run) if again is None else again.run, baseline, tuple(dict.fromkeys(overlap_k or MOST_CHOSEN))
+            )
             files = [*write_csv(derived.run, out, derived), out / "report.html"]
             write_html(derived.run, out / "report.html", derived)
     except NoArmError as error:

@@ -35,13 +35,8 @@ from results.cells import CONTENDED, CORES_NOT_KEPT
 from results.cpu_time import CpuSeconds, foreign_share
 from results.derivation import derived_by, energies_of, remarks_on
 from results.environments import Conditions, Road
-from results.records import (
-    Completion,
-    ExpertHeat,
-    PowerTrace,
-    Request,
-    Score,
-)
+from results.expert_heat import ExpertHeat
+from results.records import Completion, PowerTrace, Request, Score
 from results.requests import requests_sha256
 from results.roads import lost_cores
 from results.trace_files import IDLE_AFTER, IDLE_BEFORE, WINDOW, raw_part

@@ -5,21 +5,22 @@ Legend: E experts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
 from results.cells import trials_of
+from results.expert_heat import Counts, ExpertHeat
 from results.popularity import imbalance, overlap_at_k
-from results.records import PRICED_AS, Cell, ExpertHeat, Method
+from results.records import PHASES, PRICED_AS, Cell, Method, Phase
 from results.runs import RunData
 
 COUNTED: Method = "measured"
 """Choices are those of the model that ran on the host, also where a sheet priced what followed from them."""
-MOST_CHOSEN = 4
-"""K of Overlap@K, where nobody says another."""
+MOST_CHOSEN = (4, 8)
+"""K of Overlap@K, where nobody says others: those of §5.8 of NPUMoE (000)."""
 MOST_TEXTS = 40
 """Of a model, that are compared with each other: pairs are their square."""
 _LAYER_COLUMNS = (
@@ -27,14 +28,15 @@ _LAYER_COLUMNS = (
     "imbalance", "never_chosen", "profiled_imbalance", "method",
 )  # fmt: skip
 _EXPERT_COLUMNS = (
-    "cell", "device", "engine", "technique", "model", "workload", "layer", "expert", "windows", "chosen", "share",
-    "profiled", "method",
+    "cell", "device", "engine", "technique", "model", "workload", "layer", "expert", "windows", "chosen", "decoded",
+    "share", "profiled", "method",
 )  # fmt: skip
 _OVERLAP_COLUMNS = (
     "model",
     "chosen_first_in",
     "by",
     "then_in",
+    "phase",
     "k",
     "chance",
     "overlap",
@@ -42,6 +44,7 @@ _OVERLAP_COLUMNS = (
     "most",
     "layers",
     "method",
+    "reason",
 )
 
 
@@ -92,13 +95,14 @@ def layers_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
 def experts_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
     """One row for each cell, layer and expert: how often it was chosen, and its share of the layer's choices.
 
-    chosen is added up over so many windows.
+    chosen is added up over so many windows; decoded is its part in decoding, missing where that was not kept.
     heats: of `heat_of_cells`. profiled is missing for arms that were not calibrated.
     """
     rows = [
         (
             cell.cell_id, cell.device, cell.engine, cell.technique, cell.model, cell.workload, layer, expert,
-            heat.windows, n, n / (sum(heat.chosen[row]) or 1),
+            heat.windows, n, None if heat.decoded is None else heat.decoded[row][expert],
+            n / (sum(heat.chosen[row]) or 1),
             None if heat.profiled is None else heat.profiled[row][expert], COUNTED,
         )
         for cell in run.cells
@@ -106,7 +110,7 @@ def experts_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
         for row, layer in enumerate(heat.layers)
         for expert, n in enumerate(heat.chosen[row])
     ]  # fmt: skip
-    return pd.DataFrame(rows, columns=list(_EXPERT_COLUMNS)).astype({"profiled": "Int64"})
+    return pd.DataFrame(rows, columns=list(_EXPERT_COLUMNS)).astype({"decoded": "Int64", "profiled": "Int64"})
 
 
 class _Text(NamedTuple):
@@ -115,18 +119,23 @@ class _Text(NamedTuple):
     name: str
     by: Literal["window", "profile"]
     layers: tuple[int, ...]
-    counts: tuple[tuple[int, ...], ...]
+    counts: Mapping[Phase, Counts]
+    """By phase; of a profile its prompts, whichever phase they are compared with."""
 
 
-def overlaps(run: RunData, heats: Mapping[str, ExpertHeat], k: int = MOST_CHOSEN) -> pd.DataFrame:
+def overlaps(run: RunData, heats: Mapping[str, ExpertHeat], most_chosen: Sequence[int] = MOST_CHOSEN) -> pd.DataFrame:
     """Overlap@K of what was chosen first with what was chosen then: median, least and most over the layers.
 
     First is a profile (of a workload's own calibration prompts, or the one that the plan names) or another workload's
-    window; then is the window of each workload. chance: K / E, what texts that share nothing have on average: 1
-    where a layer has no more than K experts, so that the overlap tells nothing. So a profile's row of its own
-    workload is the overlap within a data set, and the others are those across. Of each workload the reference arm
-    speaks, else the first that tells. A sweep over more than `MOST_TEXTS` workloads or profiles is told of the
-    first ones.
+    window; then is the window of each workload. So a profile's row of its own workload is the overlap within a data
+    set, and the others are those across. phase: of the windows, each apart; "all" together in runs that did not keep
+    them apart. A workload that decodes nothing has no row of decoding. most_chosen: each K. chance: K / E, what texts
+    that share nothing have on average. Layers in which fewer than K experts were chosen in either text have no K
+    most chosen, and are left out. overlap, least and most are missing where a layer has no more than K experts, so that
+    all are the same for certain, and where no layer is left; reason says so.
+
+    Of each workload the reference arm speaks, else the first that tells. A sweep over more than `MOST_TEXTS` workloads
+    or profiles is told of the first ones.
     """
     rows: list[dict[str, Any]] = []
     for model in dict.fromkeys(routed_model(cell) for cell in run.cells):
@@ -135,18 +144,30 @@ def overlaps(run: RunData, heats: Mapping[str, ExpertHeat], k: int = MOST_CHOSEN
         profiles: dict[str, _Text] = {}
         for cell in own:
             heat = heats[cell.cell_id]
-            windows.setdefault(cell.workload, _Text(cell.workload, "window", heat.layers, heat.chosen))
+            windows.setdefault(cell.workload, _Text(cell.workload, "window", heat.layers, _by_phase(heat)))
             if heat.profiled is not None:
                 name = str(cell.engine_parameters.get("profile", cell.workload))
-                profiles.setdefault(name, _Text(name, "profile", heat.layers, heat.profiled))
+                prompts = dict.fromkeys(PHASES, heat.profiled)
+                profiles.setdefault(name, _Text(name, "profile", heat.layers, prompts))
         seen = list(windows.values())[:MOST_TEXTS]
         for first in (*list(profiles.values())[:MOST_TEXTS], *seen):
             rows += [
-                {"model": model} | _overlap(first, then, k)
+                {"model": model} | _overlap(first, then, phase, k)
                 for then in seen
                 if first is not then and first.layers == then.layers
+                for phase in then.counts
+                if phase in first.counts
+                for k in most_chosen
             ]
     return pd.DataFrame(rows, columns=list(_OVERLAP_COLUMNS))
+
+
+def _by_phase(heat: ExpertHeat) -> dict[Phase, Counts]:
+    """Of those in which any was chosen; all together where they were not kept apart."""
+    if heat.decoded is None:
+        return {"all": heat.chosen}
+    found = {phase: heat.of(phase) for phase in PHASES if phase != "all"}
+    return {phase: counts for phase, counts in found.items() if counts is not None and any(map(any, counts))}
 
 
 def routed_model(cell: Cell) -> str:
@@ -158,23 +179,40 @@ def _is_no_reference(cell: Cell) -> bool:
     return cell.reference_id != cell.cell_id
 
 
-def _overlap(first: _Text, then: _Text, k: int) -> dict[str, Any]:
-    k = min(k, len(then.counts[0]))
-    found = [overlap_at_k(a_E, b_E, k) for a_E, b_E in zip(first.counts, then.counts, strict=True)]
+def _overlap(first: _Text, then: _Text, phase: Phase, k: int) -> dict[str, Any]:
+    layers = list(zip(first.counts[phase], then.counts[phase], strict=True))
+    n_experts = len(layers[0][0])
+    found = [overlap_at_k(a_E, b_E, k) for a_E, b_E in layers if min(_n_chosen(a_E), _n_chosen(b_E)) >= k]
+    reason = None
+    if n_experts <= k:
+        found, reason = [], f"a layer has {n_experts} experts, so all are among the {k} most chosen"
+    elif not found:
+        reason = f"in each layer fewer than {k} experts were chosen in one of the two"
     return {
         "chosen_first_in": first.name,
         "by": first.by,
         "then_in": then.name,
+        "phase": phase,
         "k": k,
-        "chance": k / len(then.counts[0]),
-        "overlap": median(found),
-        "least": min(found),
-        "most": max(found),
+        "chance": min(k / n_experts, 1.0),
+        "overlap": median(found) if found else None,
+        "least": min(found, default=None),
+        "most": max(found, default=None),
         "layers": len(found),
-        "method": "derived",
+        "method": "derived" if found else "missing",
+        "reason": reason,
     }
 
 
+def _n_chosen(counts_E: Sequence[int]) -> int:
+    return sum(n > 0 for n in counts_E)
+
+
 def _added(a: ExpertHeat, b: ExpertHeat) -> ExpertHeat:
-    chosen = tuple(tuple(map(sum, zip(x_E, y_E, strict=True))) for x_E, y_E in zip(a.chosen, b.chosen, strict=True))
-    return a.model_copy(update={"chosen": chosen, "windows": a.windows + b.windows})
+    chosen = _sums(a.chosen, b.chosen)
+    decoded = None if a.decoded is None or b.decoded is None else _sums(a.decoded, b.decoded)
+    return a.model_copy(update={"chosen": chosen, "decoded": decoded, "windows": a.windows + b.windows})
+
+
+def _sums(a: Counts, b: Counts) -> Counts:
+    return tuple(tuple(map(sum, zip(x_E, y_E, strict=True))) for x_E, y_E in zip(a, b, strict=True))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict
 
 Method = Literal[
     "counter",
@@ -252,35 +252,6 @@ class CountedLayers(Record):
 
 PRICED_AS = " priced as "
 """In a cell's model: between the one that computes and the shape that a sheet prices."""
-
-
-class ExpertHeat(Record):
-    """How often each expert of each sparse layer was chosen in a window, before a technique dropped any of it."""
-
-    layers: tuple[int, ...]
-    chosen: tuple[tuple[int, ...], ...]
-    """For each of `layers`, of each expert."""
-    profiled: tuple[tuple[int, ...], ...] | None = None
-    """The same of the prompts that the technique was calibrated on; None where it learns nothing."""
-    capacities: tuple[tuple[int, ...], ...] | None = None
-    """Rows of each expert's graph in prefill, as calibration froze them; None where nothing is frozen."""
-    graphs: tuple[tuple[int, ...], ...] | None = None
-    """How many experts each frozen graph of a layer holds."""
-    hot: tuple[tuple[int, ...], ...] | None = None
-    """Experts of each layer that lie on the NPU, where their place was frozen by cost; the others lie on the CPU."""
-    windows: int = Field(1, ge=1, exclude=True)
-    """Over how many windows `chosen` is added up. Not stored: what is, is of one."""
-
-    @model_validator(mode="after")
-    def _one_shape(self) -> ExpertHeat:
-        for counts in (self.chosen, self.profiled):
-            if counts is None:
-                continue
-            if len(counts) != len(self.layers) or len({len(row) for row in counts}) > 1:
-                raise ValueError("counts of experts are not one row for each layer, all as long")
-            if any(n < 0 for row in counts for n in row):
-                raise ValueError("a count of an expert is below 0")
-        return self
 
 
 TraceKind = Literal["power", "counter", "held", "raw"]

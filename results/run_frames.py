@@ -13,9 +13,9 @@ import pandas as pd
 from results import tables
 from results.accuracy_energy import accuracy_energy
 from results.answers import Answered, answered_samples
-from results.heat import heat_of_cells, layers_of, overlaps
+from results.expert_heat import ExpertHeat
+from results.heat import MOST_CHOSEN, heat_of_cells, layers_of, overlaps
 from results.operations import operations_table
-from results.records import ExpertHeat
 from results.report.standings import Group, device_groups
 from results.runs import RunData
 
@@ -27,6 +27,8 @@ class RunFrames:
     run: RunData
     baseline: str | None = None
     """The arm that the others are told as times of; None: the plan's, else the reference."""
+    overlap_k: tuple[int, ...] = MOST_CHOSEN
+    """Each K of Overlap@K."""
 
     @cached_property
     def tidy(self) -> pd.DataFrame:
@@ -54,7 +56,7 @@ class RunFrames:
     @cached_property
     def overlaps(self) -> pd.DataFrame:
         """Whether what one text chooses tells of another."""
-        return overlaps(self.run, self.heats)
+        return overlaps(self.run, self.heats, self.overlap_k)
 
     @cached_property
     def operations(self) -> pd.DataFrame:

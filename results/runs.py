@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import Field
 
 from results.environments import Environment
-from results.records import Cell, ExpertHeat, PowerTrace, Record, Sample
+from results.expert_heat import ExpertHeat
+from results.records import Cell, PowerTrace, Record, Sample
 from results.self_tests import SelfTest
 from results.trials import Trial
 

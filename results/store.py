@@ -39,7 +39,8 @@ from results.database import (
     schema_version,
     transaction,
 )
-from results.records import Cell, ExpertHeat, PowerTrace, Sample
+from results.expert_heat import ExpertHeat
+from results.records import Cell, PowerTrace, Sample
 from results.run_folders import check_free_space, check_is_folder
 from results.runs import RunData, RunInfo
 from results.sealed_rows import Table, insert, rows, seal_trial

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Road
-from results.records import Completion, EnergyReading, EngineCounters, ExpertHeat, IdleBaseline, Record, Score
+from results.expert_heat import ExpertHeat
+from results.records import Completion, EnergyReading, EngineCounters, IdleBaseline, Record, Score
 
 
 class Failure(Record):

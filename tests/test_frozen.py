@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.catalog import TECHNIQUES
-from results.records import ExpertHeat
+from results.expert_heat import ExpertHeat
 from results.report.arms import arms_of
 from results.report.frozen import frozen_of
 from results.report.html import html_text

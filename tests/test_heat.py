@@ -23,13 +23,14 @@ from harness.plan import build_plan
 from harness.run_parts import RunParts
 from harness.runner import Runner, open_run
 from results.database import DATABASE
-from results.heat import experts_of, heat_of_cells, layers_of, overlaps
+from results.expert_heat import ExpertHeat
+from results.heat import experts_of, heat_of_cells, layers_of
 from results.popularity import imbalance, overlap_at_k, popularity
-from results.records import ExpertHeat, Request
-from results.runs import RunData
+from results.records import Phase, Request
 from results.store import Store, StoreError
 from results.trace_files import WINDOW
 from results.trials import Trial
+from tests.heats import heat_of, run_of
 from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, MODEL, NPUMOE, raw_plan
 from tests.run_builders import cell, failed, trial
 from tests.store_checks import INFO, POWER
@@ -53,7 +54,15 @@ def test_imbalance_popularity_and_overlap_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"layers": (0,)}, {"chosen": ((1, 2), (1, 2, 3))}, {"profiled": ((1, 1, 1),)}, {"chosen": ((-1,), (1,))}]
+    "change",
+    [
+        {"layers": (0,)},
+        {"chosen": ((1, 2), (1, 2, 3))},
+        {"profiled": ((1, 1, 1),)},
+        {"chosen": ((-1,), (1,))},
+        {"decoded": ((0, 2, 0), (0, 0, 0))},
+        {"decoded": ((0, 0), (0, 0))},
+    ],
 )
 def test_a_matrix_that_is_none_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expert"):
@@ -85,18 +94,22 @@ def unheard(event: PhaseEvent, at_s: float) -> None:
 
 
 class Choices:
-    """A layer observer that counts pair by pair."""
+    """A layer observer that counts pair by pair: all, and those of decoding."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[int, int]] = Counter()
+        self.decoded: Counter[tuple[int, int]] = Counter()
 
     def layer(self, seen: SparseLayerStep) -> None:
-        self.counts.update((seen.layer, e) for chosen in seen.routing.expert_ids_TK.tolist() for e in chosen)
+        pairs = [(seen.layer, e) for chosen in seen.routing.expert_ids_TK.tolist() for e in chosen]
+        self.counts.update(pairs)
+        if seen.phase == "decode":
+            self.decoded.update(pairs)
 
 
-def as_counter(heat: ExpertHeat | None) -> Counter[tuple[int, int]]:
+def as_counter(heat: ExpertHeat | None, phase: Phase = "all") -> Counter[tuple[int, int]]:
     assert heat is not None
-    pairs = ((layer, row) for layer, row in zip(heat.layers, heat.chosen, strict=True))
+    pairs = ((layer, row) for layer, row in zip(heat.layers, heat.of(phase) or (), strict=True))
     return Counter({(layer, e): n for layer, row in pairs for e, n in enumerate(row) if n})
 
 
@@ -111,7 +124,7 @@ def test_every_choice_is_counted_whatever_a_technique_drops(
     if parameters is None:
         parameters = NpumoeT(multiples=(0.5, 0.25), align=1)
 
-    def counted(observed: bool) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], int]:
+    def counted(observed: bool) -> tuple[ExpertHeat | None, Choices, int]:
         engine = ReferenceEngine(checkpoint, parameters, prefill_chunk=16)
         if engine.needs_calibration:
             engine.calibrate([asked(seed=9).prompt_ids])
@@ -119,13 +132,15 @@ def test_every_choice_is_counted_whatever_a_technique_drops(
         engine.layer_observer = choices if observed else None
         for request in (asked(), asked(23, 3, 2)):
             engine.run(request, unheard)
-        return as_counter(engine.take_heat()), choices.counts, engine.take_counters().routed_pairs
+        return engine.take_heat(), choices, engine.take_counters().routed_pairs
 
     heat, choices, routed = counted(observed=True)
-    assert heat == choices
-    assert heat.total() == routed == (40 + 5 + 23 + 2) * 2 * 4
+    assert as_counter(heat) == choices.counts
+    assert as_counter(heat, "decode") == choices.decoded
+    assert as_counter(heat, "prefill") == choices.counts - choices.decoded
+    assert as_counter(heat).total() == routed == (40 + 5 + 23 + 2) * 2 * 4
+    assert choices.decoded.total() == (5 + 2) * 2 * 4
     unwatched, _, _ = counted(observed=False)
-    assert unwatched.total() == routed
     assert unwatched == heat
 
 
@@ -223,21 +238,6 @@ def test_a_damaged_matrix_names_the_file(tmp_path: Path) -> None:
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def run_of(heats: dict[str, list[tuple[ExpertHeat | None, dict[str, Any]]]], cells: list[Any]) -> RunData:
-    """heats: for each cell, of its trials."""
-    trials, kept = [], {}
-    for cell_id, own in heats.items():
-        for repeat, (heat, changes) in enumerate(own):
-            one = trial(trial_id=f"{cell_id}-{repeat}", cell_id=cell_id, repeat=repeat, **changes)
-            trials.append(one)
-            kept[one.trial_id] = heat
-    return RunData(INFO, tuple(cells), tuple(trials), lambda _: (), load_heat=kept.__getitem__)
-
-
-def heat_of(*chosen: tuple[int, ...], profiled: tuple[tuple[int, ...], ...] | None = None) -> ExpertHeat:
-    return ExpertHeat(layers=tuple(range(len(chosen))), chosen=chosen, profiled=profiled)
-
-
 def test_cells_add_up_their_trials_marked_ones_too() -> None:
     first, second = heat_of((1, 2), (3, 0)), heat_of((10, 20), (30, 0))
     run = run_of(
@@ -256,7 +256,7 @@ def test_cells_add_up_their_trials_marked_ones_too() -> None:
 
 def test_a_heat_is_stored_without_the_number_of_its_windows() -> None:
     assert set(json.loads(heat_of((1, 2)).model_dump_json())) == {
-        *("layers", "chosen", "profiled", "capacities", "graphs", "hot")
+        *("layers", "chosen", "decoded", "profiled", "capacities", "graphs", "hot")
     }
 
 
@@ -278,53 +278,6 @@ def test_layers_tell_how_unevenly_a_router_chose_and_did_before() -> None:
     assert table["profiled_imbalance"].tolist()[:2] == [1.8, 1.0]
     assert table["profiled_imbalance"].isna().tolist() == [False, False, True]
     assert list(layers_of(run, {}).columns) == list(table.columns)
-
-
-def test_overlaps_within_and_across_data_sets() -> None:
-    """Three layers of four experts, k = 2, by hand; the reference arm speaks for its workload."""
-    a = heat_of((9, 8, 1, 0), (9, 8, 1, 0), (9, 8, 1, 0))
-    tiers = heat_of((0, 0, 9, 9), (0, 0, 9, 9), (0, 0, 9, 9), profiled=((9, 8, 0, 0), (9, 0, 8, 0), (0, 0, 9, 8)))
-    b = heat_of((9, 0, 8, 0), (9, 0, 8, 0), (9, 8, 0, 0))
-    cells = [
-        cell("tiers", workload="A", reference_id="a"),
-        cell("a", workload="A", reference_id="a"),
-        cell("b", workload="B", reference_id="b"),
-        cell("other model", workload="B", model="another"),
-    ]
-    run = run_of({"tiers": [(tiers, {})], "a": [(a, {})], "b": [(b, {})], "other model": [(b, {})]}, cells)
-    table = overlaps(run, heat_of_cells(run), k=2)
-    assert table.values.tolist() == [
-        ["tiny-moe", "A", "profile", "A", 2, 2 / 4, 0.5, 0.0, 1.0, 3, "derived"],
-        ["tiny-moe", "A", "profile", "B", 2, 2 / 4, 0.5, 0.0, 1.0, 3, "derived"],
-        ["tiny-moe", "A", "window", "B", 2, 2 / 4, 0.5, 0.5, 1.0, 3, "derived"],
-        ["tiny-moe", "B", "window", "A", 2, 2 / 4, 0.5, 0.5, 1.0, 3, "derived"],
-    ]
-
-
-def test_a_sweep_over_many_workloads_is_told_of_the_first() -> None:
-    """Of 41 texts the last is in no row, and of the 40 before it each stands beside 39 others."""
-    cells = [cell(f"c{i}", workload=f"w{i}") for i in range(41)]
-    own = heat_of((2, 1))
-    table = overlaps(run_of({c.cell_id: [(own, {})] for c in cells}, cells), {c.cell_id: own for c in cells}, k=1)
-    assert len(table) == 40 * 39
-    assert "w40" not in {*table["chosen_first_in"], *table["then_in"]}
-
-
-def test_a_profile_that_a_plan_names_is_told_by_its_name() -> None:
-    own = heat_of((1, 0), profiled=((0, 1),))
-    cells = [cell("c1", workload="A", engine_parameters={"profile": "mine (sha256 0123)"})]
-    table = overlaps(run_of({"c1": [(own, {})]}, cells), {"c1": own}, k=4)
-    assert table.values.tolist() == [
-        ["tiny-moe", "mine (sha256 0123)", "profile", "A", 2, 1.0, 1.0, 1.0, 1.0, 1, "derived"]
-    ]
-
-
-def test_a_model_that_is_priced_as_another_routes_as_itself() -> None:
-    """It chooses on a modelled device what it chooses on the host: no second model, and no rows twice."""
-    own = heat_of((9, 8, 1, 0))
-    cells = [cell(f"{w}{m}", workload=w, model=m) for w in "AB" for m in ("tiny", "tiny priced as phi-3.5-moe")]
-    table = overlaps(run_of({c.cell_id: [(own, {})] for c in cells}, cells), {c.cell_id: own for c in cells}, k=2)
-    assert table[["model", "chosen_first_in", "then_in"]].values.tolist() == [["tiny", "A", "B"], ["tiny", "B", "A"]]
 
 
 def test_a_real_run_keeps_the_heat_of_every_arm(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from results.records import ExpertHeat
+from results.expert_heat import ExpertHeat
 from results.report.arms import arms_of
 from results.report.csv import write_csv
 from results.report.heat_pictures import HeatPicture, heat_pictures
@@ -73,9 +73,25 @@ def test_where_a_profile_was_used_its_overlap_with_what_was_seen_is_told() -> No
     assert picture.caption == (
         "Overlap@4 (by chance 80 %) of a calibration's profile with what was chosen here, median of 2 layers"
         " (least to most): boolq 87.5 % (75 % to 100 %)."
+        " Overlap@8: none, for a layer has 5 experts, so all are among the 8 most chosen."
     )
     (plain,) = pictures(chosen({"exact": seen}))
     assert plain.caption == ""
+
+
+def test_overlaps_of_prefill_and_of_decoding_are_told_apart() -> None:
+    """Prefill chose experts 0 to 3 most, as the prompts did; decoding 1 to 4."""
+    seen, decoded, profiled = ((9, 8, 7, 6, 5),), ((0, 1, 1, 1, 2),), ((9, 8, 7, 6, 1),)
+    cells = [cell("exact", engine="exact", workload="boolq", reference_id="exact")]
+    heat = ExpertHeat(layers=(0,), chosen=seen, decoded=decoded, profiled=profiled)
+    data = replace(run(cells, [trial("exact")]), load_heat={"exact-t0": heat}.get)
+    derived = RunFrames(data, overlap_k=(4,))
+    (picture,) = heat_pictures(data, derived.heats, derived.overlaps, arms_of(data.cells))
+    told = "Overlap@4 (by chance 80 %) of a calibration's profile with what was chosen here in {}, median of 1 layer"
+    assert picture.caption == (
+        f"{told.format('prefill')} (least to most): boolq 100 % (100 % to 100 %)."
+        f" {told.format('decoding')} (least to most): boolq 75 % (75 % to 75 %)."
+    )
 
 
 def test_a_matrix_of_thousands_has_a_title_a_layer() -> None:

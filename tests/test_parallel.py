@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from engines.base import unheard
 from engines.dispatch import Routing
 from engines.errors import EngineError
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
-from engines.model.transformer import Transformer
+from engines.model.transformer import RoutingListener, Transformer
 from engines.model.weights import SparseWeights
 from engines.parallel.engine import ParallelEngine
 from engines.parallel.running import Running
@@ -46,9 +46,7 @@ def technique(name: str, **parameters: object) -> Any:
     return kind.model_validate(parameters)
 
 
-def logits(
-    model: Transformer, technique: Any, on_routing: Callable[[int, Routing], None] | None = None
-) -> torch.Tensor:
+def logits(model: Transformer, technique: Any, on_routing: RoutingListener | None = None) -> torch.Tensor:
     tokens = torch.randint(0, 2048, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
     cache = model.new_cache()
     with torch.inference_mode():
@@ -257,7 +255,7 @@ def test_bytes_sent_are_those_of_the_closed_form_and_of_the_sockets(n_ranks: int
     routed: list[tuple[int, Routing]] = []
     try:
         before, own_before = socket_bytes(), sum(running.links.sent_bytes.values())
-        logits(running.model, running.technique, lambda layer, routing: routed.append((layer, routing)))
+        logits(running.model, running.technique, lambda layer, routing, _: routed.append((layer, routing)))
         of_kernel = socket_bytes() - before
         own = sum(running.links.sent_bytes.values()) - own_before
         sent = running.links.sent_bytes["experts"] + sum(r.sent_bytes["experts"] for r in running.workers.reports())

@@ -44,8 +44,8 @@ from engines.shown import Shown
 from engines.techniques.base import Technique
 from engines.techniques.context import NOTHING, ChunkPhase, HiddenState
 
-RoutingListener = Callable[[int, Routing], None]
-"""Told a layer and its router's choice, before a technique plans it."""
+RoutingListener = Callable[[int, Routing, ChunkPhase], None]
+"""Told a layer and its router's choice, before a technique plans it, and the phase of the step."""
 
 
 class Transformer:
@@ -218,7 +218,7 @@ class Transformer:
         assert moe is not None  # sparse weights are read only where the config has experts
         routing = route(normed_TH, mlp.router, moe.router)
         if on_routing is not None:
-            on_routing(layer, routing)
+            on_routing(layer, routing, phase)
         if said is not None and mlp.experts.table is not None and native.serves(normed_TH, routing.weights_TK):
             mixed_TH, rows_E = mix_laid_out(
                 normed_TH, mlp.experts.table, said.table, layer, routing.expert_ids_TK, routing.weights_TK

@@ -32,7 +32,8 @@ from engines.reference import ReferenceEngine
 from engines.techniques.parameters import Composed, CustomParameters
 from engines.techniques.place.ranks import ExpertParallelParameters
 from results.environments import Road
-from results.records import Completion, EngineCounters, ExpertHeat, Request
+from results.expert_heat import ExpertHeat
+from results.records import Completion, EngineCounters, Request
 
 logger = logging.getLogger(__name__)
 

@@ -144,7 +144,7 @@ class RankTransformer(Transformer):
         assert isinstance(technique, OverRanks)  # `forward_batch` refuses others
         routing = self._routing(normed_TH, mlp, technique)
         if on_routing is not None:
-            on_routing(layer, routing)
+            on_routing(layer, routing, phase)
         computed: Computed | DispatchPlan
         one = self._one_token(normed_TH, routing, mlp.experts, layer, technique, phase)
         if one is not None and observer is None:

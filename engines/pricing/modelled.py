@@ -21,7 +21,8 @@ from engines.observers import StepObserver, StepPhase
 from engines.pricing.schedule import ModelShape, PricedStep, lm_head, operations
 from engines.profile import Profile
 from results.environments import Road
-from results.records import Completion, CountedLayers, EngineCounters, ExpertHeat, Request
+from results.expert_heat import ExpertHeat
+from results.records import Completion, CountedLayers, EngineCounters, Request
 
 
 class ObservedEngine(Protocol):

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from results.records import Cell, ExpertHeat
+from results.expert_heat import ExpertHeat
+from results.records import Cell
 from results.report.arms import Arm
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import pandas as pd
 from markupsafe import Markup
 
+from results.expert_heat import ExpertHeat
 from results.popularity import imbalance, popularity
-from results.records import Cell, ExpertHeat
+from results.records import Cell
 from results.report.arms import Arm
 from results.runs import RunData
 from results.units import format_number
@@ -108,20 +109,28 @@ def _picture(cells: Sequence[Cell], heat: ExpertHeat, arms: Mapping[str, Arm], c
 
 
 def _overlap_words(workload: str, cells: Sequence[Cell], overlap: pd.DataFrame) -> str:
-    """Whether the experts chosen most in a profile are those chosen most here."""
+    """Whether the experts chosen most in a profile are those chosen most here, by phase and K."""
     own = overlap[(overlap["by"] == "profile") & (overlap["then_in"] == workload)]
-    own = own[own["model"].isin([c.model for c in cells])].drop_duplicates("chosen_first_in")
+    own = own[own["model"].isin([c.model for c in cells])]
+    return " ".join(_overlap_line(rows) for _, rows in own.groupby(["phase", "k"], sort=False))
+
+
+def _overlap_line(rows: pd.DataFrame) -> str:
+    """Of one phase and K."""
+    rows = rows.drop_duplicates("chosen_first_in")
+    first, known = rows.iloc[0], rows.dropna(subset=["overlap"])
+    phase, k = first["phase"], first["k"]
+    when = "" if phase == "all" else f" in {'decoding' if phase == 'decode' else phase}"
+    if known.empty:
+        return f"Overlap@{k}{when}: none, for {first['reason']}."
+    n_layers = int(known["layers"].max())
     told = [
         f"{row['chosen_first_in']} {_percent(row['overlap'])} ({_percent(row['least'])} to {_percent(row['most'])})"
-        for row in own.to_dict("records")
+        for row in known.to_dict("records")
     ]
-    if not told:
-        return ""
-    first = own.iloc[0]
     return (
-        f"Overlap@{first['k']} (by chance {_percent(first['chance'])}) of a calibration's profile with what was chosen"
-        f" here, median of {first['layers']} layers"
-        f" (least to most): {'; '.join(told)}."
+        f"Overlap@{k} (by chance {_percent(first['chance'])}) of a calibration's profile with what was chosen"
+        f" here{when}, median of {n_layers} layer{'s' if n_layers != 1 else ''} (least to most): {'; '.join(told)}."
     )
 
 
