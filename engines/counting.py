@@ -12,7 +12,8 @@ from engines.profile import Profile
 from engines.road import Decoding, Prefill
 from engines.shown import Shown
 from engines.techniques.context import ChunkPhase
-from results.records import EngineCounters, ExpertHeat
+from results.expert_heat import ExpertHeat
+from results.records import EngineCounters
 
 
 class Counting:
@@ -26,9 +27,9 @@ class Counting:
         self._prefilled: set[Prefill] = set()
         self._decoded: set[Decoding] = set()
 
-    def routed(self, layer: int, routing: Routing) -> None:
+    def routed(self, layer: int, routing: Routing, phase: ChunkPhase) -> None:
         """What a layer's router chose, where the step does not tell it afterwards."""
-        self._heat.hold(layer, routing)
+        self._heat.hold(layer, routing, phase)
 
     def step(self, plans: StepPlans, phase: ChunkPhase) -> None:
         """A step that ran, and how."""
