@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from engines.dispatch import DispatchPlan
 from engines.model.architecture import RouterConfig
+from engines.model.checkpoints import tensor_shapes
+from engines.model.model_config import parse_model_config
 from engines.model.router import RouterWeights, route
 from engines.pricing.schedule import PHI_3_5_MOE, PricedStep, operations
 from engines.techniques.layout.blocks import n_blocks
 from tests.claims import Claim, check
+from tests.fakes.published import PUBLISHED
 from tests.test_static_shapes import blocks_of, planned, routed
 
 T, E, K, B = 1000, 8, 2, 256
@@ -140,8 +145,32 @@ def load_claims() -> list[Claim]:
     return found
 
 
+# --- bytes and intensity ---------------------------------------------------------------------------------------------
+
+
+def router_mb(n_layers: int) -> list[float]:
+    """Of GPT-OSS-120B, bf16."""
+    config = parse_model_config(PUBLISHED["gpt-oss-120b"].config, None)
+    shape = tensor_shapes(config)["model.layers.1.mlp.router.weight"]
+    return [n_layers * math.prod(shape) * 2 / 1e6]
+
+
+def intensity(rows: int) -> list[float]:
+    """FLOP a byte of [rows, 4096] @ [4096, 12288], all three matrices in bf16 moved once."""
+    inner, columns = 4096, 12288
+    return [2 * rows * inner * columns / (2 * (rows * inner + inner * columns + rows * columns))]
+
+
 PADDING = "padding analysis"
 CLAIMS = [
+    Claim(
+        "004-001", "router", "weights of GPT-OSS-120B's router, MB a layer", ("0.07",), lambda: router_mb(1), "shape",
+        instead=("0.74",), why="2880 x 128 x 2 bytes are 737,280",
+    ),
+    Claim(
+        "004-002", "router", "weights of its routers, MB in 36 layers", ("2.4",), lambda: router_mb(36), "shape",
+        instead=("26.5",), why="the same",
+    ),
     Claim("004-004", "router", "less to gather after the choice, 128 experts, top 8", ("16",), gathered, "router"),
     Claim(
         "004-005", "blocks", "six tokens in blocks of four",
@@ -189,6 +218,14 @@ CLAIMS = [
     Claim("004-021", "dynamic loop", "saved of 10 blocks, 6 of them real, %", ("40",), blocks_not_computed, "plan"),
     *load_claims(),
     Claim("004-036", "all-experts", "DeepSeek: loads at batch 32", ("256",), loads_of_a_switch, "plan"),
+    Claim(
+        "004-028", "decode", "FLOP a byte of a prefill, [8192, 4096] @ [4096, 12288]", ("400",),
+        lambda: intensity(8192), instead=("2234",), why="of its own shapes, bf16",
+    ),
+    Claim(
+        "004-029", "decode", "FLOP a byte of decoding, [32, 4096] @ [4096, 12288]", ("50", "100"),
+        lambda: intensity(32), is_range=True, instead=("31.7",), why="of its own shapes, bf16",
+    ),
     Claim("004-039", "config", "capacity over the mean load", ("1.25",), capacity_of_balanced, "plan"),
 ]  # fmt: skip
 

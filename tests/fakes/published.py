@@ -42,6 +42,43 @@ LATENT = {
     "attention_bias": False,
 }
 
+
+def gpt_oss(layers: int, experts: int, parameters_b: str) -> Published:
+    return Published(
+        {
+            "architectures": ["GptOssForCausalLM"],
+            **sizes(2880, layers, 64, 8, 2880, 201088, 131072),
+            "attention_bias": True,
+            "head_dim": 64,
+            "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+            "num_experts_per_tok": 4,
+            "num_local_experts": experts,
+            "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+            "rope_scaling": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "rope_type": "yarn",
+                "truncate": False,
+            },
+            "rope_theta": 150000,
+            "sliding_window": 128,
+            "swiglu_limit": 7.0,
+            "tie_word_embeddings": False,
+        },
+        (
+            LAYER + "mlp.experts.gate_up_proj_blocks",
+            LAYER + "mlp.experts.gate_up_proj_scales",
+            LAYER + "mlp.experts.gate_up_proj_bias",
+            LAYER + "mlp.experts.down_proj_blocks",
+            LAYER + "mlp.router.bias",
+            LAYER + "self_attn.sinks",
+        ),
+        parameters_b,
+    )
+
+
 PUBLISHED: dict[str, Published] = {
     "Qwen3-0.6B": Published(
         {
@@ -81,6 +118,29 @@ PUBLISHED: dict[str, Published] = {
         },
         (LAYER + "mlp.gate.weight", LAYER + "mlp.experts.127.down_proj.weight", LAYER + "self_attn.q_norm.weight"),
         "30.532122624",
+    ),
+    "Qwen3-235B-A22B": Published(
+        {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            **sizes(4096, 94, 64, 4, 12288, 151936, 40960),
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "head_dim": 128,
+            "max_window_layers": 94,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 1536,
+            "norm_topk_prob": True,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "rms_norm_eps": 1e-6,
+            "rope_scaling": None,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "use_sliding_window": False,
+        },
+        (LAYER + "mlp.gate.weight", LAYER + "mlp.experts.127.down_proj.weight", LAYER + "self_attn.q_norm.weight"),
+        "235",
     ),
     "gemma-2-2b": Published(
         {
@@ -213,39 +273,8 @@ PUBLISHED: dict[str, Published] = {
         (),
         "3.755220288",
     ),
-    "gpt-oss-20b": Published(
-        {
-            "architectures": ["GptOssForCausalLM"],
-            **sizes(2880, 24, 64, 8, 2880, 201088, 131072),
-            "attention_bias": True,
-            "head_dim": 64,
-            "layer_types": ["sliding_attention", "full_attention"] * 12,
-            "num_experts_per_tok": 4,
-            "num_local_experts": 32,
-            "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
-            "rope_scaling": {
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "factor": 32.0,
-                "original_max_position_embeddings": 4096,
-                "rope_type": "yarn",
-                "truncate": False,
-            },
-            "rope_theta": 150000,
-            "sliding_window": 128,
-            "swiglu_limit": 7.0,
-            "tie_word_embeddings": False,
-        },
-        (
-            LAYER + "mlp.experts.gate_up_proj_blocks",
-            LAYER + "mlp.experts.gate_up_proj_scales",
-            LAYER + "mlp.experts.gate_up_proj_bias",
-            LAYER + "mlp.experts.down_proj_blocks",
-            LAYER + "mlp.router.bias",
-            LAYER + "self_attn.sinks",
-        ),
-        "20.9",
-    ),
+    "gpt-oss-20b": gpt_oss(24, 32, "20.9"),
+    "gpt-oss-120b": gpt_oss(36, 128, "116.8"),
     "deepseek-moe-16b-base": Published(
         {
             "architectures": ["DeepseekForCausalLM"],
