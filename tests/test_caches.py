@@ -6,19 +6,26 @@ Legend: E experts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.dispatch import FILE, Routing
+from engines.dispatch import FILE, Prediction, Routing
 from engines.errors import EngineError
+from engines.prediction import KnownState
 from engines.profile import Profile
 from engines.shown import Shown
-from engines.techniques.context import BuildContext, ModelSizes
+from engines.techniques.composed import ComposedTechnique
+from engines.techniques.context import BuildContext, HiddenState, ModelSizes
+from engines.techniques.layout.exact import Exact
+from engines.techniques.move.caches import CacheParameters
 from engines.techniques.parameters import CustomParameters
+from engines.techniques.place.units import OneUnitParameters
 from engines.techniques.presets import preset_parameters
+from engines.techniques.route import PredictedRoute
 
 E = 5
 
@@ -210,3 +217,72 @@ def test_slots_follow_from_the_memory() -> None:
 def test_what_does_not_go_together_is_refused_by_name(chosen: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         CustomParameters.model_validate(chosen)
+
+
+# --- with predictions ------------------------------------------------------------------------------------------------
+
+
+class Told:
+    """Guesses that a test gives, of the next layer."""
+
+    def __init__(self, experts: Sequence[Sequence[int] | None]) -> None:
+        self._experts = iter(experts)
+
+    def predict(self, known: KnownState) -> Prediction | None:
+        experts = next(self._experts)
+        if experts is None:
+            return None
+        ids = torch.tensor([experts])
+        return Prediction(known.layer + 1, Routing(ids, torch.ones(ids.shape), E))
+
+
+def prefetched(
+    evict: str, slots: int, top_k: int, steps: Sequence[tuple[int, Sequence[int], Sequence[int] | None]]
+) -> list[list[tuple[int, int, int]]]:
+    """Of each step (layer, experts of a token, experts told for the next layer): (layer, expert, expert replaced)."""
+    parameters = CacheParameters(
+        evict=evict, slots=slots, stay="first" if evict == "static" else "popular", prefetch=True
+    )  # type: ignore[arg-type]
+    context = BuildContext(1, sizes(2, top_k))
+    place = OneUnitParameters().build(replace(context, units=("cpu",)), Exact())
+    move = parameters.build(replace(context, units=("cpu",)))
+    route = PredictedRoute(Told([told for _, _, told in steps]), executes_prediction=False, speculates_prefill=False)
+    technique = ComposedTechnique("told", route, place, {"prefill": Exact(), "decode": Exact()}, move, context)
+    shown, found = Shown(technique.asks, sizes(2, top_k)), []
+    for layer, experts, _ in steps:
+        if layer == 0:
+            shown.start_step(0)
+        ids = torch.tensor([experts])
+        state = HiddenState(torch.zeros(1, 8), torch.zeros(1, 8), None)
+        seen = shown.layer(layer, "decode", Routing(ids, torch.ones(ids.shape), E), None, state)
+        plan = technique.plan(seen)
+        shown.ran(seen, plan)
+        assert plan.prefetched == sum(t.layer > layer for t in plan.transfers)
+        found.append([(t.layer, t.expert, -1 if t.replaces is None else t.replaces.expert) for t in plan.transfers])
+    assert shown.residency is not None
+    assert all(shown.residency.n_free("cpu", layer) >= 0 for layer in (0, 1))
+    return found
+
+
+def test_what_was_predicted_lies_there_when_it_is_called() -> None:
+    """Two slots a layer. Layer 0 tells 3 and 4 for layer 1, which then fetches nothing; the next token's guess of 4 and
+    0 finds 4 there and takes the slot of 3; 2 is called and was not told: it takes that of 0, the older one."""
+    steps = [(0, [1, 2], [3, 4]), (1, [3, 4], None), (0, [1, 2], [4, 0]), (1, [4, 2], None)]
+    assert prefetched("lru", 2, 2, steps) == [
+        [(0, 1, -1), (0, 2, -1), (1, 3, -1), (1, 4, -1)], [], [(1, 0, 3)], [(1, 2, 0)]
+    ]  # fmt: skip
+
+
+def test_what_was_predicted_goes_for_nothing_else_that_was() -> None:
+    """One slot a layer and two guesses: the first is fetched, the second waits until it is called."""
+    assert prefetched("lfu", 1, 2, [(0, [1, 2], [3, 4]), (1, [3, 4], None)]) == [
+        [(0, 1, -1), (0, 2, 1), (1, 3, -1)], [(1, 4, 3)]
+    ]  # fmt: skip
+
+
+def test_static_prefetches_into_the_slots_that_all_layers_share() -> None:
+    """Expert 0 of each layer stays; two slots are shared. Layer 0 calls 1 and 2, which fill them; of what it told for
+    layer 1, 0 has a slot of its own, and 3 takes that of 1, which ran first."""
+    assert prefetched("static", 1, 2, [(0, [1, 2], [0, 3]), (1, [0, 3], None)]) == [
+        [(0, 1, -1), (0, 2, -1), (1, 0, -1), (1, 3, 1)], []
+    ]  # fmt: skip

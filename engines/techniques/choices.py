@@ -167,10 +167,12 @@ class Choices(NamedTuple):
             if self.route.executes == "router" and not _prefetches(self.move):
                 return (
                     'executes = "router" takes predictions as hints of what to fetch, and nothing is fetched ahead;'
-                    " use move two_buffers with prefetch = true"
+                    " use move two_buffers or cache with prefetch = true"
                 )
         if _prefetches(self.move) and not predicts:
-            return "two_buffers fetches what was predicted, and route router predicts nothing; set prefetch = false"
+            return (
+                f"{self.move.kind} fetches what was predicted, and route router predicts nothing; set prefetch = false"
+            )
         if isinstance(self.move, TwoBuffersParameters) and not isinstance(self.place, OneUnitParameters):
             return f"two_buffers fills the memory of one unit, and place {self.place.kind} has others; use one_unit"
         return None
@@ -219,7 +221,7 @@ class Choices(NamedTuple):
 
 
 def _prefetches(move: MoveParameters) -> bool:
-    return isinstance(move, TwoBuffersParameters) and move.prefetch
+    return isinstance(move, TwoBuffersParameters | CacheParameters) and move.prefetch
 
 
 def _follows_the_busiest(layout: LayoutParameters) -> bool:

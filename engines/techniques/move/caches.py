@@ -13,7 +13,9 @@ As built here, for the distinct experts that the calls of a layer name, in their
     static   each layer's chosen experts stay once loaded; all others share slots for top_k of them, oldest first
 
 Uses are counted by plan (a step's layer), not by token, and go on while an expert is in no slot. Ties fall to the lower
-index. Loads are as many as misses: nothing is fetched ahead.
+index. Loads are as many as misses, and with `prefetch` those beside them that were predicted: when a layer's calls ran,
+what the route told of a later layer and what lies in no slot takes one by the same rule; nothing that was predicted
+goes for another, so what finds no slot waits until it is called. A guess is no use: only calls are.
 
 Legend: E experts, X distinct experts called, M misses, L layers.
 """
@@ -28,7 +30,7 @@ import numpy as np
 from pydantic import Field
 
 from engines.calls import Calls
-from engines.dispatch import FILE, LayerExpert, Link, Prediction, Transfers
+from engines.dispatch import FILE, NO_TRANSFERS, LayerExpert, Link, Prediction, Transfers
 from engines.errors import EngineError
 from engines.profile import Profile
 from engines.residency import Booleans, Residency, Slots
@@ -51,6 +53,8 @@ class CacheParameters(Record):
     """Experts of each layer; as many as the plan's expert_memory holds where it is not given."""
     stay: Literal["popular", "first"] = "popular"
     """Which experts stay under `static`: the most chosen in calibration, or those of the lowest numbers."""
+    prefetch: bool = False
+    """Load what the route predicts for the next layer while this one is in turn, beside what is called."""
 
     @property
     def needs_profile(self) -> bool:
@@ -79,9 +83,10 @@ class CacheParameters(Record):
         sizes, held = sizes_of(context), context.expert_slots
         in_all, in_layer = self.slots_of_model(sizes, held), self.slots_of_layer(sizes, held)
         if self.evict != "static":
-            return Cache(context, Slots(in_layer), by_use=self.evict == "lfu")
+            return Cache(context, Slots(in_layer), by_use=self.evict == "lfu", prefetches=self.prefetch)
         stays_LE = _staying(sizes, in_layer, context.profile if self.stay == "popular" else None)
-        return Cache(context, Slots(in_all, "model"), stays_LE=stays_LE, n_shared=sizes.top_k)
+        slots = Slots(in_all, "model")
+        return Cache(context, slots, stays_LE=stays_LE, n_shared=sizes.top_k, prefetches=self.prefetch)
 
 
 def sizes_of(context: BuildContext) -> ModelSizes:
@@ -105,8 +110,6 @@ def _staying(sizes: ModelSizes, n: int, profile: Profile | None) -> Booleans:
 class Cache:
     """One rule of giving slots up, over the slots of each layer or over those of all layers."""
 
-    prefetches = False
-
     def __init__(
         self,
         context: BuildContext,
@@ -114,10 +117,12 @@ class Cache:
         by_use: bool = False,
         stays_LE: Booleans | None = None,
         n_shared: int | None = None,
+        prefetches: bool = False,
     ) -> None:
         """by_use: the least used goes, else the one of longest ago. stays_LE: experts with a slot of their own, beside
         which n_shared slots serve the others; None: all share all."""
         (self._unit,) = context.units
+        self.prefetches = prefetches
         self.asks = Asks(slots={self._unit: slots})
         self._is_of_layer = slots.of == "layer"
         self._by_use, self._stays_LE = by_use, stays_LE
@@ -130,20 +135,55 @@ class Cache:
         called_S = calls.expert_S
         is_hit_S = seen.residency.holds_E(self._unit, seen.layer)[called_S]
         called = list(dict.fromkeys(called_S.tolist()))
-        if is_hit_S.all():
+        if is_hit_S.all() and (prediction is None or not self.prefetches):
             return Moved(hits=len(called), misses=0)
-        stays = set() if self._stays_LE is None else set(self._stays_LE[seen.layer].nonzero()[0].tolist())
         goes, n_free = self._given_up(seen.residency, seen.layer, called)
-        fetched = _fetched(seen.layer, called, set(called_S[is_hit_S].tolist()), stays, goes, n_free)
-        n = len(fetched)
-        transfers = Transfers(
-            np.array([expert for expert, _ in fetched]),
-            np.full(n, seen.layer),
-            np.full(n, self._bytes),
+        hits = set(called_S[is_hit_S].tolist())
+        fetched, ran, n_free = _fetched(seen.layer, called, hits, self._stays(seen.layer), goes, n_free)
+        ahead: list[_Fetch] = []
+        if prediction is not None and self.prefetches:
+            if self._is_of_layer:
+                wanted = _experts(prediction)
+                goes, n_free = self._given_up(seen.residency, prediction.layer, wanted)
+            else:
+                goes.extend(LayerExpert(seen.layer, expert) for expert in ran)
+            ahead = self._ahead(seen.residency, prediction, goes, n_free)
+        return Moved(self._transfers([*fetched, *ahead]), hits=len(called) - len(fetched), misses=len(fetched))
+
+    def _stays(self, layer: int) -> set[int]:
+        return set() if self._stays_LE is None else set(self._stays_LE[layer].nonzero()[0].tolist())
+
+    def _transfers(self, fetched: Sequence[_Fetch]) -> Transfers:
+        if not fetched:
+            return NO_TRANSFERS
+        return Transfers(
+            np.array([place.expert for place, _ in fetched]),
+            np.array([place.layer for place, _ in fetched]),
+            np.full(len(fetched), self._bytes),
             self._links,
-            replaced_M2=np.array([slot or FREE for _, slot in fetched]),
+            replaced_M2=np.array([replaced or FREE for _, replaced in fetched]),
         )
-        return Moved(transfers, hits=len(called) - n, misses=n)
+
+    def _ahead(self, held: Residency, prediction: Prediction, goes: deque[LayerExpert], n_free: int) -> list[_Fetch]:
+        """Predicted experts that lie in no slot, each with whom it replaces. goes: in the order in which they do."""
+        layer, wanted = prediction.layer, _experts(prediction)
+        is_held_E, stays = held.holds_E(self._unit, layer), self._stays(layer)
+        told = {LayerExpert(layer, expert) for expert in wanted}
+        going = deque(place for place in goes if place not in told)
+        found: list[_Fetch] = []
+        for expert in wanted:
+            if is_held_E[expert]:
+                continue
+            replaced = None
+            if expert not in stays:
+                if n_free > 0:
+                    n_free -= 1
+                elif going:
+                    replaced = going.popleft()
+                else:
+                    break
+            found.append((LayerExpert(layer, expert), replaced))
+        return found
 
     def _given_up(self, held: Residency, layer: int, called: Sequence[int]) -> tuple[deque[LayerExpert], int]:
         """What lies in shared slots and is not called, in the order in which it goes; and how many of them are free."""
@@ -161,16 +201,27 @@ class Cache:
         return deque(LayerExpert(*place) for place in places), n_free
 
 
+_Fetch = tuple[LayerExpert, LayerExpert | None]
+"""What is loaded, and whose slot it takes; None: a free one."""
+
+
+def _experts(prediction: Prediction) -> list[int]:
+    """The distinct ones, by number."""
+    found: list[int] = np.unique(prediction.routing.expert_ids_TK.cpu().numpy()).tolist()
+    return found
+
+
 def _fetched(
     layer: int, called: Sequence[int], hits: set[int], stays: set[int], goes: deque[LayerExpert], n_free: int
-) -> list[tuple[int, LayerExpert | None]]:
-    """The misses in their order, each with whom it replaces. stays: experts with a slot of their own."""
-    fetched: list[tuple[int, LayerExpert | None]] = []
+) -> tuple[list[_Fetch], deque[int], int]:
+    """The misses in their order; what of this layer lies in shared slots then, and how many of those are free. stays:
+    experts with a slot of their own. goes: is left with what still can go."""
+    fetched: list[_Fetch] = []
     ran: deque[int] = deque()
     for expert in called:
         if expert in stays:
             if expert not in hits:
-                fetched.append((expert, None))
+                fetched.append((LayerExpert(layer, expert), None))
             continue
         if expert not in hits:
             replaced = None
@@ -184,6 +235,6 @@ def _fetched(
                 last = max(hits - stays, key=called.index)
                 hits.remove(last)
                 replaced = LayerExpert(layer, last)
-            fetched.append((expert, replaced))
+            fetched.append((LayerExpert(layer, expert), replaced))
         ran.append(expert)
-    return fetched
+    return fetched, ran, n_free

@@ -14,6 +14,6 @@ SYSTEMS = (
         "the first experts of each layer stay in memory, the others are loaded when they are called",
         f"{_SOURCE}, baselines",
         Choices(ON_CPU, ExactParameters(), move=CacheParameters(evict="static", stay="first")),
-        fixed=("evict", "stay", "unit", "naive_launch"),
+        fixed=("evict", "stay", "unit", "naive_launch", "prefetch"),
     ),
 )
