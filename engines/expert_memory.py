@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from engines.errors import EngineError
 from engines.model.experts import ExpertWeights
+from engines.model.quantised import Form
 from engines.model.slots import ExpertSlots, slot_bytes
 from engines.model.weights import ModelWeights, SparseWeights
 from engines.techniques.base import Technique
@@ -17,14 +16,14 @@ from engines.techniques.context import BuildContext, ModelSizes
 
 @dataclass(frozen=True)
 class ExpertMemory:
-    """n_bytes: of all slots together; None: as many slots as the technique asks for. dtype: in which they compute."""
+    """n_bytes: of all slots together; None: as many slots as the technique asks for. form: in which they compute."""
 
     n_bytes: int | None = None
-    dtype: torch.dtype = torch.float32
+    form: Form = "fp32"
 
     def n_slots(self, sizes: ModelSizes) -> int | None:
         """How many experts it holds; None where it has no limit."""
-        one = slot_bytes(sizes.hidden, sizes.expert_width, self.dtype)
+        one = slot_bytes(sizes.hidden, sizes.expert_width, self.form)
         return None if self.n_bytes is None else self.n_bytes // one
 
     def told(self, context: BuildContext, weights: ModelWeights) -> BuildContext:
@@ -41,7 +40,7 @@ class ExpertMemory:
         layers = _expert_layers(weights)
         (asked,) = technique.asks.slots.values()
         n_of = sum(layer is not None for layer in layers) if asked.of == "layer" else 1
-        return ExpertSlots(layers, asked.n * n_of, self.dtype)
+        return ExpertSlots(layers, asked.n * n_of, self.form)
 
 
 def _expert_layers(weights: ModelWeights) -> Sequence[ExpertWeights | None]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.model_config import ModelConfig
-from engines.model.weights import tensor_shapes
+from engines.model.wanted_tensors import tensor_shapes
 from harness.matrix import CellPlan
 from harness.plan import Plan
 from harness.run_parts import RunParts

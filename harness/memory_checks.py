@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from engines.errors import EngineError
-from engines.expert_memory import ExpertMemory
 from engines.model.checkpoints import CheckpointFacts
+from engines.model.quantised import PLAIN_DTYPES
 from engines.sizes import own_sizes
 from engines.techniques.move.caches import CacheParameters
 from engines.techniques.parameters import Composed
 from harness.matrix import Part
+from harness.run_parts import expert_memory
 from harness.schema import DeviceSpec, EngineSpec, ModelSpec
 
 
@@ -34,11 +33,6 @@ def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> 
                 f"engine {engine.label}: technique {name} loads experts for the CPU, and {device.name} computes on"
                 f" {device.computes}; leave computes out"
             )
-    if spec.quantise.experts is not None:
-        yield (
-            f"engine {engine.label}: technique {name} keeps experts in the checkpoint file as they are, and"
-            " quantise.experts makes others; remove it"
-        )
 
 
 def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointFacts) -> Iterator[str]:
@@ -51,9 +45,30 @@ def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointF
     if sizes is None:
         yield f"engine {engine.label}: technique {technique.technique} loads experts, and {facts.source} is dense"
         return
-    memory = ExpertMemory(engine.spec.expert_memory, getattr(torch, model.dtype))
+    reason = _not_as_filed(engine.spec, facts)
+    if reason is not None:
+        name = technique.technique
+        yield f"engine {engine.label}: technique {name} loads experts, and those of {facts.source} {reason}"
+        return
+    memory = expert_memory(engine.spec, model)
     try:
         move.slots_of_model(sizes, memory.n_slots(sizes))
     except EngineError as error:
-        given = "" if memory.n_bytes is None else f" expert_memory {memory.n_bytes} bytes, in slots of {model.dtype}:"
+        given = "" if memory.n_bytes is None else f" expert_memory {memory.n_bytes} bytes, in slots of {memory.form}:"
         yield f"engine {engine.label}:{given} {error}"
+
+
+def _not_as_filed(engine: EngineSpec, facts: CheckpointFacts) -> str | None:
+    """Why experts can be loaded from no file, or None."""
+    config = facts.config
+    moe, narrow = config.moe, engine.quantise.experts not in (None, *PLAIN_DTYPES)
+    assert moe is not None  # its sizes are known
+    if moe.expert_bias:
+        return "have biases, which slots have no room for; take another technique"
+    is_made = moe.mxfp4 or config.fp8_block is not None or config.names.stacked_experts is not None
+    if is_made and not narrow:
+        return (
+            "do not lie in the file as they compute (stacked or packed matrices, or FP8 blocks); give quantise.experts"
+            " a narrow form, which is kept in a file of its own"
+        )
+    return None

@@ -15,7 +15,7 @@ from devices.clock import MonotonicClock
 from engines.errors import EngineError
 from engines.model.accelerator import find_backend
 from engines.model.checkpoints import CheckpointFacts
-from engines.model.weights import check_quantisation
+from engines.model.wanted_tensors import check_quantisation
 from engines.prediction import why_not
 from engines.pricing.schedule import NAMED_SHAPES, priced_shape
 from engines.profile_files import DIGITS, digest_of_profile

@@ -18,7 +18,7 @@ from engines.cores import PhaseCores, phase_setting
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
-from engines.model.quantised import Quantisation
+from engines.model.quantised import Quantisation, plain_form
 from engines.model.transformer import Transformer, model_of
 from engines.parallel.engine import ParallelEngine
 from engines.pricing.costs import SheetCosts
@@ -312,9 +312,7 @@ def phase_cores(engine: EngineSpec) -> PhaseCores:
 
 
 def expert_memory(engine: EngineSpec, model: ModelSpec) -> ExpertMemory:
-    import torch
-
-    return ExpertMemory(engine.expert_memory, getattr(torch, model.dtype))
+    return ExpertMemory(engine.expert_memory, engine.quantise.experts or plain_form(model.dtype))
 
 
 def clock_of(device: Device, host_clock: Clock) -> Clock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from engines.expert_memory import ExpertMemory
 from engines.kernels import native
 from engines.model import experts as expert_module
 from engines.model.checkpoints import load_checkpoint
+from engines.model.quantised import AS_THE_MODEL, Form, Quantisation
 from engines.model.slots import slot_bytes
 from engines.model.tensor_files import is_mapped
 from engines.reference import ReferenceEngine
@@ -47,7 +49,8 @@ def request(n_prompt: int, n_new: int) -> Request:
 
 def engine(source: str | Path, name: str, dtype: torch.dtype = torch.float32, **others: Any) -> ReferenceEngine:
     technique = preset_parameters(name)(**others.pop("parameters", {}))
-    checkpoint = load_checkpoint(str(source), dtype, experts_as_filed=technique.loads_from_file)
+    quantise = others.pop("quantise", AS_THE_MODEL)
+    checkpoint = load_checkpoint(str(source), dtype, quantise, experts_as_filed=technique.loads_from_file)
     made = ReferenceEngine(checkpoint, technique, 32, **others)
     if made.needs_calibration:
         made.calibrate([list(range(10, 74))])
@@ -71,9 +74,50 @@ def test_answers_are_those_of_all_experts_in_memory_bit_for_bit(
 ) -> None:
     """Prefill and decode, also where a step's experts go through fewer slots one after another."""
     expected = all_logits(engine(BUNDLED, "dropless", dtype, threads=threads))
-    memory = ExpertMemory(None, dtype)
+    memory = ExpertMemory(None, "fp32" if dtype == torch.float32 else "bf16")
     loaded = engine(BUNDLED, name, dtype, threads=threads, parameters=parameters, expert_memory=memory)
     assert torch.equal(all_logits(loaded), expected)
+
+
+NARROW: tuple[Form, ...] = ("int8", "int4-g32", "fp8", "mxfp4")
+
+
+@pytest.mark.parametrize("form", NARROW)
+@pytest.mark.parametrize("name", ["lru", "static"])
+def test_narrow_experts_go_through_slots_as_they_lie_in_memory(form: Form, name: str) -> None:
+    """Bit for bit, and the bytes that move are the narrow ones."""
+    quantise = Quantisation(experts=form)
+    expected = all_logits(engine(BUNDLED, "dropless", quantise=quantise))
+    memory = ExpertMemory(None, form)
+    loaded = engine(BUNDLED, name, quantise=quantise, parameters={"slots": 3}, expert_memory=memory)
+    loaded.take_counters()
+    assert torch.equal(all_logits(loaded), expected)
+    found = loaded.take_counters()
+    assert found.misses
+    assert found.bytes_moved == found.misses * narrow_bytes(form)
+
+
+def narrow_bytes(form: Form) -> int:
+    """Of an expert of the bundled model: two matrices of 128 x 192 and one of 192 x 128."""
+    bits, group, scale = {"int8": (8, 0, 4), "fp8": (8, 0, 4), "int4-g32": (4, 32, 4), "mxfp4": (4, 32, 1)}[form]
+    return sum(
+        rows * columns * bits // 8 + rows * (columns // group if group else 1) * scale
+        for rows, columns in ((128, 192), (128, 192), (192, 128))
+    )
+
+
+def test_narrow_experts_lie_in_a_file_that_nobody_sees_and_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    quantise = Quantisation(experts="int8")
+    checkpoint = load_checkpoint(str(BUNDLED), torch.float32, quantise, experts_as_filed=True)
+    layers: Any = [layer.mlp for layer in checkpoint.weights.layers]
+    assert all(is_mapped(one.down_HI.values) for mlp in layers for one in mlp.experts.experts)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(EngineError, match=r"narrow experts are kept in a file in .*absent, and it cannot be written"):
+        load_checkpoint(str(BUNDLED), torch.float32, quantise, experts_as_filed=True)
 
 
 @pytest.mark.parametrize("family", ["qwen2-moe", "olmoe", "phi-moe", "deepseek-v3"])
@@ -164,6 +208,30 @@ def test_experts_that_are_made_on_loading_are_refused(family: str, tmp_path: Pat
         engine(tmp_path, "lru", parameters={"slots": 2})
 
 
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("gpt-oss", "have biases, which slots have no room for"),
+        ("llama4", "do not lie in the file as they compute (stacked or packed matrices, or FP8 blocks)"),
+    ],
+)
+def test_the_plan_is_told_of_experts_that_are_made_on_loading(family: str, words: str, tmp_path: Path) -> None:
+    write_family(tmp_path, CASES[family])
+    copy_tokenizer(tmp_path)
+    found = problems(engine=[arm("lru", parameters={"slots": 2})], model={"source": str(tmp_path)})
+    assert [line for line in found if words in line], found
+
+
+def test_stacked_experts_go_through_slots_once_they_are_narrowed(tmp_path: Path) -> None:
+    write_family(tmp_path, CASES["llama4"])
+    copy_tokenizer(tmp_path)
+    quantise = Quantisation(experts="int8")
+    expected = all_logits(engine(tmp_path, "dropless", quantise=quantise))
+    memory = ExpertMemory(None, "int8")
+    loaded = engine(tmp_path, "lru", quantise=quantise, parameters={"slots": 2}, expert_memory=memory)
+    assert torch.equal(all_logits(loaded), expected)
+
+
 def test_experts_in_their_file_stay_views_of_it() -> None:
     """In whatever type the others are held."""
     checkpoint = load_checkpoint(str(BUNDLED), torch.float32, experts_as_filed=True)
@@ -182,11 +250,14 @@ import sys, torch
 from engines.base import unheard
 from engines.expert_memory import ExpertMemory
 from engines.kernels.library import library
+from engines.model.quantised import Quantisation
 from tests.test_expert_slots import engine, request, resident
 torch.set_num_threads(1); library()
-folder, name, budget = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, name, budget, form = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 before = resident(folder)
-others = {} if name == "dropless" else {"expert_memory": ExpertMemory(budget)}
+others = {} if name == "dropless" else {"expert_memory": ExpertMemory(budget, form)}
+if form != "fp32":
+    others["quantise"] = Quantisation(experts=form)
 if name == "static":
     others["parameters"] = {"calibration_prompts": 1}
 made = engine(folder, name, **others)
@@ -197,13 +268,13 @@ print(*(after - one for after, one in zip(resident(folder), before)), counters.m
 
 
 def resident(folder: str) -> tuple[int, int]:
-    """Bytes of this process that are private, and those of files in the folder."""
+    """Bytes of this process that are private, and those of files in the folder, or of files without a name."""
     status = Path("/proc/self/status").read_text()
     private = int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) * 1024
     in_files, is_own = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split(" ")[0]:
-            is_own = folder in line
+            is_own = folder in line or "(deleted)" in line
         elif is_own and line.startswith("Rss:"):
             in_files += int(line.split()[1]) * 1024
     return private, in_files
@@ -225,22 +296,22 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def grown(folder: Path, name: str, budget: int) -> Sequence[int]:
-    command = [sys.executable, "-c", RESIDENT, str(folder), name, str(budget)]
+def grown(folder: Path, name: str, budget: int, form: Form = "fp32") -> Sequence[int]:
+    command = [sys.executable, "-c", RESIDENT, str(folder), name, str(budget), form]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300)
     assert done.returncode == 0, done.stderr
     return [0 if word == "None" else int(word) for word in done.stdout.split()[-3:]]
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is resident")
-@pytest.mark.parametrize("name", ["lru", "static"])
-def test_the_process_keeps_to_the_memory_of_the_plan(name: str, large: Path) -> None:
+@pytest.mark.parametrize(("name", "form"), [("lru", "fp32"), ("static", "fp32"), ("lru", "int8")])
+def test_the_process_keeps_to_the_memory_of_the_plan(name: str, form: Form, large: Path) -> None:
     """Of 24 MiB of slots, beside what everything else takes: and no page of an expert in the file stays either.
 
     Everything else: 10 MiB for the other weights, the cache and what torch keeps, 64 MiB of what an allocator may hold
     back. All experts in memory, as a yardstick of the measurement, are 288 MiB.
     """
-    private, in_files, misses = grown(large, name, 24 * MIB)
+    private, in_files, misses = grown(large, name, 24 * MIB, form)
     assert misses > 0
     assert private < (24 + 10 + 64) * MIB
     assert in_files < 4 * MIB
@@ -267,10 +338,13 @@ def test_a_memory_is_read_with_its_unit() -> None:
         (arm("lru"), "give the engine an expert_memory, or the cache its slots"),
         (arm("lru", expert_memory="2MB", parameters={"slots": 2}), "holds 6, and a cache of 2 in each of 4 layers"),
         (arm("dropless", expert_memory="2GB"), "and dropless loads none; use lru, lfu, static"),
-        (arm("lru", expert_memory="9MB", quantise={"experts": "int8"}), "quantise.experts makes others; remove it"),
+        (
+            arm("lru", expert_memory="250kB", quantise={"experts": "int8"}),
+            "in slots of int8: the memory for experts holds 3,",
+        ),
     ],
 )
 def test_a_budget_that_serves_nothing_is_one_line(engine: dict[str, Any], words: str) -> None:
-    assert slot_bytes(192, 128, torch.float32) == 4 * EXPERT
+    assert slot_bytes(192, 128, "fp32") == 4 * EXPERT
     (found,) = problems(engine=[engine])
     assert words in found

@@ -20,6 +20,7 @@ from engines.base import unheard
 from engines.dispatch import Routing
 from engines.errors import EngineError
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
+from engines.model.quantised import Quantisation
 from engines.model.transformer import RoutingListener, Transformer
 from engines.model.weights import SparseWeights
 from engines.parallel.engine import ParallelEngine
@@ -159,6 +160,35 @@ def test_answers_are_those_of_one_process_alone_and_in_a_batch(one: ReferenceEng
         theirs.routed_pairs, theirs.computed_rows, 0,
     )  # fmt: skip
     assert two.held_weights().n_parameters == one.held_weights().n_parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        technique("tensor-parallel"),
+        technique("tp-ep", tensor_ranks=1),
+        technique("eplb", calibration_prompts=1),
+        technique("custom", **BLOCKS, decode={"kind": "selective"}),
+        technique("custom", place={"kind": "expert_parallel"}, layout={"kind": "all_experts"}),
+    ],
+    ids=["tp", "tp-ep", "eplb", "ep-blockwise", "ep-all-experts"],
+)
+@pytest.mark.parametrize("form", ["int8", "mxfp4"])
+def test_narrow_experts_over_ranks_give_what_one_process_gives(chosen: Any, form: Any) -> None:
+    quantise = Quantisation(experts=form)
+    checkpoint = load_checkpoint(BUNDLED, torch.float32, quantise)
+    one = ReferenceEngine(checkpoint, DroplessParameters(), CHUNK, threads=1)
+    several = ParallelEngine(
+        inspect_checkpoint(BUNDLED), chosen, 2, quantise=quantise, prefill_chunk=CHUNK, threads=1
+    )  # fmt: skip
+    try:
+        if several.needs_calibration:
+            several.calibrate([list(range(10, 74))])
+        assert_same_answers(one, several)
+        several.take_counters()  # raises where bytes are not what the plans say
+    finally:
+        several.close()
 
 
 def test_each_process_reads_its_own_experts_and_no_others(two: ParallelEngine) -> None:

@@ -60,7 +60,7 @@ def technique(name: str, **parameters: Any) -> dict[str, Any]:
         ),
         (
             technique("custom", place={"kind": "expert_parallel"}, layout={"kind": "capacity"}),
-            "place expert_parallel computes exact rows or blocks; found layout capacity",
+            "place expert_parallel drops no pair; found layout capacity; use exact, blocks, selective or all_experts",
         ),
         (
             technique("custom", place={"kind": "expert_parallel"}, backbone="gpu"),

@@ -22,13 +22,17 @@ Form = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-g12
 """How a matrix is stored. int4-gN: groups of N columns share a scale."""
 FORMS: tuple[Form, ...] = get_args(Form)
 PLAIN_DTYPES: dict[Form, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 Int4Group = Literal[32, 64, 128]
 BLOCK = 64
 """Columns whose nibbles share eight words: see `pack_nibbles`."""
 PIECE = 1 << 18
 """Values that are quantised at a time: a megabyte of fp32, which stays in the cache from one step to the next."""
 FP8_MAX = 448.0
+
+
+def plain_form(dtype: str) -> Form:
+    """Of a dtype by its name in torch, such as "bfloat16"."""
+    return next(form for form, own in PLAIN_DTYPES.items() if own is getattr(torch, dtype))
 
 
 class Quantisation(Record):

@@ -1,8 +1,9 @@
 """Experts that stay in the mapped checkpoint file, and the few that lie in memory: the slots of a budget.
 
 A slot holds one expert of any layer. What is loaded is copied from the file into a slot, in the form in which it
-computes, and the file's pages are given back at once: the process holds the slots and no expert beside them. (The
-system may keep the file in its page cache; what is copied then comes from memory, not from the disk.)
+computes: a narrow form's bytes as they are, for experts are narrowed once, on loading, into a file of their own. The
+file's pages are given back at once: the process holds the slots and no expert beside them. (The system may keep the
+file in its page cache; what is copied then comes from memory, not from the disk.)
 
 Legend: E experts, S segments of a plan, H hidden.
 """
@@ -22,10 +23,9 @@ from engines.dispatch import FILE, DispatchPlan, LayerExpert
 from engines.errors import EngineError
 from engines.kernels import native
 from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute
+from engines.model.made_experts import ALIGNMENT, tensors_of, with_tensors
+from engines.model.quantised import Form, Matrix, QuantisedMatrix, store
 from engines.model.tensor_files import give_back, is_mapped
-
-ALIGNMENT = 64
-"""Bytes at which a matrix begins in its slot: a cache line, and what the kernels' widest loads ask."""
 
 
 class Copied(NamedTuple):
@@ -37,31 +37,55 @@ class Copied(NamedTuple):
     n_bytes: int
 
 
-def slot_bytes(hidden: int, expert_width: int, dtype: torch.dtype) -> int:
-    """What one slot takes of the budget."""
-    one = hidden * expert_width * dtype.itemsize
-    return 3 * -(-one // ALIGNMENT) * ALIGNMENT
+def slot_bytes(hidden: int, expert_width: int, form: Form) -> int:
+    """What one slot takes of the budget. form: of the experts in it."""
+    like = _likeness(hidden, expert_width, form)
+    return sum(_aligned(tensor.nbytes) for tensor in tensors_of(like))
+
+
+def _likeness(hidden: int, width: int, form: Form) -> GatedWeights:
+    """An expert without values."""
+
+    def matrix(n_rows: int, n_columns: int) -> Matrix:
+        row = store(torch.zeros(1, n_columns), form)  # rows are alike in every form
+        if isinstance(row, Tensor):
+            return _rows(row, n_rows)
+        return QuantisedMatrix(_rows(row.values, n_rows), _rows(row.scales, n_rows), row.kind, row.group)
+
+    return GatedWeights(matrix(width, hidden), matrix(width, hidden), matrix(hidden, width))
+
+
+def _rows(row: Tensor, n_rows: int) -> Tensor:
+    return torch.empty(n_rows, *row.shape[1:], dtype=row.dtype, device="meta")
+
+
+def _aligned(n_bytes: int) -> int:
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 
 
 class ExpertSlots:
     """The slots of one engine. Everything is loaded by plans' transfers from `FILE`."""
 
-    def __init__(self, layers: Sequence[ExpertWeights | None], n_slots: int, dtype: torch.dtype) -> None:
-        """layers: of all layers, None of dense ones; their matrices are views of the file. dtype: in slots.
+    def __init__(self, layers: Sequence[ExpertWeights | None], n_slots: int, form: Form) -> None:
+        """layers: of all layers, None of dense ones; their matrices are views of a file. form: in slots; a plain one is
+        made of the file's when an expert is loaded, a narrow one is the file's.
 
         Raises `EngineError` where they are not.
         """
         sparse = [layer for layer in layers if layer is not None]
         for expert in (one for layer in sparse for one in layer.experts):
-            if expert.gate_bias_I is not None or not all(is_mapped(part) for part in _parts(expert)):
+            if expert.gate_bias_I is not None or not all(map(is_mapped, tensors_of(expert))):
                 raise EngineError(
                     "experts of this checkpoint do not lie in the file as they compute (biases, packed or stacked"
                     " matrices, or FP8 blocks), and expert_memory keeps them there; leave it out"
                 )
         width, hidden = sparse[0].experts[0].gate_IH.shape
         self._n_slots = n_slots
-        self._memory = torch.empty(n_slots * slot_bytes(hidden, width, dtype), dtype=torch.uint8)
-        self._slots = [_slot(row, hidden, width, dtype) for row in self._memory.view(n_slots, -1)]
+        like = _likeness(hidden, width, form)
+        if len(tensors_of(like)) != len(tensors_of(sparse[0].experts[0])):
+            raise EngineError(f"slots hold {form}, and the file other experts; load the checkpoint in that form")
+        self._memory = torch.empty(n_slots * slot_bytes(hidden, width, form), dtype=torch.uint8)
+        self._slots = [_slot(row, like) for row in self._memory.view(n_slots, -1)]
         self._files = [None if layer is None else layer.experts for layer in layers]
         self._layers = [None if layer is None else _emptied(layer, self._slots[0]) for layer in layers]
         self._place: dict[LayerExpert, int] = {}
@@ -80,7 +104,7 @@ class ExpertSlots:
         self._free = list(range(self._n_slots))[::-1]
         for experts in self._files:
             for expert in experts or ():
-                for part in _parts(expert):
+                for part in tensors_of(expert):
                     give_back(part)
 
     def take_copied(self) -> Copied:
@@ -148,7 +172,7 @@ class ExpertSlots:
         assert experts is not None
         assert own is not None
         slot, expert = self._slots[number], experts[place.expert]
-        for into, part in zip(slot.matrices, _parts(expert), strict=True):
+        for into, part in zip(slot.tensors, tensors_of(expert), strict=True):
             into.copy_(part)
             give_back(part)
         own.put(place.expert, slot)
@@ -174,8 +198,12 @@ class ExpertSlots:
 @dataclass(frozen=True)
 class _Slot:
     weights: GatedWeights
-    matrices: tuple[Tensor, Tensor, Tensor]
+    tensors: tuple[Tensor, ...]
     described: native.ExpertTable | None
+
+    @property
+    def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
+        return self.weights.gate_IH, self.weights.up_IH, self.weights.down_HI
 
 
 class _Held(Sequence[GatedWeights]):
@@ -220,11 +248,13 @@ class SlottedExperts(ExpertWeights):
             self.slots_table.matrices[3 * expert : 3 * expert + 3] = list(slot.described.matrices)
 
 
-def _slot(memory: Tensor, hidden: int, width: int, dtype: torch.dtype) -> _Slot:
-    parts = memory.view(3, -1)[:, : hidden * width * dtype.itemsize]
-    gate_IH, up_IH = (part.view(dtype).view(width, hidden) for part in parts[:2])
-    matrices = gate_IH, up_IH, parts[2].view(dtype).view(hidden, width)
-    return _Slot(GatedWeights(*matrices), matrices, native.expert_table([matrices]))
+def _slot(memory: Tensor, like: GatedWeights) -> _Slot:
+    tensors, begin = [], 0
+    for one in tensors_of(like):
+        tensors.append(memory[begin : begin + one.nbytes].view(one.dtype).view(one.shape))
+        begin += _aligned(one.nbytes)
+    weights = with_tensors(like, tensors)
+    return _Slot(weights, tuple(tensors), native.expert_table([(weights.gate_IH, weights.up_IH, weights.down_HI)]))
 
 
 def _emptied(layer: ExpertWeights, slot: _Slot) -> SlottedExperts:
@@ -233,10 +263,3 @@ def _emptied(layer: ExpertWeights, slot: _Slot) -> SlottedExperts:
     if slot.described is not None and layer.kernels_know_it:
         table = native.expert_table([slot.matrices] * n_experts)
     return SlottedExperts(_Held(n_experts), layer.unit, layer.weights_input, table)
-
-
-def _parts(expert: GatedWeights) -> tuple[Tensor, Tensor, Tensor]:
-    parts = expert.gate_IH, expert.up_IH, expert.down_HI
-    if not all(isinstance(part, Tensor) for part in parts):
-        raise EngineError("quantised experts are made on loading, and expert_memory keeps experts in the file")
-    return parts  # type: ignore[return-value]

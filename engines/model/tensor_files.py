@@ -96,11 +96,20 @@ class TensorFile:
 
     @cached_property
     def _bytes(self) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            mapped = torch.frombuffer(self._mapping, dtype=torch.uint8)
-        _MAPPED[self._mapping] = mapped.data_ptr()
-        return mapped
+        return _as_tensor(self._mapping)
+
+
+def mapped(descriptor: int) -> Tensor:
+    """The bytes of an open file, which stays mapped while they live. Raises `OSError`."""
+    return _as_tensor(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+
+
+def _as_tensor(mapping: mmap.mmap) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        found = torch.frombuffer(mapping, dtype=torch.uint8)
+    _MAPPED[mapping] = found.data_ptr()
+    return found
 
 
 def is_mapped(tensor: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Weights as the transformer wants them, put together from a checkpoint's tensors by name.
 
-One description serves two readers: `load_weights` takes the tensors from files, `tensor_shapes` takes them from nowhere
-and notes what was asked for. So the names and shapes that are checked are those that are read.
+One description serves two readers: `load_weights` takes the tensors from files, `engines.model.wanted_tensors` takes
+them from nowhere and notes what was asked for. So the names and shapes that are checked are those that are read.
 
 Legend: H hidden, Q = heads * features of a query, M = kv heads * head_dim, D head_dim, W dense width, I expert width,
 J = 2I, E experts, L vocabulary rows, R rank of a latent.
@@ -9,7 +9,6 @@ J = 2I, E experts, L vocabulary rows, R rank of a latent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,6 +21,7 @@ from engines.errors import EngineError
 from engines.model.architecture import LatentConfig, ModelConfig, MoeConfig, TensorNames
 from engines.model.attention import AttentionWeights, LatentWeights
 from engines.model.experts import ExpertWeights, GatedWeights, sliced
+from engines.model.made_experts import MadeExperts
 from engines.model.mxfp4 import BLOCK, PackedBlocks, unpack_mxfp4
 from engines.model.norms import NormWeights
 from engines.model.quantised import (
@@ -39,8 +39,6 @@ from engines.model.router import RouterWeights
 Shape = tuple[int, ...]
 Part = tuple[slice, ...]
 """Of a tensor, by dimension from the first on."""
-LARGEST_TENSOR = 2**44
-"""Values of a tensor beyond which a config lies: 64 TB in fp32."""
 LATENT_NORM_EPS = 1e-6
 """The norms inside latent attention have this epsilon in all published models, whatever config.json says."""
 
@@ -106,41 +104,12 @@ def load_weights(
 ) -> ModelWeights:
     """A view of a file stays one where nothing has to change. dtype: of matrices that `quantise` leaves alone; vectors
     and routers are always fp32. held: experts of a layer in the order in which they are wanted; None: all.
-    experts_as_filed: routed experts stay in the file's form, whatever is asked for.
+    experts_as_filed: routed experts stay in a file: the checkpoint's, in its form, or narrowed in one of this process
+    (`engines.model.made_experts`).
 
     Matrices are converted one by one, so that no more than one is held in two forms. Raises `EngineError`.
     """
     return _Builder(config, read, dtype, quantise, held, experts_as_filed).model()
-
-
-def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every tensor that a checkpoint of this architecture holds, by its Hugging Face name."""
-    shapes: dict[str, Shape] = {}
-
-    def note(name: str, shape: Shape, part: Part = ()) -> Tensor:
-        shapes[name] = shape
-        return _nothing(name, shape)
-
-    load_weights(config, note, torch.float32)
-    return shapes
-
-
-def check_quantisation(config: ModelConfig, quantise: Quantisation) -> None:
-    """Raises `EngineError` on a form that a matrix cannot take, or for a component that the model does not have."""
-    moe = config.moe
-    has_dense = moe is None or moe.shared is not None or len(moe.sparse_layers) < config.n_layers
-    if quantise.experts is not None and moe is None:
-        raise EngineError("quantise.experts has no effect, for the model is dense; name dense instead")
-    if quantise.dense is not None and not has_dense:
-        raise EngineError("quantise.dense has no effect: no layer is dense and there is no shared expert; remove it")
-    load_weights(config, _nothing, torch.float32, quantise)
-
-
-def _nothing(name: str, shape: Shape, part: Part = ()) -> Tensor:
-    """A tensor of this shape without values."""
-    if math.prod(shape) > LARGEST_TENSOR:
-        raise EngineError(f"config.json asks for a tensor {name!r} of {shape}; no file holds one as large")
-    return torch.empty(shape, device="meta")
 
 
 class _Builder:
@@ -158,7 +127,11 @@ class _Builder:
         self._read = read
         self._held_experts = held
         self._plain: Form = next(form for form, own in PLAIN_DTYPES.items() if own is dtype)
-        self._experts_form: Form | None = None if experts_as_filed else quantise.experts or self._plain
+        narrow = quantise.experts not in (None, *PLAIN_DTYPES)
+        self._made = MadeExperts() if experts_as_filed and narrow else None
+        self._experts_form: Form | None = quantise.experts or self._plain
+        if experts_as_filed and not narrow:
+            self._experts_form = None
         self._dense_form: Form = quantise.dense or self._plain
         self._attention_form: Form = quantise.attention or self._plain
         self._head_form: Form = quantise.head or self._plain
@@ -365,7 +338,9 @@ class _Builder:
     def _experts(self, prefix: str, moe: MoeConfig, layer: int) -> ExpertWeights:
         read = self._single_experts if self._names.stacked_experts is None else self._stacked_experts
         if self._held_experts is None:
-            return ExpertWeights(tuple(read(prefix, moe, range(moe.n_experts), None)), moe.unit, moe.weights_input)
+            every = read(prefix, moe, range(moe.n_experts), None)
+            held = tuple(every) if self._made is None else self._made.kept(every)
+            return ExpertWeights(held, moe.unit, moe.weights_input)
         experts, width = self._held_experts(layer)
         is_cut_late = width is not None and (moe.mxfp4 or self._experts_form not in PLAIN_DTYPES)
         own = read(prefix, moe, experts, None if is_cut_late else width)

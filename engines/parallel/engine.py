@@ -22,7 +22,7 @@ from engines.errors import EngineError
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.quantised import AS_THE_MODEL, Quantisation
 from engines.model.rope import LongRope
-from engines.model.weights import tensor_shapes
+from engines.model.wanted_tensors import tensor_shapes
 from engines.parallel.links import Backend
 from engines.parallel.messages import LostError
 from engines.parallel.running import DType, Running

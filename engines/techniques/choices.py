@@ -179,9 +179,9 @@ class Choices(NamedTuple):
 
     def _not_over_ranks(self) -> str | None:
         """Why ranks would not compute these choices, or None."""
-        lossy = [layout.kind for layout in self.layouts if not isinstance(layout, ExactParameters | BlocksParameters)]
+        lossy = [layout.kind for layout in self.layouts if not isinstance(layout, _OVER_RANKS)]
         if lossy:
-            return f"computes exact rows or blocks; found layout {lossy[0]}"
+            return f"drops no pair; found layout {lossy[0]}; use exact, blocks, selective or all_experts"
         if self.backbone != "cpu":
             return f"has attention on every rank; found backbone {self.backbone}"
         if not isinstance(self.route, RouterParameters) or not isinstance(self.move, NothingParameters):
@@ -218,6 +218,10 @@ class Choices(NamedTuple):
             is_exact = isinstance(self.layouts[-1], ExactParameters)
             return OverRanks(composed, place, context.sizes.hidden, *options, decodes_exactly=is_exact)
         return composed
+
+
+_OVER_RANKS = (ExactParameters, BlocksParameters, SelectiveParameters, AllExpertsParameters)
+"""Layouts in which a pair's row hangs on no other rank's tokens."""
 
 
 def _prefetches(move: MoveParameters) -> bool:

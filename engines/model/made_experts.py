@@ -1,0 +1,85 @@
+"""Experts in another form than the checkpoint's, in a file of this process: mapped, so that they cost no memory of it.
+
+The file has no name once it is open: it ends with the last expert that is read from it, however the process ends. It
+lies where the system keeps temporary files (TMPDIR); where that is memory (tmpfs), it takes memory of the machine.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from engines.errors import EngineError
+from engines.model.experts import GatedWeights
+from engines.model.quantised import Matrix, QuantisedMatrix
+from engines.model.tensor_files import mapped
+
+ALIGNMENT = 64
+"""Bytes at which a tensor begins: a cache line, and what the kernels' widest loads ask."""
+
+
+def tensors_of(expert: GatedWeights) -> tuple[Tensor, ...]:
+    """Of its three matrices, in order: a plain one is one tensor, a narrow one its values and its scales."""
+    found: list[Tensor] = []
+    for matrix in (expert.gate_IH, expert.up_IH, expert.down_HI):
+        found += [matrix] if isinstance(matrix, Tensor) else [matrix.values, matrix.scales]
+    return tuple(found)
+
+
+def with_tensors(expert: GatedWeights, tensors: Iterable[Tensor]) -> GatedWeights:
+    """The same matrices, out of other tensors of their types and shapes."""
+    left = iter(tensors)
+
+    def matrix(like: Matrix) -> Matrix:
+        if isinstance(like, Tensor):
+            return next(left)
+        return QuantisedMatrix(next(left), next(left), like.kind, like.group)
+
+    return GatedWeights(matrix(expert.gate_IH), matrix(expert.up_IH), matrix(expert.down_HI))
+
+
+class MadeExperts:
+    """One file a layer, so that what was read of one can be given back whole."""
+
+    def kept(self, experts: Iterable[GatedWeights]) -> tuple[GatedWeights, ...]:
+        """Takes them one by one, and holds none. Raises `EngineError` where no file can be written."""
+        places: list[tuple[GatedWeights, list[int]]] = []
+        try:
+            with tempfile.TemporaryFile(prefix="joulebench-experts-") as file:
+                for expert in experts:
+                    if expert.gate_bias_I is not None:
+                        raise EngineError("experts with biases are computed from memory; leave expert_memory out")
+                    tensors = tensors_of(expert)
+                    places.append((_empty(expert), [_written(file, tensor) for tensor in tensors]))
+                file.flush()
+                whole = mapped(file.fileno())
+        except OSError as error:
+            raise EngineError(
+                f"narrow experts are kept in a file in {tempfile.gettempdir()}, and it cannot be written"
+                f" ({error.strerror or error}); give it room, or leave quantise.experts out"
+            ) from error
+        return tuple(with_tensors(like, _views(whole, tensors_of(like), begins)) for like, begins in places)
+
+
+def _empty(expert: GatedWeights) -> GatedWeights:
+    """Its types and shapes, without values."""
+    return with_tensors(expert, [torch.empty_like(tensor, device="meta") for tensor in tensors_of(expert)])
+
+
+def _written(file: BinaryIO, tensor: Tensor) -> int:
+    """Where in the file it begins."""
+    file.write(bytes(-file.tell() % ALIGNMENT))
+    begin = file.tell()
+    file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return begin
+
+
+def _views(whole: Tensor, like: Iterable[Tensor], begins: Iterable[int]) -> list[Tensor]:
+    return [
+        whole[begin : begin + one.nbytes].view(one.dtype).view(one.shape)
+        for one, begin in zip(like, begins, strict=True)
+    ]

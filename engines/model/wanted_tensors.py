@@ -1,0 +1,46 @@
+"""What a checkpoint must hold, and what its matrices can be made of: names and shapes, without a value."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engines.errors import EngineError
+from engines.model.architecture import ModelConfig
+from engines.model.quantised import Quantisation
+from engines.model.weights import Part, Shape, load_weights
+
+LARGEST_TENSOR = 2**44
+"""Values of a tensor beyond which a config lies: 64 TB in fp32."""
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Every tensor that a checkpoint of this architecture holds, by its Hugging Face name."""
+    shapes: dict[str, Shape] = {}
+
+    def note(name: str, shape: Shape, part: Part = ()) -> Tensor:
+        shapes[name] = shape
+        return _nothing(name, shape)
+
+    load_weights(config, note, torch.float32)
+    return shapes
+
+
+def check_quantisation(config: ModelConfig, quantise: Quantisation) -> None:
+    """Raises `EngineError` on a form that a matrix cannot take, or for a component that the model does not have."""
+    moe = config.moe
+    has_dense = moe is None or moe.shared is not None or len(moe.sparse_layers) < config.n_layers
+    if quantise.experts is not None and moe is None:
+        raise EngineError("quantise.experts has no effect, for the model is dense; name dense instead")
+    if quantise.dense is not None and not has_dense:
+        raise EngineError("quantise.dense has no effect: no layer is dense and there is no shared expert; remove it")
+    load_weights(config, _nothing, torch.float32, quantise)
+
+
+def _nothing(name: str, shape: Shape, part: Part = ()) -> Tensor:
+    """A tensor of this shape without values."""
+    if math.prod(shape) > LARGEST_TENSOR:
+        raise EngineError(f"config.json asks for a tensor {name!r} of {shape}; no file holds one as large")
+    return torch.empty(shape, device="meta")
