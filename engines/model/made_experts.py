@@ -47,14 +47,16 @@ class MadeExperts:
 
     def kept(self, experts: Iterable[GatedWeights]) -> tuple[GatedWeights, ...]:
         """Takes them one by one, and holds none. Raises `EngineError` where no file can be written."""
-        places: list[tuple[GatedWeights, list[int]]] = []
+        places: list[list[int]] = []
+        like: GatedWeights | None = None
         try:
             with tempfile.TemporaryFile(prefix="joulebench-experts-") as file:
                 for expert in experts:
                     if expert.gate_bias_I is not None:
                         raise EngineError("experts with biases are computed from memory; leave expert_memory out")
-                    tensors = tensors_of(expert)
-                    places.append((_empty(expert), [_written(file, tensor) for tensor in tensors]))
+                    # One for all: many small ones keep the allocator from giving back what it narrowed in.
+                    like = like or _empty(expert)
+                    places.append([_written(file, tensor) for tensor in tensors_of(expert)])
                 file.flush()
                 whole = mapped(file.fileno())
         except OSError as error:
@@ -62,7 +64,8 @@ class MadeExperts:
                 f"narrow experts are kept in a file in {tempfile.gettempdir()}, and it cannot be written"
                 f" ({error.strerror or error}); give it room, or leave quantise.experts out"
             ) from error
-        return tuple(with_tensors(like, _views(whole, tensors_of(like), begins)) for like, begins in places)
+        assert like is not None  # a layer with experts has some
+        return tuple(with_tensors(like, _views(whole, tensors_of(like), begins)) for begins in places)
 
 
 def _empty(expert: GatedWeights) -> GatedWeights:
