@@ -56,12 +56,14 @@ class Cumulative:
 
 
 def cumulative(trace: PowerTrace, beside: Beside | None = None) -> Cumulative:
-    """Raises UnresolvedError where the readings make no curve."""
+    """Raises UnresolvedError where the readings make no curve: with the note of a model that cannot tell them (NaN)."""
     t, v = trace.times_s, trace.values
     name = f"{trace.meter} {trace.component}"
     if len(t) < 2:
         raise UnresolvedError(f"{name}: {len(t)} reading{'s' if len(t) != 1 else ''}, at least 2 are needed")
     finite = np.isfinite(t) & np.isfinite(v)
+    if trace.method == "modelled" and trace.note and np.isnan(v).all():
+        raise UnresolvedError(f"{name}: {trace.note}")
     if not finite.all():
         raise UnresolvedError(f"{name}: {int((~finite).sum())} of {len(t)} readings are not finite numbers")
     dt = np.diff(t)

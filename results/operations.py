@@ -23,7 +23,8 @@ OPERATIONS: Final = "operations"
 SECONDS: Final = "seconds"
 """In that list: how long the operation takes. Stores of before lack it; no units worked at the same time there."""
 FITTED: Final = "fitted"
-"""In that list: whether the rows that its price was fitted on had any such. Stores of before lack it."""
+"""In that list: whether the rows that its price was fitted on had any such; None of a price that no rows were fitted
+to. Stores of before lack it."""
 EXTRAPOLATED: Final = "extrapolated beyond what the sheet was fitted on"
 _COLUMNS = (
     "cell", "device", "engine", "technique", "model", "workload", "operation", "runs_on", "n", "seconds",
@@ -34,13 +35,13 @@ _COLUMNS = (
 class Spent(NamedTuple):
     """n: how many ran. seconds: of the unit. joules: of the unit, and communication, which units that work at the same
     time share alike. outside_s: of the seconds, those of launches unlike all that their price was fitted on: they are
-    extrapolated. None where that was not kept."""
+    extrapolated. None where that was not kept, or where nothing was fitted. joules: None where they are missing."""
 
     operation: str
     unit: str
     n: int
     seconds: float
-    joules: float
+    joules: float | None
     outside_s: float | None = None
 
 
@@ -66,7 +67,7 @@ def operations_table(run: RunData) -> pd.DataFrame:
              own.time_method)
             for one in spent
         ]  # fmt: skip
-    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"seconds_outside_fit": "float64"})
+    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"joules": "float64", "seconds_outside_fit": "float64"})
 
 
 def outside_share(operations: pd.DataFrame, cells: Collection[str]) -> float | None:
@@ -109,7 +110,8 @@ def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]
         listed = json.loads(kept[0].basis or "")
         names = [(str(one["name"]), str(one["unit"])) for one in listed]
         taken_s = np.array([float(one.get(SECONDS, np.nan)) for one in listed])
-        is_outside = np.array([np.nan if FITTED not in one else float(not one[FITTED]) for one in listed])
+        fitted = [one.get(FITTED) for one in listed]
+        is_outside = np.array([np.nan if one is None else float(not one) for one in fitted])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceFileError(f"the list of operations cannot be read ({error})") from error
     if np.any((places < 0) | (places >= len(names))):
@@ -136,8 +138,8 @@ def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]
     grouped = spent.groupby(["operation", "unit"], sort=False)
     summed = grouped[["seconds", "joules", "outside_s"]].sum(min_count=1)
     return [
-        Spent(operation, unit, n, seconds, joules, None if np.isnan(outside_s) else outside_s)
-        for (operation, unit), n, (seconds, joules, outside_s) in zip(
+        Spent(operation, unit, n, seconds, *(None if np.isnan(one) else one for one in rest))
+        for (operation, unit), n, (seconds, *rest) in zip(
             summed.index.tolist(), grouped.size().tolist(), summed.to_numpy().tolist(), strict=True
         )
     ]
@@ -146,10 +148,15 @@ def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]
 def _joules(
     counters: Sequence[PowerTrace], starts_s: NDArray[np.float64], ends_s: NDArray[np.float64], units: NDArray[np.str_]
 ) -> NDArray[np.float64]:
-    """Of each operation: its unit's own counter meanwhile, and its part of the counters that are no unit's."""
+    """Of each operation: its unit's own counter meanwhile, and its part of the counters that are no unit's.
+
+    NaN of a unit whose joules are missing. Where nothing ran on that unit, nobody has a part of them.
+    """
     joules = np.zeros(len(starts_s))
     for counter in counters:
         is_own = units == counter.component
+        if np.isnan(counter.values).all() and not is_own.any():
+            continue
         if is_own.any():
             at_start, at_end = (np.interp(at_s[is_own], counter.times_s, counter.values) for at_s in (starts_s, ends_s))
             joules[is_own] += at_end - at_start

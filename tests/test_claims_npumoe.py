@@ -10,8 +10,8 @@ from functools import cache
 import pytest
 import torch
 
+from devices.models.operation import Operation, operation_joules, operation_seconds
 from devices.models.sheet import load_sheet
-from devices.models.timeline import Operation, operation_joules, operation_seconds
 from engines.dispatch import Routing
 from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from devices.models.operation import Operation, operation_joules, operation_seconds
 from devices.models.sheet import load_sheet
-from devices.models.timeline import Operation, operation_joules, operation_seconds
 from tests.benchmarks import m2_ultra_arms as arms
 from tests.benchmarks import m2_ultra_fits as fits
 from tests.benchmarks.m2_ultra_page import page

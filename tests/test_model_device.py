@@ -8,7 +8,7 @@ import pytest
 
 from devices.base import Device, DeviceError
 from devices.models.device import ModelDevice, available_sheets, load_model_device
-from devices.models.timeline import Operation
+from devices.models.operation import Operation
 from results.energy import energy_between
 from results.environments import Environment
 from tests.toy_sheet import toy_sheet

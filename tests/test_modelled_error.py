@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from devices.base import DeviceError
+from devices.models.operation import Operation, is_fitted
 from devices.models.sheet import load_sheet, parse_sheet
-from devices.models.timeline import Operation, is_fitted
 from engines.pricing.schedule import PHI_3_5_MOE as PHI
 from engines.pricing.schedule import QWEN3_30B_A3B as QWEN
 from engines.pricing.schedule import lm_head

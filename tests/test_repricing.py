@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from devices.base import DeviceError
 from devices.models.device import ModelDevice
+from devices.models.operation import Operation
 from devices.models.operations import operations_of, operations_trace
 from devices.models.repricing import ARRIVE, Parts, repriced
 from devices.models.sheet import Sheet, parse_sheet, sheet_path
-from devices.models.timeline import Operation
 from harness.rederive import as_it_ran, rederived_run
 from results.derivation import energies_of
 from results.operations import OPERATIONS, operations_table, spent_by_operation

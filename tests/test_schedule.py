@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from devices.models.timeline import Operation, Timeline
+from devices.models.operation import Operation
+from devices.models.timeline import Timeline
 from engines.calls import CallKind, Calls, ExpertCall, Width
 from engines.dispatch import DispatchPlan, Exchange, Transfer, Transfers
 from engines.errors import EngineError

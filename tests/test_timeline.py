@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.base import DeviceError
+from devices.models.operation import Operation, operation_seconds
 from devices.models.sheet import SheetFigure, parse_sheet
-from devices.models.timeline import Operation, Timeline, operation_seconds
+from devices.models.timeline import Timeline
 from tests.toy_sheet import TOY_TOML, figure, toy_sheet
 
 CPU_EXPERT = Operation("expert FFN", "cpu", "expert_ffn", flops=1000)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from devices.base import Channel, DeviceError, Meter
 from devices.models.operations import operations_trace
 from devices.models.sheet import COMM, Sheet, load_sheet, sheet_sha256
@@ -18,7 +20,10 @@ from results.records import Method, PowerTrace
 
 
 class TimelineMeter:
-    """Joules so far of each component, at every operation boundary. No reading is ever between two of them."""
+    """Joules so far of each component, at every operation boundary. No reading is ever between two of them.
+
+    Of a component whose watts the sheet does not state, both ends are NaN, and its note says why.
+    """
 
     name = "timeline"
     method: Method = "modelled"
@@ -58,19 +63,25 @@ class TimelineMeter:
 
     def _trace(self, channel: Channel, component: str, start_s: float) -> PowerTrace:
         times_s, values_j = self._timeline.readings(component, start_s)
+        if not self._timeline.sheet.has_watts(component):
+            times_s, values_j = times_s[[0, -1]], np.full(2, np.nan)
         return channel.trace(self.name, self.method, times_s, values_j, sample_interval_s=0.0)
 
 
 def _channel(sheet: Sheet, component: str) -> Channel:
-    costs = sheet.memory if component == COMM else sheet.units[component]
+    return Channel(component=component, kind="counter", relative_accuracy=None, note=_note(sheet, component))
+
+
+def _note(sheet: Sheet, component: str) -> str:
+    if not sheet.has_watts(component):
+        lacking = ", ".join(one for one in sheet.components if not sheet.has_watts(one))
+        return f"sheet {sheet.name} ({sheet.source}) states no power of {lacking}: joules and their sum are missing"
     idle = f"idle {sheet.idle_w.value} W" if sheet.idle_w is not None else "idle counted as 0 W: the sheet states none"
-    return Channel(
-        component=component,
-        kind="counter",
-        relative_accuracy=None,
-        note=f"modelled with sheet {sheet.name} ({sheet.source}); {idle}; {_error_words(sheet)}; the fit meets its own"
-        f" rows of {component} to {100 * costs.relative_accuracy.value:.2g} % (RMS)",
-    )
+    note = f"modelled with sheet {sheet.name} ({sheet.source}); {idle}; {_error_words(sheet)}"
+    costs = sheet.memory if component == COMM else sheet.units.get(component)
+    if costs is None or costs.relative_accuracy is None:
+        return note
+    return f"{note}; the fit meets its own rows of {component} to {100 * costs.relative_accuracy.value:.2g} % (RMS)"
 
 
 def _error_words(sheet: Sheet) -> str:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
+from devices.models.operation import Operation, is_fitted
 from devices.models.sheet import Sheet
-from devices.models.timeline import Operation, is_fitted
 from results.operations import FITTED, OPERATIONS, SECONDS
 from results.records import PowerTrace
 from results.trace_files import WINDOW, TraceFileError, raw_part

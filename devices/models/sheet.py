@@ -6,145 +6,77 @@ tables, or `assumed` because nobody says. A price without provenance does not lo
 What a price was fitted on bounds it (`KernelPrice.fitted_*`): beyond, it is an extrapolation. No sheet states an error
 of its seconds or joules: the residual of a fit is about the rows of the fit. What is known stands in `missed_by`.
 
-Time of one operation on a unit (a line in its work, the shape that Table 5 of 000-npumoe follows):
+Time of one operation on a unit, where the sheet has a price of its kernel (a line in its work, the shape that Table 5
+of 000-npumoe follows):
 
     t = launches * s_per_launch + weight_bytes * s_per_weight_byte + moved_bytes * s_per_moved_byte + flops * s_per_flop
 
 plus `s_per_naive_launch` of the unit for each launch that the framework dispatched by itself; no less than
-weight_bytes / memory bandwidth, where the sheet gives one. Energy of the same operation:
+weight_bytes / memory bandwidth, where the sheet gives one. Where it has none but a roofline of the unit:
 
-    E_unit = busy_w * t + j_per_flop * flops        E_comm = comm_w * t
+    t = launches * s_per_launch + max((weight_bytes + moved_bytes) / bytes_per_s, flops / flops_per_s)
+
+Over a link see `devices.models.links`. Energy of an operation on a unit, of what its units book as communication, and
+of a unit that waits:
+
+    E_unit = busy_w * t + j_per_flop * flops        E_comm = comm_w * t        E_waiting = idle_w * t
+
+Watts that are not stated are not 0: joules of that component, and of the whole, are missing then.
 """
 
 from __future__ import annotations
 
 import hashlib
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
-from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from devices.base import DeviceError, Unit
+from devices.models.figures import Kernel as Kernel
+from devices.models.figures import KernelPrice as KernelPrice
+from devices.models.figures import MissedBy, Rate, Roofline
+from devices.models.figures import SheetFigure as SheetFigure
+from devices.models.links import BACK, TAKEN, End, LinkName, LinkSheet, is_end_of
 from devices.toml_records import parse_record
 from results.records import Record
 
-Kernel = Literal[
-    "attention",
-    "expert_ffn",
-    "router",
-    "gather_dynamic",
-    "gather_static",
-    "padding",
-    "scatter",
-    "residual",
-    "norm",
-    "lm_head",
-]
-"""Price lists of a unit. Gather has two: into buffers sized after routing, or into buffers that stand ready."""
-
-
 COMM = "comm"
-"""The component that holds what the source books as communication; every other component is a unit."""
-
-
-class SheetFigure(Record):
-    """One number of the sheet with its provenance."""
-
-    value: float = Field(ge=0, allow_inf_nan=False)
-    kind: Literal["stated", "fitted", "assumed"]
-    origin: str = Field(min_length=1)
-
-
-class Span(Record):
-    """What the rows of a fit had of an amount, both ends included."""
-
-    least: float = Field(gt=0, allow_inf_nan=False)
-    most: float = Field(allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _rises(self) -> Span:
-        if self.least > self.most:
-            raise ValueError(f"least {self.least:g} is above most {self.most:g}; swap them")
-        return self
-
-
-class KernelPrice(Record):
-    """Seconds of one kind of work on one unit. An absent term costs nothing; at least one is there."""
-
-    s_per_launch: SheetFigure | None = None
-    s_per_weight_byte: SheetFigure | None = None
-    s_per_moved_byte: SheetFigure | None = None
-    s_per_flop: SheetFigure | None = None
-    fitted_flops_per_weight_byte: Span | None = None
-    """Least and most in the rows that the price was fitted on: with two bytes a value, the rows that a weight meets.
-    None: of a price that no such rows bound, because it is none of weights, or because nobody compared it."""
-    fitted_weight_bytes: Span | None = None
-    """Least and most of one launch in those rows."""
-
-    @model_validator(mode="after")
-    def _has_a_term(self) -> KernelPrice:
-        if not self.model_fields_set & set(_TERMS):
-            raise ValueError(f"a price without terms; give at least one of {', '.join(_TERMS)}")
-        return self
-
-    def is_fitted_at(self, launches: int, weight_bytes: float, flops: float) -> bool:
-        """Whether the rows of the fit had launches such as these, as far as the sheet tells."""
-        if launches == 0 or not (self.fitted_flops_per_weight_byte or self.fitted_weight_bytes):
-            return True
-        if weight_bytes == 0:
-            return False
-        amounts = (
-            (self.fitted_flops_per_weight_byte, flops / weight_bytes),
-            (self.fitted_weight_bytes, weight_bytes / launches),
-        )
-        return all(known is None or known.least <= amount <= known.most for known, amount in amounts)
-
-    def seconds(self, launches: int, weight_bytes: float, moved_bytes: float, flops: float) -> float:
-        terms = (
-            (self.s_per_launch, launches),
-            (self.s_per_weight_byte, weight_bytes),
-            (self.s_per_moved_byte, moved_bytes),
-            (self.s_per_flop, flops),
-        )
-        return sum(figure.value * amount for figure, amount in terms if figure is not None)
-
-
-_TERMS = ("s_per_launch", "s_per_weight_byte", "s_per_moved_byte", "s_per_flop")
-
-
-class Misses(Record):
-    """Modelled over stated, less one, of what the source states and no fit used: the least and the most of them."""
-
-    least: float = Field(gt=-1, allow_inf_nan=False)
-    most: float = Field(allow_inf_nan=False)
-    origin: str = Field(min_length=1)
-
-    @property
-    def words(self) -> str:
-        return f"{100 * self.least:+.0f} to {100 * self.most:+.0f} %"
-
-
-class MissedBy(Record):
-    """How far ratios between arms came out from those of the source."""
-
-    seconds: Misses
-    joules: Misses
+"""The component that holds what the source books as communication; every other component is a unit or a link."""
+MOST_ALIKE = 64
+"""Units that one table may stand for."""
 
 
 class UnitSheet(Record):
-    """A compute unit. Its energy lands in the component of the same name."""
+    """A compute unit, or `count` units alike. Its energy lands in the component of the same name."""
 
-    busy_w: SheetFigure
-    """Power while the unit works, whatever it works on."""
+    count: int | None = Field(default=None, ge=1, le=MOST_ALIKE)
+    """Of a table such as [units.ndp]: it stands for ndp:0 to ndp:count-1. None of a table of one unit."""
+    busy_w: SheetFigure | None = None
+    """Power while the unit works, whatever it works on. None: not stated, and its joules are missing."""
+    idle_w: SheetFigure | None = None
+    """Power while it waits, where `busy_w` is stated. None: not stated, and counted as 0."""
     j_per_flop: SheetFigure | None = None
     s_per_naive_launch: SheetFigure | None = None
     """On top of a launch whose unit the framework itself chose at run time (Core ML naive); None: not priced."""
-    relative_accuracy: SheetFigure
+    relative_accuracy: SheetFigure | None = None
     """Energy residual of the fit, root mean square over the rows used. No error of its joules elsewhere."""
-    kernels: dict[Kernel, KernelPrice]
+    kernels: dict[Kernel, KernelPrice] = Field(default_factory=dict)
+    roofline: Roofline | None = None
+    """Prices what has no price among `kernels`."""
     only_ratios: str | None = Field(default=None, min_length=1)
     """Why its prices are good for ratios of single operations alone; None where a whole model can be priced on it."""
+
+    @model_validator(mode="after")
+    def _has_prices(self) -> UnitSheet:
+        if not self.kernels and self.roofline is None:
+            raise ValueError("has no prices; give it kernels or a roofline")
+        return self
+
+    def price(self, kernel: Kernel) -> KernelPrice | Roofline | None:
+        """None where the sheet does not price such work here."""
+        return self.kernels.get(kernel, self.roofline)
 
 
 class MemorySheet(Record):
@@ -153,12 +85,12 @@ class MemorySheet(Record):
     comm_w: SheetFigure
     """Power of the component `comm` while any unit works."""
     relative_accuracy: SheetFigure
-    bytes_per_s: SheetFigure | None = None
+    bytes_per_s: Rate | None = None
     """Bandwidth that no unit's weight reads can beat."""
 
 
 class Sheet(Record):
-    """A machine: units, shared memory, limits. Read by `load_sheet`."""
+    """A machine: units, what lies between them, limits. Read by `load_sheet`."""
 
     name: str
     description: str
@@ -171,19 +103,97 @@ class Sheet(Record):
     """Power of the machine doing nothing, booked on `cpu`; None where nobody says."""
     missed_by: MissedBy | None = None
     """None where nothing was compared with its source."""
-    units: dict[Unit, UnitSheet]
-    memory: MemorySheet
+    units: dict[End, UnitSheet]
+    """Read: each unit by its own name, those that one table stands for too."""
+    memory: MemorySheet | None = None
+    """None of units with memories of their own."""
+    memories: dict[End, Rate] = Field(default_factory=dict)
+    """Bytes that a unit's own memory holds; `ndp`: of each."""
+    links: dict[LinkName, LinkSheet] = Field(default_factory=dict)
 
     @property
     def components(self) -> tuple[str, ...]:
         """What has joules of its own."""
-        return (*self.units, COMM)
+        return (*self.units, *self.links, *((COMM,) if self.memory is not None else ()))
 
-    @model_validator(mode="after")
-    def _has_a_cpu(self) -> Sheet:
-        if "cpu" not in self.units:
-            raise ValueError(f"units are {sorted(self.units)}; a sheet needs `cpu`, where everything can fall back to")
-        return self
+    def has_watts(self, component: str) -> bool:
+        """Whether the sheet states what its joules follow from."""
+        if component in self.units:
+            return self.units[component].busy_w is not None
+        return component not in self.links or self.links[component].pj_per_bit is not None
+
+    def component_of(self, resource: str) -> str:
+        """Of a unit, or of a link's direction: under which its joules are booked."""
+        return resource if resource in self.units else resource.removesuffix(BACK)
+
+    def capacity_bytes(self, unit: Unit) -> float | None:
+        """Of its own memory; None where the sheet does not say."""
+        found = self.memories.get(unit, self.memories.get(unit.partition(":")[0]))
+        return None if found is None else found.value
+
+    def resource_between(self, source: Unit, target: Unit) -> str | None:
+        """The link on which bytes travel, in that direction; None where none joins the two."""
+        for name, link in self.links.items():
+            direction = link.direction(source, target)
+            if direction is not None:
+                return name + BACK if direction == "back" and link.kind == "duplex" else name
+        return None
+
+    def link_of(self, resource: str) -> LinkSheet | None:
+        """None of a unit."""
+        return self.links.get(resource.removesuffix(BACK))
+
+    @field_validator("units")
+    @classmethod
+    def _numbered(cls, tables: dict[End, UnitSheet]) -> dict[End, UnitSheet]:
+        """Each unit by its own name."""
+        problems, found = [], dict[End, UnitSheet]()
+        for name, unit in tables.items():
+            is_kind = name in ("ndp", "rank", "core")
+            if is_kind and unit.count is None:
+                problems.append(f"{name}: such units are numbered; say how many with count, or name it {name}:0")
+            elif not is_kind and unit.count is not None:
+                problems.append(f"{name}: count is of tables of units alike, ndp, rank or core; remove the line")
+            names = [f"{name}:{i}" for i in range(unit.count or 0)] if is_kind else [name]
+            problems += [f"{one}: two tables are of this unit; leave one" for one in names if one in found]
+            found |= dict.fromkeys(names, unit)
+        if "cpu" not in tables:
+            problems.append(f"units are {sorted(tables)}; a sheet needs `cpu`, where everything can fall back to")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return found
+
+    @field_validator("memories")
+    @classmethod
+    def _of_units(cls, memories: dict[End, Rate], info: ValidationInfo) -> dict[End, Rate]:
+        unknown = [end for end in memories if not _is_known(end, info)]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)}: the sheet has no such unit; name one of its units")
+        return memories
+
+    @field_validator("links")
+    @classmethod
+    def _between_units(cls, links: dict[LinkName, LinkSheet], info: ValidationInfo) -> dict[LinkName, LinkSheet]:
+        ends = [(name, end) for name, link in links.items() for end in (*link.source, *link.target)]
+        problems = [
+            f"{name}: ends at {end}, and the sheet has no such unit; name one of its units"
+            for name, end in ends
+            if not _is_known(end, info)
+        ]
+        problems += [f"{name}: no link can be called so; give it another name" for name in links if name in TAKEN]
+        if not problems and "units" in info.data:
+            for one, two in combinations(info.data["units"], 2):
+                joining = [name for name, link in links.items() if link.direction(one, two) is not None]
+                if len(joining) > 1:
+                    problems.append(f"{' and '.join(joining)} both join {one} and {two}; leave one")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return links
+
+
+def _is_known(end: End, info: ValidationInfo) -> bool:
+    """True too where the units themselves are not whole: that is said of them."""
+    return "units" not in info.data or is_end_of(end, set(info.data["units"]))
 
 
 _FOLDER = resources.files("devices.models") / "sheets"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from devices.base import DeviceError, Unit
+from devices.models.operation import Operation, operation_joules, operation_seconds
 from devices.models.sheet import Sheet, load_sheet
-from devices.models.timeline import Operation, operation_joules, operation_seconds
 from engines.errors import EngineError
 from engines.pricing.schedule import NAMED_SHAPES, sizes_of
 from engines.techniques.context import ModelSizes
@@ -25,11 +25,18 @@ class SheetCosts:
         return math.inf if call is None else operation_seconds(self._sheet, call)
 
     def call_j(self, unit: Unit, n_experts: int, n_rows: float, share: float = 1.0) -> float:
-        """Of the unit and of communication; infinite and raising as `call_s`."""
+        """Of the unit and of communication; infinite and raising as `call_s`, and where the sheet states no power."""
         call = self._call(unit, n_experts, n_rows, share)
         if call is None:
             return math.inf
-        return sum(operation_joules(self._sheet, call, operation_seconds(self._sheet, call)).values())
+        joules = operation_joules(self._sheet, call, operation_seconds(self._sheet, call))
+        missing = [component for component, spent_j in joules.items() if spent_j is None]
+        if missing:
+            raise DeviceError(
+                f"sheet {self._sheet.name} states no power of {missing[0]}, so nothing can be placed by joules;"
+                " place by seconds"
+            )
+        return sum(spent_j for spent_j in joules.values() if spent_j is not None)
 
     def _call(self, unit: Unit, n_experts: int, n_rows: float, share: float) -> Operation | None:
         """None where the unit does not take it."""
@@ -41,10 +48,17 @@ class SheetCosts:
         return Operation("expert FFN", unit, "expert_ffn", flops=flops, weight_bytes=weight_bytes)
 
     def transfer_s(self, source: Unit, target: Unit, n_bytes: float) -> float:
-        raise DeviceError(
-            f"sheet {self._sheet.name} has no link from {source} to {target}: its units share one memory; choose a"
-            " technique that moves nothing there"
-        )
+        resource = self._sheet.resource_between(source, target)
+        link = None if resource is None else self._sheet.link_of(resource)
+        if link is None:
+            raise DeviceError(
+                f"sheet {self._sheet.name} has no link from {source} to {target}; choose a technique that moves nothing"
+                " there"
+            )
+        return link.seconds(1, n_bytes)
+
+    def capacity_bytes(self, unit: Unit) -> float | None:
+        return self._sheet.capacity_bytes(unit)
 
 
 def costs_of(sheet: str, sizes: ModelSizes) -> SheetCosts:

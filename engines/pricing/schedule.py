@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from devices.base import Unit
-from devices.models.timeline import Operation
+from devices.models.operation import Operation
 from engines.calls import ExpertCall
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError

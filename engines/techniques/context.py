@@ -102,6 +102,10 @@ class Costs(Protocol):
         """Seconds in which so many bytes travel. Raises `DeviceError` where nothing links the two."""
         ...
 
+    def capacity_bytes(self, unit: Unit) -> float | None:
+        """Of the unit's own memory; None where that is not stated."""
+        ...
+
 
 class HasModel(Protocol):
     """The model that computes, for predictors that ask its own norms and routers; a `Transformer` is one."""

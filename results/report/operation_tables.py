@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ _READ = ("cell", "operation", "runs_on", "seconds", "share_of_time", "joules", "
 @dataclass(frozen=True)
 class OperationTable:
     """rows: an operation with its unit, and of each arm (seconds, joules, what of the seconds is extrapolated) as text;
-    empty where the arm has none."""
+    empty where the arm has none, joules too where the sheet states no watts."""
 
     title: str
     arms: tuple[Arm, ...]
@@ -33,7 +34,7 @@ def operation_tables(frame: pd.DataFrame, arms: Mapping[str, Arm]) -> list[Opera
         spent = {
             (cell, operation, unit): (
                 f"{format_quantity(seconds, 's')} ({_percent(share)})",
-                format_quantity(joules, "J"),
+                "" if math.isnan(joules) else format_quantity(joules, "J"),
                 _extrapolated(seconds, outside_s),
             )
             for cell, operation, unit, seconds, share, joules, outside_s in zip(*columns, strict=True)

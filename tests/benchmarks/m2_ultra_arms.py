@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from devices.base import Unit
+from devices.models.operation import Operation
 from devices.models.sheet import Sheet, load_sheet
-from devices.models.timeline import Operation, Timeline
+from devices.models.timeline import Timeline
 from engines.calls import CallKind, Calls, ExpertCall
 from engines.dispatch import DispatchPlan
 from engines.pricing.schedule import PHI_3_5_MOE as PHI

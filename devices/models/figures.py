@@ -1,0 +1,136 @@
+"""Numbers of a hardware sheet with where they come from, and what they make of work: seconds.
+
+Every figure has its kind: `stated` by the source, `fitted` on rows of its tables, or `assumed` because nobody says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from results.records import Record
+
+Kernel = Literal[
+    "attention",
+    "expert_ffn",
+    "router",
+    "gather_dynamic",
+    "gather_static",
+    "padding",
+    "scatter",
+    "residual",
+    "norm",
+    "lm_head",
+]
+"""Price lists of a unit. Gather has two: into buffers sized after routing, or into buffers that stand ready."""
+
+
+class SheetFigure(Record):
+    """One number of the sheet with its provenance."""
+
+    value: float = Field(ge=0, allow_inf_nan=False)
+    kind: Literal["stated", "fitted", "assumed"]
+    origin: str = Field(min_length=1)
+
+
+def _is_positive(figure: SheetFigure) -> SheetFigure:
+    if figure.value == 0:
+        raise ValueError("must be above 0")
+    return figure
+
+
+Rate = Annotated[SheetFigure, AfterValidator(_is_positive)]
+"""One by which something is divided."""
+
+
+class Span(Record):
+    """What the rows of a fit had of an amount, both ends included."""
+
+    least: float = Field(gt=0, allow_inf_nan=False)
+    most: float = Field(allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _rises(self) -> Span:
+        if self.least > self.most:
+            raise ValueError(f"least {self.least:g} is above most {self.most:g}; swap them")
+        return self
+
+
+class KernelPrice(Record):
+    """Seconds of one kind of work on one unit. An absent term costs nothing; at least one is there."""
+
+    s_per_launch: SheetFigure | None = None
+    s_per_weight_byte: SheetFigure | None = None
+    s_per_moved_byte: SheetFigure | None = None
+    s_per_flop: SheetFigure | None = None
+    fitted_flops_per_weight_byte: Span | None = None
+    """Least and most in the rows that the price was fitted on: with two bytes a value, the rows that a weight meets.
+    None: of a price that no such rows bound, because it is none of weights, or because nobody compared it."""
+    fitted_weight_bytes: Span | None = None
+    """Least and most of one launch in those rows."""
+
+    @model_validator(mode="after")
+    def _has_a_term(self) -> KernelPrice:
+        if not self.model_fields_set & set(_TERMS):
+            raise ValueError(f"a price without terms; give at least one of {', '.join(_TERMS)}")
+        return self
+
+    def is_fitted_at(self, launches: int, weight_bytes: float, flops: float) -> bool:
+        """Whether the rows of the fit had launches such as these, as far as the sheet tells."""
+        if launches == 0 or not (self.fitted_flops_per_weight_byte or self.fitted_weight_bytes):
+            return True
+        if weight_bytes == 0:
+            return False
+        amounts = (
+            (self.fitted_flops_per_weight_byte, flops / weight_bytes),
+            (self.fitted_weight_bytes, weight_bytes / launches),
+        )
+        return all(known is None or known.least <= amount <= known.most for known, amount in amounts)
+
+    def seconds(self, launches: int, weight_bytes: float, moved_bytes: float, flops: float) -> float:
+        terms = (
+            (self.s_per_launch, launches),
+            (self.s_per_weight_byte, weight_bytes),
+            (self.s_per_moved_byte, moved_bytes),
+            (self.s_per_flop, flops),
+        )
+        return sum(figure.value * amount for figure, amount in terms if figure is not None)
+
+
+_TERMS = ("s_per_launch", "s_per_weight_byte", "s_per_moved_byte", "s_per_flop")
+
+
+class Roofline(Record):
+    """Seconds of any kind of work on a unit, as the slower of its memory and its arithmetic. Nobody compared it with
+    what runs there: it is the best that the unit could do."""
+
+    bytes_per_s: Rate
+    """Of its own memory, for weights and activations alike."""
+    flops_per_s: Rate
+    s_per_launch: SheetFigure | None = None
+    """None: not stated, and counted as 0."""
+
+    def seconds(self, launches: int, weight_bytes: float, moved_bytes: float, flops: float) -> float:
+        launch_s = 0.0 if self.s_per_launch is None else launches * self.s_per_launch.value
+        n_bytes = weight_bytes + moved_bytes
+        return launch_s + max(n_bytes / self.bytes_per_s.value, flops / self.flops_per_s.value)
+
+
+class Misses(Record):
+    """Modelled over stated, less one, of what the source states and no fit used: the least and the most of them."""
+
+    least: float = Field(gt=-1, allow_inf_nan=False)
+    most: float = Field(allow_inf_nan=False)
+    origin: str = Field(min_length=1)
+
+    @property
+    def words(self) -> str:
+        return f"{100 * self.least:+.0f} to {100 * self.most:+.0f} %"
+
+
+class MissedBy(Record):
+    """How far ratios between arms came out from those of the source."""
+
+    seconds: Misses
+    joules: Misses

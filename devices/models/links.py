@@ -1,0 +1,67 @@
+"""Links of a hardware sheet: what lies between the memories of its units, and how long bytes take there.
+
+    t = latency_s + bytes / bytes_per_s        E = 8 * bytes * pj_per_bit * 1e-12
+
+A link has ends on two sides. `ndp` as an end means every unit of that kind: they share the link. A duplex link carries
+both directions at the same time, and has a resource for each; a shared one carries one thing at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, StringConstraints
+
+from devices.models.figures import Rate, SheetFigure
+from results.records import Record
+
+End = Annotated[str, StringConstraints(pattern=r"^(cpu|gpu|npu|(ndp|rank|core)(:(0|[1-9][0-9]{0,3}))?)$")]
+"""A unit, or all numbered units of a kind: `gpu`, `ndp:0`, `ndp`."""
+LinkName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+TAKEN = ("cpu", "gpu", "npu", "ndp", "rank", "core", "comm", "total")
+"""What no link can be called: a component of another kind."""
+
+
+def _listed(ends: object) -> object:
+    return (ends,) if isinstance(ends, str) else tuple(ends) if isinstance(ends, list) else ends
+
+
+Ends = Annotated[tuple[End, ...], BeforeValidator(_listed)]
+"""One, or a list."""
+BACK = ":back"
+"""Behind the name of a duplex link: its way from target to source."""
+
+
+class LinkSheet(Record):
+    """Between the memories of two sides."""
+
+    source: Ends = Field(min_length=1, max_length=64)
+    target: Ends = Field(min_length=1, max_length=64)
+    bytes_per_s: Rate
+    """In each direction of a duplex link; of both together of a shared one."""
+    latency_s: SheetFigure | None = None
+    """Of each thing that is sent. None: not stated, and counted as 0."""
+    pj_per_bit: SheetFigure | None = None
+    """Picojoules. None: not stated, and the link's joules are missing."""
+    kind: Literal["shared", "duplex"]
+
+    def seconds(self, launches: int, n_bytes: float) -> float:
+        latency_s = 0.0 if self.latency_s is None else launches * self.latency_s.value
+        return latency_s + n_bytes / self.bytes_per_s.value
+
+    def direction(self, source: str, target: str) -> Literal["forth", "back"] | None:
+        """None where it does not join the two."""
+        if _among(source, self.source) and _among(target, self.target):
+            return "forth"
+        if _among(source, self.target) and _among(target, self.source):
+            return "back"
+        return None
+
+
+def _among(unit: str, ends: tuple[str, ...]) -> bool:
+    return unit in ends or unit.partition(":")[0] in ends
+
+
+def is_end_of(end: str, units: set[str]) -> bool:
+    """Whether a unit, or a unit of that kind, is among them."""
+    return end in units or any(unit.startswith(f"{end}:") for unit in units)

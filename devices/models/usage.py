@@ -1,0 +1,112 @@
+"""What the operations of a timeline come to: joules of each component at any time.
+
+A unit and a link work on one thing at a time, so the joules of each are a line through the starts and ends of its own
+operations. The memory that units share, and its power, counts once while any unit works.
+
+Legend: P operations that ran, in the order in which they were asked; D distinct ones.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.models.sheet import COMM, Sheet
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+class Usage:
+    """Joules by component; which operations ran, and when, is told with every question."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self._sheet = sheet
+        self._components_D: list[str] = []
+        self._joules_D: list[float] = []
+        self._slept: list[tuple[float, float]] = []
+        self._forgotten_j: dict[str, float] = defaultdict(float)
+        self._forgotten_s: dict[str, float] = defaultdict(float)
+        """Joules and busy seconds of what was forgotten."""
+        self._slept_before_s = 0.0
+
+    def price(self, joules: Mapping[str, float | None]) -> None:
+        """Of the next distinct operation, as `operation_joules` says them; the first is of its unit or link."""
+        component = next(iter(joules))
+        self._components_D.append(component)
+        self._joules_D.append(joules[component] or 0.0)
+
+    def slept(self, start_s: float, end_s: float) -> None:
+        """Nothing ran, and the machine drew its idle power."""
+        self._slept.append((start_s, end_s))
+
+    def forget(self, place_P: Integers, start_P: Floats, end_P: Floats, now_s: float) -> None:
+        """These are over, and come in no later question."""
+        for component in self._sheet.components:
+            own_P = self._own(component, place_P)
+            self._forgotten_s[component] += self._busy_s(component, start_P[own_P], end_P[own_P])
+            self._forgotten_j[component] += float(np.asarray(self._joules_D)[place_P[own_P]].sum())
+        over = [span for span in self._slept if span[1] <= now_s]
+        self._slept_before_s += sum(end_s - start_s for start_s, end_s in over)
+        self._slept = self._slept[len(over) :]
+
+    def readings(
+        self, component: str, start_s: float, now_s: float, place_P: Integers, start_P: Floats, end_P: Floats
+    ) -> tuple[Floats, Floats]:
+        """(times, cumulative joules) at every boundary of an operation or a sleep from `start_s` to `now_s`."""
+        edges_s = np.unique(np.concatenate([[start_s, now_s], start_P, end_P, *map(np.asarray, self._slept)]))
+        edges_s = edges_s[(edges_s >= start_s) & (edges_s <= now_s)]
+        own_P = self._own(component, place_P)
+        knots_s, busy_s = _busy(start_P[own_P], end_P[own_P])
+        busy_at_s = self._forgotten_s[component] + np.interp(edges_s, knots_s, busy_s)
+        if component == COMM:
+            assert self._sheet.memory is not None
+            return edges_s, self._sheet.memory.comm_w.value * busy_at_s
+        # One after another: a knot at each start and each end, with the joules so far.
+        order = np.argsort(start_P[own_P], kind="stable")
+        joules = np.asarray(self._joules_D)[place_P[own_P][order]] if len(order) else np.empty(0)
+        at_s, at_j = _line(start_P[own_P][order], end_P[own_P][order], joules)
+        spent_j = np.full(len(edges_s), self._forgotten_j[component])
+        if len(at_s):
+            spent_j += np.interp(edges_s, at_s, at_j)
+        idle = self._sheet.units[component].idle_w if component in self._sheet.units else None
+        if idle is not None and self._sheet.has_watts(component):
+            spent_j = np.maximum.accumulate(spent_j + idle.value * (edges_s - busy_at_s))
+        if component == "cpu" and self._sheet.idle_w is not None:
+            sleeps_s, slept_s = _busy(*np.array(self._slept).reshape(-1, 2).T)
+            spent_j = spent_j + self._sheet.idle_w.value * (
+                self._slept_before_s + np.interp(edges_s, sleeps_s, slept_s)
+            )
+        return edges_s, spent_j
+
+    def _own(self, component: str, place_P: Integers) -> NDArray[np.bool_]:
+        """Which of them the component works on. The shared memory works with all units, and not with links."""
+        links = self._sheet.links
+        is_own_D = [one not in links if component == COMM else one == component for one in self._components_D]
+        return np.array(is_own_D, dtype=np.bool_)[place_P] if len(place_P) else np.zeros(0, dtype=np.bool_)
+
+    def _busy_s(self, component: str, start_P: Floats, end_P: Floats) -> float:
+        return float(_busy(start_P, end_P)[1][-1])
+
+
+def _busy(start_P: Floats, end_P: Floats) -> tuple[Floats, Floats]:
+    """(times, seconds until then in which any of these ran): a line between the times."""
+    if not len(start_P):
+        return np.zeros(1), np.zeros(1)
+    order = np.argsort(start_P, kind="stable")
+    starts_s, ends_s = start_P[order], np.maximum.accumulate(end_P[order])
+    begins = np.concatenate([[True], starts_s[1:] > ends_s[:-1]])
+    first_s, last_s = starts_s[begins], ends_s[np.concatenate([begins[1:], [True]])]
+    return _line(first_s, last_s, last_s - first_s)
+
+
+def _line(starts_s: Floats, ends_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
+    """(times, amounts until then) through stretches one after another; level between them, to the last bit."""
+    so_far = np.concatenate([[0.0], np.cumsum(amounts)])
+    return (
+        np.stack([starts_s, ends_s], axis=1).reshape(-1),
+        np.stack([so_far[:-1], so_far[1:]], axis=1).reshape(-1),
+    )
