@@ -33,7 +33,8 @@ class CallKind:
     width: of the intermediate dimension; the parts' results add up. hidden: of the model width; the parts' sums before
     the activation add up, then each part makes its columns of the result. None computes whole experts.
     naive_launch: dispatched by a runtime that decides by itself where a graph goes. skips_padding: rows of padding are
-    computed as any other, and not fetched. overlaps: does not wait for calls of other units that overlap too.
+    computed as any other, and not fetched. overlaps: does not wait for calls of other units that overlap too. once:
+    other steps have other widths, so that slices are not kept.
     """
 
     unit: Unit = "cpu"
@@ -43,6 +44,7 @@ class CallKind:
     hidden: Width | None = None
     skips_padding: bool = False
     overlaps: bool = False
+    once: bool = False
 
     @property
     def is_whole(self) -> bool:

@@ -159,9 +159,12 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange:
-    """Activations that units send each other. bytes_NN[i][j]: from units[i] to units[j]."""
+    """Activations that units send each other. bytes_NN[i][j]: from units[i] to units[j].
 
-    kind: Literal["all_gather", "all_to_all", "all_reduce", "reduce", "reduce_scatter"]
+    broadcast: the first sends all others the same, which a link that they share may carry once.
+    """
+
+    kind: Literal["all_gather", "all_to_all", "all_reduce", "reduce", "reduce_scatter", "broadcast"]
     units: tuple[Unit, ...]
     bytes_NN: tuple[tuple[int, ...], ...]
 

@@ -19,6 +19,7 @@ from engines.techniques.layout.tiers import TiersParameters
 from engines.techniques.move.fetch import FetchParameters
 from engines.techniques.parameters import Composed
 from engines.techniques.place.hosts import HostsParameters, HottestParameters
+from engines.techniques.place.ndp import NdpParameters
 from engines.techniques.place.priced import PricedParameters
 from engines.techniques.place.residency import ByCostParameters
 from engines.techniques.place.units import OneUnitParameters, ShardsParameters
@@ -98,6 +99,8 @@ def size_problems(
     if isinstance(place, HottestParameters) and (reason := place.too_many(config.moe.n_experts)):
         yield f"engine {engine.label}: {reason}"
     if isinstance(choices.move, FetchParameters) and own is not None and (reason := choices.move.too_many(own)):
+        yield f"engine {engine.label}: {reason}"
+    if isinstance(place, NdpParameters) and (reason := place.too_many(config.moe.expert_width)):
         yield f"engine {engine.label}: {reason}"
     as_shape = place.as_shape if isinstance(place, PricedParameters) and place.as_shape in NAMED_SHAPES else None
     if as_shape is not None:

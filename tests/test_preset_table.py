@@ -56,6 +56,7 @@ LINES: dict[str, tuple[str, Line]] = {
     "expert-parallel": ("cpu", ({"kind": "expert_parallel", "exchange": "all_to_all"}, EXACT, NOTHING)),
     "tp-ep": ("cpu", ({"kind": "tp_ep", "tensor_ranks": 2}, EXACT, NOTHING)),
     "eplb": ("cpu", ({"kind": "eplb", "nodes": 1}, EXACT, NOTHING)),
+    "ndp-tp": ("gpu", ({"kind": "ndp", "ndps": 6, "balanced": False, "resident": False}, EXACT, NOTHING)),
     "moe-ondemand": ("cpu", (on("cpu"), EXACT, {"kind": "cache", "evict": "static", "stay": "first"})),
     "lru": ("cpu", (on("cpu"), EXACT, {"kind": "cache", "evict": "lru"})),
     "lfu": ("cpu", (on("cpu"), EXACT, {"kind": "cache", "evict": "lfu"})),

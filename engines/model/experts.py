@@ -87,6 +87,10 @@ class ExpertWeights:
             self._parts[key] = ExpertWeights(own, self.unit, self.weights_input)
         return self._parts[key]
 
+    def cut(self, kind: CallKind, experts: Sequence[int]) -> ExpertWeights:
+        """The same of some experts, numbered anew, and not kept."""
+        return ExpertWeights(tuple(sliced(self.experts[e], kind) for e in experts), self.unit, self.weights_input)
+
     @cached_property
     def _parts(self) -> dict[tuple[Width | None, Width | None, bool], ExpertWeights]:
         return {}
@@ -152,7 +156,7 @@ def execute(
         return out_TH
     if is_grouped(calls, experts) and native.serves(hidden_TH):
         for kind_number, kind in enumerate(calls.kinds):
-            out_TH += _mix_parts(plan, kind_number, hidden_TH, experts.parts(kind))
+            out_TH += _mix_parts(plan, kind_number, kind, hidden_TH, experts)
         return out_TH
     rows_RH = gather_rows(plan, hidden_TH)
     if experts.weights_input:
@@ -178,14 +182,17 @@ def is_grouped(calls: Calls, experts: ExpertWeights) -> bool:
     expert to the next."""
     if experts.table is None:
         return False
+    if any(kind.once for kind in calls.kinds) and not isinstance(experts.experts[0].down_HI, Tensor):
+        return False
     sums_after_activation = all(kind.hidden is None for kind in calls.kinds)
-    return sums_after_activation and all(experts.parts(kind).table is not None for kind in calls.kinds)
+    return sums_after_activation and all(kind.once or experts.parts(kind).table is not None for kind in calls.kinds)
 
 
-def _mix_parts(plan: DispatchPlan, kind_number: int, hidden_TH: Tensor, parts: ExpertWeights) -> Tensor:
+def _mix_parts(
+    plan: DispatchPlan, kind_number: int, kind: CallKind, hidden_TH: Tensor, experts: ExpertWeights
+) -> Tensor:
     """The calls of one kind. Parts of an expert share its rows, and their weighted results add."""
-    calls, table = plan.calls, parts.table
-    assert table is not None  # `is_grouped` said so
+    calls = plan.calls
     of_kind_C = slice(None) if calls.kind_C is None else calls.kind_C == kind_number
     of_kind_S = np.zeros(len(calls), dtype=bool)
     of_kind_S[of_kind_C] = True
@@ -196,6 +203,11 @@ def _mix_parts(plan: DispatchPlan, kind_number: int, hidden_TH: Tensor, parts: E
     before_S = np.cumsum(rows_S) - rows_S
     rows_R = torch.from_numpy(np.repeat(starts_S - before_S, rows_S) + np.arange(rows_S.sum()))
     called = calls.expert_S[segments].tolist()
+    if kind.once:
+        table, called = experts.cut(kind, called).table, list(range(len(called)))
+    else:
+        table = experts.parts(kind).table
+    assert table is not None  # `is_grouped` said so
     return native.mix(hidden_TH, table, called, rows_S.tolist(), plan.token_R[rows_R], plan.weight_R[rows_R])
 
 
@@ -215,7 +227,8 @@ def _segments(calls: Calls, experts: ExpertWeights, wave: Wave) -> Iterator[tupl
         first, n_rows = int(calls.first_row_S[segment]), int(calls.rows_S[segment])
         kind = calls.kind(int(calls.call_S[segment]))
         if n_rows:
-            yield slice(first, first + n_rows), experts.parts(kind).experts[expert], kind
+            own = sliced(experts.experts[expert], kind) if kind.once else experts.parts(kind).experts[expert]
+            yield slice(first, first + n_rows), own, kind
 
 
 def _add_hidden_slices(result_RH: Tensor, rows_RH: Tensor, calls: Calls, experts: ExpertWeights) -> None:

@@ -57,21 +57,27 @@ class Route(Protocol):
 
 class Piece(NamedTuple):
     """A slice of experts on a unit, of their intermediate dimension or of the model width. overlaps: its calls do not
-    wait for those of other units."""
+    wait for those of other units. once: cut for one step, as the next has other widths."""
 
     unit: Unit
     width: Width | None = None
     naive_launch: bool = False
     hidden: Width | None = None
     overlaps: bool = False
+    once: bool = False
 
 
 class Summed(NamedTuple):
-    """What the pieces of a share add up among each other: on all of them or on the first, so many values at a time."""
+    """What the pieces of a share add up among each other: on all of them or on one, so many values at a time.
+
+    on: the unit that adds up and has the tokens at first: it sends them to the others, as many values. None: the first
+    piece adds up, and all have them.
+    """
 
     kind: Literal["all_reduce", "reduce"]
     n_values: int
     of_each: Literal["row", "token"]
+    on: Unit | None = None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from engines.techniques.move.nothing import NothingParameters
 from engines.techniques.move.two_buffers import TwoBuffersParameters
 from engines.techniques.over_ranks import OverRanks
 from engines.techniques.place.hosts import CheaperParameters, HottestParameters
+from engines.techniques.place.ndp import NdpParameters
 from engines.techniques.place.ranks import (
     EplbParameters,
     ExpertParallelParameters,
@@ -55,6 +56,7 @@ PlaceChoice = Annotated[
     | ByCostParameters
     | CheaperParameters
     | HottestParameters
+    | NdpParameters
     | TensorParallelParameters
     | ExpertParallelParameters
     | TpEpParameters
@@ -133,6 +135,10 @@ class Choices(NamedTuple):
                 f"move fetch brings experts to a gpu, and place {self.place.kind} computes on"
                 f" {', '.join(self.place.units)}; use place cheaper or hottest, or one_unit with unit gpu"
             )
+        if isinstance(self.place, NdpParameters):
+            others = [layout.kind for layout in self.layouts if not isinstance(layout, ExactParameters)]
+            if others:
+                return f"place ndp computes exact rows; found layout {others[0]}; use exact"
         if isinstance(self.place, RanksParameters) and (reason := self._not_over_ranks()) is not None:
             return f"place {self.place.kind} {reason}"
         is_naive = isinstance(self.place, OneUnitParameters) and self.place.naive_launch

@@ -17,15 +17,17 @@ from torch import Tensor
 from devices.base import Unit
 from engines.calls import CallKind, Calls, Integers
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import DispatchPlan, Exchange, Routing
+from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.residency import Slots
 from engines.techniques.base import Layout, Move, Moved, Piece, Place, Route, Rows, Share
 from engines.techniques.context import NOTHING, Asks, BuildContext, ChunkPhase, LayerInput
+from engines.techniques.exchanges import exchanges_of
 from engines.techniques.layout.exact import exact_rows
 from engines.techniques.layout.tiers import Tiers
 from engines.techniques.move.nothing import NothingMoves
-from engines.techniques.one_token import ChosenAlone, InGroups, OneToken
+from engines.techniques.one_token import ChosenAlone, InGroups, Made, OneToken, OnNdp
+from engines.techniques.place.ndp import Ndp
 from engines.techniques.place.residency import ByCost
 from engines.techniques.place.units import DecodesOn
 from engines.techniques.route import PredictedRoute, RoutersChoice
@@ -74,8 +76,10 @@ class ComposedTechnique:
         if n_tokens == 1 and seen.phase == "decode" and routing.weights_TK.is_cpu:
             known = self._one_token(seen)
             if known is not None:
-                calls, token_R, weight_R = known.calls(routing)
+                calls, token_R, weight_R, exchanges = known.computed(seen)
                 moved = NOTHING_MOVED if self._move is None else self._move.moved(seen, calls, prediction)
+                if exchanges:
+                    moved = moved._replace(exchanges=exchanges + moved.exchanges)
                 told = self._prefetched(seen.layer, moved), executed, prediction, recalled
                 return DispatchPlan(1, token_R, weight_R, calls, top_k, 0, *moved, *told)
         ids_TK = routing.expert_ids_TK.cpu().numpy()
@@ -92,9 +96,7 @@ class ComposedTechnique:
         pair_P, row_P = _rows_of_pairs(ids_TK, load_E, kept_E, calls, ranked_T)
         token_R, weight_R = self._rows(seen, pair_P, row_P, calls, overflows)
         moved = NOTHING_MOVED if self._move is None else self._move.moved(seen, calls, prediction)
-        exchanges = tuple(
-            _exchange(share, calls, n_tokens, self._activation_bytes) for share in shares if share.summed is not None
-        )
+        exchanges = exchanges_of(shares, calls, n_tokens, self._activation_bytes)
         if exchanges:
             moved = moved._replace(exchanges=exchanges + moved.exchanges)
         n_pairs = n_tokens * top_k
@@ -144,6 +146,8 @@ class ComposedTechnique:
         return self._known[seen.layer]
 
     def _ask_one_token(self, seen: LayerInput) -> OneToken | None:
+        if isinstance(self._place, Ndp):
+            return OnNdp(self._place, seen.routing.expert_ids_TK.shape[1], self._made)
         said, shares = self._said_layout(seen.layer), self._place.decode_shares(seen.layer)
         if said is None or shares is None or len(shares[0].pieces) != 1:
             return None
@@ -155,6 +159,17 @@ class ComposedTechnique:
             return None  # built without the model's sizes
         every = layout.rows(seen, np.ones(seen.routing.n_experts, dtype=np.int64))
         return InGroups(every, said.group_of_E, kind) if every.weight_loads_C is None else None
+
+    def _made(self, shares: Sequence[Share], n_experts: int) -> Made:
+        """Of one token's experts, numbered from 0, that all have a row. Shares of exact rows."""
+        layout, n_rows = self._layouts["decode"], 0
+        parts: list[Calls] = []
+        for share in shares:
+            laid = exact_rows(np.ones(n_experts, np.int64) if share.experts_E is None else share.experts_E.astype(int))
+            parts.append(_calls(laid, share, layout, n_rows))
+            n_rows += int(laid.rows_S.sum())
+        calls = parts[0] if len(parts) == 1 else _joined(parts)
+        return Made(calls, exchanges_of(shares, calls, 1, self._activation_bytes))
 
     def _several(self, seen: LayerInput, load_E: Integers, shares: Sequence[Share]) -> tuple[Calls, Integers]:
         parts: list[Calls] = []
@@ -221,25 +236,8 @@ def _kinds(share: Share, layout: Layout) -> tuple[CallKind, ...]:
 
 @cache
 def _kind(piece: Piece, static: bool, skips: bool) -> CallKind:
-    return CallKind(piece.unit, static, piece.width, piece.naive_launch, piece.hidden, skips, piece.overlaps)
-
-
-def _exchange(share: Share, calls: Calls, n_tokens: int, value_bytes: int) -> Exchange:
-    """What the pieces of a share send each other, in the dtype in which activations are computed."""
-    assert share.summed is not None
-    units = tuple(piece.unit for piece in share.pieces)
-    n_rows = n_tokens
-    if share.summed.of_each == "row":
-        own = [i for i, kind in enumerate(calls.kinds) if kind.unit == units[0]]
-        kind_S = np.zeros(len(calls.rows_S), dtype=np.int64) if calls.kind_C is None else calls.kind_C[calls.call_S]
-        n_rows = int(calls.rows_S[np.isin(kind_S, own)].sum())
-    n_bytes = value_bytes * n_rows * share.summed.n_values
-    if share.summed.kind == "reduce":  # each sends all to the first
-        sent = [[n_bytes if j == 0 and i != j else 0 for j in range(len(units))] for i in range(len(units))]
-    else:  # each adds up a part of what all send it, and sends it back to all
-        part = -(-2 * n_bytes // len(units))
-        sent = [[part if i != j else 0 for j in range(len(units))] for i in range(len(units))]
-    return Exchange(share.summed.kind, units, tuple(map(tuple, sent)))
+    shape = piece.width, piece.naive_launch, piece.hidden
+    return CallKind(piece.unit, static, *shape, skips, piece.overlaps, piece.once)
 
 
 def _calls(laid: Rows, share: Share, layout: Layout, first_row: int) -> Calls:

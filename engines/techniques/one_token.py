@@ -7,22 +7,40 @@ Legend: K experts of the token, E experts, R rows, S segments, C calls, G groups
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engines.calls import CallKind, Calls, Integers
-from engines.dispatch import Routing
-from engines.techniques.base import Rows
+from engines.dispatch import Exchange
+from engines.techniques.base import Rows, Share
+from engines.techniques.context import LayerInput
+from engines.techniques.place.ndp import Division, Ndp
+
+
+class Computed(NamedTuple):
+    """Of one token: its calls, token_R and weight_R of their rows, what units send each other."""
+
+    calls: Calls
+    token_R: Tensor
+    weight_R: Tensor
+    exchanges: tuple[Exchange, ...] = ()
+
+
+class Made(NamedTuple):
+    """Calls, and what units send each other for them."""
+
+    calls: Calls
+    exchanges: tuple[Exchange, ...]
 
 
 class OneToken(Protocol):
-    def calls(self, routing: Routing) -> tuple[Calls, Tensor, Tensor]:
-        """And token_R and weight_R of their rows. routing: of one token, on the CPU."""
+    def computed(self, seen: LayerInput) -> Computed:
+        """seen.routing: of one token, on the CPU."""
         ...
 
 
@@ -36,8 +54,8 @@ class ChosenAlone:
         self._is_sorted = is_sorted or self._rows_E is not None
         self._kinds = (kind,)
 
-    def calls(self, routing: Routing) -> tuple[Calls, Tensor, Tensor]:
-        ids_K, weight_K = routing.expert_ids_TK.numpy()[0], routing.weights_TK.numpy()[0]
+    def computed(self, seen: LayerInput) -> Computed:
+        ids_K, weight_K = seen.routing.expert_ids_TK.numpy()[0], seen.routing.weights_TK.numpy()[0]
         order_K = ids_K.argsort(kind="stable") if self._is_sorted else slice(None)
         expert_S, n_pairs = ids_K[order_K], len(ids_K)
         counting_S, one_S = _counting(n_pairs)
@@ -51,7 +69,7 @@ class ChosenAlone:
             token_R, weight_R = np.full(n_rows, -1), np.zeros(n_rows, dtype=weight_K.dtype)
             token_R[first_S], weight_R[first_S] = 0, weight_K[order_K]
             calls = Calls(expert_S, rows_S, one_S, first_S, counting_S, self._kinds)
-        return calls, torch.from_numpy(token_R), torch.from_numpy(weight_R)
+        return Computed(calls, torch.from_numpy(token_R), torch.from_numpy(weight_R))
 
 
 class InGroups:
@@ -68,8 +86,8 @@ class InGroups:
         self._segment_of_E = every.expert_S.argsort()
         self._kinds = (kind,)
 
-    def calls(self, routing: Routing) -> tuple[Calls, Tensor, Tensor]:
-        ids_K, weight_K = routing.expert_ids_TK.numpy()[0], routing.weights_TK.numpy()[0]
+    def computed(self, seen: LayerInput) -> Computed:
+        ids_K, weight_K = seen.routing.expert_ids_TK.numpy()[0], seen.routing.weights_TK.numpy()[0]
         every = self._every
         valid_S = np.zeros(len(every.expert_S), dtype=np.int64)
         valid_S[self._segment_of_E[ids_K]] = 1
@@ -94,7 +112,52 @@ class InGroups:
         row_K, n_rows = first_E[ids_K], int(rows_S.sum())
         token_R, weight_R = np.full(n_rows, -1), np.zeros(n_rows, dtype=weight_K.dtype)
         token_R[row_K], weight_R[row_K] = 0, weight_K
-        return calls, torch.from_numpy(token_R), torch.from_numpy(weight_R)
+        return Computed(calls, torch.from_numpy(token_R), torch.from_numpy(weight_R))
+
+
+class OnNdp:
+    """Chosen experts in slices on NDP units, some of them on the GPU: as many, and so wide, as lie there already.
+
+    The calls of a number of them are made once, of the experts' places in an order: those on the GPU, one that is cut
+    between both, the others; by number inside each. A row stands at the place of its expert.
+    """
+
+    def __init__(self, place: Ndp, top_k: int, made: Callable[[Sequence[Share], int], Made]) -> None:
+        """made: of shares of experts 0 to top_k - 1 that have a row each."""
+        self._place, self._top_k, self._made = place, top_k, made
+        self._of_hits: dict[int, tuple[Division, Made]] = {}
+        self._token_R = torch.zeros(top_k, dtype=torch.int64)
+
+    def computed(self, seen: LayerInput) -> Computed:
+        ids_K, weight_K = seen.routing.expert_ids_TK.numpy()[0], seen.routing.weights_TK.numpy()[0]
+        order_K, n_hits = ids_K.argsort(kind="stable"), 0
+        if self._place.looks_for_hits(seen):
+            hit_K = self._place.hits(seen)[ids_K[order_K]]
+            n_hits = int(np.count_nonzero(hit_K))
+            if 0 < n_hits < self._top_k:
+                n_on_gpu = self._division(n_hits)[0].n_whole
+                hit_K &= hit_K.cumsum() <= n_on_gpu
+                order_K = order_K[(~hit_K).argsort(kind="stable")]
+        made = self._division(n_hits)[1]
+        every = made.calls
+        ordered_K = ids_K[order_K]
+        calls = Calls(
+            ordered_K[every.expert_S],
+            every.rows_S,
+            every.valid_S,
+            every.first_row_S,
+            every.starts_C,
+            every.kinds,
+            every.kind_C,
+        )
+        return Computed(calls, self._token_R, torch.from_numpy(weight_K[order_K]), made.exchanges)
+
+    def _division(self, n_hits: int) -> tuple[Division, Made]:
+        if n_hits not in self._of_hits:
+            division = self._place.divided(self._top_k, self._top_k, 1, n_hits)
+            shares = self._place.shares_of(_counting(self._top_k)[0], division, self._top_k)
+            self._of_hits[n_hits] = division, self._made(shares, self._top_k)
+        return self._of_hits[n_hits]
 
 
 @cache
