@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engines.base import unheard
-from engines.calls import CallKind, Calls, ExpertCall
+from engines.calls import CallKind, Calls, ExpertCall, Width
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
@@ -71,7 +71,8 @@ FORMS: dict[str, tuple[torch.dtype, Quantisation]] = {
 
 
 class Laid:
-    """Decodes by given layouts; plans one group after the other, the last first, as the layout's docstring says it."""
+    """Decodes by given layouts; plans one group after the other, the last first, as the layout's docstring says it, and
+    one slice after the other."""
 
     name = "laid"
     needs_saliency = True
@@ -92,15 +93,24 @@ class Laid:
         rows_of = layout.rows_E or [1] * routing.n_experts
         group_of = layout.group_of_E or range(routing.n_experts)
         weight_of = dict(zip(routing.expert_ids_TK[0].tolist(), routing.weights_TK[0].tolist(), strict=True))
+        kinds = [CallKind(static=True, width=w) for w in layout.widths]
+        kinds += [CallKind(static=True, hidden=w) for w in layout.hidden]
         calls, tokens, weights = list[ExpertCall](), list[int](), list[float]()
         for group in sorted({group_of[expert] for expert in weight_of}, reverse=True):
             members = tuple(expert for expert in range(routing.n_experts) if group_of[expert] == group)
             rows = tuple(rows_of[expert] for expert in members)
             valid = tuple(int(expert in weight_of) for expert in members)
-            calls.append(ExpertCall(members, rows, valid, len(tokens), CallKind(static=True)))
+            calls += [ExpertCall(members, rows, valid, len(tokens), k) for k in kinds or [CallKind(static=True)]]
             for expert, n_rows in zip(members, rows, strict=True):
                 tokens += [0 if expert in weight_of else -1] + [-1] * (n_rows - 1)
                 weights += [weight_of.get(expert, 0.0)] + [0.0] * (n_rows - 1)
+        last = routing.n_experts - 1
+        for _ in range(layout.n_padding_calls):
+            calls += [
+                ExpertCall((last,), (rows_of[last],), (0,), len(tokens), k) for k in kinds or [CallKind(static=True)]
+            ]
+            tokens += [-1] * rows_of[last]
+            weights += [0.0] * rows_of[last]
         return DispatchPlan(1, torch.tensor(tokens), torch.tensor(weights), Calls.of(calls), len(weight_of), 0)
 
 
@@ -149,10 +159,22 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def rows_by_expert(plan: DispatchPlan) -> dict[int, int]:
-    return {e: n for call in plan.calls for e, n in zip(call.experts, call.rows_per_expert, strict=True)}
+    """Slices share the rows of the first."""
+    found: dict[int, int] = {}
+    for call in plan.calls:
+        for expert, n_rows in zip(call.experts, call.rows_per_expert, strict=True):
+            found[expert] = found.get(expert, 0) + n_rows * call.kind.is_first_slice
+    return found
 
 
-def drawn_layouts(seed: int, n_experts: int = N_EXPERTS) -> list[DecodeLayout]:
+def drawn_slices(draw: random.Random, columns: int, n: int) -> tuple[Width, ...]:
+    ends = [*sorted(draw.sample(range(1, columns), n - 1)), columns]
+    return tuple(map(Width, [0, *ends], ends))
+
+
+def drawn_layouts(
+    seed: int, n_experts: int = N_EXPERTS, hidden: int = 64, expert_width: int = 64
+) -> list[DecodeLayout]:
     draw = random.Random(seed)
     rows = tuple(draw.choice((1, 2, 5, 8, 9, 16, 32, 40)) for _ in range(n_experts))
     few = tuple(draw.choice((1, 3, 4)) for _ in range(n_experts))
@@ -164,6 +186,12 @@ def drawn_layouts(seed: int, n_experts: int = N_EXPERTS) -> list[DecodeLayout]:
         DecodeLayout(rows, groups),
         DecodeLayout(few, (0,) * n_experts),
         DecodeLayout((1,) * n_experts),
+        DecodeLayout(rows, n_padding_calls=draw.randrange(1, 9)),
+        DecodeLayout(n_padding_calls=1),
+        DecodeLayout(widths=drawn_slices(draw, expert_width, 3)),
+        DecodeLayout(hidden=drawn_slices(draw, hidden, 2)),
+        DecodeLayout(rows, groups, 2, drawn_slices(draw, expert_width, 2)),
+        DecodeLayout(few, groups, 3, hidden=drawn_slices(draw, hidden, 4)),
     ]
 
 
@@ -231,6 +259,27 @@ def test_a_plan_that_is_not_what_ran_is_refused(told: DecodeLayout, folders: dic
         plans[2]
 
 
+HALVES, THIRDS = (Width(0, 32), Width(32, 64)), (Width(0, 24), Width(24, 40), Width(40, 64))
+
+
+@pytest.mark.parametrize(
+    ("planned", "told", "words"),
+    [
+        ({"widths": HALVES}, {"widths": THIRDS}, r"and planned \{\} in columns 0 to 24;"),
+        ({"widths": HALVES}, {"hidden": HALVES}, r"and planned \{\} in columns 0 to 32 of the model width;"),
+        ({"widths": HALVES}, {}, r"and planned \{\};"),
+        ({}, {"hidden": HALVES}, r"and planned \{\} in columns 0 to 32 of the model width;"),
+    ],
+)
+def test_a_plan_of_other_slices_than_ran_is_refused(
+    planned: dict[str, Any], told: dict[str, Any], words: str, folders: dict[int, Path]
+) -> None:
+    said = dict.fromkeys(SPARSE, DecodeLayout(**told))
+    _, (plans, *_) = decoded(model_of(folders[2]), Laid(dict.fromkeys(SPARSE, DecodeLayout(**planned)), said))
+    with pytest.raises(EngineError, match=words):
+        plans[1]
+
+
 def test_what_is_decided_between_router_and_experts_goes_layer_by_layer(folders: dict[int, Path]) -> None:
     technique = Laid(dict.fromkeys(SPARSE, PLAIN), {1: PLAIN, 2: None})
     _, steps = decoded(model_of(folders[2]), technique)
@@ -239,19 +288,22 @@ def test_what_is_decided_between_router_and_experts_goes_layer_by_layer(folders:
 
 
 @pytest.mark.parametrize(
-    ("rows_E", "group_of_E", "told"),
+    ("layout", "told"),
     [
-        ((4, 0, 4), None, "leave an expert none"),
-        (None, (0, 3, 0), "numbers from 0 to 2"),
-        (None, (0, -1, 0), "numbers from 0 to 2"),
-        ((1, 1), (0, 1, 1), "rows of 2 experts and groups of 3"),
+        ({"rows_E": (4, 0, 4)}, "leave an expert none"),
+        ({"group_of_E": (0, 3, 0)}, "numbers from 0 to 2"),
+        ({"group_of_E": (0, -1, 0)}, "numbers from 0 to 2"),
+        ({"rows_E": (1, 1), "group_of_E": (0, 1, 1)}, "rows of 2 experts and groups of 3"),
+        ({"n_padding_calls": -1}, "-1 calls of padding"),
+        ({"widths": (Width(0, 8), Width(9, 16))}, "must follow one another from column 0 on"),
+        ({"hidden": (Width(8, 16),)}, "must follow one another from column 0 on"),
+        ({"widths": (Width(0, 8), Width(8, 8))}, "must follow one another from column 0 on"),
+        ({"widths": (Width(0, 8),), "hidden": (Width(0, 8),)}, "give one of them"),
     ],
 )
-def test_layouts_that_no_token_fits_are_refused(
-    rows_E: tuple[int, ...] | None, group_of_E: tuple[int, ...] | None, told: str
-) -> None:
+def test_layouts_that_no_token_fits_are_refused(layout: dict[str, Any], told: str) -> None:
     with pytest.raises(EngineError, match=told):
-        DecodeLayout(rows_E, group_of_E)
+        DecodeLayout(**layout)
 
 
 # --- families whose layers the kernels do not know whole --------------------------------------------------------------
@@ -268,7 +320,7 @@ def test_layer_by_layer_too_experts_are_computed_before_anybody_plans(family: st
     sparse = [layer for layer in range(model.config.n_layers) if model.config.is_sparse(layer)]
     expected, _ = decoded(model, dropless(), Watcher())
     assert torch.equal(decoded(model, dropless())[0], expected)
-    for layout in drawn_layouts(5, min(moe.n_experts, 16)):
+    for layout in drawn_layouts(5, moe.n_experts, model.config.hidden, moe.expert_width):
         technique = Laid(dict.fromkeys(sparse, layout))
         hidden, steps = decoded(model, technique)
         by_plan, one_by_one = decoded(model, technique, Watcher())

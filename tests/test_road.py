@@ -92,8 +92,8 @@ SHARDS = {"place": {"kind": "shards", "cores": 2}}
     [
         # Norms of OLMoE's queries are over all heads: the kernels compute its experts, and not its layers whole.
         ("olmoe", {}, "layer by layer"),
-        # Which slices are called is planned between router and experts.
-        ("olmoe", SHARDS, "plan by plan"),
+        # Slices are known beforehand, whatever is chosen.
+        ("olmoe", SHARDS, "layer by layer"),
         # Experts that the kernels do not know.
         ("gpt-oss", {}, "plan by plan"),
         ("gpt-oss", SHARDS, "plan by plan"),

@@ -45,9 +45,16 @@ class _Layer(ctypes.Structure):
 
 
 class _Layout(ctypes.Structure):
-    """`struct DecodeLayout` of experts.h."""
+    """`struct DecodeLayout` of laid_out.h."""
 
-    _fields_ = (("rows_E", ctypes.c_void_p), ("group_E", ctypes.c_void_p))
+    _fields_ = (
+        ("rows_E", ctypes.c_void_p),
+        ("group_E", ctypes.c_void_p),
+        ("n_padding_calls", ctypes.c_int64),
+        ("slices", ctypes.c_void_p),
+        ("n_slices", ctypes.c_int64),
+        ("of_hidden", ctypes.c_int64),
+    )
 
 
 @dataclass(frozen=True)
@@ -57,21 +64,33 @@ class LayoutTable:
     layouts: ctypes.Array[_Layout]
     is_plain: bool
     """Whether all of them are."""
-    kept: tuple[ctypes.Array[ctypes.c_int64] | None, ...]
+    kept: tuple[object, ...]
     """Owners of the memory that the layouts point into."""
 
 
-def layout_table(layouts: Sequence[DecodeLayout | None], n_experts: int) -> LayoutTable:
-    """layouts: of every layer, None of a dense one."""
-    described, kept = list[_Layout](), list[ctypes.Array[ctypes.c_int64] | None]()
-    for layout in layouts:
+def layout_table(
+    layouts: Sequence[DecodeLayout | None], n_experts: int, slices: Sequence[Sequence[ExpertTable]]
+) -> LayoutTable:
+    """layouts: of every layer, None of a dense one. slices: of every layer, its experts' part in each slice."""
+    described, kept = list[_Layout](), list[object]()
+    for layout, tables in zip(layouts, slices, strict=True):
         if layout is None or layout.is_plain:
             described.append(_Layout())
             continue
-        assert layout.n_experts == n_experts
+        assert layout.n_experts in (None, n_experts)
+        assert len(tables) == len(layout.slices)
         numbers = [None if of_E is None else _numbers(of_E) for of_E in (layout.rows_E, layout.group_of_E)]
-        described.append(_Layout(*(None if array is None else ctypes.addressof(array) for array in numbers)))
-        kept += numbers
+        matrices = (ctypes.c_void_p * len(tables))(*(ctypes.addressof(table.matrices) for table in tables))
+        described.append(
+            _Layout(
+                *(None if array is None else ctypes.addressof(array) for array in numbers),
+                layout.n_padding_calls,
+                ctypes.addressof(matrices) if tables else None,
+                len(tables),
+                bool(layout.hidden),
+            )
+        )
+        kept += [*numbers, matrices, *tables]
     return LayoutTable((_Layout * len(described))(*described), not kept, tuple(kept))
 
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "experts.h"
+#include "laid_out.h"
 #include "layer.h"
 #include "matrix.h"
 #include "pool.h"

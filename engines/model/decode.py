@@ -14,34 +14,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
-from engines.decode_layout import DecodeLayout
+from engines.calls import CallKind, Width
+from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, LayoutTable, layout_table
-from engines.kernels.native import AttentionTable
+from engines.kernels.native import AttentionTable, ExpertTable
 from engines.model.architecture import SWIGLU, ModelConfig
 from engines.model.attention import KeyValueCache
 from engines.model.experts import GatedWeights
 from engines.model.router import kernel_router
-from engines.model.weights import LayerWeights, ModelWeights
+from engines.model.weights import LayerWeights, ModelWeights, SparseWeights
 from engines.techniques.base import Technique
 from engines.techniques.context import LayerInput
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What a sparse layer of a step computed. rows_E: rows of each expert's call; None: one for each chosen expert."""
+    """What a sparse layer of a step computed. rows_E: rows of each expert's calls; None: one for each chosen expert.
+    layout: whose slices were computed."""
 
     routing: Routing
     rows_E: Tensor | None
+    layout: DecodeLayout = PLAIN
 
     def rows_of_calls(self) -> dict[int, int]:
         if self.rows_E is None:
             return dict.fromkeys(self.routing.expert_ids_TK[0].tolist(), 1)
         return {expert: n_rows for expert, n_rows in enumerate(self.rows_E.tolist()) if n_rows}
+
+    def check(self, plan: DispatchPlan, name: str, layer: int) -> None:
+        """Raises `EngineError` where the plan is not what was computed. name: of the technique."""
+        ran, planned = self.rows_of_calls(), _rows_by_slice(plan)
+        slices = [_Slice(width=w) for w in self.layout.widths] + [_Slice(hidden=w) for w in self.layout.hidden]
+        for one in slices or [_Slice()]:
+            rows = planned.pop(one, {})
+            if ran != rows:
+                raise EngineError(
+                    f"{name} decoded layer {layer} with rows {ran} by expert and planned {rows}{one};"
+                    " its decode_layout must say what its plan does"
+                )
+        for one, rows in planned.items():
+            raise EngineError(
+                f"{name} planned layer {layer} with rows {rows} by expert{one or ' of whole experts'}, and decoded none"
+                " of them; its decode_layout must say what its plan does"
+            )
 
 
 class StepPlans(Sequence[DispatchPlan | None]):
@@ -85,28 +106,37 @@ class StepPlans(Sequence[DispatchPlan | None]):
         if not isinstance(computed, Computed):
             return computed
         plan = self._technique.plan(LayerInput(layer, "decode", computed.routing))
-        ran, planned = computed.rows_of_calls(), _rows_of_calls(plan)
-        if ran != planned:
-            raise EngineError(
-                f"{self._technique.name} decoded layer {layer} with rows {ran} by expert and planned {planned};"
-                " its decode_layout must say what its plan does"
-            )
+        computed.check(plan, self._technique.name, layer)
         return plan
 
     def __iter__(self) -> Iterator[DispatchPlan | None]:
         return (self[layer] for layer in range(len(self)))
 
 
-def _rows_of_calls(plan: DispatchPlan) -> dict[int, int]:
-    """Slices of an expert share the rows of its first."""
+class _Slice(NamedTuple):
+    """Of an expert; all of it where nothing is given."""
+
+    width: Width | None = None
+    hidden: Width | None = None
+
+    def __str__(self) -> str:
+        if self.width is None and self.hidden is None:
+            return ""
+        part, of = (self.width, "") if self.width is not None else (self.hidden, " of the model width")
+        assert part is not None
+        return f" in columns {part.first} to {part.end}{of}"
+
+
+def _rows_by_slice(plan: DispatchPlan) -> dict[_Slice, dict[int, int]]:
+    """Of each expert's calls."""
     calls = plan.calls
-    is_first_K = [kind.is_first_slice for kind in calls.kinds]
+    slice_K = [_Slice(kind.width, kind.hidden) for kind in calls.kinds]
     kind_S = [0] * len(calls.expert_S) if calls.kind_C is None else calls.kind_C[calls.call_S].tolist()
-    rows: dict[int, int] = {}
+    found: dict[_Slice, dict[int, int]] = {}
     for expert, n_rows, kind in zip(calls.expert_S.tolist(), calls.rows_S.tolist(), kind_S, strict=True):
-        if is_first_K[kind]:
-            rows[expert] = rows.get(expert, 0) + n_rows
-    return rows
+        rows = found.setdefault(slice_K[kind], {})
+        rows[expert] = rows.get(expert, 0) + n_rows
+    return found
 
 
 @dataclass(frozen=True)
@@ -121,25 +151,46 @@ class SaidLayouts:
 class AskedLayouts:
     """The layouts of the technique that decodes."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+        self._weights = weights
         self._n_experts = 0 if config.moe is None else config.moe.n_experts
         self._is_sparse = [config.moe is not None and config.is_sparse(layer) for layer in range(config.n_layers)]
         self._last: SaidLayouts | None = None
 
     def of(self, technique: Technique) -> SaidLayouts | None:
-        """None where it decides something between router and experts. Asked once for each technique that comes: what it
-        says is frozen, and a request is of one."""
+        """None where it decides something between router and experts, or computes slices that the kernels do not read.
+        Asked once for each technique that comes: what it says is frozen, and a request is of one."""
         last = self._last
         if last is not None and last.technique is technique:
             return last
         layouts: list[DecodeLayout | None] = []
+        slices: list[list[ExpertTable]] = []
         for layer, is_sparse in enumerate(self._is_sparse):
             layout = technique.decode_layout(layer) if is_sparse else None
             if is_sparse and layout is None:
                 return None
             layouts.append(layout)
-        self._last = SaidLayouts(technique, layouts, layout_table(layouts, self._n_experts))
+            tables = [] if layout is None else self._sliced(layer, layout)
+            if tables is None:
+                return None
+            slices.append(tables)
+        self._last = SaidLayouts(technique, layouts, layout_table(layouts, self._n_experts, slices))
         return self._last
+
+    def _sliced(self, layer: int, layout: DecodeLayout) -> list[ExpertTable] | None:
+        """What each slice computes of the experts."""
+        mlp = self._weights.layers[layer].mlp
+        assert isinstance(mlp, SparseWeights)  # only of them it is asked
+        if layout.slices and mlp.experts.table is None:
+            return None
+        kinds = [CallKind(width=w) for w in layout.widths] + [CallKind(hidden=w) for w in layout.hidden]
+        if layout.slices:
+            width, hidden = mlp.experts.experts[0].gate_IH.shape
+            if layout.slices[-1].end != (hidden if layout.hidden else width):
+                return None  # they are of the larger model that a sheet prices in this one's place
+        tables = [mlp.experts.parts(kind).table for kind in kinds]
+        known = [table for table in tables if table is not None]
+        return known if len(known) == len(tables) else None
 
 
 class FusedDecoder:
@@ -163,7 +214,8 @@ class FusedDecoder:
                 computed.append(None)
                 continue
             routing = Routing(ids_LK[row : row + 1], weights_LK[row : row + 1], self._config.moe.n_experts)
-            computed.append(Computed(routing, None if rows_LE is None or layout.is_plain else rows_LE[row]))
+            rows_E = None if rows_LE is None or layout.is_plain else rows_LE[row]
+            computed.append(Computed(routing, rows_E, layout))
             row += 1
         return StepPlans(said.technique, computed, fused=True)
 

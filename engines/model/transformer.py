@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engines.decode_layout import PLAIN
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.kernels import native
@@ -62,7 +63,7 @@ class Transformer:
             for layer, weights in enumerate(self._weights.layers)
         ]
         self._decoder = fused_decoder(self.config, self._weights, self._tables)
-        self._layouts = AskedLayouts(self.config)
+        self._layouts = AskedLayouts(self.config, self._weights)
 
     @property
     def decodes_in_one_call(self) -> bool:
@@ -223,7 +224,7 @@ class Transformer:
             mixed_TH, rows_E = mix_laid_out(
                 normed_TH, mlp.experts.table, said.table, layer, routing.expert_ids_TK, routing.weights_TK
             )
-            return _sum(mixed_TH, self._shared(normed_TH, mlp)), Computed(routing, rows_E)
+            return _sum(mixed_TH, self._shared(normed_TH, mlp)), Computed(routing, rows_E, said.layouts[layer] or PLAIN)
         shared_TH = self._shared(normed_TH, mlp)
         state = HiddenState(residual_TH, normed_TH, shared_TH)
         seen = shown.layer(layer, phase, routing, saliency_T, state)

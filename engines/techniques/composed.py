@@ -123,7 +123,7 @@ class ComposedTechnique:
         return found
 
     def decode_layout(self, layer: int) -> DecodeLayout | None:
-        """Of one share that is laid out as the layout says; parts of experts, and several shares, are decided later.
+        """Of one share that is laid out as the layout says, in whatever pieces; several shares are decided later.
 
         None where the route or the move has a say between router and experts.
         """
@@ -131,13 +131,16 @@ class ComposedTechnique:
 
     def _said_layout(self, layer: int) -> DecodeLayout | None:
         shares = self._place.decode_shares(layer)
-        if (
-            shares is None
-            or len(shares) != 1
-            or any(p.width is not None or p.hidden is not None for p in shares[0].pieces)
-        ):
+        if shares is None or len(shares) != 1 or shares[0].cut:
             return None
-        return DecodeLayout() if shares[0].exact else self._layouts["decode"].decode_layout(layer, self._n_experts)
+        share = shares[0]
+        said = DecodeLayout() if share.exact else self._layouts["decode"].decode_layout(layer, self._n_experts)
+        widths = tuple(piece.width for piece in share.pieces if piece.width is not None)
+        hidden = tuple(piece.hidden for piece in share.pieces if piece.hidden is not None)
+        n_whole = len(share.pieces) - len(widths) - len(hidden)
+        if n_whole and (widths or hidden or not (n_whole == 1 or share.dealt)):
+            return None
+        return said if said is None or n_whole else replace(said, widths=widths, hidden=hidden)
 
     def _one_token(self, seen: LayerInput) -> OneToken | None:
         """What is known of a decode step's calls before its experts are; asked once a layer."""
@@ -149,7 +152,7 @@ class ComposedTechnique:
         if isinstance(self._place, Ndp):
             return OnNdp(self._place, seen.routing.expert_ids_TK.shape[1], self._made)
         said, shares = self._said_layout(seen.layer), self._place.decode_shares(seen.layer)
-        if said is None or shares is None or len(shares[0].pieces) != 1:
+        if said is None or said.n_padding_calls or shares is None or len(shares[0].pieces) != 1:
             return None
         layout = self._layouts["decode"]
         (kind,) = _kinds(shares[0], layout)

@@ -119,6 +119,8 @@ class Blocks:
         return Rows(expert_S, rows_S, valid_S, np.arange(len(expert_S)), load_E, loads_S)
 
     def decode_layout(self, layer: int, n_experts: int) -> DecodeLayout | None:
-        if not self._parameters.skip_padding_blocks:
-            return None  # how many blocks are only padding hangs on the number of tokens
-        return DecodeLayout((self.block_size(self._top_k, n_experts),) * n_experts)
+        n_pairs, parameters = self._top_k, self._parameters  # every chosen expert has a block
+        size, n_padding = self.block_size(n_pairs, n_experts), 0
+        if not parameters.skip_padding_blocks:
+            n_padding = n_blocks(n_pairs, n_experts, size, parameters.block_count) - n_pairs
+        return DecodeLayout((size,) * n_experts, n_padding_calls=n_padding)
