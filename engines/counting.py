@@ -56,9 +56,9 @@ class Counting:
         unused = EngineCounters(prefetched_unused=shown.take_unused())
         counted = EngineCounters.total([unused, *(tally.counters() for tally in tallies)])
         if shown.slots is not None:
-            copied = shown.slots.take_copied()
-            observed = {"bytes_moved": copied.n_bytes, "misses": copied.waited_for}
-            counted = counted.model_copy(update=observed)
+            counted = shown.slots.take_copied().observed(counted)
+        elif counted.bytes_moved:
+            counted = counted.model_copy(update={"bytes_copied": 0})
         self._counters = EngineCounters.total([self._counters, counted])
         self._heat.count()
 

@@ -2,45 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engines.errors import EngineError
+from engines.model.buffers import LayerBuffers, buffered_bytes
+from engines.model.copier import Copier
 from engines.model.experts import ExpertWeights
 from engines.model.quantised import Form
 from engines.model.slots import ExpertSlots, slot_bytes
 from engines.model.weights import ModelWeights, SparseWeights
-from engines.techniques.base import Technique
+from engines.techniques.base import Technique, TechniqueParameters
 from engines.techniques.context import BuildContext, ModelSizes
+from engines.techniques.move.two_buffers import TwoBuffersParameters, buffer_size
+from engines.techniques.parameters import Composed
 
 
 @dataclass(frozen=True)
 class ExpertMemory:
-    """n_bytes: of all slots together; None: as many slots as the technique asks for. form: in which they compute."""
+    """n_bytes: of all slots together; None: as many slots as the technique asks for, and no buffers. form: in which
+    they compute. copy_bytes_per_s: what they are filled with at most; None: as fast as it goes."""
 
     n_bytes: int | None = None
     form: Form = "fp32"
+    copy_bytes_per_s: float | None = None
+
+    def loads(self, technique: TechniqueParameters) -> bool:
+        """Whether experts are really copied: always by a technique whose experts lie in slots; by one that fills two
+        buffers where the plan gives it the memory, and else its copies are counted."""
+        return technique.loads_from_file or (self.n_bytes is not None and fills_buffers(technique))
 
     def n_slots(self, sizes: ModelSizes) -> int | None:
         """How many experts it holds; None where it has no limit."""
         one = slot_bytes(sizes.hidden, sizes.expert_width, self.form)
         return None if self.n_bytes is None else self.n_bytes // one
 
-    def told(self, context: BuildContext, weights: ModelWeights) -> BuildContext:
+    def told(self, context: BuildContext, weights: ModelWeights, technique: TechniqueParameters) -> BuildContext:
         """The context, with what a technique that loads experts needs. Raises `EngineError` for a dense model."""
         experts = [layer for layer in _expert_layers(weights) if layer is not None]
         if context.sizes is None or not experts:
             raise EngineError("experts are loaded into slots, and the model is dense; use dropless")
-        width, hidden = experts[0].experts[0].gate_IH.shape
+        one = experts[0].experts[0]
+        width, hidden = one.gate_IH.shape
         n_slots = self.n_slots(context.sizes._replace(hidden=hidden, expert_width=width))
+        if self.n_bytes is not None and fills_buffers(technique):
+            n_slots = self.n_bytes // buffered_bytes(one, self.form)
         return replace(context, expert_slots=n_slots, moved_expert_bytes=experts[0].n_bytes_per_expert)
 
-    def slots(self, technique: Technique, weights: ModelWeights) -> ExpertSlots:
-        """As many as the technique asks for. Raises `EngineError` where experts are no views of their file."""
-        layers = _expert_layers(weights)
+    def slots(
+        self, technique: Technique, weights: ModelWeights, context: BuildContext, now_s: Callable[[], float]
+    ) -> ExpertSlots | LayerBuffers:
+        """As many as the technique asks for, or two buffers. context: as `told`. Raises `EngineError` where slots are
+        to be filled from a file that does not hold experts as they compute."""
+        layers, copier = _expert_layers(weights), Copier(self.copy_bytes_per_s, now_s)
+        if not technique.asks.slots:
+            assert context.sizes is not None  # `told` looked
+            n_of_one = buffer_size(context.sizes, context.expert_slots)
+            return LayerBuffers(layers, 2 * n_of_one, self.form, copier)
         (asked,) = technique.asks.slots.values()
         n_of = sum(layer is not None for layer in layers) if asked.of == "layer" else 1
-        return ExpertSlots(layers, asked.n * n_of, self.form)
+        return ExpertSlots(layers, asked.n * n_of, self.form, copier)
+
+
+def fills_buffers(technique: TechniqueParameters) -> bool:
+    return isinstance(technique, Composed) and isinstance(technique.choices.move, TwoBuffersParameters)
 
 
 def _expert_layers(weights: ModelWeights) -> Sequence[ExpertWeights | None]:

@@ -166,15 +166,16 @@ class ReferenceEngine:
 
     def _freeze(self, profile: Profile | None) -> None:
         context = BuildContext(self._prefill_chunk, self._sizes, profile, self._costs, self._model, ranks=self._ranks)
-        if self._parameters.loads_from_file:
+        context = replace(context, routers_order=self._model.decodes_in_one_call)
+        weights, loads = self._model.weights, self._expert_memory.loads(self._parameters)
+        if loads:
             if self._backend is not None:
                 raise EngineError(f"{self._parameters.technique} loads experts for the CPU; compute there")
-            context = replace(context, routers_order=self._model.decodes_in_one_call)
-            context = self._expert_memory.told(context, self._model.weights)
+            context = self._expert_memory.told(context, weights, self._parameters)
         self._technique = self._parameters.build(context)
         self._shown = Shown(self._technique.asks, self._sizes)
-        if self._parameters.loads_from_file:
-            self._shown.slots = self._expert_memory.slots(self._technique, self._model.weights)
+        if loads:
+            self._shown.slots = self._expert_memory.slots(self._technique, weights, context, time.perf_counter)
 
     def _check_needs_calibration(self) -> None:
         if not self.needs_calibration:

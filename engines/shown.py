@@ -15,6 +15,7 @@ from engines.residency import Counts, Residency
 from engines.techniques.context import NOTHING, Asks, ChunkPhase, HiddenState, LayerInput, ModelSizes
 
 if TYPE_CHECKING:
+    from engines.model.buffers import LayerBuffers
     from engines.model.slots import ExpertSlots
 
 
@@ -26,8 +27,8 @@ class Shown:
         if sizes is None and asks != NOTHING:
             raise EngineError("a technique asks what its experts did, and the model is dense; use dropless")
         self.asks = asks
-        self.slots: ExpertSlots | None = None
-        """Where the engine loads experts from the checkpoint file; None: they are computed where they lie."""
+        self.slots: ExpertSlots | LayerBuffers | None = None
+        """Where the engine really loads experts; None: they are computed where they lie."""
         self.residency: Residency | None = None
         self.counts: Counts | None = None
         if sizes is not None and asks.slots:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from engines.errors import EngineError
+from engines.expert_memory import ExpertMemory, fills_buffers
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.quantised import PLAIN_DTYPES
 from engines.sizes import own_sizes
 from engines.techniques.move.caches import CacheParameters
+from engines.techniques.move.two_buffers import TwoBuffersParameters, buffer_size
 from engines.techniques.parameters import Composed
 from harness.matrix import Part
 from harness.run_parts import expert_memory
@@ -18,12 +20,16 @@ from harness.schema import DeviceSpec, EngineSpec, ModelSpec
 def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> Iterator[str]:
     """Of a technique on the devices that its engine goes onto."""
     spec, name = engine.spec, engine.spec.technique.technique
-    if not spec.technique.loads_from_file:
+    if not ExpertMemory(spec.expert_memory).loads(spec.technique):
         if spec.expert_memory is not None:
             yield (
                 f"engine {engine.label}: expert_memory limits the experts that a technique loads, and {name} loads"
-                " none; use lru, lfu, static or moe-ondemand, or remove it"
+                " none; use lru, lfu, static, moe-ondemand, or one that fills two buffers (on-demand, router-pf), or"
+                " remove it"
             )
+        if spec.copy_bytes_per_s is not None:
+            told = " without expert_memory: they are counted" if fills_buffers(spec.technique) else ""
+            yield f"engine {engine.label}: copy_bytes_per_s limits how experts are copied, and {name} copies none{told}"
         return
     for device in devices:
         if spec.devices is not None and device.name not in spec.devices:
@@ -33,36 +39,50 @@ def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> 
                 f"engine {engine.label}: technique {name} loads experts for the CPU, and {device.name} computes on"
                 f" {device.computes}; leave computes out"
             )
+        if device.is_modelled and fills_buffers(spec.technique):
+            yield (
+                f"engine {engine.label}: expert_memory has {name} really copy experts, and {device.name} only prices"
+                " copies; name other devices in the engine, or leave expert_memory out"
+            )
 
 
 def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointFacts) -> Iterator[str]:
     """Of the budget, for one model."""
     technique = engine.spec.technique
+    memory = expert_memory(engine.spec, model)
     move = technique.choices.move if isinstance(technique, Composed) else None
-    if not isinstance(move, CacheParameters):
+    if not isinstance(move, CacheParameters | TwoBuffersParameters) or not memory.loads(technique):
         return
     sizes = own_sizes(facts.config)
     if sizes is None:
         yield f"engine {engine.label}: technique {technique.technique} loads experts, and {facts.source} is dense"
         return
-    reason = _not_as_filed(engine.spec, facts)
+    reason = _not_as_filed(engine.spec, facts, isinstance(move, TwoBuffersParameters))
     if reason is not None:
         name = technique.technique
         yield f"engine {engine.label}: technique {name} loads experts, and those of {facts.source} {reason}"
         return
-    memory = expert_memory(engine.spec, model)
     try:
-        move.slots_of_model(sizes, memory.n_slots(sizes))
+        if isinstance(move, CacheParameters):
+            move.slots_of_model(sizes, memory.n_slots(sizes))
+        else:
+            buffer_size(sizes, memory.n_slots(sizes))
     except EngineError as error:
         given = "" if memory.n_bytes is None else f" expert_memory {memory.n_bytes} bytes, in slots of {memory.form}:"
         yield f"engine {engine.label}:{given} {error}"
 
 
-def _not_as_filed(engine: EngineSpec, facts: CheckpointFacts) -> str | None:
-    """Why experts can be loaded from no file, or None."""
+def _not_as_filed(engine: EngineSpec, facts: CheckpointFacts, into_buffers: bool) -> str | None:
+    """Why experts can be loaded from no file, or None. into_buffers: which are filled from memory too, with biases."""
     config = facts.config
     moe, narrow = config.moe, engine.quantise.experts not in (None, *PLAIN_DTYPES)
     assert moe is not None  # its sizes are known
+    if into_buffers:
+        return (
+            "have biases, which no narrow file holds; leave quantise.experts out"
+            if moe.expert_bias and narrow
+            else None
+        )
     if moe.expert_bias:
         return "have biases, which slots have no room for; take another technique"
     is_made = moe.mxfp4 or config.fp8_block is not None or config.names.stacked_experts is not None

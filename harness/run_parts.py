@@ -257,7 +257,7 @@ class RunParts:
 
     def _model(self, plan: CellPlan) -> Transformer:
         """One for all arms that compute with the same weights in the same place."""
-        in_file = plan.engine.technique.loads_from_file
+        in_file = experts_in_file(plan.engine)
         key = (plan.model, plan.engine.quantise, in_file, plan.device.computes, plan.engine.long_rope)
         if key not in self._models:
             checkpoint = self._checkpoint(plan)
@@ -278,7 +278,7 @@ class RunParts:
         return self._arm_scores[plan.cell.cell_id]
 
     def _checkpoint(self, plan: CellPlan) -> Checkpoint:
-        model, quantise, in_file = plan.model, plan.engine.quantise, plan.engine.technique.loads_from_file
+        model, quantise, in_file = plan.model, plan.engine.quantise, experts_in_file(plan.engine)
         key = (model, quantise, in_file)
         if key not in self._checkpoints:
             import torch
@@ -312,7 +312,13 @@ def phase_cores(engine: EngineSpec) -> PhaseCores:
 
 
 def expert_memory(engine: EngineSpec, model: ModelSpec) -> ExpertMemory:
-    return ExpertMemory(engine.expert_memory, engine.quantise.experts or plain_form(model.dtype))
+    form = engine.quantise.experts or plain_form(model.dtype)
+    return ExpertMemory(engine.expert_memory, form, engine.copy_bytes_per_s)
+
+
+def experts_in_file(engine: EngineSpec) -> bool:
+    """Whether experts stay in a file, from which they are copied."""
+    return ExpertMemory(engine.expert_memory).loads(engine.technique)
 
 
 def clock_of(device: Device, host_clock: Clock) -> Clock:

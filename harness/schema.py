@@ -82,7 +82,11 @@ class EngineSpec(Record):
     max_batch: int = Field(1, ge=1, le=1 << 16)
     """Requests answered together, of those that wait when the engine is free."""
     expert_memory: ByteSize | None = Field(None, ge=1)
-    """What a technique that loads experts may hold of them ("2GB"): the others stay in the checkpoint file."""
+    """What a technique that loads experts may hold of them ("2GB"): the others stay in the checkpoint file. Techniques
+    with two buffers really copy experts where it is given; else they count what would travel."""
+    copy_bytes_per_s: ByteSize | None = Field(None, ge=1)
+    """The most that experts are copied with ("400MB"): a link of that speed, made by pauses. As fast as the machine
+    copies where it is not given."""
     quantise: Quantisation = Quantisation()
     """How each component's matrices are stored; one that is not named keeps the model's dtype."""
 

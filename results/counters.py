@@ -9,7 +9,9 @@ from typing import Literal
 
 from results.records import EngineCounters
 
-Table = Literal["Experts", "Padding", "Exchanges", "Cache of experts", "Predicted experts", "Prefetched experts"]
+Table = Literal[
+    "Experts", "Padding", "Exchanges", "Cache of experts", "Predicted experts", "Prefetched experts", "Copied experts"
+]
 NOT_ROUTED = "no token was routed to an expert"
 
 
@@ -59,4 +61,5 @@ COUNTERS = (
     _optional("recall", "%", "recalled", lambda c: _percent(c.recall), "Predicted experts"),
     _optional("prefetched", "experts", "prefetched", lambda c: c.prefetched, "Prefetched experts"),
     _optional("prefetched_unused", "experts", "unused", lambda c: c.prefetched_unused, "Prefetched experts"),
+    _optional("bytes_copied", "B", "copied", lambda c: c.bytes_copied, "Copied experts"),
 )

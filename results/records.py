@@ -201,6 +201,10 @@ class EngineCounters(Record):
     """Of the padded ones, those that no transfer brought in. None: none was left out, or not counted, as in stores of
     before."""
     bytes_moved: int = 0
+    """As the plans of its layers say; of experts that this engine copies, as they were copied."""
+    bytes_copied: int | None = None
+    """Of these, the ones that this engine really copied; 0 where moves are planned and counted only. None: nothing
+    moves, or not told apart, as in stores of before."""
     bytes_exchanged: int | None = None
     """Activations that units sent each other. None: no unit sends any, or not counted, as in stores of before."""
     hits: int | None = None

@@ -22,19 +22,30 @@ from engines.calls import CallKind
 from engines.dispatch import FILE, DispatchPlan, LayerExpert
 from engines.errors import EngineError
 from engines.kernels import native
+from engines.model.copier import Copier, CopyJob, Part
 from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute
 from engines.model.made_experts import ALIGNMENT, tensors_of, with_tensors
 from engines.model.quantised import Form, Matrix, QuantisedMatrix, store
 from engines.model.tensor_files import give_back, is_mapped
+from results.records import EngineCounters
 
 
 class Copied(NamedTuple):
     """What was copied into slots since it was asked last: experts that their own layer waited for, experts of later
-    layers, and bytes read from the file."""
+    layers, and bytes as they were read. hits: of the experts called, those that lay there; unused: of those copied
+    ahead, the ones that nothing called. None: not known here."""
 
     waited_for: int
     ahead: int
     n_bytes: int
+    hits: int | None = None
+    unused: int | None = None
+
+    def observed(self, planned: EngineCounters) -> EngineCounters:
+        """What was planned, where it was copied otherwise: an expert may be copied twice."""
+        found = {"bytes_moved": self.n_bytes, "bytes_copied": self.n_bytes, "misses": self.waited_for}
+        known = {"hits": self.hits, "prefetched_unused": self.unused if planned.prefetched is not None else None}
+        return planned.model_copy(update=found | {name: n for name, n in known.items() if n is not None})
 
 
 def slot_bytes(hidden: int, expert_width: int, form: Form) -> int:
@@ -66,7 +77,9 @@ def _aligned(n_bytes: int) -> int:
 class ExpertSlots:
     """The slots of one engine. Everything is loaded by plans' transfers from `FILE`."""
 
-    def __init__(self, layers: Sequence[ExpertWeights | None], n_slots: int, form: Form) -> None:
+    def __init__(
+        self, layers: Sequence[ExpertWeights | None], n_slots: int, form: Form, copier: Copier | None = None
+    ) -> None:
         """layers: of all layers, None of dense ones; their matrices are views of a file. form: in slots; a plain one is
         made of the file's when an expert is loaded, a narrow one is the file's.
 
@@ -87,9 +100,10 @@ class ExpertSlots:
         self._memory = torch.empty(n_slots * slot_bytes(hidden, width, form), dtype=torch.uint8)
         self._slots = [_slot(row, like) for row in self._memory.view(n_slots, -1)]
         self._files = [None if layer is None else layer.experts for layer in layers]
-        self._layers = [None if layer is None else _emptied(layer, self._slots[0]) for layer in layers]
+        self._layers = [None if layer is None else emptied(layer, self._slots[0]) for layer in layers]
         self._place: dict[LayerExpert, int] = {}
         self._copied = Copied(0, 0, 0)
+        self._copier, self._on_their_way = copier or Copier(), list[CopyJob]()
         self.clear()
 
     @property
@@ -99,6 +113,7 @@ class ExpertSlots:
 
     def clear(self) -> None:
         """Nothing lies in the slots, and nothing of the experts' file in the process."""
+        self._arrive()
         for place in list(self._place):
             self._leave(place)
         self._free = list(range(self._n_slots))[::-1]
@@ -172,13 +187,12 @@ class ExpertSlots:
         assert experts is not None
         assert own is not None
         slot, expert = self._slots[number], experts[place.expert]
-        for into, part in zip(slot.tensors, tensors_of(expert), strict=True):
-            into.copy_(part)
-            give_back(part)
+        parts = [Part(*pair) for pair in zip(slot.tensors, tensors_of(expert), strict=True)]
+        self._on_their_way.append(self._copier.start(parts))
         own.put(place.expert, slot)
         self._place[place] = number
-        n, ahead, n_bytes = self._copied
-        self._copied = Copied(n + 1, ahead, n_bytes + expert.n_bytes)
+        done = self._copied
+        self._copied = done._replace(waited_for=done.waited_for + 1, n_bytes=done.n_bytes + expert.n_bytes)
 
     def _leave(self, place: LayerExpert) -> None:
         number = self._place.pop(place, None)
@@ -189,14 +203,23 @@ class ExpertSlots:
         own.put(place.expert, None)
         self._free.append(number)
 
+    def _arrive(self) -> None:
+        """Waits for what is being copied."""
+        for job in self._on_their_way:
+            job.wait()
+        self._on_their_way.clear()
+
     def _check(self, own: SlottedExperts, called: Sequence[int], layer: int) -> None:
         missing = [expert for expert in called if own.experts.held[expert] is None]
         if missing:
             raise EngineError(f"layer {layer} calls experts {missing}, which lie in no slot; a move must fetch them")
+        self._arrive()
 
 
 @dataclass(frozen=True)
-class _Slot:
+class Slot:
+    """Room for one expert, and the same as the kernels read it."""
+
     weights: GatedWeights
     tensors: tuple[Tensor, ...]
     described: native.ExpertTable | None
@@ -241,23 +264,23 @@ class SlottedExperts(ExpertWeights):
             raise EngineError("slots hold whole experts, and a plan computes slices")
         return self
 
-    def put(self, expert: int, slot: _Slot | None) -> None:
+    def put(self, expert: int, slot: Slot | None) -> None:
         """None: nothing lies there, and nothing may be computed."""
         self.experts.held[expert] = None if slot is None else slot.weights
         if self.slots_table is not None and slot is not None and slot.described is not None:
             self.slots_table.matrices[3 * expert : 3 * expert + 3] = list(slot.described.matrices)
 
 
-def _slot(memory: Tensor, like: GatedWeights) -> _Slot:
+def _slot(memory: Tensor, like: GatedWeights) -> Slot:
     tensors, begin = [], 0
     for one in tensors_of(like):
         tensors.append(memory[begin : begin + one.nbytes].view(one.dtype).view(one.shape))
         begin += _aligned(one.nbytes)
     weights = with_tensors(like, tensors)
-    return _Slot(weights, tuple(tensors), native.expert_table([(weights.gate_IH, weights.up_IH, weights.down_HI)]))
+    return Slot(weights, tuple(tensors), native.expert_table([(weights.gate_IH, weights.up_IH, weights.down_HI)]))
 
 
-def _emptied(layer: ExpertWeights, slot: _Slot) -> SlottedExperts:
+def emptied(layer: ExpertWeights, slot: Slot) -> SlottedExperts:
     """No expert lies in a slot; the kernels' table names the first slot for each until then."""
     n_experts, table = len(layer.experts), None
     if slot.described is not None and layer.kernels_know_it:

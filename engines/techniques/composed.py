@@ -221,7 +221,8 @@ def _joined_asks(asked: Sequence[Asks]) -> Asks:
         for unit, own in one.slots.items():
             if slots.setdefault(unit, own) != own:
                 raise EngineError(f"the memory of {unit} has {slots[unit].n} slots and {own.n}; size it once")
-    return Asks(any(one.hidden_state for one in asked), any(one.counts for one in asked), slots)
+    waits = any(one.waits for one in asked)
+    return Asks(any(one.hidden_state for one in asked), any(one.counts for one in asked), slots, waits)
 
 
 def _recalled(chosen: Routing, predicted: Routing) -> int:

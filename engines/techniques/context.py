@@ -37,11 +37,13 @@ class HiddenState(NamedTuple):
 
 
 class Asks(NamedTuple):
-    """What a decision must be shown, beyond routing. slots: the memories whose contents are kept, and their size."""
+    """What a decision must be shown, beyond routing. slots: the memories whose contents are kept, and their size.
+    waits: for nothing more, but experts are copied as it says before they run."""
 
     hidden_state: bool = False
     counts: bool = False
     slots: Mapping[Unit, Slots] = MappingProxyType({})
+    waits: bool = False
 
 
 NOTHING = Asks()

@@ -92,6 +92,18 @@ SUBJECTS = (
         _counted("Prefetched experts", "Prefetch"),
     ),
     Subject(
+        "Predicted experts",
+        "Of the routed pairs, those whose experts a layer before had guessed at; and of these, the ones whose expert "
+        "was among the guessed (recall@k): what the router chose, whatever was executed.",
+        _counted("Predicted experts", "Predictions"),
+    ),
+    Subject(
+        "Copied experts",
+        "Of the bytes that were to move, those that this engine really copied; 0 where moves are planned and counted, "
+        "and nothing is copied.",
+        _counted("Copied experts", "Copies"),
+    ),
+    Subject(
         "Latency: percentiles",
         "Over all requests of the trials (ITL: over all gaps between tokens). A percentile q needs 1 / (1 - q) of "
         "them: 10 for p90, 100 for p99.",

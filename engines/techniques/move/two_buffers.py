@@ -1,5 +1,8 @@
 """Experts lie on a host; two buffers beside the unit that computes take those of one layer each, in turn (003 §5.1).
 
+Where the plan gives the engine a memory for experts they are really copied (`engines.model.buffers`), and a buffer
+holds half of what fits into it; else copies are counted, and a buffer holds all experts of a layer.
+
 While layer l computes from one buffer, the other is filled for the next layer with experts: those that were predicted,
 or in a prefill without predictions all of them. What a layer needs and lacks is fetched before its calls. A buffer is
 written over two layers later, so nothing is found there by the next token: that would be a cache.
@@ -18,7 +21,7 @@ from engines.calls import Calls, Integers
 from engines.dispatch import FILE, NO_TRANSFERS, Link, Prediction, Routing, Transfers
 from engines.errors import EngineError
 from engines.techniques.base import Moved
-from engines.techniques.context import NOTHING, BuildContext, LayerInput
+from engines.techniques.context import Asks, BuildContext, LayerInput, ModelSizes
 from results.records import Record
 
 
@@ -40,19 +43,38 @@ class TwoBuffersParameters(Record):
         if context.sizes is None or context.model is None or context.model.config.moe is None:
             raise EngineError("a dense model has no experts to fetch; use dropless")
         layers = sorted(context.model.config.moe.sparse_layers)
+        copies = context.moved_expert_bytes is not None
         n_bytes = context.sizes.expert_bytes if context.moved_expert_bytes is None else context.moved_expert_bytes
-        return TwoBuffers(dict(pairwise(layers)), context.sizes.n_experts, n_bytes, self.prefetch)
+        held = buffer_size(context.sizes, context.expert_slots)
+        return TwoBuffers(dict(pairwise(layers)), held, n_bytes, self.prefetch, copies)
+
+
+def buffer_size(sizes: ModelSizes, n_slots: int | None) -> int:
+    """Experts that one buffer holds. n_slots: of both together; None: as many as a layer has.
+
+    Raises `EngineError` where it does not hold those of one token.
+    """
+    held = sizes.n_experts if n_slots is None else min(n_slots // 2, sizes.n_experts)
+    if held < sizes.top_k:
+        raise EngineError(
+            f"the memory for experts holds {n_slots}, and two buffers for the {sizes.top_k} experts of a token need"
+            f" {2 * sizes.top_k}; give it more"
+        )
+    return held
 
 
 class TwoBuffers:
-    asks = NOTHING
-
-    def __init__(self, next_layer: dict[int, int], n_experts: int, expert_bytes: int, prefetch: bool) -> None:
-        """next_layer: the next one with experts, of each but the last."""
+    def __init__(
+        self, next_layer: dict[int, int], n_held: int, expert_bytes: int, prefetch: bool, copies: bool = False
+    ) -> None:
+        """next_layer: the next one with experts, of each but the last. n_held: experts of a buffer, of which the first
+        are fetched ahead where there are more. copies: whether calls wait for what is copied."""
+        self.asks = Asks(waits=copies)
         self.prefetches = prefetch
         self._next_layer, self._followers = next_layer, {*next_layer.values()}
         self._expert_bytes = expert_bytes
-        self._all_E, self._none_E = np.arange(n_experts), np.arange(0)
+        self._n_held = n_held
+        self._all_E, self._none_E = np.arange(n_held), np.arange(0)
 
     def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
         called_X = np.unique(calls.expert_S)
@@ -73,14 +95,14 @@ class TwoBuffers:
     def _filled_before(self, seen: LayerInput) -> Integers:
         """What the layer before fetched for this one."""
         if seen.predicted is not None:
-            return _experts(seen.predicted)
+            return self._experts(seen.predicted)
         return self._all_E if seen.phase == "prefill" and seen.layer in self._followers else self._none_E
 
     def _fills_now(self, seen: LayerInput, prediction: Prediction | None) -> Integers:
         if prediction is not None:
-            return _experts(prediction.routing)
+            return self._experts(prediction.routing)
         return self._all_E if seen.phase == "prefill" and seen.layer in self._next_layer else self._none_E
 
-
-def _experts(routing: Routing) -> Integers:
-    return np.unique(routing.expert_ids_TK.cpu().numpy())
+    def _experts(self, routing: Routing) -> Integers:
+        """As many as a buffer holds."""
+        return np.unique(routing.expert_ids_TK.cpu().numpy())[: self._n_held]

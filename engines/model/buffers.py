@@ -1,0 +1,219 @@
+"""Two buffers for experts that lie elsewhere, used in turn: one layer computes while the next one's experts arrive.
+
+Algorithm 1 of 003, on the CPU: a thread copies into one buffer what a plan fetches ahead, while the calls of the layer
+before run from the other. Copies are made one after another. What a layer lacks is copied first, and its calls wait for
+it; nothing else waits. When a layer is done its buffer is empty again: what the next token needs is copied anew.
+
+Experts come from the mapped file that they lie in, or where they were made on loading (packed, stacked, biased) from
+the memory that holds them.
+
+Legend: H hidden, S segments of a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+
+import torch
+from torch import Tensor
+
+from engines.dispatch import DispatchPlan
+from engines.errors import EngineError
+from engines.kernels import native
+from engines.model.copier import Copier, CopyJob, Part
+from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute
+from engines.model.made_experts import ALIGNMENT, tensors_of, with_tensors
+from engines.model.quantised import PLAIN_DTYPES, Form
+from engines.model.slots import Copied, Slot, SlottedExperts, emptied
+
+NOTHING_COPIED = Copied(0, 0, 0, 0, 0)
+
+
+def buffered_bytes(expert: GatedWeights, form: Form) -> int:
+    """What an expert takes of a buffer. form: in which it computes."""
+    return sum(_aligned(part) for part in _tensors(_like(expert, form, "meta")))
+
+
+@dataclass
+class _Buffer:
+    """layer: whose experts it holds. slot_of, job_of: of an expert of that layer: where it lies, and its copying."""
+
+    free: list[int]
+    layer: int | None = None
+    slot_of: dict[int, int] = field(default_factory=dict)
+    job_of: dict[int, CopyJob] = field(default_factory=dict)
+
+
+class LayerBuffers:
+    """The two of one engine. Everything is loaded by plans' transfers: of the plan's layer, or of one after it."""
+
+    def __init__(self, layers: Sequence[ExpertWeights | None], n_slots: int, form: Form, copier: Copier) -> None:
+        """layers: of all layers, None of dense ones. n_slots: of both, half of them each. form: as they compute."""
+        sparse = [number for number, layer in enumerate(layers) if layer is not None]
+        shape = next(layer for layer in layers if layer is not None).experts[0]
+        self._sources = layers
+        self._copier = copier
+        self._slots = [_slot(shape, form) for _ in range(n_slots)]
+        self.n_bytes = n_slots * buffered_bytes(shape, form)
+        self._layers = [None if layer is None else emptied(layer, self._slots[0]) for layer in layers]
+        half = n_slots // 2
+        self._buffers = [_Buffer(list(range(half))), _Buffer(list(range(half, 2 * half)))]
+        self._buffer_of = {layer: self._buffers[i % 2] for i, layer in enumerate(sparse)}
+        self._copied = NOTHING_COPIED
+
+    def clear(self) -> None:
+        """Nothing lies in the buffers, and nothing is on its way."""
+        self._copier.finish()
+        for buffer in self._buffers:
+            self._empty(buffer)
+
+    def take_copied(self) -> Copied:
+        copied, self._copied = self._copied, NOTHING_COPIED
+        return copied
+
+    def execute(self, layer: int, plan: DispatchPlan, hidden_TH: Tensor) -> Tensor:
+        """`engines.model.experts.execute`, every expert out of its buffer: bit for bit the same, in whatever waves.
+
+        Raises `EngineError` where a call's expert is in no buffer and in no transfer.
+        """
+        own, buffer = self._layers[layer], self._buffer_of[layer]
+        assert own is not None  # plans are of sparse layers
+        if buffer.layer != layer:
+            self._empty(buffer)
+            buffer.layer = layer
+        is_own_M = plan.transfers.layer_M == layer
+        missing = plan.transfers.expert_M[is_own_M].tolist()
+        ahead = list(
+            zip(plan.transfers.layer_M[~is_own_M].tolist(), plan.transfers.expert_M[~is_own_M].tolist(), strict=True)
+        )
+        out_TH = execute(plan, hidden_TH, own, self._waves(layer, own, buffer, plan, missing, ahead))
+        unused = buffer.slot_of.keys() - set(plan.calls.expert_S.tolist())
+        self._note(unused=len(unused))
+        self._empty(buffer)
+        return out_TH
+
+    def _waves(
+        self,
+        layer: int,
+        own: SlottedExperts,
+        buffer: _Buffer,
+        plan: DispatchPlan,
+        missing: Sequence[int],
+        ahead: Sequence[tuple[int, int]],
+    ) -> Iterator[Wave]:
+        """Segments whose experts lie in the buffer together: one wave, unless the layer calls more than it holds."""
+        called_S = plan.calls.expert_S.tolist()
+        first_of = {expert: s for s, expert in reversed(list(enumerate(called_S)))}
+        last_of = {expert: s for s, expert in enumerate(called_S)}
+        hits = len(first_of.keys() & buffer.slot_of.keys())
+        waiting = [(first_of[expert], expert) for expert in missing]
+        heapify(waiting)
+        done = 0
+        while waiting:
+            needed, expert = heappop(waiting)
+            if not buffer.free:
+                self._leave(own, buffer, [e for e in buffer.slot_of if last_of.get(e, -1) < done])
+            if not buffer.free and done < needed:
+                self._wait(layer, buffer, called_S[done:needed])
+                yield Wave(done, needed)
+                done = needed
+                self._leave(own, buffer, [e for e in buffer.slot_of if last_of[e] < done])
+            if not buffer.free:
+                # All that lies here is needed yet: the last of it is copied a second time.
+                goes = max(buffer.slot_of, key=lambda e: called_S.index(e, done))
+                hits -= 1
+                self._leave(own, buffer, [goes])
+                heappush(waiting, (called_S.index(goes, done), goes))
+            self._load(layer, buffer, expert)
+            self._note(waited_for=1)
+        for later, expert in ahead:
+            self._load_ahead(later, expert)
+        self._note(ahead=len(ahead), hits=hits)
+        self._wait(layer, buffer, called_S[done:])
+        yield Wave(done, len(called_S))
+
+    def _load_ahead(self, layer: int, expert: int) -> None:
+        buffer = self._buffer_of[layer]
+        if buffer.layer != layer:
+            self._empty(buffer)
+            buffer.layer = layer
+        self._load(layer, buffer, expert)
+
+    def _load(self, layer: int, buffer: _Buffer, expert: int) -> None:
+        if expert in buffer.slot_of:
+            raise EngineError(f"expert {expert} of layer {layer} is loaded, and a plan loads it again")
+        if not buffer.free:
+            raise EngineError(f"a plan fetches more experts of layer {layer} than a buffer holds")
+        number = buffer.free.pop()
+        experts, own = self._sources[layer], self._layers[layer]
+        assert experts is not None
+        assert own is not None
+        slot, source = self._slots[number], experts.experts[expert]
+        job = self._copier.start([Part(*pair) for pair in zip(slot.tensors, _tensors(source), strict=True)])
+        buffer.slot_of[expert], buffer.job_of[expert] = number, job
+        own.put(expert, slot)
+        self._note(n_bytes=job.n_bytes)
+
+    def _note(self, waited_for: int = 0, ahead: int = 0, n_bytes: int = 0, hits: int = 0, unused: int = 0) -> None:
+        w, a, n, h, u = self._copied
+        self._copied = Copied(w + waited_for, a + ahead, n + n_bytes, (h or 0) + hits, (u or 0) + unused)
+
+    def _wait(self, layer: int, buffer: _Buffer, called: Sequence[int]) -> None:
+        lacking = [expert for expert in called if expert not in buffer.job_of]
+        if lacking:
+            raise EngineError(f"layer {layer} calls experts {lacking}, which lie in no buffer; a move must fetch them")
+        for expert in called:
+            buffer.job_of[expert].wait()
+
+    def _leave(self, own: SlottedExperts, buffer: _Buffer, experts: Sequence[int]) -> None:
+        for expert in experts:
+            own.put(expert, None)
+            buffer.free.append(buffer.slot_of.pop(expert))
+            del buffer.job_of[expert]
+
+    def _empty(self, buffer: _Buffer) -> None:
+        """Slots are free at once: what is still on its way into one arrives before anything that follows it there."""
+        if buffer.layer is None:
+            return
+        own = self._layers[buffer.layer]
+        assert own is not None
+        self._leave(own, buffer, list(buffer.slot_of))
+        buffer.layer = None
+
+
+# --- what an expert is made of ---------------------------------------------------------------------------------------
+
+
+def _tensors(expert: GatedWeights) -> tuple[Tensor, ...]:
+    """In one order."""
+    biases = (expert.gate_bias_I, expert.up_bias_I, expert.down_bias_H)
+    return tensors_of(expert) + tuple(bias for bias in biases if bias is not None)
+
+
+def _like(expert: GatedWeights, form: Form, device: str = "cpu") -> GatedWeights:
+    """Room for one of its shapes. Plain matrices are held in a plain form; biases are computed as they are held."""
+    dtype = PLAIN_DTYPES.get(form)
+    rooms = []
+    for one in tensors_of(expert):
+        is_plain = one.dim() == 2 and one.dtype in PLAIN_DTYPES.values()
+        rooms.append(
+            torch.empty(one.shape, dtype=dtype if dtype is not None and is_plain else one.dtype, device=device)
+        )
+    gate_bias_I, up_bias_I, down_bias_H = (
+        None if bias is None else torch.empty_like(bias, device=device)
+        for bias in (expert.gate_bias_I, expert.up_bias_I, expert.down_bias_H)
+    )
+    own = with_tensors(expert, rooms)
+    return replace(own, gate_bias_I=gate_bias_I, up_bias_I=up_bias_I, down_bias_H=down_bias_H)
+
+
+def _slot(shape: GatedWeights, form: Form) -> Slot:
+    own = _like(shape, form)
+    matrices = own.gate_IH, own.up_IH, own.down_HI
+    return Slot(own, _tensors(own), None if own.gate_bias_I is not None else native.expert_table([matrices]))
+
+
+def _aligned(part: Tensor) -> int:
+    return -(-part.nbytes // ALIGNMENT) * ALIGNMENT

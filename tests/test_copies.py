@@ -1,0 +1,322 @@
+"""Experts that a thread copies while another computes: bit for bit what all of them in memory give."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engines.base import unheard
+from engines.errors import EngineError
+from engines.expert_memory import ExpertMemory
+from engines.model.buffers import LayerBuffers
+from engines.model.checkpoints import load_checkpoint
+from engines.model.copier import Copier, CopyJob, Part
+from engines.model.experts import ExpertWeights
+from engines.model.quantised import Form, Quantisation
+from engines.model.transformer import Transformer
+from engines.model.weights import SparseWeights
+from engines.oracle import Oracle
+from engines.reference import ReferenceEngine
+from engines.shown import Shown
+from engines.techniques.base import Technique
+from engines.techniques.composed import ComposedTechnique
+from engines.techniques.context import BuildContext, ModelSizes
+from engines.techniques.layout.exact import Exact
+from engines.techniques.move.two_buffers import TwoBuffersParameters
+from engines.techniques.place.units import OneUnitParameters
+from engines.techniques.presets import preset_parameters
+from engines.techniques.route import PredictedRoute
+from results.records import EngineCounters
+from tests.fakes.families import CASES, write_family
+from tests.fakes.random_models import BUNDLED, copy_tokenizer
+from tests.test_expert_slots import EXPERT, all_logits, arm, counted, request
+from tests.test_preflight import checked, problems
+from tests.test_speculation import STEPS, Recorded, loaded, tokens
+
+pytestmark = pytest.mark.numbers
+
+ROOM = {"all": 2 * 16 * EXPERT * 4, "few": 2 * 3 * EXPERT * 4, "token": 2 * 2 * EXPERT * 4}
+"""Bytes in fp32: two buffers for a layer's 16 experts, for 3, and for the 2 of a token."""
+
+
+def engine(
+    source: str | Path, name: str, n_bytes: int | None, dtype: torch.dtype = torch.float32, **others: Any
+) -> ReferenceEngine:
+    """n_bytes: None counts copies, and all experts lie in memory."""
+    parameters = preset_parameters(name).model_validate(others.pop("parameters", {}))
+    form: Form | None = others.pop("form", None)
+    is_in_file = n_bytes is not None
+    checkpoint = load_checkpoint(str(source), dtype, Quantisation(experts=form), experts_as_filed=is_in_file)
+    rate = others.pop("rate", None)
+    memory = ExpertMemory(n_bytes, form or ("fp32" if dtype is torch.float32 else "bf16"), rate)
+    made = ReferenceEngine(checkpoint, parameters, 32, expert_memory=memory, **others)
+    if made.needs_calibration:
+        made.calibrate([list(range(10, 74))])
+    return made
+
+
+# --- the same numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("room", ROOM)
+@pytest.mark.parametrize("name", ["on-demand", "prefetch-hint"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_answers_are_those_of_all_experts_in_memory_bit_for_bit(
+    name: str, room: str, dtype: torch.dtype, threads: int
+) -> None:
+    """Prefill and decode, also where a step calls more experts than a buffer holds."""
+    expected = all_logits(engine(BUNDLED, "dropless", None, dtype, threads=threads))
+    n_bytes = ROOM[room] // (1 if dtype is torch.float32 else 2)
+    assert torch.equal(all_logits(engine(BUNDLED, name, n_bytes, dtype, threads=threads)), expected)
+
+
+@pytest.mark.parametrize("source", ["s", "q"])
+@pytest.mark.parametrize("room", ROOM)
+def test_predictions_are_executed_as_they_are_where_nothing_is_copied(room: str, source: str) -> None:
+    given = {"parameters": {"source": source}}
+    expected = all_logits(engine(BUNDLED, "router-pf", None, **given))
+    assert torch.equal(all_logits(engine(BUNDLED, "router-pf", ROOM[room], **given)), expected)
+    assert not torch.equal(expected, all_logits(engine(BUNDLED, "dropless", None)))
+
+
+@pytest.mark.parametrize("form", ["int8", "int4-g64", "mxfp4"])
+def test_quantised_experts_are_copied_in_their_form(form: Form) -> None:
+    expected = all_logits(engine(BUNDLED, "dropless", None, form=form))
+    made = engine(BUNDLED, "prefetch-hint", ROOM["few"], form=form)
+    assert torch.equal(all_logits(made), expected)
+    assert (made.take_counters().bytes_copied or 0) > 0
+
+
+@pytest.mark.parametrize("family", ["qwen2-moe", "olmoe", "deepseek-v3", "gpt-oss", "gpt-oss-mxfp4", "llama4"])
+def test_other_families_are_copied_too(family: str, tmp_path: Path) -> None:
+    """Biased, packed and stacked experts, which are made on loading, from the memory that holds them."""
+    write_family(tmp_path, CASES[family])
+    copy_tokenizer(tmp_path)
+    expected = all_logits(engine(tmp_path, "dropless", None))
+    found = all_logits(engine(tmp_path, "prefetch-hint", 1 << 24))
+    assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+class Adversary(Copier):
+    """Writes NaN into a buffer as soon as it is told to fill it, and the weights only once somebody waits for them."""
+
+    def start(self, parts: Sequence[Part]) -> CopyJob:
+        for part in parts:
+            if part.into.dtype.is_floating_point:
+                part.into.fill_(float("nan"))
+        return _Late(parts)
+
+
+class _Late(CopyJob):
+    def wait(self) -> None:
+        for into, source in self.parts:
+            into.copy_(source)
+        self.finish(0.0, 0.0)
+
+
+def expert_layers(model: Transformer) -> list[ExpertWeights | None]:
+    return [layer.mlp.experts if isinstance(layer.mlp, SparseWeights) else None for layer in model.weights.layers]
+
+
+@pytest.mark.parametrize("n_slots", [4, 6, 32])
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_nothing_is_computed_from_a_buffer_that_is_being_filled(n_slots: int, prefetch: bool) -> None:
+    """Whenever a copy begins and however late it ends."""
+    model, sizes, profile = loaded(str(BUNDLED))
+    name = "prefetch-hint" if prefetch else "on-demand"
+    context = BuildContext(16, sizes, profile, None, model, expert_slots=n_slots, moved_expert_bytes=1)
+    technique = preset_parameters(name)().build(context)
+    buffers = LayerBuffers(expert_layers(model), n_slots, "fp32", Adversary())
+    found = forward(model, technique, sizes, buffers)
+    assert torch.equal(found, forward(model, technique, sizes, None))
+
+
+def forward(
+    model: Transformer, technique: Technique, sizes: ModelSizes, buffers: LayerBuffers | None, observer: Any = None
+) -> torch.Tensor:
+    """Logits of two chunks of prefill and six decoded tokens."""
+    shown, cache = Shown(technique.asks, sizes), model.new_cache()
+    shown.slots = buffers
+    cache.start(sum(n for n, _ in STEPS))
+    hidden = []
+    with torch.inference_mode():
+        for number, (chunk, (_, phase)) in enumerate(zip(tokens().split([n for n, _ in STEPS]), STEPS, strict=True)):
+            shown.start_step(0)
+            if observer is not None:
+                observer.step(number)
+            hidden.append(model.forward(chunk, cache, technique, phase, observer, shown=shown)[0])
+        return model.logits(torch.cat(hidden))
+
+
+def test_perfect_predictions_give_the_oracle_and_wait_for_nothing_but_the_first_layer() -> None:
+    model, sizes, _ = loaded(str(BUNDLED))
+    truth = Recorded()
+    oracle = forward(model, Oracle(), sizes, None, truth)
+    context = BuildContext(16, sizes, None, None, model, expert_slots=32, moved_expert_bytes=1)
+    route = PredictedRoute(truth, executes_prediction=True, speculates_prefill=True)
+    place, move = OneUnitParameters(unit="gpu").build(context, Exact()), TwoBuffersParameters().build(context)
+    perfect = ComposedTechnique("perfect", route, place, {"prefill": Exact(), "decode": Exact()}, move, context)
+    buffers = LayerBuffers(expert_layers(model), 32, "fp32", Copier())
+    found = forward(model, perfect, sizes, buffers, _Told(truth))
+    assert float((found - oracle).norm() / oracle.norm()) < 1e-5
+    copied = buffers.take_copied()
+    calls = {place: set(routing.expert_ids_TK.flatten().tolist()) for place, routing in truth.routings.items()}
+    assert copied.waited_for == sum(len(experts) for (_, layer), experts in calls.items() if layer == 0)
+    assert copied.ahead == copied.hits == sum(len(experts) for (_, layer), experts in calls.items() if layer > 0)
+    assert copied.unused == 0
+
+
+class _Told:
+    """Lets the recorded truth know the step, and records nothing again."""
+
+    def __init__(self, truth: Recorded) -> None:
+        self.step = truth.step
+
+    def layer(self, seen: object) -> None:
+        return
+
+
+# --- what is counted -------------------------------------------------------------------------------------------------
+
+
+def test_counters_tell_what_was_copied_from_what_was_only_counted() -> None:
+    """On demand every call of a step's layer is one expert, copied as the file has it: two bytes a value."""
+    found = counted(engine(BUNDLED, "on-demand", ROOM["all"]), request(40, 8))
+    assert found.bytes_moved == found.bytes_copied == found.expert_calls * EXPERT * 2
+    assert (found.hits, found.misses) == (0, found.expert_calls)
+    planned = counted(engine(BUNDLED, "on-demand", None), request(40, 8))
+    assert planned.bytes_moved > 0
+    assert planned.bytes_copied == 0
+    assert counted(engine(BUNDLED, "dropless", None), request(9, 2)).bytes_copied is None
+    cached = counted(engine(BUNDLED, "lru", ROOM["all"]), request(40, 8))
+    assert cached.bytes_copied == cached.bytes_moved > 0
+
+
+def test_what_was_fetched_ahead_and_not_called_is_counted() -> None:
+    """Two experts told for each of three layers of seven decoded tokens; in the prefill all 16."""
+    found = counted(engine(BUNDLED, "prefetch-hint", ROOM["all"]), request(20, 8))
+    assert found.recalled is not None
+    in_prefill = counted(engine(BUNDLED, "on-demand", ROOM["all"]), request(20, 1))
+    called = in_prefill.expert_calls - first_layer_calls(20)
+    assert found.prefetched == 3 * 16 + 7 * 3 * 2
+    assert found.prefetched_unused == 3 * 16 - called + 7 * 3 * 2 - found.recalled
+
+
+def first_layer_calls(n_prompt: int) -> int:
+    made = engine(BUNDLED, "dropless", None)
+    seen: list[int] = []
+
+    class Observer:
+        def layer(self, step: Any) -> None:
+            if step.layer == 0:
+                seen.append(len(set(step.routing.expert_ids_TK.flatten().tolist())))
+
+    made.layer_observer = Observer()
+    made.run(request(n_prompt, 1), unheard)
+    return sum(seen)
+
+
+# --- the copier ------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_holds_from_one_copy_to_the_next() -> None:
+    """3 copies of 2 MB at 40 MB/s take 0.15 s, each of them 0.05."""
+    copier = Copier(40e6)
+    sources = [torch.randint(0, 255, (2_000_000,), dtype=torch.uint8) for _ in range(3)]
+    targets = [torch.empty_like(source) for source in sources]
+    jobs = [copier.start([Part(into, source)]) for into, source in zip(targets, sources, strict=True)]
+    for job in jobs:
+        job.wait()
+    assert all(torch.equal(into, source) for into, source in zip(targets, sources, strict=True))
+    assert jobs[-1].end_s - jobs[0].begin_s >= 0.149
+    assert all(one.end_s <= following.begin_s for one, following in pairwise(jobs))
+
+
+@pytest.mark.parametrize(
+    ("source", "into"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float16, torch.float32)],
+)
+def test_values_arrive_as_torch_converts_them(source: torch.dtype, into: torch.dtype) -> None:
+    values = torch.randn(300, 257, generator=torch.Generator().manual_seed(3)).to(source)
+    target = torch.zeros(300, 257, dtype=into)
+    for given in (values, values.t().contiguous().t()):
+        target.zero_()
+        copier = Copier()
+        copier.start([Part(target, given)]).wait()
+        assert torch.equal(target, values.to(into))
+
+
+def test_a_copy_that_fails_is_told_to_whoever_waits() -> None:
+    job = Copier().start([Part(torch.zeros(3, 4), torch.zeros(4, 3))])
+    with pytest.raises(EngineError, match=r"could not be copied \(\(4, 3\) into \(3, 4\)\)"):
+        job.wait()
+
+
+def test_the_thread_ends_with_its_copier() -> None:
+    def copiers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "copier"}
+
+    gc.collect()
+    before = copiers()
+    copier = Copier()
+    (own,) = copiers() - before
+    copier.finish()
+    del copier
+    gc.collect()
+    own.join(5)
+    assert not own.is_alive()
+
+
+def test_copies_go_on_while_another_thread_computes() -> None:
+    """A paced copy of 0.2 s ends while this thread sits in one long product after another, outside of Python."""
+    copier, a = Copier(50e6), torch.randn(700, 700)
+    job = copier.start([Part(torch.empty(10_000_000, dtype=torch.uint8), torch.zeros(10_000_000, dtype=torch.uint8))])
+    begin_s = time.perf_counter()
+    while not job.is_done and time.perf_counter() - begin_s < 20:
+        a @ a
+    assert job.is_done
+    assert job.end_s - job.begin_s < 2
+
+
+# --- in a plan -------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_gives_memory_and_rate() -> None:
+    (cell,) = checked(engine=[arm("on-demand", expert_memory="6MB", copy_bytes_per_s="400MB")]).cells
+    assert (cell.engine.expert_memory, cell.engine.copy_bytes_per_s) == (6_000_000, 400_000_000)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"expert_memory": "250kB"}, "two buffers for the 2 experts of a token need 4; give it more"),
+        (
+            {"copy_bytes_per_s": "1GB"},
+            "on-demand copies none without expert_memory: they are counted",
+        ),
+    ],
+)
+def test_what_copies_nothing_is_one_line(given: dict[str, Any], words: str) -> None:
+    (found,) = problems(engine=[arm("on-demand", **given)])
+    assert words in found
+
+
+def test_quantised_experts_take_less_of_the_memory() -> None:
+    """Four of int8, with a scale a row, are 0.3 MB; in fp32 they are 1.2 MB."""
+    assert checked(engine=[arm("on-demand", expert_memory="320kB", quantise={"experts": "int8"})]).cells
+    (found,) = problems(engine=[arm("on-demand", expert_memory="320kB")])
+    assert "give it more" in found
+
+
+def test_counters_of_all_engines_are_made_of_the_same_record() -> None:
+    both = EngineCounters.total([EngineCounters(bytes_copied=3), EngineCounters(bytes_copied=4), EngineCounters()])
+    assert both.bytes_copied == 7
