@@ -34,6 +34,10 @@ from engines.prediction import (
 from engines.profile import DataName, EstimatorOrigin, LayerAccuracy, PredictorName, Profile
 from engines.techniques.context import HiddenState
 
+HELD_BACK = 8
+"""Of so many tokens of calibration one is kept from the estimator: a hybrid chooses by what it recalls of those."""
+RUN = 64
+"""Tokens that stand together on one side: neighbours hang together."""
 MOST_BYTES = 1 << 32
 """Of the states that are kept at once: 5,461 tokens of Qwen3-30B-A3B."""
 
@@ -138,9 +142,31 @@ def cosine(one_NH: Tensor, other_NH: Tensor) -> float:
     return float(F.cosine_similarity(one_NH.double(), other_NH.double(), dim=-1).mean())
 
 
+def parted(states: Mapping[int, KnownState]) -> tuple[dict[int, KnownState], dict[int, KnownState]]:
+    """What an estimator learns from, and the tokens that are held back from it: a run of every prompt that is long
+    enough. Raises `EngineError`."""
+    n_tokens = len(next(iter(states.values())).state.residual_TH)
+    if n_tokens < HELD_BACK:
+        raise EngineError(f"an estimator needs {HELD_BACK} tokens to learn from and to be judged by, got {n_tokens}")
+    run = min(RUN, n_tokens // HELD_BACK)
+    is_back_N = torch.arange(n_tokens) // run % HELD_BACK == HELD_BACK - 1
+    learnt, back = (
+        {layer: _of_tokens(own, kept_N) for layer, own in states.items()} for kept_N in (~is_back_N, is_back_N)
+    )
+    return learnt, back
+
+
+def _of_tokens(known: KnownState, kept_N: Tensor) -> KnownState:
+    routing, (residual_TH, router_input_TH, shared_TH) = known.routing, known.state
+    chosen = Routing(routing.expert_ids_TK[kept_N], routing.weights_TK[kept_N], routing.n_experts)
+    shared_TH = None if shared_TH is None else shared_TH[kept_N]
+    return KnownState(known.layer, chosen, HiddenState(residual_TH[kept_N], router_input_TH[kept_N], shared_TH))
+
+
 def estimated_layers(rows: Sequence[LayerAccuracy], routers: Mapping[int, NextRouter]) -> frozenset[int]:
-    """Layers after which a hybrid asks the estimator: its recall on the calibration data is above the router's."""
-    found = {(row.predictor, row.layer): row.recall for row in rows if row.data == "calibration"}
+    """Layers after which a hybrid asks the estimator: of the tokens that were held back from it, its recall is above
+    the router's."""
+    found = {(row.predictor, row.layer): row.recall for row in rows if row.data == "held back"}
     return frozenset(
         layer for layer, router in routers.items() if found["estimator", router.layer] > found["router q", router.layer]
     )
@@ -185,10 +211,11 @@ def foreseen(
     recipe: EstimatorRecipe | None = None,
     on_step: Callable[[], object] = lambda: None,
 ) -> Foreseen:
-    """How well each predictor does on the states of calibration and held-out tokens; trains an estimator on the former
-    where a recipe is given.
+    """How well each predictor does on the states of calibration and held-out tokens.
 
-    profile: with default vectors. model: on the CPU. on_step: told after each training step. Raises `EngineError`.
+    Where a recipe is given, an estimator is trained on the former but for those that are held back, of which there are
+    rows of their own. profile: with default vectors. model: on the CPU. on_step: told after each training step.
+    Raises `EngineError`.
     """
     routers, vectors_EH, moe = next_routers(model.config, model.weights), profile.default_vectors_EH, model.config.moe
     if vectors_EH is None or moe is None:
@@ -199,7 +226,9 @@ def foreseen(
     }
     estimator, origin, chosen = None, None, frozenset[int]()
     if recipe is not None:
-        rows = learning_rows(states["calibration"], routers, vectors_EH)
+        learnt, back = parted(states["calibration"])
+        states = {**states, "calibration": learnt, "held back": back}
+        rows = learning_rows(learnt, routers, vectors_EH)
         estimator = train_estimator(*rows, moe.router, recipe, on_step)
         origin = EstimatorOrigin(
             recipe=recipe,

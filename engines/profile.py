@@ -51,7 +51,9 @@ Learnt = Literal["counts", "default vectors", "estimator"]
 """Parts of a profile. An estimator is trained by `joulebench calibrate` only; the others are found on the fly too."""
 
 PredictorName = Literal["router q", "router s", "estimator", "hybrid"]
-DataName = Literal["calibration", "held out"]
+DataName = Literal["calibration", "held back", "held out"]
+"""Tokens of the prompts that were counted; those of them that no estimator learnt from; those of other prompts. Beside
+an estimator "calibration" is what it learnt from."""
 
 
 class LayerAccuracy(Record):
@@ -93,7 +95,8 @@ class ProfiledPredictions(Record):
     accuracies: tuple[LayerAccuracy, ...] = Field(min_length=1)
     estimator: EstimatorOrigin | None
     estimated_layers: tuple[int, ...]
-    """Layers after which a hybrid asks the estimator: its recall on the calibration data is above the router's."""
+    """Layers after which a hybrid asks the estimator: of the tokens held back from it, its recall is above the
+    router's."""
 
 
 @dataclass(frozen=True, eq=False)

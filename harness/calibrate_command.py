@@ -133,25 +133,28 @@ def _predicted(predictions: ProfiledPredictions) -> str:
     if predictions.estimator is not None:
         recipe, n_parameters = predictions.estimator.recipe, predictions.estimator.n_parameters
         found += f"; estimator of {n_parameters:,} parameters, {recipe.n_steps:,} steps, seed {recipe.seed}"
+        asked = ", ".join(map(str, predictions.estimated_layers)) or "none"
+        found += f"; by the tokens held back from it, a hybrid asks it after layers: {asked}"
     return found
 
 
 def _prediction_rows(predictions: ProfiledPredictions) -> list[dict[str, Any]]:
-    """Of each layer and predictor: on calibration tokens, then on those held out."""
+    """Of each layer and predictor: on calibration tokens, on those held back from an estimator, on those held out."""
     both = {(one.layer, one.predictor, one.data): one for one in predictions.accuracies}
     rows = []
     for layer, predictor in sorted({(one.layer, one.predictor) for one in predictions.accuracies}):
-        own, held = (both.get((layer, predictor, data)) for data in ("calibration", "held out"))
+        own, back, held = (both.get((layer, predictor, data)) for data in ("calibration", "held back", "held out"))
         assert own is not None  # every predictor was tried on the calibration tokens
         rows.append(
             {
                 "layer": layer,
                 "predictor": predictor,
                 "recall": rounded(own.recall),
+                **({} if back is None else {"held back": rounded(back.recall)}),
                 "held out": None if held is None else rounded(held.recall),
                 "cosine": rounded(own.cosine),
                 "its held out": None if held is None else rounded(held.cosine),
-                "right expert by rank": " ".join(f"{share:.2f}" for share in (held or own).rank_alignment),
+                "right expert by rank": " ".join(f"{share:.2f}" for share in (held or back or own).rank_alignment),
             }
         )
     return rows
