@@ -9,6 +9,7 @@ from devices.base import Unit
 from devices.models.sheet import Kernel, Sheet, load_sheet
 from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import Composed
+from engines.techniques.place.hosts import GPU, HostsParameters
 from engines.techniques.place.priced import PricedParameters
 from harness.plan_values import shown
 from harness.problems import nearest
@@ -57,6 +58,8 @@ def placement(engine: EngineSpec) -> str:
 
 def _unpriced(engine: EngineSpec, sheet: Sheet) -> str | None:
     technique = engine.technique
+    if isinstance(technique, Composed) and (reason := _memories_apart(technique, sheet)) is not None:
+        return reason
     wanted: list[tuple[str, Kernel, Unit]] = [("attention", "attention", technique.backbone)]
     wanted += [("experts", "expert_ffn", unit) for unit in technique.units]
     if isinstance(technique, Composed) and technique.choices.move.moves_weights:
@@ -68,6 +71,20 @@ def _unpriced(engine: EngineSpec, sheet: Sheet) -> str | None:
             return f"{what} would be on {unit}, where its sheet has no price for them"
         if (why := sheet.units[unit].only_ratios) is not None:
             return f"{what} would be on {unit}, where its sheet prices no model, only ratios of operations: {why}"
+    return None
+
+
+def _memories_apart(technique: Composed, sheet: Sheet) -> str | None:
+    """Why units that compute each other's experts cannot on a sheet whose memories are apart, or None."""
+    choices = technique.choices
+    if not isinstance(choices.place, HostsParameters) or choices.move.moves_weights:
+        return None
+    for unit in choices.place.units[1:]:
+        if (link := sheet.resource_between(unit, GPU)) is not None:
+            return (
+                f"{technique.technique} takes the gpu and {unit} to share a memory, and its sheet has link {link}"
+                " between them; use monde, or fiddler, which fetch"
+            )
     return None
 
 

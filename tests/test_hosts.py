@@ -28,10 +28,13 @@ from engines.sizes import own_sizes
 from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext, ChunkPhase, ModelSizes
 from engines.techniques.parameters import CustomParameters
+from harness.plan import build_plan
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
+from tests.plans import HOST, raw_plan
 from tests.test_experts import random_experts, random_routing, unusual_experts
 from tests.test_prediction import SPARSE
+from tests.test_preflight import problems
 from tests.test_presets import pairs_of
 
 pytestmark = pytest.mark.numbers
@@ -59,6 +62,9 @@ class ToyCosts:
 
     def transfer_s(self, source: Unit, target: Unit, n_bytes: float) -> float:
         return self.fetch_s
+
+    def capacity_bytes(self, unit: Unit) -> float | None:
+        return None
 
 
 TOY = ToyCosts({"gpu": 0.5, "cpu": 1.0, "ndp": 2.0}, {"gpu": 0.1, "cpu": 1.0, "ndp": 2.0}, 6.0)
@@ -169,7 +175,7 @@ def test_the_hottest_run_on_the_gpu_and_the_rest_where_they_lie(
 def test_the_factor_is_alpha_of_the_links_share(context: BuildContext, alpha: float, active: int, h: int) -> None:
     """An expert of one row takes 4 s on an NDP unit, 1 s of four together; fetching it takes 6 s. 1 / 7 of 16 experts
     is 2.3, twice that 4.6; of three it is 0.4."""
-    place = {"kind": "hottest", "h": "factor", "alpha": alpha}
+    place = {"kind": "hottest", "dimms": 4, "h": "factor", "alpha": alpha}
     plan = planned(custom(place, FETCH).build(context), context, [1] * active + [0] * (16 - active))
     assert list(units(plan).values()).count("gpu") == h
 
@@ -243,7 +249,7 @@ ARMS: tuple[tuple[dict[str, object], dict[str, object]], ...] = (
     ({"kind": "cheaper"}, FETCH | {"gpu_slots": 2}),
     ({"kind": "cheaper", "objective": "max"}, FETCH),
     ({"kind": "hottest", "dimms": 3}, FETCH),
-    ({"kind": "hottest", "h": "factor"}, FETCH | {"gpu_slots": 4, "stay": "first"}),
+    ({"kind": "hottest", "h": "factor", "dimms": 4}, FETCH | {"gpu_slots": 4, "stay": "first"}),
     ({"kind": "hottest", "dimms": 1}, {"kind": "nothing"}),
     ({"kind": "one_unit", "unit": "gpu"}, FETCH),
 )
@@ -340,3 +346,26 @@ def test_a_machine_without_the_units_is_told_when_the_technique_is_built(context
 def test_more_slots_than_experts_are_refused(context: BuildContext) -> None:
     with pytest.raises(EngineError, match="gpu_slots = 65 experts in the GPU's memory, and the model has 64"):
         custom({"kind": "cheaper"}, FETCH | {"gpu_slots": 65}).build(context)
+
+
+@pytest.mark.parametrize(
+    ("technique", "words"),
+    [
+        ({"name": "monde", "dimms": 7}, "costs_of: sheet rtx5080-ndp has no unit 'ndp:6'"),
+        ({"name": "monde", "dimms": 0}, "technique.dimms: must be greater than or equal to 1, found 0"),
+        ({"name": "monde", "h": 17}, "h = 17 experts on the GPU, and a layer has 16; lower it"),
+        ({"name": "fiddler", "costs_of": "m2-ultra"}, "costs_of: sheet m2-ultra has no link from cpu to gpu"),
+        ({"name": "fiddler", "costs_of": "rtx5080"}, "costs_of: no sheet 'rtx5080'; did you mean rtx5080-ndp?"),
+        ({"name": "fiddler", "gpu_slots": 65}, "gpu_slots = 65 experts in the GPU's memory, and the model has 64"),
+    ],
+)
+def test_a_plan_check_tells_what_does_not_fit(technique: dict[str, object], words: str) -> None:
+    (told,) = problems(engine=[{"name": "arm", "technique": technique}])
+    assert words in told
+
+
+def test_units_that_share_a_memory_are_not_priced_where_a_link_lies_between_them() -> None:
+    duplex = {"name": "duplex", "technique": {"name": "duplex"}}
+    plan = build_plan(raw_plan(engine=[duplex], device=[HOST, {"name": "model:rtx5080-ndp"}]))
+    assert [cell.cell.device for cell in plan.cells] == ["host"]
+    assert "duplex takes the gpu and ndp:0 to share a memory, and its sheet has link pcie" in plan.skipped[0]

@@ -26,6 +26,7 @@ from engines.oracle import Oracle, mix_experts
 from engines.pricing.schedule import PHI_3_5_MOE, sizes_of
 from engines.profile import Profile
 from engines.profiling import profile_of
+from engines.shown import Shown
 from engines.sizes import own_sizes
 from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext, ChunkPhase, ModelSizes
@@ -63,9 +64,10 @@ def logits(model: Transformer, technique: Technique) -> torch.Tensor:
     cache = KeyValueCache(model.config)
     cache.start(len(tokens))
     phases: list[ChunkPhase] = ["prefill"] * 3 + ["decode"] * 3
+    shown = Shown(technique.asks, own_sizes(model.config))
     with torch.inference_mode():
         hidden = [
-            model.forward(chunk, cache, technique, phase)[0]
+            model.forward(chunk, cache, technique, phase, shown=shown)[0]
             for chunk, phase in zip(tokens.split([24, 24, 5, 1, 1, 1]), phases, strict=True)
         ]
         return model.logits(torch.cat(hidden))

@@ -80,7 +80,7 @@ class CheaperParameters(HostsParameters):
 
 class HottestParameters(HostsParameters):
     kind: Literal["hottest"] = "hottest"
-    dimms: int = Field(default=4, ge=1, le=64)
+    dimms: int = Field(default=6, ge=1, le=64)
     """Units that hold the experts and compute those that do not run on the GPU."""
     h: Annotated[int, Field(ge=0, le=65536)] | Literal["least", "factor"] = "least"
     """Experts of a step on the GPU: so many, as many as make a layer shortest, or MoNDE's factor of those with rows."""
