@@ -163,7 +163,7 @@ def slow_monde(load: Sequence[int], n: int, h: int | None) -> dict[int, str]:
 def test_the_hottest_run_on_the_gpu_and_the_rest_where_they_lie(
     context: BuildContext, load: list[int], n: int, h: int | None
 ) -> None:
-    place = {"kind": "hottest", "dimms": n, "h": "least" if h is None else h}
+    place = {"kind": "hottest", "ndps": n, "h": "least" if h is None else h}
     plan = planned(custom(place, FETCH).build(context), context, load)
     expected = slow_monde(load, n, h)
     assert units(plan) == expected
@@ -175,7 +175,7 @@ def test_the_hottest_run_on_the_gpu_and_the_rest_where_they_lie(
 def test_the_factor_is_alpha_of_the_links_share(context: BuildContext, alpha: float, active: int, h: int) -> None:
     """An expert of one row takes 4 s on an NDP unit, 1 s of four together; fetching it takes 6 s. 1 / 7 of 16 experts
     is 2.3, twice that 4.6; of three it is 0.4."""
-    place = {"kind": "hottest", "dimms": 4, "h": "factor", "alpha": alpha}
+    place = {"kind": "hottest", "ndps": 4, "h": "factor", "alpha": alpha}
     plan = planned(custom(place, FETCH).build(context), context, [1] * active + [0] * (16 - active))
     assert list(units(plan).values()).count("gpu") == h
 
@@ -183,7 +183,7 @@ def test_the_factor_is_alpha_of_the_links_share(context: BuildContext, alpha: fl
 def test_without_memory_of_its_own_the_gpu_fetches_nothing(context: BuildContext) -> None:
     """Duplex: two experts of ten rows and two of one. 1.5 and 0.6 s on the GPU, 22 and 4 s on the other: all but one of
     the light ones on the GPU is 3.6 s, beside 4 s; all there are 4.2 s."""
-    technique = custom({"kind": "hottest", "dimms": 1}).build(context)
+    technique = custom({"kind": "hottest", "ndps": 1}).build(context)
     plan = planned(technique, context, [1, 10, 1, 10] + [0] * 12)
     assert units(plan) == {0: "gpu", 1: "gpu", 2: "ndp:0", 3: "gpu"}
     assert not len(plan.transfers)
@@ -217,7 +217,7 @@ def test_what_is_fetched_is_not_kept_and_the_memory_holds_what_it_may(
     context: BuildContext, steps: list[tuple[int, list[int]]], n_slots: int
 ) -> None:
     """Of each step, every expert that the GPU calls lies there or is fetched, and each only once."""
-    technique = custom({"kind": "hottest", "dimms": 2}, FETCH | {"gpu_slots": n_slots}).build(context)
+    technique = custom({"kind": "hottest", "ndps": 2}, FETCH | {"gpu_slots": n_slots}).build(context)
     shown, start = Shown(technique.asks, context.sizes), lying(technique, context)
     assert len(start) == n_slots
     for layer, load in steps:
@@ -238,7 +238,7 @@ def test_of_equal_loads_those_in_the_memory_come_first(context: BuildContext) ->
     """Expert 5 lies there; two of six equal ones run on the GPU."""
     counts = {layer: tuple(9 if (layer, e) == (0, 5) else 1 for e in range(16)) for layer in range(4)}
     known = replace(context, profile=Profile(counts, 2, 4))
-    technique = custom({"kind": "hottest", "dimms": 3, "h": 2}, FETCH | {"gpu_slots": 1}).build(known)
+    technique = custom({"kind": "hottest", "ndps": 3, "h": 2}, FETCH | {"gpu_slots": 1}).build(known)
     found = units(planned(technique, known, [1] * 6 + [0] * 10))
     assert found == {0: "gpu", 1: "ndp:1", 2: "ndp:2", 3: "ndp:0", 4: "ndp:1", 5: "gpu"}
 
@@ -248,9 +248,9 @@ def test_of_equal_loads_those_in_the_memory_come_first(context: BuildContext) ->
 ARMS: tuple[tuple[dict[str, object], dict[str, object]], ...] = (
     ({"kind": "cheaper"}, FETCH | {"gpu_slots": 2}),
     ({"kind": "cheaper", "objective": "max"}, FETCH),
-    ({"kind": "hottest", "dimms": 3}, FETCH),
-    ({"kind": "hottest", "h": "factor", "dimms": 4}, FETCH | {"gpu_slots": 4, "stay": "first"}),
-    ({"kind": "hottest", "dimms": 1}, {"kind": "nothing"}),
+    ({"kind": "hottest", "ndps": 3}, FETCH),
+    ({"kind": "hottest", "h": "factor", "ndps": 4}, FETCH | {"gpu_slots": 4, "stay": "first"}),
+    ({"kind": "hottest", "ndps": 1}, {"kind": "nothing"}),
     ({"kind": "one_unit", "unit": "gpu"}, FETCH),
 )
 
@@ -322,7 +322,7 @@ def test_answers_of_each_family_are_the_oracles(family: Transformer) -> None:
         ({"kind": "hottest", "h": "factor"}, {"kind": "nothing"}, "nothing travels"),
         ({"kind": "hottest", "alpha": 2.0}, FETCH, 'alpha needs h = "factor"'),
         ({"kind": "cheaper"}, FETCH | {"stay": "first"}, "stay needs gpu_slots"),
-        ({"kind": "hottest", "dimms": 0}, FETCH, "greater than or equal to 1"),
+        ({"kind": "hottest", "ndps": 0}, FETCH, "greater than or equal to 1"),
         ({"kind": "hottest", "h": -1}, FETCH, "greater than or equal to 0"),
     ],
 )
@@ -351,8 +351,8 @@ def test_more_slots_than_experts_are_refused(context: BuildContext) -> None:
 @pytest.mark.parametrize(
     ("technique", "words"),
     [
-        ({"name": "monde", "dimms": 7}, "costs_of: sheet rtx5080-ndp has no unit 'ndp:6'"),
-        ({"name": "monde", "dimms": 0}, "technique.dimms: must be greater than or equal to 1, found 0"),
+        ({"name": "monde", "ndps": 7}, "costs_of: sheet rtx5080-ndp has no unit 'ndp:6'"),
+        ({"name": "monde", "ndps": 0}, "technique.ndps: must be greater than or equal to 1, found 0"),
         ({"name": "monde", "h": 17}, "h = 17 experts on the GPU, and a layer has 16; lower it"),
         ({"name": "fiddler", "costs_of": "m2-ultra"}, "costs_of: sheet m2-ultra has no link from cpu to gpu"),
         ({"name": "fiddler", "costs_of": "rtx5080"}, "costs_of: no sheet 'rtx5080'; did you mean rtx5080-ndp?"),

@@ -60,7 +60,7 @@ LINES: dict[str, tuple[str, Line]] = {
     "moe-ondemand": ("cpu", (on("cpu"), EXACT, {"kind": "cache", "evict": "static", "stay": "first"})),
     "fiddler": ("gpu", ({"kind": "cheaper", "objective": "sum"}, EXACT, {"kind": "fetch", "gpu_slots": 0})),
     "monde": ("gpu", ({"kind": "hottest", "h": "least"}, EXACT, {"kind": "fetch", "gpu_slots": 0})),
-    "duplex": ("gpu", ({"kind": "hottest", "dimms": 1, "h": "least"}, EXACT, NOTHING)),
+    "duplex": ("gpu", ({"kind": "hottest", "ndps": 1, "h": "least"}, EXACT, NOTHING)),
     "lru": ("cpu", (on("cpu"), EXACT, {"kind": "cache", "evict": "lru"})),
     "lfu": ("cpu", (on("cpu"), EXACT, {"kind": "cache", "evict": "lfu"})),
     "static": ("cpu", (on("cpu"), EXACT, {"kind": "cache", "evict": "static", "stay": "popular"})),

@@ -86,8 +86,8 @@ class Share:
 
     experts_E: None for all. exact: the unit takes any shape, so that it computes exactly the rows that there are.
     dealt: the pieces are whole, and take the calls in turn. piece_E: they are whole, and each expert is of that one.
-    cut: so that each piece has its part of every expert, an
-    expert's rows are cut into as many calls as there are pieces. summed: None where no piece needs another's results.
+    cut: so that each piece has its part of every expert, an expert's rows are cut into as many calls as pieces are.
+    summed: None where no piece needs another's results.
     """
 
     pieces: tuple[Piece, ...]

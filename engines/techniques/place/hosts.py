@@ -80,7 +80,7 @@ class CheaperParameters(HostsParameters):
 
 class HottestParameters(HostsParameters):
     kind: Literal["hottest"] = "hottest"
-    dimms: int = Field(default=6, ge=1, le=64)
+    ndps: int = Field(default=6, ge=1, le=64)
     """Units that hold the experts and compute those that do not run on the GPU."""
     h: Annotated[int, Field(ge=0, le=65536)] | Literal["least", "factor"] = "least"
     """Experts of a step on the GPU: so many, as many as make a layer shortest, or MoNDE's factor of those with rows."""
@@ -89,7 +89,7 @@ class HottestParameters(HostsParameters):
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        return (GPU, *(f"ndp:{i}" for i in range(self.dimms)))
+        return (GPU, *(f"ndp:{i}" for i in range(self.ndps)))
 
     def too_many(self, n_experts: int) -> str | None:
         """Why it does not fit the model, or None."""
@@ -99,7 +99,7 @@ class HottestParameters(HostsParameters):
 
     def build(self, context: BuildContext, layout: Layout) -> BetweenTwo:
         """Raises `EngineError`, and `DeviceError` where the sheet has not the units."""
-        prices, n = Prices(self, context, self.units[1:]), self.dimms
+        prices, n = Prices(self, context, self.units[1:]), self.ndps
         share = prices.balanced_share() * self.alpha if self.h == "factor" else 0.0
 
         def on_gpu(gpu_X: Seconds, other_X: Seconds, home_X: Integers) -> Booleans:

@@ -45,7 +45,7 @@ SYSTEMS = (
         "duplex",
         "two units share a memory: the busiest experts of a step on the one with arithmetic, the others on the other",
         f"{_SOURCE}, §I",
-        Choices(HottestParameters(dimms=1), ExactParameters(), "gpu"),
+        Choices(HottestParameters(ndps=1), ExactParameters(), "gpu"),
         fixed=("alpha", "backbone"),
     ),
 )
