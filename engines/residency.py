@@ -161,19 +161,28 @@ class Residency:
 
 
 class Counts:
-    """How often each expert was chosen so far by the tokens of the requests that run. phase_LE: by the routers."""
+    """How often each expert was chosen so far by the tokens of the requests that run. phase_LE: by the routers.
+
+    busiest_L: the most pairs that one expert of the layer got in one step of prefill.
+    """
 
     def __init__(self, n_layers: int, n_experts: int) -> None:
         self.prefill_LE, self.decode_LE = np.zeros((2, n_layers, n_experts), dtype=np.int64)
+        self.busiest_L = np.zeros(n_layers, dtype=np.int64)
 
     def reset(self) -> None:
-        self.prefill_LE[:] = 0
-        self.decode_LE[:] = 0
+        for counts in (self.prefill_LE, self.decode_LE, self.busiest_L):
+            counts[:] = 0
 
     def add(self, layer: int, phase: Phase, expert_ids_TK: Tensor) -> None:
         counts_E = (self.prefill_LE if phase == "prefill" else self.decode_LE)[layer]
         ids_P = expert_ids_TK.reshape(-1).cpu().numpy()
         if len(expert_ids_TK) == 1:
             counts_E[ids_P] += 1  # a token chooses an expert once
+            n_busiest = 1
         else:
-            counts_E += np.bincount(ids_P, minlength=len(counts_E))
+            load_E = np.bincount(ids_P, minlength=len(counts_E))
+            counts_E += load_E
+            n_busiest = int(load_E.max())
+        if phase == "prefill":
+            self.busiest_L[layer] = max(int(self.busiest_L[layer]), n_busiest)

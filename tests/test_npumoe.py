@@ -19,6 +19,7 @@ from engines.model.experts import execute
 from engines.oracle import mix_experts
 from engines.pricing.costs import SheetCosts, costs_of
 from engines.profile import Profile
+from engines.residency import Counts
 from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.layout.tiers import GRAPH_BYTES, TiersParameters
@@ -329,6 +330,8 @@ def general_way(own: Technique, seen: LayerInput) -> DispatchPlan:
         ("npumoe-t", {"decode_graphs": "cpu"}),
         ("npumoe-base", {}),
         ("coreml-naive", {}),
+        ("coreml-naive", {"align": 16}),
+        ("coreml-naive", {"decode_graphs": "single"}),
         ("blockwise", {}),
         ("dropping", {}),
         ("selective", {}),
@@ -344,7 +347,9 @@ def test_one_token_is_planned_as_many_are(name: str, parameters: dict[str, objec
     for _ in range(20):
         ids = torch.from_numpy(generator.permutation(16)[None, :2].copy())
         one = Routing(ids, torch.from_numpy(generator.uniform(size=(1, 2)).astype(np.float32)), 16)
-        seen = LayerInput(0, "decode", one, torch.ones(1))
+        counts = Counts(1, 16)
+        counts.add(0, "prefill", torch.tensor([[1], [2], [1]]))
+        seen = LayerInput(0, "decode", one, torch.ones(1), counts=counts)
         known, general = technique(name, 256, **parameters), technique(name, 256, **parameters)
         a, b = known.plan(seen), general_way(general, seen)
         assert known._known[0] is not None, "what is tested is known"  # type: ignore[attr-defined]
@@ -407,22 +412,6 @@ def test_decoding_is_placed_as_its_own_layout_says() -> None:
         named = {} if decode is None else {"decode": decode}
         placed = CustomParameters.model_validate(chosen | named).build(BuildContext(32, PHI, profile, Prices()))
         assert [call.unit for call in placed.plan(LayerInput(0, "decode", one)).calls] == units, decode
-
-
-def test_a_shape_of_the_busiest_is_frozen_for_a_naive_launch_alone() -> None:
-    chosen = {"layout": {"kind": "capacity", "rows": "max", "overflow": "none"}}
-    on_cpu = CustomParameters.model_validate(chosen)
-    one = Routing(torch.tensor([[0, 9]]), torch.ones(1, 2), 16)
-    for phase, routing in (("prefill", routing_of([2] * 16)), ("decode", one)):
-        seen = LayerInput(0, phase, routing)  # type: ignore[arg-type]
-        naive = preset_parameters("coreml-naive")().build(BuildContext(32, PHI)).plan(seen)
-        assert {(call.unit, call.static) for call in naive.calls} == {("npu", True)}
-        plain = on_cpu.build(BuildContext(32, PHI)).plan(seen)
-        assert {(call.unit, call.static) for call in plain.calls} == {("cpu", False)}
-    assert (on_cpu.static_shapes, CustomParameters.model_validate({"layout": {"kind": "capacity"}}).static_shapes) == (
-        False,
-        True,
-    )
 
 
 # --- shares and what else is laid out --------------------------------------------------------------------------------

@@ -151,8 +151,12 @@ def test_counts_are_of_each_phase() -> None:
     counts.add(1, "decode", torch.tensor([[2, 3]]))
     assert counts.prefill_LE.tolist() == [[0] * 4, [2, 1, 0, 3]]
     assert counts.decode_LE.tolist() == [[0] * 4, [0, 0, 1, 1]]
+    counts.add(1, "prefill", torch.tensor([[1, 3], [2, 3]]))
+    counts.add(0, "prefill", torch.tensor([[1, 3]]))
+    assert counts.busiest_L.tolist() == [1, 3], "of one step, not of all"
     counts.reset()
     assert not counts.prefill_LE.any()
+    assert not counts.busiest_L.any()
 
 
 def routing(*experts: int) -> Routing:

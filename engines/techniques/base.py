@@ -133,6 +133,7 @@ class Rows(NamedTuple):
 class Layout(Protocol):
     """Which rows each call computes."""
 
+    asks: Asks
     static: bool
     """Whether shapes are frozen before the routing is known."""
     overflow: Overflow

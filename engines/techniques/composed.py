@@ -23,6 +23,7 @@ from engines.residency import Slots
 from engines.techniques.base import Layout, Move, Moved, Piece, Place, Route, Rows, Share
 from engines.techniques.context import NOTHING, Asks, BuildContext, ChunkPhase, LayerInput
 from engines.techniques.exchanges import exchanges_of
+from engines.techniques.layout.capacity import Capacity
 from engines.techniques.layout.exact import exact_rows
 from engines.techniques.layout.tiers import Tiers
 from engines.techniques.move.nothing import NothingMoves
@@ -48,7 +49,7 @@ class ComposedTechnique:
         context: BuildContext,
     ) -> None:
         self.name = name
-        self.asks = _joined_asks((route.asks, place.asks, move.asks))
+        self.asks = _joined_asks((route.asks, place.asks, *(layout.asks for layout in layouts.values()), move.asks))
         self.needs_saliency = any(layout.overflow == "saliency" for layout in layouts.values())
         is_of_phase = isinstance(route, PredictedRoute) and route.hangs_on_phase
         self.couples_tokens = is_of_phase or any(layout.may_overflow for layout in layouts.values())
@@ -152,9 +153,12 @@ class ComposedTechnique:
         if isinstance(self._place, Ndp):
             return OnNdp(self._place, seen.routing.expert_ids_TK.shape[1], self._made)
         said, shares = self._said_layout(seen.layer), self._place.decode_shares(seen.layer)
+        layout = self._layouts["decode"]
+        if isinstance(layout, Capacity) and layout.keeps_graphs and shares is not None:
+            is_whole = len(shares) == 1 and not shares[0].cut and not shares[0].exact and len(shares[0].pieces) == 1
+            return ChosenAlone(layout.kept_rows, _kinds(shares[0], layout)[0]) if is_whole else None
         if said is None or said.n_padding_calls or shares is None or len(shares[0].pieces) != 1:
             return None
-        layout = self._layouts["decode"]
         (kind,) = _kinds(shares[0], layout)
         if said.group_of_E is None:
             return ChosenAlone(said.rows_E, kind, self._is_sorted)

@@ -35,6 +35,7 @@ NEEDS = (
         'block_size = "intensity" or skip_padding_blocks = false',
     ),
     Need(CapacityParameters, ("factor", "of"), lambda p: p.rows is None, "a capacity without rows"),
+    Need(CapacityParameters, ("decode_graphs",), lambda p: p.rows == "max", 'rows = "max"'),
     Need(
         CapacityParameters,
         ("renormalise_survivors",),
@@ -62,6 +63,7 @@ IN_DECODING_ONLY = (
 )
 IN_PREFILL_ONLY = (
     Need(TiersParameters, ("decode_graphs", "decode_rows"), lambda p: False, "no decode layout beside it"),
+    Need(CapacityParameters, ("decode_graphs",), lambda p: False, "no decode layout beside it"),
     Need(SelectiveParameters, ("switch_alpha",), lambda p: False, "no decode layout beside it"),
 )
 

@@ -47,11 +47,15 @@ class OneToken(Protocol):
 class ChosenAlone:
     """Each chosen expert has a call of its own."""
 
-    def __init__(self, rows_E: Sequence[int] | None, kind: CallKind, is_sorted: bool = True) -> None:
-        """rows_E: of each expert's call; None: one each. is_sorted: calls stand by expert, as in the general way; else,
-        where each has one row, in the router's order."""
-        self._rows_E = None if rows_E is None or set(rows_E) == {1} else np.array(rows_E, dtype=np.int64)
-        self._is_sorted = is_sorted or self._rows_E is not None
+    def __init__(
+        self, rows_E: Sequence[int] | Callable[[LayerInput], int] | None, kind: CallKind, is_sorted: bool = True
+    ) -> None:
+        """rows_E: of each expert's call, or what says those of all calls of a step; None: one each. is_sorted: calls
+        stand by expert, as in the general way; else, where each has one row, in the router's order."""
+        self._rows = rows_E if callable(rows_E) else None
+        known_E = None if callable(rows_E) or rows_E is None or set(rows_E) == {1} else rows_E
+        self._rows_E = None if known_E is None else np.array(known_E, dtype=np.int64)
+        self._is_sorted = is_sorted or self._rows_E is not None or self._rows is not None
         self._kinds = (kind,)
 
     def computed(self, seen: LayerInput) -> Computed:
@@ -59,11 +63,15 @@ class ChosenAlone:
         order_K = ids_K.argsort(kind="stable") if self._is_sorted else slice(None)
         expert_S, n_pairs = ids_K[order_K], len(ids_K)
         counting_S, one_S = _counting(n_pairs)
-        if self._rows_E is None:
+        rows_S = None
+        if self._rows is not None:
+            rows_S = self._rows(seen) * one_S
+        elif self._rows_E is not None:
+            rows_S = self._rows_E[expert_S]
+        if rows_S is None:
             token_R, weight_R = np.zeros(n_pairs, dtype=np.int64), weight_K[order_K]
             calls = Calls(expert_S, one_S, one_S, counting_S, counting_S, self._kinds)
         else:
-            rows_S = self._rows_E[expert_S]
             ends_S = rows_S.cumsum()
             first_S, n_rows = ends_S - rows_S, int(ends_S[-1])
             token_R, weight_R = np.full(n_rows, -1), np.zeros(n_rows, dtype=weight_K.dtype)

@@ -19,6 +19,7 @@ from engines.calls import CallKind, Calls
 from engines.dispatch import DispatchPlan, Routing
 from engines.model.experts import ExpertWeights, GatedWeights, execute
 from engines.profile import Profile
+from engines.residency import Counts
 from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext, LayerInput, ModelSizes
 from engines.techniques.presets import preset_parameters
@@ -65,7 +66,9 @@ def plan_costs() -> list[Measurement]:
     for name in that_plan_alone():
         technique = built(name, routing, ModelSizes(N_EXPERTS, TOP_K, 2048, 768, 6 * 2048 * 768, 1, 1))
         seen = LayerInput(0, "prefill", routing, saliency_T)
-        first = LayerInput(0, "decode", one)
+        counts = Counts(1, N_EXPERTS)
+        counts.add(0, "prefill", routing.expert_ids_TK)
+        first = LayerInput(0, "decode", one, counts=counts if technique.asks.counts else None)
         chunk, token = (
             seconds_of(lambda seen=seen, own=technique: own.plan(seen), 20),
             seconds_of(lambda seen=first, own=technique: own.plan(seen), 500),

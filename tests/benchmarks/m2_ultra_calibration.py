@@ -244,8 +244,11 @@ def decode_steps() -> dict[str, float]:
     naive_rows = arms.whole_capacity(arms.chunk_counts("skewed", 1024, 256))
     calls = {
         "Core ML CPU": (CPU, arms.one_row_calls()),
-        "Core ML naive, the prefill's graphs": (NAIVE, arms.single_graphs(naive_rows)),
-        "Core ML naive, graphs of one row (`coreml-naive`), outside the fit": (NAIVE, arms.single_graphs(1)),
+        "Core ML naive, the prefill's graphs (`coreml-naive`)": (NAIVE, arms.single_graphs(naive_rows)),
+        'Core ML naive, graphs of one row (`decode_graphs = "single"`), outside the fit': (
+            NAIVE,
+            arms.single_graphs(1),
+        ),
         "ANEMLL": (ANEMLL, arms.one_row_calls()),
         "base, the prefill's graphs (1x64)": (BASE, arms.single_graphs(64)),
         "T, a 1x16 graph an expert, outside the fit": (T, arms.single_graphs(16)),
@@ -275,7 +278,7 @@ def checks() -> list[tuple[str, float, str, Range]]:
     steps = decode_steps()
     cpu_8, ours_8 = (arms.DECODED * steps[name] for name in ("Core ML CPU", "T, a 1x32 graph an expert"))
     anemll_8 = arms.DECODED * steps["ANEMLL"]
-    naive_8 = arms.DECODED * steps["Core ML naive, the prefill's graphs"]
+    naive_8 = arms.DECODED * steps["Core ML naive, the prefill's graphs (`coreml-naive`)"]
     whole = ttft["TG"] + ours_8
 
     def share(arm: Arm) -> float:

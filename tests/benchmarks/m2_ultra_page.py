@@ -235,7 +235,8 @@ times the CPU's for NPUMoE.
 
 {decode}
 
-- What Core ML naive decodes with is "the same graphs" in the source. The preset `coreml-naive` takes graphs of one row.
+- What Core ML naive decodes with the source does not say; that arm decodes here as it fills the prompt, so with the
+  largest graphs that its prefill launched. The preset does so too, with `decode_graphs = "same"`, its default.
 - 1x16 is what `npumoe-t` takes where chunk 256 has a tier of 16 rows (0.5 of the mean load). No table has it.
 
 ## Other figures of the source, at 1024 tokens, chunk 256, skewed routing

@@ -169,7 +169,7 @@ def main() -> None:
         f"The bundled model on {N_PROMPTS} prompts of RULER's multi-key needles, 1024 tokens in chunks of {CHUNK}, and"
         f" {N_DECODED} decoded tokens each. Counted, so the same on every machine. `blockwise` has blocks of 64 rows"
         f" here; everything else is as it comes. What is modelled is priced on {SHEET}, which is no machine of"
-        " ours; the sheet states no error of its times."
+        " ours; the sheet states no error of its times and joules."
     )
     write_page("technique-rows", "What techniques compute", found, remarks)
 

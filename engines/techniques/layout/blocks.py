@@ -28,7 +28,7 @@ from pydantic import Field, field_validator
 from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
 from engines.techniques.base import Overflow, Rows
-from engines.techniques.context import BuildContext, LayerInput
+from engines.techniques.context import NOTHING, BuildContext, LayerInput
 from results.records import Record
 
 DEFAULT_BLOCK = 512
@@ -78,6 +78,7 @@ def intensity(n_pairs: int, n_experts: int, block_size: int, count: BlockCount) 
 
 
 class Blocks:
+    asks = NOTHING
     static = True
     overflow: Overflow = "none"
     may_overflow = False

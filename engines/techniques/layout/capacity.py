@@ -8,7 +8,8 @@ Rules that the sources leave open, as built here:
 - `of = "chunk"` freezes the shape on the prefill chunk, for short chunks and decoding too; `of = "tokens"` follows the
   step, as a compiler's bucket of that length does.
 - `rows = "max"` is the largest load of the step, so its shape follows the routing: what naive Core ML had compiled is
-  not said, and for a naive launch a graph of that size is taken to be there.
+  not said, and for a naive launch a graph of that size is taken to be there. It decodes with the largest graph that
+  the request's prefill launched in the layer (`decode_graphs = "same"`, as Table 2 has it), or one of one row.
 - Every expert is launched in prefill (`launch = "all"`); in decoding, those that have tokens.
 
 Legend: T tokens, K experts per token, E experts.
@@ -25,8 +26,9 @@ from pydantic import Field, model_validator
 
 from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
+from engines.errors import EngineError
 from engines.techniques.base import Overflow, Rows
-from engines.techniques.context import BuildContext, LayerInput
+from engines.techniques.context import NOTHING, Asks, BuildContext, LayerInput
 from engines.techniques.layout.exact import one_call_each
 from results.records import Record
 
@@ -42,6 +44,8 @@ class CapacityParameters(Record):
     of: Literal["tokens", "chunk"] = "tokens"
     align: int = Field(default=1, ge=1, le=4096)
     launch: Literal["all", "active"] = "all"
+    decode_graphs: Literal["same", "single"] = "same"
+    """Under rows = "max": the prefill's graph or one of one row. A capacity other than that is the same anyway."""
     overflow: Overflow = "order"
     renormalise_survivors: bool = True
 
@@ -76,13 +80,25 @@ class Capacity:
         self.overflow: Overflow = "none" if parameters.rows == "max" else parameters.overflow
         self.may_overflow = not self._holds_all_of_a_chunk(context)
         self.renormalise = parameters.renormalise_survivors
+        self.keeps_graphs = parameters.rows == "max" and parameters.decode_graphs == "same"
+        self.asks = Asks(counts=True) if self.keeps_graphs else NOTHING
 
     def rows(self, seen: LayerInput, load_E: Integers) -> Rows:
         n_tokens, top_k = seen.routing.expert_ids_TK.shape
         is_all = self._parameters.launch == "all" and seen.phase == "prefill"
         expert_S = np.arange(len(load_E)) if is_all else load_E.nonzero()[0]
-        size = self.capacity(n_tokens, top_k, len(load_E), int(load_E.max(initial=0)))
+        busiest = int(load_E.max(initial=0))
+        if self.keeps_graphs and seen.phase == "decode":
+            size = self.kept_rows(seen, busiest)
+        else:
+            size = self.capacity(n_tokens, top_k, len(load_E), busiest)
         return one_call_each(expert_S, np.full(len(expert_S), size), load_E)
+
+    def kept_rows(self, seen: LayerInput, busiest: int = 1) -> int:
+        """Of every call of a decode step that takes the prefill's graphs. busiest: the largest load of the step."""
+        if seen.counts is None:
+            raise EngineError("decoding with the prefill's graphs needs the counts of the request; show them")
+        return rounded_up(max(busiest, int(seen.counts.busiest_L[seen.layer])), self._parameters.align)
 
     def capacity(self, n_tokens: int, top_k: int, n_experts: int, busiest: int) -> int:
         """Rows of every call. busiest: the largest load of the step."""
@@ -104,6 +120,8 @@ class Capacity:
         return self.capacity(self._chunk, self._top_k, context.sizes.n_experts, self._chunk) >= self._chunk
 
     def decode_layout(self, layer: int, n_experts: int) -> DecodeLayout | None:
+        if self.keeps_graphs:
+            return None
         return DecodeLayout((self.capacity(1, self._top_k, n_experts, busiest=1),) * n_experts)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from engines.calls import Integers
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.techniques.base import Overflow, Rows
-from engines.techniques.context import BuildContext, LayerInput
+from engines.techniques.context import NOTHING, BuildContext, LayerInput
 from results.records import Record
 
 
@@ -30,6 +30,7 @@ class ExactParameters(Record):
 
 
 class Exact:
+    asks = NOTHING
     static = False
     overflow: Overflow = "none"
     may_overflow = False

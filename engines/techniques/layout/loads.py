@@ -20,7 +20,7 @@ from pydantic import Field
 from engines.calls import Integers
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.techniques.base import Overflow, Rows
-from engines.techniques.context import BuildContext, LayerInput
+from engines.techniques.context import NOTHING, BuildContext, LayerInput
 from engines.techniques.layout.exact import exact_rows, one_call_each
 from results.records import Record
 
@@ -57,6 +57,7 @@ class AllExpertsParameters(Record):
 
 
 class Loads:
+    asks = NOTHING
     overflow: Overflow = "none"
     may_overflow = False
     renormalise = False

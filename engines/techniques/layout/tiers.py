@@ -40,7 +40,7 @@ from engines.decode_layout import DecodeLayout
 from engines.errors import EngineError
 from engines.profile import Profile
 from engines.techniques.base import Overflow, Rows
-from engines.techniques.context import BuildContext, ChunkPhase, LayerInput
+from engines.techniques.context import NOTHING, BuildContext, ChunkPhase, LayerInput
 from engines.techniques.layout.capacity import rounded_up
 from engines.techniques.layout.exact import one_call_each
 from results.records import Record
@@ -148,6 +148,7 @@ class Graphs(NamedTuple):
 class Tiers:
     """With shapes frozen at construction."""
 
+    asks = NOTHING
     static = True
     skips_padding = False
 

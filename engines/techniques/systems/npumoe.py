@@ -17,7 +17,7 @@ SYSTEMS = (
     Preset("coreml-cpu", "all on the CPU", f"{_SOURCE}, Table 2", Choices(ON_CPU, ExactParameters()), _WHERE),
     Preset(
         "coreml-naive",
-        "a graph an expert on the NPU, as large as the busiest needs (of one row in decoding); Core ML decides",
+        "a graph an expert on the NPU, as large as the busiest needs, in decoding too; Core ML decides",
         f"{_SOURCE}, Table 2",
         Choices(
             OneUnitParameters(unit="npu", naive_launch=True),
