@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkab
 
 from engines.errors import EngineError as EngineError
 from engines.model.tokenizer import Tokenizer
+from results.copies import DecodeStep
 from results.environments import Road
 from results.expert_heat import ExpertHeat
 from results.records import Completion, EngineCounters, Request
@@ -113,6 +114,15 @@ class TellsHeat(Protocol):
 
     def take_heat(self) -> ExpertHeat | None:
         """Of the requests answered since the last call; None where nothing was routed."""
+        ...
+
+
+@runtime_checkable
+class TellsSteps(Protocol):
+    """An engine that copies experts and says when."""
+
+    def take_decode_steps(self) -> tuple[DecodeStep, ...]:
+        """The first ones of the requests answered since the last call; empty where nothing was copied."""
         ...
 
 

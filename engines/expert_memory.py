@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from engines.errors import EngineError
 from engines.model.buffers import LayerBuffers, buffered_bytes
 from engines.model.copier import Copier
+from engines.model.copy_stamps import CopyStamps
 from engines.model.experts import ExpertWeights
 from engines.model.quantised import Form
 from engines.model.slots import ExpertSlots, slot_bytes
@@ -55,13 +56,14 @@ class ExpertMemory:
         """As many as the technique asks for, or two buffers. context: as `told`. Raises `EngineError` where slots are
         to be filled from a file that does not hold experts as they compute."""
         layers, copier = _expert_layers(weights), Copier(self.copy_bytes_per_s, now_s)
+        stamps = CopyStamps(now_s)
         if not technique.asks.slots:
             assert context.sizes is not None  # `told` looked
             n_of_one = buffer_size(context.sizes, context.expert_slots)
-            return LayerBuffers(layers, 2 * n_of_one, self.form, copier)
+            return LayerBuffers(layers, 2 * n_of_one, self.form, copier, stamps)
         (asked,) = technique.asks.slots.values()
         n_of = sum(layer is not None for layer in layers) if asked.of == "layer" else 1
-        return ExpertSlots(layers, asked.n * n_of, self.form, copier)
+        return ExpertSlots(layers, asked.n * n_of, self.form, copier, stamps)
 
 
 def fills_buffers(technique: TechniqueParameters) -> bool:

@@ -35,6 +35,7 @@ from engines.sizes import own_sizes, told_sizes
 from engines.techniques.base import Technique, TechniqueParameters
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import NOTHING, BuildContext, ChunkPhase, Costs, ModelSizes
+from results.copies import DecodeStep
 from results.environments import Road
 from results.expert_heat import ExpertHeat
 from results.records import Completion, EngineCounters, Request
@@ -266,6 +267,9 @@ class ReferenceEngine:
             return heat
         return heat.model_copy(update=self._technique.frozen(heat.layers))
 
+    def take_decode_steps(self) -> tuple[DecodeStep, ...]:
+        return () if self._shown.slots is None else self._shown.slots.stamps.take_steps()
+
     def take_road(self) -> Road:
         return road(self._backend, *self._counting.take_roads(), self._cores.n_threads, self._cores.take_found())
 
@@ -292,8 +296,9 @@ class ReferenceEngine:
             while alive := [(s, 1) for s in sequences if not s.answer.is_complete]:
                 for sequence, _ in alive:
                     self._turn_for_next(sequence, technique)
-                self._shown.start_step(0)
+                self._shown.start_step(0, decodes=True)
                 self._step(alive, technique, "decode", on_phase)
+                self._shown.end_step()
         finally:
             self._counting.end_request(self._shown)
 

@@ -43,10 +43,17 @@ class Shown:
         if self.counts is not None:
             self.counts.reset()
 
-    def start_step(self, prefill_left: int | None) -> None:
-        """prefill_left: tokens of the prompts that are read after this step; None where that is not known."""
+    def start_step(self, prefill_left: int | None, decodes: bool = False) -> None:
+        """prefill_left: tokens of the prompts that are read after this step; None where that is not known. decodes:
+        whether `end_step` follows, when its tokens are known."""
+        if self.slots is not None:
+            self.slots.stamps.start_step(decodes)
         self._predicted.clear()
         self._prefill_left = prefill_left
+
+    def end_step(self) -> None:
+        if self.slots is not None:
+            self.slots.stamps.end_step()
 
     def layer(
         self, layer: int, phase: ChunkPhase, routing: Routing, saliency_T: Tensor | None, state: HiddenState | None

@@ -27,11 +27,12 @@ from devices.base import (
 from devices.cpu_cycles import CpuCycles
 from devices.peak_memory import PeakMemory, peak_memory, reset_peak_memory
 from devices.state_watch import changes, state_marks, watched
-from engines.base import Engine, HoldsWeights, PhaseEvent, SpansProcesses, TellsHeat, TellsRoad, unheard
+from engines.base import Engine, HoldsWeights, PhaseEvent, SpansProcesses, TellsHeat, TellsRoad, TellsSteps, unheard
 from harness.agreement import disagreements
 from harness.schema import TrialProtocol
 from harness.serving import at_once, serve
 from results.cells import CONTENDED, CORES_NOT_KEPT
+from results.copies import DecodeStep
 from results.cpu_time import CpuSeconds, foreign_share
 from results.derivation import derived_by, energies_of, remarks_on
 from results.environments import Conditions, Road
@@ -130,6 +131,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
     arm.engine.take_counters()
     _road(arm.engine)
     _heat(arm.engine)
+    _steps(arm.engine)
     # The window's first request may gain neither from the warm-up nor from the trial before.
     arm.engine.reset()
     with watched(arm.device) as states:
@@ -164,6 +166,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         derived_by=derived_by(arm.device.sheet_sha256 if isinstance(arm.device, IsPriced) else None),
         counters=counters,
         heat=heat,
+        decode_steps=_steps(arm.engine),
         road=road,
         scores=(*scores, *arm.unmeasured.scores),
         conditions=changes(conditions),
@@ -247,6 +250,10 @@ def _road(engine: Engine) -> Road | None:
 
 def _heat(engine: Engine) -> ExpertHeat | None:
     return engine.take_heat() if isinstance(engine, TellsHeat) else None
+
+
+def _steps(engine: Engine) -> tuple[DecodeStep, ...]:
+    return engine.take_decode_steps() if isinstance(engine, TellsSteps) else ()
 
 
 def _cycles(device: Device) -> CpuCycles | None:

@@ -62,4 +62,9 @@ COUNTERS = (
     _optional("prefetched", "experts", "prefetched", lambda c: c.prefetched, "Prefetched experts"),
     _optional("prefetched_unused", "experts", "unused", lambda c: c.prefetched_unused, "Prefetched experts"),
     _optional("bytes_copied", "B", "copied", lambda c: c.bytes_copied, "Copied experts"),
+    _optional("copy_rate", "B/s", "rate", lambda c: c.copy_rate, "Copied experts"),
+    _optional("compute_share", "%", "computing", lambda c: _percent(c.compute_share), "Copied experts"),
+    _optional("wait_share", "%", "waiting", lambda c: _percent(c.wait_share), "Copied experts"),
+    _optional("copy_share", "%", "copying", lambda c: _percent(c.copy_share), "Copied experts"),
+    _optional("hidden_share", "%", "hidden", lambda c: _percent(c.hidden_share), "Copied experts"),
 )

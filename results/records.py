@@ -205,6 +205,17 @@ class EngineCounters(Record):
     bytes_copied: int | None = None
     """Of these, the ones that this engine really copied; 0 where moves are planned and counted only. None: nothing
     moves, or not told apart, as in stores of before."""
+    copying_s: float | None = None
+    """While experts were copied, in prefill and decoding. None: nothing was, or not measured; so are the next ones."""
+    decode_timed_s: float | None = None
+    """Of decode steps, from their beginning until their tokens were known."""
+    decode_waited_s: float | None = None
+    """Of these, while what computes waited for experts that were being copied."""
+    decode_copied_s: float | None = None
+    """While experts were copied in decode steps; of these seconds hidden ones, while others were computed."""
+    decode_hidden_s: float | None = None
+    decode_hideable_s: float | None = None
+    """The most that could be hidden: of each step the shorter of computing and copying."""
     bytes_exchanged: int | None = None
     """Activations that units sent each other. None: no unit sends any, or not counted, as in stores of before."""
     hits: int | None = None
@@ -233,6 +244,32 @@ class EngineCounters(Record):
         return self.dropped_pairs / self.routed_pairs if self.routed_pairs else None
 
     @property
+    def copy_rate(self) -> float | None:
+        """Bytes a second, while copies were made."""
+        return self.bytes_copied / self.copying_s if self.bytes_copied and self.copying_s else None
+
+    @property
+    def compute_share(self) -> float | None:
+        """Of the time of decode steps, that in which nothing waited for a copy."""
+        waited = self.wait_share
+        return None if waited is None else 1 - waited
+
+    @property
+    def wait_share(self) -> float | None:
+        """The rest: what computes waited for experts."""
+        return _share(self.decode_timed_s, self.decode_waited_s)
+
+    @property
+    def copy_share(self) -> float | None:
+        """Of the same time, that in which experts were copied; it and computing may go on together."""
+        return _share(self.decode_timed_s, self.decode_copied_s)
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Of what could be hidden of copying behind computing, what was."""
+        return _share(self.decode_hideable_s, self.decode_hidden_s)
+
+    @property
     def recall(self) -> float | None:
         """recall@k of the predictions."""
         return None if self.recalled is None or not self.predicted else self.recalled / self.predicted
@@ -241,6 +278,10 @@ class EngineCounters(Record):
     def pad_rate(self) -> float | None:
         """Padding over computed rows: (sum C_e - kept) / sum C_e."""
         return self.padded_rows / self.computed_rows if self.computed_rows else None
+
+
+def _share(whole: float | None, part: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
 
 
 class CountedLayers(Record):

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from results.copies import DecodeStep
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Road
 from results.expert_heat import ExpertHeat
@@ -52,6 +53,8 @@ class Trial(Record):
     heat: ExpertHeat | None = Field(None, exclude=True)
     """On its way to the store, which keeps it apart (`RunData.load_heat`): a matrix of thousands that few readers ask
     for. None in a trial that was read."""
+    decode_steps: tuple[DecodeStep, ...] = ()
+    """The first of the window, of an engine that copies experts: when it computed, copied and waited."""
     road: Road | None = None
     """None where the engine does not tell."""
     scores: tuple[Score, ...] = ()

@@ -23,6 +23,7 @@ from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.kernels import native
 from engines.model.copier import Copier, CopyJob, Part
+from engines.model.copy_stamps import CopyStamps
 from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute
 from engines.model.made_experts import ALIGNMENT, tensors_of, with_tensors
 from engines.model.quantised import PLAIN_DTYPES, Form
@@ -49,7 +50,14 @@ class _Buffer:
 class LayerBuffers:
     """The two of one engine. Everything is loaded by plans' transfers: of the plan's layer, or of one after it."""
 
-    def __init__(self, layers: Sequence[ExpertWeights | None], n_slots: int, form: Form, copier: Copier) -> None:
+    def __init__(
+        self,
+        layers: Sequence[ExpertWeights | None],
+        n_slots: int,
+        form: Form,
+        copier: Copier,
+        stamps: CopyStamps | None = None,
+    ) -> None:
         """layers: of all layers, None of dense ones. n_slots: of both, half of them each. form: as they compute."""
         sparse = [number for number, layer in enumerate(layers) if layer is not None]
         shape = next(layer for layer in layers if layer is not None).experts[0]
@@ -62,6 +70,7 @@ class LayerBuffers:
         self._buffers = [_Buffer(list(range(half))), _Buffer(list(range(half, 2 * half)))]
         self._buffer_of = {layer: self._buffers[i % 2] for i, layer in enumerate(sparse)}
         self._copied = NOTHING_COPIED
+        self.stamps = stamps or CopyStamps()
 
     def clear(self) -> None:
         """Nothing lies in the buffers, and nothing is on its way."""
@@ -71,7 +80,7 @@ class LayerBuffers:
 
     def take_copied(self) -> Copied:
         copied, self._copied = self._copied, NOTHING_COPIED
-        return copied
+        return copied._replace(timed=self.stamps.take_times())
 
     def execute(self, layer: int, plan: DispatchPlan, hidden_TH: Tensor) -> Tensor:
         """`engines.model.experts.execute`, every expert out of its buffer: bit for bit the same, in whatever waves.
@@ -92,6 +101,7 @@ class LayerBuffers:
         unused = buffer.slot_of.keys() - set(plan.calls.expert_S.tolist())
         self._note(unused=len(unused))
         self._empty(buffer)
+        self.stamps.end_layer(layer)
         return out_TH
 
     def _waves(
@@ -126,7 +136,7 @@ class LayerBuffers:
                 hits -= 1
                 self._leave(own, buffer, [goes])
                 heappush(waiting, (called_S.index(goes, done), goes))
-            self._load(layer, buffer, expert)
+            self._load(layer, buffer, expert, is_ahead=False)
             self._note(waited_for=1)
         for later, expert in ahead:
             self._load_ahead(later, expert)
@@ -139,9 +149,9 @@ class LayerBuffers:
         if buffer.layer != layer:
             self._empty(buffer)
             buffer.layer = layer
-        self._load(layer, buffer, expert)
+        self._load(layer, buffer, expert, is_ahead=True)
 
-    def _load(self, layer: int, buffer: _Buffer, expert: int) -> None:
+    def _load(self, layer: int, buffer: _Buffer, expert: int, is_ahead: bool) -> None:
         if expert in buffer.slot_of:
             raise EngineError(f"expert {expert} of layer {layer} is loaded, and a plan loads it again")
         if not buffer.free:
@@ -154,18 +164,18 @@ class LayerBuffers:
         job = self._copier.start([Part(*pair) for pair in zip(slot.tensors, _tensors(source), strict=True)])
         buffer.slot_of[expert], buffer.job_of[expert] = number, job
         own.put(expert, slot)
+        self.stamps.copies(layer, job, is_ahead)
         self._note(n_bytes=job.n_bytes)
 
     def _note(self, waited_for: int = 0, ahead: int = 0, n_bytes: int = 0, hits: int = 0, unused: int = 0) -> None:
-        w, a, n, h, u = self._copied
+        w, a, n, h, u, _ = self._copied
         self._copied = Copied(w + waited_for, a + ahead, n + n_bytes, (h or 0) + hits, (u or 0) + unused)
 
     def _wait(self, layer: int, buffer: _Buffer, called: Sequence[int]) -> None:
         lacking = [expert for expert in called if expert not in buffer.job_of]
         if lacking:
             raise EngineError(f"layer {layer} calls experts {lacking}, which lie in no buffer; a move must fetch them")
-        for expert in called:
-            buffer.job_of[expert].wait()
+        self.stamps.wait(layer, [buffer.job_of[expert] for expert in called])
 
     def _leave(self, own: SlottedExperts, buffer: _Buffer, experts: Sequence[int]) -> None:
         for expert in experts:

@@ -23,6 +23,7 @@ from engines.dispatch import FILE, DispatchPlan, LayerExpert
 from engines.errors import EngineError
 from engines.kernels import native
 from engines.model.copier import Copier, CopyJob, Part
+from engines.model.copy_stamps import CopyStamps, Timed
 from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute
 from engines.model.made_experts import ALIGNMENT, tensors_of, with_tensors
 from engines.model.quantised import Form, Matrix, QuantisedMatrix, store
@@ -33,17 +34,22 @@ from results.records import EngineCounters
 class Copied(NamedTuple):
     """What was copied into slots since it was asked last: experts that their own layer waited for, experts of later
     layers, and bytes as they were read. hits: of the experts called, those that lay there; unused: of those copied
-    ahead, the ones that nothing called. None: not known here."""
+    ahead, the ones that nothing called. None: not known here. timed: when."""
 
     waited_for: int
     ahead: int
     n_bytes: int
     hits: int | None = None
     unused: int | None = None
+    timed: Timed | None = None
 
     def observed(self, planned: EngineCounters) -> EngineCounters:
         """What was planned, where it was copied otherwise: an expert may be copied twice."""
-        found = {"bytes_moved": self.n_bytes, "bytes_copied": self.n_bytes, "misses": self.waited_for}
+        found: dict[str, float] = {"bytes_moved": self.n_bytes, "bytes_copied": self.n_bytes, "misses": self.waited_for}
+        if self.timed is not None:
+            found |= {"copying_s": self.timed.copying_s}
+        if self.timed is not None and self.timed.times is not None:
+            found |= {f"decode_{name}": s for name, s in self.timed.times._asdict().items()}
         known = {"hits": self.hits, "prefetched_unused": self.unused if planned.prefetched is not None else None}
         return planned.model_copy(update=found | {name: n for name, n in known.items() if n is not None})
 
@@ -78,7 +84,12 @@ class ExpertSlots:
     """The slots of one engine. Everything is loaded by plans' transfers from `FILE`."""
 
     def __init__(
-        self, layers: Sequence[ExpertWeights | None], n_slots: int, form: Form, copier: Copier | None = None
+        self,
+        layers: Sequence[ExpertWeights | None],
+        n_slots: int,
+        form: Form,
+        copier: Copier | None = None,
+        stamps: CopyStamps | None = None,
     ) -> None:
         """layers: of all layers, None of dense ones; their matrices are views of a file. form: in slots; a plain one is
         made of the file's when an expert is loaded, a narrow one is the file's.
@@ -103,7 +114,8 @@ class ExpertSlots:
         self._layers = [None if layer is None else emptied(layer, self._slots[0]) for layer in layers]
         self._place: dict[LayerExpert, int] = {}
         self._copied = Copied(0, 0, 0)
-        self._copier, self._on_their_way = copier or Copier(), list[CopyJob]()
+        self._copier, self._job_of = copier or Copier(), dict[LayerExpert, CopyJob]()
+        self.stamps = stamps or CopyStamps()
         self.clear()
 
     @property
@@ -113,7 +125,7 @@ class ExpertSlots:
 
     def clear(self) -> None:
         """Nothing lies in the slots, and nothing of the experts' file in the process."""
-        self._arrive()
+        self._copier.finish()
         for place in list(self._place):
             self._leave(place)
         self._free = list(range(self._n_slots))[::-1]
@@ -124,25 +136,26 @@ class ExpertSlots:
 
     def take_copied(self) -> Copied:
         copied, self._copied = self._copied, Copied(0, 0, 0)
-        return copied
+        return copied._replace(timed=self.stamps.take_times())
 
     def execute(self, layer: int, plan: DispatchPlan, hidden_TH: Tensor) -> Tensor:
         """`engines.model.experts.execute`, every expert out of its slot: bit for bit the same, in whatever waves.
 
-        Prefetches follow the calls. Raises `EngineError` where a call's expert lies in no slot.
+        Experts of later layers are copied while the calls run, but for those that take the slot of one called. Raises
+        `EngineError` where a call's expert lies in no slot.
         """
         own = self._layers[layer]
         assert own is not None  # plans are of sparse layers
         if not len(plan.transfers):
-            self._check(own, plan.calls.expert_S.tolist(), layer)
-            return execute(plan, hidden_TH, own)
+            self._arrive(own, plan.calls.expert_S.tolist(), layer)
+            out_TH = execute(plan, hidden_TH, own)
+            self.stamps.end_layer(layer)
+            return out_TH
         ahead: list[tuple[LayerExpert, LayerExpert | None]] = []
         out_TH = execute(plan, hidden_TH, own, self._waves(layer, own, plan, ahead))
         for place, replaced in ahead:
-            self._load(place, replaced)
-        n_ahead = len(ahead)
-        done = self._copied
-        self._copied = done._replace(waited_for=done.waited_for - n_ahead, ahead=done.ahead + n_ahead)
+            self._load(place, replaced, is_ahead=True)
+        self.stamps.end_layer(layer)
         return out_TH
 
     def _waves(
@@ -168,14 +181,17 @@ class ExpertSlots:
             needed = first_of.get(transfer.expert, len(called_S))
             replaced = transfer.replaces
             if replaced is not None and replaced.layer == layer and done <= last_of.get(replaced.expert, -1) < needed:
-                self._check(own, called_S[done:needed], layer)
+                self._arrive(own, called_S[done:needed], layer)
                 yield Wave(done, needed)
                 done = needed
-            self._load(place, replaced)
-        self._check(own, called_S[done:], layer)
+            self._load(place, replaced, is_ahead=False)
+        called = {LayerExpert(layer, expert) for expert in called_S}
+        while ahead and ahead[0][1] not in called:
+            self._load(*ahead.pop(0), is_ahead=True)
+        self._arrive(own, called_S[done:], layer)
         yield Wave(done, len(called_S))
 
-    def _load(self, place: LayerExpert, replaced: LayerExpert | None) -> None:
+    def _load(self, place: LayerExpert, replaced: LayerExpert | None, is_ahead: bool) -> None:
         if place in self._place:
             raise EngineError(f"expert {place.expert} of layer {place.layer} is loaded, and a plan loads it again")
         if replaced is not None:
@@ -188,11 +204,12 @@ class ExpertSlots:
         assert own is not None
         slot, expert = self._slots[number], experts[place.expert]
         parts = [Part(*pair) for pair in zip(slot.tensors, tensors_of(expert), strict=True)]
-        self._on_their_way.append(self._copier.start(parts))
+        self._job_of[place] = job = self._copier.start(parts)
+        self.stamps.copies(place.layer, job, is_ahead)
         own.put(place.expert, slot)
         self._place[place] = number
-        done = self._copied
-        self._copied = done._replace(waited_for=done.waited_for + 1, n_bytes=done.n_bytes + expert.n_bytes)
+        waited_for, ahead, n_bytes = self._copied[:3]
+        self._copied = Copied(waited_for + (not is_ahead), ahead + is_ahead, n_bytes + expert.n_bytes)
 
     def _leave(self, place: LayerExpert) -> None:
         number = self._place.pop(place, None)
@@ -201,19 +218,17 @@ class ExpertSlots:
         own = self._layers[place.layer]
         assert own is not None
         own.put(place.expert, None)
+        self._job_of.pop(place, None)
         self._free.append(number)
 
-    def _arrive(self) -> None:
-        """Waits for what is being copied."""
-        for job in self._on_their_way:
-            job.wait()
-        self._on_their_way.clear()
-
-    def _check(self, own: SlottedExperts, called: Sequence[int], layer: int) -> None:
+    def _arrive(self, own: SlottedExperts, called: Sequence[int], layer: int) -> None:
+        """Waits for those of the called that are being copied."""
         missing = [expert for expert in called if own.experts.held[expert] is None]
         if missing:
             raise EngineError(f"layer {layer} calls experts {missing}, which lie in no slot; a move must fetch them")
-        self._arrive()
+        if self._job_of:
+            jobs = [self._job_of.pop(LayerExpert(layer, expert), None) for expert in called]
+            self.stamps.wait(layer, [job for job in jobs if job is not None])
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,9 @@ SUBJECTS = (
     Subject(
         "Copied experts",
         "Of the bytes that were to move, those that this engine really copied; 0 where moves are planned and counted, "
-        "and nothing is copied.",
+        "and nothing is copied. Rate: while copies were made. Of decode steps: the share of their time in which one "
+        "thread computed or waited for experts, and in which the other copied, meanwhile or not; and of what can be "
+        "hidden of copying behind computing (the shorter of the two, step by step) what was. Times are measured.",
         _counted("Copied experts", "Copies"),
     ),
     Subject(
@@ -319,6 +321,8 @@ def _methods(rows: Sequence[Row], subject: Subject, trials: Sequence[Trial]) -> 
         is_unstated = energy["method"] == "modelled" and pd.isna(uncertainty)
         spread: str = ", error not stated" if is_unstated else "" if pd.isna(uncertainty) else f" ± {uncertainty:.2g} %"
         return (f"{energy['method']}{meter}{spread}",)
+    if subject.title == "Copied experts":
+        return ("bytes counted", "times measured")
     if subject.title in get_args(Table):
         layers = counters_of(trials)
         return ("counted",) if layers is None else ("counted", layers)

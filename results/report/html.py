@@ -38,6 +38,7 @@ from results.report.picture import symbol
 from results.report.plan_text import toml_text
 from results.report.samples import BROWSE_SAMPLES, sample_panels
 from results.report.self_test import self_test_lines
+from results.report.step_timelines import step_timelines
 from results.roads import build_words, road_notes
 from results.run_frames import RunFrames
 from results.runs import Input, RunData
@@ -122,6 +123,7 @@ def page_context(run: RunData, derived: RunFrames | None = None) -> dict[str, An
         "accuracy_tables": accuracy_tables(run, compared, arms, units),
         "figures": numbered,
         "heat_pictures": heat_pictures(run, derived.heats, derived.overlaps, arms),
+        "step_timelines": step_timelines(run, arms),
         "frozen": frozen_of(run.cells, derived.heats, arms),
         "operation_tables": operation_tables(derived.operations, arms),
         "failed": _failures(run, arms),
