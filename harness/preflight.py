@@ -26,7 +26,7 @@ from harness.matrix import CellPlan, Part
 from harness.memory_checks import moving_problems, slot_problems
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
-from harness.rank_problems import rank_problems, rank_problems_with_model, rank_warning
+from harness.rank_problems import launch_problems, rank_problems, rank_problems_with_model, rank_warning
 from harness.references import with_references
 from harness.run_parts import RunParts
 from harness.schema import DeviceSpec, EngineSpec, TrialProtocol
@@ -64,6 +64,8 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         warning = rank_warning(engine)
         if warning is not None:
             run_parts.on_note(warning)
+    if run_parts.meeting is not None:
+        problems += launch_problems(named.engines, run_parts.meeting.n_ranks)
     empty: dict[tuple[str, str], tuple[str, ...]] = {}
     for found in facts.values():
         for engine in named.engines:

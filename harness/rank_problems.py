@@ -53,6 +53,19 @@ def rank_problems_with_model(engine: Part[EngineSpec], facts: CheckpointFacts) -
         yield f"engine {engine.label}: {reason}"
 
 
+def launch_problems(engines: Sequence[Part[EngineSpec]], n_launched: int) -> Iterator[str]:
+    """Of a run that torchrun started, with so many processes."""
+    asked = {engine.label: engine.spec.ranks for engine in engines if engine.spec.ranks is not None}
+    if not asked:
+        yield f"torchrun started {n_launched} processes, and no engine of the plan has ranks; run it without torchrun"
+    for label, n_ranks in asked.items():
+        if n_ranks != n_launched:
+            yield (
+                f"engine {label}: ranks = {n_ranks}, and torchrun started {n_launched} processes; start it with"
+                f" --nproc-per-node {n_ranks}, or without torchrun"
+            )
+
+
 def rank_warning(engine: Part[EngineSpec]) -> str | None:
     """Where more threads compute than there are cores: they wait for each other."""
     n_ranks = engine.spec.ranks

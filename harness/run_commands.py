@@ -7,6 +7,7 @@ import faulthandler
 import itertools
 import json
 import shlex
+import signal
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from results.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from engines.parallel.torchrun import Launch
     from harness.plan import Plan
     from harness.run_parts import RunParts
     from harness.runner import RunOutcome
@@ -74,12 +76,16 @@ def run(
     """Run a plan: measure every cell, then write tables and report."""
     console = console_of(stderr=as_json)
     directory: Path | None = None
+    launched = _launch()
+    if launched is not None and launched.rank > 0:
+        _serve(launched)
+        return
     raise_in_command()
     # A file of weights that is cut short while it is mapped ends the process (SIGBUS), else without a word.
     faulthandler.enable(STDERR, all_threads=False)
     _refuse_no_path(out)
     try:
-        with _prepared(plan_path, settings, allow_code, max_cells) as (plan, run_parts):
+        with _prepared(plan_path, settings, allow_code, max_cells, launched) as (plan, run_parts):
             if dry_run:
                 _print_dry_run(plan, run_parts, console, as_json)
                 return
@@ -104,6 +110,28 @@ def run(
             " and trials.csv",
             EXIT_SOME_FAILED,
         )
+
+
+def _launch() -> Launch | None:
+    """Where torchrun started this process: the first rank runs the plan, and alone writes."""
+    from engines.errors import EngineError
+    from engines.parallel.torchrun import launch
+
+    try:
+        return launch()
+    except EngineError as error:
+        fail(str(error), EXIT_BAD_PLAN)
+
+
+def _serve(launched: Launch) -> None:
+    from engines.errors import EngineError
+    from engines.parallel.torchrun import serve
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it goes to the whole group; the first rank takes it, and ends us
+    try:
+        serve(launched)
+    except EngineError as error:
+        fail(str(error), EXIT_BAD_PLAN)
 
 
 def report(
@@ -174,10 +202,17 @@ def plan_schema() -> None:
 
 @contextlib.contextmanager
 def _prepared(
-    plan_path: Path, settings: list[str] | None, allow_code: bool, max_cells: int
+    plan_path: Path,
+    settings: list[str] | None,
+    allow_code: bool,
+    max_cells: int,
+    launched: Launch | None = None,
 ) -> Iterator[tuple[Plan, RunParts]]:
-    """A plan that is valid in itself and against what it names, with the parts that it names."""
+    """A plan that is valid in itself and against what it names, with the parts that it names. launched: as the first
+    of the ranks that torchrun started."""
     quiet_libraries()
+    from engines.errors import EngineError
+    from engines.parallel.torchrun import Meeting
     from harness.plan import PlanError, read_draft
     from harness.preflight import preflight
     from harness.run_parts import RunParts, data_root
@@ -185,8 +220,11 @@ def _prepared(
     with contextlib.ExitStack() as closing:
         try:
             with console_of(stderr=True).status("checking the plan and what it names"):
+                meeting = None if launched is None else Meeting(launched)
+                if meeting is not None:
+                    closing.callback(meeting.close)
                 draft = read_draft(plan_path, settings or (), data_root(), max_cells)
-                run_parts = RunParts(draft.plan.protocol, allow_code)
+                run_parts = RunParts(draft.plan.protocol, allow_code, meeting)
                 closing.callback(run_parts.close)
                 plan = preflight(draft, run_parts)
         except PlanError as error:
@@ -195,6 +233,8 @@ def _prepared(
             if len(error.problems) > MAX_PROBLEMS:
                 typer.echo(f"error: and {len(error.problems) - MAX_PROBLEMS} more problems", err=True)
             raise typer.Exit(EXIT_BAD_PLAN) from error
+        except EngineError as error:
+            fail(str(error), EXIT_BAD_PLAN)
         yield plan, run_parts
 
 

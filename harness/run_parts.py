@@ -21,6 +21,7 @@ from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_check
 from engines.model.quantised import Quantisation, plain_form
 from engines.model.transformer import Transformer, model_of
 from engines.parallel.engine import ParallelEngine
+from engines.parallel.torchrun import Meeting
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.schedule import own_shape, priced_shape, sizes_of
@@ -64,8 +65,10 @@ def data_root() -> Path | None:
 class RunParts:
     """The parts of one run. `close` gives the devices back."""
 
-    def __init__(self, protocol: TrialProtocol, allow_code: bool = False) -> None:
-        """allow_code: workloads that run code which a model wrote may be built."""
+    def __init__(self, protocol: TrialProtocol, allow_code: bool = False, meeting: Meeting | None = None) -> None:
+        """allow_code: workloads that run code which a model wrote may be built. meeting: of ranks that torchrun
+        started; whoever opened it closes it."""
+        self.meeting = meeting
         self._protocol = protocol
         self._allow_code = allow_code
         self._host_clock = MonotonicClock()
@@ -235,6 +238,7 @@ class RunParts:
             spec.reuse_prefix,
             spec.long_rope,
             "nccl" if plan.device.computes == "cuda" else "gloo",
+            self.meeting,
         )
 
     def _reference_engine(

@@ -26,6 +26,7 @@ from engines.model.wanted_tensors import tensor_shapes
 from engines.parallel.links import Backend
 from engines.parallel.messages import LostError
 from engines.parallel.running import DType, Running
+from engines.parallel.torchrun import Meeting
 from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.reference import ReferenceEngine
@@ -57,8 +58,10 @@ class ParallelEngine:
         reuse_prefix: bool = False,
         long_rope: LongRope = "at_once",
         backend: Backend = "gloo",
+        meeting: Meeting | None = None,
     ) -> None:
         """threads: of each rank; None: this machine's cores over the ranks. backend: nccl takes a GPU for each rank.
+        meeting: where ranks that torchrun started wait; None: this engine starts them.
         Else as of the reference engine. Nothing is started before the first request, or `reset`."""
         self.tokenizer = facts.tokenizer
         self.max_length = facts.config.max_length
@@ -73,6 +76,7 @@ class ParallelEngine:
         self._reuse_prefix = reuse_prefix
         self._long_rope = long_rope
         self._backend = backend
+        self._meeting = meeting
         self._profile: Profile | None = None
         self._running: Running | None = None
 
@@ -195,6 +199,7 @@ class ParallelEngine:
             self._long_rope,
             self._backend,
             profile,
+            self._meeting,
         )
         try:
             started.engine = ReferenceEngine(

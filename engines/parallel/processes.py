@@ -21,6 +21,7 @@ from engines.errors import EngineError
 from engines.model.attention import KeyValueCache
 from engines.parallel.messages import REPORT, START, STEP, STOP, Channel, LostError
 from engines.parallel.settings import RankSettings
+from engines.parallel.torchrun import GONE, Guest, Meeting
 from engines.parallel.worker import PEER_LOST, PHASES
 from engines.techniques.context import ChunkPhase
 
@@ -44,11 +45,13 @@ class Report(NamedTuple):
 class Workers:
     """Ranks 1 to N - 1 of one engine."""
 
-    def __init__(self, settings: Callable[[str], RankSettings], n_ranks: int) -> None:
-        """settings: those of a store file, in a folder that is this user's alone."""
+    def __init__(self, settings: Callable[[str], RankSettings], n_ranks: int, meeting: Meeting | None = None) -> None:
+        """settings: those of a store file, in a folder that is this user's alone. meeting: of ranks that torchrun
+        started; None: they are started here."""
         self._folder = Path(tempfile.mkdtemp(prefix="joulebench-ranks-"))
         self.settings = settings(str(self._folder / "store"))
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self._meeting = meeting
+        self.processes: list[subprocess.Popen[bytes] | Guest] = []
         self._channels: list[Channel] = []
         self._logs: list[Path] = []
         try:
@@ -59,6 +62,15 @@ class Workers:
             raise
 
     def _start(self, rank: int) -> None:
+        if self._meeting is None:
+            self._start_process(rank)
+        else:
+            channel, guest = self._meeting.take(rank)
+            self._channels.append(channel)
+            self.processes.append(guest)
+        self._channels[-1].send_json({"settings": self.settings.model_dump(mode="json"), "rank": rank})
+
+    def _start_process(self, rank: int) -> None:
         ours, theirs = socket.socketpair()
         log = self._folder / f"rank{rank}.log"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -72,7 +84,6 @@ class Workers:
             )  # fmt: skip
         self._channels.append(Channel(ours))
         self._logs.append(log)
-        self._channels[-1].send_json({"settings": self.settings.model_dump(mode="json"), "rank": rank})
 
     def loaded(self) -> list[Loaded]:
         """Waits until every rank has read its shard. Raises `EngineError`."""
@@ -130,6 +141,8 @@ class Workers:
         return f"a rank of {n_ranks} was lost, though all processes are there; are they stopped?"
 
     def _last_words(self, rank: int) -> str:
+        if self._meeting is not None:
+            return ""  # torchrun shows what its ranks say
         lines = self._logs[rank - 1].read_text(errors="replace").strip().splitlines()
         return f": {lines[-1][:200]}" if lines else ""
 
@@ -149,6 +162,8 @@ class Workers:
 
 
 def _how(status: int | None) -> str:
+    if status == GONE:
+        return "(torchrun says how)"
     if status is None or status >= 0:
         return f"with status {status}"
     return f"by signal {-status} ({signal.Signals(-status).name})"

@@ -16,6 +16,7 @@ from engines.model.rope import LongRope
 from engines.parallel.links import Backend, Links
 from engines.parallel.processes import Loaded, ToldCache, Workers
 from engines.parallel.settings import RankPart, RankSettings
+from engines.parallel.torchrun import Meeting
 from engines.parallel.transformer import RankTransformer
 from engines.profile import Profile
 from engines.reference import ReferenceEngine
@@ -44,9 +45,10 @@ class Running:
         long_rope: LongRope = "at_once",
         backend: Backend = "gloo",
         profile: Profile | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         """Starts the others, reads the first rank's shard, and waits until all have found each other. threads: of each.
-        Raises `EngineError`."""
+        meeting: of ranks that torchrun started. Raises `EngineError`."""
 
         def settings(store_file: str) -> RankSettings:
             return RankSettings(
@@ -68,7 +70,7 @@ class Running:
 
         if facts.revision is not None:
             decisive_files(facts.source)  # of a hub model, fetched once and not by every rank
-        self.workers = Workers(settings, n_ranks)
+        self.workers = Workers(settings, n_ranks, meeting)
         try:
             told = self.workers.settings
             self.technique: OverRanks = told.technique_of(facts.config)

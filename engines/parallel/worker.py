@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from typing import Any
 
 import torch
 
@@ -38,6 +39,15 @@ def main(descriptor: int) -> int:
     channel = Channel(socket.socket(fileno=descriptor))
     try:
         settled = channel.receive_json()
+    except LostError:
+        return PEER_LOST
+    return attend(channel, settled)
+
+
+def attend(channel: Channel, settled: dict[str, Any]) -> int:
+    """Computes a rank's part of one engine until the first rank says stop or is gone. settled: what it said first.
+    Returns an exit status."""
+    try:
         settings, rank = RankSettings.model_validate(settled["settings"]), int(settled["rank"])
         torch.set_num_threads(settings.threads)
         try:
@@ -58,6 +68,8 @@ def main(descriptor: int) -> int:
     except RuntimeError as error:  # gloo and nccl raise nothing narrower
         sys.stderr.write(f"{error}\n")
         return PEER_LOST
+    finally:
+        channel.close()
     return 0
 
 
