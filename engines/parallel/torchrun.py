@@ -71,7 +71,7 @@ class Guest:
             return GONE
         return None
 
-    def wait(self, timeout: float) -> int | None:
+    def wait(self, timeout: float | None = None) -> int | None:
         """It serves the next arm, and is not waited for."""
         return self.poll()
 
