@@ -34,6 +34,7 @@ from harness.schema import (
     MODEL,
     PLAN_SCHEMA,
     PROTOCOL,
+    TABLE,
     WORKLOAD,
     Element,
     EngineSpec,
@@ -181,6 +182,7 @@ def draft_plan(
         problems += _baseline_problems(
             sifted.raw.get("baseline"), list(dict.fromkeys(name for e in engines for name in (e.spec.name, e.label)))
         )
+        problems += _table_problems(sifted.raw.get("table"), engines)
     engines, found = _meant(engines, _engine_problems)
     problems += found
     if len(named_devices) == len(entries["device"]):
@@ -281,6 +283,29 @@ def _baseline_problems(baseline: object, arms: list[str]) -> Iterator[str]:
         yield f"baseline: must be the name of an arm, found {shown(baseline)}"
     elif baseline is not None and arms and baseline not in arms:
         yield f"baseline: no arm has the name {shown(baseline)}; {nearest(baseline, arms)}"
+
+
+def _table_problems(tables: object, engines: Sequence[Part[EngineSpec]]) -> Iterator[str]:
+    """Of the tables that the report shall have: what they name."""
+    if tables is None:
+        return
+    if not (isinstance(tables, list) and all(isinstance(one, dict) for one in tables)):
+        yield f"table: must be written as [[table]] tables, found {shown(tables)}"
+        return
+    arms = list(dict.fromkeys(name for part in engines for name in (part.spec.name, part.label)))
+    swept = list(dict.fromkeys(pair.partition("=")[0] for part in engines for pair in part.suffix.split(",") if pair))
+    for i, raw in enumerate(tables):
+        try:
+            spec = TABLE.read(raw)
+        except ValidationError as error:
+            yield from told(f"table[{i}]", error, TABLE.schema)
+            continue
+        for key, name in (("over", spec.over), *(("rows", row) for row in spec.rows or ())):
+            if name not in arms:
+                yield f"table[{i}].{key}: no arm has the name {shown(name)}; {nearest(name, arms)}"
+        if spec.columns is not None and spec.columns not in swept:
+            remedy = nearest(spec.columns, swept) if swept else "give it values in [sweep], or remove the line"
+            yield f"table[{i}].columns: the sweep gives no arm's {shown(spec.columns)} values; {remedy}"
 
 
 def _meant(

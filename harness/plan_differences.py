@@ -11,7 +11,7 @@ from harness.plan_values import shown
 from results.runs import Input, RunInfo
 
 ABSENT = object()
-IN_NO_HASH = ("name", "baseline", "schema")
+IN_NO_HASH = ("name", "baseline", "schema", "table")
 """Keys of a plan that no figure depends on."""
 
 

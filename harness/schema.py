@@ -17,6 +17,7 @@ from harness.catalog import TECHNIQUES
 from harness.core_sets import CoresOfPhases, ThreadsOfPhases
 from harness.plan_values import MAX_NAME
 from harness.workload_specs import WorkloadSpec
+from results.asked_tables import TableSpec
 from results.records import Record
 
 PLAN_SCHEMA = FIRST_SCHEMA = 1
@@ -192,6 +193,8 @@ class PlanFile(Record):
     workload: tuple[WorkloadSpec, ...] = Field(min_length=1)
     device: tuple[DeviceSpec, ...] = Field(min_length=1)
     protocol: TrialProtocol = TrialProtocol()
+    table: tuple[TableSpec, ...] = Field((), max_length=64)
+    """Tables of speed-ups in the report, beside those of every run."""
     sweep: dict[str, Any] = Field(default_factory=dict)
     """Dotted path to a list of values; each combination is an element of its own."""
 
@@ -228,3 +231,4 @@ TECHNIQUE = Section[TechniqueSpec](TechniqueSpec)
 WORKLOAD = Section[WorkloadSpec](WorkloadSpec)
 DEVICE = Section[DeviceSpec](DeviceSpec)
 PROTOCOL = Section[TrialProtocol](TrialProtocol)
+TABLE = Section[TableSpec](TableSpec)

@@ -13,6 +13,7 @@ import pandas as pd
 from results import tables
 from results.accuracy_energy import accuracy_energy
 from results.answers import Answered, answered_samples
+from results.asked_tables import AskedTable, asked_tables
 from results.expert_heat import ExpertHeat
 from results.heat import MOST_CHOSEN, heat_of_cells, layers_of, overlaps
 from results.operations import operations_table
@@ -66,6 +67,11 @@ class RunFrames:
     @cached_property
     def answered(self) -> list[Answered]:
         return answered_samples(self.run)
+
+    @cached_property
+    def asked_tables(self) -> list[AskedTable]:
+        """Those that the plan asks for."""
+        return asked_tables(self.run, self.tidy, self.operations)
 
     @cached_property
     def standings(self) -> list[tuple[Group, list[Group]]]:

@@ -20,6 +20,7 @@ from harness.commands import app
 from harness.plan import build_plan, load_plan
 from harness.schema import DeviceSpec, EngineSpec, ModelSpec, PlanFile, StopSpec, TrialProtocol
 from harness.workload_specs import SPEC_OF
+from results.asked_tables import TableSpec
 from tests.plans import (
     DROPLESS,
     problems,
@@ -100,12 +101,22 @@ def test_the_first_plan_explains_every_key_that_there_is() -> None:
         ("protocol", TrialProtocol),
     ):
         assert set(explained[section]) == set(record.model_fields)
-    assert {*explained[""], *(s for s in explained if s), "sweep"} == set(schema()["properties"])
+    assert {*explained[""], *(s for s in explained if s), "sweep", "table"} == set(schema()["properties"])
     assert explained["protocol"]["stop"] == StopSpec().model_dump()
 
 
+def test_the_ends_of_the_first_plan_are_as_they_would_be_written() -> None:
+    """A sweep and a table, in comments: they are valid with the plan before them, and the table has every key."""
+    text = FIRST.read_text(encoding="utf-8")
+    before, ends = text[: text.index("# [sweep]")], text[text.index("# [sweep]") :]
+    raw = tomllib.loads(before + re.sub(r"^# (?!---)", "", ends, flags=re.MULTILINE))
+    assert set(raw["table"][0]) == set(TableSpec.model_fields)
+    assert len(build_plan(raw).cells) == 3
+
+
 def test_the_first_plan_tells_defaults_as_they_are() -> None:
-    commented = re.findall(r"^# (\w+) = (.*?) +# ", FIRST.read_text(encoding="utf-8"), re.MULTILINE)
+    text, _, _ = FIRST.read_text(encoding="utf-8").partition("# [sweep]")
+    commented = re.findall(r"^# (\w+) = (.*?) +# ", text, re.MULTILINE)
     defaults = {
         n: f.default for r in (ModelSpec, EngineSpec, DeviceSpec, TrialProtocol) for n, f in r.model_fields.items()
     }

@@ -30,6 +30,7 @@ from results.runs import RunData
 from results.trials import Trial
 
 Quantity = Literal["time", "energy", "accuracy"]
+RequestPhase = Literal["all", "prefill", "decode"]
 QUANTITIES: tuple[Quantity, ...] = ("time", "energy", "accuracy")
 RANDOM_WEIGHTS = "the weights are random: scores say nothing about the method"
 NOT_SCORED = "this workload is not scored"
@@ -93,7 +94,7 @@ class ArmFigures:
         self._binary = binary_metrics(run)
         self.rising = {s.metric: s.higher_is_better for t in run.trials for s in t.scores}
         self.first_score = _first_scores(run)
-        self._amounts: dict[tuple[str, Quantity], _Amount] = {}
+        self._amounts: dict[tuple[str, Quantity, RequestPhase], _Amount] = {}
         errors = frame[(frame["metric"] == "energy_uncertainty") & (frame["phase"] == "all") & frame["mean"].notna()]
         self._stated_error: dict[tuple[str, str | None, str], float] = {
             (cell, meter, method): percent / 100
@@ -102,7 +103,15 @@ class ArmFigures:
             )
         }
 
-    def figure(self, arm: Arm, cells: Sequence[Cell], workloads: Sequence[str], quantity: Quantity) -> ArmFigure:
+    def figure(
+        self,
+        arm: Arm,
+        cells: Sequence[Cell],
+        workloads: Sequence[str],
+        quantity: Quantity,
+        phase: RequestPhase = "all",
+    ) -> ArmFigure:
+        """phase: of the requests, where the quantity is time."""
         by_workload = {c.workload: c for c in cells}
         is_score = quantity == "accuracy"
         kept = self._answering if is_score else self._trials
@@ -120,7 +129,7 @@ class ArmFigures:
         if is_score:
             return self._score(none, chosen)
         trials = [self._trials[c.cell_id] for c in chosen]
-        amounts = [{t.repeat: self._amount(t, quantity) for t in own} for own in trials]
+        amounts = [{t.repeat: self._amount(t, quantity, phase) for t in own} for own in trials]
         ways = {(a.unit, a.method, a.meter) for own in amounts for a in own.values() if a.value is not None}
         sums = tuple({i: a.value for i, a in own.items() if a.value is not None} for own in amounts)
         if not all(sums):
@@ -145,7 +154,7 @@ class ArmFigures:
             roads=tuple(comparable_roads(own) for own in trials),
             overlaps=any(a.overlaps for own in amounts for a in own.values()),
             window_s=_summed([[a.window_s for a in own.values()] for own in amounts]),
-            outside_share=self._outside_share(chosen) if method == "modelled" else None,
+            outside_share=self._outside_share(chosen) if method == "modelled" and phase == "all" else None,
             asked=tuple({t.requests_sha256 for t in own} | {len(t.completions) for t in own} for own in trials),
         )
 
@@ -154,11 +163,11 @@ class ArmFigures:
         scores = {w: score for w in workloads if (score := self.first_score.get(w)) is not None}
         return {w: score for w, score in scores.items() if score not in self._binary[w]}
 
-    def _amount(self, trial: Trial, quantity: Quantity) -> _Amount:
+    def _amount(self, trial: Trial, quantity: Quantity, phase: RequestPhase) -> _Amount:
         """Read once: a trial counts in its workload, and in all of them together."""
-        key = (trial.trial_id, quantity)
+        key = (trial.trial_id, quantity, phase)
         if key not in self._amounts:
-            self._amounts[key] = _seconds(trial) if quantity == "time" else _joules(trial)
+            self._amounts[key] = _seconds(trial, phase) if quantity == "time" else _joules(trial)
         return self._amounts[key]
 
     def _outside_share(self, cells: Sequence[Cell]) -> float | None:
@@ -229,11 +238,16 @@ class _Amount:
     window_s: float | None = None
 
 
-def _seconds(trial: Trial) -> _Amount:
-    """E2E of all requests of a trial."""
+def _seconds(trial: Trial, phase: RequestPhase) -> _Amount:
+    """Of all requests of a trial, the whole or one phase of each."""
     if not trial.completions:
         return _Amount(None, "s", trial.time_method, None, "no request was completed")
-    total_s = math.fsum(c.e2e_s for c in trial.completions)
+    if phase == "decode" and not any(c.n_generated > 1 for c in trial.completions):
+        return _Amount(None, "s", trial.time_method, None, "no request decoded a token after its first")
+    total_s = math.fsum(
+        {"all": c.e2e_s, "prefill": c.prefill_end_s - c.start_s, "decode": c.end_s - c.prefill_end_s}[phase]
+        for c in trial.completions
+    )
     arrive = any(c.arrival_s is not None for c in trial.completions)
     edges = trial.window_start_s, trial.window_end_s
     return _Amount(

@@ -10,6 +10,7 @@ import pandas as pd
 
 from results import tables
 from results.answers import answer_table
+from results.asked_tables import asked_rows
 from results.heat import experts_of
 from results.report.files import replace_text
 from results.report.standings import standings_table
@@ -42,6 +43,8 @@ def write_csv(run: RunData, directory: Path, derived: RunFrames | None = None) -
         "requests": request_frames(run),
         "summary": derived.summary,
     }
+    if derived.asked_tables:
+        frames["asked_tables"] = asked_rows(derived.asked_tables)
     paths = []
     for name, content in frames.items():
         paths.append(directory / f"{name}.csv")

@@ -25,6 +25,7 @@ from results.rederivation import derivation_notes
 from results.report import figures
 from results.report.accuracy import accuracy_tables
 from results.report.arms import Arm, arms_of
+from results.report.asked_figures import asked_figures
 from results.report.charts import CONFIG
 from results.report.figure_tables import asked_of, figure_tables
 from results.report.figures import Chart
@@ -116,6 +117,7 @@ def page_context(run: RunData, derived: RunFrames | None = None) -> dict[str, An
         "method_sentences": _method_sentences(run, frame),
         "warnings": [*_warnings(run), *extrapolation_notes(derived.operations)],
         "screens": device_screens(run, frame, derived.standings, units),
+        "asked_pictures": asked_figures(derived.asked_tables),
         "arms": list(dict.fromkeys(arms.values())),
         "symbol": symbol,
         "asked": asked_of(run, arms),

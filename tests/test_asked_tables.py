@@ -1,0 +1,149 @@
+"""Tables that a plan asks for: speed-ups worked out by hand from the seconds of trials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.plan import PlanError, build_plan
+from results.asked_tables import AskedTable, asked_rows
+from results.report.html import html_text
+from results.run_frames import RunFrames
+from results.runs import RunData
+from tests.plans import raw_plan
+from tests.run_builders import HOSTILE, cell, completion, failed, run, trial
+
+Seconds = tuple[float, float]
+"""Of a request: its prefill, its decoding."""
+
+
+def made(
+    arms: dict[str, Sequence[Seconds]], tables: Sequence[dict[str, Any]], device: str = "host", **of_trial: Any
+) -> RunData:
+    """Each arm answers one request in each of its trials."""
+    cells = [cell(f"c{i}", engine=name, device=device) for i, name in enumerate(arms)]
+    trials = []
+    for one, own in zip(cells, arms.values(), strict=True):
+        for repeat, (prefill, decode) in enumerate(own):
+            done = completion(token_times_s=(prefill, prefill + decode))
+            trials.append(trial(one.cell_id, repeat, completions=(done,), **of_trial))
+    found = run(cells, trials)
+    return replace(found, info=found.info.model_copy(update={"plan": {"table": list(tables)}}))
+
+
+def drawn(found: RunData) -> list[AskedTable]:
+    return RunFrames(found).asked_tables
+
+
+def speed_ups(table: AskedTable) -> dict[str, list[float | None]]:
+    return {
+        name: [1.0 if c.is_base else None if c.ratio is None else c.ratio.value for c in cells]
+        for name, cells in table.rows
+    }
+
+
+SWEPT: dict[str, Sequence[Seconds]] = {
+    "base": [(4.0, 8.0)],
+    "shared[ndps=2]": [(2.0, 8.0)],
+    "shared[ndps=6]": [(1.0, 2.0)],
+}
+
+
+@pytest.mark.parametrize(("phase", "expected"), [("prefill", [2.0, 4.0]), ("decode", [1.0, 4.0]), ("all", [1.2, 4.0])])
+def test_a_cell_is_how_many_times_faster_an_arm_is(phase: str, expected: list[float]) -> None:
+    """The values of the sweep stand across; an arm without them is the same in every column."""
+    spec = {"title": "Fig. 9", "over": "base", "phase": phase, "columns": "ndps"}
+    (table,) = drawn(made(SWEPT, [spec]))
+    assert table.columns == ("2", "6")
+    found = speed_ups(table)
+    assert found.pop("base") == [1.0, 1.0]
+    assert found == {"shared": pytest.approx(expected)}
+
+
+def test_a_swept_arm_may_be_what_the_others_are_compared_with() -> None:
+    """Column by column; rows in the order that the plan gives."""
+    spec = {"title": "t", "over": "shared", "phase": "decode", "columns": "ndps", "rows": ["shared", "base"]}
+    (table,) = drawn(made(SWEPT, [spec]))
+    assert [name for name, _ in table.rows] == ["shared", "base"]
+    assert speed_ups(table) == {"shared": [1.0, 1.0], "base": [pytest.approx(1.0), pytest.approx(0.25)]}
+
+
+def test_repeats_give_an_interval_and_a_model_gives_none() -> None:
+    """Three pairs of repeats: 4, 4.1 and 3.9 s over 2, 2.02 and 1.99 s are 12 over 6.01."""
+    arms = {"slow": [(1.0, 3.0), (1.0, 3.1), (1.0, 2.9)], "fast": [(1.0, 1.0), (1.0, 1.02), (1.0, 0.99)]}
+    spec = {"title": "t", "over": "slow"}
+    (table,) = drawn(made(arms, [spec]))
+    ratio = dict(table.rows)["fast"][0].ratio
+    assert ratio is not None
+    assert ratio.value == pytest.approx(12 / 6.01)
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert 1 < ratio.low < 12 / 6.01 < ratio.high
+    (table,) = drawn(made({"slow": [(1.0, 3.0)], "fast": [(1.0, 1.0)]}, [spec], "model:toy", time_method="modelled"))
+    assert table.methods == ("modelled",)
+    cell = dict(table.rows)["fast"][0]
+    assert cell.ratio is not None
+    assert (cell.ratio.value, cell.ratio.low) == (pytest.approx(2.0), None)
+
+
+def test_what_cannot_be_compared_has_no_ratio_and_says_why() -> None:
+    arms: dict[str, Sequence[Seconds]] = {"a[n=1]": [(1.0, 1.0)], "a[n=2]": [(1.0, 1.0)], "b": [(1.0, 1.0)]}
+    (table,) = drawn(made(arms, [{"title": "t", "over": "a", "rows": ["b", "c"]}]))
+    (b, c) = (cells[0] for _, cells in table.rows)
+    assert (b.seconds, b.ratio, b.reason) == (2.0, None, "2 arms are called so here (a[n=1], a[n=2]); name one")
+    assert (c.seconds, c.reason) == (None, "no such arm ran on this device")
+
+
+def test_an_arm_that_failed_is_missing_and_its_error_harmless() -> None:
+    found = made({"base": [(1.0, 1.0)], "other": [(1.0, 1.0)]}, [{"title": HOSTILE[:200], "over": "base"}])
+    found = replace(found, trials=(found.trials[0], failed("c1")))
+    page = html_text(found)
+    assert "<script>alert" not in page
+    (table,) = drawn(found)
+    lost = dict(table.rows)["other"][0]
+    assert lost.seconds is None
+    assert lost.reason is not None
+    assert "out of memory" in lost.reason
+
+
+def test_the_page_and_the_file_have_the_table() -> None:
+    found = made(SWEPT, [{"title": "Fig. 11", "over": "base", "phase": "decode", "columns": "ndps"}])
+    page = html_text(found)
+    assert "Fig. 11" in page
+    assert "decode, measured; times faster than base; across: ndps" in page
+    assert "4.0×" in page
+    rows = asked_rows(drawn(found))
+    own = rows[(rows["arm"] == "shared") & (rows["column"] == "6")].iloc[0]
+    assert (own["seconds"], own["speed_up"], own["over"], own["method"]) == (2.0, 4.0, "base", "measured")
+
+
+def test_a_run_whose_plan_asks_for_none_has_none() -> None:
+    found = made(SWEPT, [])
+    assert drawn(found) == []
+    assert "Tables that the plan asks for" not in html_text(found)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"title": "t", "over": "droples"}, "table[0].over: no arm has the name 'droples'; did you mean dropless?"),
+        ({"title": "t", "over": "dropless", "rows": ["x"]}, "table[0].rows: no arm has the name 'x'"),
+        ({"title": "t", "over": "dropless", "columns": "ndps"}, "table[0].columns: the sweep gives no arm's 'ndps'"),
+        ({"title": "t", "over": "dropless", "phase": "both"}, "table[0].phase"),
+        ({"over": "dropless"}, "table[0].title: missing"),
+        ({"title": "t", "over": "dropless", "row": []}, "table[0].row: unknown key"),
+    ],
+)
+def test_a_plan_check_tells_what_a_table_names_wrongly(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        build_plan(raw_plan(table=[table]))
+    (told,) = caught.value.problems
+    assert told.startswith(words)
+
+
+def test_tables_change_no_figure() -> None:
+    asking = raw_plan(table=[{"title": "t", "over": "dropless"}])
+    assert build_plan(asking).plan_hash == build_plan(raw_plan()).plan_hash
