@@ -76,7 +76,8 @@ class Transfers(Sequence[Transfer]):
     """The transfers of a plan in their order, as arrays. M transfers.
 
     width_M2: first and end of the columns; None: whole experts. replaced_M2: layer and expert, -1 where a slot was
-    free; None: all were. stays_M: None: all stay.
+    free; None: all were. stays_M: None: all stay. as_one: those of a layer fill a buffer, and the layer waits for all
+    of them; else each call waits for its own experts.
     """
 
     expert_M: Integers
@@ -88,6 +89,7 @@ class Transfers(Sequence[Transfer]):
     width_M2: Integers | None = None
     replaced_M2: Integers | None = None
     stays_M: NDArray[np.bool_] | None = None
+    as_one: bool = False
 
     @staticmethod
     def of(transfers: Iterable[Transfer], expert_width: int = 0) -> Transfers:

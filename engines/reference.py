@@ -120,7 +120,7 @@ class ReferenceEngine:
         self._held = HeldTokens()
         self._reuse_prefix = reuse_prefix
         self._parameters = technique
-        self._sizes = told_sizes(own_sizes(checkpoint.config), sizes, backend)
+        self._sizes, self._priced_sizes = told_sizes(own_sizes(checkpoint.config), sizes, backend), sizes
         self._costs = costs
         self._ranks = ranks
         self._prefill_chunk = prefill_chunk
@@ -167,7 +167,7 @@ class ReferenceEngine:
 
     def _freeze(self, profile: Profile | None) -> None:
         context = BuildContext(self._prefill_chunk, self._sizes, profile, self._costs, self._model, ranks=self._ranks)
-        context = replace(context, routers_order=self._model.decodes_in_one_call)
+        context = replace(context, routers_order=self._model.decodes_in_one_call, priced_sizes=self._priced_sizes)
         weights, loads = self._model.weights, self._expert_memory.loads(self._parameters)
         if loads:
             if self._backend is not None:

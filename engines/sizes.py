@@ -19,9 +19,9 @@ def own_sizes(config: ModelConfig) -> ModelSizes | None:
 
 def told_sizes(own: ModelSizes | None, priced: ModelSizes | None, backend: Backend | None) -> ModelSizes | None:
     """own: of the model that computes, None of a dense one. priced: of the one that stands for it on a sheet. Layers
-    are those that run here, whatever they are priced as."""
+    and widths are those that run here, whatever they are priced as: slices are cut from them."""
     if own is None:
         return None
     if priced is not None:
-        return priced._replace(n_layers=own.n_layers, n_sparse_layers=own.n_sparse_layers)
+        return own._replace(expert_bytes=priced.expert_bytes, activation_bytes=priced.activation_bytes)
     return own if backend is None else own._replace(activation_bytes=backend.dtype.itemsize)

@@ -62,12 +62,14 @@ def _unpriced(engine: EngineSpec, sheet: Sheet) -> str | None:
         return reason
     wanted: list[tuple[str, Kernel, Unit]] = [("attention", "attention", technique.backbone)]
     wanted += [("experts", "expert_ffn", unit) for unit in technique.units]
-    if isinstance(technique, Composed) and technique.choices.move.moves_weights:
+    if isinstance(technique, Composed) and technique.choices.move.moves_weights and not sheet.links:
         return "its weights travel, and its sheet has one memory for all units and no links"
+    if technique.loads_from_file:
+        return "its weights come from a file, and its sheet prices no disk"
     for what, kernel, unit in wanted:
         if unit not in sheet.units:
             return f"{what} would be on {unit}, and its sheet has {', '.join(sheet.units)}"
-        if kernel not in sheet.units[unit].kernels:
+        if sheet.units[unit].price(kernel) is None:
             return f"{what} would be on {unit}, where its sheet has no price for them"
         if (why := sheet.units[unit].only_ratios) is not None:
             return f"{what} would be on {unit}, where its sheet prices no model, only ratios of operations: {why}"

@@ -78,7 +78,7 @@ def _host_problems(path: str, device: DeviceSpec) -> Iterator[str]:
 
 
 def _modelled_problems(path: str, device: DeviceSpec) -> Iterator[str]:
-    from engines.pricing.schedule import NAMED_SHAPES
+    from engines.pricing.shapes import NAMED_SHAPES
 
     sheet = device.name.removeprefix(MODEL_PREFIX)
     if sheet not in available_sheets():

@@ -17,7 +17,7 @@ from engines.model.accelerator import find_backend
 from engines.model.checkpoints import CheckpointFacts
 from engines.model.wanted_tensors import check_quantisation
 from engines.prediction import why_not
-from engines.pricing.schedule import NAMED_SHAPES, priced_shape
+from engines.pricing.shapes import NAMED_SHAPES, priced_shape
 from engines.profile_files import DIGITS, digest_of_profile
 from engines.techniques.parameters import Composed
 from engines.techniques.route import PredictedParameters

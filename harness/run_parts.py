@@ -24,10 +24,11 @@ from engines.parallel.engine import ParallelEngine
 from engines.parallel.torchrun import Meeting
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
-from engines.pricing.schedule import own_shape, priced_shape, sizes_of
+from engines.pricing.shapes import own_shape, priced_shape, sizes_of
 from engines.profile import Learnt, Profile
 from engines.profile_files import read_profile
 from engines.reference import ReferenceEngine
+from engines.sizes import own_sizes
 from engines.techniques.context import Costs, ModelSizes
 from engines.techniques.parameters import Composed
 from harness.catalog import METERS
@@ -218,7 +219,8 @@ class RunParts:
                 sizes = sizes_of(shape)
                 costs = None if sizes is None else SheetCosts(device.timeline.sheet, sizes)
                 reference = self._reference_engine(plan, sizes, costs)
-                engine = ModelledEngine(reference, device.timeline, plan.engine.technique.backbone, shape)
+                backbone, own = plan.engine.technique.backbone, own_sizes(config)
+                engine = ModelledEngine(reference, device.timeline, backbone, shape, own)
             self._engines[plan.cell.cell_id] = engine
         return self._engines[plan.cell.cell_id]
 

@@ -9,7 +9,7 @@ from devices.models.sheet import available_sheets
 from engines.errors import EngineError
 from engines.model.checkpoints import CheckpointFacts
 from engines.pricing.costs import costs_of, sizes_of_named
-from engines.pricing.schedule import NAMED_SHAPES, own_shape, priced_shape, sizes_of
+from engines.pricing.shapes import NAMED_SHAPES, own_shape, priced_shape, sizes_of
 from engines.sizes import own_sizes
 from engines.techniques.choices import Choices
 from engines.techniques.context import ModelSizes

@@ -20,6 +20,10 @@ from results.trace_files import WINDOW, TraceFileError, raw_part
 
 OPERATIONS: Final = "operations"
 """The component under which a trace of operations is stored: values are places in the list of its basis."""
+ORDER: Final = "order of operations"
+"""Beside it, where operations name others: of each of them, which in turn it was asked."""
+WAITED: Final = "waits of operations"
+"""Beside it then too: seconds in which the unit or link of each was free and waited for what it names."""
 SECONDS: Final = "seconds"
 """In that list: how long the operation takes. Stores of before lack it; no units worked at the same time there."""
 FITTED: Final = "fitted"

@@ -12,7 +12,7 @@ from devices.models.timeline import Timeline
 from engines.model.checkpoints import load_checkpoint
 from engines.model.rope import LongScaling
 from engines.pricing.modelled import ModelledEngine
-from engines.pricing.schedule import own_shape
+from engines.pricing.shapes import own_shape
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.records import Completion, Request

@@ -19,7 +19,7 @@ from engines.dispatch import DispatchPlan
 from engines.model.checkpoints import Checkpoint, load_checkpoint, tensor_shapes
 from engines.model.model_config import read_model_config
 from engines.pricing.modelled import ModelledEngine, StepObserver
-from engines.pricing.schedule import ModelShape, own_shape
+from engines.pricing.shapes import ModelShape, own_shape
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.environments import Road

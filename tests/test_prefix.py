@@ -20,7 +20,7 @@ from engines.model.rope import LongScaling, RopeConfig
 from engines.oracle import OracleParameters
 from engines.prefix import HeldTokens, turned_alike
 from engines.pricing.modelled import ModelledEngine
-from engines.pricing.schedule import own_shape
+from engines.pricing.shapes import own_shape
 from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.composed import ComposedTechnique

@@ -24,7 +24,7 @@ from devices.models.repricing import ARRIVE, Parts, repriced
 from devices.models.sheet import Sheet, parse_sheet, sheet_path
 from harness.rederive import as_it_ran, rederived_run
 from results.derivation import energies_of
-from results.operations import OPERATIONS, operations_table, spent_by_operation
+from results.operations import OPERATIONS, ORDER, operations_table, spent_by_operation
 from results.records import Completion
 from results.report.arms import arms_of
 from results.report.html import html_text, page_context
@@ -50,6 +50,16 @@ OTHER = parse_sheet(
     "toy",
 )
 """Twice the watts of the CPU, half its speed at experts, and idle watts: its 1000 FLOP take 4 s, 64 J and 4 J."""
+
+
+LINK = f"""
+[links.bus]
+source = "cpu"
+target = "npu"
+kind = "shared"
+bytes_per_s = {figure(20.0)}
+pj_per_bit = {figure(1e9)}
+"""
 
 
 class Modelled(NamedTuple):
@@ -103,6 +113,11 @@ def test_operations_at_another_sheets_prices_take_its_time_and_joules() -> None:
     assert joules(now)["all", "comm"] == pytest.approx(8.9)
 
 
+LINKED = parse_sheet(TOY_TOML + LINK, "toy")
+LINKED_OTHER = parse_sheet(TOY_TOML.replace(figure(8.0), figure(16.0)) + LINK.replace(figure(20.0), figure(8.0)), "toy")
+"""A slower link, and twice the watts of the CPU."""
+FETCH = Operation("expert transfer", "bus", "transfer", moved_bytes=40, aside=True)  # 2 s
+AWAITS = replace(NPU_WORK, after=(1, 3))
 ALONGSIDE = tuple(replace(work, alongside=True) for work in (CPU_WORK, NPU_WORK))
 steps_of_a_request = st.lists(
     # A forward step begins with a norm, which waits for all units.
@@ -110,6 +125,38 @@ steps_of_a_request = st.lists(
     min_size=2,
     max_size=5,
 )
+
+
+steps_that_fetch = st.lists(
+    st.lists(st.sampled_from((CPU_WORK, NPU_WORK, *ALONGSIDE, FETCH, FETCH, AWAITS)), max_size=6).map(
+        lambda step: [NORM, *step, NORM]
+    ),
+    min_size=2,
+    max_size=4,
+)
+
+
+@given(steps_that_fetch)
+def test_what_travels_meanwhile_is_repriced_as_a_run_on_the_other_sheet_says(steps: list[list[Operation]]) -> None:
+    """Operations are kept by their starts, and run again in the order in which they were asked."""
+    made, wanted = (run_on(sheet, steps) for sheet in (LINKED, LINKED_OTHER))
+    now = Modelled(*repriced(made.trial, made.parts, LINKED_OTHER))
+    assert stamps_s(now.trial) == pytest.approx(stamps_s(wanted.trial), rel=1e-12)
+    assert joules(now) == pytest.approx(joules(wanted), rel=1e-9)
+    again = Modelled(*repriced(made.trial, made.parts, LINKED))
+    assert again.trial == made.trial
+    for one, other in zip(again.parts["window, raw"], made.parts["window, raw"], strict=True):
+        assert one.component == other.component
+        assert one.component == OPERATIONS or one.values == pytest.approx(other.values, abs=1e-9)
+
+
+def test_a_damaged_order_of_operations_is_refused() -> None:
+    made = run_on(LINKED, [[NORM, FETCH], [NORM, AWAITS]])
+    order = next(trace for trace in made.parts["window, raw"] if trace.component == ORDER)
+    others = [trace for trace in made.parts["window, raw"] if trace is not order]
+    damaged = replace(order, values=np.zeros_like(order.values))
+    with pytest.raises(TraceFileError, match="the order of 4 operations cannot be read"):
+        repriced(made.trial, {**made.parts, "window, raw": [*others, damaged]}, LINKED)
 
 
 @given(steps_of_a_request)

@@ -15,16 +15,8 @@ from engines.dispatch import DispatchPlan, Exchange, Transfer, Transfers
 from engines.errors import EngineError
 from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config
-from engines.pricing.schedule import (
-    NAMED_SHAPES,
-    PHI_3_5_MOE,
-    ModelShape,
-    PricedStep,
-    lm_head,
-    operations,
-    own_shape,
-    priced_shape,
-)
+from engines.pricing.schedule import PricedStep, lm_head, operations
+from engines.pricing.shapes import NAMED_SHAPES, PHI_3_5_MOE, ModelShape, own_shape, priced_shape
 from engines.techniques.presets import preset_parameters
 from tests.fakes.published import PUBLISHED
 from tests.toy_sheet import toy_sheet

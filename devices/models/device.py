@@ -39,6 +39,7 @@ class TimelineMeter:
         """The timeline is in this process: there is nothing to acquire."""
 
     def start(self) -> None:
+        self._timeline.settle()
         self._start_s, self._first = self._timeline.now_s(), self._timeline.n_run
 
     def mark(self) -> None:
@@ -48,7 +49,12 @@ class TimelineMeter:
         if self._start_s is None:
             raise DeviceError("meter timeline: stop without start; call start at the window's beginning")
         start_s, self._start_s = self._start_s, None
-        self._raw = operations_trace(self.name, self._timeline.sheet, *self._timeline.operations(self._first))
+        self._raw = operations_trace(
+            self.name,
+            self._timeline.sheet,
+            *self._timeline.operations(self._first),
+            self._timeline.program(self._first),
+        )
         return tuple(
             self._trace(channel, component, start_s)
             for channel, component in zip(self.channels, self._timeline.sheet.components, strict=True)

@@ -1,16 +1,17 @@
-"""The operations of a window as a raw trace: when each began, and which of the distinct ones, listed beside, it was.
+"""The operations of a window as raw traces: when each began, and which of the distinct ones, listed beside, it was.
 
 Two columns and a short list, where every operation in words would take ten times the room. Beside each in the list
 stands how long it takes (where units work at the same time, an operation does not end where the next one begins), and
-whether the rows that its price was fitted on had any such.
+whether the rows that its price was fitted on had any such. Where operations name others that they wait for, two traces
+more say in which order they were asked, and how long each waited.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from devices.models.operation import Operation, is_fitted
 from devices.models.sheet import Sheet
-from results.operations import FITTED, OPERATIONS, SECONDS
+from devices.models.timeline import Program
+from results.operations import FITTED, OPERATIONS, ORDER, SECONDS, WAITED
 from results.records import PowerTrace
 from results.trace_files import WINDOW, TraceFileError, raw_part
 
@@ -26,11 +28,16 @@ _DISTINCT = TypeAdapter(list[Operation])
 
 
 class Ran(NamedTuple):
-    """Operation i was `distinct[places[i]]`, and began at `starts_s[i]`."""
+    """Operation i was `distinct[places[i]]`, began at `starts_s[i]`, and was asked as number `order[i]`."""
 
     starts_s: NDArray[np.float64]
     places: NDArray[np.int64]
     distinct: Sequence[Operation]
+    order: NDArray[np.int64]
+
+    def program(self) -> Iterator[Operation]:
+        """As they were asked."""
+        return (self.distinct[place] for place in self.places[np.argsort(self.order)].tolist())
 
 
 def operations_trace(
@@ -39,18 +46,27 @@ def operations_trace(
     starts_s: NDArray[np.float64],
     places: NDArray[np.int32],
     distinct: Sequence[tuple[Operation, float]],
+    program: Program | None = None,
 ) -> tuple[PowerTrace, ...]:
-    """Of kind `raw`; empty where nothing ran. distinct: with the seconds of each."""
+    """Of kind `raw`; empty where nothing ran. distinct: with the seconds of each. program: of `Timeline.program`."""
     if not distinct:
         return ()
     basis = json.dumps([{**asdict(one), SECONDS: seconds, FITTED: is_fitted(sheet, one)} for one, seconds in distinct])
-    values = places.astype(np.float64)
-    return (PowerTrace(meter, OPERATIONS, "raw", "modelled", starts_s, values, sample_interval_s=0.0, basis=basis),)
+    columns: list[tuple[str, NDArray[Any], str | None]] = [(OPERATIONS, places, basis)]
+    if program is not None:
+        columns += [(ORDER, program.order, None), (WAITED, program.waited_s, None)]
+    return tuple(
+        PowerTrace(
+            meter, name, "raw", "modelled", starts_s, values.astype(np.float64), sample_interval_s=0.0, basis=own
+        )
+        for name, values, own in columns
+    )
 
 
 def operations_of(parts: Mapping[str, Sequence[PowerTrace]]) -> Ran | None:
     """What ran in a trial's window; None where that was not kept. Raises `TraceFileError`."""
-    kept = [trace for trace in parts.get(raw_part(WINDOW), ()) if trace.component == OPERATIONS]
+    raw = parts.get(raw_part(WINDOW), ())
+    kept = [trace for trace in raw if trace.component == OPERATIONS]
     if not kept:
         return None
     try:
@@ -60,4 +76,7 @@ def operations_of(parts: Mapping[str, Sequence[PowerTrace]]) -> Ran | None:
     places = kept[0].values.astype(np.int64)
     if np.any((places < 0) | (places >= len(distinct))):
         raise TraceFileError(f"an operation is none of the {len(distinct)} that are listed")
-    return Ran(kept[0].times_s, places, distinct)
+    asked = next((trace.values.astype(np.int64) for trace in raw if trace.component == ORDER), np.arange(len(places)))
+    if not np.array_equal(np.sort(asked), np.arange(len(places))):
+        raise TraceFileError(f"the order of {len(places)} operations cannot be read")
+    return Ran(kept[0].times_s, places, distinct, asked)

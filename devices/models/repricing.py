@@ -9,6 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from devices.models.device import TimelineMeter
 from devices.models.operations import Ran, operations_of
 from devices.models.sheet import Sheet
@@ -36,11 +38,11 @@ def repriced(trial: Trial, parts: Parts, sheet: Sheet) -> tuple[Trial, Parts]:
     timeline = Timeline(sheet)
     timeline.sleep_until_s(trial.window_start_s)
     window, again = _metered(timeline, ran)
-    now_s: list[float] = [*timeline.operations(0)[0].tolist(), timeline.now_s()]
-    then_s: list[float] = ran.starts_s.tolist()
+    now_s: list[float] = [*_line_s(timeline), timeline.now_s()]
+    then_s: list[float] = ran.starts_s[~np.array([one.aside for one in ran.distinct])[ran.places]].tolist()
 
     def moved(at_s: float) -> float:
-        """Where the first operation from that stamp on begins now; behind the last one, its end."""
+        """Where the first operation of the line from that stamp on begins now; behind the last one, its end."""
         return now_s[bisect_left(then_s, at_s)]
 
     completions = tuple(_moved(completion, moved) for completion in trial.completions)
@@ -53,8 +55,15 @@ def _metered(timeline: Timeline, ran: Ran) -> tuple[Sequence[PowerTrace], Sequen
     """(joules, the operations as they stand on the timeline)."""
     meter = TimelineMeter(timeline)
     meter.start()
-    timeline.run(ran.distinct[place] for place in ran.places.tolist())
+    timeline.run(ran.program())
     return meter.stop(), meter.raw_traces()
+
+
+def _line_s(timeline: Timeline) -> list[float]:
+    """When the operations began that the clock waits for: those aside may begin long after they were asked."""
+    starts_s, places, distinct = timeline.operations(0)
+    found: list[float] = starts_s[~np.array([one.aside for one, _ in distinct])[places]].tolist()
+    return found
 
 
 def _idle(traces: Sequence[PowerTrace], sheet: Sheet) -> Sequence[PowerTrace]:

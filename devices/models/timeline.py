@@ -51,7 +51,7 @@ class Timeline:
         self._seconds: list[float] = []
         self._usage = Usage(sheet)
         self._ran, self._starts_s, self._ends_s, self._waited_s = array("i"), array("d"), array("d"), array("d")
-        """Of each operation since `forget`: which it was, when it began and ended, how long it waited for `after`."""
+        """Of each operation since `settle`: which it was, when it began and ended, how long it waited for `after`."""
         self._n_forgotten = 0
         self._n_before: dict[int, int] = defaultdict(int)
         """Of those forgotten: how many of each place."""
@@ -100,16 +100,16 @@ class Timeline:
         self._places[operation] = len(self._places)
         return len(self._places) - 1
 
-    def forget(self) -> None:
-        """Drops what is over: its joules stay counted. No operation to come can name one of these."""
+    def settle(self) -> None:
+        """Waits for what is aside, and drops all that ran: its joules stay counted, and nothing to come can name it."""
+        self.sleep_until_s(max(self._free_s.values(), default=0.0))
         places, starts_s, ends_s = self._arrays()
-        over = int(np.argmax(ends_s > self._line_s)) if (ends_s > self._line_s).any() else len(ends_s)
-        self._usage.forget(places[:over], starts_s[:over], ends_s[:over], self._line_s)
-        for place, n in zip(*np.unique(places[:over], return_counts=True), strict=True):
+        self._usage.forget(places, starts_s, ends_s)
+        for place, n in zip(*np.unique(places, return_counts=True), strict=True):
             self._n_before[int(place)] += int(n)
-        self._n_forgotten += over
+        self._n_forgotten += len(places)
         for kept in (self._ran, self._starts_s, self._ends_s, self._waited_s):
-            del kept[:over]
+            del kept[:]
 
     def seconds_by_operation(self) -> Mapping[tuple[str, str], float]:
         """Seconds since the start by (operation, unit), in the form of Table 4; also where units worked alongside."""
@@ -154,7 +154,7 @@ class Timeline:
     def readings(self, component: str, start_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Times and cumulative joules at every boundary of an operation from `start_s` until now.
 
-        `start_s` is a boundary when it came from `now_s`, which is the only clock there is; not before `forget`.
+        `start_s` is a boundary when it came from `now_s`, which is the only clock there is; not before `settle`.
         """
         return self._usage.readings(component, start_s, self._line_s, *self._arrays())
 

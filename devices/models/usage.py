@@ -43,15 +43,14 @@ class Usage:
         """Nothing ran, and the machine drew its idle power."""
         self._slept.append((start_s, end_s))
 
-    def forget(self, place_P: Integers, start_P: Floats, end_P: Floats, now_s: float) -> None:
-        """These are over, and come in no later question."""
+    def forget(self, place_P: Integers, start_P: Floats, end_P: Floats) -> None:
+        """All that ran until now is over, and comes in no later question."""
         for component in self._sheet.components:
             own_P = self._own(component, place_P)
-            self._forgotten_s[component] += self._busy_s(component, start_P[own_P], end_P[own_P])
+            self._forgotten_s[component] += float(_busy(start_P[own_P], end_P[own_P])[1][-1])
             self._forgotten_j[component] += float(np.asarray(self._joules_D)[place_P[own_P]].sum())
-        over = [span for span in self._slept if span[1] <= now_s]
-        self._slept_before_s += sum(end_s - start_s for start_s, end_s in over)
-        self._slept = self._slept[len(over) :]
+        self._slept_before_s += sum(end_s - start_s for start_s, end_s in self._slept)
+        self._slept.clear()
 
     def readings(
         self, component: str, start_s: float, now_s: float, place_P: Integers, start_P: Floats, end_P: Floats
@@ -87,9 +86,6 @@ class Usage:
         links = self._sheet.links
         is_own_D = [one not in links if component == COMM else one == component for one in self._components_D]
         return np.array(is_own_D, dtype=np.bool_)[place_P] if len(place_P) else np.zeros(0, dtype=np.bool_)
-
-    def _busy_s(self, component: str, start_P: Floats, end_P: Floats) -> float:
-        return float(_busy(start_P, end_P)[1][-1])
 
 
 def _busy(start_P: Floats, end_P: Floats) -> tuple[Floats, Floats]:

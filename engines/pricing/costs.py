@@ -8,7 +8,7 @@ from devices.base import DeviceError, Unit
 from devices.models.operation import Operation, operation_joules, operation_seconds
 from devices.models.sheet import Sheet, load_sheet
 from engines.errors import EngineError
-from engines.pricing.schedule import NAMED_SHAPES, sizes_of
+from engines.pricing.shapes import NAMED_SHAPES, sizes_of
 from engines.techniques.context import ModelSizes
 
 

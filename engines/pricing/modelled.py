@@ -18,8 +18,11 @@ from engines.base import EngineError, PhaseListener, unheard
 from engines.dispatch import DispatchPlan
 from engines.model.tokenizer import Tokenizer
 from engines.observers import StepObserver, StepPhase
-from engines.pricing.schedule import ModelShape, PricedStep, lm_head, operations
+from engines.pricing.block import Travels
+from engines.pricing.schedule import PricedStep, lm_head, operations, unit_of_rest
+from engines.pricing.shapes import ModelShape
 from engines.profile import Profile
+from engines.techniques.context import ModelSizes
 from results.environments import Road
 from results.expert_heat import ExpertHeat
 from results.records import Completion, CountedLayers, EngineCounters, Request
@@ -45,17 +48,26 @@ class ObservedEngine(Protocol):
 
 
 class ModelledEngine:
-    """An `engines.base.Engine` on virtual time. `shape` may be another model's of the same E and K (`priced_shape`)."""
+    """An `engines.base.Engine` on virtual time. `shape` may be another model's of the same E and K (`priced_shape`);
+    computed: the sizes of the one that computes then; None where they are the same."""
 
     time_method: Literal["measured", "modelled"] = "modelled"
 
-    def __init__(self, reference: ObservedEngine, timeline: Timeline, backbone: Unit, shape: ModelShape) -> None:
+    def __init__(
+        self,
+        reference: ObservedEngine,
+        timeline: Timeline,
+        backbone: Unit,
+        shape: ModelShape,
+        computed: ModelSizes | None = None,
+    ) -> None:
         self.device = f"model:{timeline.sheet.name}"
         self._reference = reference
         self._timeline = timeline
         self._backbone = backbone
         self._shape = shape
         self._n_run = shape.n_layers
+        self._travels = Travels(timeline.sheet, computed)
         self.tokenizer = reference.tokenizer
         self.max_length = reference.max_length
 
@@ -71,7 +83,7 @@ class ModelledEngine:
         self._reference.use_profile(profile)
 
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:
-        pricing = _RequestPricing(request, self._timeline, self._backbone, self._shape, on_phase)
+        pricing = _RequestPricing(request, self._timeline, self._backbone, self._shape, self._travels, on_phase)
         self._reference.observer = pricing
         try:
             computed = self._reference.run(request, unheard)
@@ -107,11 +119,19 @@ class _RequestPricing:
     """Prices the steps of one request as they are observed, and stamps the phase edges at the virtual time reached."""
 
     def __init__(
-        self, request: Request, timeline: Timeline, backbone: Unit, shape: ModelShape, on_phase: PhaseListener
+        self,
+        request: Request,
+        timeline: Timeline,
+        backbone: Unit,
+        shape: ModelShape,
+        travels: Travels,
+        on_phase: PhaseListener,
     ) -> None:
         self._timeline = timeline
         self._backbone = backbone
         self._shape = shape
+        self._travels = travels
+        self._rest = unit_of_rest(timeline.sheet, backbone)
         self._on_phase = on_phase
         self._prefill_head_rows = 1 if request.kind == "generate" else len(request.continuation_ids)
         self._prefill_end_s: float | None = None
@@ -133,10 +153,12 @@ class _RequestPricing:
                 self._shape,
                 self._backbone,
                 limit.value if limit is not None else None,
+                self._travels,
+                self._timeline.n_run,
             )
         )
         if phase == "decode":
-            self._timeline.run([lm_head(1, self._shape)])
+            self._timeline.run([lm_head(1, self._shape, self._rest)])
             self._decode_ends_s.append(self._timeline.now_s())
 
     def completed(self, computed: Completion) -> Completion:
@@ -162,7 +184,7 @@ class _RequestPricing:
     def _end_prefill(self) -> float:
         """Once: prices the head over the prefill's last rows and tells the listener. Returns the stamp."""
         if self._prefill_end_s is None:
-            self._timeline.run([lm_head(self._prefill_head_rows, self._shape)])
+            self._timeline.run([lm_head(self._prefill_head_rows, self._shape, self._rest)])
             self._prefill_end_s = self._timeline.now_s()
             self._on_phase("prefill end", self._prefill_end_s)
         return self._prefill_end_s

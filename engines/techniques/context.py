@@ -128,6 +128,8 @@ class BuildContext:
     model: HasModel | None = None
     expert_slots: int | None = None
     """How many experts of all layers fit in the memory that the plan gives them; None: no limit is given."""
+    priced_sizes: ModelSizes | None = None
+    """Of the model that `costs` are of; None: `sizes`."""
     moved_expert_bytes: int | None = None
     """Of one expert as it travels here; None: `sizes.expert_bytes`."""
     ranks: int = 1

@@ -89,7 +89,8 @@ class TwoBuffers:
             layer_M = np.repeat([seen.layer, ahead], [len(missing_X), len(next_X)])
             unit = calls.kinds[0].unit
             link = Link(FILE if unit == "cpu" else "cpu", unit)
-            transfers = Transfers(expert_M, layer_M, np.full(len(expert_M), self._expert_bytes), (link,))
+            bytes_M = np.full(len(expert_M), self._expert_bytes)
+            transfers = Transfers(expert_M, layer_M, bytes_M, (link,), as_one=True)
         return Moved(transfers, (), len(called_X) - len(missing_X), len(missing_X))
 
     def _filled_before(self, seen: LayerInput) -> Integers:

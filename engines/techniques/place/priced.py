@@ -21,7 +21,9 @@ class PricedParameters(Record):
         """Raises `EngineError` for a dense model."""
         if context.sizes is None:
             raise EngineError("a place by cost needs a model with experts; use dropless")
-        return context.sizes if self.as_shape is None else sizes_of_named(self.as_shape)
+        if self.as_shape is not None:
+            return sizes_of_named(self.as_shape)
+        return context.priced_sizes or context.sizes
 
     def costs(self, context: BuildContext) -> Costs:
         """Raises `EngineError` for a dense model, `DeviceError` for a sheet that is not there."""
