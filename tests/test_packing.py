@@ -66,6 +66,20 @@ def test_greedy_is_within_a_third_of_the_best_on_all_small_cases() -> None:
     assert 1 < worst <= Fraction(4, 3), "greedy is not best, and not far from it"
 
 
+@pytest.mark.parametrize(
+    ("n_experts", "n_ranks", "worst"), [(4, 2, Fraction(1)), (6, 2, Fraction(7, 6)), (6, 3, Fraction(1))]
+)
+def test_without_spare_slots_greedy_keeps_to_grahams_bound(n_experts: int, n_ranks: int, worst: Fraction) -> None:
+    """4/3 - 1/(3m), proven for the same rule without room to mind; every multiset of loads of 0 to 4. Two ranks meet it
+    exactly, for example at 4 2 2 2 1 1: 4 2 1 against 2 2 1, and 4 1 1 against 2 2 2 is best."""
+    slots, found = n_experts // n_ranks, Fraction(1)
+    for load_E in combinations_with_replacement(range(5), n_experts):
+        if any(load_E):
+            found = max(found, heaviest(load_E, flat(load_E, n_ranks, slots)) / optimum(load_E, n_ranks, slots))
+    assert found == worst
+    assert found <= Fraction(4, 3) - Fraction(1, 3 * n_ranks)
+
+
 GAPS = (
     # loads, slots of each of two ranks, greedy, best
     ((8, 7, 6, 5, 4, 0), 3, Fraction(17), Fraction(15)),
@@ -73,6 +87,8 @@ GAPS = (
     ((10, 1, 1, 1), 2, Fraction(11), Fraction(11)),
     # 10 in three: 10/3 + 10/3 + 1 against 10/3 + 1 + 1. Best: two of 10 and of a 1, so 5 + 1 + 1/2 on each rank.
     ((10, 1, 1, 1), 3, Fraction(23, 3), Fraction(13, 2)),
+    # The busy one gets three of six slots: two on one rank. Best: two of it, one on each.
+    ((4, 0, 0, 0), 3, Fraction(8, 3), Fraction(2)),
 )
 
 
