@@ -201,11 +201,14 @@ def _read_description(folder: Path) -> _Description:
         return _Description.model_validate_json(_description_bytes(folder), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        written = first["input"]
-        if first["loc"] == ("profile_format",) and isinstance(written, int) and written > PROFILE_FORMAT:
+        written = next((e["input"] for e in error.errors() if e["loc"] == ("profile_format",)), None)
+        if type(written) is int and written > 0:
+            by, remedy = "an older", "make it again with `joulebench calibrate`"
+            if written > PROFILE_FORMAT:
+                by, remedy = "a newer", "update joulebench, or make it again with `joulebench calibrate`"
             raise EngineError(
-                f"profile {folder}: of format {written}, and this joulebench reads format {PROFILE_FORMAT}; update"
-                " joulebench, or calibrate again"
+                f"profile {folder}: made by {by} joulebench (format {written}; this one reads format"
+                f" {PROFILE_FORMAT}); {remedy}"
             ) from error
         where = ".".join(map(str, first["loc"])) or DESCRIPTION
         raise _damaged(folder, f"{where[:80]}: {first['msg'][:160]}") from error

@@ -11,5 +11,9 @@ def main() -> None:
 
     try:
         app()
+    except Exception as error:  # noqa: BLE001 - of every command, what none of them foresaw
+        from harness.terminal import end_unforeseen
+
+        end_unforeseen(error)
     finally:
         end_at_once()

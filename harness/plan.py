@@ -72,6 +72,8 @@ class Plan:
     """Combinations that make no sense (a unit that a sheet does not have, ...), for the dry run."""
     left_out: tuple[str, ...] = ()
     """Cells that make sense and have nothing to ask of their model, and why: prompts longer than its context, ..."""
+    warnings: tuple[str, ...] = ()
+    """What runs and is hardly what was meant: blocks that a chunk leaves mostly empty, more threads than cores."""
 
     @property
     def plan_hash(self) -> str:

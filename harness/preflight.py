@@ -30,7 +30,7 @@ from harness.rank_problems import launch_problems, rank_problems, rank_problems_
 from harness.references import with_references
 from harness.run_parts import RunParts
 from harness.schema import DeviceSpec, EngineSpec, TrialProtocol
-from harness.technique_problems import name_problems, padding_note, size_problems, unread_problems
+from harness.technique_problems import name_problems, padding_warning, size_problems, unread_problems
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
 from workloads.base import TellsEarly, Workload, WorkloadError
@@ -48,6 +48,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     with all problems, those of the draft first.
     """
     problems = list(draft.problems)
+    warnings: list[str | None] = []
     named, facts = draft.named, {}
     for source in dict.fromkeys(model.spec.source for model in named.models):
         try:
@@ -61,9 +62,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         problems += [*_engine_problems(engine), *name_problems(engine), *unread_problems(engine, named.devices)]
         problems += moving_problems(engine, devices)
         problems += rank_problems(engine, devices)
-        warning = rank_warning(engine)
-        if warning is not None:
-            run_parts.on_note(warning)
+        warnings.append(rank_warning(engine))
     if run_parts.meeting is not None:
         problems += launch_problems(named.engines, run_parts.meeting.n_ranks)
     empty: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -71,9 +70,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         for engine in named.engines:
             problems += _problems_with_model(engine, found, run_parts)
             problems += size_problems(engine, named.devices, found)
-            note = padding_note(engine, found)
-            if note is not None:
-                run_parts.on_note(note)
+            warnings.append(padding_warning(engine, found))
             for model in named.models:
                 if model.spec.source == found.source:
                     problems += slot_problems(engine, model.spec, found)
@@ -89,7 +86,8 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     cells = with_references([_noted(c, facts[c.model.source]) for c in asking])
     if not cells:
         raise PlanError([f"the plan has no cell to run: {'; '.join(left_out)}"])
-    return replace(plan, cells=tuple(cells), left_out=left_out)
+    told = dict.fromkeys(warning for warning in warnings if warning is not None)
+    return replace(plan, cells=tuple(cells), left_out=left_out, warnings=tuple(told))
 
 
 def _noted(cell_plan: CellPlan, facts: CheckpointFacts) -> CellPlan:

@@ -17,7 +17,10 @@ MAX_LINE = 1000
 
 
 SCALARS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
-"""What a key may be that takes values of several kinds, as pydantic calls it and as a plan's reader does."""
+"""What a key may be, as pydantic calls it and as a plan's reader does."""
+TYPES = {"int_type": "int", "int_from_float": "int", "int_parsing": "int", "float_type": "float", "bool_type": "bool",
+         "string_type": "str"}  # fmt: skip
+"""What pydantic calls a value that is none of these."""
 
 
 def told(
@@ -38,8 +41,7 @@ def _one_a_mistake(errors: Sequence[Any]) -> list[Any]:
         if told_as == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]:
             continue  # an item that is wrong counts as none
         kind = _kind(loc[-1]) if loc else None
-        if kind is None or told_as not in ("int_type", "int_from_float", "float_type", "bool_type", "string_type",
-                                           "int_parsing", "literal_error"):  # fmt: skip
+        if kind is None or told_as not in (*TYPES, "literal_error"):
             found[loc, told_as] = error
         elif (loc[:-1], "kinds") in found:
             found[loc[:-1], "kinds"]["kinds"].append(kind)
@@ -100,6 +102,8 @@ def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...],
             return f"{where}: {error['msg'].partition(', ')[2]}{end}"
         case "kinds":
             return f"{where}: must be {' or '.join(error['kinds'])}, {found}"
+        case wrong if wrong in TYPES:
+            return f"{where}: must be {SCALARS[TYPES[wrong]]}, {found}"
         case "too_short" if isinstance(error["input"], list):
             return f"{where}: must hold at least {_items(error['ctx']['min_length'])}, {found}"
         case "too_long" if isinstance(error["input"], list):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.schema import MODEL_PREFIX
+from results.derivation import is_priced_by
 from results.runs import HARDWARE_SHEET, SHA256
 from results.same_requests import SHOWN_DIGITS
 from results.units import signed
@@ -34,8 +36,9 @@ def rederived_run(run: RunData) -> Rederived:
     """Modelled devices at the prices that their sheets have now; the run says so where they are others."""
     from devices.base import DeviceError
     from devices.models.operations import operations_of
+    from devices.models.priced_by import priced_by
     from devices.models.repricing import repriced
-    from devices.models.sheet import load_sheet, sheet_sha256
+    from devices.models.sheet import load_sheet
     from results.rederivation import Again, rederived
     from results.trace_files import TraceFileError
 
@@ -47,7 +50,7 @@ def rederived_run(run: RunData) -> Rederived:
             return Again(trial, parts)
         name = device.removeprefix(MODEL_PREFIX)
         try:
-            return Again(*repriced(trial, parts, load_sheet(name)), sheet_sha256(name))
+            return Again(*repriced(trial, parts, load_sheet(name)), priced_by(name))
         except DeviceError as error:
             raise TraceFileError(f"its operations cannot be priced: {error}") from error
 
@@ -62,7 +65,25 @@ def as_it_ran(run: RunData) -> RunData:
         f" (sha256 {one.then_sha256[:SHOWN_DIGITS]}); `joulebench report DIR --rederive` prices it by the one here."
         for one in other_sheets(run)
     )
-    return replace(run, remarks=(*run.remarks, *remarks))
+    return replace(run, remarks=(*run.remarks, *remarks, *_other_code_remarks(run)))
+
+
+def _other_code_remarks(run: RunData) -> Iterator[str]:
+    """Of trials that other code than this priced: a sheet's figures are half of a price."""
+    from devices.models.priced_by import pricing_digest
+
+    device_of = {cell.cell_id: cell.device for cell in run.cells}
+    words: dict[str, list[bool]] = {}
+    for trial in run.trials:
+        device = device_of[trial.cell_id]
+        if device.startswith(MODEL_PREFIX) and trial.energy:
+            words.setdefault(device, []).append(is_priced_by(trial.derived_by, pricing_digest()))
+    for device, own in words.items():
+        if not all(own):
+            yield (
+                f"{device}: {own.count(False)} of {len(own)} trials were priced by another version of joulebench;"
+                " `joulebench report DIR --rederive` prices them by this one."
+            )
 
 
 def other_sheets(run: RunData) -> list[OtherSheet]:

@@ -34,7 +34,7 @@ from harness.serving import at_once, serve
 from results.cells import CONTENDED, CORES_NOT_KEPT
 from results.copies import DecodeStep
 from results.cpu_time import CpuSeconds, foreign_share
-from results.derivation import derived_by, energies_of, remarks_on
+from results.derivation import PricedBy, derived_by, energies_of, remarks_on
 from results.environments import Conditions, Road
 from results.expert_heat import ExpertHeat
 from results.records import Completion, PowerTrace, Request, Score
@@ -73,7 +73,7 @@ class CountsMemory(TypingProtocol):
 class IsPriced(TypingProtocol):
     """A modelled device, whose sheet decides times and joules."""
 
-    sheet_sha256: str | None
+    priced_by: PricedBy | None
 
 
 class ArmScores(NamedTuple):
@@ -163,7 +163,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         completions=tuple(window.completions),
         energy=energies.readings,
         idle=energies.idle,
-        derived_by=derived_by(arm.device.sheet_sha256 if isinstance(arm.device, IsPriced) else None),
+        derived_by=derived_by(arm.device.priced_by if isinstance(arm.device, IsPriced) else None),
         counters=counters,
         heat=heat,
         decode_steps=_steps(arm.engine),

@@ -119,7 +119,7 @@ def size_problems(
                 yield f"engine {engine.label}: {reason}"
 
 
-def padding_note(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | None:
+def padding_warning(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | None:
     """Of blocks that even a balanced chunk leaves mostly empty: the block's default knows no chunk."""
     choices, moe = choices_of(engine.spec), facts.config.moe
     layout = None if choices is None else choices.layout

@@ -19,6 +19,9 @@ PIPE_WIDTH = 160
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 EXIT_BAD_PLAN, EXIT_MODELLED_ONLY, EXIT_DEVICE_NOT_READY, EXIT_SOME_FAILED, EXIT_NONE_USABLE = 2, 3, 4, 5, 6
 EXIT_NOT_WRITTEN = 7
+EXIT_UNFORESEEN = 1
+MOST_WORDS = 300
+"""Of an error that nobody foresaw."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -60,6 +63,23 @@ def fail(message: str, code: int) -> NoReturn:
 def end_interrupted(interrupt: KeyboardInterrupt, what_stays: str) -> NoReturn:
     words, code = words_and_code(interrupt)
     fail(f"{words}; {what_stays}", code)
+
+
+def end_unforeseen(error: Exception) -> NoReturn:
+    """In one line, or as it was raised under --verbose: a fault of this program is none that its user can read."""
+    if logging.getLogger().isEnabledFor(logging.INFO):
+        raise error
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    where = "" if last is None else f" ({os.path.basename(last.tb_frame.f_code.co_filename)}, line {last.tb_lineno})"
+    words = " ".join(str(error).split())[:MOST_WORDS]
+    typer.echo(
+        f"error: {type(error).__name__}: {printable(words)}{where}; nobody foresaw this: `joulebench --verbose ...`"
+        " shows the whole, please report it",
+        err=True,
+    )
+    raise SystemExit(EXIT_UNFORESEEN)
 
 
 def quiet_libraries() -> None:

@@ -28,10 +28,18 @@ ARITHMETIC: Final = (
 )  # fmt: skip
 """Modules of this package that decide what readings come to."""
 DIGITS: Final = 16
+PRICING: Final = " pricing "
 SHEET: Final = " sheet "
-"""Between the digest of the code and that of the sheet."""
+"""Between the digest of the code and those of what priced a modelled trial: code and sheet."""
 SHARED: Final = "other requests ran at the same time: these joules cannot be told apart"
 _EDGE_S = 1e-6
+
+
+class PricedBy(NamedTuple):
+    """What turned a modelled trial's operations into seconds and joules. code: digest of it."""
+
+    code: str
+    sheet_sha256: str
 
 
 class TrialEnergies(NamedTuple):
@@ -124,12 +132,20 @@ def arithmetic_digest() -> str:
     return whole.hexdigest()[:DIGITS]
 
 
-def derived_by(sheet_sha256: str | None = None) -> str:
-    """What decided a trial's joules besides its raw records: the digest of the code, and of the hardware sheet that
-    priced a modelled one. Figures that carry another word may have come out otherwise."""
-    return arithmetic_digest() if sheet_sha256 is None else f"{arithmetic_digest()}{SHEET}{sheet_sha256[:DIGITS]}"
+def derived_by(priced_by: PricedBy | None = None) -> str:
+    """What decided a trial's joules besides its raw records: the digest of the code, and of the code and the hardware
+    sheet that priced a modelled one. Figures that carry another word may have come out otherwise."""
+    if priced_by is None:
+        return arithmetic_digest()
+    code, sheet_sha256 = priced_by
+    return f"{arithmetic_digest()}{PRICING}{code[:DIGITS]}{SHEET}{sheet_sha256[:DIGITS]}"
 
 
 def is_by_this_code(word: str | None) -> bool:
     """Of what `derived_by` said when a trial ran; None before it was kept."""
-    return word is not None and word.partition(SHEET)[0] == arithmetic_digest()
+    return word is not None and word.partition(" ")[0] == arithmetic_digest()
+
+
+def is_priced_by(word: str | None, code: str) -> bool:
+    """Of what `derived_by` said of a modelled trial: whether this code priced it. Older runs do not say."""
+    return word is not None and word.partition(PRICING)[2].partition(SHEET)[0] == code[:DIGITS]

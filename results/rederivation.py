@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from results.cells import trials_of, usable
 from results.cpu_time import foreign_share, with_cpu_joules
-from results.derivation import derived_by, energies_of, is_by_this_code, remarks_on
+from results.derivation import PricedBy, derived_by, energies_of, is_by_this_code, remarks_on
 from results.records import PowerTrace
 from results.runs import RunData
 from results.tables import tidy
@@ -31,11 +31,11 @@ Parts = Mapping[str, Sequence[PowerTrace]]
 
 
 class Again(NamedTuple):
-    """A trial whose computed records were made again. sheet_sha256: that priced it; None of a machine that was read."""
+    """A trial whose computed records were made again. priced_by: None of a machine that was read."""
 
     trial: Trial
     parts: Parts
-    sheet_sha256: str | None = None
+    priced_by: PricedBy | None = None
 
 
 Computed = Callable[[Trial, Parts], Again]
@@ -142,7 +142,7 @@ def _derived(run: RunData, trial: Trial, again: Computed) -> tuple[Trial, str | 
     if trial.window_start_s is None or trial.window_end_s is None:
         return trial, None
     try:
-        new, parts, sheet_sha256 = again(trial, run.load_parts(trial.trial_id))
+        new, parts, priced_by = again(trial, run.load_parts(trial.trial_id))
         window = (trial.window_start_s, new.window_end_s or trial.window_end_s)
         found = energies_of(new.completions, parts, window) if parts.get(WINDOW) else None
     except NotDerivedAgainError as error:
@@ -159,7 +159,7 @@ def _derived(run: RunData, trial: Trial, again: Computed) -> tuple[Trial, str | 
     remarks = remarks_on(trial.energy)
     notes = (*(note for note in trial.notes if note not in remarks), *remarks_on(found.readings))
     changed: dict[str, object] = {"energy": found.readings, "idle": found.idle, "notes": notes}
-    changed |= {"derived_by": derived_by(sheet_sha256)}
+    changed |= {"derived_by": derived_by(priced_by)}
     return new.model_copy(update=changed | shared), None
 
 

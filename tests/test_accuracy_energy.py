@@ -122,8 +122,7 @@ def test_the_report_names_the_reference_and_puts_changes_beside_values() -> None
     assert (change.text, change.below) == ("-0.150", ("[-0.4, 0.1]", "p = 0.38, 5 of 20 changed"))
     assert (tiers.dropped.text, tiers.padded.text) == ("1.50", "25.0")
     assert tiers.energy.below[-1] == "counter ± 5 %"
-    # Joules a token share the prefix of joules a response, of which these answers take several.
-    assert table.energy_unit == "J/token"
+    assert table.energy_unit == "mJ/token"
 
 
 def test_random_weights_are_said_and_a_missing_change_has_its_note() -> None:

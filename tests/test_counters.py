@@ -67,6 +67,15 @@ def test_a_store_from_before_a_counter_says_that_it_was_not_counted() -> None:
     assert row(data, "expert_calls")["mean"] == 4
 
 
+def test_what_was_counted_in_one_trial_has_no_spread_to_speak_of() -> None:
+    data = one_cell(trial(counters=EngineCounters(routed_pairs=8, computed_rows=8, expert_calls=4)))
+    (experts,) = [t for t in page_context(data)["figure_tables"] if t.title == "Experts"]
+    ((_, (arm,)),) = experts.parts
+    calls = arm.entries[[title for title, _ in experts.headings].index("calls")]
+    assert calls.text.startswith("4")
+    assert calls.below == ()
+
+
 def test_counters_add_up_and_what_none_counted_stays_unknown() -> None:
     parts = [EngineCounters(routed_pairs=2, hits=1), EngineCounters(routed_pairs=3, weight_loads=5)]
     assert EngineCounters.total(parts) == EngineCounters(routed_pairs=5, hits=1, weight_loads=5)

@@ -38,6 +38,33 @@ def test_a_run_whose_every_trial_was_contended_does_not_end_well(
     assert key in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 
+def test_what_nobody_foresaw_is_one_line_and_whole_on_request(tmp_path: Path) -> None:
+    script = """
+        import sys, harness.preflight
+        from harness.cli import main
+
+        def broken(draft, run_parts):
+            raise RuntimeError("a list\\nof nothing")
+
+        harness.preflight.preflight = broken
+        main()
+    """
+    plan = write_plan(tmp_path / "plan.toml", raw_plan())
+    for verbose in ([], ["--verbose"]):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), *verbose, "plan", "check", str(plan)],
+            capture_output=True, text=True, env=environment(), check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        if verbose:
+            assert "Traceback" in done.stderr
+            assert "in broken" in done.stderr
+        else:
+            (line,) = done.stderr.splitlines()
+            assert line.startswith("error: RuntimeError: a list of nothing (<string>, line 6); nobody foresaw this:")
+            assert "joulebench --verbose" in line
+
+
 def test_a_file_of_weights_that_is_cut_short_under_a_run_does_not_end_it_without_a_word(tmp_path: Path) -> None:
     """The kernel ends a process that reads a mapped page which is gone; here by the same signal."""
     script = """

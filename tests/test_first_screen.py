@@ -229,13 +229,13 @@ def test_a_name_that_two_arms_share_is_listed_once() -> None:
     assert nearest("zzz", ["int4", "dropless", "int4", "dropless"]) == "known: dropless, int4"
 
 
-def test_joules_a_token_and_a_response_have_one_prefix() -> None:
-    """6 tokens a response: of 3 J that is 0.5 J/token beside 3 J/response, of 1.2 J 200 mJ beside 1200 mJ."""
-    for watts, prefix in ((3.0, ""), (1.2, "m")):
+def test_joules_a_token_and_a_response_each_have_the_prefix_that_suits_them() -> None:
+    """6 tokens a response: 3 J are 0.5 J/token, which stands as 500 mJ; 0.6 J are 600 mJ, 0.1 J/token 100 mJ."""
+    for watts, prefix in ((3.0, ""), (0.6, "m")):
         data = run(named("first"), with_joules("first", [1.0], COUNTER | {"watts": watts}))
         units = PageUnits(tables.tidy(data))
         shown = [units.on("host").of(*key)[1] for key in ENERGY_COLUMNS]
-        assert shown == [f"{prefix}J/token", f"{prefix}J/response"]
+        assert shown == ["mJ/token", f"{prefix}J/response"]
 
 
 def test_each_device_has_units_that_its_figures_read_well_in() -> None:
@@ -246,7 +246,8 @@ def test_each_device_has_units_that_its_figures_read_well_in() -> None:
     context = page_context(data)
     shown = [[f.value for f in s.table.rows[0].figures[:2]] for s in context["screens"]]
     assert shown == [["2.00 ms", "20.0 mJ"], ["100 s", "750 J"]]
-    units = {t.title: dict(t.headings)["J"] for t in context["figure_tables"] if t.title.startswith("Energy")}
+    energy = [t for t in context["figure_tables"] if t.title.startswith("Energy")]
+    units = {t.title: next(unit for _, unit in t.headings if "/response" in unit) for t in energy}
     assert units == {"Energy and power on host": "mJ/response", "Energy and power on model:m2-ultra": "J/response"}
     told = io.StringIO()
     print_summary(RunFrames(data), Console(file=told, width=100))

@@ -26,10 +26,29 @@ def test_capacities_graphs_and_places_are_told_layer_by_layer() -> None:
     )
     (told,) = frozen_of(cells, {"c1": heat, "c2": ExpertHeat(layers=(1,), chosen=((1,),))}, arms_of(cells))
     assert told.layers == (
-        (1, "64 rows × 1 expert, 32 rows × 2 experts, 16 rows × 1 expert; graphs of 2 (× 1), 1 (× 2);"
+        ("layer 1", "64 rows × 1 expert, 32 rows × 2 experts, 16 rows × 1 expert; graphs of 2 (× 1), 1 (× 2);"
             " 2 on the NPU, 2 on the CPU"),
-        (3, "32 rows × 4 experts; graphs of 4 (× 1); 0 on the NPU, 4 on the CPU"),
+        ("layer 3", "32 rows × 4 experts; graphs of 4 (× 1); 0 on the NPU, 4 on the CPU"),
     )  # fmt: skip
+    assert (told.n_more, told.decoding) == (0, "")
+
+
+def test_layers_that_are_alike_share_a_line_and_a_deep_model_fills_no_page() -> None:
+    """Of 40 layers the first 20 are alike but for layer 7; each of the others has capacities of its own."""
+    rows = [(32, 16) if i == 7 or i >= 20 else (32, 32) for i in range(40)]
+    capacities = tuple((a, b + 16 * (i - 20) if i >= 20 else b) for i, (a, b) in enumerate(rows))
+    heat = ExpertHeat(layers=tuple(range(40)), chosen=((1, 1),) * 40, capacities=capacities)
+    graphs = {"decode_graphs": "single", "decode_rows": 32}
+    spelled = {"layout": graphs | {"kind": "tiers"}}
+    cells = (cell("c1", technique_parameters=graphs), cell("c2", technique_parameters=spelled))
+    told, other = frozen_of(cells, {"c1": heat, "c2": heat}, arms_of(cells))
+    assert told.layers[:2] == (
+        ("layers 0 to 6, 8 to 19, 21", "32 rows × 2 experts"),
+        ("layers 7, 20", "32 rows × 1 expert, 16 rows × 1 expert"),
+    )
+    assert len(told.layers) == 12
+    assert told.n_more == 40 - 20 - 2 - 10
+    assert told.decoding == other.decoding == "a graph of 32 rows for each chosen expert"
 
 
 def test_a_run_keeps_what_was_frozen_and_its_page_says_it(tmp_path: Path) -> None:
@@ -53,6 +72,7 @@ def test_a_run_keeps_what_was_frozen_and_its_page_says_it(tmp_path: Path) -> Non
     assert {len(row) for row in tiers.capacities} == {n_experts}
     assert {sum(row) for row in tiers.graphs} == {n_experts}, "every expert lies in one graph"
     assert all(rows % 16 == 0 for row in tiers.capacities for rows in row)
-    assert page.count(f"layer {tiers.layers[0]}: {max(tiers.capacities[0])} rows × ") == 1
+    assert page.count(f"prefill: {max(tiers.capacities[0])} rows × ") >= 1
+    assert "decoding: a graph of 32 rows for each chosen expert" in page
     for name in ("dropless", "npumoe"):
         assert TECHNIQUES[name].what in page

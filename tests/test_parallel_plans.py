@@ -96,12 +96,8 @@ def test_ranks_that_cannot_reach_each_other_are_told_before_anything_runs(monkey
 
 
 def test_more_threads_than_cores_are_told() -> None:
-    notes: list[str] = []
     draft = draft_plan(raw_plan(engine=[EP | {"threads": usable_cores()}]))
-    parts = RunParts(draft.plan.protocol)
-    parts.on_note = notes.append
-    preflight(draft, parts)
-    (note,) = notes
+    (note,) = preflight(draft, RunParts(draft.plan.protocol)).warnings
     assert note.startswith(f"engine ep: 2 ranks of {usable_cores()} thread")
 
 

@@ -92,7 +92,7 @@ def test_set_of_a_list_reaches_every_element_or_the_named_one(tmp_path: Path) ->
         ("protocol.repeats.x=1", ["repeats is a value"]),
         ("engine.nope.prefill_chunk=1", ["'nope'", "dropless"]),
         ("engine=1", ["names no key"]),
-        ("protocol.repeats=many", ["protocol.repeats", "'many'", "integer"]),
+        ("protocol.repeats=many", ["protocol.repeats", "'many'", "a whole number"]),
     ],
 )
 def test_a_wrong_set_is_told(tmp_path: Path, assignment: str, expected: list[str]) -> None:

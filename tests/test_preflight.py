@@ -11,9 +11,10 @@ import torch
 from harness.plan import Plan, PlanError, build_plan, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts
+from tests.command import joulebench
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import write_random_model
-from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, NPUMOE, PHONE, TIERS, raw_plan
+from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, NPUMOE, PHONE, TIERS, raw_plan, write_plan
 
 
 def checked(**changes: Any) -> Plan:
@@ -350,8 +351,18 @@ def test_blocks_that_a_chunk_leaves_mostly_empty_are_noted(
     technique: dict[str, Any], chunk: int, expected: list[str]
 ) -> None:
     draft = draft_plan(raw_plan(engine=[{"name": "a", "technique": technique, "prefill_chunk": chunk}]))
-    run_parts, notes = RunParts(draft.plan.protocol), list[str]()
-    run_parts.on_note = notes.append
-    preflight(draft, run_parts)
-    assert len(notes) == bool(expected)
-    assert all(part in notes[0] for part in expected)
+    warnings = preflight(draft, RunParts(draft.plan.protocol)).warnings
+    assert len(warnings) == bool(expected)
+    assert all(part in warnings[0] for part in expected)
+
+
+def test_what_is_hardly_meant_is_told_by_every_command_that_reads_a_plan(tmp_path: Path) -> None:
+    """Before anything runs: of 512 rows of a block 32 are used."""
+    arm = {"name": "a", "technique": {"name": "blockwise"}, "prefill_chunk": 256}
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(engine=[arm]))
+    for command in (["plan", "check"], ["run", "--dry-run"], ["run", "--out", str(tmp_path / "run")]):
+        done = joulebench(*command, str(plan))
+        assert done.code == 0, done.stderr
+        words = " ".join((done.stdout + done.stderr).split())
+        assert "93.8% of the rows are padding; lengthen prefill_chunk or lower block_size" in words, command
+    assert words.index("93.8%") < words.index("trial 1"), "before anything runs"

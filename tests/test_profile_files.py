@@ -230,7 +230,8 @@ TENSOR_DAMAGE: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
     "a tensor more": lambda t: t.update(other=torch.ones(1)),
 }
 DESCRIPTION_DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
-    "another format": lambda d: d.update(profile_format=1),
+    "no format": lambda d: d.update(profile_format=0),
+    "a format that is no number": lambda d: d.update(profile_format=True),
     "an unknown key": lambda d: d.update(more=1),
     "a missing key": lambda d: d.pop("top_k"),
     "text for a number": lambda d: d.update(n_prompts="3"),
@@ -269,10 +270,17 @@ def test_a_description_that_does_not_fit_is_refused(what: str, folder: Path) -> 
     assert "calibrate again" in refused(folder)
 
 
-def test_a_profile_of_a_newer_format_is_not_called_damaged(folder: Path) -> None:
-    rewritten(folder, lambda d: d.update(profile_format=3))
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (3, "made by a newer joulebench (format 3; this one reads format 2); update joulebench, or make it again with"),
+        (1, "made by an older joulebench (format 1; this one reads format 2); make it again with `joulebench calibr"),
+    ],
+)
+def test_a_profile_of_another_format_is_not_called_damaged(written: int, words: str, folder: Path) -> None:
+    rewritten(folder, lambda d: d.update(profile_format=written))
     told = refused(folder)
-    assert "of format 3, and this joulebench reads format 2; update joulebench" in told
+    assert words in told
     assert "damaged" not in told
 
 

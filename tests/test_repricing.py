@@ -352,7 +352,7 @@ def test_another_sheet_prices_operations_too_and_the_page_names_it(
         lasted_s = (one.window_end_s or 0.0) - (one.window_start_s or 0.0)
         assert own["seconds"].sum() == pytest.approx(lasted_s)
         (whole,) = (r for r in one.energy if (r.phase, r.component) == ("all", "total"))
-        assert own["joules"].sum() == pytest.approx(whole.energy_j, rel=1e-4)
+        assert own["joules"].sum() == pytest.approx(whole.energy_j, rel=1e-12)
         counted_j = sum(t.values[-1] - t.values[0] for t in found.run.load_traces(one.trial_id))
         assert own["joules"].sum() == pytest.approx(counted_j)
         was = next(t for t in data.trials if t.trial_id == one.trial_id)
@@ -368,6 +368,22 @@ def test_another_sheet_prices_operations_too_and_the_page_names_it(
     (as_ran,) = as_it_ran(data).remarks
     assert all(word in as_ran for word in (now[:12], before[:12], "report DIR --rederive"))
     assert (set(trials(found.run)["derived"]), set(trials(data)["derived"])) == ({"again"}, {"when it ran"})
+
+
+def test_a_run_that_other_code_priced_says_so(finished_run: FinishedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sheet that is here as it was: the code beside it is another, so prices may be."""
+    with Store.view(finished_run.directory) as store:
+        data = store.data()
+    n_modelled = sum(t.time_method == "modelled" for t in data.trials)
+    monkeypatch.setattr("devices.models.priced_by.pricing_digest", lambda: "0" * 64)
+    (remark,) = as_it_ran(data).remarks
+    assert remark.startswith(f"model:m2-ultra: {n_modelled} of {n_modelled} trials were priced by another version")
+    again = rederived_run(data).run
+    assert {t.derived_by for t in again.trials if t.time_method == "modelled"} != {
+        t.derived_by for t in data.trials if t.time_method == "modelled"
+    }
+    assert all(f" pricing {'0' * 16} sheet " in str(t.derived_by) for t in again.trials if t.time_method == "modelled")
+    assert as_it_ran(again).remarks == ()
 
 
 def test_a_run_whose_sheet_is_here_as_it_was_says_nothing_of_it(finished_run: FinishedRun) -> None:

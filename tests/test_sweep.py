@@ -115,7 +115,7 @@ def test_a_sweep_does_not_change_the_plan_as_it_was_written() -> None:
         ({"engine": [64]}, ["sweep.engine", "names no key", "engine.KEY"]),
         ({"engine.nope.prefill_chunk": [64]}, ["sweep.engine.nope.prefill_chunk", "'nope'", "dropless, tiers"]),
         ({"engine.prefil_chunk": [64]}, ["sweep.engine.prefil_chunk: unknown key", "mean prefill_chunk"]),
-        ({"workload.boolq.limit": ["many"]}, ["sweep.workload.boolq.limit", "'many'", "integer"]),
+        ({"workload.boolq.limit": ["many"]}, ["sweep.workload.boolq.limit", "'many'", "a whole number"]),
         ({"device.host.sheet.x": ["a"]}, ["sweep.device.host.sheet: unknown key"]),
     ],
 )
@@ -172,7 +172,7 @@ def test_values_that_are_equal_are_named_once_and_true_is_not_one() -> None:
         swept({"engine.prefill_chunk": [64, 64.0]})
     with pytest.raises(PlanError, match=r"holds \{'experts': 'int8'\} twice"):
         swept({"engine.quantise": [{"experts": "int8"}, {"experts": "int8"}]})
-    with pytest.raises(PlanError, match=r"prefill_chunk: must be a valid integer, found True"):
+    with pytest.raises(PlanError, match=r"prefill_chunk: must be a whole number, found True"):
         swept({"engine.prefill_chunk": [1, True]})
 
 

@@ -11,10 +11,12 @@ import numpy as np
 
 from devices.base import Channel, DeviceError, Meter
 from devices.models.operations import operations_trace
-from devices.models.sheet import COMM, Sheet, load_sheet, sheet_sha256
+from devices.models.priced_by import priced_by
+from devices.models.sheet import COMM, Sheet, load_sheet
 from devices.models.sheet import available_sheets as available_sheets
 from devices.models.timeline import Timeline
 from results.cpu_time import CpuSeconds
+from results.derivation import PricedBy
 from results.environments import Conditions, Environment
 from results.records import Method, PowerTrace
 
@@ -104,10 +106,10 @@ def _error_words(sheet: Sheet) -> str:
 class ModelDevice:
     """A machine known by its sheet. `timeline` is the clock of everything that runs on it."""
 
-    def __init__(self, sheet: Sheet, environment: Callable[[], Environment], sheet_sha256: str | None = None) -> None:
+    def __init__(self, sheet: Sheet, environment: Callable[[], Environment], priced_by: PricedBy | None = None) -> None:
         self.name = f"model:{sheet.name}"
-        self.sheet_sha256 = sheet_sha256
-        """Of the sheet's file; None of one that has none."""
+        self.priced_by = priced_by
+        """None of a sheet that has no file."""
         self.timeline = Timeline(sheet)
         self.meters: Sequence[Meter] = (TimelineMeter(self.timeline),)
         self._environment = environment
@@ -136,4 +138,4 @@ def load_model_device(name: str, environment: Callable[[], Environment]) -> Mode
 
     environment: describes the host that computes; called when the run asks for it.
     """
-    return ModelDevice(load_sheet(name), environment, sheet_sha256(name))
+    return ModelDevice(load_sheet(name), environment, priced_by(name))

@@ -57,6 +57,8 @@ def _counted(table: Table, group: str) -> tuple[Column, ...]:
     return tuple(Column(group, c.heading, c.metric, None, c.unit) for c in COUNTERS if c.table == table)
 
 
+COUNTED = frozenset(c.metric for c in COUNTERS)
+"""Figures of what ran, which is the same in every trial: they have no spread."""
 SUBJECTS = (
     Subject(
         "Speed",
@@ -135,7 +137,7 @@ SUBJECTS = (
             Column("Energy per token", "decode", "energy_per_token", "decode", "J/token"),
             Column("Energy per token", "all", "energy_per_token", "all", "J/token"),
             Column("Energy per token", "net", "net_energy_per_token", "all", "J/token"),
-            Column("Per response", "J", "energy_per_response", "all", "J/response"),
+            Column("Energy per response", "all", "energy_per_response", "all", "J/response"),
             Column("Power", "mean", "average_power", "all", "W"),
             Column("Power", "P90", "power_p90", "all", "W"),
         ),
@@ -294,7 +296,8 @@ def _entry(table: FigureTable, column: Column, units: DeviceUnits, rows: Sequenc
     if column.unit == "%" or column.statistic != "mean":
         return Entry(format_number(value / scale) + unit, note=note)
     if pd.isna(row["ci_low"]):
-        return Entry(format_known(value / scale, _stated_error(row, rows)) + unit, ("n = 1",), note)
+        alone = () if column.metric in COUNTED else ("n = 1",)
+        return Entry(format_known(value / scale, _stated_error(row, rows)) + unit, alone, note)
     low, high = row["ci_low"] / scale, row["ci_high"] / scale
     below = "no spread" if low == high else format_interval(low, high)
     return Entry(format_mean(value / scale, low, high) + unit, (below,), note)

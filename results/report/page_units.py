@@ -1,7 +1,7 @@
 """One unit for a figure wherever it stands of a device: its columns can be compared down the page, by eye.
 
 The prefix is that of the geometric mean of all means of that device; another device, thousands of times slower, has its
-own tables with their own units. Joules a token and joules a response share one, so that no table has mJ beside J.
+own tables with their own units. Joules a token and joules a response have each their own: nobody reads 1100 mJ.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import pandas as pd
 from results.report.arm_figures import Quantity
 from results.report.standings import Group
 from results.units import si_scale
-
-JOULES_PER = ("J/token", "J/response")
 
 
 class PageUnits:
@@ -38,8 +36,6 @@ class DeviceUnits:
         for metric, phase, unit, mean in zip(*(known[c] for c in ("metric", "phase", "unit", "mean")), strict=True):
             means.setdefault((metric, phase or None, unit), []).append(mean)
         self._typical = {key: _typical(own) for key, own in means.items()}
-        per = [[v for key, v in self._typical.items() if key[2] == unit] for unit in JOULES_PER]
-        self._joules = _typical([_typical(own) for own in per if own]) if any(per) else None
         values: dict[tuple[Quantity, str], list[float]] = {}
         for group in groups:
             for quantity, standing in (item for row in group.rows for item in row.items()):
@@ -49,8 +45,6 @@ class DeviceUnits:
 
     def of(self, metric: str, phase: str | None, unit: str) -> tuple[float, str]:
         """(what to divide by, the unit then)."""
-        if unit in JOULES_PER and self._joules is not None:
-            return si_scale(self._joules, unit)
         return si_scale(self._typical.get((metric, phase, unit), 1.0), unit)
 
     def of_standing(self, quantity: Quantity, unit: str) -> tuple[float, str]:
