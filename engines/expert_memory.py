@@ -38,6 +38,12 @@ class ExpertMemory:
         one = slot_bytes(sizes.hidden, sizes.expert_width, self.form)
         return None if self.n_bytes is None else self.n_bytes // one
 
+    def counted(self, context: BuildContext) -> BuildContext:
+        """The context, with what a technique that copies nothing here takes for the memory of a GPU."""
+        if self.n_bytes is None or context.sizes is None:
+            return context
+        return replace(context, expert_slots=self.n_bytes // context.sizes.expert_bytes)
+
     def told(self, context: BuildContext, weights: ModelWeights, technique: TechniqueParameters) -> BuildContext:
         """The context, with what a technique that loads experts needs. Raises `EngineError` for a dense model."""
         experts = [layer for layer in _expert_layers(weights) if layer is not None]

@@ -173,6 +173,8 @@ class ReferenceEngine:
             if self._backend is not None:
                 raise EngineError(f"{self._parameters.technique} loads experts for the CPU; compute there")
             context = self._expert_memory.told(context, weights, self._parameters)
+        else:
+            context = self._expert_memory.counted(context)
         self._technique = self._parameters.build(context)
         self._shown = Shown(self._technique.asks, self._sizes)
         if loads:

@@ -10,6 +10,7 @@ from engines.model.checkpoints import CheckpointFacts
 from engines.model.quantised import PLAIN_DTYPES
 from engines.sizes import own_sizes
 from engines.techniques.move.caches import CacheParameters
+from engines.techniques.move.slices import SlicesParameters
 from engines.techniques.move.two_buffers import TwoBuffersParameters, buffer_size
 from engines.techniques.parameters import Composed
 from harness.matrix import Part
@@ -21,11 +22,11 @@ def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> 
     """Of a technique on the devices that its engine goes onto."""
     spec, name = engine.spec, engine.spec.technique.technique
     if not ExpertMemory(spec.expert_memory).loads(spec.technique):
-        if spec.expert_memory is not None:
+        if spec.expert_memory is not None and _prefetching(spec) is None:
             yield (
                 f"engine {engine.label}: expert_memory limits the experts that a technique loads, and {name} loads"
-                " none; use lru, lfu, static, moe-ondemand, or one that fills two buffers (on-demand, router-pf), or"
-                " remove it"
+                " none; use lru, lfu, static, moe-ondemand, ndp, ndp-tp-pre, or one that fills two buffers"
+                " (on-demand, router-pf), or remove it"
             )
         if spec.copy_bytes_per_s is not None:
             told = " without expert_memory: they are counted" if fills_buffers(spec.technique) else ""
@@ -51,9 +52,15 @@ def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointF
     technique = engine.spec.technique
     memory = expert_memory(engine.spec, model)
     move = technique.choices.move if isinstance(technique, Composed) else None
+    sizes = own_sizes(facts.config)
+    if (prefetching := _prefetching(engine.spec)) is not None and sizes is not None:
+        held = None if memory.n_bytes is None else memory.n_bytes // sizes.expert_bytes
+        try:
+            prefetching.slots_of_layer(sizes, held)
+        except EngineError as error:
+            yield f"engine {engine.label}: expert_memory {memory.n_bytes} bytes, at two bytes a weight: {error}"
     if not isinstance(move, CacheParameters | TwoBuffersParameters) or not memory.loads(technique):
         return
-    sizes = own_sizes(facts.config)
     if sizes is None:
         yield f"engine {engine.label}: technique {technique.technique} loads experts, and {facts.source} is dense"
         return
@@ -70,6 +77,13 @@ def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointF
     except EngineError as error:
         given = "" if memory.n_bytes is None else f" expert_memory {memory.n_bytes} bytes, in slots of {memory.form}:"
         yield f"engine {engine.label}:{given} {error}"
+
+
+def _prefetching(engine: EngineSpec) -> SlicesParameters | None:
+    """Of a technique that keeps experts in a GPU's memory, which this host only counts."""
+    technique = engine.technique
+    move = technique.choices.move if isinstance(technique, Composed) else None
+    return move if isinstance(move, SlicesParameters) and move.prefetch else None
 
 
 def _not_as_filed(engine: EngineSpec, facts: CheckpointFacts, into_buffers: bool) -> str | None:

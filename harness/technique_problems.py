@@ -18,7 +18,7 @@ from engines.techniques.layout.blocks import BlocksParameters
 from engines.techniques.layout.tiers import TiersParameters
 from engines.techniques.move.fetch import FetchParameters
 from engines.techniques.parameters import Composed
-from engines.techniques.place.hosts import HostsParameters, HottestParameters
+from engines.techniques.place.hosts import HottestParameters
 from engines.techniques.place.ndp import NdpParameters
 from engines.techniques.place.priced import PricedParameters
 from engines.techniques.place.residency import ByCostParameters
@@ -50,6 +50,8 @@ def name_problems(engine: Part[EngineSpec]) -> Iterator[str]:
     choices = choices_of(engine.spec)
     if choices is None or not isinstance(choices.place, PricedParameters):
         return
+    if isinstance(choices.place, NdpParameters) and not choices.place.uses_gpu:
+        return  # asks no price
     asked = (
         ("costs_of", "sheet", choices.place.costs_of, available_sheets()),
         ("as_shape", "shape", choices.place.as_shape, NAMED_SHAPES),
@@ -58,7 +60,7 @@ def name_problems(engine: Part[EngineSpec]) -> Iterator[str]:
         if name is not None and name not in known:
             yield f"engine {engine.label}: {key}: no {what} {name!r}; {nearest(name, known)}"
     place = choices.place
-    if isinstance(place, HostsParameters) and place.costs_of in available_sheets():
+    if place.costs_of in available_sheets():
         # Whatever the model: a sheet has a unit and a link, or has not.
         costs = costs_of(place.costs_of, sizes_of_named("phi-3.5-moe"))
         if (reason := place.problem_with(costs, choices.move.moves_weights)) is not None:

@@ -57,6 +57,18 @@ LINES: dict[str, tuple[str, Line]] = {
     "tp-ep": ("cpu", ({"kind": "tp_ep", "tensor_ranks": 2}, EXACT, NOTHING)),
     "eplb": ("cpu", ({"kind": "eplb", "nodes": 1}, EXACT, NOTHING)),
     "ndp-tp": ("gpu", ({"kind": "ndp", "ndps": 6, "balanced": False, "resident": False}, EXACT, NOTHING)),
+    "ndp-tp-lb": (
+        "gpu",
+        ({"kind": "ndp", "ndps": 6, "balanced": True, "resident": False}, EXACT, {"kind": "slices", "prefetch": False}),
+    ),
+    "ndp-tp-pre": (
+        "gpu",
+        ({"kind": "ndp", "ndps": 6, "balanced": False, "resident": True}, EXACT, {"kind": "slices", "prefetch": True}),
+    ),
+    "ndp": (
+        "gpu",
+        ({"kind": "ndp", "ndps": 6, "balanced": True, "resident": True}, EXACT, {"kind": "slices", "prefetch": True}),
+    ),
     "moe-ondemand": ("cpu", (on("cpu"), EXACT, {"kind": "cache", "evict": "static", "stay": "first"})),
     "fiddler": ("gpu", ({"kind": "cheaper", "objective": "sum"}, EXACT, {"kind": "fetch", "gpu_slots": 0})),
     "monde": ("gpu", ({"kind": "hottest", "h": "least"}, EXACT, {"kind": "fetch", "gpu_slots": 0})),

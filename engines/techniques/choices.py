@@ -31,6 +31,7 @@ from engines.techniques.layout.tiers import TiersParameters
 from engines.techniques.move.caches import CacheParameters
 from engines.techniques.move.fetch import FetchParameters
 from engines.techniques.move.nothing import NothingParameters
+from engines.techniques.move.slices import SlicesParameters
 from engines.techniques.move.two_buffers import TwoBuffersParameters
 from engines.techniques.over_ranks import OverRanks
 from engines.techniques.place.hosts import CheaperParameters, HottestParameters
@@ -73,7 +74,8 @@ LayoutChoice = Annotated[
     Field(discriminator="kind"),
 ]
 MoveChoice = Annotated[
-    NothingParameters | TwoBuffersParameters | CacheParameters | FetchParameters, Field(discriminator="kind")
+    NothingParameters | TwoBuffersParameters | CacheParameters | FetchParameters | SlicesParameters,
+    Field(discriminator="kind"),
 ]
 
 
@@ -139,6 +141,10 @@ class Choices(NamedTuple):
             others = [layout.kind for layout in self.layouts if not isinstance(layout, ExactParameters)]
             if others:
                 return f"place ndp computes exact rows; found layout {others[0]}; use exact"
+            if (reason := self._not_on_ndp(self.place)) is not None:
+                return reason
+        elif isinstance(self.move, SlicesParameters):
+            return f"move slices brings experts to the GPU of place ndp; found place {self.place.kind}"
         if isinstance(self.place, RanksParameters) and (reason := self._not_over_ranks()) is not None:
             return f"place {self.place.kind} {reason}"
         is_naive = isinstance(self.place, OneUnitParameters) and self.place.naive_launch
@@ -181,6 +187,23 @@ class Choices(NamedTuple):
             )
         if isinstance(self.move, TwoBuffersParameters) and not isinstance(self.place, OneUnitParameters):
             return f"two_buffers fills the memory of one unit, and place {self.place.kind} has others; use one_unit"
+        return None
+
+    def _not_on_ndp(self, place: NdpParameters) -> str | None:
+        """Why what travels is not what the GPU computes, or None."""
+        move = self.move
+        if not place.uses_gpu:
+            if isinstance(move, NothingParameters):
+                return None
+            return f"place ndp computes nothing on the GPU, and move {move.kind} brings it experts; leave move out"
+        if not isinstance(move, SlicesParameters):
+            return f"place ndp computes on the GPU what comes from its units; found move {move.kind}; use slices"
+        if place.resident and not move.prefetch:
+            return (
+                "resident = true looks for experts in the GPU's memory, and nothing is kept there; set prefetch = true"
+            )
+        if move.prefetch and not place.resident:
+            return "prefetch = true keeps experts in the GPU's memory, and none is computed there; set resident = true"
         return None
 
     def _not_over_ranks(self) -> str | None:

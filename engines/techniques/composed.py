@@ -109,7 +109,7 @@ class ComposedTechnique:
         """Transfers of later layers."""
         if self._move is None or not self._move.prefetches:
             return None
-        return int((moved.transfers.layer_M > layer).sum())
+        return int(np.count_nonzero(moved.transfers.layer_M > layer)) if len(moved.transfers) else 0
 
     def frozen(self, layers: Sequence[int]) -> dict[str, tuple[tuple[int, ...], ...]]:
         """What calibration froze for prefill, by the fields of `results.records.ExpertHeat`; empty where nothing is."""

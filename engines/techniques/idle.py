@@ -11,7 +11,9 @@ from engines.techniques.layout.loads import SelectiveParameters
 from engines.techniques.layout.tiers import TiersParameters
 from engines.techniques.move.caches import CacheParameters
 from engines.techniques.move.fetch import FetchParameters
+from engines.techniques.move.slices import SlicesParameters
 from engines.techniques.place.hosts import HottestParameters
+from engines.techniques.place.ndp import NdpParameters
 from results.records import Record
 
 
@@ -51,6 +53,8 @@ NEEDS = (
     Need(CacheParameters, ("stay",), lambda p: p.evict == "static", 'evict = "static"'),
     Need(FetchParameters, ("stay",), lambda p: p.gpu_slots > 0, "gpu_slots"),
     Need(HottestParameters, ("alpha",), lambda p: p.h == "factor", 'h = "factor"'),
+    Need(SlicesParameters, ("slots",), lambda p: p.prefetch, "prefetch = true"),
+    Need(NdpParameters, ("costs_of", "as_shape"), lambda p: p.uses_gpu, "balanced = true or resident = true"),
 )
 IN_DECODING_ONLY = (
     Need(

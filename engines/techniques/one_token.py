@@ -143,8 +143,8 @@ class OnNdp:
             hit_K = self._place.hits(seen)[ids_K[order_K]]
             n_hits = int(np.count_nonzero(hit_K))
             if 0 < n_hits < self._top_k:
-                n_on_gpu = self._division(n_hits)[0].n_whole
-                hit_K &= hit_K.cumsum() <= n_on_gpu
+                if n_hits > (n_on_gpu := self._division(n_hits)[0].n_whole):
+                    hit_K &= hit_K.cumsum() <= n_on_gpu
                 order_K = order_K[(~hit_K).argsort(kind="stable")]
         made = self._division(n_hits)[1]
         every = made.calls

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from devices.base import Unit
+from devices.base import DeviceError, Unit
 from engines.calls import Integers, Width
 from engines.errors import EngineError
 from engines.residency import Booleans
@@ -62,6 +62,17 @@ class NdpParameters(PricedParameters):
     @property
     def units(self) -> tuple[Unit, ...]:
         return (GPU, *self.ndp_units) if self.uses_gpu else self.ndp_units
+
+    def problem_with(self, costs: Costs, travels: bool) -> str | None:
+        try:
+            for unit in self.units:
+                costs.call_s(unit, 1, 1)
+            for unit in self.ndp_units:
+                costs.transfer_s(GPU, unit, 1)
+            costs.transfer_s(HOST, GPU, 1)
+        except DeviceError as error:
+            return str(error)
+        return None
 
     def too_many(self, expert_width: int) -> str | None:
         """Why an expert has no slice for each unit, or None."""

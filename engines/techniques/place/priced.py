@@ -28,3 +28,7 @@ class PricedParameters(Record):
     def costs(self, context: BuildContext) -> Costs:
         """Raises `EngineError` for a dense model, `DeviceError` for a sheet that is not there."""
         return context.costs or costs_of(self.costs_of, self.priced_sizes(context))
+
+    def problem_with(self, costs: Costs, travels: bool) -> str | None:
+        """Why these prices do not decide it, or None. travels: whether experts are fetched."""
+        return None

@@ -6,19 +6,43 @@ from engines.techniques.choices import Choices
 from engines.techniques.layout.exact import ExactParameters
 from engines.techniques.move.caches import CacheParameters
 from engines.techniques.move.fetch import FetchParameters
+from engines.techniques.move.slices import SlicesParameters
 from engines.techniques.place.hosts import CheaperParameters, HottestParameters
 from engines.techniques.place.ndp import NdpParameters
 from engines.techniques.systems.preset import ON_CPU, Preset
 
 _SOURCE = "001 GPU-NDP"
-_OF_THE_GPU = ("balanced", "resident", "costs_of", "as_shape")
+_WHAT = ("balanced", "resident", "prefetch")
 SYSTEMS = (
     Preset(
         "ndp-tp",
         "every expert in slices over NDP units, partial sums added on the GPU",
         f"{_SOURCE}, §III-B",
         Choices(NdpParameters(), ExactParameters(), "gpu"),
-        fixed=_OF_THE_GPU,
+        fixed=(*_WHAT, "costs_of", "as_shape"),
+    ),
+    Preset(
+        "ndp-tp-lb",
+        "slices, and as many experts on the GPU as balance both sides, one of them in part",
+        f"{_SOURCE}, §III-C",
+        Choices(NdpParameters(balanced=True), ExactParameters(), "gpu", move=SlicesParameters()),
+        fixed=(*_WHAT, "slots"),
+    ),
+    Preset(
+        "ndp-tp-pre",
+        "slices, and the experts that a prompt chose most lie on the GPU while it is answered",
+        f"{_SOURCE}, §III-D",
+        Choices(NdpParameters(resident=True), ExactParameters(), "gpu", move=SlicesParameters(prefetch=True)),
+        fixed=_WHAT,
+    ),
+    Preset(
+        "ndp",
+        "slices, experts that a prompt chose most on the GPU, and where a token needs none of them, balance",
+        f"{_SOURCE}, §III",
+        Choices(
+            NdpParameters(balanced=True, resident=True), ExactParameters(), "gpu", move=SlicesParameters(prefetch=True)
+        ),
+        fixed=_WHAT,
     ),
     Preset(
         "moe-ondemand",
