@@ -461,7 +461,8 @@ def test_the_list_of_techniques_for_programs_says_what_each_is_made_of() -> None
     assert {name for name, row in rows.items() if row["lossless"]} == {
         "oracle", "dropless", "coreml-cpu", "coreml-naive", "anemll", "gpu", "blockwise", "selective", "all-experts",
         "on-demand", "prefetch-hint", "tensor-parallel", "expert-parallel", "tp-ep", "eplb",
-        "moe-ondemand", "ndp-tp", "fiddler", "monde", "duplex", "lru", "lfu", "static",
+        "moe-ondemand", "ndp-tp", "ndp-tp-lb", "ndp-tp-pre", "ndp", "fiddler", "monde", "duplex",
+        "lru", "lfu", "static",
     }  # fmt: skip
     assert rows["custom"]["lossless"] is None
     plain = CliRunner().invoke(app, ["list", "techniques"]).stdout

@@ -42,6 +42,9 @@ PLACES: dict[str, dict[str, Any]] = {
     "ep": {"place": {"kind": "expert_parallel"}},
     "tp_ep": {"place": {"kind": "tp_ep"}},
     "eplb": {"place": {"kind": "eplb"}},
+    "ndp": {"place": {"kind": "ndp", "ndps": 3}},
+    "ndp, balanced": {"place": {"kind": "ndp", "balanced": True}},
+    "ndp, resident": {"place": {"kind": "ndp", "balanced": True, "resident": True}},
 }
 RANKED = {"tp", "ep", "tp_ep", "eplb"}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -61,6 +64,8 @@ MOVES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "on demand": {"move": {"kind": "two_buffers", "prefetch": False}},
     "two buffers": {"move": {"kind": "two_buffers"}},
+    "slices": {"move": {"kind": "slices"}},
+    "slices, prefetch": {"move": {"kind": "slices", "prefetch": True}},
     "lru": {"move": {"kind": "cache", "slots": 3}},
     "lru, prefetch": {"move": {"kind": "cache", "slots": 3, "prefetch": True}},
     "static, prefetch": {"move": {"kind": "cache", "evict": "static", "slots": 3, "prefetch": True}},
@@ -186,7 +191,7 @@ def test_what_can_be_combined_gives_what_it_must(route: str, form: str) -> None:
         like = expected(route, layout if layout in LOSSY else "exact", form)
         off = float((found - like).norm() / like.norm())
         assert off < TOLERANCE, (key, off)
-        assert (counters.misses is None) == (move == "nothing")
+        assert (counters.misses is None) == (move in ("nothing", "slices")), key
         assert (counters.prefetched is None) == ("prefetch" not in move and move != "two buffers")
         n += 1
     assert n > 20

@@ -430,7 +430,7 @@ class Anything(Plain):
         (
             {"kind": "one_unit"},
             {"kind": "slices"},
-            "move slices brings experts to the GPU of place ndp; found place one",
+            "move slices brings experts to the GPU of place ndp, and found place one_unit",
         ),
         ({"kind": "ndp", "costs_of": "m2-ultra"}, {"kind": "nothing"}, "costs_of needs balanced = true or resident"),
         ({"kind": "ndp", "balanced": True}, {"kind": "slices", "slots": 2}, "slots needs prefetch = true"),

@@ -144,7 +144,9 @@ class Choices(NamedTuple):
             if (reason := self._not_on_ndp(self.place)) is not None:
                 return reason
         elif isinstance(self.move, SlicesParameters):
-            return f"move slices brings experts to the GPU of place ndp; found place {self.place.kind}"
+            return (
+                f"move slices brings experts to the GPU of place ndp, and found place {self.place.kind}; use place ndp"
+            )
         if isinstance(self.place, RanksParameters) and (reason := self._not_over_ranks()) is not None:
             return f"place {self.place.kind} {reason}"
         is_naive = isinstance(self.place, OneUnitParameters) and self.place.naive_launch
