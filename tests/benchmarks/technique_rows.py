@@ -37,6 +37,8 @@ PARAMETERS: Mapping[str, Mapping[str, object]] = {"blockwise": {"block_size": 64
 """Where the defaults are meant for larger steps."""
 
 
+DRAWN_ELSEWHERE = ("duplex",)
+"""By `host_units`: its rows are those of dropless, on two units."""
 PRICED: Sequence[tuple[str, Mapping[str, object]]] = (
     ("npumoe-tg", {}),
     ("npumoe", {}),
@@ -160,6 +162,8 @@ def main() -> None:
     found: list[Measurement] = []
     PAGES.mkdir(exist_ok=True)
     for name in that_plan_alone():
+        if name in DRAWN_ELSEWHERE:
+            continue
         rows = rows_of(name, checkpoint, asked, learnt)
         found += measurements(name, rows)
         draw(name, rows, PAGES / f"{name}.svg")
