@@ -111,7 +111,7 @@ class Road(Record):
     """Of phases on cores or thread counts of their own. None: the plan chooses neither, or the phase did not occur."""
     """Of each process."""
     n_processes: int = 1
-    links: Literal["gloo", "nccl"] | None = None
+    links: Literal["gloo", "gloo and shared memory", "nccl"] | None = None
     """Over which several processes send each other what they compute."""
     instruction_set: str | None = None
     """Of what multiplies: the kernels', else torch's. None on a GPU."""

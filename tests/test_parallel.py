@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +22,19 @@ import torch
 from engines.base import unheard
 from engines.dispatch import Routing
 from engines.errors import EngineError
+from engines.kernels.exchange import RankLostError, SharedSums, file_bytes
+from engines.kernels.library import library
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
+from engines.model.decode import Computed
 from engines.model.quantised import Quantisation
 from engines.model.transformer import RoutingListener, Transformer
 from engines.model.weights import SparseWeights
 from engines.parallel.engine import ParallelEngine
+from engines.parallel.processes import Workers
 from engines.parallel.running import Running
 from engines.reference import ReferenceEngine
 from engines.sizes import own_sizes
-from engines.techniques.context import BuildContext, LayerInput, ModelSizes
+from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import DroplessParameters, dropless, preset_parameters
 from results.records import Request
@@ -40,6 +47,7 @@ BUNDLED = "bundled:tiny-qwen3-moe"
 CHUNKS = [37, 2, 50] + [1] * 11
 """Prefill in steps of which one has fewer tokens than some ranks, then decoding."""
 TOLERANCE = 1e-5
+LINKS = "gloo and shared memory" if library() is not None else "gloo"
 
 
 def technique(name: str, **parameters: object) -> Any:
@@ -49,19 +57,18 @@ def technique(name: str, **parameters: object) -> Any:
 
 def logits(model: Transformer, technique: Any, on_routing: RoutingListener | None = None) -> torch.Tensor:
     tokens = torch.randint(0, 2048, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
-    cache = model.new_cache()
+    cache, hidden = model.new_cache(), list[torch.Tensor]()
     with torch.inference_mode():
         cache.start(len(tokens))
-        return model.logits(
-            torch.cat(
-                [
-                    model.forward(
-                        chunk, cache, technique, "decode" if len(chunk) == 1 else "prefill", None, on_routing
-                    )[0]
-                    for chunk in tokens.split(CHUNKS)
-                ]
-            )
-        )
+        for chunk in tokens.split(CHUNKS):
+            phase: ChunkPhase = "decode" if len(chunk) == 1 else "prefill"
+            found, plans = model.forward(chunk, cache, technique, phase, None, on_routing)
+            hidden.append(found)
+            if plans.is_fused and on_routing is not None:
+                for layer, computed in enumerate(plans.computed):
+                    if isinstance(computed, Computed):
+                        on_routing(layer, computed.routing, phase)
+        return model.logits(torch.cat(hidden))
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -154,7 +161,8 @@ def test_answers_are_those_of_one_process_alone_and_in_a_batch(one: ReferenceEng
     assert heat is not None
     assert heat == expected, "rank 0 is told the routing of all tokens"
     road = two.take_road()
-    assert (road.n_processes, road.links, road.n_threads) == (2, "gloo", 1)
+    assert (road.n_processes, road.links, road.n_threads) == (2, LINKS, 1)
+    assert road.decoding == "both", "one token in one call of the kernels; a batch plan by plan"
     ours, theirs = two.take_counters(), one.take_counters()
     assert (ours.routed_pairs, ours.computed_rows, ours.dropped_pairs) == (
         theirs.routed_pairs, theirs.computed_rows, 0,
@@ -287,7 +295,7 @@ def test_bytes_sent_are_those_of_the_closed_form_and_of_the_sockets(n_ranks: int
         before, own_before = socket_bytes(), sum(running.links.sent_bytes.values())
         logits(running.model, running.technique, lambda layer, routing, _: routed.append((layer, routing)))
         of_kernel = socket_bytes() - before
-        own = sum(running.links.sent_bytes.values()) - own_before
+        own = sum(running.links.sent_bytes.values()) - own_before - running.links.shared_bytes
         sent = running.links.sent_bytes["experts"] + sum(r.sent_bytes["experts"] for r in running.workers.reports())
     finally:
         running.close()
@@ -332,14 +340,119 @@ def gone(pids: list[int], within_s: float = 15.0) -> bool:
     return not any(map(is_alive, pids))
 
 
-def test_a_rank_that_dies_is_named_and_the_next_request_has_new_ones(one: ReferenceEngine, two: ParallelEngine) -> None:
-    two.reset()
-    lost = two.process_ids()[1]
-    os.kill(lost, signal.SIGKILL)
-    with pytest.raises(EngineError, match=rf"rank 1 of 2 \(process {lost}\) ended by signal 9 \(SIGKILL\)"):
-        two.run(GENERATE[0], unheard)
-    assert_same_answers(one, two)
-    assert two.process_ids()[1] != lost
+def what_is_left() -> tuple[list[str], int]:
+    """Folders and shared files of ranks, and sockets that this process listens at or is connected by."""
+    gc.collect()
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if ".sums" in line]
+    folders = [str(path) for path in Path(tempfile.gettempdir()).glob("joulebench-ranks-*")]
+    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.exists()]
+    return [*mapped, *folders], sum(link.startswith("socket:") for link in links)
+
+
+def killing(pids: Callable[[], list[int]], when: str) -> Callable[..., None]:
+    """A listener that kills the second process at an edge of a request."""
+
+    def on_phase(event: str, at_s: float) -> None:
+        if event == when:
+            os.kill(pids()[1], signal.SIGKILL)
+
+    return on_phase
+
+
+@pytest.mark.parametrize("when", ["before", "request start", "prefill end"])
+def test_a_rank_that_dies_is_named_and_the_next_request_has_new_ones(
+    when: str, one: ReferenceEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while it waits, in prefill, and in decoding: in time, by name, and nothing is left of it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = what_is_left()
+    engine = ParallelEngine(
+        inspect_checkpoint(BUNDLED), technique("expert-parallel"), 2, prefill_chunk=CHUNK, threads=1
+    )
+    try:
+        engine.reset()
+        lost = engine.process_ids()[1]
+        if when == "before":
+            os.kill(lost, signal.SIGKILL)
+        begun_s = time.monotonic()
+        request = asked("generate", 200, 4, max_new_tokens=400, ignore_end_tokens=True)
+        with pytest.raises(EngineError, match=rf"rank 1 of 2 \(process {lost}\) ended by signal 9 \(SIGKILL\)"):
+            engine.run(request, killing(engine.process_ids, when))
+        assert time.monotonic() - begun_s < 20
+        assert_same_answers(one, engine)
+        ranks = engine.process_ids()[1:]
+        assert ranks != [lost]
+    finally:
+        engine.close()
+    assert gone([lost, *ranks])
+    if when == "before":
+        del engine
+        assert what_is_left() == before
+
+
+def test_a_rank_that_dies_while_it_loads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Workers._start_process
+
+    def killed(self: Workers, rank: int) -> None:
+        started(self, rank)
+        os.kill(self.processes[-1].pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Workers, "_start_process", killed)
+    engine = ParallelEngine(inspect_checkpoint(BUNDLED), technique("tensor-parallel"), 3, threads=1)
+    try:
+        with pytest.raises(EngineError, match=r"rank 1 of 3 \(process \d+\) ended by signal 9 \(SIGKILL\)"):
+            engine.reset()
+    finally:
+        engine.close()
+
+
+# --- sums in shared memory -------------------------------------------------------------------------------------------
+
+
+def joined(folder: Path, n_ranks: int, limit_s: float = 20.0) -> list[SharedSums]:
+    if library() is None:
+        pytest.skip("no kernels here")
+    path = folder / "sums"
+    path.write_bytes(bytes(file_bytes(n_ranks, 1000)))
+    return [SharedSums(path, rank, n_ranks, 1000, limit_s) for rank in range(n_ranks)]
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_sums_in_shared_memory_are_those_of_the_ranks_in_their_order_bit_for_bit(n_ranks: int, tmp_path: Path) -> None:
+    """Many turns of unlike sizes, by threads that come early and late: no box is written before all have read it."""
+    sums = joined(tmp_path, n_ranks)
+    sizes = [1000, 1, 17, 999] * 50
+    parts = [[torch.randn(n) for n in sizes] for _ in range(n_ranks)]
+    found: list[list[torch.Tensor]] = [[] for _ in range(n_ranks)]
+
+    def add(rank: int) -> None:
+        for turn, part in enumerate(parts[rank]):
+            if (turn + rank) % 37 == 0:
+                time.sleep(0.002)
+            total = part.clone()
+            sums[rank].add_up(total)
+            found[rank].append(total)
+
+    threads = [threading.Thread(target=add, args=(rank,), daemon=True) for rank in range(n_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for turn in range(len(sizes)):
+        expected = parts[0][turn].clone()
+        for rank in range(1, n_ranks):
+            expected += parts[rank][turn]
+        assert all(torch.equal(found[rank][turn], expected) for rank in range(n_ranks))
+
+
+def test_who_waits_for_a_rank_that_is_gone_is_told(tmp_path: Path) -> None:
+    first, second = joined(tmp_path, 2)
+    threading.Timer(0.1, second.leave).start()
+    with pytest.raises(RankLostError, match="a rank of a sum is gone"):
+        first.add_up(torch.ones(4))
+    late, _ = joined(tmp_path, 2, limit_s=0.1)
+    with pytest.raises(RankLostError):
+        late.add_up(torch.ones(4))
 
 
 ORPHANS = """

@@ -20,6 +20,7 @@ from harness.run_parts import RunParts
 from harness.runner import Runner, open_run
 from harness.session import memory_together
 from tests.plans import BOOLQ, DROPLESS, FAST, HERE, HOST, M2_ULTRA, NPUMOE, raw_plan
+from tests.test_parallel import LINKS
 from tests.test_runner import Heard
 
 EP: dict[str, Any] = {"name": "ep", "technique": {"name": "expert-parallel"}, "ranks": 2, "threads": 1}
@@ -152,7 +153,7 @@ def test_a_run_goes_on_with_the_next_trial_when_a_rank_dies(tmp_path: Path) -> N
     assert "ended by signal 9 (SIGKILL)" in failure.error
     first, last = trials[0], trials[2]
     assert first.road is not None
-    assert (first.road.n_processes, first.road.links) == (3, "gloo")
+    assert (first.road.n_processes, first.road.links) == (3, LINKS)
     answers = [[(c.loglikelihood, c.is_greedy) for c in t.completions] for t in (first, last)]
     assert answers[0] == answers[1]
     assert len(killer.seen) == 4, "two ranks, and two others after the death"

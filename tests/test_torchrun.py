@@ -18,6 +18,7 @@ from engines.parallel.torchrun import Launch, Meeting, launch, serve
 from results.store import Store
 from tests.command import environment
 from tests.plans import DROPLESS, raw_plan, write_plan
+from tests.test_parallel import LINKS
 
 EP: dict[str, Any] = {"name": "ep", "technique": {"name": "expert-parallel"}, "ranks": 2, "threads": 1}
 TP: dict[str, Any] = {"name": "tp", "technique": {"name": "tensor-parallel"}, "ranks": 2, "threads": 1}
@@ -48,7 +49,7 @@ def test_the_first_rank_runs_the_plan_and_the_others_compute_their_part(tmp_path
     told = {t.cell_id: t for t in trials}
     road = told[by_arm["ep"]].road
     assert road is not None
-    assert (road.n_processes, road.links) == (2, "gloo")
+    assert (road.n_processes, road.links) == (2, LINKS)
     answers = {
         arm: [(c.is_greedy, pytest.approx(c.loglikelihood, rel=1e-5)) for c in told[cell].completions]
         for arm, cell in by_arm.items()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engines.decode_layout import DecodeLayout
+from engines.kernels.exchange import RankLostError
 from engines.kernels.library import library
 from engines.kernels.native import (
     AttentionStruct,
@@ -156,13 +157,18 @@ class Decoder:
         values: Sequence[Tensor],
         position: int,
         table: LayoutTable,
+        exchange: object = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Turns the embedded token into the last layer's output, in place, and writes its keys and values [M, S, D].
 
         Returns of the sparse layers what the routers chose, ids_LK and weights_LK, and how many rows of each expert
         were computed, rows_LE: None where all layers are plain, and of a plain layer no numbers, for there it is one
         for each chosen expert. `serves` must hold of all tensors.
+
+        exchange: of ranks with some of the experts each, what `SharedSums.of_step` gave; all layers are plain then.
+        Raises `RankLostError`.
         """
+        assert exchange is None or table.is_plain
         assert serves(hidden_1H, cos_1P, sin_1P, *keys, *values)
         assert all(key.shape == value.shape == keys[0].shape for key, value in zip(keys, values, strict=True))
         assert len(keys) == len(table.layouts) == len(self._kept)
@@ -173,7 +179,7 @@ class Decoder:
         addresses = ctypes.c_void_p * len(keys)
         kernels = library()
         assert kernels is not None  # the tables exist
-        kernels.joulebench_step(
+        has_come = kernels.joulebench_step(
             self._layers,
             len(keys),
             hidden_1H.shape[1],
@@ -189,8 +195,11 @@ class Decoder:
             ids_LK.data_ptr(),
             weights_LK.data_ptr(),
             address(rows_LE),
+            exchange,
             torch.get_num_threads(),
         )
+        if not has_come:
+            raise RankLostError("a rank of a step is gone")
         return ids_LK, weights_LK, rows_LE
 
 

@@ -10,12 +10,28 @@
 #include <cstdint>
 #include <vector>
 
+#include "exchange.h"
 #include "experts.h"
 #include "laid_out.h"
 #include "layer.h"
 #include "matrix.h"
 #include "pool.h"
 #include "products.h"
+
+// Of one token's experts those that this rank has; then everybody's are added up.
+static bool run_own_experts(const Matrix* matrices, const int64_t* local_E, int64_t top_k, const int64_t* ids_K,
+                            const float* x, const float* weights_K, int64_t hidden, float* out, Exchange& exchange,
+                            int n_threads) {
+  thread_local std::vector<int64_t> own;
+  thread_local std::vector<float> weights;
+  own.clear(), weights.clear();
+  for (int64_t k = 0; k < top_k; k++) {
+    if (local_E[ids_K[k]] >= 0) own.push_back(local_E[ids_K[k]]), weights.push_back(weights_K[k]);
+  }
+  if (own.empty()) std::fill_n(out, hidden, 0.0f);
+  else run_experts(matrices, int64_t(own.size()), own.data(), x, weights.data(), out, n_threads);
+  return exchange.sum(out, hidden);
+}
 
 extern "C" {
 
@@ -91,11 +107,14 @@ void joulebench_laid_out(const Matrix* matrices, const DecodeLayout* layout, int
 // be decided between router and experts. x[H] is the embedded token and becomes the last layer's output. keys[l] and
 // values[l] are that layer's cache; ids and weights [layers, K] are what the routers chose. layouts[l] is what a layer
 // computes for its choice; null where all are plain. rows [layers, E] are those that layers computed which are not.
-void joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidden, float* x, const float* cos_P,
+// exchange: null, or how ranks that have some of the experts each add up what theirs give; layouts are null then. Returns
+// whether all came.
+int32_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidden, float* x, const float* cos_P,
                      const float* sin_P, int64_t n_pairs, float* const* keys, float* const* values,
                      int64_t head_stride, int64_t position, const DecodeLayout* layouts, int64_t* ids, float* weights,
-                     int64_t* rows, int32_t n_threads) {
+                     int64_t* rows, Exchange* exchange, int32_t n_threads) {
   thread_local std::vector<float> buffer;
+  const int64_t* local_E = exchange ? exchange->local_LE : nullptr;
   float *normed = scratch(buffer, 2 * hidden), *added = normed + hidden;
   const auto add = [&] {
     for (int64_t h = 0; h < hidden; h++) x[h] += added[h];
@@ -111,7 +130,11 @@ void joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidde
     if (layer.router.n_experts) {
       const int64_t top_k = layer.router.top_k, n_experts = layer.router.n_experts;
       route(layer.router, normed, 1, ids, weights);
-      if (!layouts || layouts[l].is_plain())
+      if (exchange) {
+        if (!run_own_experts(layer.experts, local_E, top_k, ids, normed, weights, hidden, added, *exchange, n_threads))
+          return 0;
+        local_E += n_experts;
+      } else if (!layouts || layouts[l].is_plain())
         run_experts(layer.experts, top_k, ids, normed, weights, added, n_threads);
       else
         run_laid_out(layer.experts, layouts[l], n_experts, top_k, ids, normed, weights, added, rows, n_threads);
@@ -125,6 +148,10 @@ void joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidde
       add();
     }
   }
+  return 1;
 }
+
+// See Exchange::sum.
+int32_t joulebench_sum(Exchange* exchange, float* values, int64_t n) { return exchange->sum(values, n); }
 
 }  // extern "C"

@@ -137,7 +137,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
     f32 = ctypes.c_float
     step = [
         *(pointer, i64, i64, pointer, pointer, pointer, i64),
-        *(pointer, pointer, i64, i64, pointer, pointer, pointer, pointer, i32),
+        *(pointer, pointer, i64, i64, pointer, pointer, pointer, pointer, pointer, i32),
     ]
     return {
         "instruction_set": (ctypes.c_char_p, []),
@@ -148,5 +148,6 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
         "attention": (None, [pointer, pointer, i64, pointer, pointer, i64, pointer, i64, pointer, i32]),
         "route": (None, [pointer, pointer, i64, pointer, pointer]),
         "laid_out": (None, [pointer, pointer, i64, i64, pointer, pointer, pointer, pointer, pointer, i32]),
-        "step": (None, step),
+        "step": (i32, step),
+        "sum": (i32, [pointer, pointer, i64]),
     }

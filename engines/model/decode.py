@@ -201,11 +201,18 @@ class FusedDecoder:
         self._config = config
 
     def step(
-        self, hidden_1H: Tensor, cos_1P: Tensor, sin_1P: Tensor, cache: KeyValueCache, said: SaidLayouts
+        self,
+        hidden_1H: Tensor,
+        cos_1P: Tensor,
+        sin_1P: Tensor,
+        cache: KeyValueCache,
+        said: SaidLayouts,
+        exchange: object = None,
     ) -> StepPlans:
-        """Turns the embedded token into the last layer's output, in place. The cache's length is the caller's."""
+        """Turns the embedded token into the last layer's output, in place. The cache's length is the caller's.
+        exchange: of `Decoder.step`."""
         ids_LK, weights_LK, rows_LE = self._decoder.step(
-            hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length, said.table
+            hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length, said.table, exchange
         )
         computed: list[Computed | None] = []
         row = 0

@@ -52,6 +52,9 @@ RoutingListener = Callable[[int, Routing, ChunkPhase], None]
 class Transformer:
     """The model without its technique, which each call brings: calibration and measurement share one set of weights."""
 
+    _exchange: object = None
+    """Of `Decoder.step`: how processes with some of the experts each add up."""
+
     def __init__(self, checkpoint: Checkpoint, backend: Backend | None = None) -> None:
         """backend: None computes on the CPU in fp32, with the kernels where they serve."""
         self.config = checkpoint.config
@@ -113,9 +116,9 @@ class Transformer:
             tokens_T = tokens_T.to(self._device)
         hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).to(self._dtype) * self.config.embedding_scale
         is_one_token = phase == "decode" and len(tokens_T) == 1
-        said = self._layouts.of(technique) if is_one_token and observer is None and self._device is None else None
+        said = self._said(technique) if is_one_token and observer is None and self._device is None else None
         if said is not None and self._decoder is not None:
-            lazy = self._decoder.step(hidden_TH, step.cos_TP, step.sin_TP, caches[0], said)
+            lazy = self._decoder.step(hidden_TH, step.cos_TP, step.sin_TP, caches[0], said, self._exchange)
             caches[0].length += 1
             return self._weights.norm(hidden_TH), lazy
         plans: list[Computed | DispatchPlan | None] = []
@@ -172,6 +175,9 @@ class Transformer:
         logits_TL = widened_linear(hidden_TH, self._weights.head_LH, self._weights.head_bias_L).float()
         cap = self.config.logit_softcap
         return logits_TL if cap is None else cap * torch.tanh(logits_TL / cap)
+
+    def _said(self, technique: Technique) -> SaidLayouts | None:
+        return self._layouts.of(technique)
 
     def _own_rows(self, tokens_T: Tensor) -> Tensor:
         """Those of a step that this model computes: all."""

@@ -152,10 +152,9 @@ class ParallelEngine:
         return self._ready().engine.take_heat()
 
     def take_road(self) -> Road:
-        told = self._ready().engine.take_road()
-        return told.model_copy(
-            update={"n_processes": self.n_ranks, "links": self._backend if self.n_ranks > 1 else None}
-        )
+        running = self._ready()
+        told = running.engine.take_road()
+        return told.model_copy(update={"n_processes": self.n_ranks, "links": running.links.told})
 
     def close(self) -> None:
         if self._running is not None:

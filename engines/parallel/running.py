@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Literal
 
@@ -25,6 +26,7 @@ from engines.techniques.over_ranks import OverRanks
 from engines.techniques.parameters import Composed
 from results.records import EngineCounters
 
+WATCH_S = 0.1
 DType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -84,6 +86,8 @@ class Running:
             except RuntimeError as error:
                 raise EngineError(f"the ranks did not find each other: {self.workers.why_lost()}") from error
             self.model = _Leading(part, self.links, self.workers)
+            self._ended = threading.Event()
+            threading.Thread(target=self._watch, daemon=True).start()
         except BaseException:
             self.workers.close()
             raise
@@ -108,7 +112,16 @@ class Running:
             raise EngineError(f"the ranks sent {experts} bytes for the experts, and the plans say {planned}")
         return counters.model_copy(update={"bytes_exchanged": experts + backbone})
 
+    def _watch(self) -> None:
+        """Who waits for a rank's part of a sum in shared memory hears of its end from nobody else."""
+        while not self._ended.wait(WATCH_S):
+            if self.has_lost_one:
+                self.links.leave()
+                return
+
     def close(self) -> None:
+        self._ended.set()
+        self.links.leave()
         self.workers.close()
 
 

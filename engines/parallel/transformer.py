@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from engines.calls import CallKind, Calls, Integers
+from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.kernels import native
+from engines.kernels.decoder import layout_table
 from engines.model.accelerator import Backend
 from engines.model.attention import Chunk, KeyValueCache, Step, view_of
 from engines.model.checkpoints import Checkpoint
@@ -70,6 +72,7 @@ class RankTransformer(Transformer):
         self._n_experts = checkpoint.config.moe.n_experts
         self._local: dict[int, Integers] = {}
         self._technique: OverRanks | None = None
+        self._whole_steps: SaidLayouts | None = None
         self._dealt: DealtRows | None = None
 
     def forward_batch(
@@ -91,13 +94,39 @@ class RankTransformer(Transformer):
             raise EngineError("a rank sees the layers of its own tokens; observe with sequence_parallel = false")
         if technique is not self._technique:
             self._technique, self._local = technique, {}
+            self._whole_steps = self._of_whole_steps(technique)
         self._tell(chunks, caches, phase)
         rows_N = tokens_N(rows, self.links.n_ranks).tolist() if is_dealt else []
         self._dealt = DealtRows((), self.links, rows_N) if is_dealt else None
         hidden_TH, plans = super().forward_batch(chunks, caches, technique, phase, observer, on_routing, shown)
+        if plans.is_fused:
+            self._note_whole_step(plans)
         if is_dealt:
             hidden_TH = self.links.gathered(hidden_TH, rows_N, "backbone", only=0)
         return hidden_TH, plans
+
+    def _said(self, technique: Technique) -> SaidLayouts | None:
+        return self._whole_steps
+
+    def _of_whole_steps(self, technique: OverRanks) -> SaidLayouts | None:
+        """What a decoded token computes, where ranks can add up inside of one call of the kernels; None where a layer
+        must be left for it. All layers are plain: each rank computes its part of the chosen experts, a row each."""
+        sums, hidden = self.links.sums, self.config.hidden
+        is_sparse = [isinstance(layer.mlp, SparseWeights) for layer in self.weights.layers]
+        can = self.decodes_in_one_call and technique.decodes_plainly
+        if sums is None or hidden > sums.most_values or not can:
+            return None
+        local_LE = [self._local_E(layer, technique).tolist() for layer, has in enumerate(is_sparse) if has]
+        self._exchange = sums.of_step(local_LE)
+        layout = DecodeLayout(widths=technique.widths)
+        plain = layout_table([PLAIN if has else None for has in is_sparse], self._n_experts, [()] * len(is_sparse))
+        return SaidLayouts(technique, [layout if has else None for has in is_sparse], plain)
+
+    def _note_whole_step(self, plans: StepPlans) -> None:
+        routed = [computed.routing for computed in plans.computed if isinstance(computed, Computed)]
+        self.links.note_sums(len(routed), self.config.hidden)
+        for routing in routed:
+            self.routed_crc = zlib.crc32(routing.expert_ids_TK.numpy().tobytes(), self.routed_crc)
 
     def _tell(self, chunks: Sequence[Tensor], caches: Sequence[KeyValueCache], phase: ChunkPhase) -> None:
         """The first rank's: the others what comes next."""

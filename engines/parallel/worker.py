@@ -62,7 +62,10 @@ def attend(channel: Channel, settled: dict[str, Any]) -> int:
         channel.send_json({"read_bytes": part.read_bytes, "held_bytes": held.n_bytes})
         with torch.inference_mode():
             links = Links(settings.store_file, rank, settings.n_ranks, settings.backend)
-            _serve(channel, RankTransformer(part.checkpoint, links, part.backend), technique)
+            try:
+                _serve(channel, RankTransformer(part.checkpoint, links, part.backend), technique)
+            finally:
+                links.leave()
     except LostError:
         return PEER_LOST
     except RuntimeError as error:  # gloo and nccl raise nothing narrower

@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.calls import Integers
+from engines.calls import Integers, Width
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Exchange
 from engines.techniques.base import Technique
@@ -68,6 +68,12 @@ class OverRanks:
     def held(self, layer: int, rank: int) -> Held:
         """What a rank computes with in a layer."""
         return self._place.held(layer, rank)
+
+    @property
+    def widths(self) -> tuple[Width, ...]:
+        """The columns in which ranks hold experts; none where they hold them whole. The same in all layers."""
+        held = [self._place.held(0, rank).width for rank in range(self.n_ranks)]
+        return tuple(dict.fromkeys(width for width in held if width is not None))
 
     def deals(self, n_tokens: int, phase: ChunkPhase) -> bool:
         """Whether the tokens of a step are dealt to the ranks."""

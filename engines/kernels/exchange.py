@@ -1,0 +1,78 @@
+"""Sums over the processes of one machine, through memory that they share: the kernels' end of it.
+
+Legend: N ranks, L sparse layers, E experts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from engines.kernels.library import library
+from engines.kernels.native import serves
+
+LINE = 64
+
+
+class _Exchange(ctypes.Structure):
+    """`struct Exchange` of exchange.h."""
+
+    _fields_ = (
+        ("memory", ctypes.c_void_p),
+        ("rank", ctypes.c_int64),
+        ("n_ranks", ctypes.c_int64),
+        ("most_values", ctypes.c_int64),
+        ("turn", ctypes.c_uint64),
+        ("limit_s", ctypes.c_double),
+        ("local_LE", ctypes.c_void_p),
+    )
+
+
+class RankLostError(RuntimeError):
+    """A rank of a sum is gone, or took too long."""
+
+
+class SharedSums:
+    """One rank's end. All ranks add up the same sums in the same order."""
+
+    def __init__(self, path: Path, rank: int, n_ranks: int, most_values: int, limit_s: float) -> None:
+        """path: a file of the same sizes for all, of zeros when the first one comes. most_values: of one sum.
+        limit_s: so long a rank is waited for. Raises `OSError`."""
+        self.most_values = most_values
+        with path.open("r+b") as file:
+            self._mapping = mmap.mmap(file.fileno(), file_bytes(n_ranks, most_values))
+        self._first = ctypes.c_uint64.from_buffer(self._mapping)
+        address = ctypes.addressof(self._first)
+        self._struct = _Exchange(address, rank, n_ranks, most_values, 0, limit_s, None)
+        self._local: ctypes.Array[ctypes.c_int64] | None = None
+
+    def add_up(self, values: Tensor) -> None:
+        """In place. `serves(values)` must hold. Raises `RankLostError`."""
+        assert serves(values)
+        assert values.numel() <= self.most_values
+        kernels = library()
+        assert kernels is not None  # `SharedSums` are made where they are
+        if not kernels.joulebench_sum(ctypes.byref(self._struct), values.data_ptr(), values.numel()):
+            raise RankLostError("a rank of a sum is gone")
+
+    def of_step(self, local_LE: Sequence[Sequence[int]]) -> object:
+        """What a decode step in one call of the kernels adds up with (`Decoder.step`). local_LE: where each expert of
+        each sparse layer stands among this rank's; -1: elsewhere."""
+        numbers = [number for local_E in local_LE for number in local_E]
+        self._local = (ctypes.c_int64 * len(numbers))(*numbers)
+        self._struct.local_LE = ctypes.addressof(self._local)
+        return ctypes.byref(self._struct)
+
+    def leave(self) -> None:
+        """No rank waits for another from now on: whoever waits is told that one is lost."""
+        self._first.value = 1
+
+
+def file_bytes(n_ranks: int, most_values: int) -> int:
+    """Of the file that ranks share."""
+    box = -(-4 * most_values // LINE) * LINE
+    return LINE + n_ranks * (LINE + 2 * box)
