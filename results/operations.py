@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from results.cells import trials_of, usable
-from results.records import PowerTrace
+from results.records import BACK, PowerTrace
 from results.runs import RunData
 from results.trace_files import WINDOW, TraceFileError, raw_part
 
@@ -130,12 +130,13 @@ def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]
         following = np.minimum(np.searchsorted(edges_s, starts_s, side="right"), len(edges_s) - 1)
         ends_s = np.minimum(next_s, edges_s[following])
     units = [names[place][1] for place in places.tolist()]
+    drawn_by = np.array([unit.removesuffix(BACK) for unit in units])
     spent = pd.DataFrame(
         {
             "operation": [names[place][0] for place in places.tolist()],
             "unit": units,
             "seconds": ends_s - starts_s,
-            "joules": _joules(counters, starts_s, ends_s, np.array(units)),
+            "joules": _joules(counters, starts_s, ends_s, drawn_by),
             "outside_s": (ends_s - starts_s) * is_outside[places],
         }
     )

@@ -30,6 +30,8 @@ Method = Literal[
 """How a figure came to be. `measured` is for clocks, memory and scores, `derived` for sizes that follow from what was
 loaded; the others are for energy. Never mixed in one row."""
 
+BACK = ":back"
+"""Behind the name of a modelled duplex link: its way from target to source. Both ways draw the link's energy."""
 Phase = Literal["prefill", "decode", "all"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "all")
 

@@ -10,6 +10,7 @@ from devices.base import DeviceError
 from devices.models.device import ModelDevice
 from devices.models.operation import TRANSFER, Operation, is_fitted, operation_joules, operation_seconds
 from devices.models.sheet import Sheet, load_sheet, parse_sheet
+from devices.models.timeline import Timeline
 from engines.pricing.costs import SheetCosts
 from engines.techniques.context import ModelSizes
 from results.energy import energy_between
@@ -112,6 +113,21 @@ def test_bytes_over_a_link_take_latency_and_bandwidth_and_joules_by_the_bit() ->
     assert is_fitted(sheet, back) is None, "a peak was fitted on nothing"
     with pytest.raises(DeviceError, match="no link 'usb' for 'rows'; it has"):
         operation_seconds(sheet, Operation("rows", "usb", TRANSFER))
+
+
+def test_both_ways_of_a_duplex_link_draw_its_energy_at_the_same_time() -> None:
+    """80 B take 4.25 s there and 40 B 2.25 s back, at 1 J a bit."""
+    toml = LINKED_TOML.replace(
+        f"latency_s = {figure(0.25)}", f"latency_s = {figure(0.25)}\npj_per_bit = {figure(1e12)}"
+    )
+    timeline = Timeline(parse_sheet(toml, "linked"))
+    there = Operation("weights", "pcie", TRANSFER, moved_bytes=80, aside=True)
+    back = Operation("rows", "pcie:back", TRANSFER, moved_bytes=40, aside=True)
+    timeline.run([there, back])
+    timeline.sleep_until_s(5.0)
+    times_s, values_j = timeline.readings("pcie", 0.0)
+    assert times_s == pytest.approx([0, 2.25, 4.25, 5.0])
+    assert values_j == pytest.approx([0, 640 * 2.25 / 4.25 + 320, 960, 960])
 
 
 def test_joules_whose_watts_nobody_states_are_missing_with_the_reason_and_never_zero() -> None:

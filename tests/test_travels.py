@@ -107,14 +107,15 @@ def test_each_call_waits_for_its_own_expert_where_they_do_not_fill_a_buffer() ->
     assert seconds_of([plan], one) == pytest.approx(before + 2 * 10.25 + last - call_s - gather_s)
 
 
+@pytest.mark.parametrize("said", [True, False], ids=["rows said", "rows derived"])
 @pytest.mark.parametrize("n", range(1, 7))
-def test_slices_over_dimms_take_the_right_side_of_equation_1(n: int) -> None:
+def test_slices_over_dimms_take_the_right_side_of_equation_1(n: int, said: bool) -> None:
     """(N + 1) T_a + T_n E_n with all K experts on the units: T_n = W / (102.4 GB/s N), T_a a row over PCIe."""
     sheet = load_sheet("rtx5080-ndp")
     shape = ModelShape("m", 1, 2048, 32, 4, 128, 0, 128, 8, 768, 1000)
     ends = [768 * i // n for i in range(n + 1)]
     kinds = [CallKind(f"ndp:{i}", width=Width(ends[i], ends[i + 1]), overlaps=True) for i in range(n)]
-    sent = (*((0,) * n + (4096,) for _ in range(n)), (0,) * (n + 1))
+    sent = (*((0,) * n + (4096,) for _ in range(n)), (4096 if said else 0,) * n + (0,))
     units = tuple(kind.unit for kind in kinds)
     plan = replace(of_one_token(kinds, 8), exchanges=(Exchange("reduce", (*units, "gpu"), sent),))
     timeline = Timeline(sheet)

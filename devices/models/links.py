@@ -28,8 +28,6 @@ def _listed(ends: object) -> object:
 
 Ends = Annotated[tuple[End, ...], BeforeValidator(_listed)]
 """One, or a list."""
-BACK = ":back"
-"""Behind the name of a duplex link: its way from target to source."""
 
 
 class LinkSheet(Record):

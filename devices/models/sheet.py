@@ -38,9 +38,9 @@ from devices.models.figures import Kernel as Kernel
 from devices.models.figures import KernelPrice as KernelPrice
 from devices.models.figures import MissedBy, Rate, Roofline
 from devices.models.figures import SheetFigure as SheetFigure
-from devices.models.links import BACK, TAKEN, End, LinkName, LinkSheet, is_end_of
+from devices.models.links import TAKEN, End, LinkName, LinkSheet, is_end_of
 from devices.toml_records import parse_record
-from results.records import Record
+from results.records import BACK, Record
 
 COMM = "comm"
 """The component that holds what the source books as communication; every other component is a unit or a link."""

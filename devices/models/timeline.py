@@ -95,7 +95,7 @@ class Timeline:
     def _priced(self, operation: Operation) -> int:
         """Its place."""
         seconds = operation_seconds(self.sheet, operation)
-        self._usage.price(operation_joules(self.sheet, operation, seconds))
+        self._usage.price(operation.unit, operation_joules(self.sheet, operation, seconds))
         self._seconds.append(seconds)
         self._places[operation] = len(self._places)
         return len(self._places) - 1

@@ -1,7 +1,7 @@
 """What the operations of a timeline come to: joules of each component at any time.
 
-A unit and a link work on one thing at a time, so the joules of each are a line through the starts and ends of its own
-operations. The memory that units share, and its power, counts once while any unit works.
+A unit and a direction of a link work on one thing at a time, so the joules of each are a line through the starts and
+ends of its own operations. The memory that units share, and its power, counts once while any unit works.
 
 Legend: P operations that ran, in the order in which they were asked; D distinct ones.
 """
@@ -25,7 +25,7 @@ class Usage:
 
     def __init__(self, sheet: Sheet) -> None:
         self._sheet = sheet
-        self._components_D: list[str] = []
+        self._resources_D: list[str] = []
         self._joules_D: list[float] = []
         self._slept: list[tuple[float, float]] = []
         self._forgotten_j: dict[str, float] = defaultdict(float)
@@ -33,11 +33,10 @@ class Usage:
         """Joules and busy seconds of what was forgotten."""
         self._slept_before_s = 0.0
 
-    def price(self, joules: Mapping[str, float | None]) -> None:
-        """Of the next distinct operation, as `operation_joules` says them; the first is of its unit or link."""
-        component = next(iter(joules))
-        self._components_D.append(component)
-        self._joules_D.append(joules[component] or 0.0)
+    def price(self, resource: str, joules: Mapping[str, float | None]) -> None:
+        """Of the next distinct operation, as `operation_joules` says them. resource: its unit or link's direction."""
+        self._resources_D.append(resource)
+        self._joules_D.append(joules[self._sheet.component_of(resource)] or 0.0)
 
     def slept(self, start_s: float, end_s: float) -> None:
         """Nothing ran, and the machine drew its idle power."""
@@ -64,12 +63,12 @@ class Usage:
         if component == COMM:
             assert self._sheet.memory is not None
             return edges_s, self._sheet.memory.comm_w.value * busy_at_s
-        # One after another: a knot at each start and each end, with the joules so far.
-        order = np.argsort(start_P[own_P], kind="stable")
-        joules = np.asarray(self._joules_D)[place_P[own_P][order]] if len(order) else np.empty(0)
-        at_s, at_j = _line(start_P[own_P][order], end_P[own_P][order], joules)
         spent_j = np.full(len(edges_s), self._forgotten_j[component])
-        if len(at_s):
+        for resource in {self._resources_D[place] for place in np.unique(place_P[own_P]).tolist()}:
+            of_D = np.array([one == resource for one in self._resources_D])
+            of_P = np.flatnonzero(of_D[place_P])
+            of_P = of_P[np.argsort(start_P[of_P], kind="stable")]
+            at_s, at_j = _line(start_P[of_P], end_P[of_P], np.asarray(self._joules_D)[place_P[of_P]])
             spent_j += np.interp(edges_s, at_s, at_j)
         idle = self._sheet.units[component].idle_w if component in self._sheet.units else None
         if idle is not None and self._sheet.has_watts(component):
@@ -83,8 +82,11 @@ class Usage:
 
     def _own(self, component: str, place_P: Integers) -> NDArray[np.bool_]:
         """Which of them the component works on. The shared memory works with all units, and not with links."""
-        links = self._sheet.links
-        is_own_D = [one not in links if component == COMM else one == component for one in self._components_D]
+        sheet = self._sheet
+        is_own_D = [
+            one in sheet.units if component == COMM else sheet.component_of(one) == component
+            for one in self._resources_D
+        ]
         return np.array(is_own_D, dtype=np.bool_)[place_P] if len(place_P) else np.zeros(0, dtype=np.bool_)
 
 

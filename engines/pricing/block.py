@@ -24,15 +24,23 @@ from devices.base import DeviceError, Unit
 from devices.models.operation import TRANSFER, Operation
 from devices.models.sheet import Sheet
 from engines.calls import ExpertCall
-from engines.dispatch import DispatchPlan, Exchange
+from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps
 from engines.techniques.context import ModelSizes
 
 Numbers = list[int | None]
-BEFORE_CALLS = ("all_gather", "all_to_all")
-"""Exchanges of rows; the last of several all_to_all carries results, as all other kinds do."""
+OF_ROWS = ("all_gather", "all_to_all")
+"""Exchanges of rows; the last all_to_all carries results, as all other kinds do."""
+
+
+class Sent(NamedTuple):
+    """Bytes from one unit's memory to another's."""
+
+    source: Unit
+    target: Unit
+    n_bytes: float
 
 
 class Arrival(NamedTuple):
@@ -145,16 +153,14 @@ class Block:
     ) -> dict[Unit, Numbers]:
         """What each unit's calls wait for."""
         waits: dict[Unit, Numbers] = {}
-        exchanged = _before(plan)
-        for exchange in exchanged:
-            for source, target, n_bytes in self._sent(exchange, plan):
-                number = _send(steps, travels, "activations", source, target, n_bytes)
-                waits.setdefault(target, []).append(number)
-        told = {unit for exchange in exchanged for unit in exchange.units}
+        for sent in self._sent(plan, True):
+            number = _send(steps, travels, "activations", sent)
+            waits.setdefault(sent.target, []).append(number)
+        told = set(waits)
         for unit, n_tokens in tokens_of_units(plan, calls).items():
             if unit != self._rest and unit not in told:
-                n_bytes = row_bytes(self._shape) * n_tokens
-                waits[unit] = [_send(steps, travels, "activations", self._rest, unit, n_bytes)]
+                rows = Sent(self._rest, unit, row_bytes(self._shape) * n_tokens)
+                waits[unit] = [_send(steps, travels, "activations", rows)]
         return waits
 
     def _add_results(
@@ -165,47 +171,36 @@ class Block:
         last: Mapping[Unit, int | None],
         travels: Travels,
     ) -> Numbers:
-        before = _before(plan)
-        results: Numbers = []
-        behind = [exchange for exchange in plan.exchanges if not any(exchange is one for one in before)]
-        for exchange in behind:
-            for source, target, n_bytes in self._sent(exchange, plan):
-                results.append(_send(steps, travels, "results", source, target, n_bytes, [last.get(source)]))
-        told = {unit for exchange in behind for unit in exchange.units}
+        all_sent = list(self._sent(plan, False))
+        results = [_send(steps, travels, "results", sent, [last.get(sent.source)]) for sent in all_sent]
+        told = {sent.source for sent in all_sent}
         for unit, n_tokens in tokens_of_units(plan, calls).items():
             if unit != self._rest and unit not in told:
-                n_bytes = row_bytes(self._shape) * n_tokens
-                results.append(_send(steps, travels, "results", unit, self._rest, n_bytes, [last[unit]]))
+                rows = Sent(unit, self._rest, row_bytes(self._shape) * n_tokens)
+                results.append(_send(steps, travels, "results", rows, [last[unit]]))
         return results
 
-    def _sent(self, exchange: Exchange, plan: DispatchPlan) -> Iterator[tuple[Unit, Unit, float]]:
-        """(from, to, bytes) as the priced model would send them."""
+    def _sent(self, plan: DispatchPlan, before_calls: bool) -> Iterator[Sent]:
+        """By the plan's exchanges, as the priced model would. before_calls: rows, and else results.
+
+        What the unit that adds up sends in a sum is rows: it has the tokens at first.
+        """
         is_inner = any(kind.hidden is not None for kind in plan.calls.kinds)
-        inner, outer = self._shape.expert_width / self._columns, self._shape.hidden / self._hidden
-        for source, row in zip(exchange.units, exchange.bytes_NN, strict=True):
-            for target, n_bytes in zip(exchange.units, row, strict=True):
-                if n_bytes and source != target:
-                    yield source, target, n_bytes * (inner if is_inner else outer)
+        scale = self._shape.expert_width / self._columns if is_inner else self._shape.hidden / self._hidden
+        of_rows = [exchange for exchange in plan.exchanges if exchange.kind in OF_ROWS]
+        last_dealt = [exchange for exchange in of_rows if exchange.kind == "all_to_all"][-1:]
+        for exchange in plan.exchanges:
+            is_of_rows = exchange.kind in OF_ROWS and not any(exchange is one for one in last_dealt)
+            for source, row in zip(exchange.units, exchange.bytes_NN, strict=True):
+                has_rows = is_of_rows or (exchange.kind == "reduce" and source == self._rest)
+                for target, n_bytes in zip(exchange.units, row, strict=True):
+                    if n_bytes and source != target and has_rows is before_calls:
+                        yield Sent(source, target, n_bytes * scale)
 
 
-def _send(
-    steps: Steps,
-    travels: Travels,
-    name: str,
-    source: Unit,
-    target: Unit,
-    n_bytes: float,
-    after: Sequence[int | None] = (),
-) -> int | None:
-    link = travels.link(source, target, name)
-    return steps.add(Operation(name, link, TRANSFER, moved_bytes=n_bytes, aside=True), after)
-
-
-def _before(plan: DispatchPlan) -> list[Exchange]:
-    """Exchanges of rows."""
-    found = [exchange for exchange in plan.exchanges if exchange.kind in BEFORE_CALLS]
-    all_to_all = [exchange for exchange in found if exchange.kind == "all_to_all"]
-    return [exchange for exchange in found if not all_to_all or exchange is not all_to_all[-1]]
+def _send(steps: Steps, travels: Travels, name: str, sent: Sent, after: Sequence[int | None] = ()) -> int | None:
+    link = travels.link(sent.source, sent.target, name)
+    return steps.add(Operation(name, link, TRANSFER, moved_bytes=sent.n_bytes, aside=True), after)
 
 
 def tokens_of_units(plan: DispatchPlan, calls: list[ExpertCall]) -> dict[Unit, int]:
