@@ -163,7 +163,7 @@ class Prediction(NamedTuple):
 class Exchange:
     """Activations that units send each other. bytes_NN[i][j]: from units[i] to units[j].
 
-    broadcast: the first sends all others the same, which a link that they share may carry once.
+    broadcast: the first sends all others the same rows.
     """
 
     kind: Literal["all_gather", "all_to_all", "all_reduce", "reduce", "reduce_scatter", "broadcast"]

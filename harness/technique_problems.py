@@ -119,6 +119,8 @@ def size_problems(
                 continue  # told of the device
             if sizes is not None and (reason := _graph_problem(choices, sizes, device.spec)):
                 yield f"engine {engine.label}: {reason}"
+            if sizes is not None and device.spec.is_modelled and (reason := _too_large(choices, sizes, device.spec)):
+                yield f"engine {engine.label}: {reason}"
 
 
 def padding_warning(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | None:
@@ -143,6 +145,20 @@ def _sizes(facts: CheckpointFacts, device: DeviceSpec, as_shape: str | None) -> 
     """As the technique is told them there."""
     name = device.priced_as if device.is_modelled else as_shape
     return sizes_of(own_shape(facts.source, facts.config) if name is None else priced_shape(name, facts.config))
+
+
+def _too_large(choices: Choices, sizes: ModelSizes, device: DeviceSpec) -> str | None:
+    """Why experts do not fit in the memories of the NDP units that hold them, or None."""
+    units = [unit for unit in choices.place.units if unit.startswith("ndp:")]
+    held = [sheet_of(device).capacity_bytes(unit) for unit in units]
+    holds = sum(n for n in held if n is not None)
+    n_bytes = sizes.n_sparse_layers * sizes.n_experts * sizes.expert_bytes
+    if not units or None in held or n_bytes <= holds:
+        return None
+    return (
+        f"the experts of {device.priced_as or 'this model'} take {n_bytes / 1e9:.1f} GB, and {len(units)} NDP units of"
+        f" {device.name} hold {holds / 1e9:.1f}; give it more, up to what the sheet has"
+    )
 
 
 def _graph_problem(choices: Choices, sizes: ModelSizes, device: DeviceSpec) -> str | None:

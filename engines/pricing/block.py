@@ -31,7 +31,7 @@ from engines.pricing.steps import Steps
 from engines.techniques.context import ModelSizes
 
 Numbers = list[int | None]
-OF_ROWS = ("all_gather", "all_to_all")
+OF_ROWS = ("all_gather", "all_to_all", "broadcast")
 """Exchanges of rows; the last all_to_all carries results, as all other kinds do."""
 
 
