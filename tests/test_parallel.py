@@ -199,6 +199,20 @@ def test_narrow_experts_over_ranks_give_what_one_process_gives(chosen: Any, form
         several.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [{}, {"nodes": 2, "groups": 4}, {"exchange": "all_gather"}], ids=str)
+def test_experts_dealt_by_load_give_what_one_process_gives(where: dict[str, Any], one: ReferenceEngine) -> None:
+    """Flat and hierarchical, rows to whom they belong or to all; bytes are what the plans say, or an error."""
+    chosen = technique("eplb", calibration_prompts=1, spare_slots=2, **where)
+    several = ParallelEngine(inspect_checkpoint(BUNDLED), chosen, 4, prefill_chunk=CHUNK, threads=1)
+    try:
+        several.calibrate([list(range(10, 74))])
+        assert_same_answers(one, several)
+        assert several.take_counters().bytes_exchanged
+    finally:
+        several.close()
+
+
 def test_each_process_reads_its_own_experts_and_no_others(two: ParallelEngine) -> None:
     sizes: dict[str, int] = {}
     load_checkpoint(BUNDLED, torch.float32, on_read=lambda name, n_bytes: sizes.update({name: n_bytes}))
