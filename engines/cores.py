@@ -164,13 +164,15 @@ class PhaseCores:
         elsewhere = self._home - cores
         for thread_id in self._torch_ids[n_workers:] if elsewhere else ():
             _bind(thread_id, elsewhere)
+        # The kernels' workers spin too until they are told to sleep: before the caller goes to the core of one, where
+        # it would wait for the end of its slice.
+        self._kernel_ids = _chosen(setting.n_threads)
         try:
             _bind(0, cores)
         except OSError as error:
             raise EngineError(
                 f"the kernel refuses cores {core_words(cores)} ({error.strerror}); did this machine lose one?"
             ) from error
-        self._kernel_ids = _chosen(setting.n_threads)
         for thread_id in (*self._kernel_ids[:n_workers], *self._torch_ids[:n_workers]):
             _bind(thread_id, cores)
 

@@ -17,6 +17,7 @@ import torch
 
 from devices.clock import MonotonicClock
 from devices.host import Host
+from engines import cores
 from engines.base import PhaseEvent, unheard
 from engines.cores import PhaseCores, phase_setting, why_not_bound
 from engines.errors import EngineError
@@ -335,6 +336,21 @@ def test_workers_that_are_not_used_sleep() -> None:
     assert len(spent_ns) == 3
     # Each of 100 wakings would spin for a millisecond.
     assert max(spent_ns[:2]) < 1_000_000
+
+
+def test_workers_are_told_to_sleep_before_the_caller_goes_where_one_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From two cores to one of them: a worker of the kernels that still spins there would keep it for a slice."""
+    done: list[str] = []
+    bind, chosen = cores._bind, cores._chosen
+    monkeypatch.setattr(cores, "_bind", lambda thread, to: done.append(f"bind {thread}") or bind(thread, to))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(cores, "_chosen", lambda n: done.append(f"choose {n}") or chosen(n))  # type: ignore[func-returns-value]
+    both = PhaseCores(phase_setting(BOTH, 2), phase_setting(FIRST, 1))
+    both.make_ready()
+    with both.given_back():
+        both.enter("prefill")
+        done.clear()
+        both.enter("decode")
+        assert done.index("choose 1") < done.index("bind 0")
 
 
 def test_cores_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
