@@ -9,6 +9,7 @@ Legend: L layers, E experts, X experts called, M transfers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ class Residency:
     """What lies where. At first what lies there from the start.
 
     uses_LE, last_use_LE: plans that called the expert, and the number of the last one, from 1; 0 for never. They go on
-    where an expert is replaced.
+    where an expert is replaced. n_plans_1: how many there were, one number.
     """
 
     def __init__(self, n_layers: int, n_experts: int, expert_width: int, slots: Mapping[Unit, Slots]) -> None:
@@ -47,11 +48,14 @@ class Residency:
         self._shape = n_layers, n_experts
         self._expert_width = expert_width
         self.slots = dict(slots)
+        self.uses_LE, self.last_use_LE = np.zeros((2, *self._shape), dtype=np.int64)
+        self.n_plans_1 = np.zeros(1, dtype=np.int64)
         self.reset()
 
     def reset(self) -> None:
         """What lies somewhere lay there from the start, and nothing was used."""
-        self.uses_LE, self.last_use_LE = np.zeros((2, *self._shape), dtype=np.int64)
+        # In their place: the kernels count uses there too.
+        self.uses_LE[:], self.last_use_LE[:], self.n_plans_1[:] = 0, 0, 0
         self._columns_LE2: dict[Unit, Integers] = {u: np.zeros((*self._shape, 2), np.int64) for u in self.slots}
         self._whole_LE: dict[Unit, Booleans] = {u: np.zeros(self._shape, np.bool_) for u in self.slots}
         for unit, slots in self.slots.items():
@@ -61,8 +65,24 @@ class Residency:
             for layer in {layer for layer, _ in slots.from_start}:
                 self._check_room(unit, layer)
         self._waiting_LE = np.zeros(self._shape, dtype=np.bool_)
-        self._n_plans = self._n_waiting = self._n_unused = 0
+        self._n_waiting = self._n_unused = 0
         self._has_prefetched = False
+
+    def copy(self) -> Residency:
+        """The same, to go on apart."""
+        made = copy(self)
+        made.uses_LE, made.last_use_LE = self.uses_LE.copy(), self.last_use_LE.copy()
+        made.n_plans_1 = self.n_plans_1.copy()
+        made._columns_LE2 = {unit: columns_LE2.copy() for unit, columns_LE2 in self._columns_LE2.items()}
+        made._whole_LE = {unit: whole_LE.copy() for unit, whole_LE in self._whole_LE.items()}
+        made._waiting_LE = self._waiting_LE.copy()
+        return made
+
+    def is_as(self, other: Residency) -> bool:
+        """Whether the same lies in the same places and was used alike."""
+        same = [(self.uses_LE, other.uses_LE), (self.last_use_LE, other.last_use_LE), (self.n_plans_1, other.n_plans_1)]
+        same += [(self._columns_LE2[unit], other._columns_LE2[unit]) for unit in self.slots]
+        return all(np.array_equal(own, its) for own, its in same)
 
     def holds_E(self, unit: Unit, layer: int) -> Booleans:
         """Whether the unit's memory holds the whole expert. Not to be written to."""
@@ -88,9 +108,9 @@ class Residency:
     def apply(self, layer: int, plan: DispatchPlan) -> None:
         """What lies where once the plan of a layer ran. Raises `EngineError` where it fills more slots than there
         are."""
-        self._n_plans += 1
+        self.n_plans_1 += 1
         called_X = plan.calls.expert_S
-        self.last_use_LE[layer][called_X] = self._n_plans
+        self.last_use_LE[layer][called_X] = self.n_plans_1[0]
         uses_E = self.uses_LE[layer]
         uses_E[called_X] = uses_E[called_X] + 1  # once, however many slices it was called in
         if self._n_waiting:

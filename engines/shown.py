@@ -5,18 +5,23 @@ Techniques keep no state: it lies here, of one engine, and only what a technique
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
+from engines.kernels.decoder import HeldTable
+from engines.model.slots import ExpertSlots
 from engines.residency import Counts, Residency
 from engines.techniques.context import NOTHING, Asks, ChunkPhase, HiddenState, LayerInput, ModelSizes
 
 if TYPE_CHECKING:
     from engines.model.buffers import LayerBuffers
-    from engines.model.slots import ExpertSlots
+    from engines.model.decode import StepPlans
 
 
 class Shown:
@@ -37,11 +42,67 @@ class Shown:
             self.counts = Counts(sizes.n_layers, sizes.n_experts)
         self._predicted: dict[int, Routing] = {}
         self._prefill_left: int | None = None
+        self._held: HeldTable | None = None
+        self._deferred: deque[StepPlans] = deque()
+        self._replayed: Residency | None = None
+        self._is_deferring = False
 
     def start_request(self) -> None:
         """What lies where stays as the request before left it."""
         if self.counts is not None:
             self.counts.reset()
+
+    @property
+    def kept_slots(self) -> ExpertSlots | None:
+        """Those that stay filled from step to step; None where there are none."""
+        return self.slots if isinstance(self.slots, ExpertSlots) else None
+
+    @property
+    def held(self) -> HeldTable | None:
+        """What lies in the engine's slots, for kernels; None where it has none."""
+        slots, own = self.kept_slots, self.residency
+        if self._held is None and slots is not None and own is not None:
+            self._held = HeldTable(slots.at_hand_LE, own.uses_LE, own.last_use_LE, own.n_plans_1)
+        return self._held
+
+    @contextmanager
+    def deferring(self, step: StepPlans) -> Iterator[None]:
+        """Around a step whose plans are made later, in their turn (`settle`): what an engine really loads is decided
+        and kept up to date meanwhile, and what is replayed later begins here."""
+        if self.residency is None:
+            yield
+            return
+        if self.slots is not None and self._replayed is None:
+            self._replayed = self.residency.copy()
+        self._is_deferring = True
+        try:
+            yield
+        finally:
+            self._is_deferring = False
+            self._deferred.append(step)
+
+    def settle(self, last: StepPlans | None = None) -> None:
+        """Has deferred steps make their plans, from the first to `last`; None: all. Raises `EngineError` where a plan
+        is not what was computed, or where all of them do not come to what lies in the slots."""
+        try:
+            while self._deferred:
+                step = self._deferred.popleft()
+                assert self.residency is not None  # else nothing is deferred
+                step.settle(self.residency if self._replayed is None else self._replayed)
+                if step is last:
+                    break
+        except EngineError:
+            self._forget_deferred()
+            raise
+        if not self._deferred and self._replayed is not None:
+            replayed, self._replayed = self._replayed, None
+            assert self.residency is not None
+            if not replayed.is_as(self.residency):
+                raise EngineError("the plans of decode steps do not come to the experts that lie in the slots")
+
+    def _forget_deferred(self) -> None:
+        self._deferred.clear()
+        self._replayed = None
 
     def start_step(self, prefill_left: int | None, decodes: bool = False) -> None:
         """prefill_left: tokens of the prompts that are read after this step; None where that is not known. decodes:
@@ -58,6 +119,8 @@ class Shown:
     def layer(
         self, layer: int, phase: ChunkPhase, routing: Routing, saliency_T: Tensor | None, state: HiddenState | None
     ) -> LayerInput:
+        if not self._is_deferring:
+            self.settle()
         return LayerInput(
             layer,
             phase,
@@ -81,10 +144,12 @@ class Shown:
 
     def take_unused(self) -> int | None:
         """See `Residency.take_unused`; None where nothing is kept."""
+        self.settle()
         return None if self.residency is None else self.residency.take_unused()
 
     def reset(self) -> None:
         """As before the first request."""
+        self._forget_deferred()
         self.start_request()
         if self.residency is not None:
             self.residency.reset()

@@ -202,8 +202,8 @@ def test_a_memory_that_holds_too_few_is_refused(name: str, n_slots: int | None, 
 def test_slots_follow_from_the_memory() -> None:
     """13 experts in 4 layers are 3 in each; with 2 shared by all, 2 in each."""
     context = BuildContext(1, sizes(4), Profile(dict.fromkeys(range(4), (1,) * E), 2, 1), expert_slots=13)
-    assert preset_parameters("lru")().build(context).asks.slots["cpu"] == (3, "layer")
-    assert preset_parameters("static")().build(context).asks.slots["cpu"] == (2 * 4 + 2, "model")
+    assert preset_parameters("lru")().build(context).asks.slots["cpu"][:2] == (3, "layer")
+    assert preset_parameters("static")().build(context).asks.slots["cpu"][:2] == (2 * 4 + 2, "model")
 
 
 @pytest.mark.parametrize(

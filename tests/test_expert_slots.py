@@ -191,12 +191,6 @@ def test_a_batch_is_served_from_the_same_slots() -> None:
     assert texts[0] == texts[1]
 
 
-def test_the_road_says_that_the_step_waits_for_plans() -> None:
-    made = engine(BUNDLED, "lru", parameters={"slots": 16})
-    made.run(request(10, 4), unheard)
-    assert made.take_road().decoding not in (None, "fused")
-
-
 @pytest.mark.parametrize("family", ["gpt-oss", "gpt-oss-mxfp4", "llama4"])
 def test_experts_that_are_made_on_loading_are_refused(family: str, tmp_path: Path) -> None:
     """Biased, packed or stacked: nothing in the file is what computes."""

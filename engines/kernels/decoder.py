@@ -9,8 +9,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.decode_layout import DecodeLayout
@@ -95,11 +99,46 @@ def layout_table(
     return LayoutTable((_Layout * len(described))(*described), not kept, tuple(kept))
 
 
+class _Held(ctypes.Structure):
+    """`struct Held` of laid_out.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("at_hand_LE", "uses_LE", "last_use_LE", "n_plans")),
+        ("n_experts", ctypes.c_int64),
+    )
+
+
+class HeldTable:
+    """Which experts lie where they are computed, and what was used when, as the kernels read and write it."""
+
+    def __init__(
+        self,
+        at_hand_LE: NDArray[np.bool_],
+        uses_LE: NDArray[np.int64],
+        last_use_LE: NDArray[np.int64],
+        n_plans: NDArray[np.int64],
+    ) -> None:
+        """See `engines.residency.Residency`. n_plans: one number. They are read and written where they lie."""
+        assert at_hand_LE.shape == uses_LE.shape == last_use_LE.shape
+        self._kept = (at_hand_LE, uses_LE, last_use_LE, n_plans)
+        assert all(array.flags.c_contiguous for array in self._kept)
+        self.struct = _Held(*(array.ctypes.data for array in self._kept), at_hand_LE.shape[1])
+
+
 def mix_laid_out(
-    x_1H: Tensor, experts: ExpertTable, table: LayoutTable, layer: int, ids_1K: Tensor, weights_1K: Tensor
-) -> tuple[Tensor, Tensor]:
+    x_1H: Tensor,
+    experts: ExpertTable,
+    table: LayoutTable,
+    layer: int,
+    ids_1K: Tensor,
+    weights_1K: Tensor,
+    held: HeldTable | None = None,
+) -> tuple[Tensor, Tensor] | None:
     """Weighted sum of the chosen experts of one token with the calls of a layer's layout, and the rows of each
-    expert's call, rows_E: 0 of those not called. `serves(x, weights)` must hold."""
+    expert's call, rows_E: 0 of those not called. `serves(x, weights)` must hold.
+
+    held: None where all experts lie at hand. Else what is called is counted as used; None is given back, and nothing
+    done, where one of them does not."""
     assert len(x_1H) == len(ids_1K) == len(weights_1K) == 1
     assert x_1H.shape[1] == experts.hidden
     assert serves(x_1H, weights_1K)
@@ -108,7 +147,7 @@ def mix_laid_out(
     out_1H, rows_E = torch.empty_like(x_1H), torch.empty(n_experts, dtype=torch.int64)
     kernels = library()
     assert kernels is not None  # the table exists
-    kernels.joulebench_laid_out(
+    ran = kernels.joulebench_laid_out(
         experts.matrices,
         ctypes.byref(table.layouts[layer]),
         n_experts,
@@ -118,9 +157,28 @@ def mix_laid_out(
         weights_1K.data_ptr(),
         out_1H.data_ptr(),
         rows_E.data_ptr(),
+        None if held is None else ctypes.byref(held.struct),
+        layer,
         torch.get_num_threads(),
     )
-    return out_1H, rows_E
+    return (out_1H, rows_E) if ran else None
+
+
+class LackingExperts(Protocol):
+    """Computes what the experts of a layer give for one token where not all that it calls lie at hand."""
+
+    def __call__(self, layer: int, normed_1H: Tensor, ids_1K: Tensor, weights_1K: Tensor) -> Tensor: ...
+
+
+class StepRoom(NamedTuple):
+    """Where a step writes of its sparse layers what the routers chose, and how many rows of each expert were computed.
+
+    rows_LE: None where all layers are plain; of a plain layer no numbers, for there it is one for each chosen expert.
+    """
+
+    ids_LK: Tensor
+    weights_LK: Tensor
+    rows_LE: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -142,11 +200,19 @@ class Decoder:
     """The layers as the kernel reads them."""
 
     def __init__(self, layers: Sequence[DecoderLayer]) -> None:
-        self._kept = tuple(layers)
+        self.layers = tuple(layers)
         self._layers = (_Layer * len(layers))(*map(_described, layers))
+        self._row_of = list(accumulate((layer.router is not None for layer in layers), initial=0))
         self.top_k = max((layer.router.top_k for layer in layers if layer.router is not None), default=0)
         self.n_sparse = sum(layer.router is not None for layer in layers)
         self.n_experts = max((layer.router.struct.n_experts for layer in layers if layer.router is not None), default=0)
+
+    def room(self, table: LayoutTable) -> StepRoom:
+        """For one step."""
+        ids_LK = torch.empty(self.n_sparse, self.top_k, dtype=torch.int64)
+        weights_LK = torch.empty(self.n_sparse, self.top_k)
+        rows_LE = None if table.is_plain else torch.empty(self.n_sparse, self.n_experts, dtype=torch.int64)
+        return StepRoom(ids_LK, weights_LK, rows_LE)
 
     def step(
         self,
@@ -157,29 +223,31 @@ class Decoder:
         values: Sequence[Tensor],
         position: int,
         table: LayoutTable,
+        room: StepRoom,
+        held: HeldTable | None = None,
+        lacking: LackingExperts | None = None,
         exchange: object = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> None:
         """Turns the embedded token into the last layer's output, in place, and writes its keys and values [M, S, D].
+        `serves` must hold of all tensors.
 
-        Returns of the sparse layers what the routers chose, ids_LK and weights_LK, and how many rows of each expert
-        were computed, rows_LE: None where all layers are plain, and of a plain layer no numbers, for there it is one
-        for each chosen expert. `serves` must hold of all tensors.
+        held: None where all experts lie at hand. Else what layers call is counted as used, and one that calls an expert
+        which does not lie there is left to `lacking`, which may bring it; no rows are told of such a layer.
 
-        exchange: of ranks with some of the experts each, what `SharedSums.of_step` gave; all layers are plain then.
-        Raises `RankLostError`.
+        exchange: of ranks with some of the experts each, what `SharedSums.of_step` gave; all layers are plain then, and
+        all experts at hand. Raises `RankLostError`.
         """
-        assert exchange is None or table.is_plain
+        assert exchange is None or (table.is_plain and held is None)
         assert serves(hidden_1H, cos_1P, sin_1P, *keys, *values)
         assert all(key.shape == value.shape == keys[0].shape for key, value in zip(keys, values, strict=True))
-        assert len(keys) == len(table.layouts) == len(self._kept)
+        assert len(keys) == len(table.layouts) == len(self.layers)
         assert position < keys[0].shape[1]
-        ids_LK = torch.empty(self.n_sparse, self.top_k, dtype=torch.int64)
-        weights_LK = torch.empty(self.n_sparse, self.top_k)
-        rows_LE = None if table.is_plain else torch.empty(self.n_sparse, self.n_experts, dtype=torch.int64)
+        ids_LK, weights_LK, rows_LE = room
         addresses = ctypes.c_void_p * len(keys)
         kernels = library()
         assert kernels is not None  # the tables exist
-        has_come = kernels.joulebench_step(
+        normed_1H = torch.empty_like(hidden_1H)
+        arguments = (
             self._layers,
             len(keys),
             hidden_1H.shape[1],
@@ -196,11 +264,19 @@ class Decoder:
             weights_LK.data_ptr(),
             address(rows_LE),
             exchange,
-            torch.get_num_threads(),
+            None if held is None else ctypes.byref(held.struct),
+            normed_1H.data_ptr(),
         )
-        if not has_come:
+        layer = kernels.joulebench_step(*arguments, 0, None, torch.get_num_threads())
+        while 0 <= layer < len(keys):
+            assert lacking is not None  # all lie at hand where nothing is said of them
+            row = self._row_of[layer]
+            ids_1K, weights_1K = ids_LK[row : row + 1], weights_LK[row : row + 1]
+            mixed_1H = lacking(layer, normed_1H, ids_1K, weights_1K)
+            assert serves(mixed_1H)
+            layer = kernels.joulebench_step(*arguments, layer, mixed_1H.data_ptr(), torch.get_num_threads())
+        if layer < 0:
             raise RankLostError("a rank of a step is gone")
-        return ids_LK, weights_LK, rows_LE
 
 
 def _numbers(of_E: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

@@ -96,48 +96,72 @@ void joulebench_route(const Router* router, const float* x, int64_t n_tokens, in
 }
 
 // out[H] = the weighted sum of the experts ids[K] of one token, with the calls that its layout makes of them; see
-// run_laid_out.
-void joulebench_laid_out(const Matrix* matrices, const DecodeLayout* layout, int64_t n_experts, int64_t top_k,
-                         const int64_t* ids, const float* x, const float* weights, float* out, int64_t* rows,
-                         int32_t n_threads) {
+// run_laid_out. held: null where all experts of the layer lie at hand; else nothing is computed, and 0 returned, where
+// one that is called does not.
+int32_t joulebench_laid_out(const Matrix* matrices, const DecodeLayout* layout, int64_t n_experts, int64_t top_k,
+                            const int64_t* ids, const float* x, const float* weights, float* out, int64_t* rows,
+                            const Held* held, int64_t layer, int32_t n_threads) {
+  if (held && !held->use(layer, *layout, ids, top_k)) return 0;
   run_laid_out(matrices, *layout, n_experts, top_k, ids, x, weights, out, rows, n_threads);
+  return 1;
 }
 
 // One token through all layers, every expert that it is routed to among them: what a decode step is where nothing has to
 // be decided between router and experts. x[H] is the embedded token and becomes the last layer's output. keys[l] and
 // values[l] are that layer's cache; ids and weights [layers, K] are what the routers chose. layouts[l] is what a layer
 // computes for its choice; null where all are plain. rows [layers, E] are those that layers computed which are not.
-// exchange: null, or how ranks that have some of the experts each add up what theirs give; layouts are null then. Returns
-// whether all came.
-int32_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidden, float* x, const float* cos_P,
-                     const float* sin_P, int64_t n_pairs, float* const* keys, float* const* values,
-                     int64_t head_stride, int64_t position, const DecodeLayout* layouts, int64_t* ids, float* weights,
-                     int64_t* rows, Exchange* exchange, int32_t n_threads) {
+// exchange: null, or how ranks that have some of the experts each add up what theirs give; layouts and held are null
+// then. Returns -1 where not all came.
+//
+// held: null where all experts lie at hand. Else the step stops before the experts of the first layer that calls one
+// which does not, and returns that layer: x is then what they are added to, normed[H] what they read. The caller computes
+// them, and goes on with that layer as `first_layer` and what they gave as mixed[H]. Returns n_layers at the end.
+int64_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hidden, float* x, const float* cos_P,
+                        const float* sin_P, int64_t n_pairs, float* const* keys, float* const* values,
+                        int64_t head_stride, int64_t position, const DecodeLayout* layouts, int64_t* ids,
+                        float* weights, int64_t* rows, Exchange* exchange, const Held* held, float* normed,
+                        int64_t first_layer, const float* mixed, int32_t n_threads) {
   thread_local std::vector<float> buffer;
+  float* const added = scratch(buffer, hidden);
   const int64_t* local_E = exchange ? exchange->local_LE : nullptr;
-  float *normed = scratch(buffer, 2 * hidden), *added = normed + hidden;
   const auto add = [&] {
     for (int64_t h = 0; h < hidden; h++) x[h] += added[h];
   };
-  for (int64_t l = 0; l < n_layers; l++) {
+  const DecodeLayout plain = {};
+  for (int64_t l = 0; l < first_layer; l++) {
+    if (!layers[l].router.n_experts) continue;
+    ids += layers[l].router.top_k, weights += layers[l].router.top_k;
+    rows += rows ? layers[l].router.n_experts : 0;
+  }
+  for (int64_t l = first_layer; l < n_layers; l++) {
     const DecoderLayer& layer = layers[l];
-    rms_norm_row(x, hidden, layer.attention_norm, layer.eps, normed);
-    const Chunk chunk = {keys[l], values[l], head_stride, position, 0, 1};
-    attention_block(layer.attention, normed, 1, cos_P, sin_P, layer.is_turned ? n_pairs : 0, &chunk, 1, added,
-                    n_threads);
-    add();
-    rms_norm_row(x, hidden, layer.mlp_norm, layer.eps, normed);
+    const bool is_mixed = mixed && l == first_layer;
+    const DecodeLayout& layout = layouts ? layouts[l] : plain;
+    if (!is_mixed) {
+      rms_norm_row(x, hidden, layer.attention_norm, layer.eps, normed);
+      const Chunk chunk = {keys[l], values[l], head_stride, position, 0, 1};
+      attention_block(layer.attention, normed, 1, cos_P, sin_P, layer.is_turned ? n_pairs : 0, &chunk, 1, added,
+                      n_threads);
+      add();
+      rms_norm_row(x, hidden, layer.mlp_norm, layer.eps, normed);
+    }
     if (layer.router.n_experts) {
       const int64_t top_k = layer.router.top_k, n_experts = layer.router.n_experts;
-      route(layer.router, normed, 1, ids, weights);
-      if (exchange) {
-        if (!run_own_experts(layer.experts, local_E, top_k, ids, normed, weights, hidden, added, *exchange, n_threads))
-          return 0;
-        local_E += n_experts;
-      } else if (!layouts || layouts[l].is_plain())
-        run_experts(layer.experts, top_k, ids, normed, weights, added, n_threads);
-      else
-        run_laid_out(layer.experts, layouts[l], n_experts, top_k, ids, normed, weights, added, rows, n_threads);
+      if (is_mixed) {
+        std::copy_n(mixed, hidden, added);
+      } else {
+        route(layer.router, normed, 1, ids, weights);
+        if (held && !held->use(l, layout, ids, top_k)) return l;
+        if (exchange) {
+          if (!run_own_experts(layer.experts, local_E, top_k, ids, normed, weights, hidden, added, *exchange, n_threads))
+            return -1;
+          local_E += n_experts;
+        } else if (layout.is_plain()) {
+          run_experts(layer.experts, top_k, ids, normed, weights, added, n_threads);
+        } else {
+          run_laid_out(layer.experts, layout, n_experts, top_k, ids, normed, weights, added, rows, n_threads);
+        }
+      }
       add();
       ids += top_k, weights += top_k, rows += rows ? n_experts : 0;
     }
@@ -148,7 +172,7 @@ int32_t joulebench_step(const DecoderLayer* layers, int64_t n_layers, int64_t hi
       add();
     }
   }
-  return 1;
+  return n_layers;
 }
 
 // See Exchange::sum.

@@ -28,11 +28,39 @@ struct DecodeLayout {
   bool is_plain() const { return !rows_E && !group_E && !n_padding_calls && !slices; }
   int64_t rows(int64_t expert) const { return rows_E ? rows_E[expert] : 1; }
 
-  // Whether the choice has this expert called.
+  // Whether the choice has this expert called with its rows.
   bool calls(int64_t expert, const int64_t* ids_K, int64_t n_chosen) const {
     const int64_t* const end_K = ids_K + n_chosen;
     return std::any_of(ids_K, end_K, [&](int64_t other) {
       return other == expert || (group_E && group_E[other] == group_E[expert]);
+    });
+  }
+};
+
+// Which experts lie where they are computed, [layers, E], and what was used when: by how many plans, by which last, and
+// how many there were. A plan is what one layer of one step calls.
+struct Held {
+  const uint8_t* at_hand_LE;
+  int64_t *uses_LE, *last_use_LE, *n_plans;
+  int64_t n_experts;
+
+  // Counts what a layer's choice calls as used, where all of that lies at hand; else nothing, and returns false.
+  bool use(int64_t layer, const DecodeLayout& layout, const int64_t* ids_K, int64_t n_chosen) const {
+    const int64_t first = layer * n_experts;
+    const auto each_called = [&](const auto& visit) {
+      if (!layout.group_E && !layout.n_padding_calls) return std::all_of(ids_K, ids_K + n_chosen, visit);
+      for (int64_t e = 0; e < n_experts; e++) {
+        const bool is_padding = layout.n_padding_calls && e == n_experts - 1;
+        if ((is_padding || layout.calls(e, ids_K, n_chosen)) && !visit(e)) return false;
+      }
+      return true;
+    };
+    if (!each_called([&](int64_t e) { return at_hand_LE[first + e] != 0; })) return false;
+    ++*n_plans;
+    return each_called([&](int64_t e) {
+      uses_LE[first + e]++;
+      last_use_LE[first + e] = *n_plans;
+      return true;
     });
   }
 };

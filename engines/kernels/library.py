@@ -137,7 +137,8 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
     f32 = ctypes.c_float
     step = [
         *(pointer, i64, i64, pointer, pointer, pointer, i64),
-        *(pointer, pointer, i64, i64, pointer, pointer, pointer, pointer, pointer, i32),
+        *(pointer, pointer, i64, i64, *(pointer,) * 7),
+        *(pointer, i64, pointer, i32),
     ]
     return {
         "instruction_set": (ctypes.c_char_p, []),
@@ -147,7 +148,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
         "rms_norm": (None, [pointer, i64, i64, pointer, f32, pointer, i32]),
         "attention": (None, [pointer, pointer, i64, pointer, pointer, i64, pointer, i64, pointer, i32]),
         "route": (None, [pointer, pointer, i64, pointer, pointer]),
-        "laid_out": (None, [pointer, pointer, i64, i64, pointer, pointer, pointer, pointer, pointer, i32]),
-        "step": (i32, step),
+        "laid_out": (i32, [pointer, pointer, i64, i64, *(pointer,) * 6, i64, i32]),
+        "step": (i64, step),
         "sum": (i32, [pointer, pointer, i64]),
     }

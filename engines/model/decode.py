@@ -13,8 +13,10 @@ Legend: H hidden, E experts, K experts per token, L sparse layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -29,18 +31,24 @@ from engines.model.attention import KeyValueCache
 from engines.model.experts import GatedWeights
 from engines.model.router import kernel_router
 from engines.model.weights import LayerWeights, ModelWeights, SparseWeights
+from engines.residency import Residency
+from engines.shown import Shown
 from engines.techniques.base import Technique
 from engines.techniques.context import LayerInput
+
+if TYPE_CHECKING:
+    from engines.model.slots import ExpertSlots
 
 
 @dataclass(frozen=True)
 class Computed:
     """What a sparse layer of a step computed. rows_E: rows of each expert's calls; None: one for each chosen expert.
-    layout: whose slices were computed."""
+    layout: whose slices were computed. plan: of a layer that was left to its plan, for experts had to be brought."""
 
     routing: Routing
     rows_E: Tensor | None
     layout: DecodeLayout = PLAIN
+    plan: DispatchPlan | None = None
 
     def rows_of_calls(self) -> dict[int, int]:
         if self.rows_E is None:
@@ -48,7 +56,8 @@ class Computed:
         return {expert: n_rows for expert, n_rows in enumerate(self.rows_E.tolist()) if n_rows}
 
     def check(self, plan: DispatchPlan, name: str, layer: int) -> None:
-        """Raises `EngineError` where the plan is not what was computed. name: of the technique."""
+        """Raises `EngineError` where the plan is not what was computed, with all experts where they lay. name: of the
+        technique."""
         ran, planned = self.rows_of_calls(), _rows_by_slice(plan)
         slices = [_Slice(width=w) for w in self.layout.widths] + [_Slice(hidden=w) for w in self.layout.hidden]
         for one in slices or [_Slice()]:
@@ -78,14 +87,18 @@ class StepPlans(Sequence[DispatchPlan | None]):
         computed: Sequence[Computed | DispatchPlan | None],
         fused: bool,
         grouped: Set[bool] = frozenset(),
+        shown: Shown | None = None,
     ) -> None:
         """computed: of each layer what was computed or, where that followed a plan, the plan; None of a dense one.
-        fused: whether the step was one call. grouped: of layers that followed a plan, whether all their experts were
-        computed together."""
+        fused: whether the step was one call, but for layers whose experts had to be brought. grouped: of layers that
+        followed a plan, whether all their experts were computed together. shown: of a technique that is shown what
+        lies where: such plans are made once, in the order of steps."""
         self._technique = technique
         self.computed = computed
         self.is_fused = fused
         self.grouped = grouped
+        self._shown = shown if shown is not None and shown.residency is not None else None
+        self._settled: list[DispatchPlan | None] | None = None
 
     @property
     def waited(self) -> bool:
@@ -102,11 +115,37 @@ class StepPlans(Sequence[DispatchPlan | None]):
         return len(self.computed)
 
     def __getitem__(self, layer: int) -> DispatchPlan | None:  # type: ignore[override]
+        if not isinstance(self.computed[layer], Computed):
+            return self.computed[layer]  # type: ignore[return-value]
+        if self._shown is None:
+            return self._plan(layer, None)
+        if self._settled is None:
+            self._shown.settle(self)
+        assert self._settled is not None  # it was deferred
+        return self._settled[layer]
+
+    def settle(self, residency: Residency) -> None:
+        """Makes the plans, each as things lay then, and has each applied. Raises `EngineError`."""
+        self._settled = []
+        for layer in range(len(self.computed)):
+            plan = self._plan(layer, residency)
+            if plan is not None:
+                residency.apply(layer, plan)
+            self._settled.append(plan)
+
+    def _plan(self, layer: int, residency: Residency | None) -> DispatchPlan | None:
         computed = self.computed[layer]
         if not isinstance(computed, Computed):
             return computed
-        plan = self._technique.plan(LayerInput(layer, "decode", computed.routing))
+        if computed.plan is not None:
+            return computed.plan
+        left = None if residency is None else 0
+        plan = self._technique.plan(
+            LayerInput(layer, "decode", computed.routing, residency=residency, prefill_left=left)
+        )
         computed.check(plan, self._technique.name, layer)
+        if self._shown is not None and self._shown.slots is not None and len(plan.transfers):
+            raise EngineError(f"{self._technique.name} planned to bring experts to layer {layer}, and all lay there")
         return plan
 
     def __iter__(self) -> Iterator[DispatchPlan | None]:
@@ -157,6 +196,12 @@ class AskedLayouts:
         self._is_sparse = [config.moe is not None and config.is_sparse(layer) for layer in range(config.n_layers)]
         self._last: SaidLayouts | None = None
 
+    @cached_property
+    def are_all_computed(self) -> bool:
+        """Whether the kernels know the experts of every layer that has some."""
+        mlps = [layer.mlp for layer in self._weights.layers]
+        return all(mlp.experts.table is not None for mlp in mlps if isinstance(mlp, SparseWeights))
+
     def of(self, technique: Technique) -> SaidLayouts | None:
         """None where it decides something between router and experts, or computes slices that the kernels do not read.
         Asked once for each technique that comes: what it says is frozen, and a request is of one."""
@@ -193,12 +238,19 @@ class AskedLayouts:
         return known if len(known) == len(tables) else None
 
 
+class BroughtExperts(Protocol):
+    """Computes the experts of a layer of one token by its plan, which brings those that are lacking."""
+
+    def __call__(self, layer: int, routing: Routing, normed_1H: Tensor) -> tuple[Tensor, DispatchPlan]: ...
+
+
 class FusedDecoder:
     """Decode steps of a model whose layers the kernels know whole."""
 
     def __init__(self, decoder: Decoder, config: ModelConfig) -> None:
         self._decoder = decoder
-        self._config = config
+        self._n_experts = 0 if config.moe is None else config.moe.n_experts
+        self._over: WeakKeyDictionary[ExpertSlots, Decoder] = WeakKeyDictionary()
 
     def step(
         self,
@@ -207,24 +259,59 @@ class FusedDecoder:
         sin_1P: Tensor,
         cache: KeyValueCache,
         said: SaidLayouts,
+        shown: Shown,
+        brought: BroughtExperts,
         exchange: object = None,
     ) -> StepPlans:
         """Turns the embedded token into the last layer's output, in place. The cache's length is the caller's.
-        exchange: of `Decoder.step`."""
-        ids_LK, weights_LK, rows_LE = self._decoder.step(
-            hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length, said.table, exchange
-        )
-        computed: list[Computed | None] = []
-        row = 0
-        for layout in said.layouts:
-            if layout is None or self._config.moe is None:
-                computed.append(None)
-                continue
-            routing = Routing(ids_LK[row : row + 1], weights_LK[row : row + 1], self._config.moe.n_experts)
-            rows_E = None if rows_LE is None or layout.is_plain else rows_LE[row]
-            computed.append(Computed(routing, rows_E, layout))
-            row += 1
-        return StepPlans(said.technique, computed, fused=True)
+
+        Where experts lie in slots, a layer that calls one which does not is left to `brought`. Ends of layers are
+        stamped there, of the one before, and of the last. exchange: of `Decoder.step`.
+        """
+        slots = shown.kept_slots
+        decoder = self._decoder if slots is None else self._reading(slots)
+        room = decoder.room(said.table)
+        computed: list[Computed | DispatchPlan | None] = []
+        by_plan: dict[int, DispatchPlan] = {}
+        n_done = 0
+
+        def lacking(layer: int, normed_1H: Tensor, ids_1K: Tensor, weights_1K: Tensor) -> Tensor:
+            nonlocal n_done
+            if slots is not None and layer > n_done:
+                slots.stamps.end_layer(layer - 1)
+            n_done = layer
+            mixed_1H, by_plan[layer] = brought(layer, Routing(ids_1K, weights_1K, self._n_experts), normed_1H)
+            n_done = layer + 1
+            return mixed_1H
+
+        plans = StepPlans(said.technique, computed, fused=True, shown=shown)
+        with shown.deferring(plans):
+            try:
+                decoder.step(
+                    *(hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length),
+                    *(said.table, room, shown.held, lacking, exchange),
+                )
+                if slots is not None and n_done < len(said.layouts):
+                    slots.stamps.end_layer(len(said.layouts) - 1)
+                n_done = len(said.layouts)
+            finally:
+                row = 0
+                for layer, layout in enumerate(said.layouts[:n_done]):
+                    if layout is None:
+                        computed.append(None)
+                        continue
+                    routing = Routing(room.ids_LK[row : row + 1], room.weights_LK[row : row + 1], self._n_experts)
+                    rows_E = None if room.rows_LE is None or layout.is_plain else room.rows_LE[row]
+                    computed.append(Computed(routing, rows_E, layout, by_plan.get(layer)))
+                    row += 1
+        return plans
+
+    def _reading(self, slots: ExpertSlots) -> Decoder:
+        """The same layers with the experts that lie in slots."""
+        if slots not in self._over:
+            layers = [replace(one, experts=slots.table(layer)) for layer, one in enumerate(self._decoder.layers)]
+            self._over[slots] = Decoder(layers)
+        return self._over[slots]
 
 
 def fused_decoder(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,6 +114,8 @@ class ExpertSlots:
         self._files = [None if layer is None else layer.experts for layer in layers]
         self._layers = [None if layer is None else emptied(layer, self._slots[0]) for layer in layers]
         self._place: dict[LayerExpert, int] = {}
+        self.at_hand_LE = np.zeros((len(layers), len(sparse[0].experts)), dtype=np.bool_)
+        """Whether an expert lies in a slot, whole: not while it is being copied, nor until somebody waited for that."""
         self._copied = Copied(0, 0, 0)
         self._copier, self._job_of = copier or Copier(), dict[LayerExpert, CopyJob]()
         self.stamps = stamps or CopyStamps()
@@ -133,6 +136,11 @@ class ExpertSlots:
             for expert in experts or ():
                 for part in tensors_of(expert):
                     give_back(part)
+
+    def table(self, layer: int) -> native.ExpertTable | None:
+        """Of a sparse layer's experts as the kernels read them; of those alone that are at hand."""
+        own = self._layers[layer]
+        return None if own is None else own.table
 
     def take_copied(self) -> Copied:
         copied, self._copied = self._copied, Copied(0, 0, 0)
@@ -219,6 +227,7 @@ class ExpertSlots:
         assert own is not None
         own.put(place.expert, None)
         self._job_of.pop(place, None)
+        self.at_hand_LE[place] = False
         self._free.append(number)
 
     def _arrive(self, own: SlottedExperts, called: Sequence[int], layer: int) -> None:
@@ -229,6 +238,7 @@ class ExpertSlots:
         if self._job_of:
             jobs = [self._job_of.pop(LayerExpert(layer, expert), None) for expert in called]
             self.stamps.wait(layer, [job for job in jobs if job is not None])
+            self.at_hand_LE[layer][called] = True
 
 
 @dataclass(frozen=True)

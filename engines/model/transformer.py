@@ -11,7 +11,9 @@ Legend: T tokens of the step, H hidden, P pairs of turned features, L vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -116,12 +118,41 @@ class Transformer:
             tokens_T = tokens_T.to(self._device)
         hidden_TH = F.embedding(tokens_T, self._weights.embedding_LH).to(self._dtype) * self.config.embedding_scale
         is_one_token = phase == "decode" and len(tokens_T) == 1
-        said = self._said(technique) if is_one_token and observer is None and self._device is None else None
+        said = self._said(technique, shown) if is_one_token and observer is None and self._device is None else None
         if said is not None and self._decoder is not None:
-            lazy = self._decoder.step(hidden_TH, step.cos_TP, step.sin_TP, caches[0], said, self._exchange)
+            brought = partial(_brought, technique, shown)
+            one = hidden_TH, step.cos_TP, step.sin_TP, caches[0], said
+            lazy = self._decoder.step(*one, shown, brought, self._exchange)
             caches[0].length += 1
             return self._weights.norm(hidden_TH), lazy
         plans: list[Computed | DispatchPlan | None] = []
+        made = StepPlans(technique, plans, fused=False, shown=None if said is None else shown)
+        with nullcontext() if said is None else shown.deferring(made):
+            hidden_TH = self._layers(hidden_TH, step, technique, phase, observer, on_routing, said, shown, plans)
+        for chunk in step.cached:
+            chunk.cache.length = chunk.end
+        if phase == "prefill":
+            made.grouped = self._grouped(technique, plans)
+        return self._weights.norm(hidden_TH), made
+
+    def _said(self, technique: Technique, shown: Shown) -> SaidLayouts | None:
+        """What the technique says of one token. Where something lies in slots all layers go by that, or none."""
+        said = self._layouts.of(technique)
+        return said if shown.residency is None or self._layouts.are_all_computed else None
+
+    def _layers(
+        self,
+        hidden_TH: Tensor,
+        step: Step,
+        technique: Technique,
+        phase: ChunkPhase,
+        observer: LayerObserver | None,
+        on_routing: RoutingListener | None,
+        said: SaidLayouts | None,
+        shown: Shown,
+        plans: list[Computed | DispatchPlan | None],
+    ) -> Tensor:
+        """One after the other. plans: what each computed is added."""
         wants_norm = (technique.needs_saliency and said is None) or observer is not None
         for layer, weights in enumerate(self._weights.layers):
             attended_TH = attend(
@@ -150,10 +181,7 @@ class Transformer:
                 mixed_TH = weights.after_mlp_norm(mixed_TH)
             hidden_TH = hidden_TH + mixed_TH
             plans.append(plan)
-        for chunk in step.cached:
-            chunk.cache.length = chunk.end
-        grouped = self._grouped(technique, plans) if phase == "prefill" else set[bool]()
-        return self._weights.norm(hidden_TH), StepPlans(technique, plans, False, grouped)
+        return hidden_TH
 
     def _grouped(self, technique: Technique, plans: Sequence[Computed | DispatchPlan | None]) -> set[bool]:
         """Of layers that followed a plan, whether all experts were computed together and not one after the other."""
@@ -175,9 +203,6 @@ class Transformer:
         logits_TL = widened_linear(hidden_TH, self._weights.head_LH, self._weights.head_bias_L).float()
         cap = self.config.logit_softcap
         return logits_TL if cap is None else cap * torch.tanh(logits_TL / cap)
-
-    def _said(self, technique: Technique) -> SaidLayouts | None:
-        return self._layouts.of(technique)
 
     def _own_rows(self, tokens_T: Tensor) -> Tensor:
         """Those of a step that this model computes: all."""
@@ -226,11 +251,18 @@ class Transformer:
         routing = route(normed_TH, mlp.router, moe.router)
         if on_routing is not None:
             on_routing(layer, routing, phase)
-        if said is not None and mlp.experts.table is not None and native.serves(normed_TH, routing.weights_TK):
-            mixed_TH, rows_E = mix_laid_out(
-                normed_TH, mlp.experts.table, said.table, layer, routing.expert_ids_TK, routing.weights_TK
-            )
-            return _sum(mixed_TH, self._shared(normed_TH, mlp)), Computed(routing, rows_E, said.layouts[layer] or PLAIN)
+        table = mlp.experts.table if said is None or shown.kept_slots is None else shown.kept_slots.table(layer)
+        if said is not None and table is not None and native.serves(normed_TH, routing.weights_TK):
+            chosen = routing.expert_ids_TK, routing.weights_TK
+            layout, rows_E, plan = said.layouts[layer] or PLAIN, None, None
+            ran = mix_laid_out(normed_TH, table, said.table, layer, *chosen, shown.held)
+            if ran is not None:
+                mixed_TH, rows_E = ran
+                if shown.slots is not None:
+                    shown.slots.stamps.end_layer(layer)
+            else:
+                mixed_TH, plan = _brought(technique, shown, layer, routing, normed_TH)
+            return _sum(mixed_TH, self._shared(normed_TH, mlp)), Computed(routing, rows_E, layout, plan)
         shared_TH = self._shared(normed_TH, mlp)
         state = HiddenState(residual_TH, normed_TH, shared_TH)
         seen = shown.layer(layer, phase, routing, saliency_T, state)
@@ -258,6 +290,18 @@ class Transformer:
         if mlp.shared_gate_1H is not None:
             shared_TH = shared_TH * torch.sigmoid(widened_linear(normed_TH, mlp.shared_gate_1H))
         return shared_TH
+
+
+def _brought(
+    technique: Technique, shown: Shown, layer: int, routing: Routing, normed_1H: Tensor
+) -> tuple[Tensor, DispatchPlan]:
+    """The experts of a layer of one decoded token, by a plan that brings those which lie in no slot."""
+    assert shown.slots is not None  # else all experts lie at hand
+    seen = shown.layer(layer, "decode", routing, None, None)
+    plan = technique.plan(seen)
+    mixed_1H = shown.slots.execute(layer, plan, normed_1H)
+    shown.ran(seen, plan)
+    return mixed_1H, plan
 
 
 def _sum(mixed_TH: Tensor, shared_TH: Tensor | None) -> Tensor:

@@ -105,7 +105,7 @@ class RankTransformer(Transformer):
             hidden_TH = self.links.gathered(hidden_TH, rows_N, "backbone", only=0)
         return hidden_TH, plans
 
-    def _said(self, technique: Technique) -> SaidLayouts | None:
+    def _said(self, technique: Technique, shown: Shown) -> SaidLayouts | None:
         return self._whole_steps
 
     def _of_whole_steps(self, technique: OverRanks) -> SaidLayouts | None:

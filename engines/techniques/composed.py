@@ -21,7 +21,7 @@ from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
 from engines.residency import Slots
 from engines.techniques.base import Layout, Move, Moved, Piece, Place, Route, Rows, Share
-from engines.techniques.context import NOTHING, Asks, BuildContext, ChunkPhase, LayerInput
+from engines.techniques.context import Asks, BuildContext, ChunkPhase, LayerInput
 from engines.techniques.exchanges import exchanges_of
 from engines.techniques.layout.capacity import Capacity
 from engines.techniques.layout.exact import exact_rows
@@ -126,9 +126,12 @@ class ComposedTechnique:
     def decode_layout(self, layer: int) -> DecodeLayout | None:
         """Of one share that is laid out as the layout says, in whatever pieces; several shares are decided later.
 
-        None where the route or the move has a say between router and experts.
+        None where the route has a say between router and experts, or what is shown cannot be shown later. A move says
+        nothing of what is called: its plan is made afterwards, or when an expert must be brought.
         """
-        return None if self.asks != NOTHING or self._route is not None else self._said_layout(layer)
+        asks = self.asks
+        can_wait = not (asks.hidden_state or asks.counts or asks.waits) and self._route is None
+        return self._said_layout(layer) if can_wait else None
 
     def _said_layout(self, layer: int) -> DecodeLayout | None:
         shares = self._place.decode_shares(layer)
