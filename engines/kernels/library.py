@@ -138,7 +138,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
     step = [
         *(pointer, i64, i64, pointer, pointer, pointer, i64),
         *(pointer, pointer, i64, i64, *(pointer,) * 7),
-        *(pointer, i64, pointer, i32),
+        *(i64, pointer, i32),
     ]
     return {
         "instruction_set": (ctypes.c_char_p, []),
