@@ -266,6 +266,11 @@ def test_an_unknown_shape_names_those_there_are() -> None:
         ("phi-3.5-moe", "Phi-3.5-MoE-instruct"),
         ("phi-tiny-moe", "Phi-tiny-MoE-instruct"),
         ("qwen3-30b-a3b", "Qwen3-30B-A3B"),
+        ("qwen3-235b-a22b", "Qwen3-235B-A22B"),
+        ("mixtral-8x7b", "Mixtral-8x7B-v0.1"),
+        ("deepseek-moe-16b", "deepseek-moe-16b-base"),
+        ("gpt-oss-20b", "gpt-oss-20b"),
+        ("gpt-oss-120b", "gpt-oss-120b"),
     ],
 )
 def test_a_named_shape_is_that_of_the_published_config(name: str, published: str) -> None:
@@ -274,7 +279,16 @@ def test_a_named_shape_is_that_of_the_published_config(name: str, published: str
 
 
 @pytest.mark.parametrize(
-    "name", ["Phi-3.5-MoE-instruct", "Phi-tiny-MoE-instruct", "Qwen3-30B-A3B", "Qwen1.5-MoE-A2.7B", "Qwen3-0.6B"]
+    "name",
+    [
+        "Phi-3.5-MoE-instruct",
+        "Phi-tiny-MoE-instruct",
+        "Qwen3-30B-A3B",
+        "Qwen1.5-MoE-A2.7B",
+        "Qwen3-0.6B",
+        "Mixtral-8x7B-v0.1",
+        "deepseek-moe-16b-base",
+    ],
 )
 def test_parameters_of_a_shape_are_the_values_of_the_checkpoints_matrices(name: str) -> None:
     config = parse_model_config(PUBLISHED[name].config, None)
@@ -289,6 +303,33 @@ def test_parameters_of_a_shape_are_the_values_of_the_checkpoints_matrices(name: 
         assert counted.active == pytest.approx(counted.total - unused - looked_up, rel=1e-5)
     else:
         assert counted.active == counted.total, "the head is the embedding"
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    # 001, Table II, whose Mixtral (42.0) is in GiB of two-byte values: 45.1e9. The shared experts are counted there.
+    [("qwen3-30b-a3b", 29.0), ("phi-3.5-moe", 40.3), ("mixtral-8x7b", 45.1), ("deepseek-moe-16b", 15.4)],
+)
+def test_experts_of_a_named_shape_are_as_large_as_the_source_says(name: str, billions: float) -> None:
+    shape = NAMED_SHAPES[name]
+    shared = shape.n_sparse_layers * 3 * shape.hidden * shape.shared_width
+    assert (shape.routed_bytes / 2 + shared) / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    # 003, Table 2, in GiB; its GPT-OSS-120B is right at 36 layers of 128 experts, which its own row misprints.
+    [("qwen3-30b-a3b", 54), ("gpt-oss-120b", 213)],
+)
+def test_memory_of_experts_is_as_source_003_says(name: str, gib: float) -> None:
+    assert NAMED_SHAPES[name].routed_bytes / 2**30 == pytest.approx(gib, abs=1)
+
+
+def test_dense_layers_of_a_named_shape_come_first_where_the_plans_have_none() -> None:
+    sparse = plan(call((0,), (2,), (2,), CPU))
+    priced = operations(STEP, [sparse], replace(TOY, n_layers=3, n_dense_layers=1), "cpu", None)
+    assert [o.name for o in priced if o.name in ("dense FFN", "router")] == ["dense FFN", "router", "router"]
+    assert replace(TOY, n_layers=3, n_dense_layers=1).routed_bytes == 2 * 2 * 36 * 2
 
 
 def test_parameters_of_mixed_layers_are_not_guessed() -> None:

@@ -47,7 +47,8 @@ def operations(
     """All layers of one forward chunk, without the LM head (`lm_head`), whose rows only the request knows.
 
     plans: one per layer of the model that computed, None for a dense layer. A priced shape with more layers reuses them
-    in order, again from the first; one without dense layers reuses the sparse layers' plans only.
+    in order, again from the first; one without dense layers reuses the sparse layers' plans only, and one with some
+    has them first where the plans have none.
     backbone: the unit of attention and of what every token passes through; experts lie where the plans say.
     graph_bytes_limit: a static expert call with more weight bytes runs on the CPU. travels: of a sheet, and of the
     steps before; None of units that share one memory. n_before: operations before this step. Raises `EngineError` and
@@ -56,12 +57,13 @@ def operations(
     numbers = [i for i, plan in enumerate(plans) if plan is not None or shape.dense_width > 0]
     if not numbers:
         raise EngineError(f"nothing to price as {shape.name}: the step has {len(plans)} layers, none of them sparse")
+    n_dense = 0 if None in plans else shape.n_dense_layers or 0
     sheet = None if travels is None else travels.sheet
     rest = unit_of_rest(sheet, backbone)
     steps, block = Steps(n_before), Block(shape, rest, graph_bytes_limit, travels)
     for layer in range(shape.n_layers):
         reused = layer % len(numbers)
-        plan = plans[numbers[reused]]
+        plan = None if layer < n_dense else plans[numbers[reused]]
         steps.add(_norm(step, shape, rest))
         steps.add(_attention(step, shape, backbone, sheet))
         steps.add(residual("attention residual", step.n_tokens, shape, rest))

@@ -43,6 +43,8 @@ class ModelShape:
     """Joint width of the experts that every token passes through; 0: none."""
     ties_embedding: bool = False
     """Whether the head is the embedding."""
+    n_dense_layers: int | None = None
+    """Where dense and sparse layers mix; the first ones, where the plans of another model do not say which."""
 
     @property
     def attention_weights(self) -> int:
@@ -55,16 +57,30 @@ class ModelShape:
         return 3 * self.hidden * self.expert_width
 
     @property
-    def parameters(self) -> Parameters:
-        """Without norms and biases. Raises `EngineError` where dense and sparse layers mix: how many is not known."""
-        if self.n_experts and self.dense_width:
+    def n_sparse_layers(self) -> int:
+        """Raises `EngineError` where dense and sparse layers mix, and how many is not known."""
+        if not self.n_experts or not self.dense_width:
+            return self.n_layers if self.n_experts else 0
+        if self.n_dense_layers is None:
             raise EngineError(f"{self.name} has dense and sparse layers, and its shape does not say how many of each")
-        vocabulary = self.vocabulary * self.hidden
-        every_token = self.attention_weights + self.hidden * self.n_experts
-        every_token += 3 * self.hidden * (self.dense_width + self.shared_width)
-        active = self.n_layers * (every_token + self.top_k * self.expert_weights) + vocabulary
-        others = self.n_layers * (self.n_experts - self.top_k) * self.expert_weights
-        return Parameters(active + others + (0 if self.ties_embedding else vocabulary), active)
+        return self.n_layers - self.n_dense_layers
+
+    @property
+    def routed_bytes(self) -> int:
+        """Of all experts that routers choose from. Raises as `n_sparse_layers`."""
+        return self.n_sparse_layers * self.n_experts * self.expert_weights * self.bytes_per_value
+
+    @property
+    def parameters(self) -> Parameters:
+        """Without norms and biases. Raises as `n_sparse_layers`."""
+        n_sparse, vocabulary = self.n_sparse_layers, self.vocabulary * self.hidden
+        sparse = self.hidden * self.n_experts + 3 * self.hidden * self.shared_width + self.top_k * self.expert_weights
+        dense = 3 * self.hidden * self.dense_width
+        active = self.n_layers * self.attention_weights + n_sparse * sparse + (self.n_layers - n_sparse) * dense
+        others = n_sparse * (self.n_experts - self.top_k) * self.expert_weights
+        return Parameters(
+            active + vocabulary + others + (0 if self.ties_embedding else vocabulary), active + vocabulary
+        )
 
 
 PHI_3_5_MOE = ModelShape(
@@ -100,7 +116,30 @@ QWEN3_30B_A3B = ModelShape(
 )
 """Qwen/Qwen3-30B-A3B: 30.5 B parameters."""
 
-NAMED_SHAPES = {shape.name: shape for shape in (PHI_3_5_MOE, PHI_TINY_MOE, QWEN3_30B_A3B)}
+QWEN3_235B_A22B = replace(
+    QWEN3_30B_A3B, name="qwen3-235b-a22b", n_layers=94, hidden=4096, n_heads=64, expert_width=1536
+)
+"""Qwen/Qwen3-235B-A22B: 235 B parameters."""
+
+MIXTRAL_8X7B = ModelShape("mixtral-8x7b", 32, 4096, 32, 8, 128, 0, 8, 2, 14336, 32000)
+"""mistralai/Mixtral-8x7B-v0.1: 46.7 B parameters."""
+
+DEEPSEEK_MOE_16B = ModelShape(
+    "deepseek-moe-16b", 28, 2048, 16, 16, 128, 10944, 64, 6, 1408, 102400, shared_width=2816, n_dense_layers=1
+)
+"""deepseek-ai/deepseek-moe-16b-base: 16.4 B parameters, 66 x 27 experts with the shared ones (001, Table II)."""
+
+GPT_OSS_20B = ModelShape("gpt-oss-20b", 24, 2880, 64, 8, 64, 0, 32, 4, 2880, 201088)
+"""openai/gpt-oss-20b: 20.9 B parameters; two bytes a value here, as source 003 ran it, four bits in its checkpoint."""
+
+GPT_OSS_120B = replace(GPT_OSS_20B, name="gpt-oss-120b", n_layers=36, n_experts=128)
+"""openai/gpt-oss-120b: 116.8 B parameters."""
+
+_NAMED = (
+    PHI_3_5_MOE, PHI_TINY_MOE, QWEN3_30B_A3B, QWEN3_235B_A22B, MIXTRAL_8X7B, DEEPSEEK_MOE_16B, GPT_OSS_20B,
+    GPT_OSS_120B,
+)  # fmt: skip
+NAMED_SHAPES = {shape.name: shape for shape in _NAMED}
 
 
 def own_shape(name: str, config: ModelConfig) -> ModelShape:
@@ -111,8 +150,10 @@ def own_shape(name: str, config: ModelConfig) -> ModelShape:
             f"cannot price {config.architecture}: its attention is latent, and this schedule prices heads with keys of "
             "their own; measure it on the host, or price it as a shape of the same experts"
         )
+    mixes = moe is not None and len(moe.sparse_layers) < config.n_layers
     return ModelShape(
         name=name,
+        n_dense_layers=config.n_layers - len(moe.sparse_layers) if moe is not None and mixes else None,
         n_layers=config.n_layers,
         hidden=config.hidden,
         n_heads=config.n_heads,
