@@ -16,13 +16,13 @@ import pandas as pd
 from pydantic import Field
 
 from results.ratios import Ratio
-from results.records import Cell, Method, Record
+from results.records import Cell, Method, Phase, Record
 from results.report.against import Against, against
-from results.report.arm_figures import ArmFigure, ArmFigures, RequestPhase
+from results.report.arm_figures import ArmFigure, ArmFigures
 from results.report.arms import SWEPT, arms_of
 from results.runs import RunData
 
-PHASE_WORDS: dict[RequestPhase, str] = {"all": "end to end", "prefill": "prefill", "decode": "decode"}
+PHASE_WORDS: dict[Phase, str] = {"all": "end to end", "prefill": "prefill", "decode": "decode"}
 NO_CELL = "no such arm ran on this device"
 
 

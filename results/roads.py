@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from results.cells import trials_of
 from results.environments import BUILD_DIGITS, Build, Road
-from results.records import Cell
+from results.records import Cell, Phase
 from results.runs import RunData
 from results.trials import Trial
 
@@ -68,10 +68,13 @@ def roads_of(trials: Sequence[Trial]) -> tuple[str, ...]:
     return tuple(road_words(road) for road in _distinct(trials))
 
 
-def comparable_roads(trials: Sequence[Trial]) -> frozenset[str]:
-    """What two arms must have in common for their times and joules to compare techniques. Threads and the width of the
-    arithmetic are not in it: a plan chooses them. Empty where a model gives the times."""
-    return frozenset(", ".join(_parts(road, with_chosen=False)) for road in _distinct(_timed(trials)))
+def comparable_roads(trials: Sequence[Trial], phase: Phase = "all") -> frozenset[str]:
+    """What two arms must have in common for their times and joules to compare techniques, or those of one phase of
+    their requests. Threads and the width of the arithmetic are not in it: a plan chooses them. Empty where a model
+    gives the times."""
+    other = {"prefill": "decoding ", "decode": "prefill "}.get(phase)
+    parts = (_parts(road, with_chosen=False) for road in _distinct(_timed(trials)))
+    return frozenset(", ".join(p for p in own if other is None or not p.startswith(other)) for own in parts)
 
 
 def _timed(trials: Sequence[Trial]) -> list[Trial]:

@@ -10,6 +10,7 @@ import pytest
 
 from harness.plan import PlanError, build_plan
 from results.asked_tables import AskedTable, asked_rows
+from results.environments import Road
 from results.report.html import html_text
 from results.run_frames import RunFrames
 from results.runs import RunData
@@ -147,3 +148,23 @@ def test_a_plan_check_tells_what_a_table_names_wrongly(table: dict[str, Any], wo
 def test_tables_change_no_figure() -> None:
     asking = raw_plan(table=[{"title": "t", "over": "dropless"}])
     assert build_plan(asking).plan_hash == build_plan(raw_plan()).plan_hash
+
+
+def test_a_phase_is_compared_where_its_own_road_is_one() -> None:
+    """One arm decodes in one call of the kernels, the other plan by plan: their prefills compare, the rest does not."""
+    titles: dict[str, str] = {"prefill": "P", "decode": "D", "all": "A"}
+    found = made(
+        {"a": [(2.0, 2.0)], "b": [(1.0, 1.0)]},
+        [{"title": title, "over": "a", "phase": phase} for phase, title in titles.items()],
+    )
+    roads = [
+        Road(arithmetic="kernels", device="cpu", dtype="float32", n_threads=1, prefill="grouped", decoding=decoding)
+        for decoding in ("fused", "plan by plan")
+    ]
+    trials = [one.model_copy(update={"road": road}) for one, road in zip(found.trials, roads, strict=True)]
+    tables = {table.spec.phase: dict(table.rows)["b"][0] for table in drawn(replace(found, trials=tuple(trials)))}
+    assert tables["prefill"].ratio is not None
+    assert tables["prefill"].ratio.value == 2.0
+    for phase in ("decode", "all"):
+        assert tables[phase].ratio is None
+        assert "decoding plan by plan" in (tables[phase].reason or "")

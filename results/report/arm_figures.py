@@ -23,14 +23,13 @@ from results.compare import UnlikeError, mean_score, sample_logarithms, sample_s
 from results.derivation import not_alone
 from results.metrics import NO_METER, RELATIVE_UNITS
 from results.operations import outside_share
-from results.records import Cell, Method
+from results.records import Cell, Method, Phase
 from results.report.arms import Arm
 from results.roads import comparable_roads
 from results.runs import RunData
 from results.trials import Trial
 
 Quantity = Literal["time", "energy", "accuracy"]
-RequestPhase = Literal["all", "prefill", "decode"]
 QUANTITIES: tuple[Quantity, ...] = ("time", "energy", "accuracy")
 RANDOM_WEIGHTS = "the weights are random: scores say nothing about the method"
 NOT_SCORED = "this workload is not scored"
@@ -94,7 +93,7 @@ class ArmFigures:
         self._binary = binary_metrics(run)
         self.rising = {s.metric: s.higher_is_better for t in run.trials for s in t.scores}
         self.first_score = _first_scores(run)
-        self._amounts: dict[tuple[str, Quantity, RequestPhase], _Amount] = {}
+        self._amounts: dict[tuple[str, Quantity, Phase], _Amount] = {}
         errors = frame[(frame["metric"] == "energy_uncertainty") & (frame["phase"] == "all") & frame["mean"].notna()]
         self._stated_error: dict[tuple[str, str | None, str], float] = {
             (cell, meter, method): percent / 100
@@ -109,7 +108,7 @@ class ArmFigures:
         cells: Sequence[Cell],
         workloads: Sequence[str],
         quantity: Quantity,
-        phase: RequestPhase = "all",
+        phase: Phase = "all",
     ) -> ArmFigure:
         """phase: of the requests, where the quantity is time."""
         by_workload = {c.workload: c for c in cells}
@@ -151,7 +150,7 @@ class ArmFigures:
             stated_error=stated,
             unshared_error=_unshared(amounts, total),
             sums=sums,
-            roads=tuple(comparable_roads(own) for own in trials),
+            roads=tuple(comparable_roads(own, phase) for own in trials),
             overlaps=any(a.overlaps for own in amounts for a in own.values()),
             window_s=_summed([[a.window_s for a in own.values()] for own in amounts]),
             outside_share=self._outside_share(chosen) if method == "modelled" and phase == "all" else None,
@@ -163,7 +162,7 @@ class ArmFigures:
         scores = {w: score for w in workloads if (score := self.first_score.get(w)) is not None}
         return {w: score for w, score in scores.items() if score not in self._binary[w]}
 
-    def _amount(self, trial: Trial, quantity: Quantity, phase: RequestPhase) -> _Amount:
+    def _amount(self, trial: Trial, quantity: Quantity, phase: Phase) -> _Amount:
         """Read once: a trial counts in its workload, and in all of them together."""
         key = (trial.trial_id, quantity, phase)
         if key not in self._amounts:
@@ -238,7 +237,7 @@ class _Amount:
     window_s: float | None = None
 
 
-def _seconds(trial: Trial, phase: RequestPhase) -> _Amount:
+def _seconds(trial: Trial, phase: Phase) -> _Amount:
     """Of all requests of a trial, the whole or one phase of each."""
     if not trial.completions:
         return _Amount(None, "s", trial.time_method, None, "no request was completed")
