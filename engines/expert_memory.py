@@ -46,7 +46,7 @@ class ExpertMemory:
 
     def told(self, context: BuildContext, weights: ModelWeights, technique: TechniqueParameters) -> BuildContext:
         """The context, with what a technique that loads experts needs. Raises `EngineError` for a dense model."""
-        experts = [layer for layer in _expert_layers(weights) if layer is not None]
+        experts = [layer for layer in expert_layers(weights) if layer is not None]
         if context.sizes is None or not experts:
             raise EngineError("experts are loaded into slots, and the model is dense; use dropless")
         one = experts[0].experts[0]
@@ -61,7 +61,7 @@ class ExpertMemory:
     ) -> ExpertSlots | LayerBuffers:
         """As many as the technique asks for, or two buffers. context: as `told`. Raises `EngineError` where slots are
         to be filled from a file that does not hold experts as they compute."""
-        layers, copier = _expert_layers(weights), Copier(self.copy_bytes_per_s, now_s)
+        layers, copier = expert_layers(weights), Copier(self.copy_bytes_per_s, now_s)
         stamps = CopyStamps(now_s)
         if not technique.asks.slots:
             assert context.sizes is not None  # `told` looked
@@ -76,6 +76,6 @@ def fills_buffers(technique: TechniqueParameters) -> bool:
     return isinstance(technique, Composed) and isinstance(technique.choices.move, TwoBuffersParameters)
 
 
-def _expert_layers(weights: ModelWeights) -> Sequence[ExpertWeights | None]:
-    """Of all layers; None of a dense one."""
+def expert_layers(weights: ModelWeights) -> Sequence[ExpertWeights | None]:
+    """The routed experts of all layers; None of a dense one."""
     return [layer.mlp.experts if isinstance(layer.mlp, SparseWeights) else None for layer in weights.layers]

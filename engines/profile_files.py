@@ -28,11 +28,13 @@ from torch import Tensor
 from engines.errors import EngineError
 from engines.estimator import Estimator, estimator_shapes
 from engines.model.architecture import ModelConfig
+from engines.model.checkpoints import BUNDLED_PREFIX
 from engines.model.tensor_files import TensorFile, is_finite
 from engines.profile import Profile, ProfiledPredictions, ProfileOrigin, Sha256
 from results.records import Record
 
 DESCRIPTION, TENSORS = "profile.json", "profile.safetensors"
+BUNDLED_PROFILES = Path(__file__).parent / "tiny" / "profiles"
 MOST_DESCRIPTION_BYTES = 1 << 20
 COUNTS, SALIENCY, VECTORS = "tokens_per_expert", "saliency_per_expert", "default_vectors"
 ESTIMATOR = "estimator."
@@ -58,6 +60,17 @@ class _Description(Record):
     tensors_sha256: Sha256
     sha256: Sha256
     """Of all the rest of this record: `seal_of`."""
+
+
+def profile_folder(name: str) -> Path:
+    """What a plan names: a folder, or the profile that is installed with a bundled model. Raises `EngineError`."""
+    if not name.startswith(BUNDLED_PREFIX):
+        return Path(name)
+    model = name.removeprefix(BUNDLED_PREFIX)
+    bundled = sorted(path.name for path in BUNDLED_PROFILES.iterdir() if path.is_dir())
+    if model not in bundled:
+        raise EngineError(f"{name}: no such bundled profile; there is {', '.join(bundled)}")
+    return BUNDLED_PROFILES / model
 
 
 def profile_files(folder: Path) -> tuple[Path, Path]:

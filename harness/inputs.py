@@ -20,7 +20,7 @@ from devices.meters.modelled import watts_sheet_path
 from devices.models.sheet import sheet_path
 from engines.errors import EngineError
 from engines.model.checkpoints import decisive_files
-from engines.profile_files import profile_files
+from engines.profile_files import profile_files, profile_folder
 from harness.file_digests import file_digests
 from harness.plan import Plan
 from harness.run_parts import RunParts
@@ -97,7 +97,7 @@ def _files(plan: Plan, run_parts: RunParts) -> Iterator[tuple[str, Path]]:
         if device.recording is not None:
             seen[f"recording {device.recording}"] = Path(device.recording)
     for folder in dict.fromkeys(c.engine.profile for c in plan.cells if c.engine.profile is not None):
-        seen |= {f"{path.name}{OF_PROFILE}{folder}": path for path in profile_files(Path(folder))}
+        seen |= {f"{path.name}{OF_PROFILE}{folder}": path for path in profile_files(profile_folder(folder))}
     seen |= {f"data file {path}": path for path in sorted(run_parts.data_files)}
     yield from seen.items()
 

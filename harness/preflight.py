@@ -18,7 +18,7 @@ from engines.model.checkpoints import CheckpointFacts
 from engines.model.wanted_tensors import check_quantisation
 from engines.prediction import why_not
 from engines.pricing.shapes import NAMED_SHAPES, priced_shape
-from engines.profile_files import DIGITS, digest_of_profile
+from engines.profile_files import DIGITS, digest_of_profile, profile_folder
 from engines.techniques.parameters import Composed
 from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
@@ -100,7 +100,7 @@ def _noted(cell_plan: CellPlan, facts: CheckpointFacts) -> CellPlan:
         said["long_rope"] = cell_plan.engine.long_rope
     cell_id = cell_plan.cell.cell_id
     if cell_plan.engine.profile is not None:
-        digest = digest_of_profile(Path(cell_plan.engine.profile))
+        digest = digest_of_profile(profile_folder(cell_plan.engine.profile))
         said["profile"] = f"{cell_plan.engine.profile} (sha256 {digest[:DIGITS]})"
         cell_id = hashlib.sha256(f"{cell_id} {digest}".encode()).hexdigest()[: len(cell_id)]
     noted = {"cell_id": cell_id, "model_note": facts.note, "engine_parameters": said}

@@ -26,7 +26,7 @@ from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
 from engines.pricing.shapes import own_shape, priced_shape, sizes_of
 from engines.profile import Learnt, Profile
-from engines.profile_files import read_profile
+from engines.profile_files import profile_folder, read_profile
 from engines.reference import ReferenceEngine
 from engines.sizes import own_sizes
 from engines.techniques.context import Costs, ModelSizes
@@ -135,7 +135,7 @@ class RunParts:
         """Read once, damaged ones too: many arms may name it. Raises `EngineError`."""
         if folder not in self._profiles:
             try:
-                self._profiles[folder] = read_profile(Path(folder))
+                self._profiles[folder] = read_profile(profile_folder(folder))
             except EngineError as error:
                 self._profiles[folder] = error
         found = self._profiles[folder]

@@ -64,7 +64,8 @@ class EngineSpec(Record):
     name: str = Field(min_length=1, max_length=MAX_NAME)
     technique: TechniqueSpec
     profile: str | None = Field(None, min_length=1)
-    """Folder that `joulebench calibrate` wrote: learnt from in the place of prompts of the workload, in all cells."""
+    """Folder that `joulebench calibrate` wrote, or "bundled:NAME" of the one installed with that model: learnt from in
+    the place of prompts of the workload, in all cells."""
     devices: tuple[str, ...] | None = Field(None, min_length=1, max_length=64)
     """Names of the devices that it goes onto; all of the plan where it is not given."""
     prefill_chunk: int = Field(512, ge=1, le=1 << 20)

@@ -141,7 +141,8 @@ def _counted(rows: Sequence[Row]) -> Iterator[str]:
         if counter.short is None and len({row[counter.column] for row in known}) > 1:
             each = "; ".join(f"{row['engine']} {row[counter.column]:,.0f}" for row in known)
             layers = "".join(f" ({words})" for words in dict.fromkeys(row["counters_of"] for row in known) if words)
-            yield f"{counter.heading}, {counter.unit} a window{layers}: {each}"
+            window = "" if counter.unit in ("%", "B/s") else " a window"
+            yield f"{counter.heading}, {counter.unit}{window}{layers}: {each}"
 
 
 def _changes(derived: RunFrames) -> Iterator[str]:

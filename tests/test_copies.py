@@ -15,14 +15,12 @@ import torch
 
 from engines.base import unheard
 from engines.errors import EngineError
-from engines.expert_memory import ExpertMemory
+from engines.expert_memory import ExpertMemory, expert_layers
 from engines.model.buffers import LayerBuffers
 from engines.model.checkpoints import load_checkpoint
 from engines.model.copier import Copier, CopyJob, Part
-from engines.model.experts import ExpertWeights
 from engines.model.quantised import Form, Quantisation
 from engines.model.transformer import Transformer
-from engines.model.weights import SparseWeights
 from engines.oracle import Oracle
 from engines.reference import ReferenceEngine
 from engines.shown import Shown
@@ -123,10 +121,6 @@ class _Late(CopyJob):
         self.finish(0.0, 0.0)
 
 
-def expert_layers(model: Transformer) -> list[ExpertWeights | None]:
-    return [layer.mlp.experts if isinstance(layer.mlp, SparseWeights) else None for layer in model.weights.layers]
-
-
 @pytest.mark.parametrize("n_slots", [4, 6, 32])
 @pytest.mark.parametrize("prefetch", [True, False])
 def test_nothing_is_computed_from_a_buffer_that_is_being_filled(n_slots: int, prefetch: bool) -> None:
@@ -135,7 +129,7 @@ def test_nothing_is_computed_from_a_buffer_that_is_being_filled(n_slots: int, pr
     name = "prefetch-hint" if prefetch else "on-demand"
     context = BuildContext(16, sizes, profile, None, model, expert_slots=n_slots, moved_expert_bytes=1)
     technique = preset_parameters(name)().build(context)
-    buffers = LayerBuffers(expert_layers(model), n_slots, "fp32", Adversary())
+    buffers = LayerBuffers(expert_layers(model.weights), n_slots, "fp32", Adversary())
     found = forward(model, technique, sizes, buffers)
     assert torch.equal(found, forward(model, technique, sizes, None))
 
@@ -165,7 +159,7 @@ def test_perfect_predictions_give_the_oracle_and_wait_for_nothing_but_the_first_
     route = PredictedRoute(truth, executes_prediction=True, speculates_prefill=True)
     place, move = OneUnitParameters(unit="gpu").build(context, Exact()), TwoBuffersParameters().build(context)
     perfect = ComposedTechnique("perfect", route, place, {"prefill": Exact(), "decode": Exact()}, move, context)
-    buffers = LayerBuffers(expert_layers(model), 32, "fp32", Copier())
+    buffers = LayerBuffers(expert_layers(model.weights), 32, "fp32", Copier())
     found = forward(model, perfect, sizes, buffers, _Told(truth))
     assert float((found - oracle).norm() / oracle.norm()) < 1e-5
     copied = buffers.take_copied()

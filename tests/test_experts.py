@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engines.calls import CallKind, Calls, ExpertCall
+from engines.calls import CallKind, Calls, ExpertCall, Width
 from engines.dispatch import DispatchPlan, Routing
 from engines.model.architecture import GatedUnit
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gather_rows
@@ -169,3 +169,20 @@ def test_bytes_of_an_expert_count_gate_up_and_down_as_stored() -> None:
     narrow = ExpertWeights((GatedWeights(*(m.to(torch.bfloat16) for m in (one.gate_IH, one.up_IH, one.down_HI))),))
     assert unusual_experts("biased").n_bytes_per_expert == (3 * 16 * 24 + 48 + 16) * 4
     assert (experts.n_bytes_per_expert, narrow.n_bytes_per_expert) == (3 * 16 * 24 * 4, 3 * 16 * 24 * 2)
+
+
+def test_parts_of_ever_new_widths_do_not_pile_up() -> None:
+    """Columns 0 to n of 24, for every n: what is kept are four wholes at most, the last used; each is what it was."""
+    experts = random_experts()
+    kinds = [CallKind(width=Width(0, n)) for n in range(1, 24)]
+    first = [experts.parts(kind).experts[0].down_HI.clone() for kind in kinds]
+    assert sum(kept_key(key)[0].end for key in experts._parts) <= 4 * 24
+    assert experts.parts(kinds[-1]) is experts.parts(kinds[-1])
+    for kind, before in zip(kinds, first, strict=True):
+        assert torch.equal(experts.parts(kind).experts[0].down_HI, before)
+
+
+def kept_key(key: tuple[Width | None, Width | None, bool]) -> tuple[Width, Width | None, bool]:
+    width, hidden, is_first = key
+    assert width is not None
+    return width, hidden, is_first

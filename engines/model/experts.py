@@ -5,6 +5,7 @@ Legend: T tokens, H hidden, I expert width, E experts, R rows of all expert call
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,9 @@ from engines.dispatch import DispatchPlan
 from engines.kernels import native
 from engines.model.architecture import SWIGLU, GatedUnit
 from engines.model.quantised import Matrix
+
+MOST_PARTS = 4
+"""Wholes whose parts are kept: a decode step and a prefill may each cut experts in a way of their own."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +81,25 @@ class ExpertWeights:
         return native.expert_table([(one.gate_IH, one.up_IH, one.down_HI) for one in self.experts])
 
     def parts(self, kind: CallKind) -> ExpertWeights:
-        """What calls of a kind compute of each expert. Made once: slices of columns are copies, all of them together as
-        large as the matrix."""
+        """What calls of a kind compute of each expert. Kept, for slices of columns are copies, those of one whole as
+        large as the matrix; but no more than `MOST_PARTS` wholes of them, the last used."""
         if kind.is_whole:
             return self
         key = kind.width, kind.hidden, kind.is_first_slice
-        if key not in self._parts:
+        found = self._parts.pop(key, None)
+        if found is None:
             own = tuple(sliced(one, kind) for one in self.experts)
-            self._parts[key] = ExpertWeights(own, self.unit, self.weights_input)
-        return self._parts[key]
+            found = ExpertWeights(own, self.unit, self.weights_input)
+            while self._parts and self._share(key) + sum(map(self._share, self._parts)) > MOST_PARTS:
+                del self._parts[next(iter(self._parts))]
+        self._parts[key] = found
+        return found
+
+    def _share(self, key: tuple[Width | None, Width | None, bool]) -> float:
+        """Of a whole expert."""
+        width, hidden = self.experts[0].gate_IH.shape
+        parts = ((key[0], width), (key[1], hidden))
+        return math.prod((part.end - part.first) / whole for part, whole in parts if part is not None)
 
     def cut(self, kind: CallKind, experts: Sequence[int]) -> ExpertWeights:
         """The same of some experts, numbered anew, and not kept."""

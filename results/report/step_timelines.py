@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from results.cells import usable
 from results.copies import DecodeStep, layer_times, on_demand_s, prefetching_s, step_times
 from results.report.arms import Arm
 from results.runs import RunData
@@ -44,10 +45,10 @@ def step_timelines(run: RunData, arms: Mapping[str, Arm]) -> list[StepTimeline]:
 
 
 def _steps(run: RunData) -> dict[str, DecodeStep]:
-    """By cell: of the steps that its first trials kept, the one of middle length."""
+    """By cell: of the steps that its usable trials kept, the one of middle length."""
     kept: dict[str, list[DecodeStep]] = {}
-    for trial in run.trials:
-        if trial.status == "ok" and trial.decode_steps:
+    for trial in usable(run.trials):
+        if trial.decode_steps:
             kept.setdefault(trial.cell_id, []).extend(trial.decode_steps)
     return {cell: sorted(own, key=lambda step: step.duration_s)[len(own) // 2] for cell, own in kept.items()}
 
