@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.copies [--rounds 5]
 
-A made model whose experts lie in their file; two buffers hold 16 of its 1024. The rate of copies is set so that a
+A made model whose experts lie in their file; two buffers hold 8 of its 1024. The rate of copies is set so that a
 layer's experts arrive in the time in which a layer computes. Predictions are perfect: what routers chose was recorded
 before. Arms take turns, token for token the same. One thread computes, one copies.
 """
@@ -44,7 +44,7 @@ from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.fakes.random_models import copy_tokenizer
 
 PAGE = "copies"
-LAYERS, EXPERTS, TOP_K, HIDDEN, WIDTH = 16, 64, 8, 1024, 128
+LAYERS, EXPERTS, TOP_K, HIDDEN, WIDTH = 16, 64, 4, 1024, 128
 LENGTHS = (128, 512, 2048)
 N_NEW, ROUNDS = 8, 8
 HIDDEN_TARGET = 0.85
@@ -57,7 +57,7 @@ def write_model(folder: Path) -> None:
 
     config = transformers.Qwen3MoeConfig(
         vocab_size=2048, hidden_size=HIDDEN, moe_intermediate_size=WIDTH, num_experts=EXPERTS,
-        num_experts_per_tok=TOP_K, num_hidden_layers=LAYERS, num_attention_heads=16, num_key_value_heads=4,
+        num_experts_per_tok=TOP_K, num_hidden_layers=LAYERS, num_attention_heads=32, num_key_value_heads=4,
         head_dim=128, max_position_embeddings=4096, eos_token_id=0, bos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(0)
