@@ -46,7 +46,7 @@ from tests.fakes.random_models import copy_tokenizer
 PAGE = "copies"
 LAYERS, EXPERTS, TOP_K, HIDDEN, WIDTH = 16, 64, 4, 1024, 128
 LENGTHS = (128, 512, 2048)
-N_NEW, ROUNDS = 8, 8
+N_NEW, ROUNDS = 8, 6
 HIDDEN_TARGET = 0.85
 EXPERT_BYTES = 3 * HIDDEN * WIDTH * 2
 MODEL = f"made Qwen3-MoE: {LAYERS} layers, {EXPERTS} experts of {EXPERT_BYTES / 1e6:.2f} MB, top {TOP_K}, bf16"
@@ -149,7 +149,7 @@ class Bench:
 def alike_rate(bench: Bench) -> float:
     """Bytes a second at which a layer's experts arrive in the time in which a layer computes."""
     arm = bench.arm(prefetches=False, rate=None)
-    for _ in range(4):
+    for _ in range(2):
         bench.round(arm)
     compute_s = statistics.median(layer.compute_s for step in arm.quiet for layer in layer_times(step))
     return TOP_K * EXPERT_BYTES / compute_s
