@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -268,6 +270,20 @@ def test_the_thread_ends_with_its_copier() -> None:
     gc.collect()
     own.join(5)
     assert not own.is_alive()
+
+
+def test_a_process_ends_as_it_should_while_copiers_are_at_work() -> None:
+    """A thread that Python stops inside of torch takes the process along: these convert when the process ends."""
+    script = (
+        "import torch; from engines.model.copier import Copier, Part\n"
+        "copiers = [Copier() for _ in range(4)]\n"
+        "source = torch.zeros(1 << 23, dtype=torch.bfloat16)\n"
+        "for copier in copiers:\n"
+        "    copier.start([Part(torch.empty(source.shape), source)])\n"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_copies_go_on_while_another_thread_computes() -> None:

@@ -27,6 +27,8 @@ PACED_S = 2.5e-4
 CONVERTED_AT_ONCE = 1 << 14
 """Values: torch shares out more than 32767 among threads, which compute here."""
 SHORTEST_SLEEP_S = 5e-5
+LONGEST_END_S = 30.0
+"""That copies which nobody waits for may take."""
 
 
 class Part(NamedTuple):
@@ -72,7 +74,7 @@ class Copier:
         thread = threading.Thread(target=_work, args=(jobs, pace, now_s), name="copier", daemon=True)
         thread.start()
         self._jobs = jobs
-        weakref.finalize(self, jobs.put, None)
+        weakref.finalize(self, _end, jobs, thread)
 
     def start(self, parts: Sequence[Part]) -> CopyJob:
         """Queues them behind what is queued."""
@@ -83,6 +85,13 @@ class Copier:
     def finish(self) -> None:
         """Waits for all that was queued."""
         self.start(()).wait()
+
+
+def _end(jobs: SimpleQueue[CopyJob | None], thread: threading.Thread) -> None:
+    """With its copier, or before Python ends: a thread that is stopped inside of torch then takes the process along."""
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join(LONGEST_END_S)
 
 
 class _Pace:
