@@ -40,6 +40,7 @@ from engines.techniques.presets import DroplessParameters, dropless, preset_para
 from results.records import Request
 from tests.command import environment
 from tests.fakes.families import CASES, write_family
+from tests.fakes.random_models import copy_tokenizer
 
 pytestmark = pytest.mark.numbers
 
@@ -195,6 +196,22 @@ def test_narrow_experts_over_ranks_give_what_one_process_gives(chosen: Any, form
             several.calibrate([list(range(10, 74))])
         assert_same_answers(one, several)
         several.take_counters()  # raises where bytes are not what the plans say
+    finally:
+        several.close()
+
+
+def test_slices_are_counted_where_a_layer_is_left_to_wait_for_others(tmp_path: Path) -> None:
+    """A family whose layers the kernels do not know whole: each layer's sum is waited for, and its plan counted."""
+    write_family(tmp_path, CASES["qwen2-moe"])
+    copy_tokenizer(tmp_path)
+    one = ReferenceEngine(load_checkpoint(str(tmp_path), torch.float32), DroplessParameters(), CHUNK, threads=1)
+    several = ParallelEngine(
+        inspect_checkpoint(str(tmp_path)), technique("tensor-parallel"), 2, prefill_chunk=CHUNK, threads=1
+    )  # fmt: skip
+    try:
+        assert_same_answers(one, several)
+        assert several.take_counters().routed_pairs == one.take_counters().routed_pairs
+        assert several.take_road().decoding not in (None, "fused")
     finally:
         several.close()
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +50,18 @@ from engines.techniques.context import NOTHING, ChunkPhase, HiddenState
 
 RoutingListener = Callable[[int, Routing, ChunkPhase], None]
 """Told a layer and its router's choice, before a technique plans it, and the phase of the step."""
+
+
+class Asked(NamedTuple):
+    """What a step is computed by and for, the same in all its layers. said: what the technique makes of one decoded
+    token; None where it must be asked for a plan first."""
+
+    technique: Technique
+    phase: ChunkPhase
+    observer: LayerObserver | None
+    on_routing: RoutingListener | None
+    said: SaidLayouts | None
+    shown: Shown
 
 
 class Transformer:
@@ -128,7 +141,8 @@ class Transformer:
         plans: list[Computed | DispatchPlan | None] = []
         made = StepPlans(technique, plans, fused=False, shown=None if said is None else shown)
         with nullcontext() if said is None else shown.deferring(made):
-            hidden_TH = self._layers(hidden_TH, step, technique, phase, observer, on_routing, said, shown, plans)
+            asked = Asked(technique, phase, observer, on_routing, said, shown)
+            hidden_TH = self._layers(hidden_TH, step, asked, plans)
         for chunk in step.cached:
             chunk.cache.length = chunk.end
         if phase == "prefill":
@@ -144,16 +158,11 @@ class Transformer:
         self,
         hidden_TH: Tensor,
         step: Step,
-        technique: Technique,
-        phase: ChunkPhase,
-        observer: LayerObserver | None,
-        on_routing: RoutingListener | None,
-        said: SaidLayouts | None,
-        shown: Shown,
+        asked: Asked,
         plans: list[Computed | DispatchPlan | None],
     ) -> Tensor:
         """One after the other. plans: what each computed is added."""
-        wants_norm = (technique.needs_saliency and said is None) or observer is not None
+        wants_norm = (asked.technique.needs_saliency and asked.said is None) or asked.observer is not None
         for layer, weights in enumerate(self._weights.layers):
             attended_TH = attend(
                 weights.attention_norm(hidden_TH), weights.attention, self.config, layer, step, self._tables[layer]
@@ -164,19 +173,7 @@ class Transformer:
                 attended_TH = weights.after_attention_norm(attended_TH)
             hidden_TH = hidden_TH + attended_TH
             normed_TH = weights.mlp_norm(hidden_TH)
-            mixed_TH, plan = self._mlp(
-                normed_TH,
-                hidden_TH,
-                weights.mlp,
-                layer,
-                technique,
-                phase,
-                saliency_T,
-                observer,
-                on_routing,
-                said,
-                shown,
-            )
+            mixed_TH, plan = self._mlp(normed_TH, hidden_TH, weights.mlp, layer, saliency_T, asked)
             if weights.after_mlp_norm is not None:
                 mixed_TH = weights.after_mlp_norm(mixed_TH)
             hidden_TH = hidden_TH + mixed_TH
@@ -235,17 +232,12 @@ class Transformer:
         residual_TH: Tensor,
         mlp: GatedWeights | SparseWeights,
         layer: int,
-        technique: Technique,
-        phase: ChunkPhase,
         saliency_T: Tensor | None,
-        observer: LayerObserver | None,
-        on_routing: RoutingListener | None,
-        said: SaidLayouts | None,
-        shown: Shown,
+        asked: Asked,
     ) -> tuple[Tensor, Computed | DispatchPlan | None]:
-        """said: what the technique makes of one decoded token; None where it must be asked for a plan first."""
         if isinstance(mlp, GatedWeights):
             return gated_ffn(normed_TH, mlp, self.config.unit), None
+        technique, phase, observer, on_routing, said, shown = asked
         moe = self.config.moe
         assert moe is not None  # sparse weights are read only where the config has experts
         routing = route(normed_TH, mlp.router, moe.router)

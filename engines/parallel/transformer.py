@@ -32,7 +32,7 @@ from engines.model.checkpoints import Checkpoint
 from engines.model.decode import Computed, SaidLayouts, StepPlans
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn
 from engines.model.router import choose, route, router_logits
-from engines.model.transformer import RoutingListener, Transformer
+from engines.model.transformer import Asked, RoutingListener, Transformer
 from engines.model.weights import SparseWeights
 from engines.observers import LayerObserver, SparseLayerStep
 from engines.parallel.links import Links, check_ids
@@ -160,24 +160,21 @@ class RankTransformer(Transformer):
         residual_TH: Tensor,
         mlp: GatedWeights | SparseWeights,
         layer: int,
-        technique: Technique,
-        phase: ChunkPhase,
         saliency_T: Tensor | None,
-        observer: LayerObserver | None,
-        on_routing: RoutingListener | None,
-        said: SaidLayouts | None,
-        shown: Shown,
+        asked: Asked,
     ) -> tuple[Tensor, Computed | DispatchPlan | None]:
         if isinstance(mlp, GatedWeights):
             return gated_ffn(normed_TH, mlp, self.config.unit), None
+        technique, phase, observer = asked.technique, asked.phase, asked.observer
         assert isinstance(technique, OverRanks)  # `forward_batch` refuses others
         routing = self._routing(normed_TH, mlp, technique)
-        if on_routing is not None:
-            on_routing(layer, routing, phase)
+        if asked.on_routing is not None:
+            asked.on_routing(layer, routing, phase)
         computed: Computed | DispatchPlan
         one = self._one_token(normed_TH, routing, mlp.experts, layer, technique, phase)
         if one is not None and observer is None:
-            mixed_TH, computed = self.links.summed(one) if self.links.n_ranks > 1 else one, Computed(routing, None)
+            mixed_TH = self.links.summed(one) if self.links.n_ranks > 1 else one
+            computed = Computed(routing, None, DecodeLayout(widths=technique.widths))
         else:
             computed = technique.plan(LayerInput(layer, phase, routing, saliency_T))
             mixed_TH = self._mixed(computed, normed_TH, mlp.experts, layer, technique)
