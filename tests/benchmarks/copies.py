@@ -10,6 +10,7 @@ before. Arms take turns, token for token the same. One thread computes, one copi
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -201,7 +202,8 @@ def rows(where: str, rate: float, demand: Arm, ahead: Arm) -> list[Measurement]:
     n_steps = f"{len(ahead.quiet)} of {len(ahead.steps)} steps"
     note = f"{n_steps}; copies at {rate / 1e9:.2f} GB/s; {shares('on demand', demand.quiet)}"
     note += f"; {shares('prefetched', ahead.quiet)}"
-    all_steps = f"{n_steps}; of all {hidden(ahead.steps):.0%}"
+    load = f"; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} threads, with all other work of this machine"
+    all_steps = f"{n_steps}; of all {hidden(ahead.steps):.0%}{load}"
     on_demand, prefetched = identity(demand.quiet, ahead=False), identity(ahead.quiet, ahead=True)
     equations = "sum(compute + copy), on demand", "copy_0 + sum max(compute, copy), prefetched"
     return [
