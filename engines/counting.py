@@ -44,12 +44,15 @@ class Counting:
         """Tokens that were computed once more, whose road is that of the first time."""
         # Not their rows, which are as many as a prompt's pairs.
         self._tallies += [plan.tally for plan in plans if plan is not None]
+        self._compare(plans)
 
     def end_request(self, shown: Shown) -> None:
         """Adds up what was planned; the plans of a decode step are made here (`engines.model.decode.StepPlans`)."""
         for step in self._uncounted:
             if step.is_fused:
                 step.tell(self._heat.hold)
+            else:
+                self._compare(step)
         tallies = [*self._tallies, *(plan.tally for step in self._uncounted for plan in step if plan is not None)]
         self._tallies.clear()
         self._uncounted.clear()
@@ -61,6 +64,12 @@ class Counting:
             counted = counted.model_copy(update={"bytes_copied": 0})
         self._counters = EngineCounters.total([self._counters, counted])
         self._heat.count()
+
+    def _compare(self, plans: StepPlans) -> None:
+        """What had been predicted, with what the routers chose."""
+        for layer, plan in enumerate(plans):
+            if plan is not None and plan.foretold is not None:
+                self._heat.foretold(layer, plan.foretold)
 
     def take_counters(self) -> EngineCounters:
         counters, self._counters = self._counters, EngineCounters()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, overload
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from devices.base import Unit
 from engines.calls import Calls, Integers, Width, integers
+from engines.foretold import Foretold, foretold
 from results.records import EngineCounters
 
 
@@ -228,8 +230,17 @@ class DispatchPlan:
     """Transfers of later layers; None of a technique that does not prefetch."""
     executed: Routing | None = None
     prediction: Prediction | None = None
-    recalled: int | None = None
-    """Of the experts that the routers chose, those that had been predicted; None where nothing was."""
+    compared: tuple[Routing, Routing] | None = None
+    """The router's choice and what had been predicted for it; None where nothing was. Counted when there is time."""
+
+    @cached_property
+    def foretold(self) -> Foretold | None:
+        return None if self.compared is None else foretold(*self.compared)
+
+    @property
+    def recalled(self) -> int | None:
+        """Of the experts that the routers chose, those that had been predicted; None where nothing was."""
+        return None if self.foretold is None else self.foretold.recalled
 
     @property
     def kept_pairs(self) -> int:

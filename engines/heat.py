@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from engines.dispatch import Routing
+from engines.foretold import Foretold
 from engines.profile import Profile
 from engines.techniques.context import ChunkPhase
-from results.expert_heat import ExpertHeat
+from results.expert_heat import ExpertHeat, LayerForetold
 
 MOST_HELD_PAIRS = 1 << 22
 """Choices kept before they are counted in the middle of a request: 32 MiB of them."""
@@ -21,6 +22,7 @@ class HeatCounts:
         self._held: dict[tuple[int, ChunkPhase], list[Tensor]] = {}
         self._n_held = 0
         self._counts: dict[tuple[int, ChunkPhase], Tensor] = {}
+        self._foretold: dict[int, Foretold] = {}
         self._n_experts = 0
 
     def hold(self, layer: int, routing: Routing, phase: ChunkPhase = "decode") -> None:
@@ -31,6 +33,11 @@ class HeatCounts:
         self._n_experts = routing.n_experts
         if self._n_held > MOST_HELD_PAIRS:
             self.count()
+
+    def foretold(self, layer: int, found: Foretold) -> None:
+        """Of one layer of one step."""
+        before = self._foretold.get(layer)
+        self._foretold[layer] = found if before is None else before + found
 
     def count(self) -> None:
         for place, held in self._held.items():
@@ -46,6 +53,7 @@ class HeatCounts:
         counts, self._counts = self._counts, {}
         if not counts:
             return None
+        told, self._foretold = self._foretold, {}
         layers = tuple(sorted({layer for layer, _ in counts}))
         none_E = torch.zeros(self._n_experts, dtype=torch.int64)
         prefilled = [counts.get((layer, "prefill"), none_E) for layer in layers]
@@ -55,4 +63,17 @@ class HeatCounts:
             chosen=tuple(tuple((a_E + b_E).tolist()) for a_E, b_E in zip(prefilled, decoded, strict=True)),
             decoded=tuple(tuple(counts_E.tolist()) for counts_E in decoded),
             profiled=None if profile is None else tuple(profile.tokens_per_expert[layer] for layer in layers),
+            foretold=tuple(_told(told.get(layer), layer, profile) for layer in layers) if told else None,
         )
+
+
+def _told(found: Foretold | None, layer: int, profile: Profile | None) -> LayerForetold | None:
+    if found is None:
+        return None
+    predictions = None if profile is None else profile.predictions
+    rows = [] if predictions is None else [row for row in predictions.accuracies if row.layer == layer]
+    cosines = {(row.predictor, row.data): row.cosine for row in rows}
+    q, s = (cosines.get((name, "held out"), cosines.get((name, "calibration"))) for name in ("router q", "router s"))
+    return LayerForetold(
+        tokens=found.tokens, recalled=found.recalled, aligned=found.aligned_K, profiled_cosine_q=q, profiled_cosine_s=s
+    )

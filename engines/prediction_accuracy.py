@@ -18,6 +18,7 @@ from torch import Tensor
 from engines.dispatch import Routing
 from engines.errors import EngineError
 from engines.estimator import Estimator, EstimatorRecipe, train_estimator
+from engines.foretold import foretold
 from engines.model.router import router_logits
 from engines.model.transformer import Transformer
 from engines.observers import SparseLayerStep
@@ -129,13 +130,13 @@ def accuracies(
 
 def recall(true: Routing, predicted: Routing) -> float:
     """recall@k: the mean over tokens."""
-    is_hit_NKK = true.expert_ids_TK[:, :, None] == predicted.expert_ids_TK[:, None, :]
-    return float(is_hit_NKK.any(-1).double().mean())
+    return foretold(true, predicted).recalled / true.expert_ids_TK.numel()
 
 
 def rank_alignment(true: Routing, predicted: Routing) -> tuple[float, ...]:
     """Of each rank; of equal weights the lower expert index ranks first."""
-    return tuple((_ranked(true) == _ranked(predicted)).double().mean(0).tolist())
+    found = foretold(true, predicted)
+    return tuple(n / found.tokens for n in found.aligned_K)
 
 
 def cosine(one_NH: Tensor, other_NH: Tensor) -> float:
@@ -170,13 +171,6 @@ def estimated_layers(rows: Sequence[LayerAccuracy], routers: Mapping[int, NextRo
     return frozenset(
         layer for layer, router in routers.items() if found["estimator", router.layer] > found["router q", router.layer]
     )
-
-
-def _ranked(routing: Routing) -> Tensor:
-    """Experts of each token by falling weight."""
-    by_index = routing.expert_ids_TK.sort(dim=-1)
-    order = routing.weights_TK.gather(-1, by_index.indices).sort(dim=-1, descending=True, stable=True).indices
-    return by_index.values.gather(-1, order)
 
 
 def _joined(states: Sequence[KnownState]) -> KnownState:

@@ -39,6 +39,8 @@ COLUMNS = (
 """Heading, column of the summary, what it is in units of, and its unit."""
 ROOMY_COLUMNS = 100
 """Width of a terminal from which on columns stand two blanks apart, and not one."""
+MOST_LAYERS = 8
+"""Whose predictions are told one by one."""
 REPEATED = 1e-9
 """Relative width below which an interval only says that the same number was computed again."""
 
@@ -53,7 +55,7 @@ def print_summary(derived: RunFrames, console: Console) -> None:
     for workload, device in dict.fromkeys((r["workload"], r["device"]) for r in rows):
         own = [r for r in rows if (r["workload"], r["device"]) == (workload, device)]
         _print_table(own, _units([r for r in rows if r["device"] == device]), reasons, console)
-        for line in _counted(own):
+        for line in (*_counted(own), *_foretold(own, derived)):
             console.print(line, markup=False, highlight=False)
     for line in _changes(derived):
         console.print(line, markup=False, highlight=False)
@@ -143,6 +145,27 @@ def _counted(rows: Sequence[Row]) -> Iterator[str]:
             layers = "".join(f" ({words})" for words in dict.fromkeys(row["counters_of"] for row in known) if words)
             window = "" if counter.unit in ("%", "B/s") else " a window"
             yield f"{counter.heading}, {counter.unit}{window}{layers}: {each}"
+
+
+def _foretold(rows: Sequence[Row], derived: RunFrames) -> Iterator[str]:
+    """A line for each arm that predicts: recall@k and rank alignment of each layer, or of many the range."""
+    for row in rows:
+        heat = derived.heats.get(row["cell"])
+        if heat is None or heat.foretold is None:
+            continue
+        told = [(layer, one) for layer, one in zip(heat.layers, heat.foretold, strict=True) if one is not None]
+        if len(told) > MOST_LAYERS:
+            by_recall = sorted((one.recall, layer) for layer, one in told)
+            ends = " to ".join(
+                f"{100 * recall:.0f} % (layer {layer})" for recall, layer in (by_recall[0], by_recall[-1])
+            )
+            yield f"recall of {row['engine']}'s predictions: {ends}; every layer stands in experts.csv"
+            continue
+        each = "; ".join(
+            f"layer {layer} {100 * one.recall:.0f} % ({' '.join(f'{100 * share:.0f}' for share in one.rank_alignment)})"
+            for layer, one in told
+        )
+        yield f"recall of {row['engine']}'s predictions (and right expert by rank, %): {each}"
 
 
 def _changes(derived: RunFrames) -> Iterator[str]:

@@ -12,6 +12,43 @@ Counts = tuple[tuple[int, ...], ...]
 """A row for each layer."""
 
 
+class LayerForetold(Record):
+    """What a layer's router chose in a window, beside what an earlier layer had predicted for it."""
+
+    tokens: int = Field(ge=1)
+    """That had a prediction; each chose as many experts as there are ranks."""
+    recalled: int = Field(ge=0)
+    """Of the experts that they chose, those that were among the predicted ones of their token."""
+    aligned: tuple[int, ...] = Field(min_length=1)
+    """Of each rank by routing weight, tokens whose predicted expert of that rank is the one chosen."""
+    profiled_cosine_q: float | None = None
+    """Of the quasi-hidden state with the router's true input, on the prompts of the profile; None without one."""
+    profiled_cosine_s: float | None = None
+    """The same of the layer before's own router input."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> LayerForetold:
+        if self.recalled > self.tokens * len(self.aligned) or not all(0 <= n <= self.tokens for n in self.aligned):
+            raise ValueError("more was predicted right than was predicted")
+        return self
+
+    @property
+    def recall(self) -> float:
+        """recall@k."""
+        return self.recalled / (self.tokens * len(self.aligned))
+
+    @property
+    def rank_alignment(self) -> tuple[float, ...]:
+        """The share of each rank."""
+        return tuple(n / self.tokens for n in self.aligned)
+
+    def plus(self, other: LayerForetold) -> LayerForetold:
+        """Over both windows."""
+        aligned = tuple(a + b for a, b in zip(self.aligned, other.aligned, strict=True))
+        both = {"tokens": self.tokens + other.tokens, "recalled": self.recalled + other.recalled, "aligned": aligned}
+        return self.model_copy(update=both)
+
+
 class ExpertHeat(Record):
     """How often each expert of each sparse layer was chosen in a window, before a technique dropped any of it."""
 
@@ -28,6 +65,8 @@ class ExpertHeat(Record):
     """How many experts each frozen graph of a layer holds."""
     hot: Counts | None = None
     """Experts of each layer that lie on the NPU, where their place was frozen by cost; the others lie on the CPU."""
+    foretold: tuple[LayerForetold | None, ...] | None = None
+    """Of each of `layers`; None of one that is never predicted, and of a technique that predicts nothing."""
     windows: int = Field(1, ge=1, exclude=True)
     """Over how many windows `chosen` is added up. Not stored: what is, is of one."""
 
@@ -36,6 +75,8 @@ class ExpertHeat(Record):
         kept = [counts for counts in (self.chosen, self.profiled, self.decoded) if counts is not None]
         if any(len(counts) != len(self.layers) for counts in kept) or len({len(row) for c in kept for row in c}) > 1:
             raise ValueError("counts of experts are not one row for each layer, all as long")
+        if self.foretold is not None and len(self.foretold) != len(self.layers):
+            raise ValueError("predictions are not one for each layer")
         if any(n < 0 for counts in kept for row in counts for n in row):
             raise ValueError("a count of an expert is below 0")
         if self.decoded is not None and any(n < 0 for row in self.of("prefill") or () for n in row):

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 
 from results.cells import trials_of
-from results.expert_heat import Counts, ExpertHeat
+from results.expert_heat import Counts, ExpertHeat, LayerForetold
 from results.popularity import imbalance, overlap_at_k
 from results.records import PHASES, PRICED_AS, Cell, Method, Phase
 from results.runs import RunData
@@ -21,11 +21,13 @@ COUNTED: Method = "measured"
 """Choices are those of the model that ran on the host, also where a sheet priced what followed from them."""
 MOST_CHOSEN = (4, 8)
 """K of Overlap@K, where nobody says others: those of §5.8 of NPUMoE (000)."""
+Foretold = tuple[LayerForetold | None, ...] | None
+_FORETOLD_COLUMNS = ("predicted_tokens", "recall", "rank_alignment", "profiled_cosine_q", "profiled_cosine_s")
 MOST_TEXTS = 40
 """Of a model, that are compared with each other: pairs are their square."""
 _LAYER_COLUMNS = (
     "cell", "label", "device", "engine", "technique", "model", "workload", "layer", "windows", "chosen",
-    "imbalance", "never_chosen", "profiled_imbalance", "method",
+    "imbalance", "never_chosen", "profiled_imbalance", *_FORETOLD_COLUMNS, "method",
 )  # fmt: skip
 _EXPERT_COLUMNS = (
     "cell", "device", "engine", "technique", "model", "workload", "layer", "expert", "windows", "chosen", "decoded",
@@ -66,7 +68,9 @@ def layers_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
     """One row for each cell and layer of experts: how unevenly its router chose, and did on the prompts before.
 
     chosen is added up over so many windows: every repeat asks the same.
-    heats: of `heat_of_cells`. profiled_imbalance is missing for arms that were not calibrated.
+    heats: of `heat_of_cells`. profiled_imbalance is missing for arms that were not calibrated. predicted_tokens,
+    recall, rank_alignment (of each rank, the heaviest first) are of layers that were predicted; the cosines are of the
+    profile, and missing without one.
     """
     rows = [
         {
@@ -83,13 +87,14 @@ def layers_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
             "imbalance": imbalance(heat.chosen[row]),
             "never_chosen": heat.chosen[row].count(0),
             "profiled_imbalance": None if heat.profiled is None else imbalance(heat.profiled[row]),
+            **_foretold(heat, row),
             "method": COUNTED,
         }
         for cell in run.cells
         if (heat := heats.get(cell.cell_id)) is not None
         for row, layer in enumerate(heat.layers)
     ]
-    return pd.DataFrame(rows, columns=list(_LAYER_COLUMNS))
+    return pd.DataFrame(rows, columns=list(_LAYER_COLUMNS)).astype({"predicted_tokens": "Int64"})
 
 
 def experts_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
@@ -211,7 +216,23 @@ def _n_chosen(counts_E: Sequence[int]) -> int:
 def _added(a: ExpertHeat, b: ExpertHeat) -> ExpertHeat:
     chosen = _sums(a.chosen, b.chosen)
     decoded = None if a.decoded is None or b.decoded is None else _sums(a.decoded, b.decoded)
-    return a.model_copy(update={"chosen": chosen, "decoded": decoded, "windows": a.windows + b.windows})
+    both = {"chosen": chosen, "decoded": decoded, "foretold": _both(a.foretold, b.foretold)}
+    return a.model_copy(update=both | {"windows": a.windows + b.windows})
+
+
+def _both(a: Foretold, b: Foretold) -> Foretold:
+    if a is None or b is None:
+        return b if a is None else a
+    return tuple(y if x is None else x if y is None else x.plus(y) for x, y in zip(a, b, strict=True))
+
+
+def _foretold(heat: ExpertHeat, row: int) -> dict[str, Any]:
+    told = None if heat.foretold is None else heat.foretold[row]
+    if told is None:
+        return dict.fromkeys(_FORETOLD_COLUMNS)
+    shares = " ".join(f"{share:.4f}" for share in told.rank_alignment)
+    values = told.tokens, told.recall, shares, told.profiled_cosine_q, told.profiled_cosine_s
+    return dict(zip(_FORETOLD_COLUMNS, values, strict=True))
 
 
 def _sums(a: Counts, b: Counts) -> Counts:

@@ -25,6 +25,9 @@ from harness.profiles import model_digests
 from harness.run_parts import RunParts
 from harness.runner import Runner, open_run
 from harness.schema import ModelSpec
+from results.heat import heat_of_cells, layers_of
+from results.report.arms import arms_of
+from results.report.foretold import foretold_of
 from results.store import Store, StoreError
 from results.trials import Trial
 from tests.command import joulebench, start
@@ -445,3 +448,23 @@ def test_an_arm_that_predicts_runs_on_a_profile_with_an_estimator(
         assert trial.counters.predicted is not None
         assert trial.counters.recalled is not None
         assert 0 < trial.counters.recalled < trial.counters.predicted
+    with Store.view(tmp_path / "run") as store:
+        run = store.data()
+        heats = heat_of_cells(run)
+        table, pages = layers_of(run, heats), foretold_of(run.cells, heats, arms_of(run.cells))
+    for name, trial, page in zip(("est-pf", "prefetch-hint"), (told, hinted), pages, strict=True):
+        own = table[table["engine"] == name]
+        assert own["predicted_tokens"].isna().tolist() == [True, False, False, False]
+        shown = own[own["predicted_tokens"].notna()]
+        assert trial.counters is not None
+        assert (shown["predicted_tokens"] * 2).sum() == trial.counters.predicted
+        assert (shown["recall"] * shown["predicted_tokens"] * 2).sum() == pytest.approx(trial.counters.recalled)
+        predictions = read_profile(foreseeing[0]).predictions
+        assert predictions is not None
+        cosines = {(a.predictor, a.layer): a.cosine for a in predictions.accuracies if a.data == "held out"}
+        assert shown["profiled_cosine_q"].tolist() == [cosines["router q", layer] for layer in (1, 2, 3)]
+        assert shown["profiled_cosine_s"].tolist() == [cosines["router s", layer] for layer in (1, 2, 3)]
+        assert page.header == ("layer", "tokens", "recall %", "rank 1 %", "rank 2 %", "cosine of q", "cosine of s")
+        assert [row[0] for row in page.rows] == ["1", "2", "3"]
+        assert [row[2] for row in page.rows] == [f"{100 * recall:.1f}" for recall in shown["recall"]]
+        assert [row[5] for row in page.rows] == [f"{cosine:.3f}" for cosine in shown["profiled_cosine_q"]]

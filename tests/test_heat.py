@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -23,7 +24,7 @@ from harness.plan import build_plan
 from harness.run_parts import RunParts
 from harness.runner import Runner, open_run
 from results.database import DATABASE
-from results.expert_heat import ExpertHeat
+from results.expert_heat import ExpertHeat, LayerForetold
 from results.heat import experts_of, heat_of_cells, layers_of
 from results.popularity import imbalance, overlap_at_k, popularity
 from results.records import Phase, Request
@@ -256,7 +257,7 @@ def test_cells_add_up_their_trials_marked_ones_too() -> None:
 
 def test_a_heat_is_stored_without_the_number_of_its_windows() -> None:
     assert set(json.loads(heat_of((1, 2)).model_dump_json())) == {
-        *("layers", "chosen", "decoded", "profiled", "capacities", "graphs", "hot")
+        *("layers", "chosen", "decoded", "profiled", "capacities", "graphs", "hot", "foretold")
     }
 
 
@@ -278,6 +279,31 @@ def test_layers_tell_how_unevenly_a_router_chose_and_did_before() -> None:
     assert table["profiled_imbalance"].tolist()[:2] == [1.8, 1.0]
     assert table["profiled_imbalance"].isna().tolist() == [False, False, True]
     assert list(layers_of(run, {}).columns) == list(table.columns)
+
+
+def test_what_was_foretold_is_added_up_over_windows_and_stands_beside_its_layer() -> None:
+    """Two windows of 10 and 30 tokens, two experts each: 12 and 30 of 20 and 60 recalled."""
+    one, two = (
+        heat_of((1, 2), (3, 0)).model_copy(
+            update={"foretold": (None, LayerForetold(tokens=n, recalled=hits, aligned=ranks, profiled_cosine_q=0.5))}
+        )
+        for n, hits, ranks in ((10, 12, (8, 2)), (30, 30, (18, 6)))
+    )
+    run = run_of({"c1": [(one, {}), (two, {})], "c2": [(heat_of((1, 2)), {})]}, [cell("c1"), cell("c2")])
+    table = layers_of(run, heat_of_cells(run))
+    assert table["predicted_tokens"].tolist() == [pd.NA, 40, pd.NA]
+    assert table["recall"].tolist()[1] == 42 / 80
+    assert table["rank_alignment"].tolist()[1] == "0.6500 0.2000"
+    assert table["profiled_cosine_q"].tolist()[1] == 0.5
+    assert table[["recall", "rank_alignment", "profiled_cosine_s"]].isna().values.tolist() == [
+        [True] * 3, [False, False, True], [True] * 3
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("recalled", "aligned"), [(21, (1, 1)), (3, (11, 0)), (3, (-1, 0))])
+def test_more_right_predictions_than_predictions_are_refused(recalled: int, aligned: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="more was predicted right than was predicted"):
+        LayerForetold(tokens=10, recalled=recalled, aligned=aligned)
 
 
 def test_a_real_run_keeps_the_heat_of_every_arm(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from devices.base import Unit
 from engines.calls import CallKind, Calls, Integers
 from engines.decode_layout import DecodeLayout
-from engines.dispatch import DispatchPlan, Routing
+from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.residency import Slots
 from engines.techniques.base import Layout, Move, Moved, Piece, Place, Route, Rows, Share
@@ -64,10 +64,10 @@ class ComposedTechnique:
         self._activation_bytes = context.sizes.activation_bytes if context.sizes is not None else 0
 
     def plan(self, seen: LayerInput) -> DispatchPlan:
-        executed = prediction = recalled = None
+        executed = prediction = compared = None
         if self._route is not None:
             if seen.predicted is not None:
-                recalled = _recalled(seen.routing, seen.predicted)
+                compared = seen.routing, seen.predicted
             routing = self._route.executed(seen)
             if routing is not seen.routing:
                 seen, executed = replace(seen, routing=routing), routing
@@ -81,7 +81,7 @@ class ComposedTechnique:
                 moved = NOTHING_MOVED if self._move is None else self._move.moved(seen, calls, prediction)
                 if exchanges:
                     moved = moved._replace(exchanges=exchanges + moved.exchanges)
-                told = self._prefetched(seen.layer, moved), executed, prediction, recalled
+                told = self._prefetched(seen.layer, moved), executed, prediction, compared
                 return DispatchPlan(1, token_R, weight_R, calls, top_k, 0, *moved, *told)
         ids_TK = routing.expert_ids_TK.cpu().numpy()
         load_E = np.bincount(ids_TK.reshape(-1), minlength=routing.n_experts)
@@ -102,7 +102,7 @@ class ComposedTechnique:
             moved = moved._replace(exchanges=exchanges + moved.exchanges)
         n_pairs = n_tokens * top_k
         n_dropped = n_pairs - int(kept_E.sum())
-        told = self._prefetched(seen.layer, moved), executed, prediction, recalled
+        told = self._prefetched(seen.layer, moved), executed, prediction, compared
         return DispatchPlan(n_tokens, token_R, weight_R, calls, n_pairs, n_dropped, *moved, *told)
 
     def _prefetched(self, layer: int, moved: Moved) -> int | None:
@@ -230,12 +230,6 @@ def _joined_asks(asked: Sequence[Asks]) -> Asks:
                 raise EngineError(f"the memory of {unit} has {slots[unit].n} slots and {own.n}; size it once")
     waits = any(one.waits for one in asked)
     return Asks(any(one.hidden_state for one in asked), any(one.counts for one in asked), slots, waits)
-
-
-def _recalled(chosen: Routing, predicted: Routing) -> int:
-    """Pairs of the router's choice whose expert was predicted for their token."""
-    chosen_TK, predicted_TK = chosen.expert_ids_TK.cpu().numpy(), predicted.expert_ids_TK.cpu().numpy()
-    return int((chosen_TK[:, :, None] == predicted_TK[:, None, :]).any(-1).sum())
 
 
 def _kinds(share: Share, layout: Layout) -> tuple[CallKind, ...]:

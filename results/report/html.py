@@ -31,6 +31,7 @@ from results.report.figure_tables import asked_of, figure_tables
 from results.report.figures import Chart
 from results.report.files import replace_text
 from results.report.first_screen import device_screens
+from results.report.foretold import foretold_of
 from results.report.frozen import frozen_of
 from results.report.heat_pictures import heat_pictures
 from results.report.operation_tables import operation_tables
@@ -127,6 +128,7 @@ def page_context(run: RunData, derived: RunFrames | None = None) -> dict[str, An
         "heat_pictures": heat_pictures(run, derived.heats, derived.overlaps, arms),
         "step_timelines": step_timelines(run, arms),
         "frozen": frozen_of(run.cells, derived.heats, arms),
+        "foretold": foretold_of(run.cells, derived.heats, arms),
         "operation_tables": operation_tables(derived.operations, arms),
         "failed": _failures(run, arms),
         "marked": [(c, a, t, mark_words(t)) for c, a, t in _with_cells(run, arms) if t.status == "ok" and t.marks],
