@@ -15,7 +15,7 @@ from engines.techniques.parameters import Composed, CustomParameters
 from engines.techniques.presets import PRESETS, preset_parameters
 
 if TYPE_CHECKING:
-    from harness.schema import DeviceSpec
+    from harness.device_specs import HostSpec
 
 
 class TechniqueEntry(NamedTuple):
@@ -25,7 +25,7 @@ class TechniqueEntry(NamedTuple):
 
 
 class MeterEntry(NamedTuple):
-    build: Callable[[float, Clock, DeviceSpec], Meter]
+    build: Callable[[float, Clock, HostSpec], Meter]
     """(sample interval, clock, device spec) -> meter, not yet opened."""
     method: str
     what: str
@@ -81,55 +81,55 @@ WORKLOADS: dict[str, str] = {
 """What each of `harness.workload_specs` asks."""
 
 
-def _nvml(interval_s: float, clock: Clock, spec: DeviceSpec) -> Meter:
+def _nvml(interval_s: float, clock: Clock, spec: HostSpec) -> Meter:
     from devices.meters.nvml import NvmlMeter
 
     return NvmlMeter(interval_s, clock)
 
 
-def _rapl(interval_s: float, clock: Clock, spec: DeviceSpec) -> Meter:
+def _rapl(interval_s: float, clock: Clock, spec: HostSpec) -> Meter:
     from devices.meters.rapl import RaplMeter
 
     return RaplMeter(interval_s, clock)
 
 
-def _perf(interval_s: float, clock: Clock, spec: DeviceSpec) -> Meter:
+def _perf(interval_s: float, clock: Clock, spec: HostSpec) -> Meter:
     from devices.meters.perf import PerfMeter
 
     return PerfMeter(interval_s, clock)
 
 
-def _jetson(interval_s: float, clock: Clock, spec: DeviceSpec) -> Meter:
+def _jetson(interval_s: float, clock: Clock, spec: HostSpec) -> Meter:
     from devices.meters.rails import JetsonMeter
 
     return JetsonMeter(interval_s, clock)
 
 
-def _hwmon(interval_s: float, clock: Clock, spec: DeviceSpec) -> Meter:
+def _hwmon(interval_s: float, clock: Clock, spec: HostSpec) -> Meter:
     from devices.meters.rails import HwmonMeter
 
     return HwmonMeter(interval_s, clock)
 
 
-def _battery(interval_s: float, clock: Clock, spec: DeviceSpec) -> Meter:
+def _battery(interval_s: float, clock: Clock, spec: HostSpec) -> Meter:
     from devices.meters.laptop_battery import LaptopBatteryMeter
 
     return LaptopBatteryMeter(interval_s, clock)
 
 
-def _zeus(interval_s: float, clock: Clock, spec: DeviceSpec) -> Meter:
+def _zeus(interval_s: float, clock: Clock, spec: HostSpec) -> Meter:
     from devices.meters.zeus import ZeusMeter
 
     return ZeusMeter(interval_s, clock)
 
 
-def _modelled(interval_s: float, clock: Clock, spec: DeviceSpec) -> Meter:
+def _modelled(interval_s: float, clock: Clock, spec: HostSpec) -> Meter:
     from devices.meters.modelled import ModelledMeter, load_watts_sheet
 
     return ModelledMeter(interval_s, clock, load_watts_sheet(spec.watts_sheet))
 
 
-def _replay(interval_s: float, clock: Clock, spec: DeviceSpec) -> Meter:
+def _replay(interval_s: float, clock: Clock, spec: HostSpec) -> Meter:
     assert spec.recording is not None  # a plan with this meter and without it is refused
     path = Path(spec.recording)
     if path.suffix == ".parquet":

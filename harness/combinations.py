@@ -11,9 +11,10 @@ from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import Composed
 from engines.techniques.place.hosts import GPU, HostsParameters
 from engines.techniques.place.priced import PricedParameters
+from harness.device_specs import MODEL_PREFIX, DeviceSpec
 from harness.plan_values import shown
 from harness.problems import nearest
-from harness.schema import MODEL_PREFIX, DeviceSpec, EngineSpec
+from harness.schema import EngineSpec
 
 AS_PLANNED = "the plan puts it on other devices"
 """No surprise to whoever wrote the plan."""

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
+    from harness.device_specs import DeviceSpec
     from harness.run_parts import WaitListener
-    from harness.schema import DeviceSpec
     from results.self_tests import SelfTest
 
 DeviceName = Annotated[
@@ -200,14 +200,22 @@ def _print_self_test(found: SelfTest, kept: Path) -> None:
 
 def _device_spec(device: str, meter: str, app: str | None = None) -> DeviceSpec:
     """Of a device that is here. Fails where a name is unknown, or only a model."""
-    from harness.device_problems import device_problems
-    from harness.schema import DeviceSpec
+    from pydantic import ValidationError
 
-    spec = DeviceSpec(name=device, meters=(meter,), app=app)
-    if spec.is_modelled:
+    from harness.device_problems import device_problems
+    from harness.device_specs import MODEL_PREFIX
+    from harness.problems import told
+    from harness.schema import DEVICE
+
+    if device.startswith(MODEL_PREFIX):
         fail(
             f"device {device} is a hardware sheet, there is nothing to measure; name host or adb:SERIAL", EXIT_BAD_PLAN
         )
+    given: dict[str, object] = {} if app is None else {"app": app}
+    try:
+        spec = DEVICE.read({"name": device, "meters": [meter]} | given)
+    except ValidationError as error:
+        fail(told("device", error, DEVICE.schema)[0], EXIT_BAD_PLAN)
     for problem in device_problems("device", spec):
         fail(problem, EXIT_BAD_PLAN)
     return spec

@@ -1,4 +1,4 @@
-"""What of a device in a plan cannot be meant: its name, its meters, settings that would do nothing."""
+"""What of a device in a plan cannot be meant: its name, its meters, settings that would do nothing beside others."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ from devices.host import AUTO_ORDER
 from devices.meters.same_counter import shared_counter
 from devices.models.device import available_sheets
 from harness.catalog import METERS
+from harness.device_specs import (
+    ANDROID_METERS,
+    IOS_METERS,
+    MODEL_PREFIX,
+    AndroidSpec,
+    DeviceSpec,
+    HostSpec,
+    IPhoneSpec,
+    ModelledSpec,
+)
 from harness.plan_values import shown
 from harness.problems import nearest
-from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec
 
 
 def device_problems(path: str, device: DeviceSpec) -> Iterator[str]:
     """What of a device cannot be meant: its name, its meters, settings that would do nothing."""
-    if device.is_modelled:
+    if isinstance(device, ModelledSpec):
         return _modelled_problems(path, device)
-    if device.is_phone:
+    if not isinstance(device, HostSpec):
         return _phone_problems(path, device)
     if device.name == "host":
         return _host_problems(path, device)
@@ -26,19 +35,16 @@ def device_problems(path: str, device: DeviceSpec) -> Iterator[str]:
     return iter([f"{path}.name: unknown device {shown(device.name)}; {nearest(device.name, known)}"])
 
 
-def _phone_problems(path: str, device: DeviceSpec) -> Iterator[str]:
-    known = ["auto", *(IOS_METERS if device.is_ios else ANDROID_METERS)]
+def _phone_problems(path: str, device: AndroidSpec | IPhoneSpec) -> Iterator[str]:
+    known = ["auto", *(IOS_METERS if isinstance(device, IPhoneSpec) else ANDROID_METERS)]
     for meter in dict.fromkeys(device.meters):
         if meter not in known:
             yield f"{path}.meters: a phone has no meter {shown(meter)}; it has {', '.join(known)}"
-    if ("energy gauge" in device.meters) != (device.app is not None):
+    if isinstance(device, IPhoneSpec) and ("energy gauge" in device.meters) != (device.app is not None):
         yield f'{path}.app: the meter "energy gauge" follows one app, found {shown(device.app)}; give both or neither'
-    for key in ("cross_check", "watts_sheet", "recording", "priced_as"):
-        if getattr(device, key) != DeviceSpec.model_fields[key].default:
-            yield f"{path}.{key}: has no effect on a phone; remove the line"
 
 
-def _host_problems(path: str, device: DeviceSpec) -> Iterator[str]:
+def _host_problems(path: str, device: HostSpec) -> Iterator[str]:
     known = ["auto", *METERS]
     named = [*device.meters, *device.cross_check]
     for meter in dict.fromkeys(named):
@@ -67,24 +73,17 @@ def _host_problems(path: str, device: DeviceSpec) -> Iterator[str]:
         yield f'{path}.recording: missing; the replay meter needs recording = "trace.parquet"'
     if device.recording is not None and "replay" not in device.meters:
         yield f'{path}.recording: has no effect; add "replay" to meters'
-    if device.watts_sheet != DeviceSpec.model_fields["watts_sheet"].default and not {"auto", "modelled"} & {
+    if device.watts_sheet != HostSpec.model_fields["watts_sheet"].default and not {"auto", "modelled"} & {
         *device.meters
     }:
         yield f'{path}.watts_sheet: has no effect; add "modelled" to meters'
-    if device.priced_as is not None:
-        yield f"{path}.priced_as: only for modelled devices; remove the line"
-    if device.app is not None:
-        yield f"{path}.app: only for the energy gauge of an iPhone; remove the line"
 
 
-def _modelled_problems(path: str, device: DeviceSpec) -> Iterator[str]:
+def _modelled_problems(path: str, device: ModelledSpec) -> Iterator[str]:
     from engines.pricing.shapes import NAMED_SHAPES
 
     sheet = device.name.removeprefix(MODEL_PREFIX)
     if sheet not in available_sheets():
         yield f"{path}.name: no sheet {shown(sheet)}; {nearest(sheet, available_sheets())}"
-    for key in ("meters", "cross_check", "watts_sheet", "recording", "app"):
-        if getattr(device, key) != DeviceSpec.model_fields[key].default:
-            yield f"{path}.{key}: a modelled device has its own meter; remove the line"
     if device.priced_as is not None and device.priced_as not in NAMED_SHAPES:
         yield f"{path}.priced_as: unknown shape {shown(device.priced_as)}; {nearest(device.priced_as, NAMED_SHAPES)}"

@@ -21,10 +21,10 @@ from devices.models.sheet import sheet_path
 from engines.errors import EngineError
 from engines.model.checkpoints import decisive_files
 from engines.profile_files import profile_files, profile_folder
+from harness.device_specs import MODEL_PREFIX, HostSpec, ModelledSpec
 from harness.file_digests import file_digests
 from harness.plan import Plan
 from harness.run_parts import RunParts
-from harness.schema import MODEL_PREFIX
 from harness.state import state_folder
 from results.file_state import file_state
 from results.runs import HARDWARE_SHEET, SHA256, Input
@@ -89,10 +89,12 @@ def _files(plan: Plan, run_parts: RunParts) -> Iterator[tuple[str, Path]]:
             continue  # its trials fail, and say why
         seen |= {f"{path.name} of model {source}": path for path in own}
     for device in {c.device.name: c.device for c in plan.cells}.values():
-        if device.is_modelled:
+        if isinstance(device, ModelledSpec):
             sheet = device.name.removeprefix(MODEL_PREFIX)
             seen[f"{HARDWARE_SHEET}{sheet}"] = sheet_path(sheet)
-        elif {"auto", "modelled"} & {*device.meters}:
+        if not isinstance(device, HostSpec):
+            continue
+        if {"auto", "modelled"} & {*device.meters}:
             seen[f"watts sheet {device.watts_sheet}"] = watts_sheet_path(device.watts_sheet)
         if device.recording is not None:
             seen[f"recording {device.recording}"] = Path(device.recording)

@@ -11,7 +11,8 @@ from devices.models.sheet import available_sheets, load_sheet
 from engines.techniques.parameters import Composed, CustomParameters
 from harness.bundled_plans import about_plan, bundled_plans
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
-from harness.schema import TECHNIQUE, DeviceSpec, TrialProtocol
+from harness.device_specs import HostSpec
+from harness.schema import TECHNIQUE, TrialProtocol
 from results.records import Record
 
 Row = dict[str, Any]
@@ -71,7 +72,7 @@ def _dumped(choice: object) -> Row:
 def probed_meters(sample_interval_s: float) -> dict[str, tuple[Channel, ...] | str]:
     """Every meter of this host by name: its channels, or why it does not open. Each is opened once and closed again."""
     clock = MonotonicClock()
-    spec = DeviceSpec(name="host")
+    spec = HostSpec(name="host")
     found: dict[str, tuple[Channel, ...] | str] = {}
     for name in AUTO_ORDER:
         meter = METERS[name].build(sample_interval_s, clock, spec)

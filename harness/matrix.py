@@ -13,7 +13,8 @@ from typing import Generic, NamedTuple
 from harness.catalog import technique_line
 from harness.combinations import mismatch, placement
 from harness.core_sets import in_words
-from harness.schema import DeviceSpec, Element, EngineSpec, ModelSpec, TechniqueSpec
+from harness.device_specs import DeviceSpec
+from harness.schema import Element, EngineSpec, ModelSpec, TechniqueSpec
 from harness.workload_specs import WorkloadSpec
 from results.records import PRICED_AS, Cell
 

@@ -13,9 +13,10 @@ from engines.techniques.move.caches import CacheParameters
 from engines.techniques.move.slices import SlicesParameters
 from engines.techniques.move.two_buffers import TwoBuffersParameters, buffer_size
 from engines.techniques.parameters import Composed
+from harness.device_specs import DeviceSpec
 from harness.matrix import Part
 from harness.run_parts import expert_memory
-from harness.schema import DeviceSpec, EngineSpec, ModelSpec
+from harness.schema import EngineSpec, ModelSpec
 
 
 def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> Iterator[str]:

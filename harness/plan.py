@@ -215,8 +215,9 @@ def _validated_parts(
             named.append(parts[-1])
         except ValidationError as error:
             problems += told(entry.path, error, section.schema, entry.swept)
-            wrong = {place for e in error.errors() for place in e["loc"][:1]}
             if isinstance(entry.raw, dict):
+                # Of a union, the tag of the member stands before the key.
+                wrong = {next((place for place in e["loc"] if place in entry.raw), None) for e in error.errors()}
                 with contextlib.suppress(ValidationError):
                     rest = {key: value for key, value in entry.raw.items() if key not in wrong}
                     named.append(_part(entry, section.read(rest)))

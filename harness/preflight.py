@@ -22,6 +22,7 @@ from engines.profile_files import DIGITS, digest_of_profile, profile_folder
 from engines.techniques.parameters import Composed
 from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
+from harness.device_specs import DeviceSpec, HostSpec
 from harness.matrix import CellPlan, Part
 from harness.memory_checks import moving_problems, slot_problems
 from harness.plan import Draft, Plan, PlanError
@@ -29,7 +30,7 @@ from harness.plan_values import with_short_values
 from harness.rank_problems import launch_problems, rank_problems, rank_problems_with_model, rank_warning
 from harness.references import with_references
 from harness.run_parts import RunParts
-from harness.schema import DeviceSpec, EngineSpec, TrialProtocol
+from harness.schema import EngineSpec, TrialProtocol
 from harness.technique_problems import name_problems, padding_warning, size_problems, unread_problems
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
@@ -107,10 +108,7 @@ def _noted(cell_plan: CellPlan, facts: CheckpointFacts) -> CellPlan:
     return replace(cell_plan, cell=cell_plan.cell.model_copy(update=noted))
 
 
-def _backend_problems(device: DeviceSpec) -> Iterator[str]:
-    if device.name != "host":
-        yield f"device {device.name}: computes = {device.computes!r} is for the host; remove it"
-        return
+def _backend_problems(device: HostSpec) -> Iterator[str]:
     try:
         find_backend(device.computes, None)
     except EngineError as error:
@@ -120,10 +118,10 @@ def _backend_problems(device: DeviceSpec) -> Iterator[str]:
 def _device_problems(device: DeviceSpec) -> Iterator[str]:
     if device.is_phone:
         yield f"device {device.name}: {NO_ENGINE_ON_PHONES.format(device=device.name)}"
+    if not isinstance(device, HostSpec) or device.name != "host":
+        return
     if device.computes != "cpu":
         yield from _backend_problems(device)
-    if device.name != "host":
-        return
     if device.recording is not None:
         yield from _recording_problems(device, device.recording)
     try:
@@ -134,7 +132,7 @@ def _device_problems(device: DeviceSpec) -> Iterator[str]:
         yield f"device {device.name}: watts_sheet: {error}"
 
 
-def _recording_problems(device: DeviceSpec, recording: str) -> Iterator[str]:
+def _recording_problems(device: HostSpec, recording: str) -> Iterator[str]:
     """Reads it as the run will."""
     try:
         is_there = Path(recording).is_file()

@@ -8,9 +8,11 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from harness.catalog import TECHNIQUES, WORKLOADS
 from harness.plan_values import shown
+from harness.schema import ReadByName
 
 MAX_LINE = 1000
 """Characters of a problem: the longest list of known names, and a value."""
@@ -81,7 +83,10 @@ def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...],
     found = f"found {shown(error['input'])}"
     match error["type"]:
         case "extra_forbidden":
-            known = _keys(_model_at(schema, error["loc"][:-1]))
+            record = _model_at(schema, error["loc"][:-1])
+            if why := getattr(record, "misplaced", {}).get(error["loc"][-1]):
+                return f"{where}: {why}"
+            known = _keys(record)
             if any(by_sweep):  # once, and not for each value
                 return f"{where}: unknown key; {nearest(str(error['loc'][-1]), known)}"
             return f"{where}: unknown key, {found}; {nearest(str(error['loc'][-1]), known)}"
@@ -152,11 +157,19 @@ def _members_at(schema: object, location: Sequence[Any]) -> list[type[BaseModel]
         if tagged:
             schema = tagged[0]
         else:
-            schema = next((m.model_fields[part].annotation for m in members if part in m.model_fields), None)
+            schema = next((_type_of(m.model_fields[part]) for m in members if part in m.model_fields), None)
     return _members(schema)
 
 
+def _type_of(field: FieldInfo) -> object:
+    """What a key may hold, as it is read."""
+    return next((told.records for told in field.metadata if isinstance(told, ReadByName)), field.annotation)
+
+
 def _members(schema: object) -> list[type[BaseModel]]:
+    read_by = [told for told in getattr(schema, "__metadata__", ()) if isinstance(told, ReadByName)]
+    if read_by:
+        return _members(read_by[0].records)
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         return [schema]
     return [m for argument in get_args(schema) for m in _members(argument)]
@@ -169,6 +182,8 @@ def _names(model: type[BaseModel]) -> tuple[str, ...]:
 
 def _tag(model: type[BaseModel]) -> str | None:
     """By which a plan chooses it among others, where that is its kind; it is no key of the plan."""
+    if "tag" in vars(model):
+        return str(vars(model)["tag"])
     return model.model_fields["kind"].default if "kind" in model.model_fields else None
 
 

@@ -12,8 +12,9 @@ from engines.techniques.parameters import Composed
 from engines.techniques.place.ranks import RanksParameters
 from engines.techniques.presets import PRESETS
 from harness.core_sets import ThreadCounts
+from harness.device_specs import DeviceSpec
 from harness.matrix import Part
-from harness.schema import DeviceSpec, EngineSpec
+from harness.schema import EngineSpec
 
 
 def rank_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> Iterator[str]:

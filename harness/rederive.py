@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.schema import MODEL_PREFIX
+from harness.device_specs import MODEL_PREFIX
 from results.derivation import is_priced_by
 from results.runs import HARDWARE_SHEET, SHA256
 from results.same_requests import SHOWN_DIGITS

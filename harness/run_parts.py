@@ -32,13 +32,23 @@ from engines.sizes import own_sizes
 from engines.techniques.context import Costs, ModelSizes
 from engines.techniques.parameters import Composed
 from harness.catalog import METERS
+from harness.device_specs import (
+    ANDROID_METERS,
+    IOS_METERS,
+    MODEL_PREFIX,
+    AndroidSpec,
+    DeviceSpec,
+    HostSpec,
+    IPhoneSpec,
+    ModelledSpec,
+)
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.input_watch import InputWatch
 from harness.matrix import CellPlan
 from harness.profiles import mismatch_with
 from harness.references import as_lossless
 from harness.samples import samples_of
-from harness.schema import ANDROID_METERS, IOS_METERS, MODEL_PREFIX, DeviceSpec, EngineSpec, ModelSpec, TrialProtocol
+from harness.schema import EngineSpec, ModelSpec, TrialProtocol
 from harness.session import ArmScores, PreparedCell
 from harness.workload_specs import WorkloadSpec
 from results.environments import Environment
@@ -334,9 +344,9 @@ def clock_of(device: Device, host_clock: Clock) -> Clock:
 
 def build_device(spec: DeviceSpec, protocol: TrialProtocol, clock: Clock, on_wait: WaitListener) -> Device:
     """Not yet opened."""
-    if spec.is_modelled:
+    if isinstance(spec, ModelledSpec):
         return load_model_device(spec.name.removeprefix(MODEL_PREFIX), host_environment)
-    if spec.is_phone:
+    if not isinstance(spec, HostSpec):
         return _phone(spec, protocol, clock, partial(on_wait, spec.name))
     constructors: dict[str, Callable[[], Meter]] = {
         name: partial(entry.build, protocol.sample_interval_s, clock, spec) for name, entry in METERS.items()
@@ -345,12 +355,14 @@ def build_device(spec: DeviceSpec, protocol: TrialProtocol, clock: Clock, on_wai
     return Host(spec.name, meters, constructors, clock, "cpu" if spec.computes == "cpu" else "gpu")
 
 
-def _phone(spec: DeviceSpec, protocol: TrialProtocol, clock: Clock, on_wait: Callable[[str, float], None]) -> Device:
+def _phone(
+    spec: AndroidSpec | IPhoneSpec, protocol: TrialProtocol, clock: Clock, on_wait: Callable[[str, float], None]
+) -> Device:
     from devices.gates import Gates
 
     gates = Gates(protocol.max_temperature_c, protocol.min_charge_percent, protocol.gate_wait_s)
     interval_s = protocol.sample_interval_s
-    if spec.is_ios:
+    if isinstance(spec, IPhoneSpec):
         from devices.ios.device import IosDevice
 
         wanted = [m for m in IOS_METERS if m in spec.meters or (m == "battery" and "auto" in spec.meters)]

@@ -16,13 +16,13 @@ from typing import Protocol as TypingProtocol
 from devices.base import Device, DeviceError, NotReadyError, TransientDeviceError
 from devices.models.sheet import load_sheet
 from engines.errors import EngineError
+from harness.device_specs import MODEL_PREFIX
 from harness.inputs import changes, inputs_of, told_changes
 from harness.matrix import CellPlan
 from harness.plan import Plan
 from harness.plan_differences import plan_differences
 from harness.run_parts import RunParts
 from harness.samples import samples_of
-from harness.schema import MODEL_PREFIX
 from harness.session import PreparedCell, Traces, run_trial
 from harness.state import last_self_test, state_folder
 from harness.stopping import StoppingRule, stopping_rule

@@ -7,7 +7,8 @@ import json
 import operator
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ByteSize, Field, TypeAdapter, create_model, model_validator
+from pydantic import BaseModel, ByteSize, Field, GetCoreSchemaHandler, TypeAdapter, create_model, model_validator
+from pydantic_core import CoreSchema
 
 from engines.model.quantised import Quantisation
 from engines.oracle import OracleParameters
@@ -15,6 +16,7 @@ from engines.techniques.parameters import Composed
 from engines.techniques.place.ranks import MOST_RANKS
 from harness.catalog import TECHNIQUES
 from harness.core_sets import CoresOfPhases, ThreadsOfPhases
+from harness.device_specs import DeviceSpec
 from harness.plan_values import MAX_NAME
 from harness.workload_specs import WorkloadSpec
 from results.asked_tables import TableSpec
@@ -25,11 +27,10 @@ PLAN_SCHEMA = FIRST_SCHEMA = 1
 MAX_REPEATS = 100_000
 DAY_S = 86_400.0
 """The longest that one step of a run may wait."""
-MODEL_PREFIX, ANDROID_PREFIX, IOS_PREFIX = "model:", "adb:", "ios:"
-IOS_METERS: tuple[Literal["battery", "energy gauge"], ...] = ("battery", "energy gauge")
-"""The whole phone in watts, or one app in units of Apple's own."""
-ANDROID_METERS: tuple[Literal["battery", "rails"], ...] = ("battery", "rails")
-"""The whole phone by its battery (`auto`), or parts of it by the power rails that some phones meter."""
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 
 def _tagged(name: str, parameters: type[Record]) -> type[BaseModel]:
@@ -38,16 +39,20 @@ def _tagged(name: str, parameters: type[Record]) -> type[BaseModel]:
     return create_model(name, __base__=parameters, name=tag)
 
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeForm
+class ReadByName:
+    """Of a technique: read as the record of its name. Presets have their choices' parameters, so their records are
+    made; each is a `Composed` with its name as the tag."""
 
-    TechniqueSpec = Composed | OracleParameters
-else:
-    # Presets have their choices' parameters, so their records are made, each with its name as the tag.
-    TechniqueSpec = Annotated[
-        functools.reduce(operator.or_, (_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())),
-        Field(discriminator="name"),
-    ]
+    records: Any = functools.reduce(
+        operator.or_, (_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())
+    )
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(Annotated[self.records, Field(discriminator="name")])
+
+
+TechniqueSpec = Annotated[Composed | OracleParameters, ReadByName()]
+"""What a plan's technique is, to the type checker and to whoever asks at run time."""
 
 
 class ModelSpec(Record):
@@ -91,42 +96,6 @@ class EngineSpec(Record):
     copies where it is not given."""
     quantise: Quantisation = Quantisation()
     """How each component's matrices are stored; one that is not named keeps the model's dtype."""
-
-
-class DeviceSpec(Record):
-    """Where it runs and what measures it."""
-
-    name: str = Field(max_length=MAX_NAME)
-    """`host`, `model:SHEET`, or a phone: `adb:SERIAL`, `adb:HOST:PORT`, `ios:UDID`."""
-    meters: tuple[str, ...] = Field(("auto",), min_length=1, max_length=16)
-    cross_check: tuple[str, ...] = Field((), max_length=16)
-    """Meters of `host` that read what one of `meters` reads, another way: read beside it, and compared with it."""
-    computes: Literal["cpu", "cuda", "mps"] = "cpu"
-    """Where the engine computes on `host`: in fp32 on the CPU, in bf16 elsewhere. `auto` takes a meter that sees it."""
-    watts_sheet: str = "generic"
-    """Sheet of the modelled meter: a bundled name or a TOML file."""
-    recording: str | None = None
-    """What the replay meter plays: a power CSV, or the Parquet file of `joulebench record`."""
-    app: str | None = None
-    """Bundle identifier of the app that an iPhone's energy gauge follows."""
-    priced_as: str | None = None
-    """Modelled devices: price the routing with the shapes of this model instead of the plan's own."""
-
-    @property
-    def is_modelled(self) -> bool:
-        return self.name.startswith(MODEL_PREFIX)
-
-    @property
-    def is_android(self) -> bool:
-        return self.name.startswith(ANDROID_PREFIX)
-
-    @property
-    def is_ios(self) -> bool:
-        return self.name.startswith(IOS_PREFIX)
-
-    @property
-    def is_phone(self) -> bool:
-        return self.is_android or self.is_ios
 
 
 class StopSpec(Record):

@@ -24,9 +24,10 @@ from engines.techniques.place.priced import PricedParameters
 from engines.techniques.place.residency import ByCostParameters
 from engines.techniques.place.units import OneUnitParameters, ShardsParameters
 from harness.combinations import mismatch, sheet_of
+from harness.device_specs import DeviceSpec
 from harness.matrix import Part
 from harness.problems import nearest
-from harness.schema import DeviceSpec, EngineSpec
+from harness.schema import EngineSpec
 
 PRICED = "a modelled device"
 MEASURED = "the host"

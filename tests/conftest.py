@@ -15,6 +15,7 @@ from tests.plans import two_device_plan, write_plan
 
 if TYPE_CHECKING:
     from devices.android.shell import Phone
+    from results.store import Store
     from tests.fakes.adb_server import FakeAdbServer
     from tests.fakes.ios_phone import FakeIphone, ServedIphone
     from tests.fakes.ios_tunneld import FakeTunneld
@@ -40,6 +41,22 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     process = joulebench("run", str(plan), "--out", str(folder / "run"))
     assert process.code == 0, process.stderr
     return FinishedRun(plan, folder / "run", process)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where a run is stored, or will be."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def store(directory: Path) -> Iterator[Store]:
+    """An empty run in `directory`."""
+    from results.store import Store
+    from tests.store_checks import CELLS, INFO
+
+    with Store.create(directory, INFO, CELLS) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

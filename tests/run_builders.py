@@ -11,7 +11,18 @@ import numpy as np
 from results.derivation import arithmetic_digest
 from results.energy import energy_between
 from results.environments import Environment
-from results.records import PHASES, Cell, Completion, EnergyReading, EngineCounters, Method, Phase, PowerTrace, Score
+from results.records import (
+    PHASES,
+    Cell,
+    Completion,
+    EnergyReading,
+    EngineCounters,
+    Method,
+    Phase,
+    PowerTrace,
+    Request,
+    Score,
+)
 from results.runs import RunData, RunInfo
 from results.trials import Failure, Trial
 
@@ -61,6 +72,18 @@ def cell(cell_id: str = "c1", **changes: Any) -> Cell:
         "device": "host",
     }
     return Cell(**(fields | changes))
+
+
+def generation(name: str, prompt_ids: Sequence[int], n_new: int) -> Request:
+    """A request for so many tokens, whatever they are."""
+    return Request(
+        request_id=name,
+        sample_id=name,
+        kind="generate",
+        prompt_ids=tuple(prompt_ids),
+        max_new_tokens=n_new,
+        ignore_end_tokens=True,
+    )
 
 
 def completion(

@@ -12,11 +12,12 @@ from rich.console import Console
 
 from devices.meters.same_counter import shared_counter
 from harness.catalog import METERS
+from harness.device_specs import HostSpec
 from harness.plan import build_plan
 from harness.progress import PlainProgress
 from harness.run_parts import build_device
 from harness.runner import Runner, open_run
-from harness.schema import DeviceSpec, TrialProtocol
+from harness.schema import TrialProtocol
 from harness.session import run_trial
 from results.records import PowerTrace
 from results.report.html import html_text
@@ -122,7 +123,7 @@ def test_no_table_adds_a_meter_and_its_check(tmp_path: Path) -> None:
 
 
 def test_meters_and_checks_of_a_plan_run_in_this_order() -> None:
-    spec = DeviceSpec(name="host", meters=("perf",), cross_check=("rapl",))
+    spec = HostSpec(name="host", meters=("perf",), cross_check=("rapl",))
     host = build_device(spec, TrialProtocol(), FakeMachine(), lambda device, reason, left_s: None)
     assert host._meter_names == ("perf", "rapl")  # type: ignore[attr-defined]
 

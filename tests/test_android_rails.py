@@ -21,9 +21,10 @@ from devices.android.shell import Phone
 from devices.android.survey import attached_phones
 from devices.base import Device, DeviceError, MeterUnavailableError, TransientDeviceError
 from devices.clock import MonotonicClock
+from harness.device_specs import AndroidSpec
 from harness.plan import device_problems
 from harness.run_parts import build_device, log_waiting
-from harness.schema import DeviceSpec, TrialProtocol
+from harness.schema import TrialProtocol
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.perfetto import FakePerfetto
 from tests.fakes.phone import DISCHARGING, FakePhone
@@ -315,12 +316,12 @@ def test_a_plan_that_names_rails_alone_may_leave_the_phone_on_its_cable(
 
 def device_of(*meters: str) -> Device:
     """As a plan names it."""
-    return build_device(DeviceSpec(name="adb:", meters=meters), TrialProtocol(gate_wait_s=0.0), CLOCK, log_waiting)
+    return build_device(AndroidSpec(name="adb:", meters=meters), TrialProtocol(gate_wait_s=0.0), CLOCK, log_waiting)
 
 
 def test_a_plan_names_the_meters_of_a_phone() -> None:
-    assert list(device_problems("device[0]", DeviceSpec(name="adb:", meters=("battery", "rails")))) == []
-    [problem] = device_problems("device[0]", DeviceSpec(name="adb:", meters=("nvml",)))
+    assert list(device_problems("device[0]", AndroidSpec(name="adb:", meters=("battery", "rails")))) == []
+    [problem] = device_problems("device[0]", AndroidSpec(name="adb:", meters=("nvml",)))
     assert "a phone has no meter 'nvml'; it has auto, battery, rails" in problem
 
 

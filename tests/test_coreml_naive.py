@@ -13,7 +13,7 @@ from engines.residency import Counts
 from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import preset_parameters
-from results.records import Request
+from tests.run_builders import generation
 from tests.test_npumoe import PHI, routing_of
 
 
@@ -55,8 +55,7 @@ def test_naive_decodes_with_the_graphs_of_its_prefill() -> None:
         engine = ReferenceEngine(checkpoint, parameters, prefill_chunk=32)
         for i, prompt in enumerate((ids[0], ids[1][:20])):
             engine.observer = launched = Launched()
-            request = {"request_id": f"r{i}", "sample_id": f"s{i}", "kind": "generate", "prompt_ids": tuple(prompt)}
-            engine.run(Request.model_validate(request | {"max_new_tokens": 4}), lambda event, at_s: None)
+            engine.run(generation(f"r{i}", prompt, 4), lambda event, at_s: None)
             largest = [{max(rows)} for rows in launched.rows["prefill"]]
             assert launched.rows["decode"] == (largest if graphs == "same" else [{1}] * len(largest))
             steps.append(launched.rows["prefill"])

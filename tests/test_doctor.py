@@ -14,10 +14,10 @@ import pytest
 
 from devices.android import battery as battery_module
 from devices.base import DeviceError
+from harness.device_specs import AndroidSpec
 from harness.doctor import examine
 from harness.examination import examine_device
 from harness.loads import matrix_products, no_load
-from harness.schema import DeviceSpec
 from harness.state import last_self_test
 from results.energy import energy_between
 from results.records import PowerTrace
@@ -277,7 +277,7 @@ def test_the_doctor_examines_a_phone_by_its_own_busy_loops(phone: FakePhone, mon
     monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.8)
     with FakeAdbServer(phone) as server, FakeBattery(phone, lambda at_s: 1.5 + 2.5 * spinning(phone)):
         monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
-        found = examine_device(DeviceSpec(name="adb:FAKE0001"), 1.5, lambda stage: None, lambda *waiting: None)
+        found = examine_device(AndroidSpec(name="adb:FAKE0001"), 1.5, lambda stage: None, lambda *waiting: None)
         assert spinning(phone) == 0
     assert found.verdict != "not ready", found.checks
     (meter,) = found.meters
@@ -299,7 +299,7 @@ def test_a_phone_on_a_charger_is_not_ready_and_says_why(phone: FakePhone, monkey
 
     with FakeAdbServer(phone) as server:
         monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
-        found = examine_device(DeviceSpec(name="adb:FAKE0001"), 1.0, lambda stage: None, give_up)
+        found = examine_device(AndroidSpec(name="adb:FAKE0001"), 1.0, lambda stage: None, give_up)
     assert found.verdict == "not ready"
     assert len(waits) == 1
     assert waits[0].startswith("adb:FAKE0001: the battery is charging")

@@ -33,7 +33,7 @@ from results.trace_files import WINDOW
 from results.trials import Trial
 from tests.heats import heat_of, run_of
 from tests.plans import BOOLQ, DROPLESS, HERE, HOST, M2_ULTRA, MODEL, NPUMOE, raw_plan
-from tests.run_builders import cell, failed, trial
+from tests.run_builders import cell, failed, generation, trial
 from tests.store_checks import INFO, POWER
 from tests.techniques import NpumoeT
 from tests.test_runner import Heard
@@ -80,14 +80,7 @@ def checkpoint() -> Checkpoint:
 
 def asked(n_prompt: int = 40, n_new: int = 6, seed: int = 1) -> Request:
     ids = torch.randint(4, 2000, (n_prompt,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return Request(
-        request_id=f"r{seed}",
-        sample_id=f"s{seed}",
-        kind="generate",
-        prompt_ids=tuple(ids),
-        max_new_tokens=n_new,
-        ignore_end_tokens=True,
-    )
+    return generation(f"s{seed}", ids, n_new)
 
 
 def unheard(event: PhaseEvent, at_s: float) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -15,16 +15,20 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from engines.model.quantised import Quantisation
+from engines.oracle import OracleParameters
+from engines.techniques.parameters import Composed
 from harness.catalog import TECHNIQUES
 from harness.commands import app
+from harness.device_specs import DEVICE_KINDS, AndroidSpec, HostSpec, IPhoneSpec, ModelledSpec
 from harness.plan import build_plan, load_plan
-from harness.schema import DeviceSpec, EngineSpec, ModelSpec, PlanFile, StopSpec, TrialProtocol
+from harness.schema import DEVICE, TECHNIQUE, EngineSpec, ModelSpec, PlanFile, StopSpec, TechniqueSpec, TrialProtocol
 from harness.workload_specs import SPEC_OF
 from results.asked_tables import TableSpec
 from tests.plans import (
     DROPLESS,
     problems,
     raw_plan,
+    two_device_plan,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -97,10 +101,10 @@ def test_the_first_plan_explains_every_key_that_there_is() -> None:
     for section, record in (
         ("model", ModelSpec),
         ("engine", EngineSpec),
-        ("device", DeviceSpec),
         ("protocol", TrialProtocol),
     ):
         assert set(explained[section]) == set(record.model_fields)
+    assert set(explained["device"]) == {key for kind in DEVICE_KINDS for key in kind.model_fields}
     assert {*explained[""], *(s for s in explained if s), "sweep", "table"} == set(schema()["properties"])
     assert explained["protocol"]["stop"] == StopSpec().model_dump()
 
@@ -118,7 +122,7 @@ def test_the_first_plan_tells_defaults_as_they_are() -> None:
     text, _, _ = FIRST.read_text(encoding="utf-8").partition("# [sweep]")
     commented = re.findall(r"^# (\w+) = (.*?) +# ", text, re.MULTILINE)
     defaults = {
-        n: f.default for r in (ModelSpec, EngineSpec, DeviceSpec, TrialProtocol) for n, f in r.model_fields.items()
+        n: f.default for r in (ModelSpec, EngineSpec, *DEVICE_KINDS, TrialProtocol) for n, f in r.model_fields.items()
     }
     told = {key: tomllib.loads(f"v = {value}")["v"] for key, value in commented}
     # What has no default, or one that nobody would write, shows an example.
@@ -137,6 +141,19 @@ def test_plans_of_the_pages_are_valid(page: str) -> None:
     assert build_plan(tomllib.loads(example)).cells
 
 
+def test_every_spec_of_a_plan_is_a_union_that_says_its_kind() -> None:
+    """What is read is a member of what the type checker was told: the same annotation."""
+    plan = build_plan(two_device_plan())
+    assert {type(cell.device) for cell in plan.cells} == {HostSpec, ModelledSpec}
+    phones = [DEVICE.read({"name": name}) for name in ("adb:R58M", "ios:0001")]
+    assert [type(phone) for phone in phones] == [AndroidSpec, IPhoneSpec]
+    technique, read_by = get_args(TechniqueSpec)
+    assert set(get_args(technique)) == {Composed, OracleParameters}
+    read = {type(TECHNIQUE.read({"name": name})) for name in TECHNIQUES}
+    assert read == set(get_args(read_by.records))
+    assert all(issubclass(one, technique) for one in read)
+
+
 # --- no dead options -------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +162,7 @@ SECTIONS_OF_A_PLAN: list[tuple[type[BaseModel], tuple[str, ...]]] = [
     (ModelSpec, ("harness",)),
     (EngineSpec, ("harness",)),
     (Quantisation, ("engines",)),
-    (DeviceSpec, ("harness",)),
+    *((kind, ("harness",)) for kind in DEVICE_KINDS),
     (TrialProtocol, ("harness",)),
     (StopSpec, ("harness",)),
     *((entry.parameters, ("engines",)) for entry in TECHNIQUES.values()),

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from engines.model.checkpoints import CheckpointFacts
 from harness.catalog import TECHNIQUES
+from harness.device_specs import DEVICE_KINDS
 from harness.plan import MAX_BYTES, PlanError, draft_plan, load_plan, read_draft
 from harness.preflight import preflight
 from harness.run_parts import RunParts
-from harness.schema import DeviceSpec, EngineSpec, ModelSpec, StopSpec, TrialProtocol
+from harness.schema import EngineSpec, ModelSpec, StopSpec, TrialProtocol
 from harness.sweep import set_value
 from harness.workload_specs import SPEC_OF
 from tests.command import joulebench
@@ -299,7 +300,7 @@ def places() -> list[tuple[Any, ...]]:
     found += [("model", key) for key in ModelSpec.model_fields]
     found += [("engine", 0, key) for key in EngineSpec.model_fields]
     found += [("engine", 0, "quantise", key) for key in ("experts", "nope")]
-    found += [("device", 0, key) for key in DeviceSpec.model_fields]
+    found += [("device", 0, key) for key in sorted({key for kind in DEVICE_KINDS for key in kind.model_fields})]
     found += [("protocol", key) for key in TrialProtocol.model_fields]
     found += [("protocol", "stop", key) for key in StopSpec.model_fields]
     found += [("sweep", path) for path in ("engine.prefill_chunk", "device.host.recording", "model.source", "engine")]

@@ -32,18 +32,6 @@ from tests.store_checks import (
     in_new_process,
 )
 
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def store(directory: Path) -> Iterator[Store]:
-    with Store.create(directory, INFO, CELLS) as opened:
-        yield opened
-
-
 # --- what is written comes back --------------------------------------------------------------------------------------
 
 

@@ -29,11 +29,6 @@ N_TRIALS = 40
 LOST = "the trial's trace file is damaged, absent or another trial's; its joules as a whole stand"
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
 def stored(directory: Path, n: int = 2, traced: bool = True) -> Path:
     """A closed run with n trials of one cell, each with energy and a trace of one request."""
     with Store.create(directory, INFO, CELLS) as store:

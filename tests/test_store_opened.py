@@ -6,7 +6,6 @@ import gc
 import json
 import sqlite3
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,18 +26,6 @@ from tests.store_checks import (
     assert_same_trace,
     in_new_process,
 )
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def store(directory: Path) -> Iterator[Store]:
-    with Store.create(directory, INFO, CELLS) as opened:
-        yield opened
-
 
 # --- damage ----------------------------------------------------------------------------------------------------------
 

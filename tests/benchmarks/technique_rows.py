@@ -26,8 +26,9 @@ from engines.pricing.shapes import PHI_3_5_MOE, sizes_of
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import preset_parameters
 from harness.schema import WORKLOAD
-from results.records import EngineCounters, Request
+from results.records import EngineCounters
 from tests.benchmarks.measurement import FOLDER, Measurement, measured, write_page
+from tests.run_builders import generation
 from tests.techniques import that_plan_alone
 
 MODEL = "bundled:tiny-qwen3-moe"
@@ -67,17 +68,6 @@ def prompts_of(checkpoint: Checkpoint) -> tuple[list[list[int]], list[list[int]]
     return asked[:N_PROMPTS], [list(p) for p in workload.calibration_prompts(checkpoint.tokenizer, length, 8)]
 
 
-def request_of(number: int, prompt: Sequence[int], n_new: int) -> Request:
-    return Request(
-        request_id=f"{number}",
-        sample_id=f"{number}",
-        kind="generate",
-        prompt_ids=tuple(prompt),
-        max_new_tokens=n_new,
-        ignore_end_tokens=True,
-    )
-
-
 def rows_of(name: str, checkpoint: Checkpoint, asked: Sequence[list[int]], learnt: Sequence[list[int]]) -> Rows:
     parameters = preset_parameters(name).model_validate(PARAMETERS.get(name, {}))
     engine = ReferenceEngine(checkpoint, parameters, CHUNK, threads=1)
@@ -86,7 +76,7 @@ def rows_of(name: str, checkpoint: Checkpoint, asked: Sequence[list[int]], learn
     found = []
     for n_new in (1, 1 + N_DECODED):
         for number, prompt in enumerate(asked):
-            engine.run(request_of(number, prompt, n_new), unheard)
+            engine.run(generation(str(number), prompt, n_new), unheard)
         found.append(engine.take_counters())
     prefill, both = found
     fields = EngineCounters.model_fields
@@ -122,7 +112,7 @@ def priced(
         engine = ModelledEngine(reference, timeline, parameters.backbone, PHI_3_5_MOE)
         engine.calibrate(learnt)
         for number, prompt in enumerate(asked):
-            engine.run(request_of(number, prompt, 1), unheard)
+            engine.run(generation(str(number), prompt, 1), unheard)
         n_tokens = sum(map(len, asked))
         joules = sum(timeline.energy_j(component) for component in sheet.components)
         arm = ", ".join([name, *(f"{key} = {json.dumps(value)}" for key, value in changed.items())])
