@@ -83,8 +83,10 @@ def test_repeats_give_an_interval_and_a_model_gives_none() -> None:
     assert ratio.low is not None
     assert ratio.high is not None
     assert 1 < ratio.low < 12 / 6.01 < ratio.high
-    (table,) = drawn(made({"slow": [(1.0, 3.0)], "fast": [(1.0, 1.0)]}, [spec], "model:toy", time_method="modelled"))
+    modelled = made({"slow": [(1.0, 3.0)], "fast": [(1.0, 1.0)]}, [spec], "model:toy", time_method="modelled")
+    (table,) = drawn(modelled)
     assert table.methods == ("modelled",)
+    assert "end to end, modelled, error not stated; times faster than slow" in html_text(modelled)
     cell = dict(table.rows)["fast"][0]
     assert cell.ratio is not None
     assert (cell.ratio.value, cell.ratio.low) == (pytest.approx(2.0), None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from results.asked_tables import PHASE_WORDS, AskedCell, AskedTable
 from results.report.against import MODELLED_ONCE
+from results.report.first_screen import NOT_STATED
 from results.report.notes import Noted
 from results.report.sentences import ratio_words
 from results.units import format_quantity
@@ -36,7 +37,7 @@ def asked_figures(tables: Sequence[AskedTable]) -> list[AskedFigure]:
     found = []
     for n, table in enumerate(tables, start=1):
         spec = table.spec
-        came = " and ".join(table.methods)
+        came = " and ".join(f"{m}, {NOT_STATED}" if m == "modelled" else m for m in table.methods)
         subject = (
             f"{table.device} · {table.workload} · {PHASE_WORDS[spec.phase]}, {came}; times faster than {spec.over}"
         )
