@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from engines.model.checkpoints import CheckpointFacts
-from engines.parallel.engine import threads_of_each, usable_cores
 from engines.parallel.links import why_unreachable
+from engines.parallel.running import threads_of_each, usable_cores
 from engines.sizes import own_sizes
 from engines.techniques.parameters import Composed
 from engines.techniques.place.ranks import RanksParameters

@@ -21,6 +21,7 @@ from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_check
 from engines.model.quantised import Quantisation, plain_form
 from engines.model.transformer import Transformer, model_of
 from engines.parallel.engine import ParallelEngine
+from engines.parallel.running import RanksAsked
 from engines.parallel.torchrun import Meeting
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
@@ -238,20 +239,19 @@ class RunParts:
         spec, technique = plan.engine, plan.engine.technique
         assert isinstance(technique, Composed)  # `preflight` refuses ranks of others
         assert spec.ranks is not None
-        return ParallelEngine(
+        asked = RanksAsked(
             self.facts(plan.model.source),
             technique,
             spec.ranks,
             plan.model.dtype,
             spec.quantise,
             spec.prefill_chunk,
-            self._host_clock.now_s,
             threads_of_rank(spec),
-            spec.reuse_prefix,
             spec.long_rope,
             "nccl" if plan.device.computes == "cuda" else "gloo",
             self.meeting,
         )
+        return ParallelEngine(asked, self._host_clock.now_s, spec.reuse_prefix)
 
     def _reference_engine(
         self, plan: CellPlan, sizes: ModelSizes | None = None, costs: Costs | None = None

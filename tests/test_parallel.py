@@ -31,7 +31,7 @@ from engines.model.transformer import RoutingListener, Transformer
 from engines.model.weights import SparseWeights
 from engines.parallel.engine import ParallelEngine
 from engines.parallel.processes import Workers
-from engines.parallel.running import Running
+from engines.parallel.running import RanksAsked, Running
 from engines.reference import ReferenceEngine
 from engines.sizes import own_sizes
 from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
@@ -104,7 +104,7 @@ FAMILIES = [
 def test_several_processes_equal_one(case: Case, tmp_path: Path) -> None:
     write_family(tmp_path, CASES[case.family])
     expected = logits(Transformer(load_checkpoint(str(tmp_path), torch.float32)), dropless())
-    running = Running(inspect_checkpoint(str(tmp_path)), case.technique, case.n_ranks, threads=1)
+    running = Running(RanksAsked(inspect_checkpoint(str(tmp_path)), case.technique, case.n_ranks, threads=1))
     try:
         assert relative_error(logits(running.model, running.technique), expected) < TOLERANCE
     finally:
@@ -113,7 +113,7 @@ def test_several_processes_equal_one(case: Case, tmp_path: Path) -> None:
 
 def test_one_rank_is_one_process() -> None:
     expected = logits(Transformer(load_checkpoint(BUNDLED, torch.float32)), dropless())
-    running = Running(inspect_checkpoint(BUNDLED), technique("tp-ep", tensor_ranks=1), 1, threads=1)
+    running = Running(RanksAsked(inspect_checkpoint(BUNDLED), technique("tp-ep", tensor_ranks=1), 1, threads=1))
     assert relative_error(logits(running.model, running.technique), expected) < TOLERANCE
     assert not running.workers.processes
     running.close()
@@ -141,7 +141,7 @@ def one() -> ReferenceEngine:
 @pytest.fixture(scope="module")
 def two() -> Iterator[ParallelEngine]:
     engine = ParallelEngine(
-        inspect_checkpoint(BUNDLED), technique("expert-parallel"), 2, prefill_chunk=CHUNK, threads=1
+        RanksAsked(inspect_checkpoint(BUNDLED), technique("expert-parallel"), 2, prefill_chunk=CHUNK, threads=1)
     )
     yield engine
     engine.close()
@@ -189,8 +189,8 @@ def test_narrow_experts_over_ranks_give_what_one_process_gives(chosen: Any, form
     checkpoint = load_checkpoint(BUNDLED, torch.float32, quantise)
     one = ReferenceEngine(checkpoint, DroplessParameters(), CHUNK, threads=1)
     several = ParallelEngine(
-        inspect_checkpoint(BUNDLED), chosen, 2, quantise=quantise, prefill_chunk=CHUNK, threads=1
-    )  # fmt: skip
+        RanksAsked(inspect_checkpoint(BUNDLED), chosen, 2, quantise=quantise, prefill_chunk=CHUNK, threads=1)
+    )
     try:
         if several.needs_calibration:
             several.calibrate([list(range(10, 74))])
@@ -206,8 +206,8 @@ def test_slices_are_counted_where_a_layer_is_left_to_wait_for_others(tmp_path: P
     copy_tokenizer(tmp_path)
     one = ReferenceEngine(load_checkpoint(str(tmp_path), torch.float32), DroplessParameters(), CHUNK, threads=1)
     several = ParallelEngine(
-        inspect_checkpoint(str(tmp_path)), technique("tensor-parallel"), 2, prefill_chunk=CHUNK, threads=1
-    )  # fmt: skip
+        RanksAsked(inspect_checkpoint(str(tmp_path)), technique("tensor-parallel"), 2, prefill_chunk=CHUNK, threads=1)
+    )
     try:
         assert_same_answers(one, several)
         assert several.take_counters().routed_pairs == one.take_counters().routed_pairs
@@ -221,7 +221,7 @@ def test_slices_are_counted_where_a_layer_is_left_to_wait_for_others(tmp_path: P
 def test_experts_dealt_by_load_give_what_one_process_gives(where: dict[str, Any], one: ReferenceEngine) -> None:
     """Flat and hierarchical, rows to whom they belong or to all; bytes are what the plans say, or an error."""
     chosen = technique("eplb", calibration_prompts=1, spare_slots=2, **where)
-    several = ParallelEngine(inspect_checkpoint(BUNDLED), chosen, 4, prefill_chunk=CHUNK, threads=1)
+    several = ParallelEngine(RanksAsked(inspect_checkpoint(BUNDLED), chosen, 4, prefill_chunk=CHUNK, threads=1))
     try:
         several.calibrate([list(range(10, 74))])
         assert_same_answers(one, several)
@@ -320,7 +320,7 @@ def closed_form(routed: list[tuple[int, Routing]], n_ranks: int, exchange: str, 
 )
 def test_bytes_sent_are_those_of_the_closed_form_and_of_the_sockets(n_ranks: int, exchange: str, gather: str) -> None:
     chosen = technique("expert-parallel", exchange=exchange, router_gather=gather)
-    running = Running(inspect_checkpoint(BUNDLED), chosen, n_ranks, threads=1)
+    running = Running(RanksAsked(inspect_checkpoint(BUNDLED), chosen, n_ranks, threads=1))
     routed: list[tuple[int, Routing]] = []
     try:
         before, own_before = socket_bytes(), sum(running.links.sent_bytes.values())
@@ -398,7 +398,7 @@ def test_a_rank_that_dies_is_named_and_the_next_request_has_new_ones(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = what_is_left()
     engine = ParallelEngine(
-        inspect_checkpoint(BUNDLED), technique("expert-parallel"), 2, prefill_chunk=CHUNK, threads=1
+        RanksAsked(inspect_checkpoint(BUNDLED), technique("expert-parallel"), 2, prefill_chunk=CHUNK, threads=1)
     )
     try:
         engine.reset()
@@ -429,7 +429,7 @@ def test_a_rank_that_dies_while_it_loads_is_named(monkeypatch: pytest.MonkeyPatc
         os.kill(self.processes[-1].pid, signal.SIGKILL)
 
     monkeypatch.setattr(Workers, "_start_process", killed)
-    engine = ParallelEngine(inspect_checkpoint(BUNDLED), technique("tensor-parallel"), 3, threads=1)
+    engine = ParallelEngine(RanksAsked(inspect_checkpoint(BUNDLED), technique("tensor-parallel"), 3, threads=1))
     try:
         with pytest.raises(EngineError, match=r"rank 1 of 3 \(process \d+\) ended by signal 9 \(SIGKILL\)"):
             engine.reset()
@@ -490,12 +490,13 @@ ORPHANS = """
 import signal, time
 from engines.model.checkpoints import inspect_checkpoint
 from engines.parallel.engine import ParallelEngine
+from engines.parallel.running import RanksAsked
 from engines.techniques.presets import preset_parameters
 if __name__ == "__main__":
     # Who runs the tests may ignore it, and a child inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     technique = preset_parameters("tensor-parallel")()
-    engine = ParallelEngine(inspect_checkpoint("bundled:tiny-qwen3-moe"), technique, 3, threads=1)
+    engine = ParallelEngine(RanksAsked(inspect_checkpoint("bundled:tiny-qwen3-moe"), technique, 3, threads=1))
     engine.reset()
     print(*engine.process_ids()[1:], flush=True)
     time.sleep(60)

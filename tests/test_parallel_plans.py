@@ -11,7 +11,8 @@ import pytest
 
 from devices.peak_memory import PeakMemory
 from engines.parallel import links
-from engines.parallel.engine import ParallelEngine, usable_cores
+from engines.parallel.engine import ParallelEngine
+from engines.parallel.running import usable_cores
 from engines.techniques.context import ModelSizes
 from engines.techniques.place.ranks import ExpertParallelParameters, TensorParallelParameters
 from harness.plan import PlanError, draft_plan

@@ -10,7 +10,7 @@ import torch
 from engines.base import unheard
 from engines.model.checkpoints import inspect_checkpoint
 from engines.parallel.engine import ParallelEngine
-from engines.parallel.running import DType
+from engines.parallel.running import DType, RanksAsked
 from engines.techniques.presets import preset_parameters
 from results.records import Request
 from tests.fakes.random_models import copy_tokenizer
@@ -56,8 +56,8 @@ def resident(pid: int, folder: Path) -> tuple[int, int]:
 def of_last_rank(folder: Path, technique: str, n_ranks: int, dtype: DType) -> tuple[int, int, int]:
     """Private bytes, bytes of the file, and bytes that it read, once it has seen 128 tokens."""
     engine = ParallelEngine(
-        inspect_checkpoint(str(folder)), preset_parameters(technique)(), n_ranks, dtype, threads=1
-    )  # fmt: skip
+        RanksAsked(inspect_checkpoint(str(folder)), preset_parameters(technique)(), n_ranks, dtype, threads=1)
+    )
     prompt = torch.randint(10, 2000, (128,), generator=torch.Generator().manual_seed(2)).tolist()
     try:
         engine.run(

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -19,14 +20,9 @@ from torch import Tensor
 
 from engines.base import HeldWeights, PhaseListener
 from engines.errors import EngineError
-from engines.model.checkpoints import CheckpointFacts
-from engines.model.quantised import AS_THE_MODEL, Quantisation
-from engines.model.rope import LongRope
 from engines.model.wanted_tensors import tensor_shapes
-from engines.parallel.links import Backend
 from engines.parallel.messages import LostError
-from engines.parallel.running import DType, Running
-from engines.parallel.torchrun import Meeting
+from engines.parallel.running import RanksAsked, Running
 from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.reference import ReferenceEngine
@@ -46,37 +42,16 @@ class ParallelEngine:
     time_method: Literal["measured", "modelled"] = "measured"
 
     def __init__(
-        self,
-        facts: CheckpointFacts,
-        technique: Composed,
-        n_ranks: int,
-        dtype: DType = "float32",
-        quantise: Quantisation = AS_THE_MODEL,
-        prefill_chunk: int = 512,
-        now_s: Callable[[], float] = time.perf_counter,
-        threads: int | None = None,
-        reuse_prefix: bool = False,
-        long_rope: LongRope = "at_once",
-        backend: Backend = "gloo",
-        meeting: Meeting | None = None,
+        self, asked: RanksAsked, now_s: Callable[[], float] = time.perf_counter, reuse_prefix: bool = False
     ) -> None:
-        """threads: of each rank; None: this machine's cores over the ranks. backend: nccl takes a GPU for each rank.
-        meeting: where ranks that torchrun started wait; None: this engine starts them.
-        Else as of the reference engine. Nothing is started before the first request, or `reset`."""
-        self.tokenizer = facts.tokenizer
-        self.max_length = facts.config.max_length
-        self.n_ranks = n_ranks
-        self.threads = threads or threads_of_each(n_ranks)
-        self._facts = facts
-        self._technique = technique
-        self._dtype = dtype
-        self._quantise = quantise
-        self._prefill_chunk = prefill_chunk
+        """now_s, reuse_prefix: as of the reference engine. Nothing is started before the first request, or `reset`."""
+        self.tokenizer = asked.facts.tokenizer
+        self.max_length = asked.facts.config.max_length
+        self.n_ranks = asked.n_ranks
+        self._asked = asked
+        self._technique = asked.technique
         self._now_s = now_s
         self._reuse_prefix = reuse_prefix
-        self._long_rope = long_rope
-        self._backend = backend
-        self._meeting = meeting
         self._profile: Profile | None = None
         self._running: Running | None = None
 
@@ -94,7 +69,7 @@ class ParallelEngine:
                 model = counting.model
                 with torch.inference_mode():
                     profile = profile_of(
-                        model, model.new_cache(), prompts, self._prefill_chunk, technique=counting.technique
+                        model, model.new_cache(), prompts, self._asked.prefill_chunk, technique=counting.technique
                     )
             finally:
                 counting.close()
@@ -124,7 +99,7 @@ class ParallelEngine:
         """Parameters of the model; bytes that all ranks hold together, what each has whole counted as often."""
         with self._guarded():
             n_bytes = sum(rank.held_bytes for rank in self._ready().loaded)
-        n_values = sum(map(_product, tensor_shapes(self._facts.config).values()))
+        n_values = sum(map(_product, tensor_shapes(self._asked.facts.config).values()))
         return HeldWeights(n_values, n_bytes)
 
     def read_bytes(self) -> list[dict[str, int]]:
@@ -187,26 +162,14 @@ class ParallelEngine:
         return self._running
 
     def _started(self, technique: Composed, profile: Profile | None) -> Running:
-        started = Running(
-            self._facts,
-            technique,
-            self.n_ranks,
-            self.threads,
-            self._dtype,
-            self._quantise,
-            self._prefill_chunk,
-            self._long_rope,
-            self._backend,
-            profile,
-            self._meeting,
-        )
+        started = Running(replace(self._asked, technique=technique), profile)
         try:
             started.engine = ReferenceEngine(
                 started.checkpoint,
                 technique,
-                self._prefill_chunk,
+                self._asked.prefill_chunk,
                 self._now_s,
-                self.threads,
+                self._asked.threads_of_each,
                 self._reuse_prefix,
                 model=started.model,
                 ranks=self.n_ranks,
@@ -216,17 +179,8 @@ class ParallelEngine:
         except BaseException:
             started.close()
             raise
-        logger.info("%d ranks of %d threads over %s", self.n_ranks, self.threads, self._backend)
+        logger.info("%d ranks of %d threads over %s", self.n_ranks, self._asked.threads_of_each, self._asked.backend)
         return started
-
-
-def threads_of_each(n_ranks: int) -> int:
-    """Of a machine's cores, where the plan says no number."""
-    return max(1, usable_cores() // n_ranks)
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _product(shape: Sequence[int]) -> int:

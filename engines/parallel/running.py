@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
@@ -30,40 +32,59 @@ WATCH_S = 0.1
 DType = Literal["float32", "bfloat16", "float16"]
 
 
+@dataclass(frozen=True)
+class RanksAsked:
+    """An engine of several processes, as it is asked for. threads: of each rank. prefill_chunk, long_rope: as of the
+    reference engine. backend: nccl takes a GPU for each rank. meeting: where ranks that torchrun started wait; None:
+    they are started here."""
+
+    facts: CheckpointFacts
+    technique: Composed
+    n_ranks: int
+    dtype: DType = "float32"
+    quantise: Quantisation = AS_THE_MODEL
+    prefill_chunk: int = 512
+    threads: int | None = None
+    long_rope: LongRope = "at_once"
+    backend: Backend = "gloo"
+    meeting: Meeting | None = None
+
+    @property
+    def threads_of_each(self) -> int:
+        """This machine's cores over the ranks, where nobody said."""
+        return self.threads or threads_of_each(self.n_ranks)
+
+
+def threads_of_each(n_ranks: int) -> int:
+    return max(1, usable_cores() // n_ranks)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Running:
     """From the start of the processes to `close`. engine: the first rank's, of whoever answers requests."""
 
     engine: ReferenceEngine
 
-    def __init__(
-        self,
-        facts: CheckpointFacts,
-        technique: Composed,
-        n_ranks: int,
-        threads: int,
-        dtype: DType = "float32",
-        quantise: Quantisation = AS_THE_MODEL,
-        prefill_chunk: int = 512,
-        long_rope: LongRope = "at_once",
-        backend: Backend = "gloo",
-        profile: Profile | None = None,
-        meeting: Meeting | None = None,
-    ) -> None:
-        """Starts the others, reads the first rank's shard, and waits until all have found each other. threads: of each.
-        meeting: of ranks that torchrun started. Raises `EngineError`."""
+    def __init__(self, asked: RanksAsked, profile: Profile | None = None) -> None:
+        """Starts the others, reads the first rank's shard, and waits until all have found each other. Raises
+        `EngineError`."""
+        facts = asked.facts
 
         def settings(store_file: str) -> RankSettings:
             return RankSettings(
                 source=facts.source if facts.revision is None else str(facts.folder),
-                dtype=dtype,
-                quantise=quantise,
-                long_rope=long_rope,
-                technique=technique.technique,
-                parameters=technique.model_dump(mode="json", exclude={"name"}),
-                prefill_chunk=prefill_chunk,
-                n_ranks=n_ranks,
-                threads=threads,
-                backend=backend,
+                dtype=asked.dtype,
+                quantise=asked.quantise,
+                long_rope=asked.long_rope,
+                technique=asked.technique.technique,
+                parameters=asked.technique.model_dump(mode="json", exclude={"name"}),
+                prefill_chunk=asked.prefill_chunk,
+                n_ranks=asked.n_ranks,
+                threads=asked.threads_of_each,
+                backend=asked.backend,
                 store_file=store_file,
                 profile=None if profile is None else dict(profile.tokens_per_expert),
                 top_k=1 if profile is None else profile.top_k,
@@ -72,7 +93,7 @@ class Running:
 
         if facts.revision is not None:
             decisive_files(facts.source)  # of a hub model, fetched once and not by every rank
-        self.workers = Workers(settings, n_ranks, meeting)
+        self.workers = Workers(settings, asked.n_ranks, asked.meeting)
         try:
             told = self.workers.settings
             self.technique: OverRanks = told.technique_of(facts.config)
@@ -82,7 +103,7 @@ class Running:
             self.loaded = [own, *self.workers.loaded()]
             """Of each rank."""
             try:
-                self.links = Links(told.store_file, 0, n_ranks, backend)
+                self.links = Links(told.store_file, 0, asked.n_ranks, asked.backend)
             except RuntimeError as error:
                 raise EngineError(f"the ranks did not find each other: {self.workers.why_lost()}") from error
             self.model = _Leading(part, self.links, self.workers)

@@ -22,6 +22,7 @@ from devices.cpu_seconds import host_cpu_seconds, usable_cpus
 from engines.base import unheard
 from engines.model.checkpoints import inspect_checkpoint, load_checkpoint
 from engines.parallel.engine import ParallelEngine
+from engines.parallel.running import RanksAsked
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters, preset_parameters
 from results.cpu_time import foreign_share
@@ -82,7 +83,9 @@ def rows(source: str, name: str, dtype: str) -> list[Measurement]:
     one = ReferenceEngine(checkpoint, DroplessParameters(), threads=2)
     facts = inspect_checkpoint(source)
     pairs = {
-        label: ParallelEngine(facts, preset_parameters(technique).model_validate(changes), 2, dtype, threads=1)  # type: ignore[arg-type]
+        label: ParallelEngine(
+            RanksAsked(facts, preset_parameters(technique).model_validate(changes), 2, dtype, threads=1)
+        )  # type: ignore[arg-type]
         for label, (technique, changes) in PAIRS.items()
     }
     asked = request()
