@@ -148,8 +148,10 @@ class ReferenceEngine:
         with self._cores.given_back():
             self._cores.enter("prefill")
             wants_vectors = "default vectors" in self._parameters.learns
-            self.use_profile(profile_of(self._model, self._cache, prompts, self._prefill_chunk, wants_vectors))
+            profile = profile_of(self._model, self._cache, prompts, self._prefill_chunk, wants_vectors)
         self._cores.take_found()
+        # Not before: a thread that copies would begin on the cores of this phase, and stay there.
+        self.use_profile(profile)
 
     def use_profile(self, profile: Profile) -> None:
         """Freezes the technique on what was counted before, of this model: `engines.profile_files.mismatch` says so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from engines.base import unheard
+from engines.cores import PhaseCores, phase_setting, why_not_bound
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory, expert_layers
 from engines.model.buffers import LayerBuffers
@@ -286,6 +288,22 @@ def test_a_process_ends_as_it_should_while_copiers_are_at_work() -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+USABLE = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+@pytest.mark.skipif(len(USABLE) < 2, reason="needs two cores to tell one from the other")
+def test_copies_are_not_bound_to_the_cores_of_a_phase() -> None:
+    if (reason := why_not_bound(frozenset(USABLE[:1]))) is not None:
+        pytest.skip(reason)
+    one = phase_setting(str(USABLE[0]), None)
+    before = set(threading.enumerate())
+    made = engine(BUNDLED, "prefetch-hint", ROOM["all"], cores=PhaseCores(one, one))
+    made.run(request(9, 2), unheard)
+    (own,) = [t for t in threading.enumerate() if t.name == "copier" and t not in before]
+    assert own.native_id is not None
+    assert os.sched_getaffinity(own.native_id) == set(USABLE)
+
+
 def test_copies_go_on_while_another_thread_computes() -> None:
     """A paced copy of 0.2 s ends while this thread sits in one long product after another, outside of Python."""
     copier, a = Copier(50e6), torch.randn(700, 700)
@@ -318,6 +336,26 @@ def test_a_plan_gives_memory_and_rate() -> None:
 def test_what_copies_nothing_is_one_line(given: dict[str, Any], words: str) -> None:
     (found,) = problems(engine=[arm("on-demand", **given)])
     assert words in found
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ({"name": "host", "computes": "cuda"}, "est-pf loads experts for the CPU, and host computes on cuda"),
+        ({"name": "model:m2-ultra"}, "expert_memory has est-pf really copy experts, and model:m2-ultra only prices"),
+    ],
+)
+def test_copies_on_other_machines_are_refused_in_one_line(device: dict[str, Any], words: str) -> None:
+    given = arm("est-pf", expert_memory="6MB", profile="bundled:tiny-qwen3-moe")
+    found = problems(engine=[given], device=[device])
+    assert len([line for line in found if words in line]) == 1
+
+
+def test_a_bundled_model_has_a_profile_with_an_estimator() -> None:
+    """It is of that model, whose arms learn from it; a name that is not there is told."""
+    assert checked(engine=[arm("hybrid-pf", expert_memory="6MB", profile="bundled:tiny-qwen3-moe")]).cells
+    (found,) = problems(engine=[arm("hybrid-pf", profile="bundled:nothing")])
+    assert "no such bundled profile; there is tiny-qwen3-moe" in found
 
 
 def test_quantised_experts_take_less_of_the_memory() -> None:
