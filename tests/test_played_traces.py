@@ -166,6 +166,25 @@ def test_a_recorded_answer_hits_as_often_as_in_a_cache_written_apart(name: str, 
         assert fewest_loads(steps, slots) <= sum(own)
 
 
+@pytest.mark.parametrize("kept", [1, 4])
+def test_a_prompts_most_chosen_experts_hit_as_often_as_they_are_called(kept: int) -> None:
+    """GPU-NDP's prefetch, of two answers one after the other: by lists, the most counted of the first half of each. The
+    first token's first layer finds what the answer before left there, for the fetch begins with it."""
+    sequences = [sequence[:60] for sequence in gpt_oss_sequences()[4:6]]
+    technique = preset_parameters("ndp-tp-pre").model_validate({"slots": kept}).build(BuildContext(1, GPT_OSS_20B))
+    found = [event.plan.hits for event in played(technique, sequences, prompt_share=0.5) if event.phase == "decode"]
+    expected, lying = [], [set[int]() for _ in range(24)]
+    for sequence in sequences:
+        prompt, answer = sequence[:30].tolist(), sequence[30:].tolist()
+        for step, token in enumerate(answer):
+            for layer, called in enumerate(token):
+                if (step, layer) != (0, 0):
+                    counts = [sum(e in one[layer] for one in prompt) for e in range(32)]
+                    lying[layer] = set(sorted(range(32), key=lambda e, c=counts: (-c[e], e))[:kept])
+                expected.append(len(lying[layer] & set(called)))
+    assert found == expected
+
+
 def test_static_hits_exactly_what_stays() -> None:
     """A shared slot is overwritten by the layers that follow before its own asks again: 4 slots, 96 calls a token."""
     sequence = gpt_oss_sequences()[3][:60]

@@ -181,6 +181,15 @@ def guess_rows(sequences: Sequence[Integers], others: Sequence[Integers], profil
             )
 
 
+def prefetch_rows(sequences: Sequence[Integers]) -> Iterator[Measurement]:
+    """001's: the most chosen of the prompt lie on the GPU while it is answered."""
+    for width in WIDTHS:
+        technique = preset_parameters("ndp-tp-pre").model_validate({"slots": width}).build(BuildContext(1, GPT_OSS_20B))
+        found = share(played(technique, sequences, prompt_share=HALF))
+        where = f"ndp-tp-pre, {width} kept of each layer"
+        yield measured("hits", found.percent, "%", where, note=f"standard error {found.error:.1f}")
+
+
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +245,11 @@ random recall 3.1 % for each expert guessed.
 
 {guesses}
 
+`ndp-tp-pre` (GPU-NDP, 001) keeps the most chosen of the prompt on the GPU while it is answered; hits, % of the experts
+called in all layers, by how many of each layer it keeps, of the same halves. Top {top_k} is its own ablation:
+
+{prefetched}
+
 Every figure:"""
 
 
@@ -248,6 +262,7 @@ def main() -> None:
     profile = counted(others)
     caches = list(cache_rows(own, profile))
     guessed = list(guess_rows(own, others, profile))
+    prefetched = list(prefetch_rows(own))
     draw(caches)
     remarks = REMARKS.format(
         n_tokens=sum(map(len, own)),
@@ -260,8 +275,9 @@ def main() -> None:
         last=L - 1,
         caches=table(caches, "slots a layer"),
         guesses=table(guessed, "guessed"),
+        prefetched=table(prefetched, "kept"),
     )
-    write_page(NAME, "What caches and counts make of recorded routing", [*caches, *guessed], remarks)
+    write_page(NAME, "What caches and counts make of recorded routing", [*caches, *guessed, *prefetched], remarks)
 
 
 if __name__ == "__main__":
