@@ -25,6 +25,7 @@ from engines.parallel.running import RanksAsked
 from engines.parallel.torchrun import Meeting
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
+from engines.pricing.room import lacks_room
 from engines.pricing.shapes import own_shape, priced_shape, sizes_of
 from engines.profile import Learnt, Profile
 from engines.profile_files import profile_folder, read_profile
@@ -227,6 +228,10 @@ class RunParts:
                 priced_as = plan.device.priced_as
                 config = checkpoint.config
                 shape = priced_shape(priced_as, config) if priced_as else own_shape(plan.model.source, config)
+                choices = plan.engine.technique.choices if isinstance(plan.engine.technique, Composed) else None
+                fetches = choices is not None and choices.move.moves_weights
+                if why := lacks_room(plan.engine.technique.units, fetches, device.timeline.sheet, shape):
+                    raise EngineError(why)
                 sizes = sizes_of(shape)
                 costs = None if sizes is None else SheetCosts(device.timeline.sheet, sizes)
                 reference = self._reference_engine(plan, sizes, costs)

@@ -18,8 +18,9 @@ from devices.models.timeline import Timeline
 from engines.calls import CallKind, Calls, ExpertCall, Width
 from engines.dispatch import NO_TRANSFERS, DispatchPlan, Exchange, Transfer, Transfers
 from engines.pricing.block import Travels
+from engines.pricing.room import lacks_room
 from engines.pricing.schedule import PricedStep, operations
-from engines.pricing.shapes import ModelShape
+from engines.pricing.shapes import NAMED_SHAPES, ModelShape
 from engines.techniques.context import ModelSizes
 from tests.test_links import linked_sheet
 
@@ -208,3 +209,30 @@ def test_a_gpu_does_all_but_the_experts_of_others_and_reads_its_cache() -> None:
     listed = priced([of_one_token([CallKind("ndp:0")])], replace(TOY, n_layers=1))
     assert {one.unit for one in listed if one.kernel != TRANSFER and one.name != "expert FFN"} == {"gpu"}
     assert next(one.moved_bytes for one in listed if one.name == "attention") == 2 * 7 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "why"),
+    [
+        ("qwen3-30b-a3b", 2, None),
+        ("deepseek-moe-16b", 1, None),
+        (
+            "phi-3.5-moe",
+            2,
+            "N.S.: 80.5 GB of experts of phi-3.5-moe, and ndp:0, ndp:1 of sheet rtx5080-ndp",
+        ),
+        ("mixtral-8x7b", 2, "N.S.: 90.2 GB of experts"),
+        ("mixtral-8x7b", 4, None),
+    ],
+)
+def test_models_that_the_dimms_cannot_hold_are_not_supported(name: str, n: int, why: str | None) -> None:
+    """001, Fig. 9: N.S. at two DIMMs for the two large models."""
+    found = lacks_room([f"ndp:{i}" for i in range(n)], True, load_sheet("rtx5080-ndp"), NAMED_SHAPES[name])
+    assert (found is None) if why is None else str(found).startswith(why)
+
+
+def test_experts_that_are_not_fetched_must_fit_where_they_are_computed() -> None:
+    sheet, qwen = load_sheet("rtx5080-ndp"), NAMED_SHAPES["qwen3-30b-a3b"]
+    assert str(lacks_room(["gpu"], False, sheet, qwen)).startswith("oom: 58.0 GB of experts of qwen3-30b-a3b, and gpu")
+    assert lacks_room(["gpu"], True, sheet, qwen) is None, "192 GB on the host"
+    assert lacks_room(["cpu"], False, load_sheet("m2-ultra"), qwen) is None, "the sheet states no memory"
