@@ -8,14 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.file_digests import KEPT_IN, file_digests
 from harness.inputs import ranges
 from harness.matrix import CellPlan
 from harness.plan import Plan, build_plan, draft_plan
@@ -400,77 +398,6 @@ def test_a_run_of_before_inputs_were_kept_is_gone_on_with(tmp_path: Path) -> Non
         seal_all(store._connection)
     assert run(planned(), tmp_path / "run", resume=True).n_ok == 2
     assert "What decided the numbers" not in html_text(RunData(info, (), (), lambda _: ()))
-
-
-# --- digests of large files ------------------------------------------------------------------------------------------
-
-
-def old(path: Path, content: bytes) -> Path:
-    """A file that was written and changed long enough ago for its digest to be kept."""
-    path.write_bytes(content)
-    os.utime(path, ns=(0, 0))
-    return path
-
-
-@pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wall clock is ten seconds ahead, so that files that were just made are settled."""
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + 10)
-
-
-def silent(note: str) -> None:
-    raise AssertionError(note)
-
-
-@pytest.mark.usefixtures("later")
-def test_a_file_is_read_once_and_again_after_any_change(tmp_path: Path, state: Path) -> None:
-    path = old(tmp_path / "weights", b"abc")
-    assert file_digests([path], state, silent) == {path: ABC_SHA256}
-    # A false digest in its place shows that it is looked up.
-    kept = (state / KEPT_IN).read_text("utf-8")
-    (state / KEPT_IN).write_text(kept.replace(ABC_SHA256, "0" * 64), encoding="utf-8")
-    assert file_digests([path], state, silent) == {path: "0" * 64}
-    # The same size and the same time of change, as a tool may set it: the inode's own time tells.
-    old(path, b"abd")
-    assert file_digests([path], state, silent)[path] not in {ABC_SHA256, "0" * 64}
-
-
-def test_a_file_that_was_just_written_is_not_looked_up(tmp_path: Path, state: Path) -> None:
-    path = tmp_path / "weights"
-    path.write_bytes(b"abc")
-    assert file_digests([path], state, silent) == {path: ABC_SHA256}
-    assert not (state / KEPT_IN).exists()
-
-
-@pytest.mark.usefixtures("later")
-@pytest.mark.parametrize("broken", ["", "[1]", '{"a": 1}', '{"a": "0"}', "\x00"])
-def test_broken_notes_of_digests_are_read_over(tmp_path: Path, state: Path, broken: str) -> None:
-    state.mkdir()
-    (state / KEPT_IN).write_text(broken, encoding="utf-8")
-    path = old(tmp_path / "weights", b"abc")
-    assert file_digests([path], state, silent) == {path: ABC_SHA256}
-    assert ABC_SHA256 in (state / KEPT_IN).read_text("utf-8")
-
-
-@pytest.mark.usefixtures("later")
-def test_where_digests_cannot_be_kept_files_are_read_each_time(tmp_path: Path) -> None:
-    path = old(tmp_path / "weights", b"abc")
-    for _ in range(2):
-        assert file_digests([path], path / "no folder", silent) == {path: ABC_SHA256}
-
-
-def test_reading_gigabytes_is_told(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.file_digests.TOLD_FROM_BYTES", 1000)
-    small, large = tmp_path / "small", tmp_path / "large"
-    small.write_bytes(b"abc")
-    large.write_bytes(bytes(2000))
-    heard: list[str] = []
-    file_digests([small], state, heard.append)
-    assert heard == []
-    file_digests([small, large], state, heard.append)
-    assert len(heard) == 1
-    assert "in 2 files for their SHA-256; this is done once a file" in heard[0]
 
 
 def test_cpus_are_told_one_by_one_as_linux_does() -> None:

@@ -16,57 +16,17 @@ from pathlib import Path
 import pytest
 
 from engines.kernels import cache, library
-from engines.kernels.compile import FLAGS_VARIABLE, CompileError, compilers, source_key
-from engines.kernels.library import Loaded, load_first, loaded
+from engines.kernels.compile import FLAGS_VARIABLE, CompileError
+from engines.kernels.library import load_first
+from tests.kernel_builds import build_only, library_in, load_anew, stamps, user_cache
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: there is nothing to keep")
 as_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
 
-SYMBOLS = tuple(name for name in library._functions() if name != "instruction_set")
-STAND_IN = (
-    'extern "C" {'
-    + "".join(f"void joulebench_{name}() {{}} " for name in SYMBOLS)
-    + 'const char* joulebench_instruction_set() { return "SSE2"; } }'
-)
-"""In place of the kernels where only the keeping is tested: compiled in a tenth of a second."""
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache, empty, with a small source to build."""
-    source = tmp_path / "kernels.cpp"
-    source.write_text(STAND_IN)
-    monkeypatch.setattr("engines.kernels.compile.SOURCE", source)
-    monkeypatch.setattr("engines.kernels.compile.HEADERS", ())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(FLAGS_VARIABLE, "")
-    monkeypatch.delenv("CXX", raising=False)
-    return tmp_path / "joulebench" / "kernels"
-
-
-def load_anew() -> Loaded:
-    """As a process that begins would."""
-    return loaded.__wrapped__()
-
-
-def build_only(folder: Path) -> None:
-    """As another process did: what this one has loaded must not be damaged under it."""
-    cache.add(cache.prepared(folder), next(compilers()))
-
-
-def library_in(folder: Path) -> Path:
-    (found,) = folder.glob("*.so")
-    return found
-
-
-def stamps(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-
-
-def program(path: Path, script: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
+    return user_cache(tmp_path, monkeypatch)
 
 
 def test_kernels_are_built_once_and_kept_for_the_user_alone(folder: Path) -> None:
@@ -280,199 +240,6 @@ def test_nowhere_to_write_leaves_torch_with_the_reason(
     assert "the engine runs on torch alone" in caplog.text
 
 
-def test_kept_build_serves_once_the_compiler_is_gone(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built = load_anew().manifest
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert load_anew().manifest == built
-
-
-def test_machine_without_compiler_is_told_what_to_install(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    found = load_anew()
-    assert found.kernels is None
-    assert found.reason == "no C++ compiler found; install g++ (Debian: apt install g++)"
-
-
-def test_broken_compiler_does_not_end_the_search(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    real = shutil.which("c++")
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    program(bin_folder / "c++", "echo 'kernels.cpp:1: error: too old' >&2; exit 1")
-    program(bin_folder / "g++", f'exec {real} "$@"')
-    monkeypatch.setenv("PATH", f"{bin_folder}:/usr/bin:/bin")
-    assert load_anew().kernels is not None
-    assert f"{bin_folder}/c++ failed on kernels.cpp: kernels.cpp:1: error: too old; g++ 12 and" in caplog.text
-    caplog.clear()
-    assert load_anew().kernels is not None
-    assert not caplog.records, "what the second compiler built is found before the first is tried again"
-
-
-BROKEN = {
-    "fails": ("echo 'error: no' >&2; exit 1", "failed on kernels.cpp: error: no"),
-    "says what is no text": (r"printf 'error: \377\n' >&2; exit 1", "failed on kernels.cpp: error: \ufffd"),
-    "says nothing": ("exit 3", "failed on kernels.cpp: it ended with 3 and wrote no library"),
-    "writes nothing": ("exit 0", "failed on kernels.cpp: it ended with 0 and wrote no library"),
-    "says a megabyte": ("echo error: $(head -c 1000000 /dev/zero | tr '\\0' x) >&2; exit 1", "…"),
-}
-
-
-@pytest.mark.parametrize("way", BROKEN)
-def test_compiler_that_fails_is_named_with_its_reason(
-    way: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script, words = BROKEN[way]
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    for name in ("head", "tr", "sh", "printf"):
-        (bin_folder / name).symlink_to(shutil.which(name) or name)
-    program(bin_folder / "c++", script)
-    monkeypatch.setenv("PATH", str(bin_folder))
-    found = load_anew()
-    assert found.kernels is None
-    assert found.reason is not None
-    assert words in found.reason
-    assert len(found.reason) < 600
-    assert [path.name for path in folder.iterdir()] == []
-
-
-USELESS = {
-    "writes junk": ('while [ "$1" != -o ]; do shift; done; echo hi > "$2"', "file too short"),
-    "only preprocesses": ('exec REAL -E "$@"', "invalid ELF header"),
-    "does not link": ('exec REAL -c "$@"', "ET_DYN"),
-}
-"""A compiler that ends well, and what the loader says of what it wrote."""
-
-
-@pytest.mark.parametrize("way", USELESS)
-def test_compiler_whose_build_does_not_load_does_not_end_the_search(
-    way: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    script, words = USELESS[way]
-    real = shutil.which("c++") or "c++"
-    own = program(
-        tmp_path / "my-c++", f'[ "$1" = --version ] && echo my own 1.0 && exit\n{script.replace("REAL", real)}'
-    )
-    monkeypatch.setenv("CXX", str(own))
-    for _ in range(2):
-        caplog.clear()
-        found = load_anew()
-        assert found.kernels is not None
-        assert found.manifest is not None
-        assert found.manifest.compiler != "my own 1.0"
-        (line,) = (r.message for r in caplog.records if r.levelno == logging.WARNING)
-        assert line.startswith(f"what {own} built is of no use here: kernels-")
-        assert words in line
-        assert str(folder) not in line.partition("(")[0], "the folder has no fault"
-        assert line.endswith(f"; kernels of {found.manifest.compiler} are used")
-        assert len(list(folder.iterdir())) == 2, "what does not load is not kept"
-
-
-def test_kept_build_that_loads_serves_where_no_compiler_does(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built = load_anew().manifest
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    program(bin_folder / "c++", USELESS["writes junk"][0])
-    monkeypatch.setenv("PATH", str(bin_folder))
-    assert load_anew().manifest == built
-    shutil.rmtree(folder)
-    reason = load_anew().reason
-    assert reason is not None
-    assert "c++ built is of no use here" in reason
-
-
-def test_file_that_is_no_program_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    (bin_folder / "c++").write_bytes(b"\x7fELF but not really")
-    (bin_folder / "c++").chmod(0o755)
-    monkeypatch.setenv("PATH", str(bin_folder))
-    reason = load_anew().reason
-    assert reason is not None
-    assert "c++ cannot be started ([Errno 8] Exec format error" in reason
-
-
-def test_compiler_that_the_user_names_is_the_one_that_builds(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load_anew()
-    own = program(tmp_path / "my-c++", f'[ "$1" = --version ] && echo my own 1.0 || exec {shutil.which("c++")} "$@"')
-    monkeypatch.setenv("CXX", str(own))
-    found = load_anew().manifest
-    assert found is not None
-    assert found.compiler == "my own 1.0"
-
-
-FAST_MATH = ["-ffast-math", "-Ofast", "-funsafe-math-optimizations", "-ffinite-math-only"]
-
-
-@pytest.mark.parametrize("flag", FAST_MATH)
-@pytest.mark.parametrize("hidden", [False, True])
-def test_inexact_arithmetic_is_refused_and_another_compiler_builds(
-    flag: str,
-    hidden: bool,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Said in CXX, or by a wrapper: what the compiler defines tells. (The last -O counts: -Ofast is undone there.)"""
-    if hidden and flag == "-Ofast":
-        flag = "-O3 -ffast-math"
-    own = program(tmp_path / "my-c++", f'exec {shutil.which("c++")} {flag} "$@"')
-    monkeypatch.setenv("CXX", str(own) if hidden else f"c++ {flag}")
-    found = load_anew().manifest
-    assert found is not None
-    assert flag not in found.command
-    assert str(own) not in found.command
-    assert "is refused, because " in caplog.text
-    assert "; kernels of " in caplog.text
-
-
-def test_inexact_arithmetic_in_our_own_variable_leaves_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FLAGS_VARIABLE, "-ffast-math")
-    found = load_anew()
-    assert found.kernels is None
-    assert f"take it out of CXX and {FLAGS_VARIABLE}" in str(found.reason)
-
-
-def test_what_the_user_put_behind_the_compiler_is_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "c++ -DMINE=1 '-DNAME=two words'")
-    found = load_anew().manifest
-    assert found is not None
-    assert found.command.startswith(f"{shutil.which('c++')} -DMINE=1 '-DNAME=two words' -O3 ")
-    assert found.flags.startswith("-DMINE=1 '-DNAME=two words' -O3 ")
-
-
-@pytest.mark.parametrize(("named", "words"), [("/no/such/compiler", "is no program"), ("'g++", "cannot be read")])
-def test_compiler_that_is_not_there_is_told_and_another_builds(
-    named: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("CXX", named)
-    assert load_anew().kernels is not None
-    assert words in caplog.text
-
-
-def test_flags_of_the_user_are_built_apart_and_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_anew()
-    monkeypatch.setenv(FLAGS_VARIABLE, "-march=x86-64 -DOTHER=1" if os.uname().machine == "x86_64" else "-DOTHER=1")
-    found = load_anew().manifest
-    assert found is not None
-    assert found.flags.endswith(" -DOTHER=1")
-    assert len(list(folder.glob("*.json"))) == 2
-    monkeypatch.setenv(FLAGS_VARIABLE, "'")
-    reason = load_anew().reason
-    assert reason is not None
-    assert f'{FLAGS_VARIABLE}="\'" cannot be read' in reason
-
-
 def test_kernels_for_another_processor_are_not_called(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -483,24 +250,9 @@ def test_kernels_for_another_processor_are_not_called(
         load_first(cache.prepared(folder))
 
 
-def test_compilers_are_kept_apart_by_program_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = set()
-    for named in ("c++", "c++ -m64", "c++ -O1"):
-        monkeypatch.setenv("CXX", named)
-        keys.add(next(iter(compilers())).key)
-    assert len(keys) == 3
-    assert len(source_key()) == 16
-
-
 @pytest.mark.slow
 def test_two_processes_that_build_at_once_both_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FLAGS_VARIABLE, "-O0")  # they build the kernels, not the stand-in
     script = "from engines.kernels.library import library; raise SystemExit(library() is None)"
     both = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
-
-
-def test_error_of_the_flags_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FLAGS_VARIABLE, '"')
-    with pytest.raises(CompileError, match="cannot be read"):
-        source_key()
