@@ -16,19 +16,23 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from devices.base import DeviceError, Unit
+from engines.base import unheard
 from engines.calls import Width
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
+from engines.expert_memory import ExpertMemory
 from engines.model.checkpoints import load_checkpoint
 from engines.model.experts import execute
 from engines.model.transformer import Transformer
 from engines.oracle import Oracle, mix_experts
+from engines.reference import ReferenceEngine
 from engines.shown import Shown
 from engines.sizes import own_sizes
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import BuildContext, ChunkPhase, ModelSizes
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import preset_parameters
+from results.records import Request
 from tests.fakes.families import CASES, write_family
 from tests.techniques import seen
 from tests.test_experts import random_experts, random_routing, unusual_experts
@@ -453,3 +457,37 @@ def test_a_memory_that_holds_no_expert_of_each_layer_is_refused() -> None:
         built("ndp", Plain(1, 1, 1), sizes, 2)
     with pytest.raises(EngineError, match="holds 8, and 3 in each of 3 layers need 9"):
         built("ndp", Plain(1, 1, 1), sizes, 8, slots=3)
+
+
+# --- in the engine ---------------------------------------------------------------------------------------------------
+
+
+def generation(prompt_ids: Sequence[int]) -> Request:
+    return Request(
+        request_id="r", sample_id="r", kind="generate", prompt_ids=tuple(prompt_ids), max_new_tokens=6,
+        ignore_end_tokens=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("budget", "each"), [(None, 2), (13, 3)])
+def test_the_engine_counts_what_a_request_fetched_and_found(budget: int | None, each: int) -> None:
+    """Four layers of 16 experts, a token chooses 2. Five decode steps look for 40; x experts of each layer come once,
+    those of three later layers ahead; the same prompt again finds all of them there, until the engine is reset.
+    13 experts of memory are 3 in each layer."""
+    checkpoint = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32)
+    sizes = own_sizes(checkpoint.config)
+    assert sizes is not None
+    memory = ExpertMemory(None if budget is None else budget * sizes.expert_bytes)
+    costs = Anything(1, 0.1, 1, 0.1)
+    engine = ReferenceEngine(checkpoint, preset_parameters("ndp-tp-pre")(), 16, costs=costs, expert_memory=memory)
+    fetched = []
+    for again in (False, False, True):
+        if again:
+            engine.reset()
+        engine.run(generation(range(10, 50)), unheard)
+        counted = engine.take_counters()
+        assert counted.hits is not None
+        assert counted.misses is not None
+        assert counted.hits + counted.misses == 5 * 4 * 2
+        fetched.append((counted.bytes_moved // sizes.expert_bytes, counted.prefetched))
+    assert fetched == [(4 * each, 3 * each), (0, 0), (4 * each, 3 * each)]

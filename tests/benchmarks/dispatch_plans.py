@@ -20,6 +20,7 @@ from engines.dispatch import DispatchPlan, Routing
 from engines.model.experts import ExpertWeights, GatedWeights, execute
 from engines.profile import Profile
 from engines.residency import Counts
+from engines.shown import Shown
 from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext, LayerInput, ModelSizes
 from engines.techniques.presets import preset_parameters
@@ -93,6 +94,28 @@ def plan_costs() -> list[Measurement]:
                 note=token.turns,
             )
         )
+    return [*found, *plan_costs_beside_a_gpu(routing, one)]
+
+
+def plan_costs_beside_a_gpu(routing: Routing, one: Routing) -> list[Measurement]:
+    """Of techniques that ask what lies in the GPU's memory: none, one or all of a token's experts."""
+    found = []
+    sizes = ModelSizes(N_EXPERTS, TOP_K, 2048, 768, 6 * 2048 * 768, 1, 1)
+    for name, lie_there in (("ndp-tp-lb", 0), *((name, n) for name in ("ndp-tp-pre", "ndp") for n in (0, 1, TOP_K))):
+        technique = built(name, routing, sizes)
+        shown = Shown(technique.asks, sizes)
+        shown.start_step(0)
+        if shown.residency is not None and shown.counts is not None:
+            shown.residency.whole_LE("gpu")[0, one.expert_ids_TK[0][:lie_there].numpy()] = True
+            shown.counts.decode_LE[0, 0] = 1  # the prompt's experts came before
+        conditions = f"{name}, {lie_there} on the GPU, {N_EXPERTS} experts, top {TOP_K}"
+        asked = [
+            ("plan of one decoded token", shown.layer(0, "decode", one, None, None), 500, 1e6, "us", DECODE_US),
+            (f"plan of {N_TOKENS} tokens", shown.layer(0, "prefill", routing, None, None), 20, 1e3, "ms", PREFILL_MS),
+        ]
+        for metric, seen, times, scale, unit, target in asked[: 1 if lie_there else 2]:
+            cost = seconds_of(lambda seen=seen, own=technique: own.plan(seen), times)
+            found.append(measured(metric, cost.median * scale, unit, conditions, target=target, note=cost.turns))
     return found
 
 
