@@ -75,7 +75,7 @@ def main() -> None:
     drawn: dict[str, Mapping[str, Counter[str]]] = {}
     for arm, (name, parameters) in ARMS.items():
         drawn[arm], hit = ran(name, parameters, checkpoint, asked)
-        found += measurements(name, arm, drawn[arm])
+        found += measurements(name, arm.removeprefix(f"{name}, ").replace(name, "6 units"), drawn[arm])
         if hit is not None:
             found.append(measured("experts that decoding chose and that lay on the GPU", hit, "%", arm))
     draw("columns of experts", drawn, PAGES / "ndp.svg")
