@@ -159,13 +159,13 @@ def _foretold(rows: Sequence[Row], derived: RunFrames) -> Iterator[str]:
             ends = " to ".join(
                 f"{100 * recall:.0f} % (layer {layer})" for recall, layer in (by_recall[0], by_recall[-1])
             )
-            yield f"recall of {row['engine']}'s predictions: {ends}; every layer stands in experts.csv"
+            yield f"predictions of {row['engine']}, recall: {ends}; every layer stands in experts.csv"
             continue
         each = "; ".join(
             f"layer {layer} {100 * one.recall:.0f} % ({' '.join(f'{100 * share:.0f}' for share in one.rank_alignment)})"
             for layer, one in told
         )
-        yield f"recall of {row['engine']}'s predictions (and right expert by rank, %): {each}"
+        yield f"predictions of {row['engine']}, recall (right expert by rank, %): {each}"
 
 
 def _changes(derived: RunFrames) -> Iterator[str]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from harness.summary import print_summary
+from results.expert_heat import ExpertHeat, LayerForetold
 from results.run_frames import RunFrames
 from results.runs import RunData
 from tests.scored_runs import two_arms
@@ -69,3 +70,25 @@ def test_a_figure_without_an_interval_has_a_note_that_says_why() -> None:
     data = two_arms("10", "10")
     said = printed(replace(data, trials=tuple(t for t in data.trials if t.repeat == 0)))
     assert "(1) n = 1: no interval from one pair" in said
+
+
+def foretelling(n_layers: int) -> RunData:
+    """Every trial of `tiers`: 10 tokens of two experts in each layer but the first; layer l recalls 2 l of 20."""
+    told = tuple(
+        LayerForetold(tokens=10, recalled=2 * layer, aligned=(layer, 0)) if layer else None for layer in range(n_layers)
+    )
+    heat = ExpertHeat(layers=tuple(range(n_layers)), chosen=((20, 0),) * n_layers, foretold=told)
+    data = two_arms("11", "11")
+    (tiers,) = (c.cell_id for c in data.cells if c.engine == "tiers")
+    own = {t.trial_id for t in data.trials if t.cell_id == tiers}
+    return replace(data, load_heat=lambda trial: heat if trial in own else None)
+
+
+def test_an_arm_that_predicts_has_a_line_with_recall_and_ranks_of_each_layer() -> None:
+    lines = [line for line in printed(foretelling(3)).splitlines() if "predictions" in line]
+    assert lines == ["predictions of tiers, recall (right expert by rank, %): layer 1 10 % (10 0); layer 2 20 % (20 0)"]
+
+
+def test_of_many_layers_it_tells_the_range() -> None:
+    (line,) = (line for line in printed(foretelling(10)).splitlines() if "predictions" in line)
+    assert line == ("predictions of tiers, recall: 10 % (layer 1) to 90 % (layer 9); every layer stands in experts.csv")
