@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.model.checkpoints import load_checkpoint
 from engines.road import build
-from tests.benchmarks.decode_roads import ARMS, ratio_of_turns, readied
+from tests.benchmarks.decode_roads import BUNDLED as BUNDLED_NAME
+from tests.benchmarks.decode_roads import arms_of, loader, rate, ratio_of_turns, readied, request
 from tests.benchmarks.engine_speed import FORMS, PROMPTS, conditions, not_taken
 from tests.benchmarks.limits import best
 from tests.benchmarks.llama_cpp import Form, stored_form
@@ -179,13 +179,16 @@ def test_a_watched_load_tells_its_peaks_and_one_beyond_its_limit_its_last_words(
 
 
 def test_arms_of_the_roads_decode_the_rows_that_they_are_named_after() -> None:
-    """The bundled model has four layers and two experts a token."""
-    checkpoint = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32)
+    """The bundled model has four layers of 16 experts, two a token: blocks that suffice for any routing are 2 + 15."""
     has_kernels = build().road == "kernels"
-    for name, arm in ARMS.items():
-        _, rows_per_token, road = readied(checkpoint, arm)
-        assert rows_per_token == 4 * 2 * (32 if " 32 " in name else 4 if " 4 " in name else 1)
+    for name, arm in arms_of(16).items():
+        engine, rows_per_token, road = readied(loader(BUNDLED_NAME, torch.float32), "fp32", arm)
+        rows = 2 * (32 if "32 rows" in name else 4 if "4 rows" in name else 1)
+        assert rows_per_token == 4 * (17 if "sufficient" in name else rows)
         assert road == ("fused" if has_kernels and "planned" not in name else "plan by plan")
+        if "all experts" in name:
+            assert rate(engine, request(1)) > 0
+            assert engine.take_counters().misses == 0
 
 
 def test_a_turn_is_compared_with_the_same_turn_of_the_baseline() -> None:

@@ -1,10 +1,10 @@
 """What a technique's calls cost a decoded token, and what the road costs that computes them.
 
-python -m tests.benchmarks.decode_roads [--turns 21]
+python -m tests.benchmarks.decode_roads [--turns 7]
 
-Every arm decodes the same tokens of one set of weights, one turn after the other, so that a busy neighbour slows all
-alike; the order of arms moves on by one each turn. A turn's figure is the median of its inter-token times. A row's
-ratio is the median over turns of the arm's rate over dropless' in the same turn.
+Every arm decodes the same tokens of one set of weights. In each turn dropless decodes them right before each arm, and
+every other turn right after it, so that a busy neighbour slows both alike. A turn's figure is the median of its
+inter-token times. A row's ratio is the median over turns of the arm's rate over that of dropless beside it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache as cache_calls
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,15 +22,19 @@ import torch
 
 from engines.base import unheard
 from engines.dispatch import DispatchPlan
+from engines.expert_memory import ExpertMemory
 from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.model.quantised import Form
 from engines.observers import SparseLayerStep, StepPhase
 from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
+from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import DroplessParameters
 from results.records import Request
 from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.benchmarks.race_models import MODELS, VOCABULARY, write_model
 from tests.fakes.families import CASES, write_family
+from tests.fakes.random_models import copy_tokenizer
 from tests.techniques import NpumoeT
 
 PAGE = "decode-roads"
@@ -37,12 +42,18 @@ BUNDLED = "bundled:tiny-qwen3-moe"
 MADE = next(iter(MODELS))
 OLMOE = "OLMoE of 3 layers, width 64"
 N_PROMPT, N_NEW = 32, 65
-TURNS = 21
+TURNS = 7
+N_WARM = 12
+"""Requests that fill a cache before anything is timed."""
 BASELINE, AGAIN = "dropless", "dropless again"
 SAME_CALLS = "static calls of 1 row"
 PLANNED = ", each layer planned first"
-TARGET = 1 / 1.05
-"""Of dropless' rate, for the same calls."""
+TARGET, HITS_TARGET = 1 / 1.05, 1 / 1.03
+"""Of dropless' rate: for the same calls, and for a cache that holds all that is called."""
+
+
+Loads = Callable[[bool], Checkpoint]
+"""Asked whether experts stay in their file."""
 
 
 def of_rows(n_rows: int) -> TechniqueParameters:
@@ -57,17 +68,45 @@ class Arm:
 
     technique: TechniqueParameters
     planned: bool = False
+    target: float | None = None
 
 
-ARMS: Mapping[str, Arm] = {
-    BASELINE: Arm(DroplessParameters()),
-    AGAIN: Arm(DroplessParameters()),
-    SAME_CALLS: Arm(of_rows(1)),
-    "static calls of 4 rows": Arm(of_rows(4)),
-    "static calls of 32 rows": Arm(of_rows(32)),
-    BASELINE + PLANNED: Arm(DroplessParameters(), planned=True),
-    SAME_CALLS + PLANNED: Arm(of_rows(1), planned=True),
-}
+def shards(shard: str, cores: int) -> TechniqueParameters:
+    return CustomParameters.model_validate({"place": {"kind": "shards", "shard": shard, "cores": cores}})
+
+
+def blocks(count: str) -> TechniqueParameters:
+    """Of one row, provisioned for any routing, those of padding computed."""
+    own = {"kind": "blocks", "block_size": 1, "block_count": count, "skip_padding_blocks": False}
+    return CustomParameters.model_validate({"layout": own})
+
+
+def cache(slots: int) -> TechniqueParameters:
+    return CustomParameters.model_validate({"move": {"kind": "cache", "slots": slots}})
+
+
+ALL_HITS = "lru cache that holds all experts"
+FEW_SLOTS = "lru cache of half of them"
+
+
+def arms_of(n_experts: int) -> Mapping[str, Arm]:
+    return {
+        AGAIN: Arm(DroplessParameters()),
+        SAME_CALLS: Arm(of_rows(1), target=TARGET),
+        "static calls of 4 rows": Arm(of_rows(4)),
+        "static calls of 32 rows": Arm(of_rows(32)),
+        "blocks of 1 row, tight": Arm(blocks("tight"), target=TARGET),
+        "blocks of 1 row, sufficient": Arm(blocks("sufficient")),
+        "calls dealt to 2 cores": Arm(shards("blocks", 2), target=TARGET),
+        "slices of the intermediate dimension for 2 cores": Arm(shards("intermediate", 2)),
+        "slices of the intermediate dimension for 4 cores": Arm(shards("intermediate", 4)),
+        "slices of the model width for 2 cores": Arm(shards("hidden", 2)),
+        ALL_HITS: Arm(cache(n_experts), target=HITS_TARGET),
+        FEW_SLOTS: Arm(cache(n_experts // 2)),
+        BASELINE + PLANNED: Arm(DroplessParameters(), planned=True),
+        SAME_CALLS + PLANNED: Arm(of_rows(1), planned=True),
+        ALL_HITS + PLANNED: Arm(cache(n_experts), planned=True),
+    }
 
 
 class Watcher:
@@ -95,45 +134,68 @@ def request(seed: int) -> Request:
     )  # fmt: skip
 
 
-def readied(checkpoint: Checkpoint, arm: Arm) -> tuple[ReferenceEngine, float, str]:
+def readied(load: Loads, form: Form, arm: Arm) -> tuple[ReferenceEngine, float, str]:
     """A warm engine, the rows that it computes for a token, and its road."""
-    engine = ReferenceEngine(checkpoint, arm.technique, threads=1)
+    technique = arm.technique
+    memory = ExpertMemory(None, form)
+    engine = ReferenceEngine(load(technique.loads_from_file), technique, threads=1, expert_memory=memory)
     if engine.needs_calibration:
         engine.calibrate([request(0).prompt_ids])
     engine.layer_observer = Watcher() if arm.planned else None
     engine.observer = seen = DecodedRows()
-    engine.run(request(0), unheard)
+    for seed in range(N_WARM if technique.loads_from_file else 1):
+        engine.run(request(seed), unheard)
     engine.observer = None
+    engine.take_counters()
     return engine, statistics.mean(seen.rows), str(engine.take_road().decoding)
 
 
-def compared(where: str, checkpoint: Checkpoint, n_turns: int) -> list[Measurement]:
-    engines = {name: readied(checkpoint, arm) for name, arm in ARMS.items()}
-    assert engines[BASELINE][1] == engines[SAME_CALLS][1], "the calls are the same"
-    rates: dict[str, list[float]] = {name: [] for name in engines}
+def compared(where: str, load: Loads, form: Form, n_turns: int) -> list[Measurement]:
+    moe = load(False).config.moe
+    assert moe is not None
+    arms = arms_of(moe.n_experts)
+    base = readied(load, form, Arm(DroplessParameters()))
+    engines = {name: readied(load, form, arm) for name, arm in arms.items()}
+    assert base[1] == engines[SAME_CALLS][1], "the calls are the same"
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     for turn in range(n_turns):
-        asked, names = request(1 + turn), list(engines)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            completion = engines[name][0].run(asked, unheard)
-            rates[name].append(1 / statistics.median(b - a for a, b in pairwise(completion.token_times_s)))
-    return [row(name, where, rates[name], rates[BASELINE], *engines[name][1:]) for name in engines if name != BASELINE]
+        for name, (engine, *_) in engines.items():
+            pair = (engine, base[0]) if turn % 2 else (base[0], engine)
+            found = [rate(one, request(N_WARM + turn)) for one in pair]
+            rates[name].append((found[1 - turn % 2], found[turn % 2]))
+    return [row(name, where, rates[name], arms[name], *engines[name]) for name in engines]
+
+
+def rate(engine: ReferenceEngine, asked: Request) -> float:
+    completion = engine.run(asked, unheard)
+    return 1 / statistics.median(b - a for a, b in pairwise(completion.token_times_s))
 
 
 def row(
-    name: str, where: str, rates: Sequence[float], base: Sequence[float], rows_per_token: float, road: str
+    name: str,
+    where: str,
+    rates: Sequence[tuple[float, float]],
+    arm: Arm,
+    engine: ReferenceEngine,
+    rows_per_token: float,
+    road: str,
 ) -> Measurement:
-    """One arm beside the baseline; a target where the calls and the road are the same."""
+    """One arm beside the baseline. rates: of both, turn by turn."""
+    own, base = ([pair[i] for pair in rates] for i in (0, 1))
+    counters, told = engine.take_counters(), ""
+    if counters.misses is not None:
+        told = f", {100 * counters.misses / (counters.misses + (counters.hits or 0)):.2g} % of experts missed"
     found = measured(
         name,
-        statistics.median(rates),
+        statistics.median(own),
         "token/s",
         where,
         statistics.median(base),
         BASELINE,
-        TARGET * statistics.median(base) if name == SAME_CALLS else None,
-        f"decoding {road}, {rows_per_token:g} rows a token, median of {len(rates)} turns",
+        arm.target * statistics.median(base) if arm.target is not None else None,
+        f"decoding {road}, {rows_per_token:g} rows a token{told}, median of {len(rates)} turns",
     )
-    return found.model_copy(update={"ratio": ratio_of_turns(rates, base)})
+    return found.model_copy(update={"ratio": ratio_of_turns(own, base)})
 
 
 def ratio_of_turns(rates: Sequence[float], base: Sequence[float]) -> float:
@@ -141,29 +203,41 @@ def ratio_of_turns(rates: Sequence[float], base: Sequence[float]) -> float:
 
 
 REMARKS = f"""What decodes beside `dropless`, on one thread. Each row's ratio is the median over turns of its rate over
-that of dropless in the same turn; `{AGAIN}` is a second engine of the same kind, and its distance from 1 is what
-this way of measuring leaves to chance. Prompts of {N_PROMPT} random tokens, {N_NEW} new ones.
+that of dropless, which decodes the same tokens right before it or right after it in each turn; `{AGAIN}` is a
+second engine of the same kind, and its distance from 1 is what this way of measuring leaves to chance. Prompts of
+{N_PROMPT} random tokens, {N_NEW} new ones.
 
-A technique that says beforehand what a choice leads to decodes in one call of the kernels, as dropless does, and with
-the same calls it is to lose no more than 5 %. What more rows cost is their own price: padding is computed. Where the
-kernels do not know the layers whole, as those of {OLMOE}, each layer's experts are one call. "Each layer planned
-first" is what the same calls take where Python makes the plan before the layer is computed, as it once did for every
-technique but dropless, and does for an observer of layers; it holds a norm of each layer's attention output besides."""
+A technique that says beforehand what a choice leads to decodes in one call of the kernels (*fused*), as dropless does,
+and with the same calls it is to lose no more than 5 %. What more rows or more calls cost is their own price: padding is
+computed, and so is each slice, with sums that are as much shorter. Where the kernels do not know the layers whole, as
+those of {OLMOE}, each layer's experts are one call (*layer by layer*).
+
+A cache decodes on the same roads: the step stops only where an expert must be brought, and plans are made when the
+request has ended. Where all are hits it is to lose no more than 3 % against all experts in memory, which is what
+dropless has. "Each layer planned first" (*plan by plan*) is what the same calls take where Python makes the plan before
+the layer is computed, as it does for an observer of layers; it holds a norm of each layer's attention output
+besides."""
+
+
+def loader(source: str, dtype: torch.dtype) -> Loads:
+    """Loads once each way."""
+    return cache_calls(lambda as_filed: load_checkpoint(source, dtype, experts_as_filed=as_filed))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=TURNS, help="of each arm")
+    words = "of each arm on the large model; small ones take five times as many"
+    parser.add_argument("--turns", type=int, default=TURNS, help=words)
     n_turns = parser.parse_args().turns
     torch.set_num_threads(1)
-    found = compared(f"{BUNDLED}, f32", load_checkpoint(BUNDLED, torch.float32), n_turns)
+    found = compared(f"{BUNDLED}, f32", loader(BUNDLED, torch.float32), "fp32", 5 * n_turns)
     with tempfile.TemporaryDirectory() as folder:
         write_model(MADE, Path(folder))
-        made = load_checkpoint(folder, torch.bfloat16)
-        found += compared(f"{MADE}, bf16", made, n_turns)
+        found += compared(f"{MADE}, bf16", loader(folder, torch.bfloat16), "bf16", n_turns)
     with tempfile.TemporaryDirectory() as folder:
         write_family(Path(folder), CASES["olmoe"])
-        found += compared(f"{OLMOE}, f32", load_checkpoint(folder, torch.float32), n_turns)
+        copy_tokenizer(Path(folder))
+        found += compared(f"{OLMOE}, f32", loader(folder, torch.float32), "fp32", 5 * n_turns)
     write_page(PAGE, "What a technique's calls cost a decoded token", found, REMARKS)
 
 
