@@ -214,3 +214,18 @@ def test_every_watt_of_the_dimms_system_is_missing() -> None:
     assert not any(NDP.has_watts(component) for component in NDP.components)
     assert len(NDP.units) == 2 + 6
     assert [NDP.capacity_bytes(u) for u in ("cpu", "gpu", "ndp:3")] == [192 * 2**30, 16 * 2**30, 32 * 2**30]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu_gb", "host_gb", "link_s"),
+    # 003, Table 3; a gigabyte over PCIe 4.0 x16, and over half of NVLink-C2C's 900 GB/s.
+    [("a6000", 48, 128, 1 / 31.5), ("a100", 80, 256, 1 / 31.5), ("gh200", 96, 480, 1 / 450)],
+)
+def test_machines_of_source_003_hold_and_move_what_it_says(name: str, gpu_gb: int, host_gb: int, link_s: float) -> None:
+    sheet = load_sheet(name)
+    assert (sheet.capacity_bytes("gpu"), sheet.capacity_bytes("cpu")) == (gpu_gb * 2**30, host_gb * 2**30)
+    costs = SheetCosts(sheet, MIXTRAL)
+    assert costs.transfer_s("cpu", "gpu", 1e9) == pytest.approx(link_s)
+    assert not any(sheet.has_watts(component) for component in sheet.components)
+    with pytest.raises(DeviceError, match="no price for 'expert_ffn' on 'cpu'"):
+        costs.call_s("cpu", 1, 1)

@@ -31,7 +31,7 @@ from importlib import resources
 from itertools import combinations
 from pathlib import Path
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from devices.base import DeviceError, Unit
 from devices.models.figures import Kernel as Kernel
@@ -64,15 +64,9 @@ class UnitSheet(Record):
     """Energy residual of the fit, root mean square over the rows used. No error of its joules elsewhere."""
     kernels: dict[Kernel, KernelPrice] = Field(default_factory=dict)
     roofline: Roofline | None = None
-    """Prices what has no price among `kernels`."""
+    """Prices what has no price among `kernels`. Without either the unit holds weights, and computes nothing."""
     only_ratios: str | None = Field(default=None, min_length=1)
     """Why its prices are good for ratios of single operations alone; None where a whole model can be priced on it."""
-
-    @model_validator(mode="after")
-    def _has_prices(self) -> UnitSheet:
-        if not self.kernels and self.roofline is None:
-            raise ValueError("has no prices; give it kernels or a roofline")
-        return self
 
     def price(self, kernel: Kernel) -> KernelPrice | Roofline | None:
         """None where the sheet does not price such work here."""
