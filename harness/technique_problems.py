@@ -118,10 +118,13 @@ def size_problems(
                 sizes = _sizes(facts, device.spec, as_shape)
             except EngineError:
                 continue  # told of the device
-            if sizes is not None and (reason := _graph_problem(choices, sizes, device.spec)):
-                yield f"engine {engine.label}: {reason}"
-            if sizes is not None and device.spec.is_modelled and (reason := _too_large(choices, sizes, device.spec)):
-                yield f"engine {engine.label}: {reason}"
+            if sizes is None or own is None:
+                continue
+            reasons = [_graph_problem(choices, sizes, device.spec)]
+            if device.spec.is_modelled:
+                reasons.append(_too_large(choices, sizes, device.spec))
+                reasons.append(_too_many_there(choices, own, sizes, device.spec))
+            yield from (f"engine {engine.label}: {reason}" for reason in reasons if reason is not None)
 
 
 def padding_warning(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | None:
@@ -146,6 +149,21 @@ def _sizes(facts: CheckpointFacts, device: DeviceSpec, as_shape: str | None) -> 
     """As the technique is told them there."""
     name = device.priced_as if device.is_modelled else as_shape
     return sizes_of(own_shape(facts.source, facts.config) if name is None else priced_shape(name, facts.config))
+
+
+def _too_many_there(choices: Choices, own: ModelSizes, sizes: ModelSizes, device: DeviceSpec) -> str | None:
+    """Why experts that stay do not fit in the GPU's memory, or None. own: of the model that runs; the layers of the
+    one that is priced take its plans in turn, and so do the experts that lie there."""
+    held = sheet_of(device).capacity_bytes("gpu")
+    if not isinstance(choices.move, FetchParameters) or held is None:
+        return None
+    n = choices.move.gpu_slots * sizes.n_sparse_layers / own.n_sparse_layers
+    if n * sizes.expert_bytes <= held:
+        return None
+    return (
+        f"gpu_slots = {choices.move.gpu_slots} of {own.n_sparse_layers} layers are {n:.0f} of {sizes.n_sparse_layers},"
+        f" {n * sizes.expert_bytes / 1e9:.1f} GB, and the GPU of {device.name} holds {held / 1e9:.1f}; lower it"
+    )
 
 
 def _too_large(choices: Choices, sizes: ModelSizes, device: DeviceSpec) -> str | None:

@@ -34,7 +34,7 @@ from tests.fakes.random_models import BUNDLED, copy_tokenizer
 from tests.plans import HOST, raw_plan
 from tests.test_experts import random_experts, random_routing, unusual_experts
 from tests.test_prediction import SPARSE
-from tests.test_preflight import problems
+from tests.test_preflight import checked, problems
 from tests.test_presets import pairs_of
 
 pytestmark = pytest.mark.numbers
@@ -362,6 +362,19 @@ def test_more_slots_than_experts_are_refused(context: BuildContext) -> None:
 def test_a_plan_check_tells_what_does_not_fit(technique: dict[str, object], words: str) -> None:
     (told,) = problems(engine=[{"name": "arm", "technique": technique}])
     assert words in told
+
+
+def test_experts_that_stay_fit_in_the_gpus_memory() -> None:
+    """16 GiB. Phi-3.5-MoE's experts have 157,286,400 bytes: 109 fit. Its 32 layers take the plans of 4 in turn, so 13
+    experts are 104, and 14 are 112."""
+    device = {"name": "model:rtx5080-ndp", "priced_as": "phi-3.5-moe"}
+    arms = [{"name": f"{n}", "technique": {"name": "fiddler", "gpu_slots": n, "stay": "first"}} for n in (13, 14)]
+    assert checked(engine=arms[:1], device=[device]).cells
+    (told,) = problems(engine=arms, device=[device])
+    assert told == (
+        "engine 14: gpu_slots = 14 of 4 layers are 112 of 32, 17.6 GB, and the GPU of model:rtx5080-ndp holds 17.2;"
+        " lower it"
+    )
 
 
 def test_units_that_share_a_memory_are_not_priced_where_a_link_lies_between_them() -> None:
