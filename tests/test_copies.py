@@ -24,15 +24,18 @@ from engines.model.buffers import LayerBuffers
 from engines.model.checkpoints import load_checkpoint
 from engines.model.copier import Copier, CopyJob, Part
 from engines.model.quantised import Form, Quantisation
+from engines.model.slots import ExpertSlots
 from engines.model.transformer import Transformer
 from engines.oracle import Oracle
 from engines.reference import ReferenceEngine
 from engines.shown import Shown
+from engines.sizes import own_sizes
 from engines.techniques.base import Technique
 from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import BuildContext, ModelSizes
 from engines.techniques.layout.exact import Exact
 from engines.techniques.move.two_buffers import TwoBuffersParameters
+from engines.techniques.parameters import CustomParameters
 from engines.techniques.place.units import OneUnitParameters
 from engines.techniques.presets import preset_parameters
 from engines.techniques.route import PredictedRoute
@@ -138,8 +141,29 @@ def test_nothing_is_computed_from_a_buffer_that_is_being_filled(n_slots: int, pr
     assert torch.equal(found, forward(model, technique, sizes, None))
 
 
+@pytest.mark.parametrize("slots", [2, 5])
+def test_nothing_is_computed_from_a_slot_that_is_being_filled(slots: int) -> None:
+    """Of a cache that copies what is predicted for the next layer while this one computes."""
+    checkpoint = load_checkpoint(str(BUNDLED), torch.float32, experts_as_filed=True)
+    model, sizes = Transformer(checkpoint), own_sizes(checkpoint.config)
+    assert sizes is not None
+    route = {"kind": "predicted", "source": "s", "executes": "router"}
+    move = {"kind": "cache", "slots": slots, "prefetch": True}
+    context = BuildContext(16, sizes, None, None, model, moved_expert_bytes=1)
+    technique = CustomParameters.model_validate({"route": route, "move": move}).build(context)
+    cached = ExpertSlots(expert_layers(model.weights), slots * 4, "fp32", Adversary())
+    found = forward(model, technique, sizes, cached)
+    assert cached.take_copied().ahead > 0
+    in_memory = Transformer(load_checkpoint(str(BUNDLED), torch.float32))
+    assert torch.equal(found, forward(in_memory, technique, sizes, None))
+
+
 def forward(
-    model: Transformer, technique: Technique, sizes: ModelSizes, buffers: LayerBuffers | None, observer: Any = None
+    model: Transformer,
+    technique: Technique,
+    sizes: ModelSizes,
+    buffers: LayerBuffers | ExpertSlots | None,
+    observer: Any = None,
 ) -> torch.Tensor:
     """Logits of two chunks of prefill and six decoded tokens."""
     shown, cache = Shown(technique.asks, sizes), model.new_cache()
