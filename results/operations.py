@@ -32,14 +32,16 @@ to. Stores of before lack it."""
 EXTRAPOLATED: Final = "extrapolated beyond what the sheet was fitted on"
 _COLUMNS = (
     "cell", "device", "engine", "technique", "model", "workload", "operation", "runs_on", "n", "seconds",
-    "share_of_time", "joules", "seconds_outside_fit", "trial", "method",
+    "share_of_time", "joules", "seconds_outside_fit", "first_start_s", "last_end_s", "waited_s", "trial", "method",
 )  # fmt: skip
 
 
 class Spent(NamedTuple):
     """n: how many ran. seconds: of the unit. joules: of the unit, and communication, which units that work at the same
     time share alike. outside_s: of the seconds, those of launches unlike all that their price was fitted on: they are
-    extrapolated. None where that was not kept, or where nothing was fitted. joules: None where they are missing."""
+    extrapolated. None where that was not kept, or where nothing was fitted. joules: None where they are missing.
+    first_start_s, last_end_s: since the first operation of the window. waited_s: in which the unit or link was free and
+    waited for what the operations name: 0 where they name none."""
 
     operation: str
     unit: str
@@ -47,6 +49,9 @@ class Spent(NamedTuple):
     seconds: float
     joules: float | None
     outside_s: float | None = None
+    first_start_s: float = 0.0
+    last_end_s: float = 0.0
+    waited_s: float = 0.0
 
 
 def operations_table(run: RunData) -> pd.DataFrame:
@@ -67,8 +72,8 @@ def operations_table(run: RunData) -> pd.DataFrame:
         whole_s = sum(one.seconds for one in spent)
         rows += [
             (cell.cell_id, cell.device, cell.engine, cell.technique, cell.model, cell.workload, one.operation, one.unit,
-             one.n, one.seconds, one.seconds / whole_s if whole_s else None, one.joules, one.outside_s, own.trial_id,
-             own.time_method)
+             one.n, one.seconds, one.seconds / whole_s if whole_s else None, one.joules, one.outside_s,
+             one.first_start_s, one.last_end_s, one.waited_s, own.trial_id, own.time_method)
             for one in spent
         ]  # fmt: skip
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"joules": "float64", "seconds_outside_fit": "float64"})
@@ -106,6 +111,7 @@ def extrapolation_notes(operations: pd.DataFrame) -> list[str]:
 def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]:
     """Empty where no operations were kept. Raises `TraceFileError` where their list is damaged."""
     kept = [trace for trace in parts.get(raw_part(WINDOW), ()) if trace.component == OPERATIONS]
+    waits = [trace for trace in parts.get(raw_part(WINDOW), ()) if trace.component == WAITED]
     counters = [trace for trace in parts.get(WINDOW, ()) if trace.kind == "counter" and trace.additive]
     if not kept or not counters:
         return []
@@ -138,14 +144,30 @@ def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]
             "seconds": ends_s - starts_s,
             "joules": _joules(counters, starts_s, ends_s, drawn_by),
             "outside_s": (ends_s - starts_s) * is_outside[places],
+            "start_s": starts_s - starts_s.min(),
+            "end_s": ends_s - starts_s.min(),
+            "waited_s": waits[0].values if waits else 0.0,
         }
     )
     grouped = spent.groupby(["operation", "unit"], sort=False)
     summed = grouped[["seconds", "joules", "outside_s"]].sum(min_count=1)
+    spans = grouped.agg({"start_s": "min", "end_s": "max", "waited_s": "sum"})
     return [
-        Spent(operation, unit, n, seconds, *(None if np.isnan(one) else one for one in rest))
-        for (operation, unit), n, (seconds, *rest) in zip(
-            summed.index.tolist(), grouped.size().tolist(), summed.to_numpy().tolist(), strict=True
+        Spent(
+            operation,
+            unit,
+            n,
+            seconds,
+            None if np.isnan(joules) else joules,
+            None if np.isnan(outside_s) else outside_s,
+            *span,
+        )
+        for (operation, unit), n, (seconds, joules, outside_s), span in zip(
+            summed.index.tolist(),
+            grouped.size().tolist(),
+            summed.to_numpy().tolist(),
+            spans.to_numpy().tolist(),
+            strict=True,
         )
     ]
 

@@ -150,6 +150,15 @@ def test_what_travels_meanwhile_is_repriced_as_a_run_on_the_other_sheet_says(ste
         assert one.component == OPERATIONS or one.values == pytest.approx(other.values, abs=1e-9)
 
 
+def test_what_waited_for_a_transfer_and_when_it_ran_is_told() -> None:
+    """A norm to 0.1 s; 40 B to 2.1 s; the NPU, which needs them, from there to 2.9 s: it waited 2 s."""
+    made = run_on(LINKED, [[NORM], [FETCH, replace(NPU_WORK, after=(1,))]])
+    found = {one.operation: (one.first_start_s, one.last_end_s, one.waited_s) for one in spent_by_operation(made.parts)}
+    assert found["norm"] == pytest.approx((0, 0.1, 0))
+    assert found["expert transfer"] == pytest.approx((0.1, 2.1, 0))
+    assert found["expert FFN"] == pytest.approx((2.1, 2.9, 2.0))
+
+
 def test_a_damaged_order_of_operations_is_refused() -> None:
     made = run_on(LINKED, [[NORM, FETCH], [NORM, AWAITS]])
     order = next(trace for trace in made.parts["window, raw"] if trace.component == ORDER)
