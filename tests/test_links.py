@@ -8,6 +8,7 @@ import pytest
 
 from devices.base import DeviceError
 from devices.models.device import ModelDevice
+from devices.models.figures import Roofline
 from devices.models.operation import TRANSFER, Operation, is_fitted, operation_joules, operation_seconds
 from devices.models.sheet import Sheet, load_sheet, parse_sheet
 from devices.models.timeline import Timeline
@@ -214,6 +215,26 @@ def test_every_watt_of_the_dimms_system_is_missing() -> None:
     assert not any(NDP.has_watts(component) for component in NDP.components)
     assert len(NDP.units) == 2 + 6
     assert [NDP.capacity_bytes(u) for u in ("cpu", "gpu", "ndp:3")] == [192 * 2**30, 16 * 2**30, 32 * 2**30]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor_cores", "clock_hz", "flop_a_cycle"),
+    # Dense, half precision, accumulating in FP32: cores, top clock (001 has 2.30 GHz), and what NVIDIA's rates
+    # come to a core and cycle, of an RTX 5080 (112.6e12), an A40 (149.7e12), an A100 (312e12), an H100 SXM (989e12).
+    [
+        ("rtx5080-ndp", 336, 2.30e9, 112.6e12 / 336 / 2.617e9),
+        ("a6000", 336, 1.80e9, 149.7e12 / 336 / 1.74e9),
+        ("a100", 432, 1.41e9, 512),
+        ("gh200", 528, 1.83e9, 1024),
+    ],
+)
+def test_tensor_rates_are_dense_and_accumulate_in_fp32(
+    name: str, tensor_cores: int, clock_hz: float, flop_a_cycle: float
+) -> None:
+    """Sparse rates are twice as high, and so is a GeForce that accumulates in FP16."""
+    price = load_sheet(name).units["gpu"].price("expert_ffn")
+    assert isinstance(price, Roofline)
+    assert price.flops_per_s.value == pytest.approx(tensor_cores * clock_hz * flop_a_cycle, rel=2e-3)
 
 
 @pytest.mark.parametrize(
