@@ -33,9 +33,9 @@ class ExpertMemory:
         buffers where the plan gives it the memory, and else its copies are counted."""
         return technique.loads_from_file or (self.n_bytes is not None and fills_buffers(technique))
 
-    def n_slots(self, sizes: ModelSizes) -> int | None:
-        """How many experts it holds; None where it has no limit."""
-        one = slot_bytes(sizes.hidden, sizes.expert_width, self.form)
+    def n_slots(self, sizes: ModelSizes, biased: bool) -> int | None:
+        """How many experts it holds; None where it has no limit. biased: each with its biases."""
+        one = slot_bytes(sizes.hidden, sizes.expert_width, self.form, biased)
         return None if self.n_bytes is None else self.n_bytes // one
 
     def counted(self, context: BuildContext) -> BuildContext:
@@ -44,23 +44,20 @@ class ExpertMemory:
             return context
         return replace(context, expert_slots=self.n_bytes // context.sizes.expert_bytes)
 
-    def told(self, context: BuildContext, weights: ModelWeights, technique: TechniqueParameters) -> BuildContext:
+    def told(self, context: BuildContext, weights: ModelWeights) -> BuildContext:
         """The context, with what a technique that loads experts needs. Raises `EngineError` for a dense model."""
         experts = [layer for layer in expert_layers(weights) if layer is not None]
         if context.sizes is None or not experts:
             raise EngineError("experts are loaded into slots, and the model is dense; use dropless")
         one = experts[0].experts[0]
-        width, hidden = one.gate_IH.shape
-        n_slots = self.n_slots(context.sizes._replace(hidden=hidden, expert_width=width))
-        if self.n_bytes is not None and fills_buffers(technique):
-            n_slots = self.n_bytes // buffered_bytes(one, self.form)
+        n_slots = None if self.n_bytes is None else self.n_bytes // buffered_bytes(one, self.form)
         return replace(context, expert_slots=n_slots, moved_expert_bytes=experts[0].n_bytes_per_expert)
 
     def slots(
         self, technique: Technique, weights: ModelWeights, context: BuildContext, now_s: Callable[[], float]
     ) -> ExpertSlots | LayerBuffers:
         """As many as the technique asks for, or two buffers. context: as `told`. Raises `EngineError` where slots are
-        to be filled from a file that does not hold experts as they compute."""
+        to be filled from a file and experts lie in memory."""
         layers, copier = expert_layers(weights), Copier(self.copy_bytes_per_s, now_s)
         stamps = CopyStamps(now_s)
         if not technique.asks.slots:

@@ -174,7 +174,7 @@ class ReferenceEngine:
         if loads:
             if self._backend is not None:
                 raise EngineError(f"{self._parameters.technique} loads experts for the CPU; compute there")
-            context = self._expert_memory.told(context, weights, self._parameters)
+            context = self._expert_memory.told(context, weights)
         else:
             context = self._expert_memory.counted(context)
         self._technique = self._parameters.build(context)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory, fills_buffers
 from engines.model.checkpoints import CheckpointFacts
-from engines.model.quantised import PLAIN_DTYPES
 from engines.sizes import own_sizes
 from engines.techniques.move.caches import CacheParameters
 from engines.techniques.move.slices import SlicesParameters
@@ -65,16 +64,13 @@ def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointF
     if sizes is None:
         yield f"engine {engine.label}: technique {technique.technique} loads experts, and {facts.source} is dense"
         return
-    reason = _not_as_filed(engine.spec, facts, isinstance(move, TwoBuffersParameters))
-    if reason is not None:
-        name = technique.technique
-        yield f"engine {engine.label}: technique {name} loads experts, and those of {facts.source} {reason}"
-        return
+    moe = facts.config.moe
+    n_slots = memory.n_slots(sizes, moe is not None and moe.expert_bias)
     try:
         if isinstance(move, CacheParameters):
-            move.slots_of_model(sizes, memory.n_slots(sizes))
+            move.slots_of_model(sizes, n_slots)
         else:
-            buffer_size(sizes, memory.n_slots(sizes))
+            buffer_size(sizes, n_slots)
     except EngineError as error:
         given = "" if memory.n_bytes is None else f" expert_memory {memory.n_bytes} bytes, in slots of {memory.form}:"
         yield f"engine {engine.label}:{given} {error}"
@@ -85,25 +81,3 @@ def _prefetching(engine: EngineSpec) -> SlicesParameters | None:
     technique = engine.technique
     move = technique.choices.move if isinstance(technique, Composed) else None
     return move if isinstance(move, SlicesParameters) and move.prefetch else None
-
-
-def _not_as_filed(engine: EngineSpec, facts: CheckpointFacts, into_buffers: bool) -> str | None:
-    """Why experts can be loaded from no file, or None. into_buffers: which are filled from memory too, with biases."""
-    config = facts.config
-    moe, narrow = config.moe, engine.quantise.experts not in (None, *PLAIN_DTYPES)
-    assert moe is not None  # its sizes are known
-    if into_buffers:
-        return (
-            "have biases, which no narrow file holds; leave quantise.experts out"
-            if moe.expert_bias and narrow
-            else None
-        )
-    if moe.expert_bias:
-        return "have biases, which slots have no room for; take another technique"
-    is_made = moe.mxfp4 or config.fp8_block is not None or config.names.stacked_experts is not None
-    if is_made and not narrow:
-        return (
-            "do not lie in the file as they compute (stacked or packed matrices, or FP8 blocks); give quantise.experts"
-            " a narrow form, which is kept in a file of its own"
-        )
-    return None

@@ -4,8 +4,8 @@ Algorithm 1 of 003, on the CPU: a thread copies into one buffer what a plan fetc
 before run from the other. Copies are made one after another. What a layer lacks is copied first, and its calls wait for
 it; nothing else waits. When a layer is done its buffer is empty again: what the next token needs is copied anew.
 
-Experts come from the mapped file that they lie in, or where they were made on loading (packed, stacked, biased) from
-the memory that holds them.
+Experts come from the mapped file that they lie in: the checkpoint's, or one that they were made into on loading
+(narrowed, packed, stacked, in FP8 blocks).
 
 Legend: H hidden, S segments of a plan.
 """
@@ -13,7 +13,7 @@ Legend: H hidden, S segments of a plan.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.kernels import native
 from engines.model.copier import Copier, CopyJob, Part
 from engines.model.copy_stamps import CopyStamps
 from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute
@@ -34,7 +33,7 @@ NOTHING_COPIED = Copied(0, 0, 0, 0, 0)
 
 def buffered_bytes(expert: GatedWeights, form: Form) -> int:
     """What an expert takes of a buffer. form: in which it computes."""
-    return sum(_aligned(part) for part in _tensors(_like(expert, form, "meta")))
+    return sum(_aligned(part) for part in tensors_of(_like(expert, form, "meta")))
 
 
 @dataclass
@@ -161,7 +160,7 @@ class LayerBuffers:
         assert experts is not None
         assert own is not None
         slot, source = self._slots[number], experts.experts[expert]
-        job = self._copier.start([Part(*pair) for pair in zip(slot.tensors, _tensors(source), strict=True)])
+        job = self._copier.start([Part(*pair) for pair in zip(slot.tensors, tensors_of(source), strict=True)])
         buffer.slot_of[expert], buffer.job_of[expert] = number, job
         own.put(expert, slot)
         self.stamps.copies(layer, job, is_ahead)
@@ -196,12 +195,6 @@ class LayerBuffers:
 # --- what an expert is made of ---------------------------------------------------------------------------------------
 
 
-def _tensors(expert: GatedWeights) -> tuple[Tensor, ...]:
-    """In one order."""
-    biases = (expert.gate_bias_I, expert.up_bias_I, expert.down_bias_H)
-    return tensors_of(expert) + tuple(bias for bias in biases if bias is not None)
-
-
 def _like(expert: GatedWeights, form: Form, device: str = "cpu") -> GatedWeights:
     """Room for one of its shapes. Plain matrices are held in a plain form; biases are computed as they are held."""
     dtype = PLAIN_DTYPES.get(form)
@@ -211,18 +204,12 @@ def _like(expert: GatedWeights, form: Form, device: str = "cpu") -> GatedWeights
         rooms.append(
             torch.empty(one.shape, dtype=dtype if dtype is not None and is_plain else one.dtype, device=device)
         )
-    gate_bias_I, up_bias_I, down_bias_H = (
-        None if bias is None else torch.empty_like(bias, device=device)
-        for bias in (expert.gate_bias_I, expert.up_bias_I, expert.down_bias_H)
-    )
-    own = with_tensors(expert, rooms)
-    return replace(own, gate_bias_I=gate_bias_I, up_bias_I=up_bias_I, down_bias_H=down_bias_H)
+    return with_tensors(expert, rooms)
 
 
 def _slot(shape: GatedWeights, form: Form) -> Slot:
     own = _like(shape, form)
-    matrices = own.gate_IH, own.up_IH, own.down_HI
-    return Slot(own, _tensors(own), None if own.gate_bias_I is not None else native.expert_table([matrices]))
+    return Slot(own, tensors_of(own), own.table)
 
 
 def _aligned(part: Tensor) -> int:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from engines.errors import EngineError
+from engines.model.load_weights import HoldsExperts, Part, load_weights
 from engines.model.model_config import ModelConfig, read_json, read_model_config
 from engines.model.mxfp4 import NAN_SCALE
 from engines.model.quantised import AS_THE_MODEL, Quantisation
 from engines.model.tensor_files import TensorFile, is_finite
 from engines.model.tokenizer import Tokenizer
 from engines.model.wanted_tensors import tensor_shapes as tensor_shapes
-from engines.model.weights import HoldsExperts, ModelWeights, Part, load_weights
+from engines.model.weights import ModelWeights
 
 logger = logging.getLogger(__name__)
 

@@ -23,15 +23,17 @@ ALIGNMENT = 64
 
 
 def tensors_of(expert: GatedWeights) -> tuple[Tensor, ...]:
-    """Of its three matrices, in order: a plain one is one tensor, a narrow one its values and its scales."""
+    """Of its three matrices, in order, and then its biases: a plain matrix is one tensor, a narrow one its values and
+    its scales."""
     found: list[Tensor] = []
     for matrix in (expert.gate_IH, expert.up_IH, expert.down_HI):
         found += [matrix] if isinstance(matrix, Tensor) else [matrix.values, matrix.scales]
-    return tuple(found)
+    biases = (expert.gate_bias_I, expert.up_bias_I, expert.down_bias_H)
+    return *found, *(bias for bias in biases if bias is not None)
 
 
 def with_tensors(expert: GatedWeights, tensors: Iterable[Tensor]) -> GatedWeights:
-    """The same matrices, out of other tensors of their types and shapes."""
+    """The same expert, out of other tensors of their types and shapes, as `tensors_of` orders them."""
     left = iter(tensors)
 
     def matrix(like: Matrix) -> Matrix:
@@ -39,7 +41,17 @@ def with_tensors(expert: GatedWeights, tensors: Iterable[Tensor]) -> GatedWeight
             return next(left)
         return QuantisedMatrix(next(left), next(left), like.kind, like.group)
 
-    return GatedWeights(matrix(expert.gate_IH), matrix(expert.up_IH), matrix(expert.down_HI))
+    def bias(like: Tensor | None) -> Tensor | None:
+        return None if like is None else next(left)
+
+    return GatedWeights(
+        matrix(expert.gate_IH),
+        matrix(expert.up_IH),
+        matrix(expert.down_HI),
+        bias(expert.gate_bias_I),
+        bias(expert.up_bias_I),
+        bias(expert.down_bias_H),
+    )
 
 
 class MadeExperts:
@@ -52,8 +64,6 @@ class MadeExperts:
         try:
             with tempfile.TemporaryFile(prefix="joulebench-experts-") as file:
                 for expert in experts:
-                    if expert.gate_bias_I is not None:
-                        raise EngineError("experts with biases are computed from memory; leave expert_memory out")
                     # One for all: many small ones keep the allocator from giving back what it narrowed in.
                     like = like or _empty(expert)
                     places.append([_written(file, tensor) for tensor in tensors_of(expert)])
@@ -61,8 +71,8 @@ class MadeExperts:
                 whole = mapped(file.fileno())
         except OSError as error:
             raise EngineError(
-                f"narrow experts are kept in a file in {tempfile.gettempdir()}, and it cannot be written"
-                f" ({error.strerror or error}); give it room, or leave quantise.experts out"
+                f"experts in another form than the checkpoint's are kept in a file in {tempfile.gettempdir()}, and it"
+                f" cannot be written ({error.strerror or error}); give it room, or set TMPDIR to a folder that has it"
             ) from error
         assert like is not None  # a layer with experts has some
         return tuple(with_tensors(like, _views(whole, tensors_of(like), begins)) for begins in places)

@@ -1,9 +1,10 @@
 """Experts that stay in the mapped checkpoint file, and the few that lie in memory: the slots of a budget.
 
-A slot holds one expert of any layer. What is loaded is copied from the file into a slot, in the form in which it
-computes: a narrow form's bytes as they are, for experts are narrowed once, on loading, into a file of their own. The
-file's pages are given back at once: the process holds the slots and no expert beside them. (The system may keep the
-file in its page cache; what is copied then comes from memory, not from the disk.)
+A slot holds one expert of any layer, its biases too. What is loaded is copied from the file into a slot, in the form in
+which it computes. Experts that the checkpoint holds in another form (stacked, packed, in FP8 blocks, or to be narrowed)
+are made once, on loading, into a file of their own, whose bytes are copied as they are. The file's pages are given back
+at once: the process holds the slots and no expert beside them. (The system may keep the file in its page cache; what is
+copied then comes from memory, not from the disk.)
 
 Legend: E experts, S segments of a plan, H hidden.
 """
@@ -55,13 +56,13 @@ class Copied(NamedTuple):
         return planned.model_copy(update=found | {name: n for name, n in known.items() if n is not None})
 
 
-def slot_bytes(hidden: int, expert_width: int, form: Form) -> int:
-    """What one slot takes of the budget. form: of the experts in it."""
-    like = _likeness(hidden, expert_width, form)
+def slot_bytes(hidden: int, expert_width: int, form: Form, biased: bool = False) -> int:
+    """What one slot takes of the budget. form: of the matrices in it. biased: experts have biases, which are fp32."""
+    like = _likeness(hidden, expert_width, form, biased)
     return sum(_aligned(tensor.nbytes) for tensor in tensors_of(like))
 
 
-def _likeness(hidden: int, width: int, form: Form) -> GatedWeights:
+def _likeness(hidden: int, width: int, form: Form, biased: bool) -> GatedWeights:
     """An expert without values."""
 
     def matrix(n_rows: int, n_columns: int) -> Matrix:
@@ -70,7 +71,11 @@ def _likeness(hidden: int, width: int, form: Form) -> GatedWeights:
             return _rows(row, n_rows)
         return QuantisedMatrix(_rows(row.values, n_rows), _rows(row.scales, n_rows), row.kind, row.group)
 
-    return GatedWeights(matrix(width, hidden), matrix(width, hidden), matrix(hidden, width))
+    def bias(n_rows: int) -> Tensor | None:
+        return torch.empty(n_rows, device="meta") if biased else None
+
+    matrices = matrix(width, hidden), matrix(width, hidden), matrix(hidden, width)
+    return GatedWeights(*matrices, bias(width), bias(width), bias(hidden))
 
 
 def _rows(row: Tensor, n_rows: int) -> Tensor:
@@ -99,17 +104,16 @@ class ExpertSlots:
         """
         sparse = [layer for layer in layers if layer is not None]
         for expert in (one for layer in sparse for one in layer.experts):
-            if expert.gate_bias_I is not None or not all(map(is_mapped, tensors_of(expert))):
-                raise EngineError(
-                    "experts of this checkpoint do not lie in the file as they compute (biases, packed or stacked"
-                    " matrices, or FP8 blocks), and expert_memory keeps them there; leave it out"
-                )
-        width, hidden = sparse[0].experts[0].gate_IH.shape
+            if not all(map(is_mapped, tensors_of(expert))):
+                raise EngineError("slots are filled from a file, and experts lie in memory; load them experts_as_filed")
+        one = sparse[0].experts[0]
+        width, hidden = one.gate_IH.shape
+        biased = one.gate_bias_I is not None
         self._n_slots = n_slots
-        like = _likeness(hidden, width, form)
-        if len(tensors_of(like)) != len(tensors_of(sparse[0].experts[0])):
+        like = _likeness(hidden, width, form, biased)
+        if len(tensors_of(like)) != len(tensors_of(one)):
             raise EngineError(f"slots hold {form}, and the file other experts; load the checkpoint in that form")
-        self._memory = torch.empty(n_slots * slot_bytes(hidden, width, form), dtype=torch.uint8)
+        self._memory = torch.empty(n_slots * slot_bytes(hidden, width, form, biased), dtype=torch.uint8)
         self._slots = [_slot(row, like) for row in self._memory.view(n_slots, -1)]
         self._files = [None if layer is None else layer.experts for layer in layers]
         self._layers = [None if layer is None else emptied(layer, self._slots[0]) for layer in layers]
@@ -243,7 +247,7 @@ class ExpertSlots:
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one expert, and the same as the kernels read it."""
+    """Room for one expert, and the same as the kernels read it; None of an expert with biases, or where they do not."""
 
     weights: GatedWeights
     tensors: tuple[Tensor, ...]
@@ -302,7 +306,7 @@ def _slot(memory: Tensor, like: GatedWeights) -> Slot:
         tensors.append(memory[begin : begin + one.nbytes].view(one.dtype).view(one.shape))
         begin += _aligned(one.nbytes)
     weights = with_tensors(like, tensors)
-    return Slot(weights, tuple(tensors), native.expert_table([(weights.gate_IH, weights.up_IH, weights.down_HI)]))
+    return Slot(weights, tuple(tensors), weights.table)
 
 
 def emptied(layer: ExpertWeights, slot: Slot) -> SlottedExperts:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from engines.errors import EngineError
 from engines.model.architecture import ModelConfig
+from engines.model.load_weights import Part, Shape, load_weights
 from engines.model.quantised import Quantisation
-from engines.model.weights import Part, Shape, load_weights
 
 LARGEST_TENSOR = 2**44
 """Values of a tensor beyond which a config lies: 64 TB in fp32."""
