@@ -22,7 +22,8 @@ from engines.model.checkpoints import load_checkpoint
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import preset_parameters
 from tests.benchmarks.measurement import Measurement, measured, write_page
-from tests.benchmarks.technique_rows import CHUNK, MODEL, N_DECODED, N_PROMPTS, PAGES, prompts_of, request_of
+from tests.benchmarks.technique_rows import CHUNK, MODEL, N_DECODED, N_PROMPTS, PAGES, prompts_of
+from tests.run_builders import generation
 
 PRICED: Mapping[str, object] = {"as_shape": "phi-3.5-moe"}
 ARMS: Mapping[str, Mapping[str, tuple[str, Mapping[str, object]]]] = {
@@ -83,7 +84,7 @@ def called_of(
     observer = Called()
     engine.observer = observer
     for number, prompt in enumerate(asked):
-        engine.run(request_of(number, prompt, 1 + N_DECODED), unheard)
+        engine.run(generation(str(number), prompt, 1 + N_DECODED), unheard)
     return observer.found
 
 

@@ -20,7 +20,8 @@ from engines.reference import ReferenceEngine
 from engines.techniques.presets import preset_parameters
 from tests.benchmarks.host_units import PRICED, draw, measurements
 from tests.benchmarks.measurement import Measurement, measured, write_page
-from tests.benchmarks.technique_rows import CHUNK, MODEL, N_DECODED, N_PROMPTS, PAGES, prompts_of, request_of
+from tests.benchmarks.technique_rows import CHUNK, MODEL, N_DECODED, N_PROMPTS, PAGES, prompts_of
+from tests.run_builders import generation
 
 ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "ndp-tp": ("ndp-tp", {}),
@@ -61,7 +62,7 @@ def ran(name: str, parameters: Mapping[str, object], checkpoint: Checkpoint, ask
     observer = Columns(checkpoint.config.moe.expert_width)
     engine.observer = observer
     for number, prompt in enumerate(asked):
-        engine.run(request_of(number, prompt, 1 + N_DECODED), unheard)
+        engine.run(generation(str(number), prompt, 1 + N_DECODED), unheard)
     counted = engine.take_counters()
     if counted.hits is None or counted.misses is None:
         return observer.found, None
