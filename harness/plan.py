@@ -43,7 +43,7 @@ from harness.schema import (
     Section,
     TrialProtocol,
 )
-from harness.workload_specs import NamedWorkload
+from harness.workload_specs import NamedWorkload, WorkloadSpec
 
 MAX_BYTES = 1 << 20
 """Of a plan file."""
@@ -184,7 +184,8 @@ def draft_plan(
         problems += _baseline_problems(
             sifted.raw.get("baseline"), list(dict.fromkeys(name for e in engines for name in (e.spec.name, e.label)))
         )
-        problems += _table_problems(sifted.raw.get("table"), engines)
+        if len(workloads) == len(entries["workload"]):
+            problems += _table_problems(sifted.raw.get("table"), engines, workloads)
     engines, found = _meant(engines, _engine_problems)
     problems += found
     if len(named_devices) == len(entries["device"]):
@@ -288,7 +289,9 @@ def _baseline_problems(baseline: object, arms: list[str]) -> Iterator[str]:
         yield f"baseline: no arm has the name {shown(baseline)}; {nearest(baseline, arms)}"
 
 
-def _table_problems(tables: object, engines: Sequence[Part[EngineSpec]]) -> Iterator[str]:
+def _table_problems(
+    tables: object, engines: Sequence[Part[EngineSpec]], workloads: Sequence[Part[WorkloadSpec]]
+) -> Iterator[str]:
     """Of the tables that the report shall have: what they name."""
     if tables is None:
         return
@@ -296,7 +299,8 @@ def _table_problems(tables: object, engines: Sequence[Part[EngineSpec]]) -> Iter
         yield f"table: must be written as [[table]] tables, found {shown(tables)}"
         return
     arms = list(dict.fromkeys(name for part in engines for name in (part.spec.name, part.label)))
-    swept = list(dict.fromkeys(pair.partition("=")[0] for part in engines for pair in part.suffix.split(",") if pair))
+    of_engines, of_workloads = _swept_keys(engines), _swept_keys(workloads)
+    swept = [*of_engines, *of_workloads]
     for i, raw in enumerate(tables):
         try:
             spec = TABLE.read(raw)
@@ -306,9 +310,22 @@ def _table_problems(tables: object, engines: Sequence[Part[EngineSpec]]) -> Iter
         for key, name in (("over", spec.over), *(("rows", row) for row in spec.rows or ())):
             if name not in arms:
                 yield f"table[{i}].{key}: no arm has the name {shown(name)}; {nearest(name, arms)}"
-        if spec.columns is not None and spec.columns not in swept:
-            remedy = nearest(spec.columns, swept) if swept else "give it values in [sweep], or remove the line"
-            yield f"table[{i}].columns: the sweep gives no arm's {shown(spec.columns)} values; {remedy}"
+        for key in spec.keys:
+            if key not in swept:
+                remedy = nearest(key, swept) if swept else "give it values in [sweep], or remove the line"
+                yield f"table[{i}].columns: the sweep gives no arm's or workload's {shown(key)} values; {remedy}"
+            elif key in of_engines and key in of_workloads:
+                yield (
+                    f"table[{i}].columns: the sweep gives values to {shown(key)} of engines and of workloads, and a"
+                    " column can mean one of them; sweep one, or name another key"
+                )
+        if len(set(spec.keys)) < len(spec.keys):
+            yield f"table[{i}].columns: names a key twice; name each once"
+
+
+def _swept_keys(parts: Sequence[Part[Element]]) -> list[str]:
+    """Last names of the paths that the sweep gives values."""
+    return list(dict.fromkeys(pair.partition("=")[0] for part in parts for pair in part.suffix.split(",") if pair))
 
 
 def _meant(

@@ -31,7 +31,7 @@ from harness.rank_problems import launch_problems, rank_problems, rank_problems_
 from harness.references import with_references
 from harness.run_parts import RunParts
 from harness.schema import EngineSpec, TrialProtocol
-from harness.technique_problems import name_problems, padding_warning, size_problems, unread_problems
+from harness.technique_problems import name_problems, padding_warning, room_warnings, size_problems, unread_problems
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
 from workloads.base import TellsEarly, Workload, WorkloadError
@@ -71,7 +71,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         for engine in named.engines:
             problems += _problems_with_model(engine, found, run_parts)
             problems += size_problems(engine, named.devices, found)
-            warnings.append(padding_warning(engine, found))
+            warnings += [padding_warning(engine, found), *room_warnings(engine, named.devices, found)]
             for model in named.models:
                 if model.spec.source == found.source:
                     problems += slot_problems(engine, model.spec, found)

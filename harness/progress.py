@@ -124,8 +124,9 @@ class LiveProgress:
         self._finished += 1
         self._advance(1)
         if trial.failure is not None:
+            failed = "failed: " if trial.has_failed else ""
             self._console.print(
-                f"failed: {cell} · trial {trial.repeat + 1}: {trial.failure.error}", markup=False, highlight=False
+                f"{failed}{cell} · trial {trial.repeat + 1}: {trial.failure.error}", markup=False, highlight=False
             )
 
     def cell_finished(self, cell: str, n_trials_left_out: int) -> None:
@@ -151,7 +152,7 @@ class LiveProgress:
 def outcome(trial: Trial) -> str:
     """A finished trial in a few words."""
     if trial.failure is not None:
-        return f"FAILED ({trial.failure.kind}): {trial.failure.error}"
+        return f"FAILED ({trial.failure.kind}): {trial.failure.error}" if trial.has_failed else trial.failure.error
     window_s = (trial.window_end_s or 0.0) - (trial.window_start_s or 0.0)
     energy = next((r for r in trial.energy if r.phase == "all" and r.component == "total"), None)
     if energy is None:

@@ -231,7 +231,7 @@ class RunParts:
                 choices = plan.engine.technique.choices if isinstance(plan.engine.technique, Composed) else None
                 fetches = choices is not None and choices.move.moves_weights
                 if why := lacks_room(plan.engine.technique.units, fetches, device.timeline.sheet, shape):
-                    raise EngineError(why)
+                    raise why
                 sizes = sizes_of(shape)
                 costs = None if sizes is None else SheetCosts(device.timeline.sheet, sizes)
                 reference = self._reference_engine(plan, sizes, costs)

@@ -15,7 +15,7 @@ from typing import Protocol as TypingProtocol
 
 from devices.base import Device, DeviceError, NotReadyError, TransientDeviceError
 from devices.models.sheet import load_sheet
-from engines.errors import EngineError
+from engines.errors import EngineError, NoRoomError
 from harness.device_specs import MODEL_PREFIX
 from harness.inputs import changes, inputs_of, told_changes
 from harness.matrix import CellPlan
@@ -63,12 +63,14 @@ class Gated(TypingProtocol):
 
 
 class RunOutcome(NamedTuple):
-    """n_marked: of those that are ok, how many are in no mean of times and joules, and `marks` why."""
+    """n_marked: of those that are ok, how many are in no mean of times and joules, and `marks` why. n_without_room:
+    those that came to "N.S." or "oom", which is a result."""
 
     n_ok: int
     n_failed: int
     n_marked: int = 0
     marks: tuple[str, ...] = ()
+    n_without_room: int = 0
 
 
 SAME_ON_RESUME = ("machine", "cpu_model", "n_cores", "n_threads", "python", "joulebench", "packages")
@@ -229,7 +231,9 @@ class Runner:
         trials = [t for own in self._trials.values() for t in own]
         ok = [t for t in trials if t.status == "ok"]
         marks = tuple(dict.fromkeys(mark for t in ok for mark in t.marks))
-        return RunOutcome(len(ok), len(trials) - len(ok), sum(bool(t.marks) for t in ok), marks)
+        n_failed = sum(t.has_failed for t in trials)
+        n_without_room = len(trials) - len(ok) - n_failed
+        return RunOutcome(len(ok), n_failed, sum(bool(t.marks) for t in ok), marks, n_without_room)
 
     def _check_requests(self) -> None:
         """Repeats of a cell ask what its finished trials were asked. Raises `StoreError` where data has changed."""
@@ -327,6 +331,8 @@ class Runner:
                     self._progress.trial_repeated(label, repeat, str(error))
                     continue
                 failure = Failure(kind="transient", error=str(error), traceback=traceback.format_exc())
+            except NoRoomError as error:
+                failure = Failure(kind="stable", error=str(error), result=error.result)
             except (DeviceError, EngineError, WorkloadError) as error:
                 failure = Failure(kind="stable", error=str(error), traceback=traceback.format_exc())
             except Exception as error:  # noqa: BLE001 - the one place where whatever escaped becomes a failed trial

@@ -1,5 +1,6 @@
-"""The summary on a terminal: a table for each workload and device, titled with how its figures came to be, and at its
-end, where a reader looks, the answer of the report's first screen: each device's arms as times a baseline."""
+"""The summary on a terminal: a table for each workload and device, titled with how its figures came to be, the tables
+that the plan asks for, and at its end, where a reader looks, the answer of the report's first screen: each device's
+arms as times a baseline."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
+from harness.asked_summary import print_asked_tables
+from harness.terminal import table_of_arms
 from results.cells import disturbances
 from results.counters import COUNTERS
 from results.operations import extrapolation_notes
@@ -37,8 +40,6 @@ COLUMNS = (
     *((counter.short, counter.column, 1.0, "") for counter in COUNTERS if counter.short),
 )
 """Heading, column of the summary, what it is in units of, and its unit."""
-ROOMY_COLUMNS = 100
-"""Width of a terminal from which on columns stand two blanks apart, and not one."""
 MOST_LAYERS = 8
 """Whose predictions are told one by one."""
 REPEATED = 1e-9
@@ -72,9 +73,13 @@ def print_summary(derived: RunFrames, console: Console) -> None:
     ]
     for note in [*notes, *derivation_notes(run), *lost_trace_notes(run)]:
         console.print(note, markup=False, highlight=False)
+    print_asked_tables(derived.asked_tables, console)
     _print_answers(derived, console)
-    failed = sum(t.status == "failed" for t in run.trials)
-    console.print(f"{len(run.trials) - failed} trials ok, {failed} failed", highlight=False)
+    n_failed = sum(t.has_failed for t in run.trials)
+    n_ok = sum(t.status == "ok" for t in run.trials)
+    n_without_room = len(run.trials) - n_ok - n_failed
+    without_room = f", {n_without_room} without room for the experts (N.S. or oom)" if n_without_room else ""
+    console.print(f"{n_ok} trials ok, {n_failed} failed{without_room}", highlight=False)
 
 
 def _units(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
@@ -98,24 +103,14 @@ def _print_answers(derived: RunFrames, console: Console) -> None:
 
 def _print_standings(group: Group, single: Sequence[Group], units: PageUnits, console: Console, purpose: str) -> None:
     """purpose: what the device's sheet is only for, behind its name."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from results.report.first_screen import arm_table
     from results.report.sentences import sentences
 
     shown = arm_table("", group, units)
-    table = Table(
-        title=Text(
-            f"{group.device}{purpose} · {group.workload or 'all workloads'} · times {shown.baseline}", style="bold"
-        ),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1 if console.width >= ROOMY_COLUMNS else 0, 0, 0),
-    )
-    table.add_column("arm", overflow="fold", min_width=10)
+    title = f"{group.device}{purpose} · {group.workload or 'all workloads'} · times {shown.baseline}"
+    table = table_of_arms(title, console)
     for heading in shown.headings:
         table.add_column(Text(f"{heading.title}, {heading.below}"), justify="right")
     for row in shown.rows:
@@ -192,8 +187,6 @@ def _change(row: Any) -> str:
 def _print_table(
     rows: list[dict[str, Any]], units: Mapping[str, tuple[float, str]], reasons: list[str], console: Console
 ) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     first = rows[0]
@@ -204,14 +197,7 @@ def _print_table(
     )
     scored = any(_known(r["accuracy"]) for r in rows)
     columns = [c for c in COLUMNS if any(_known(r[c[1]]) for r in rows)]
-    table = Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 0 if console.width < ROOMY_COLUMNS else 1, 0, 0),
-    )
-    table.add_column("arm", overflow="fold", min_width=10)
+    table = table_of_arms(title, console)
     for heading, column, _, _ in columns:
         table.add_column(f"{heading} {units[column][1]}".strip(), justify="right", no_wrap=True)
     accuracies = [_accuracy(row) for row in rows]

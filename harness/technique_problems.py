@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 
@@ -122,9 +123,22 @@ def size_problems(
                 continue
             reasons = [_graph_problem(choices, sizes, device.spec)]
             if device.spec.is_modelled:
-                reasons.append(_too_large(choices, sizes, device.spec))
                 reasons.append(_too_many_there(choices, own, sizes, device.spec))
             yield from (f"engine {engine.label}: {reason}" for reason in reasons if reason is not None)
+
+
+def room_warnings(
+    engine: Part[EngineSpec], devices: Sequence[Part[DeviceSpec]], facts: CheckpointFacts
+) -> Iterator[str]:
+    """Of NDP units that do not hold the experts: the run says "N.S." there, as sources do, and goes on."""
+    choices = choices_of(engine.spec)
+    for device in devices:
+        if choices is not None and device.spec.is_modelled and mismatch(engine.spec, device.spec) is None:
+            with contextlib.suppress(EngineError):  # a shape that cannot be priced is told of the device
+                sizes = _sizes(facts, device.spec, None)
+                reason = None if sizes is None else _too_large(choices, sizes, device.spec)
+                if reason is not None:
+                    yield f"engine {engine.label}: {reason}"
 
 
 def padding_warning(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | None:
@@ -176,7 +190,7 @@ def _too_large(choices: Choices, sizes: ModelSizes, device: DeviceSpec) -> str |
         return None
     return (
         f"the experts of {device.priced_as or 'this model'} take {n_bytes / 1e9:.1f} GB, and {len(units)} NDP units of"
-        f" {device.name} hold {holds / 1e9:.1f}; give it more, up to what the sheet has"
+        f" {device.name} hold {holds / 1e9:.1f}: its cells will say N.S."
     )
 
 

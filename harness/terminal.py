@@ -14,6 +14,7 @@ from results.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 PIPE_WIDTH = 160
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
@@ -22,6 +23,9 @@ EXIT_NOT_WRITTEN = 7
 EXIT_UNFORESEEN = 1
 MOST_WORDS = 300
 """Of an error that nobody foresaw."""
+
+ROOMY_COLUMNS = 100
+"""Width of a terminal from which on columns stand two blanks apart, and not one."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -49,6 +53,23 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     for row in rows:
         table.add_row(*(Text("" if value is None else printable(str(value))) for value in row.values()))
     console_of().print(table)
+
+
+def table_of_arms(title: str, console: Console) -> Table:
+    """A small table whose first column is for names of arms."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(title, style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1 if console.width >= ROOMY_COLUMNS else 0, 0, 0),
+    )
+    table.add_column("arm", overflow="fold", min_width=10)
+    return table
 
 
 def rounded(value: Any) -> Any:

@@ -1,20 +1,23 @@
-"""Tables that a plan asks for: arms down, the values of one swept key across, and in each cell how many times faster
-the arm is than one that the plan names. So a source's own table is drawn from a run of the plan.
+"""Tables that a plan asks for: arms down, the values of swept keys across, and in each cell how many times faster the
+arm is than one that the plan names. So a source's own table is drawn from a run of the plan.
 
 A cell is told as everywhere: with its interval, and without a ratio where two arms were not asked the same, came to be
 in unlike ways, or were computed on unlike roads. An arm whose key is not swept has the same figure in every column.
-Each device and workload has a table of its own.
+Each device and workload has a table of its own. A key of workloads brings those that differ in it alone into one table,
+and leaves out workloads that do not have it. Where experts fit nowhere the cell holds "N.S." or "oom", as in a source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import product
+from typing import Annotated, Literal
 
 import pandas as pd
 from pydantic import Field
 
+from results.cells import left_out_reason, no_room, trials_of
 from results.ratios import Ratio
 from results.records import Cell, Method, Phase, Record
 from results.report.against import Against, against
@@ -23,7 +26,11 @@ from results.report.arms import SWEPT, arms_of
 from results.runs import RunData
 
 PHASE_WORDS: dict[Phase, str] = {"all": "end to end", "prefill": "prefill", "decode": "decode"}
+BETWEEN_VALUES = " / "
 NO_CELL = "no such arm ran on this device"
+
+
+ColumnKey = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class TableSpec(Record):
@@ -36,24 +43,32 @@ class TableSpec(Record):
     """Of each request, the seconds that are compared."""
     rows: tuple[str, ...] | None = Field(None, min_length=1, max_length=200)
     """Arms in their order; all of the plan where it is not given."""
-    columns: str | None = Field(None, min_length=1, max_length=200)
-    """The last name of a path that the sweep gives values, which are the columns; one column where it is not given."""
+    columns: ColumnKey | Annotated[tuple[ColumnKey, ...], Field(min_length=1, max_length=4)] | None = None
+    """The last name of a path to an engine's or a workload's key that the sweep gives values, which are the columns; of
+    several such names the combinations of their values. One column where it is not given."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of the columns."""
+        return (self.columns,) if isinstance(self.columns, str) else self.columns or ()
 
 
 @dataclass(frozen=True)
 class AskedCell:
-    """seconds: of a request. ratio: how many times faster than `over`."""
+    """seconds: of a request. ratio: how many times faster than `over`. result: "N.S." or "oom" in the place of both."""
 
     seconds: float | None
     method: Method
     ratio: Ratio | None
     is_base: bool = False
     reason: str | None = None
+    result: str | None = None
 
 
 @dataclass(frozen=True)
 class AskedTable:
-    """Of one device and workload. columns: as text. rows: by arm, a cell for each column."""
+    """Of one device, and of one workload or of several that differ in the columns' keys. workload: their name without
+    these keys. columns: as text. rows: by arm, a cell for each column."""
 
     spec: TableSpec
     device: str
@@ -82,22 +97,34 @@ class _Drawn:
 
     def __init__(self, run: RunData, figures: ArmFigures, spec: TableSpec) -> None:
         self._run, self._figures, self._spec = run, figures, spec
-        self._arms = arms_of(run.cells)
+        self._arms, self._trials = arms_of(run.cells), trials_of(run)
 
     def tables(self) -> Iterator[AskedTable]:
-        """Those in which an arm has a figure."""
-        spec, cells = self._spec, self._run.cells
-        names = spec.rows or tuple(dict.fromkeys(map(_name, cells)))
-        for device, workload in dict.fromkeys((cell.device, cell.workload) for cell in cells):
-            here = [cell for cell in cells if (cell.device, cell.workload) == (device, workload)]
-            columns = [(value, _of(here, spec.columns, value)) for value in _values(here, spec.columns)]
-            columns = columns or [(PHASE_WORDS[spec.phase], here)]
-            rows = tuple((name, tuple(self._cell(name, own, workload) for _, own in columns)) for name in names)
-            if any(cell.seconds is not None for _, found in rows for cell in found):
+        """Those in which an arm has a figure, or came to have no room."""
+        spec, keys = self._spec, self._spec.keys
+        names = spec.rows or tuple(dict.fromkeys(_name(cell.engine) for cell in self._run.cells))
+        for (device, workload), here in self._groups().items():
+            columns = _columns(here, keys) or [(PHASE_WORDS[spec.phase], here)]
+            rows = tuple((name, tuple(self._cell(name, own) for _, own in columns)) for name in names)
+            if any(cell.seconds is not None or cell.result for _, found in rows for cell in found):
                 yield AskedTable(spec, device, workload, tuple(label for label, _ in columns), rows)
 
-    def _cell(self, name: str, cells: Sequence[Cell], workload: str) -> AskedCell:
-        figure, base = (self._figure(one, cells, workload) for one in (name, self._spec.over))
+    def _groups(self) -> dict[tuple[str, str], list[Cell]]:
+        """Cells of one table, by device and workload without what the columns tell."""
+        keys = self._spec.keys
+        across = {key for cell in self._run.cells for key in _swept(cell.workload) if key in keys}
+        found: dict[tuple[str, str], list[Cell]] = {}
+        for cell in self._run.cells:
+            if across <= _swept(cell.workload).keys():
+                found.setdefault((cell.device, _without(cell.workload, across)), []).append(cell)
+        return found
+
+    def _cell(self, name: str, cells: Sequence[Cell]) -> AskedCell:
+        own = [cell for cell in cells if name in (cell.engine, _name(cell.engine))]
+        trials = self._trials[own[0].cell_id] if len(own) == 1 else []
+        if (result := no_room(trials)) is not None:
+            return AskedCell(None, "missing", None, reason=left_out_reason(trials, with_errors=True), result=result)
+        figure, base = (self._figure(one, cells) for one in (name, self._spec.over))
         if isinstance(figure, str):
             return AskedCell(None, "missing", None, reason=figure)
         if figure.value is None or isinstance(base, str):
@@ -108,41 +135,57 @@ class _Drawn:
         found: Against = against(base, figure)
         return AskedCell(figure.value, figure.method, found.ratio, reason=found.reason)
 
-    def _figure(self, name: str, cells: Sequence[Cell], workload: str) -> ArmFigure | str:
+    def _figure(self, name: str, cells: Sequence[Cell]) -> ArmFigure | str:
         """Or why there is none."""
-        own = [cell for cell in cells if name in (cell.engine, _name(cell))]
+        own = [cell for cell in cells if name in (cell.engine, _name(cell.engine))]
         if len(own) == 1:
+            workload = own[0].workload
             return self._figures.figure(self._arms[own[0].cell_id], own, [workload], "time", self._spec.phase)
         if not own:
             return NO_CELL
         return f"{len(own)} arms are called so here ({', '.join(c.engine for c in own)}); name one"
 
 
-def _name(cell: Cell) -> str:
-    """Without what a sweep set."""
-    return cell.engine.partition(SWEPT)[0]
+def _columns(cells: Sequence[Cell], keys: Sequence[str]) -> list[tuple[str, list[Cell]]]:
+    """Each combination of the keys' values that a cell has, in the order of the sweep; an engine without a key is in
+    all columns. None where no cell has any."""
+    swept = [_swept(cell.workload) | _swept(cell.engine) for cell in cells]
+    values = [list(dict.fromkeys(own[key] for own in swept if key in own)) for key in keys]
+    found = []
+    for combination in product(*values) if keys else ():
+        chosen = dict(zip(keys, combination, strict=True))
+        own_cells = [
+            cell
+            for cell, own in zip(cells, swept, strict=True)
+            if all(own.get(key, value) == value for key, value in chosen.items())
+        ]
+        if own_cells:
+            found.append((BETWEEN_VALUES.join(combination), own_cells))
+    return found
 
 
-def _values(cells: Sequence[Cell], key: str | None) -> list[str]:
-    """Of the sweep, in its order."""
-    found = [] if key is None else [_swept(cell).get(key) for cell in cells]
-    return [value for value in dict.fromkeys(found) if value is not None]
+def _name(label: str) -> str:
+    """Of an arm, without what a sweep set."""
+    return label.partition(SWEPT)[0]
 
 
-def _of(cells: Sequence[Cell], key: str | None, value: str) -> list[Cell]:
-    """Whose key the sweep gave this value, or none."""
-    return [cell for cell in cells if key is None or _swept(cell).get(key, value) == value]
+def _without(workload: str, keys: Container[str]) -> str:
+    """Its label without what a sweep gave these keys: "w[length=64,limit=2]#1" is "w[limit=2]#1" without length."""
+    name, _, rest = workload.partition(SWEPT)
+    swept, _, number = rest.rpartition("]")
+    kept = ",".join(pair for pair in swept.split(",") if pair.partition("=")[0] not in keys)
+    return f"{name}[{kept}]{number}" if kept else name + number
 
 
-def _swept(cell: Cell) -> dict[str, str]:
-    """What a sweep set, by the last name of its path."""
-    pairs = cell.engine.partition(SWEPT)[2].removesuffix("]").split(",")
+def _swept(label: str) -> dict[str, str]:
+    """What a sweep set of an arm or a workload, by the last name of its path."""
+    pairs = label.partition(SWEPT)[2].rpartition("]")[0].split(",")
     return {key: value for key, equals, value in (pair.partition("=") for pair in pairs) if equals}
 
 
 ASKED_COLUMNS = (
     "title", "device", "workload", "phase", "arm", "column", "seconds", "method", "over", "speed_up", "ci_low",
-    "ci_high", "n", "reason",
+    "ci_high", "n", "result", "reason",
 )  # fmt: skip
 
 
@@ -155,6 +198,6 @@ def asked_rows(tables: Sequence[AskedTable]) -> pd.DataFrame:
                 ratio = Ratio(1.0) if cell.is_base else cell.ratio or Ratio(None)
                 told = table.spec.title, table.device, table.workload, table.spec.phase, name, column
                 figures = cell.seconds, cell.method, table.spec.over, ratio.value, ratio.low, ratio.high
-                rows.append((*told, *figures, ratio.n or None, cell.reason or ratio.reason))
+                rows.append((*told, *figures, ratio.n or None, cell.result, cell.reason or ratio.reason))
     frame = pd.DataFrame(rows, columns=list(ASKED_COLUMNS))
     return frame.astype(dict.fromkeys(("seconds", "speed_up", "ci_low", "ci_high"), "float64") | {"n": "Int64"})

@@ -67,6 +67,12 @@ def workload_name(workload: str, source: str | None) -> str:
     return f"{workload} (sample)" if source == "sample" else workload
 
 
+def no_room(trials: Sequence[Trial]) -> str | None:
+    """ "N.S." or "oom" where that is what every trial came to."""
+    found = {trial.no_room for trial in trials}
+    return found.pop() if len(found) == 1 else None
+
+
 def left_out_reason(
     trials: Sequence[Trial], with_errors: bool, kept: Callable[[Iterable[Trial]], list[Trial]] = usable
 ) -> str | None:
@@ -74,10 +80,10 @@ def left_out_reason(
 
     kept: which are, `usable` or `answering`.
     """
-    failed = [t for t in trials if t.status == "failed"]
+    failed = [t for t in trials if t.has_failed]
     inside = {t.trial_id for t in kept(trials)}
     marked = [t for t in trials if t.status == "ok" and t.trial_id not in inside]
-    parts = []
+    parts = list(dict.fromkeys(_first_line(t.failure.error) for t in trials if t.failure is not None and t.no_room))
     if failed:
         errors = dict.fromkeys(_first_line(t.failure.error) if t.failure else "no error was recorded" for t in failed)
         parts.append(

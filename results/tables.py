@@ -167,7 +167,7 @@ def _described(
     identity: dict[str, Any], group: Sequence[Observation], trials: Sequence[Trial], n_good: int
 ) -> Iterator[tuple[dict[str, Any], str | None, str | None]]:
     """(a row for each method, why it has no interval, what else there is to say)."""
-    first, n_failed = group[0], sum(t.status == "failed" for t in trials)
+    first, n_failed = group[0], sum(t.has_failed for t in trials)
     for method, summary, reason in _summaries(group, n_good, n_failed):
         row = summary.model_dump() | identity
         row |= {"phase": first.phase, "metric": first.metric, "unit": first.unit, "meter": first.meter}
@@ -338,7 +338,7 @@ def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
         first.setdefault((row["metric"], row["phase"]), row)
     wide: dict[str, Any] = {
         "n": len(usable(trials)),
-        "n_failed": sum(t.status == "failed" for t in trials),
+        "n_failed": sum(t.has_failed for t in trials),
         "n_marked": sum(t.status == "ok" and bool(t.marks) for t in trials),
         "time_method": first["e2e", "all"]["method"],
         "counters_of": counters_of(trials),

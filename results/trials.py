@@ -20,6 +20,8 @@ class Failure(Record):
     kind: Literal["transient", "stable"]
     error: str
     traceback: str = ""
+    result: Literal["N.S.", "oom"] | None = None
+    """Of experts that fit nowhere by the machine's sheet, as sources write it: no fault of the run. None of others."""
 
 
 class Trial(Record):
@@ -86,6 +88,16 @@ class Trial(Record):
     marks: tuple[str, ...] = ()
     """What taints the trial (throttled, charging, ...): it stays in the tables, out of the means."""
     failure: Failure | None = None
+
+    @property
+    def no_room(self) -> Literal["N.S.", "oom"] | None:
+        """What the trial came to where experts fit nowhere; None elsewhere."""
+        return None if self.failure is None else self.failure.result
+
+    @property
+    def has_failed(self) -> bool:
+        """Without having come to a result."""
+        return self.status == "failed" and self.no_room is None
 
 
 _NO_FIELDS: set[str] = set()

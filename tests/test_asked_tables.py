@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
 
+import pandas as pd
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
+from harness.commands import app
 from harness.plan import PlanError, build_plan
+from harness.summary import print_summary
 from results.asked_tables import AskedTable, asked_rows
 from results.environments import Road
 from results.report.html import html_text
 from results.run_frames import RunFrames
 from results.runs import RunData
-from tests.plans import raw_plan
+from results.trials import Failure
+from tests.plans import raw_plan, write_plan
 from tests.run_builders import HOSTILE, cell, completion, failed, run, trial
 
 Seconds = tuple[float, float]
@@ -134,7 +144,10 @@ def test_a_run_whose_plan_asks_for_none_has_none() -> None:
     [
         ({"title": "t", "over": "droples"}, "table[0].over: no arm has the name 'droples'; did you mean dropless?"),
         ({"title": "t", "over": "dropless", "rows": ["x"]}, "table[0].rows: no arm has the name 'x'"),
-        ({"title": "t", "over": "dropless", "columns": "ndps"}, "table[0].columns: the sweep gives no arm's 'ndps'"),
+        (
+            {"title": "t", "over": "dropless", "columns": "ndps"},
+            "table[0].columns: the sweep gives no arm's or workload's 'ndps'",
+        ),
         ({"title": "t", "over": "dropless", "phase": "both"}, "table[0].phase"),
         ({"over": "dropless"}, "table[0].title: missing"),
         ({"title": "t", "over": "dropless", "row": []}, "table[0].row: unknown key"),
@@ -170,3 +183,107 @@ def test_a_phase_is_compared_where_its_own_road_is_one() -> None:
     for phase in ("decode", "all"):
         assert tables[phase].ratio is None
         assert "decoding plan by plan" in (tables[phase].reason or "")
+
+
+# --- keys of workloads across, the terminal, and what has no room ----------------------------------------------------
+
+
+def by_workload(arms: dict[tuple[str, str], Seconds], spec: dict[str, Any]) -> RunData:
+    """arms: engine and workload of each cell."""
+    cells, trials = [], []
+    for i, ((engine, workload), (prefill, decode)) in enumerate(arms.items()):
+        cells.append(cell(f"c{i}", engine=engine, workload=workload))
+        trials.append(trial(f"c{i}", completions=(completion(token_times_s=(prefill, prefill + decode)),)))
+    found = run(cells, trials)
+    return replace(found, info=found.info.model_copy(update={"plan": {"table": [spec]}}))
+
+
+def test_prompt_lengths_stand_across_in_one_table() -> None:
+    """Two lengths of one workload; what has no length is in no such table."""
+    arms = {
+        ("base", "w[length=64]"): (1.0, 2.0),
+        ("fast", "w[length=64]"): (1.0, 1.0),
+        ("base", "w[length=128]"): (1.0, 6.0),
+        ("fast", "w[length=128]"): (1.0, 2.0),
+        ("base", "other"): (1.0, 1.0),
+        ("fast", "other"): (1.0, 1.0),
+    }
+    found = by_workload(arms, {"title": "t", "over": "base", "phase": "decode", "columns": "length"})
+    (table,) = drawn(found)
+    assert (table.workload, table.columns) == ("w", ("64", "128"))
+    assert speed_ups(table) == {"base": [1.0, 1.0], "fast": pytest.approx([2.0, 3.0])}
+
+
+def test_keys_of_workloads_and_engines_stand_across_together() -> None:
+    """The base takes 2 chunk x limit times as long. Another swept key of the workload keeps its tables apart."""
+    arms: dict[tuple[str, str], Seconds] = {}
+    for limit, length, chunk in product((1, 2), (3, 5), (7, 11)):
+        workload = f"w[length={length},limit={limit}]"
+        arms[f"base[chunk={chunk}]", workload] = (2.0 * chunk * limit * length, 1.0)
+        arms[f"fast[chunk={chunk}]", workload] = (1.0 * length, 1.0)
+    spec = {"title": "t", "over": "base", "phase": "prefill", "columns": ["length", "chunk"]}
+    one, two = drawn(by_workload(arms, spec))
+    assert (one.workload, two.workload) == ("w[limit=1]", "w[limit=2]")
+    assert one.columns == two.columns == ("3 / 7", "3 / 11", "5 / 7", "5 / 11")
+    assert speed_ups(one)["fast"] == pytest.approx([14.0, 22.0, 14.0, 22.0])
+    assert speed_ups(two)["fast"] == pytest.approx([28.0, 44.0, 28.0, 44.0])
+
+
+def test_a_plan_may_name_a_swept_key_of_workloads_but_none_of_both() -> None:
+    table = {"title": "t", "over": "dropless", "columns": "limit"}
+    assert build_plan(raw_plan(table=[table], sweep={"workload.limit": [1, 2]})).cells
+    both = {"title": "t", "over": "dropless", "columns": ["limit", "limit"]}
+    with pytest.raises(PlanError, match=re.escape("table[0].columns: names a key twice")):
+        build_plan(raw_plan(table=[both], sweep={"workload.limit": [1, 2]}))
+
+
+def printed(found: RunData) -> str:
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    print_summary(RunFrames(found), console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_terminal_has_the_table() -> None:
+    told = printed(made(SWEPT, [{"title": "Fig. 11", "over": "base", "phase": "decode", "columns": "ndps"}]))
+    own = told[told.index("Fig. 11") :]
+    assert re.search(r"shared +1\.0×\(1\) +4\.0×\(1\)", own)
+    assert "times faster than base; across: ndps" in " ".join(own.split())
+    assert max(map(len, own.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("result", ["N.S.", "oom"])
+def test_what_has_no_room_says_so_in_its_cell_everywhere(result: Literal["N.S.", "oom"]) -> None:
+    spec = {"title": "Fig. 9", "over": "base", "columns": "ndps", "rows": ["base", "shared"]}
+    found = made(SWEPT, [spec])
+    error = f"{result}: 80 GB of experts, and it holds 68"
+    failure = Failure(kind="stable", error=error, result=result)
+    lost = found.trials[1].model_copy(update={"status": "failed", "completions": (), "failure": failure})
+    found = replace(found, trials=(found.trials[0], lost, found.trials[2]))
+    (table,) = drawn(found)
+    first, second = dict(table.rows)["shared"]
+    assert (first.result, first.reason, second.result) == (result, error, None)
+    rows = asked_rows([table])
+    own = rows[rows["arm"] == "shared"].set_index("column")
+    assert (own.loc["2", "result"], own.loc["2", "reason"]) == (result, error)
+    assert pd.isna(own.loc["6", "result"])
+    page, told = html_text(found), printed(found)
+    assert re.search(rf"<td[^>]*>\s*(<[^>]+>)?{re.escape(result)}", page)
+    assert "2 ok, 0 failed, 1 without room for the experts" in page
+    assert re.search(rf"shared +{re.escape(result)}\(1\) +4\.0×", told)
+    assert "2 trials ok, 0 failed, 1 without room for the experts" in " ".join(told.split())
+    assert "trials failed" not in page
+
+
+def test_a_run_whose_only_failures_are_no_room_ends_well(tmp_path: Path) -> None:
+    """80.5 GB of experts on two DIMMs of 34.4: the plan check warns, the run says N.S., and its exit code is 0."""
+    name = "model:rtx5080-ndp"
+    plan = raw_plan(
+        engine=[{"name": "a", "technique": {"name": "ndp-tp", "ndps": 2}, "devices": [name]}],
+        device=[{"name": name, "priced_as": "phi-3.5-moe"}],
+        protocol={"repeats": 1, "warmup": 0, "idle_s": 0.0},
+    )
+    path = write_plan(tmp_path / "plan.toml", plan)
+    done = CliRunner().invoke(app, ["run", str(path), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert "0 trials ok, 0 failed, 1 without room for the experts" in " ".join(done.output.split())

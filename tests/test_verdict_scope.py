@@ -13,7 +13,9 @@ from scipy import stats
 from harness.summary import _change
 from results.compare import compare_exponentials
 from results.environments import Road
+from results.ratios import ONE_PAIR
 from results.records import Score
+from results.report.against import MODELLED_ONCE
 from results.report.html import html_text
 from results.report.standings import standings_table
 from results.run_frames import RunFrames
@@ -180,7 +182,7 @@ def on_roads(first: Road, second: Road) -> RunData:
 
 def test_arms_on_unlike_roads_have_no_certain_time_nor_joules_and_the_verdict_says_so() -> None:
     shown = screen(on_roads(KERNELS, BY_LAYER))
-    why = "computed in another way (first: decoding fused; second: decoding layer by layer)"
+    why = "computed in another way (decoding fused; second: decoding layer by layer)"
     for column, (certain, words) in enumerate(shown.sentences[:2]):
         assert not certain
         assert why in words
@@ -188,13 +190,35 @@ def test_arms_on_unlike_roads_have_no_certain_time_nor_joules_and_the_verdict_sa
         assert not any(f.is_best or f.is_certain for f in figures)
         assert figures[1].note is not None
         note = shown.table.notes[figures[1].note - 1]
-        assert note.startswith("computed in another way (second: decoding layer by layer; first: decoding fused)")
+        assert note.startswith("computed in another way (decoding layer by layer; first: decoding fused)")
+
+
+def test_a_road_that_many_arms_share_is_told_once() -> None:
+    trials = lasting("first", noisy(1.0), road=KERNELS)
+    others = ("second", "third", "fourth")
+    trials += [one for n, name in enumerate(others) for one in lasting(name, noisy(2.0 + n), road=BY_LAYER)]
+    words = screen(run(named("first", *others), trials)).sentences[0][1]
+    assert words.count("computed in another way") == 1
+    assert "second, third, fourth (computed in another way (decoding layer by layer; first: decoding fused)" in words
+
+
+def test_joules_modelled_from_a_clock_are_not_said_to_be_the_same_every_time() -> None:
+    """One pair of repeats is left: of seconds that a clock gave joules differ, so one pair says nothing for certain."""
+    joules = {"first": 100.0, "second": 1.0}
+    cells = named(*joules)
+    of_clock = [one.model_copy(update={"time_method": "measured"}) for one in modelled(joules)]
+    told = screen(run(cells, of_clock))
+    assert "modelled once" not in " ".join(told.table.notes)
+    assert ONE_PAIR in told.table.notes
+    assert not told.table.rows[1].figures[1].is_certain
+    of_sheet = [one.model_copy(update={"time_method": "modelled"}) for one in of_clock]
+    assert MODELLED_ONCE in screen(run(cells, of_sheet)).table.notes
 
 
 def test_the_file_of_arms_says_why_a_ratio_across_roads_is_not_certain() -> None:
     """Whoever reads arms.csv has no page beside it."""
     unlike = standings_table(groups(on_roads(KERNELS, BY_LAYER))).set_index(["arm", "quantity"])
-    assert unlike.loc[("second", "time"), "reason"].startswith("computed in another way (second: decoding layer by")
+    assert unlike.loc[("second", "time"), "reason"].startswith("computed in another way (decoding layer by")
     alike = standings_table(groups(on_roads(KERNELS, KERNELS))).set_index(["arm", "quantity"])
     assert alike.loc[("second", "time"), "reason"] is None
     # Seconds and joules of an arm stand; their quotient with those of another road does not.

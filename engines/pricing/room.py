@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from devices.base import Unit
 from devices.models.sheet import Sheet
-from engines.errors import EngineError
+from engines.errors import EngineError, NoRoomError
 from engines.pricing.shapes import ModelShape
 
 
-def lacks_room(units: Sequence[Unit], fetches: bool, sheet: Sheet, shape: ModelShape) -> str | None:
-    """Why they do not, beginning with "N.S." or "oom", or None: where nobody states a memory too.
+def lacks_room(units: Sequence[Unit], fetches: bool, sheet: Sheet, shape: ModelShape) -> NoRoomError | None:
+    """Why they do not, as "N.S." of NDP units or else "oom"; or None: where nobody states a memory too.
 
     units: where experts are computed. fetches: whether they travel there. Those of NDP units lie in them; others that
     are fetched lie in the CPU's memory; else each unit holds a part, and that of the head and attention is not counted.
@@ -26,7 +26,8 @@ def lacks_room(units: Sequence[Unit], fetches: bool, sheet: Sheet, shape: ModelS
         return None  # how many layers have experts is not known
     if None in capacities or needed_bytes <= held_bytes:
         return None
-    return (
-        f"{'N.S.' if ndps else 'oom'}: {needed_bytes / 1e9:.1f} GB of experts of {shape.name}, and {', '.join(homes)}"
-        f" of sheet {sheet.name} hold {held_bytes / 1e9:.1f} GB; use more units, or a smaller model"
+    return NoRoomError(
+        "N.S." if ndps else "oom",
+        f"{needed_bytes / 1e9:.1f} GB of experts of {shape.name}, and {', '.join(homes)}"
+        f" of sheet {sheet.name} hold {held_bytes / 1e9:.1f} GB; use more units, or a smaller model",
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from results.compare import Difference, compare_scores
-from results.ratios import Ratio, ratio_of_exponentials, ratio_of_means, ratio_of_shares, widened
+from results.ratios import ONE_PAIR, Ratio, ratio_of_exponentials, ratio_of_means, ratio_of_shares, widened
 from results.report.arm_figures import ArmFigure
 from results.statistics import NORMAL_95
 
@@ -79,7 +79,7 @@ def _of_pairs(figure: ArmFigure, base: ArmFigure) -> Against:
             return Against(None, f"no repeat has a figure of {figure.arm.name} and of {base.arm.name}")
         pairs.append(([own[i] for i in both], [other[i] for i in both]))
     ratio = ratio_of_means(pairs)
-    if figure.model_error is not None and ratio.n == 1:
+    if figure.is_priced and ratio.n == 1:
         ratio = replace(ratio, reason=MODELLED_ONCE)
     elif figure.model_error is None and base.model_error is None:
         ratio = widened(ratio, math.hypot(figure.unshared_error, base.unshared_error))
@@ -128,7 +128,7 @@ def differ(figure: ArmFigure, other: ArmFigure, ratio: Ratio | None) -> bool:
     if figure.model_error is not None or other.model_error is not None:
         error = math.hypot(figure.model_error or 0.0, other.model_error or 0.0)
         beyond = abs(math.log(ratio.value)) > NORMAL_95 * error
-        return beyond and (ratio.is_clear or ratio.low is None)
+        return beyond and (ratio.is_clear or (ratio.low is None and ratio.reason != ONE_PAIR))
     if figure.is_share and figure.scores is not None and other.scores is not None:
         return ratio.is_clear and _tested(figure, other).is_clear
     return ratio.is_clear
@@ -143,9 +143,10 @@ def other_roads(figure: ArmFigure, other: ArmFigure) -> str | None:
                 " or ".join(", ".join(p for p in road.split(", ") if p not in shared) for road in sorted(roads))
                 for roads in (own, its)
             ]
+            # Without the arm's own name: of many that were computed so it is said once.
             return (
-                f"computed in another way ({figure.arm.name}: {ways[0]}; {other.arm.name}: {ways[1]}):"
-                " that would be in a ratio too, so there is none"
+                f"computed in another way ({ways[0] or 'nothing of its own'}; {other.arm.name}:"
+                f" {ways[1] or 'nothing of its own'}): that would be in a ratio too, so there is none"
             )
     return None
 

@@ -45,9 +45,11 @@ class ArmFigure:
     the model states none. stated_error: that of the meter's own readings, whole; unshared_error: without the gain
     error. overlaps: whether requests of it ran at the same time without arriving by themselves, so that each takes
     longer than its part of the window. window_s: of one pass over all that was asked. outside_share: of the seconds of
-    a model, those of launches unlike all that it was fitted on. sums: of each workload, seconds or joules of all
-    requests, by repeat. scores: by sample; is_log: the value is e to their mean. asked: what two arms must share to be
-    paired. roads: of each workload, what computed, where that decides the figure: none behind times that a model gives.
+    a model, those of launches unlike all that it was fitted on. is_priced: whether a sheet gave the seconds, and so the
+    same every time; joules may be modelled from seconds that a clock gave, and differ. sums: of each workload, seconds
+    or joules of all requests, by repeat. scores: by sample; is_log: the value is e to their mean. asked: what two arms
+    must share to be paired. roads: of each workload, what computed, where that decides the figure: none behind times
+    that a model gives.
     """
 
     arm: Arm
@@ -71,6 +73,7 @@ class ArmFigure:
     overlaps: bool = False
     window_s: float | None = None
     outside_share: float | None = None
+    is_priced: bool = False
 
     @property
     def way(self) -> tuple[Method, str | None, str]:
@@ -150,6 +153,7 @@ class ArmFigures:
             stated_error=stated,
             unshared_error=_unshared(amounts, total),
             sums=sums,
+            is_priced=all(t.time_method == "modelled" for own in trials for t in own),
             roads=tuple(comparable_roads(own, phase) for own in trials),
             overlaps=any(a.overlaps for own in amounts for a in own.values()),
             window_s=_summed([[a.window_s for a in own.values()] for own in amounts]),

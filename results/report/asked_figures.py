@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from results.asked_tables import PHASE_WORDS, AskedCell, AskedTable
+from results.asked_tables import BETWEEN_VALUES, PHASE_WORDS, AskedCell, AskedTable
 from results.report.against import MODELLED_ONCE
 from results.report.first_screen import NOT_STATED
 from results.report.notes import Noted
@@ -41,8 +41,8 @@ def asked_figures(tables: Sequence[AskedTable]) -> list[AskedFigure]:
         subject = (
             f"{table.device} · {table.workload} · {PHASE_WORDS[spec.phase]}, {came}; times faster than {spec.over}"
         )
-        if spec.columns is not None:
-            subject += f"; across: {spec.columns}"
+        if spec.keys:
+            subject += f"; across: {BETWEEN_VALUES.join(spec.keys)}"
         figure = AskedFigure(id=f"asked-{n}", title=spec.title, subject=subject, columns=table.columns)
         figure.rows = [(name, [_entry(cell, figure) for cell in cells]) for name, cells in table.rows]
         found.append(figure)
@@ -50,6 +50,8 @@ def asked_figures(tables: Sequence[AskedTable]) -> list[AskedFigure]:
 
 
 def _entry(cell: AskedCell, figure: AskedFigure) -> Entry:
+    if cell.result is not None:
+        return Entry(cell.result, (), figure.note(cell.reason))
     if cell.seconds is None:
         return Entry("missing", (), figure.note(cell.reason))
     seconds = format_quantity(cell.seconds, "s")

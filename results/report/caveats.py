@@ -39,7 +39,7 @@ def caveats_of(run: RunData, device: str) -> tuple[Caveat, ...]:
     found = []
     if device in run.info.only_for:
         found.append(Caveat(f"a sheet only for {run.info.only_for[device]}", "know"))
-    failed = sum(t.status == "failed" for t in own)
+    failed = sum(t.has_failed for t in own)
     if failed:
         found.append(Caveat(f"{failed} of {len(own)} trials failed", "failures"))
     if (shared := shared_cpu([t for t in own if t.time_method == "measured"])) is not None:

@@ -264,7 +264,8 @@ def _arm_row(
 ) -> ArmRow:
     good = usable(trials)
     counts = {
-        "failed": sum(t.status == "failed" for t in trials),
+        "failed": sum(t.has_failed for t in trials),
+        "without room": sum(t.no_room is not None for t in trials),
         "left out": sum(t.status == "ok" and bool(t.marks) for t in trials),
     }
     counted = ", ".join([f"{len(good)} ok", *(f"{n} {what}" for what, n in counts.items() if n)])
@@ -295,12 +296,16 @@ def _entry(table: FigureTable, column: Column, units: DeviceUnits, rows: Sequenc
     note = table.note(f"also read by another meter or method: {'; '.join(also)}") if also else None
     if column.unit == "%" or column.statistic != "mean":
         return Entry(format_number(value / scale) + unit, note=note)
+    is_whole = column.metric in COUNTED and column.unit != "B/s" and float(value).is_integer()
+    if is_whole and (pd.isna(row["ci_low"]) or row["ci_low"] == row["ci_high"]):
+        below = () if pd.isna(row["ci_low"]) else ("no spread",)
+        return Entry(f"{value:.0f}{unit}", below, note)
     if pd.isna(row["ci_low"]):
         alone = () if column.metric in COUNTED else ("n = 1",)
         return Entry(format_known(value / scale, _stated_error(row, rows)) + unit, alone, note)
     low, high = row["ci_low"] / scale, row["ci_high"] / scale
-    below = "no spread" if low == high else format_interval(low, high)
-    return Entry(format_mean(value / scale, low, high) + unit, (below,), note)
+    told = "no spread" if low == high else format_interval(low, high)
+    return Entry(format_mean(value / scale, low, high) + unit, (told,), note)
 
 
 def _stated_error(row: Row, rows: Sequence[Row]) -> float | None:

@@ -206,7 +206,8 @@ def _counts(trials: Sequence[Trial]) -> dict[str, int]:
     return {
         "all": len(trials),
         "ok": len(usable(trials)),
-        "failed": sum(t.status == "failed" for t in trials),
+        "failed": sum(t.has_failed for t in trials),
+        "no_room": sum(t.no_room is not None for t in trials),
         "marked": sum(t.status == "ok" and bool(t.marks) for t in trials),
         "retried": sum(t.attempts > 1 for t in trials),
     }
@@ -248,7 +249,7 @@ def _failures(run: RunData, arms: dict[str, Arm]) -> list[tuple[Cell, Arm, Failu
     """(cell, arm, failure, repeats that failed so, attempts of the last); an error is said once a cell."""
     found: dict[tuple[str, str], tuple[Cell, Arm, Failure, list[int], int]] = {}
     for cell, arm, trial in _with_cells(run, arms):
-        if trial.status == "failed":
+        if trial.has_failed:
             failure = trial.failure or Failure(kind="stable", error="no error was recorded")
             key = (cell.cell_id, failure.error)
             repeats = [*found[key][3], trial.repeat] if key in found else [trial.repeat]
