@@ -8,14 +8,17 @@ from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory, fills_buffers
 from engines.model.checkpoints import CheckpointFacts
 from engines.sizes import own_sizes
+from engines.techniques.context import ModelSizes
 from engines.techniques.move.caches import CacheParameters
 from engines.techniques.move.slices import SlicesParameters
 from engines.techniques.move.two_buffers import TwoBuffersParameters, buffer_size
 from engines.techniques.parameters import Composed
+from harness.combinations import mismatch, sheet_of
 from harness.device_specs import DeviceSpec
 from harness.matrix import Part
 from harness.run_parts import expert_memory
 from harness.schema import EngineSpec, ModelSpec
+from harness.technique_problems import sizes_there
 
 
 def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> Iterator[str]:
@@ -53,12 +56,6 @@ def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointF
     memory = expert_memory(engine.spec, model)
     move = technique.choices.move if isinstance(technique, Composed) else None
     sizes = own_sizes(facts.config)
-    if (prefetching := _prefetching(engine.spec)) is not None and sizes is not None:
-        held = None if memory.n_bytes is None else memory.n_bytes // sizes.expert_bytes
-        try:
-            prefetching.slots_of_layer(sizes, held)
-        except EngineError as error:
-            yield f"engine {engine.label}: expert_memory {memory.n_bytes} bytes, at two bytes a weight: {error}"
     if not isinstance(move, CacheParameters | TwoBuffersParameters) or not memory.loads(technique):
         return
     if sizes is None:
@@ -74,6 +71,52 @@ def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointF
     except EngineError as error:
         given = "" if memory.n_bytes is None else f" expert_memory {memory.n_bytes} bytes, in slots of {memory.form}:"
         yield f"engine {engine.label}:{given} {error}"
+
+
+def kept_problems(
+    engine: Part[EngineSpec], devices: Sequence[Part[DeviceSpec]], facts: CheckpointFacts
+) -> Iterator[str]:
+    """Of experts that a technique keeps in a GPU's memory: on a modelled device those of the model that is priced."""
+    move, own = _prefetching(engine.spec), own_sizes(facts.config)
+    if move is None or own is None:
+        return
+    for device in devices:
+        if mismatch(engine.spec, device.spec) is not None:
+            continue
+        try:
+            sizes = sizes_there(facts, device.spec, None) if device.spec.is_modelled else own
+        except EngineError:
+            continue  # told of the device
+        if sizes is None:
+            continue
+        reason = _not_kept(move, engine.spec.expert_memory, sizes, device.spec)
+        if reason is not None:
+            yield f"engine {engine.label}: {reason}"
+
+
+def _not_kept(move: SlicesParameters, n_bytes: int | None, sizes: ModelSizes, device: DeviceSpec) -> str | None:
+    """Why the GPU cannot keep them, or None. n_bytes: the plan's expert_memory."""
+    on_sheet = f" on {device.name}{f' as {device.priced_as}' if device.priced_as else ''}" if device.is_modelled else ""
+    held = sheet_of(device).capacity_bytes("gpu") if device.is_modelled else None
+    if n_bytes is not None and held is not None and n_bytes > held:
+        return (
+            f"expert_memory {n_bytes} bytes are {n_bytes / 1e9:.1f} GB, and the GPU of {device.name} holds"
+            f" {held / 1e9:.1f}; lower it"
+        )
+    try:
+        n_slots = move.slots_of_layer(sizes, None if n_bytes is None else n_bytes // sizes.expert_bytes)
+    except EngineError as error:
+        given = "" if n_bytes is None else f"expert_memory {n_bytes} bytes{on_sheet}, at two bytes a weight: "
+        return f"{given}{error}"
+    n = n_slots * sizes.n_sparse_layers
+    if held is None or n * sizes.expert_bytes <= held:
+        return None
+    default = "" if move.slots is not None or n_bytes is not None else ", as many as a token chooses,"
+    return (
+        f"slots = {n_slots}{default} in each of {sizes.n_sparse_layers} layers are {n} experts,"
+        f" {n * sizes.expert_bytes / 1e9:.1f} GB, and the GPU of {device.name} holds {held / 1e9:.1f};"
+        f" {'give fewer slots' if default else 'lower it'}"
+    )
 
 
 def _prefetching(engine: EngineSpec) -> SlicesParameters | None:

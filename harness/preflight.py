@@ -24,7 +24,7 @@ from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.matrix import CellPlan, Part
-from harness.memory_checks import moving_problems, slot_problems
+from harness.memory_checks import kept_problems, moving_problems, slot_problems
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
 from harness.rank_problems import launch_problems, rank_problems, rank_problems_with_model, rank_warning
@@ -71,6 +71,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         for engine in named.engines:
             problems += _problems_with_model(engine, found, run_parts)
             problems += size_problems(engine, named.devices, found)
+            problems += kept_problems(engine, named.devices, found)
             warnings += [padding_warning(engine, found), *room_warnings(engine, named.devices, found)]
             for model in named.models:
                 if model.spec.source == found.source:

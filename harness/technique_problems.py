@@ -116,7 +116,7 @@ def size_problems(
     for device in devices:
         if mismatch(engine.spec, device.spec) is None:
             try:
-                sizes = _sizes(facts, device.spec, as_shape)
+                sizes = sizes_there(facts, device.spec, as_shape)
             except EngineError:
                 continue  # told of the device
             if sizes is None or own is None:
@@ -135,7 +135,7 @@ def room_warnings(
     for device in devices:
         if choices is not None and device.spec.is_modelled and mismatch(engine.spec, device.spec) is None:
             with contextlib.suppress(EngineError):  # a shape that cannot be priced is told of the device
-                sizes = _sizes(facts, device.spec, None)
+                sizes = sizes_there(facts, device.spec, None)
                 reason = None if sizes is None else _too_large(choices, sizes, device.spec)
                 if reason is not None:
                     yield f"engine {engine.label}: {reason}"
@@ -159,7 +159,7 @@ def padding_warning(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | N
     )
 
 
-def _sizes(facts: CheckpointFacts, device: DeviceSpec, as_shape: str | None) -> ModelSizes | None:
+def sizes_there(facts: CheckpointFacts, device: DeviceSpec, as_shape: str | None) -> ModelSizes | None:
     """As the technique is told them there."""
     name = device.priced_as if device.is_modelled else as_shape
     return sizes_of(own_shape(facts.source, facts.config) if name is None else priced_shape(name, facts.config))

@@ -181,12 +181,10 @@ class Block:
         return results
 
     def _sent(self, plan: DispatchPlan, before_calls: bool) -> Iterator[Sent]:
-        """By the plan's exchanges, as the priced model would. before_calls: rows, and else results.
+        """By the plan's exchanges, which have the priced model's widths. before_calls: rows, and else results.
 
         What the unit that adds up sends in a sum is rows: it has the tokens at first.
         """
-        is_inner = any(kind.hidden is not None for kind in plan.calls.kinds)
-        scale = self._shape.expert_width / self._columns if is_inner else self._shape.hidden / self._hidden
         of_rows = [exchange for exchange in plan.exchanges if exchange.kind in OF_ROWS]
         last_dealt = [exchange for exchange in of_rows if exchange.kind == "all_to_all"][-1:]
         for exchange in plan.exchanges:
@@ -195,7 +193,7 @@ class Block:
                 has_rows = is_of_rows or (exchange.kind == "reduce" and source == self._rest)
                 for target, n_bytes in zip(exchange.units, row, strict=True):
                     if n_bytes and source != target and has_rows is before_calls:
-                        yield Sent(source, target, n_bytes * scale)
+                        yield Sent(source, target, n_bytes)
 
 
 def _send(steps: Steps, travels: Travels, name: str, sent: Sent, after: Sequence[int | None] = ()) -> int | None:

@@ -172,14 +172,14 @@ def own_shape(name: str, config: ModelConfig) -> ModelShape:
 def sizes_of(shape: ModelShape) -> ModelSizes | None:
     """What a technique is told of a model that is priced at this shape; None of a dense one.
 
-    All layers count as sparse: an engine puts the numbers of the model that it computes in their place.
+    Raises as `ModelShape.n_sparse_layers`.
     """
     if shape.n_experts == 0:
         return None
     expert_bytes = shape.expert_weights * shape.bytes_per_value
     n_layers, hidden = shape.n_layers, shape.hidden
     experts = shape.n_experts, shape.top_k, hidden, shape.expert_width, expert_bytes
-    return ModelSizes(*experts, n_layers, n_layers, activation_bytes=shape.bytes_per_value)
+    return ModelSizes(*experts, n_layers, shape.n_sparse_layers, activation_bytes=shape.bytes_per_value)
 
 
 def priced_shape(name: str, config: ModelConfig) -> ModelShape:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from devices.base import Unit
 from engines.dispatch import Routing
+from engines.errors import EngineError
 from engines.profile import Profile
 from engines.residency import Counts, Residency, Slots
 
@@ -88,6 +89,12 @@ class ModelSizes(NamedTuple):
     activation_bytes: int = 4
 
 
+def check_slots(n_slots: int | None, sizes: ModelSizes) -> None:
+    """n_slots: of each layer, as a plan gives them. Raises `EngineError` for more than a layer has experts."""
+    if n_slots is not None and n_slots > sizes.n_experts:
+        raise EngineError(f"slots = {n_slots} in each layer, and a layer has {sizes.n_experts} experts; lower it")
+
+
 class Costs(Protocol):
     """What calls cost on the units of a machine: of a sheet, or measured."""
 
@@ -139,6 +146,11 @@ class BuildContext:
     routers_order: bool = False
     """Whether the decode step of the model itself adds experts up in the order in which the router names them, and not
     by their numbers."""
+
+    @property
+    def exchanged_sizes(self) -> ModelSizes | None:
+        """Whose widths activations have that units send each other: those of the model that is priced."""
+        return self.priced_sizes or self.sizes
 
     @property
     def bytes_to_move(self) -> int:

@@ -35,7 +35,7 @@ from engines.errors import EngineError
 from engines.profile import Profile
 from engines.residency import Booleans, Residency, Slots
 from engines.techniques.base import Moved
-from engines.techniques.context import Asks, BuildContext, LayerInput, ModelSizes
+from engines.techniques.context import Asks, BuildContext, LayerInput, ModelSizes, check_slots
 from results.records import Record
 
 Evict = Literal["lru", "lfu", "static"]
@@ -62,6 +62,7 @@ class CacheParameters(Record):
 
     def slots_of_model(self, sizes: ModelSizes, held: int | None) -> int:
         """Slots of all layers together. held: how many the plan's memory holds. Raises `EngineError`."""
+        check_slots(self.slots, sizes)
         spare = sizes.top_k if self.evict == "static" else 0
         least = sizes.n_sparse_layers * (self.slots or 1) + spare
         if held is None and self.slots is None:

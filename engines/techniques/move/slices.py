@@ -28,7 +28,7 @@ from engines.dispatch import NO_TRANSFERS, LayerExpert, Link, Prediction, Transf
 from engines.errors import EngineError
 from engines.residency import Booleans, Slots
 from engines.techniques.base import Moved
-from engines.techniques.context import NOTHING, Asks, BuildContext, LayerInput, ModelSizes
+from engines.techniques.context import NOTHING, Asks, BuildContext, LayerInput, ModelSizes, check_slots
 from results.records import Record
 
 GPU: Unit = "gpu"
@@ -54,7 +54,9 @@ class SlicesParameters(Record):
         return False
 
     def slots_of_layer(self, sizes: ModelSizes, held: int | None) -> int:
-        """held: how many experts the plan's memory holds, of all layers. Raises `EngineError`."""
+        """sizes: of the model that is priced, whose layers share the memory. held: how many experts the plan's memory
+        holds, of all layers. Raises `EngineError`."""
+        check_slots(self.slots, sizes)
         wanted = self.slots or (sizes.top_k if held is None else held // sizes.n_sparse_layers)
         least = sizes.n_sparse_layers * max(wanted, 1)
         if held is not None and held < least:
@@ -74,7 +76,7 @@ class SlicesParameters(Record):
         layers: Sequence[int] = range(sizes.n_layers)
         if context.model is not None and context.model.config.moe is not None:
             layers = sorted(context.model.config.moe.sparse_layers)
-        return Slices(context, sizes, self.slots_of_layer(sizes, context.expert_slots), layers)
+        return Slices(context, sizes, self.slots_of_layer(context.priced_sizes or sizes, context.expert_slots), layers)
 
 
 class _OfGpu(NamedTuple):

@@ -89,7 +89,7 @@ class NdpParameters(PricedParameters):
         schedule = None
         if self.uses_gpu:
             schedule = Schedule(self.costs(context), self.priced_sizes(context), self.ndp_units)
-        return Ndp(self, context.sizes, schedule)
+        return Ndp(self, context.sizes, schedule, context.exchanged_sizes)
 
 
 class Schedule:
@@ -135,11 +135,17 @@ class Ndp:
 
     asks = NOTHING  # the move sizes the memory of the GPU
 
-    def __init__(self, parameters: NdpParameters, sizes: ModelSizes, schedule: Schedule | None) -> None:
-        """schedule: None where the GPU computes nothing."""
+    def __init__(
+        self,
+        parameters: NdpParameters,
+        sizes: ModelSizes,
+        schedule: Schedule | None,
+        exchanged: ModelSizes | None = None,
+    ) -> None:
+        """schedule: None where the GPU computes nothing. exchanged: as of `BuildContext`; None: sizes."""
         self._units, self._width = parameters.ndp_units, sizes.expert_width
         self._schedule, self._balances, self._resident = schedule, parameters.balanced, parameters.resident
-        self._summed = Summed("reduce", sizes.hidden, "token", on=GPU)
+        self._summed = Summed("reduce", (exchanged or sizes).hidden, "token", on=GPU)
         self._on_gpu = Share((Piece(GPU, overlaps=True),), exact=True)
         self._in_slices = Share(self._pieces(Width(0, self._width), once=False), exact=True, summed=self._summed)
         if schedule is not None and self._balances:

@@ -171,6 +171,12 @@ class EplbParameters(RanksParameters):
             return f"ranks = {ranks} cannot be dealt to nodes = {self.nodes}; give a divisor"
         if sizes.n_experts % self.groups:
             return f"{sizes.n_experts} experts make no groups = {self.groups} of one size; give a divisor"
+        most = sizes.n_experts - -(-sizes.n_experts // ranks)
+        if self.spare_slots > max(most, 1):  # of one rank too, the default means nothing
+            return (
+                f"spare_slots = {self.spare_slots}: a rank has {sizes.n_experts - most} of {sizes.n_experts} experts,"
+                f" and there are {most} others; lower it"
+            )
         return _too_many(ranks, sizes)
 
     def _grid(self, ranks: int, sizes: ModelSizes, profile_load: Mapping[int, Sequence[int]] | None) -> _Grid:

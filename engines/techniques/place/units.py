@@ -61,9 +61,10 @@ class ShardsParameters(Record):
         if context.sizes is None:
             raise EngineError("shards of experts need a model with experts")
         hidden, inner = context.sizes.hidden, context.sizes.expert_width
+        sent = context.exchanged_sizes or context.sizes
         if self.shard == "blocks":
             whole = tuple(Piece(unit) for unit in self.units)
-            return Fixed(Share(whole, dealt=True, summed=Summed("reduce", hidden, "token")))
+            return Fixed(Share(whole, dealt=True, summed=Summed("reduce", sent.hidden, "token")))
         columns = hidden if self.shard == "hidden" else inner
         reason = self.too_many(hidden, inner)
         if reason is not None:
@@ -71,8 +72,9 @@ class ShardsParameters(Record):
         parts = list(zip(self.units, slices(columns, self.cores), strict=True))
         if self.shard == "hidden":
             pieces = tuple(Piece(unit, hidden=part) for unit, part in parts)
-            return Fixed(Share(pieces, summed=Summed("all_reduce", 2 * inner, "row")))
-        return Fixed(Share(tuple(Piece(unit, part) for unit, part in parts), summed=Summed("reduce", hidden, "row")))
+            return Fixed(Share(pieces, summed=Summed("all_reduce", 2 * sent.expert_width, "row")))
+        pieces = tuple(Piece(unit, part) for unit, part in parts)
+        return Fixed(Share(pieces, summed=Summed("reduce", sent.hidden, "row")))
 
 
 def slices(width: int, n: int) -> list[Width]:

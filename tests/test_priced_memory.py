@@ -1,0 +1,137 @@
+"""Memory and traffic on a modelled device are those of the model that is priced, and not of the small one that runs.
+
+Phi-3.5-MoE: 32 layers of 16 experts, top-2, rows of 4096 values; an expert has 3 x 4096 x 6400 weights of two bytes,
+157,286,400 bytes. The GPU of rtx5080-ndp holds 16 GiB. The model that runs has 4 layers of 16 experts, rows of 192.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engines.base import unheard
+from engines.errors import EngineError
+from engines.expert_memory import ExpertMemory
+from engines.model.checkpoints import load_checkpoint
+from engines.pricing.shapes import DEEPSEEK_MOE_16B, PHI_3_5_MOE, sizes_of
+from engines.reference import ReferenceEngine
+from engines.sizes import own_sizes
+from engines.techniques.move.caches import CacheParameters
+from engines.techniques.place.ranks import EplbParameters
+from engines.techniques.presets import preset_parameters
+from tests.test_ndp_gpu import generation
+from tests.test_preflight import checked, problems
+
+PHI = {"name": "model:rtx5080-ndp", "priced_as": "phi-3.5-moe"}
+EXPERT_BYTES = 157_286_400
+HOST = {"name": "host"}
+
+
+def prefetching(memory: str | None = None, **technique: object) -> dict[str, object]:
+    arm: dict[str, object] = {"name": "arm", "technique": {"name": "ndp-tp-pre", **technique}}
+    return arm if memory is None else arm | {"expert_memory": memory}
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [
+        (prefetching(slots=17), "slots = 17 in each layer, and a layer has 16 experts; lower it"),
+        # 4 x 32 x 157,286,400 are 20.1 GB; 3 x 32 of them are 15.1.
+        (
+            prefetching(slots=4),
+            "slots = 4 in each of 32 layers are 128 experts, 20.1 GB, and the GPU of model:rtx5080-ndp holds 17.2;"
+            " lower it",
+        ),
+        # 32 x 157,286,400 = 5,033,164,800
+        (
+            prefetching("5033164799"),
+            "expert_memory 5033164799 bytes on model:rtx5080-ndp as phi-3.5-moe, at two bytes a weight: the memory for"
+            " experts holds 31, and 1 in each of 32 layers need 32; give it more",
+        ),
+        # 16 GiB and one byte
+        (
+            prefetching("17179869185"),
+            "expert_memory 17179869185 bytes are 17.2 GB, and the GPU of model:rtx5080-ndp holds 17.2; lower it",
+        ),
+        (
+            prefetching("6GB", slots=2),
+            "expert_memory 6000000000 bytes on model:rtx5080-ndp as phi-3.5-moe, at two bytes a weight: the memory for"
+            " experts holds 38, and 2 in each of 32 layers need 64; give it more",
+        ),
+    ],
+)
+def test_experts_kept_on_a_modelled_gpu_are_those_of_the_priced_model(arm: dict[str, object], words: str) -> None:
+    assert problems(engine=[arm], device=[PHI]) == [f"engine arm: {words}"]
+
+
+@pytest.mark.parametrize("arm", [prefetching(slots=3), prefetching("5033164800"), prefetching("17179869184")])
+def test_experts_that_just_fit_there_are_taken(arm: dict[str, object]) -> None:
+    assert checked(engine=[arm], device=[PHI]).cells
+
+
+def test_the_host_counts_the_model_that_runs() -> None:
+    """8 slots in each layer are too many for the sheet's GPU, and not here."""
+    assert checked(engine=[prefetching(slots=8)], device=[HOST]).cells
+    (told,) = problems(engine=[prefetching(slots=8)], device=[HOST, PHI])
+    assert "slots = 8 in each of 32 layers are 256 experts, 40.3 GB" in told
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [
+        (
+            {"technique": {"name": "lru", "slots": 17}, "expert_memory": "2GB"},
+            "slots = 17 in each layer, and a layer has 16 experts; lower it",
+        ),
+        (
+            {"technique": {"name": "eplb", "spare_slots": 9, "calibration_prompts": 1}, "ranks": 2},
+            "spare_slots = 9: a rank has 8 of 16 experts, and there are 8 others; lower it",
+        ),
+    ],
+)
+def test_slots_above_the_experts_of_a_layer_are_refused(arm: dict[str, object], words: str) -> None:
+    (told,) = problems(engine=[{"name": "arm"} | arm])
+    assert words in told
+
+
+def test_as_many_slots_as_experts_are_taken() -> None:
+    sizes = own_sizes(load_checkpoint("bundled:tiny-qwen3-moe", torch.float32).config)
+    assert sizes is not None
+    assert CacheParameters(slots=16).slots_of_model(sizes, None) == 4 * 16
+    with pytest.raises(EngineError, match="slots = 17 in each layer"):
+        CacheParameters(slots=17).slots_of_model(sizes, None)
+    assert EplbParameters(spare_slots=8).problem(2, sizes) is None
+    assert EplbParameters().problem(1, sizes) is None
+
+
+@pytest.mark.numbers
+def test_memory_holds_experts_of_the_priced_model_in_each_of_its_layers() -> None:
+    """floor(16e9 / 157,286,400) = 101 experts, of 32 layers 3 each. The layers that run are 4; what comes ahead is for
+    the 3 after the first."""
+    checkpoint = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32)
+    memory, sizes = ExpertMemory(16_000_000_000), sizes_of(PHI_3_5_MOE)
+    technique = preset_parameters("ndp-tp-pre")()
+    engine = ReferenceEngine(checkpoint, technique, 16, sizes=sizes, expert_memory=memory)
+    engine.run(generation(range(10, 50)), unheard)
+    counted = engine.take_counters()
+    assert (counted.bytes_moved, counted.prefetched) == (4 * 3 * EXPERT_BYTES, 3 * 3)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(("priced", "width", "value_bytes"), [(PHI_3_5_MOE, 4096, 2), (None, 192, 4)])
+def test_units_exchange_rows_of_the_priced_model(priced: object, width: int, value_bytes: int) -> None:
+    """A token's row goes to 6 units, and a result comes back from each, in each of the 4 layers that run."""
+    checkpoint = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32)
+    sizes = None if priced is None else sizes_of(PHI_3_5_MOE)
+    engine = ReferenceEngine(checkpoint, preset_parameters("ndp-tp")(), 16, sizes=sizes)
+    engine.run(generation(range(10, 50)), unheard)
+    n_tokens = engine.take_counters().routed_pairs // (4 * 2)
+    engine.run(generation(range(10, 50)), unheard)
+    assert engine.take_counters().bytes_exchanged == n_tokens * 4 * 2 * 6 * width * value_bytes
+
+
+def test_layers_without_experts_share_no_memory() -> None:
+    """DeepSeek-MoE-16B: 28 layers, the first dense."""
+    sizes = sizes_of(DEEPSEEK_MOE_16B)
+    assert sizes is not None
+    assert (sizes.n_layers, sizes.n_sparse_layers) == (28, 27)
