@@ -20,7 +20,7 @@ from pydantic import Field
 from results.cells import left_out_reason, no_room, trials_of
 from results.ratios import Ratio
 from results.records import Cell, Method, Phase, Record
-from results.report.against import Against, against
+from results.report.against import Against, against, other_roads
 from results.report.arm_figures import ArmFigure, ArmFigures
 from results.report.arms import SWEPT, arms_of
 from results.runs import RunData
@@ -133,7 +133,9 @@ class _Drawn:
         if figure.arm == base.arm:
             return AskedCell(figure.value, figure.method, None, is_base=True)
         found: Against = against(base, figure)
-        return AskedCell(figure.value, figure.method, found.ratio, reason=found.reason)
+        # A road is told as the arm's own beside that of `over`: so one note serves all arms that share it.
+        reason = found.reason if found.ratio is not None else other_roads(figure, base) or found.reason
+        return AskedCell(figure.value, figure.method, found.ratio, reason=reason)
 
     def _figure(self, name: str, cells: Sequence[Cell]) -> ArmFigure | str:
         """Or why there is none."""
