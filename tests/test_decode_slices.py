@@ -99,13 +99,13 @@ def test_the_bundled_model_decodes_them_in_one_call_a_step(system: str, calls: i
     assert found.expert_calls - engine.take_counters().expert_calls == 4 * 4 * calls
 
 
-def test_slices_of_a_model_on_a_sheet_follow_their_plan() -> None:
-    """They are as wide as the larger model's experts, so the kernels have none of their own; answers stay."""
+def test_slices_of_a_model_on_a_sheet_are_those_of_the_model_that_computes() -> None:
+    """The larger model's experts are priced; here those that there are, are cut, by the kernels too; answers stay."""
     checkpoint = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32)
     own = own_sizes(checkpoint.config)
     assert own is not None
     engine = ReferenceEngine(checkpoint, parameters("intermediate 2"), sizes=own._replace(expert_width=6400))
     asked = Request(request_id="r", sample_id="s", kind="generate", prompt_ids=(5, 6, 7), max_new_tokens=5)
     text = engine.run(asked, unheard).text
-    assert engine.take_road().decoding == "plan by plan"
+    assert engine.take_road().decoding == "fused"
     assert text == ReferenceEngine(checkpoint, CustomParameters()).run(asked, unheard).text

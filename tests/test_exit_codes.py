@@ -27,7 +27,7 @@ def test_a_run_whose_every_trial_was_contended_does_not_end_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = shared(0.5)
-    monkeypatch.setattr("harness.run_parts.RunParts", lambda protocol, allow_code: bench)
+    monkeypatch.setattr("harness.run_parts.RunParts", lambda protocol, allow_code, meeting: bench)
     limits = {"repeats": 2, "max_foreign_cpu_share": 0.2, "contention_retries": 0}
     plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST | limits))
     done = CliRunner().invoke(app, ["run", str(plan), "--out", str(tmp_path / "run")])
@@ -84,7 +84,7 @@ def test_a_file_of_weights_that_is_cut_short_under_a_run_does_not_end_it_without
 
         bench = FakeBench()
         bench.engine.run = Mapped(Path(sys.argv.pop())).run
-        harness.run_parts.RunParts = lambda protocol, allow_code: bench
+        harness.run_parts.RunParts = lambda protocol, allow_code, meeting: bench
         from harness.commands import app
         app()
     """
@@ -98,7 +98,7 @@ def test_a_file_of_weights_that_is_cut_short_under_a_run_does_not_end_it_without
 
 def test_one_trial_that_can_be_used_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = shared(0.5, 0.0)
-    monkeypatch.setattr("harness.run_parts.RunParts", lambda protocol, allow_code: bench)
+    monkeypatch.setattr("harness.run_parts.RunParts", lambda protocol, allow_code, meeting: bench)
     limits = {"repeats": 2, "max_foreign_cpu_share": 0.2, "contention_retries": 0}
     plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST | limits))
     assert CliRunner().invoke(app, ["run", str(plan), "--out", str(tmp_path / "run")]).exit_code == 0

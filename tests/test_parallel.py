@@ -421,12 +421,15 @@ def test_a_rank_that_dies_is_named_and_the_next_request_has_new_ones(
         assert what_is_left() == before
 
 
-def test_a_rank_that_dies_while_it_loads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before_it_is_told", [False, True])
+def test_a_rank_that_dies_while_it_loads_is_named(before_it_is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     started = Workers._start_process
 
     def killed(self: Workers, rank: int) -> None:
         started(self, rank)
         os.kill(self.processes[-1].pid, signal.SIGKILL)
+        if before_it_is_told:
+            self.processes[-1].wait()
 
     monkeypatch.setattr(Workers, "_start_process", killed)
     engine = ParallelEngine(RanksAsked(inspect_checkpoint(BUNDLED), technique("tensor-parallel"), 3, threads=1))

@@ -158,6 +158,7 @@ def test_sensor_that_shows_0_watts_is_missing(sysfs: Sysfs) -> None:
     assert "hwmon amdgpu0: it shows 0 W" in str(reading.reason)
 
 
+@pytest.mark.alone
 def test_rail_of_a_board_that_fails_to_0_watts_leaves_no_energy(sysfs: Sysfs) -> None:
     files = ina3221({"VDD_IN": (5.0, 2.0)})
     files["curr1_input"] = lambda passed_s: 2000 if passed_s < 0.4 else 0

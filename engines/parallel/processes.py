@@ -51,6 +51,7 @@ class Workers:
         self._folder = Path(tempfile.mkdtemp(prefix="joulebench-ranks-"))
         self.settings = settings(str(self._folder / "store"))
         self._meeting = meeting
+        self._n_ranks = n_ranks
         self.processes: list[subprocess.Popen[bytes] | Guest] = []
         self._channels: list[Channel] = []
         self._logs: list[Path] = []
@@ -68,7 +69,10 @@ class Workers:
             channel, guest = self._meeting.take(rank)
             self._channels.append(channel)
             self.processes.append(guest)
-        self._channels[-1].send_json({"settings": self.settings.model_dump(mode="json"), "rank": rank})
+        try:
+            self._channels[-1].send_json({"settings": self.settings.model_dump(mode="json"), "rank": rank})
+        except LostError as error:
+            raise EngineError(self.why_lost()) from error
 
     def _start_process(self, rank: int) -> None:
         ours, theirs = socket.socketpair()
@@ -131,7 +135,7 @@ class Workers:
             if any(status not in (None, PEER_LOST) for status in statuses):
                 break
             time.sleep(0.02)
-        n_ranks = len(self.processes) + 1
+        n_ranks = self._n_ranks
         for rank, (process, status) in enumerate(zip(self.processes, statuses, strict=True), 1):
             if status not in (None, PEER_LOST):
                 return f"rank {rank} of {n_ranks} (process {process.pid}) ended {_how(status)}{self._last_words(rank)}"
