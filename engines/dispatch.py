@@ -184,6 +184,7 @@ class Tally(NamedTuple):
     bytes_exchanged: int | None
     hits: int | None
     misses: int | None
+    unused: int | None
     prefetched: int | None
     predicted: int | None
     recalled: int | None
@@ -202,6 +203,7 @@ class Tally(NamedTuple):
             hits=self.hits,
             misses=self.misses,
             prefetched=self.prefetched,
+            prefetched_unused=self.unused,
             predicted=self.predicted,
             recalled=self.recalled,
         )
@@ -226,6 +228,8 @@ class DispatchPlan:
     hits: int | None = None
     """Of the experts called, those whose weights lay where they were computed; None where nothing is moved."""
     misses: int | None = None
+    unused: int | None = None
+    """Of what was fetched ahead for this layer and goes with it, what it does not call; None of other moves."""
     prefetched: int | None = None
     """Transfers of later layers; None of a technique that does not prefetch."""
     executed: Routing | None = None
@@ -253,7 +257,7 @@ class DispatchPlan:
         sent = sum(sum(map(sum, e.bytes_NN)) for e in self.exchanges) if self.exchanges else None
         pairs = self.routed_pairs, self.dropped_pairs
         predicted = None if self.recalled is None else self.routed_pairs
-        found = self.hits, self.misses, self.prefetched, predicted, self.recalled
+        found = self.hits, self.misses, self.unused, self.prefetched, predicted, self.recalled
         return Tally(self.calls, len(self.token_R), *pairs, moved, sent, *found)
 
     def counters(self) -> EngineCounters:

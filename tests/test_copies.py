@@ -223,14 +223,26 @@ def test_counters_tell_what_was_copied_from_what_was_only_counted() -> None:
     assert cached.bytes_copied == cached.bytes_moved > 0
 
 
-def test_what_was_fetched_ahead_and_not_called_is_counted() -> None:
-    """Two experts told for each of three layers of seven decoded tokens; in the prefill all 16."""
-    found = counted(engine(BUNDLED, "prefetch-hint", ROOM["all"]), request(20, 8))
+@pytest.mark.parametrize("n_bytes", [ROOM["all"], None])
+def test_what_was_fetched_ahead_and_not_called_is_counted(n_bytes: int | None) -> None:
+    """Two experts told for each of three layers of seven decoded tokens; in the prefill all 16. Copied, or only
+    counted."""
+    found = counted(engine(BUNDLED, "prefetch-hint", n_bytes), request(20, 8))
     assert found.recalled is not None
     in_prefill = counted(engine(BUNDLED, "on-demand", ROOM["all"]), request(20, 1))
     called = in_prefill.expert_calls - first_layer_calls(20)
     assert found.prefetched == 3 * 16 + 7 * 3 * 2
     assert found.prefetched_unused == 3 * 16 - called + 7 * 3 * 2 - found.recalled
+
+
+@pytest.mark.parametrize("n_held", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", ["prefetch-hint", "router-pf"])
+def test_all_that_was_fetched_ahead_was_called_or_not(name: str, n_held: int) -> None:
+    """Also where a prefill fills a buffer again and again: as many as it holds for each of three layers, then what was
+    predicted."""
+    found = counted(engine(BUNDLED, name, 2 * n_held * EXPERT * 4), request(7, 8))
+    assert found.prefetched == 3 * n_held + (found.predicted or 0)
+    assert (found.hits or 0) + (found.prefetched_unused or 0) == found.prefetched
 
 
 def first_layer_calls(n_prompt: int) -> int:

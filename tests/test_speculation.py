@@ -367,12 +367,13 @@ def test_a_toy_step_fetches_what_is_missing_and_then_what_was_predicted() -> Non
     first = move.moved(seen(2, "decode", (0, 5)), called(0, 5), Prediction(3, told(4, 1)))
     assert [(t.expert, t.layer) for t in first.transfers] == [(0, 2), (5, 2), (1, 3), (4, 3)]
     assert (first.hits, first.misses, first.transfers.n_bytes) == (0, 2, 400)
+    assert first.unused == 0
     assert first.transfers.links == (Link("cpu", "gpu"),)
     second = move.moved(seen(3, "decode", (0, 1), told(4, 1)), called(0, 1), Prediction(5, told(0, 1)))
     assert [(t.expert, t.layer) for t in second.transfers] == [(0, 3), (0, 5), (1, 5)]
-    assert (second.hits, second.misses) == (1, 1)
+    assert (second.hits, second.misses, second.unused) == (1, 1, 1)
     last = move.moved(seen(5, "decode", (0, 1), told(0, 1)), called(0, 1), None)
-    assert (len(last.transfers), last.hits, last.misses) == (0, 2, 0)
+    assert (len(last.transfers), last.hits, last.misses, last.unused) == (0, 2, 0, 0)
 
 
 def test_a_prefill_without_predictions_loads_all_experts() -> None:
@@ -380,7 +381,7 @@ def test_a_prefill_without_predictions_loads_all_experts() -> None:
     first = move.moved(seen(2, "prefill", (0, 5)), called(0, 5), None)
     assert [(t.expert, t.layer) for t in first.transfers] == [(0, 2), (5, 2), *((e, 3) for e in range(6))]
     following = move.moved(seen(5, "prefill", (0, 1)), called(0, 1), None)
-    assert (len(following.transfers), following.hits, following.misses) == (0, 2, 0)
+    assert (len(following.transfers), following.hits, following.misses, following.unused) == (0, 2, 0, 4)
 
 
 def test_on_demand_every_expert_is_missing_until_its_layer_asks() -> None:
@@ -389,6 +390,7 @@ def test_on_demand_every_expert_is_missing_until_its_layer_asks() -> None:
         found = move.moved(seen(3, phase, (0, 1)), called(1, 0, unit="cpu"), None)
         assert [(t.expert, t.layer) for t in found.transfers] == [(0, 3), (1, 3)]
         assert (found.hits, found.misses, found.transfers.links) == (0, 2, (Link(FILE, "cpu"),))
+        assert found.unused is None
 
 
 def test_hits_of_hints_are_their_recall(bundled: tuple[Transformer, ModelSizes, Profile]) -> None:

@@ -97,8 +97,6 @@ class LayerBuffers:
             zip(plan.transfers.layer_M[~is_own_M].tolist(), plan.transfers.expert_M[~is_own_M].tolist(), strict=True)
         )
         out_TH = execute(plan, hidden_TH, own, self._waves(layer, own, buffer, plan, missing, ahead))
-        unused = buffer.slot_of.keys() - set(plan.calls.expert_S.tolist())
-        self._note(unused=len(unused))
         self._empty(buffer)
         self.stamps.end_layer(layer)
         return out_TH
@@ -116,7 +114,8 @@ class LayerBuffers:
         called_S = plan.calls.expert_S.tolist()
         first_of = {expert: s for s, expert in reversed(list(enumerate(called_S)))}
         last_of = {expert: s for s, expert in enumerate(called_S)}
-        hits = len(first_of.keys() & buffer.slot_of.keys())
+        arrived = set(buffer.slot_of)  # ahead: of all that lies here now, each is a hit or was copied for nothing
+        hits = first_of.keys() & arrived
         waiting = [(first_of[expert], expert) for expert in missing]
         heapify(waiting)
         done = 0
@@ -132,14 +131,15 @@ class LayerBuffers:
             if not buffer.free:
                 # All that lies here is needed yet: the last of it is copied a second time.
                 goes = max(buffer.slot_of, key=lambda e: called_S.index(e, done))
-                hits -= 1
+                if first_of[goes] >= done:
+                    hits.discard(goes)  # before it was called
                 self._leave(own, buffer, [goes])
                 heappush(waiting, (called_S.index(goes, done), goes))
             self._load(layer, buffer, expert, is_ahead=False)
             self._note(waited_for=1)
         for later, expert in ahead:
             self._load_ahead(later, expert)
-        self._note(ahead=len(ahead), hits=hits)
+        self._note(ahead=len(ahead), hits=len(hits), unused=len(arrived - hits))
         self._wait(layer, buffer, called_S[done:])
         yield Wave(done, len(called_S))
 

@@ -159,13 +159,16 @@ class Layout(Protocol):
 class Moved(NamedTuple):
     """What travels for the calls of one layer, in its order. A transfer of a later layer is a prefetch.
 
-    hits, misses: of the experts called, those whose weights lay where they are computed, and the others.
+    hits, misses: of the experts called, those whose weights lay where they are computed, and the others. unused: of
+    those that lay there as they were fetched ahead for this layer, those that it does not call; None of a move whose
+    experts stay from step to step (`engines.residency.Residency.take_unused`).
     """
 
     transfers: Transfers = NO_TRANSFERS
     exchanges: tuple[Exchange, ...] = ()
     hits: int | None = None
     misses: int | None = None
+    unused: int | None = None
 
 
 class Move(Protocol):

@@ -80,8 +80,11 @@ class TwoBuffers:
         called_X = np.unique(calls.expert_S)
         missing_X = called_X
         ahead, next_X = seen.layer, self._none_E
+        unused = None
         if self.prefetches:
-            missing_X = np.setdiff1d(called_X, self._filled_before(seen), assume_unique=True)
+            lying_X = self._filled_before(seen)
+            missing_X = np.setdiff1d(called_X, lying_X, assume_unique=True)
+            unused = len(lying_X) - (len(called_X) - len(missing_X))
             ahead, next_X = self._next_layer.get(seen.layer, seen.layer), self._fills_now(seen, prediction)
         expert_M = np.concatenate([missing_X, next_X])
         transfers = NO_TRANSFERS
@@ -91,7 +94,7 @@ class TwoBuffers:
             link = Link(FILE if unit == "cpu" else "cpu", unit)
             bytes_M = np.full(len(expert_M), self._expert_bytes)
             transfers = Transfers(expert_M, layer_M, bytes_M, (link,), as_one=True)
-        return Moved(transfers, (), len(called_X) - len(missing_X), len(missing_X))
+        return Moved(transfers, (), len(called_X) - len(missing_X), len(missing_X), unused)
 
     def _filled_before(self, seen: LayerInput) -> Integers:
         """What the layer before fetched for this one."""
