@@ -44,6 +44,8 @@ class Part(NamedTuple, Generic[Element]):
     spec: Element
     label: str
     """What tables call it."""
+    wrong: frozenset[str] = frozenset()
+    """Keys that were given and left out here, for they are wrong and told: no line may say that they are missing."""
 
 
 class Parts(NamedTuple):

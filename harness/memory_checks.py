@@ -51,7 +51,9 @@ def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> 
 
 
 def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointFacts) -> Iterator[str]:
-    """Of the budget, for one model."""
+    """Of the budget, for one model; nothing where it is wrong by itself."""
+    if "expert_memory" in engine.wrong:
+        return
     technique = engine.spec.technique
     memory = expert_memory(engine.spec, model)
     move = technique.choices.move if isinstance(technique, Composed) else None

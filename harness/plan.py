@@ -221,7 +221,8 @@ def _validated_parts(
                 wrong = {next((place for place in e["loc"] if place in entry.raw), None) for e in error.errors()}
                 with contextlib.suppress(ValidationError):
                     rest = {key: value for key, value in entry.raw.items() if key not in wrong}
-                    named.append(_part(entry, section.read(rest)))
+                    part = _part(entry, section.read(rest))
+                    named.append(part._replace(wrong=frozenset(entry.raw.keys() & wrong)))
     return parts, named, problems
 
 

@@ -23,6 +23,7 @@ SCALARS = {"int": "a whole number", "float": "a number", "bool": "true or false"
 TYPES = {"int_type": "int", "int_from_float": "int", "int_parsing": "int", "float_type": "float", "bool_type": "bool",
          "string_type": "str"}  # fmt: skip
 """What pydantic calls a value that is none of these."""
+BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
 def told(
@@ -43,6 +44,9 @@ def _one_a_mistake(errors: Sequence[Any]) -> list[Any]:
         if told_as == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]:
             continue  # an item that is wrong counts as none
         kind = _kind(loc[-1]) if loc else None
+        if kind is not None and told_as in BOUNDS:
+            kind += error["msg"].removeprefix("Input should be").replace("greater than or equal to", "of at least")
+            told_as = "literal_error"
         if kind is None or told_as not in (*TYPES, "literal_error"):
             found[loc, told_as] = error
         elif (loc[:-1], "kinds") in found:
@@ -56,7 +60,7 @@ def _kind(tag: object) -> str | None:
     """What a member of a union of plain values may be, by the tag that pydantic puts behind the key."""
     if isinstance(tag, str) and tag.startswith("literal["):
         return tag.removeprefix("literal[").removesuffix("]").replace("'", '"')
-    return SCALARS.get(tag) if isinstance(tag, str) else None
+    return SCALARS.get(tag.removeprefix("constrained-")) if isinstance(tag, str) else None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -27,7 +27,7 @@ def rank_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> It
             f"engine {engine.label}: technique {technique} computes in one process; remove ranks, or take"
             f" {', '.join(with_ranks)}"
         )
-    elif place is not None and n_ranks is None:
+    elif place is not None and n_ranks is None and "ranks" not in engine.wrong:
         yield f"engine {engine.label}: technique {technique} computes in several processes; say how many: ranks = 2"
     if n_ranks is not None and engine.spec.cores is not None:
         yield f"engine {engine.label}: cores would be those of every rank; remove cores, or ranks"

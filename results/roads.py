@@ -13,17 +13,19 @@ from results.trials import Trial
 
 def road_words(road: Road) -> str:
     """ "kernels, AVX-512, build f73b2221ada7, 2 threads, prefill grouped, decoding fused"."""
-    return ", ".join(_parts(road))
+    return ", ".join(_parts(road, with_one=False))
 
 
-def _parts(road: Road, with_chosen: bool = True) -> list[str]:
-    """with_chosen: also what a plan chooses, dtype and threads."""
+def _parts(road: Road, with_chosen: bool = True, with_one: bool = True) -> list[str]:
+    """with_chosen: also what a plan chooses, dtype and threads. with_one: also that it was one process, which a reader
+    must be told beside a road of several."""
     parts = [road.arithmetic if road.device == "cpu" else f"{road.arithmetic} on {road.device}"]
     parts += [road.instruction_set] if road.instruction_set else []
     parts += [road.dtype] if road.dtype != "float32" and with_chosen else []
     parts += [f"build {road.build}"] if road.build else []
     parts += _thread_words(road) if with_chosen else []
-    parts += [f"{road.n_processes} processes, {road.links}"] if road.n_processes > 1 else []
+    if road.n_processes > 1 or with_one:
+        parts += [f"{road.n_processes} processes, {road.links}" if road.n_processes > 1 else "one process"]
     parts += [f"prefill {road.prefill}"] if road.prefill else []
     return [*parts, f"decoding {road.decoding}"] if road.decoding else parts
 

@@ -292,6 +292,32 @@ def test_a_memory_is_read_with_its_unit() -> None:
     assert cell.engine.expert_memory == 6_000_000
 
 
+@pytest.mark.parametrize("given", ["banana", "-1GB", "0"])
+def test_a_budget_that_is_none_is_not_said_to_be_missing(given: str) -> None:
+    (found,) = problems(engine=[arm("lru", expert_memory=given)])
+    assert found.startswith("engine[0].expert_memory: ")
+
+
+@pytest.mark.parametrize("given", [0, 5, 17])
+def test_ranks_that_are_wrong_are_not_said_to_be_missing(given: int) -> None:
+    (found,) = problems(engine=[arm("expert-parallel", ranks=given)])
+    assert found.startswith("engine[0].ranks: must be ")
+
+
+@pytest.mark.parametrize(
+    ("h", "must_be"),
+    [
+        (-1, "a whole number of at least 0"),
+        (65537, "a whole number less than or equal to 65536"),
+        ("foo", "a whole number"),
+    ],
+)
+def test_a_number_or_a_word_that_is_neither_is_one_line(h: object, must_be: str) -> None:
+    (found,) = problems(engine=[arm("monde", parameters={"h": h})])
+    end = f"found {h!r}"
+    assert found == f'engine[0].technique.h: must be {must_be} or "least","factor", {end}'
+
+
 @pytest.mark.parametrize(
     ("engine", "words"),
     [

@@ -215,6 +215,13 @@ def test_joules_modelled_from_a_clock_are_not_said_to_be_the_same_every_time() -
     assert MODELLED_ONCE in screen(run(cells, of_sheet)).table.notes
 
 
+def test_an_arm_of_one_process_is_said_to_be_that_beside_one_of_several() -> None:
+    ranks = KERNELS.model_copy(update={"n_processes": 2, "links": "gloo"})
+    why = "computed in another way (second: 2 processes, gloo; first: one process)"
+    notes = screen(on_roads(KERNELS, ranks)).table.notes
+    assert any(note.startswith(why) for note in notes)
+
+
 def test_the_file_of_arms_says_why_a_ratio_across_roads_is_not_certain() -> None:
     """Whoever reads arms.csv has no page beside it."""
     unlike = standings_table(groups(on_roads(KERNELS, BY_LAYER))).set_index(["arm", "quantity"])
