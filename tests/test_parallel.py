@@ -156,6 +156,24 @@ def assert_same_answers(one: ReferenceEngine, several: ParallelEngine) -> None:
     assert all(a.token_ids == b.token_ids for a, b in together)
 
 
+def test_shown_probabilities_are_those_of_one_process_and_count_as_no_request(
+    one: ReferenceEngine, two: ParallelEngine
+) -> None:
+    """As `fidelity` asks for them, between requests that are counted and before the counters are read."""
+    shown: dict[int, list[torch.Tensor]] = {}
+    two.take_counters()
+    two.run(GENERATE[0], unheard)
+    alone = two.take_counters()
+    two.run(GENERATE[0], unheard)
+    for key, engine in enumerate((one, two)):
+        shown[key] = []
+        engine.show_log_probabilities(LOGLIKELIHOOD, lambda part, key=key: shown[key].append(part.clone()))  # type: ignore[misc]
+    assert (alone.bytes_exchanged or 0) > 0
+    assert two.take_counters() == alone
+    torch.testing.assert_close(torch.cat(shown[1]), torch.cat(shown[0]), rtol=1e-4, atol=1e-4)
+    assert two.take_heat() is not None  # of the two requests, which no other test is to find
+
+
 def test_answers_are_those_of_one_process_alone_and_in_a_batch(one: ReferenceEngine, two: ParallelEngine) -> None:
     assert_same_answers(one, two)
     heat, expected = two.take_heat(), one.take_heat()

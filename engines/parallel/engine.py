@@ -93,7 +93,9 @@ class ParallelEngine:
 
     def show_log_probabilities(self, request: Request, listener: Callable[[Tensor], object]) -> None:
         with self._guarded():
-            self._ready().engine.show_log_probabilities(request, listener)
+            running = self._ready()
+            with running.uncounted():
+                running.engine.show_log_probabilities(request, listener)
 
     def held_weights(self) -> HeldWeights:
         """Parameters of the model; bytes that all ranks hold together, what each has whole counted as often."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,6 +94,8 @@ class Running:
 
         if facts.revision is not None:
             decisive_files(facts.source)  # of a hub model, fetched once and not by every rank
+        self._kept_bytes: dict[str, int] = {}
+        """Sent, and in no counter yet, when something that is not counted began."""
         self.workers = Workers(settings, asked.n_ranks, asked.meeting)
         try:
             told = self.workers.settings
@@ -120,18 +123,29 @@ class Running:
     def counted(self, counters: EngineCounters) -> EngineCounters:
         if not self.workers.processes:
             return counters
+        experts, backbone = (sent + self._kept_bytes.pop(of, 0) for of, sent in self._sent_bytes().items())
+        planned = counters.bytes_exchanged or 0
+        if experts != planned:
+            raise EngineError(f"the ranks sent {experts} bytes for the experts, and the plans say {planned}")
+        return counters.model_copy(update={"bytes_exchanged": experts + backbone})
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What the ranks send inside it stands in no counter: it answers no request."""
+        before = self._sent_bytes() if self.workers.processes else {}
+        yield
+        if self.workers.processes:
+            self._sent_bytes()
+            self._kept_bytes = {of: self._kept_bytes.get(of, 0) + sent for of, sent in before.items()}
+
+    def _sent_bytes(self) -> dict[str, int]:
+        """Of all ranks since it was asked last, for the experts and for the backbone."""
         reports = self.workers.reports()
         own, self.links.sent_bytes = self.links.sent_bytes, dict.fromkeys(self.links.sent_bytes, 0)
         for rank, report in enumerate(reports, 1):
             if report.routed_crc != self.model.routed_crc:
                 raise EngineError(f"ranks 0 and {rank} chose unlike experts; their processors or libraries differ")
-        experts, backbone = (
-            own[of] + sum(report.sent_bytes[of] for report in reports) for of in ("experts", "backbone")
-        )
-        planned = counters.bytes_exchanged or 0
-        if experts != planned:
-            raise EngineError(f"the ranks sent {experts} bytes for the experts, and the plans say {planned}")
-        return counters.model_copy(update={"bytes_exchanged": experts + backbone})
+        return {of: own[of] + sum(report.sent_bytes[of] for report in reports) for of in ("experts", "backbone")}
 
     def _watch(self) -> None:
         """Who waits for a rank's part of a sum in shared memory hears of its end from nobody else."""
