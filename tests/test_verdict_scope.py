@@ -98,6 +98,20 @@ def test_perplexities_of_the_same_texts_have_a_ratio_with_the_interval_of_their_
     assert (found.value, found.n) == (pytest.approx(math.exp(np.mean(WORSE))), 6)
 
 
+def test_perplexities_that_differ_by_the_order_of_sums_alone_are_not_said_to_differ_for_certain() -> None:
+    """Every text a little higher, as another order of sums leaves it: certain by any test, and nothing."""
+    little = asked_both([nll + 6e-8 + 1e-9 * n for n, nll in enumerate(REFERENCE)])
+    ((_, (_, fidelity)),) = groups(little)
+    found = standing(fidelity, "second", "accuracy")
+    assert found.ratio is not None
+    assert found.ratio.low is not None
+    assert found.ratio.low > 1
+    assert not found.is_certain
+    told = [words for _, words in screen(little).sentences]
+    assert "Lowest perplexity on fidelity: not certain between first, second" in told[3]
+    assert "no more than the order of sums makes" in told[3]
+
+
 def test_a_change_of_perplexity_has_the_interval_of_the_delta_method() -> None:
     """With all texts of the reference alike, P - P0 scatters as P times the arm's logarithms do."""
     before = {f"s{i}": [0.7] for i in range(len(WORSE))}
@@ -217,7 +231,7 @@ def test_joules_modelled_from_a_clock_are_not_said_to_be_the_same_every_time() -
 
 def test_an_arm_of_one_process_is_said_to_be_that_beside_one_of_several() -> None:
     ranks = KERNELS.model_copy(update={"n_processes": 2, "links": "gloo"})
-    why = "computed in another way (second: 2 processes, gloo; first: one process)"
+    why = "computed in another way (2 processes, gloo; first: one process)"
     notes = screen(on_roads(KERNELS, ranks)).table.notes
     assert any(note.startswith(why) for note in notes)
 

@@ -13,6 +13,9 @@ from results.statistics import NORMAL_95
 
 ASKED_OTHERWISE = "the arms were not asked the same requests: nothing can be paired"
 MODELLED_ONCE = "modelled once, so without an interval: a model gives the same figure every time"
+ROUNDING = 1e-5
+"""Relative: what the order of sums in fp32 may change. Techniques that compute the same differ by so much."""
+WITHIN_ROUNDING = "their difference is no more than the order of sums makes"
 
 
 class Against(NamedTuple):
@@ -121,7 +124,7 @@ def says_otherwise(figure: ArmFigure, base: ArmFigure, ratio: Ratio | None) -> s
 
 def differ(figure: ArmFigure, other: ArmFigure, ratio: Ratio | None) -> bool:
     """Whether two figures differ for certain: beyond the interval of their pairs, and beyond the error of a model."""
-    if ratio is None or ratio.value is None or ratio.value <= 0:
+    if ratio is None or ratio.value is None or ratio.value <= 0 or within_rounding(ratio):
         return False
     if says_otherwise(figure, other, ratio) is not None:
         return False
@@ -132,6 +135,11 @@ def differ(figure: ArmFigure, other: ArmFigure, ratio: Ratio | None) -> bool:
     if figure.is_share and figure.scores is not None and other.scores is not None:
         return ratio.is_clear and _tested(figure, other).is_clear
     return ratio.is_clear
+
+
+def within_rounding(ratio: Ratio | None) -> bool:
+    """Whether two figures are unlike, and no more so than rounding makes them."""
+    return ratio is not None and ratio.value is not None and 0 < abs(ratio.value - 1) <= ROUNDING
 
 
 def other_roads(figure: ArmFigure, other: ArmFigure) -> str | None:

@@ -21,7 +21,16 @@ import pandas as pd
 from results.operations import operations_table
 from results.ratios import Ratio
 from results.records import Cell, Method
-from results.report.against import MODELLED_ONCE, Against, against, differ, other_roads, says_otherwise
+from results.report.against import (
+    MODELLED_ONCE,
+    WITHIN_ROUNDING,
+    Against,
+    against,
+    differ,
+    other_roads,
+    says_otherwise,
+    within_rounding,
+)
 from results.report.arm_figures import QUANTITIES, ArmFigure, ArmFigures, Quantity
 from results.report.arms import Arm, arms_of
 from results.runs import RunData
@@ -343,7 +352,8 @@ def _why_open(quantity: Quantity, figure: ArmFigure, best: ArmFigure, found: Aga
         return NO_STATED_ERROR[quantity]
     if best.model_error is not None and found.reason in (None, MODELLED_ONCE):
         return WITHIN_MODEL
-    return other_roads(figure, best) or says_otherwise(figure, best, found.ratio) or found.reason or MAYBE_0
+    rounding = WITHIN_ROUNDING if within_rounding(found.ratio) else None
+    return other_roads(figure, best) or says_otherwise(figure, best, found.ratio) or found.reason or rounding or MAYBE_0
 
 
 def _distance(ratio: Ratio | None) -> float:
