@@ -200,6 +200,16 @@ def test_arms_of_one_technique_say_what_sets_them_apart() -> None:
     ]
 
 
+def test_what_a_technique_does_not_do_sets_its_arm_apart_and_so_does_a_zero() -> None:
+    settings = ({"layout": {"skips": True}, "spare": 1}, {"layout": {"skips": False}, "spare": 0})
+    cells = [cell(f"c{i}", engine=f"arm{i}", technique_parameters=own) for i, own in enumerate(settings)]
+    data = run(cells, [t for c in cells for t in lasting(c.cell_id, [1.0])])
+    assert [row.arm.how for row in screen(data).table.rows] == [
+        "on-demand, layout.skips=True, spare=1",
+        "on-demand, layout.skips=False, spare=0",
+    ]
+
+
 def test_an_arm_that_is_called_as_its_technique_says_so_once() -> None:
     """Cells of these builders hold the technique "on-demand"."""
     cells = [

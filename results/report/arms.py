@@ -105,11 +105,15 @@ def _how(cell: Cell, cells: Sequence[Cell]) -> str:
 
 
 def _settings(cell: Cell) -> dict[str, str]:
-    """Of technique and engine, a record's values each by its own name; without what is not set."""
+    """Of technique and engine, a record's values each by its own name; without what is not set. What an engine does not
+    do is not said of it; what a technique does not do sets it apart."""
     found: dict[str, str] = {}
     for key, value in sorted((cell.technique_parameters | cell.engine_parameters).items()):
         inner = value if isinstance(value, dict) else {"": value}
-        found |= {f"{key}.{name}".rstrip("."): str(v) for name, v in inner.items() if v not in (None, False)}
+        is_off = (None,) if key in cell.technique_parameters else (None, False)
+        found |= {
+            f"{key}.{name}".rstrip("."): str(v) for name, v in inner.items() if not any(v is off for off in is_off)
+        }
     return found
 
 
