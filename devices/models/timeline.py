@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from devices.models.operation import Operation, operation_joules, operation_seconds
 from devices.models.sheet import Sheet
 from devices.models.usage import Usage
+from results.resource_use import MachineUse, Ran, machine_use
 
 Listed = list[tuple[Operation, float]]
 
@@ -135,6 +136,14 @@ class Timeline:
         distinct = list(self._places)
         listed = [(distinct[i], self._seconds[i]) for i in used.tolist()]
         return starts_s[by_start], listed_at.astype(np.int32), listed
+
+    def use(self, begin_s: float) -> MachineUse:
+        """Busy, waiting, idle and overlap of units and links from then until now; not before `settle`."""
+        places, starts_s, ends_s = self._arrays()
+        resource_D = [operation.unit for operation in self._places]
+        resources = list(dict.fromkeys(resource_D))
+        place_D = np.array([resources.index(one) for one in resource_D], dtype=np.int64)
+        return machine_use(Ran(resources, place_D[places], starts_s, ends_s), begin_s, self._line_s)
 
     def program(self, first: int) -> Program | None:
         """Of the same operations, in the same order. None where all stand in the line or alongside each other: the
