@@ -42,9 +42,9 @@ from engines.techniques.route import PredictedRoute
 from results.records import EngineCounters
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import BUNDLED, copy_tokenizer
+from tests.speculating import STEPS, Recorded, loaded, tokens
 from tests.test_expert_slots import EXPERT, all_logits, arm, counted, request
 from tests.test_preflight import checked, problems
-from tests.test_speculation import STEPS, Recorded, loaded, tokens
 
 pytestmark = pytest.mark.numbers
 

@@ -21,7 +21,7 @@ from harness.run_parts import RunParts
 from harness.runner import Runner, open_run
 from harness.session import memory_together
 from tests.plans import BOOLQ, DROPLESS, FAST, HERE, HOST, M2_ULTRA, NPUMOE, raw_plan
-from tests.test_parallel import LINKS
+from tests.ranks import LINKS
 from tests.test_runner import Heard
 
 EP: dict[str, Any] = {"name": "ep", "technique": {"name": "expert-parallel"}, "ranks": 2, "threads": 1}

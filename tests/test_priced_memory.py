@@ -19,7 +19,7 @@ from engines.sizes import own_sizes
 from engines.techniques.move.caches import CacheParameters
 from engines.techniques.place.ranks import EplbParameters
 from engines.techniques.presets import preset_parameters
-from tests.test_ndp_gpu import generation
+from tests.ndp_units import generation
 from tests.test_preflight import checked, problems
 
 PHI = {"name": "model:rtx5080-ndp", "priced_as": "phi-3.5-moe"}

@@ -18,7 +18,7 @@ from engines.parallel.torchrun import Launch, Meeting, launch, serve
 from results.store import Store
 from tests.command import environment
 from tests.plans import DROPLESS, raw_plan, write_plan
-from tests.test_parallel import LINKS
+from tests.ranks import LINKS
 
 EP: dict[str, Any] = {"name": "ep", "technique": {"name": "expert-parallel"}, "ranks": 2, "threads": 1}
 TP: dict[str, Any] = {"name": "tp", "technique": {"name": "tensor-parallel"}, "ranks": 2, "threads": 1}
