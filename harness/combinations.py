@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from functools import cache
 
 from devices.base import Unit
+from devices.models.links import FILE
 from devices.models.sheet import Kernel, Sheet, load_sheet
 from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import Composed
@@ -65,9 +66,11 @@ def _unpriced(engine: EngineSpec, sheet: Sheet) -> str | None:
     wanted += [("experts", "expert_ffn", unit) for unit in technique.units]
     if isinstance(technique, Composed) and technique.choices.move.moves_weights and not sheet.links:
         return "its weights travel, and its sheet has one memory for all units and no links"
-    if technique.loads_from_file:
+    computing = next((sheet.computing(unit) for unit in technique.units), "cpu")
+    if technique.loads_from_file and sheet.resource_between(FILE, computing) is None:
         return "its weights come from a file, and its sheet prices no disk"
-    for what, kernel, unit in wanted:
+    for what, kernel, asked in wanted:
+        unit = sheet.computing(asked)
         if unit not in sheet.units:
             return f"{what} would be on {unit}, and its sheet has {', '.join(sheet.units)}"
         if sheet.units[unit].price(kernel) is None:

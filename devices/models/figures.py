@@ -5,7 +5,7 @@ Every figure has its kind: `stated` by the source, `fitted` on rows of its table
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -22,8 +22,16 @@ Kernel = Literal[
     "residual",
     "norm",
     "lm_head",
+    "scores",
+    "step",
+    "layer",
+    "decode_step",
+    "decode_layer",
 ]
-"""Price lists of a unit. Gather has two: into buffers sized after routing, or into buffers that stand ready."""
+"""Price lists of a unit. Gather has two: into buffers sized after routing, or into buffers that stand ready. Scores are
+what attention makes of queries, keys and values: a sheet that prices them apart has projections alone in `attention`,
+and a machine that skips what the mask hides. The last four are what the engine takes beside its kernels: for each step
+that reads a prompt, for each of its layers, and the same of steps that decode one token."""
 
 
 class SheetFigure(Record):
@@ -57,8 +65,9 @@ class Span(Record):
         return self
 
 
-class KernelPrice(Record):
-    """Seconds of one kind of work on one unit. An absent term costs nothing; at least one is there."""
+class PriceLine(Record):
+    """Seconds of one kind of work on one unit: a line in its amounts. An absent term costs nothing; at least one is
+    there."""
 
     s_per_launch: SheetFigure | None = None
     s_per_weight_byte: SheetFigure | None = None
@@ -71,9 +80,9 @@ class KernelPrice(Record):
     """Least and most of one launch in those rows."""
 
     @model_validator(mode="after")
-    def _has_a_term(self) -> KernelPrice:
-        if not self.model_fields_set & set(_TERMS):
-            raise ValueError(f"a price without terms; give at least one of {', '.join(_TERMS)}")
+    def _has_a_term(self) -> Self:
+        if not self.model_fields_set & set(TERMS):
+            raise ValueError(f"a price without terms; give at least one of {', '.join(TERMS)}")
         return self
 
     def is_fitted_at(self, launches: int, weight_bytes: float, flops: float) -> bool:
@@ -98,7 +107,35 @@ class KernelPrice(Record):
         return sum(figure.value * amount for figure, amount in terms if figure is not None)
 
 
-_TERMS = ("s_per_launch", "s_per_weight_byte", "s_per_moved_byte", "s_per_flop")
+class FewRows(PriceLine):
+    """The same of work that meets each weight with few rows, where other code computes it, or other limits bind."""
+
+    most_flops_per_weight_byte: float = Field(gt=0, allow_inf_nan=False)
+    """Beyond it the price's own line holds."""
+
+
+class KernelPrice(PriceLine):
+    """Seconds of one kind of work on one unit."""
+
+    few_rows: FewRows | None = None
+    """None: one line holds for any number of rows."""
+
+    def _few(self, weight_bytes: float, flops: float) -> FewRows | None:
+        few = self.few_rows
+        return few if few is not None and flops <= few.most_flops_per_weight_byte * weight_bytes else None
+
+    def is_fitted_at(self, launches: int, weight_bytes: float, flops: float) -> bool:
+        few = self._few(weight_bytes, flops)
+        own = super().is_fitted_at if few is None else few.is_fitted_at
+        return own(launches, weight_bytes, flops)
+
+    def seconds(self, launches: int, weight_bytes: float, moved_bytes: float, flops: float) -> float:
+        few = self._few(weight_bytes, flops)
+        own = super().seconds if few is None else few.seconds
+        return own(launches, weight_bytes, moved_bytes, flops)
+
+
+TERMS = ("s_per_launch", "s_per_weight_byte", "s_per_moved_byte", "s_per_flop")
 
 
 class Roofline(Record):

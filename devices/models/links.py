@@ -17,6 +17,10 @@ from results.records import Record
 
 End = Annotated[str, StringConstraints(pattern=r"^(cpu|gpu|npu|(ndp|rank|core)(:(0|[1-9][0-9]{0,3}))?)$")]
 """A unit, or all numbered units of a kind: `gpu`, `ndp:0`, `ndp`."""
+FILE = "file"
+"""Where weights lie that no unit's memory holds, as an end of a link: the same name as `engines.dispatch.FILE`."""
+LinkEnd = Annotated[str, StringConstraints(pattern=r"^(file|cpu|gpu|npu|(ndp|rank|core)(:(0|[1-9][0-9]{0,3}))?)$")]
+"""A unit, all numbered units of a kind, or the file of the experts."""
 LinkName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
 TAKEN = ("cpu", "gpu", "npu", "ndp", "rank", "core", "comm", "total")
 """What no link can be called: a component of another kind."""
@@ -26,7 +30,7 @@ def _listed(ends: object) -> object:
     return (ends,) if isinstance(ends, str) else tuple(ends) if isinstance(ends, list) else ends
 
 
-Ends = Annotated[tuple[End, ...], BeforeValidator(_listed)]
+Ends = Annotated[tuple[LinkEnd, ...], BeforeValidator(_listed)]
 """One, or a list."""
 
 
@@ -42,6 +46,8 @@ class LinkSheet(Record):
     pj_per_bit: SheetFigure | None = None
     """Picojoules. None: not stated, and the link's joules are missing."""
     kind: Literal["shared", "duplex"]
+    whole_layers: bool = False
+    """Whether the calls of a layer wait for all weights that travel to it; else each for those of its experts."""
 
     def seconds(self, launches: int, n_bytes: float) -> float:
         latency_s = 0.0 if self.latency_s is None else launches * self.latency_s.value
@@ -61,5 +67,5 @@ def _among(unit: str, ends: tuple[str, ...]) -> bool:
 
 
 def is_end_of(end: str, units: set[str]) -> bool:
-    """Whether a unit, or a unit of that kind, is among them."""
-    return end in units or any(unit.startswith(f"{end}:") for unit in units)
+    """Whether a unit, or a unit of that kind, is among them; the file of the experts is everywhere."""
+    return end == FILE or end in units or any(unit.startswith(f"{end}:") for unit in units)

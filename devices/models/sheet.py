@@ -99,6 +99,8 @@ class Sheet(Record):
     """None where nothing was compared with its source."""
     units: dict[End, UnitSheet]
     """Read: each unit by its own name, those that one table stands for too."""
+    stands_in: dict[End, End] = Field(default_factory=dict)
+    """By a unit that this machine lacks: its own unit that computes those calls, one after another with its own."""
     memory: MemorySheet | None = None
     """None of units with memories of their own."""
     memories: dict[End, Rate] = Field(default_factory=dict)
@@ -119,6 +121,10 @@ class Sheet(Record):
     def component_of(self, resource: str) -> str:
         """Of a unit, or of a link's direction: under which its joules are booked."""
         return resource if resource in self.units else resource.removesuffix(BACK)
+
+    def computing(self, unit: Unit) -> Unit:
+        """Which of its units computes what a plan gives to that one."""
+        return self.stands_in.get(unit, unit)
 
     def capacity_bytes(self, unit: Unit) -> float | None:
         """Of its own memory; None where the sheet does not say."""
@@ -156,6 +162,22 @@ class Sheet(Record):
         if problems:
             raise ValueError("; ".join(problems))
         return found
+
+    @field_validator("stands_in")
+    @classmethod
+    def _for_units_it_lacks(cls, stands_in: dict[End, End], info: ValidationInfo) -> dict[End, End]:
+        units = info.data.get("units")
+        if units is None:
+            return stands_in  # they are not whole: that is said of them
+        problems = [f"{one}: the sheet has that unit; remove the line" for one in stands_in if one in units]
+        problems += [
+            f"{one}: {other} is none of the sheet's units; name one of {', '.join(units)}"
+            for one, other in stands_in.items()
+            if other not in units
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return stands_in
 
     @field_validator("memories")
     @classmethod

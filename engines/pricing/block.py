@@ -14,7 +14,7 @@ Legend: R rows of a plan, S segments.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from engines.errors import EngineError
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps
 from engines.techniques.context import ModelSizes
+from results.records import BACK
 
 Numbers = list[int | None]
 OF_ROWS = ("all_gather", "all_to_all", "broadcast")
@@ -85,6 +86,7 @@ class Block:
         """rest: the unit of router, gather and scatter. Others as of `schedule.operations`."""
         self._shape, self._rest, self._limit = shape, rest, graph_bytes_limit
         self._travels = travels if travels is not None and travels.has_links else None
+        self._sheet = None if travels is None else travels.sheet
         computed = None if travels is None else travels.computed
         self._columns = shape.expert_width if computed is None else computed.expert_width
         self._hidden = shape.hidden if computed is None else computed.hidden
@@ -93,6 +95,7 @@ class Block:
         """layer: of the priced model. later: by the number of a layer that computed, the priced one that it stands for
         from here on."""
         shape, rest, travels = self._shape, self._rest, self._travels
+        plan = plan if self._sheet is None else stood_in(plan, self._sheet)
         steps.add(Operation("router", rest, "router", flops=2.0 * plan.n_tokens * shape.hidden * shape.n_experts))
         buffers: list[int | None] = []
         if travels is None:
@@ -129,17 +132,22 @@ class Block:
             awaited = later[transfer.layer]
             if awaited >= self._shape.n_layers:
                 continue  # of a layer that the priced model does not have
+            source, target = travels.sheet.computing(transfer.source), travels.sheet.computing(transfer.target)
+            if source == target:
+                continue
+            link = travels.link(source, target, "experts")
             number = steps.add(
                 Operation(
                     "expert transfer" if awaited == layer else "expert prefetch",
-                    travels.link(transfer.source, transfer.target, "experts"),
+                    link,
                     TRANSFER,
                     moved_bytes=float(transfer.n_bytes),
                     aside=True,
                 )
             )
-            expert = None if plan.transfers.as_one else transfer.expert
-            travels.on_the_way[Arrival(awaited, transfer.target, expert)] = number
+            as_one = plan.transfers.as_one or travels.sheet.links[link.removesuffix(BACK)].whole_layers
+            expert = None if as_one else transfer.expert
+            travels.on_the_way[Arrival(awaited, target, expert)] = number
 
     def _awaited(self, call: ExpertCall, layer: int, waits: Mapping[Unit, Numbers]) -> Numbers:
         """Numbers of what brings its rows and its experts."""
@@ -194,6 +202,18 @@ class Block:
                 for target, n_bytes in zip(exchange.units, row, strict=True):
                     if n_bytes and source != target and has_rows is before_calls:
                         yield Sent(source, target, n_bytes)
+
+
+def stood_in(plan: DispatchPlan, sheet: Sheet) -> DispatchPlan:
+    """The plan with calls of the sheet's own units: those of a stand-in do not overlap."""
+    own = sheet.computing
+    if not any(kind.unit != own(kind.unit) for kind in plan.calls.kinds):
+        return plan
+    kinds = tuple(
+        kind if kind.unit == own(kind.unit) else replace(kind, unit=own(kind.unit), overlaps=False)
+        for kind in plan.calls.kinds
+    )
+    return replace(plan, calls=replace(plan.calls, kinds=kinds))
 
 
 def _send(steps: Steps, travels: Travels, name: str, sent: Sent, after: Sequence[int | None] = ()) -> int | None:

@@ -148,7 +148,7 @@ class _RequestPricing:
         limit = self._timeline.sheet.graph_bytes_limit
         self._timeline.run(
             operations(
-                PricedStep(n_tokens, kv_length),
+                PricedStep(n_tokens, kv_length, "decode" if phase == "decode" else "prefill"),
                 plans,
                 self._shape,
                 self._backbone,

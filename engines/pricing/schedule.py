@@ -6,7 +6,9 @@ Order and partition follow §3.2 of 000-npumoe: norm, router, gather, padding, s
 attention and experts where the placement puts them. Where the backbone's unit takes norms too, as a GPU does, all these
 are there. What is left out: embedding look-up, masks, sampling. A partial last chunk is priced at its own length
 although a static graph would be padded to the full chunk. A sliding window is priced as attention to everything, which
-a graph of fixed shape computes. What travels: `engines.pricing.block`.
+a graph of fixed shape computes, unless the sheet prices scores apart: then what the mask hides is left out. What
+travels: `engines.pricing.block`. Where the sheet says what the engine takes beside its kernels, for a step and for a
+layer, that stands before them. Units that the sheet lacks are those that it says stand in for them.
 
 Legend: T tokens of the chunk, L keys in the cache after it, H model width, I expert width.
 """
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from devices.base import Unit
-from devices.models.figures import Roofline
+from devices.models.figures import Kernel, Roofline
 from devices.models.operation import Operation
 from devices.models.sheet import Sheet
 from engines.dispatch import DispatchPlan
@@ -25,6 +27,10 @@ from engines.errors import EngineError
 from engines.pricing.block import Block, Travels, residual, row_bytes
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps
+from engines.techniques.context import ChunkPhase
+
+NUMBER_BYTES = 8
+"""Of a token's or an expert's number, as engines keep them."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,12 @@ class PricedStep:
 
     n_tokens: int
     kv_length: int
+    phase: ChunkPhase = "prefill"
+
+    @property
+    def seen_pairs(self) -> int:
+        """Of queries and keys, those that causality leaves."""
+        return self.n_tokens * self.kv_length - self.n_tokens * (self.n_tokens - 1) // 2
 
 
 def operations(
@@ -60,12 +72,19 @@ def operations(
     n_dense = 0 if None in plans else shape.n_dense_layers or 0
     sheet = None if travels is None else travels.sheet
     rest = unit_of_rest(sheet, backbone)
+    backbone = backbone if sheet is None else sheet.computing(backbone)
     steps, block = Steps(n_before), Block(shape, rest, graph_bytes_limit, travels)
+    of_step: Kernel = "decode_step" if step.phase == "decode" else "step"
+    of_layer: Kernel = "decode_layer" if step.phase == "decode" else "layer"
+    _add_engine(steps, of_step, rest, sheet, NUMBER_BYTES * step.n_tokens)
     for layer in range(shape.n_layers):
         reused = layer % len(numbers)
         plan = None if layer < n_dense else plans[numbers[reused]]
+        chosen = 1 if plan is None else 1 + shape.top_k
+        _add_engine(steps, of_layer, rest, sheet, NUMBER_BYTES * chosen * step.n_tokens)
         steps.add(_norm(step, shape, rest))
-        steps.add(_attention(step, shape, backbone, sheet))
+        for operation in attention(step, shape, backbone, sheet):
+            steps.add(operation)
         steps.add(residual("attention residual", step.n_tokens, shape, rest))
         steps.add(_norm(step, shape, rest))
         if plan is None:
@@ -79,10 +98,17 @@ def operations(
     return steps.operations
 
 
+def _add_engine(steps: Steps, kernel: Kernel, unit: Unit, sheet: Sheet | None, n_bytes: float) -> None:
+    """Where the sheet says it. n_bytes: of the numbers of tokens and experts that it goes through."""
+    if sheet is not None and unit in sheet.units and kernel in sheet.units[unit].kernels:
+        steps.add(Operation("engine", unit, kernel, moved_bytes=n_bytes))
+
+
 def unit_of_rest(sheet: Sheet | None, backbone: Unit) -> Unit:
     """Of norms, routers, gather, scatter and the head: the backbone's, where the sheet prices norms there."""
-    unit = None if sheet is None else sheet.units.get(backbone)
-    return backbone if unit is not None and unit.price("norm") is not None else "cpu"
+    computing = backbone if sheet is None else sheet.computing(backbone)
+    unit = None if sheet is None else sheet.units.get(computing)
+    return computing if unit is not None and unit.price("norm") is not None else "cpu"
 
 
 def lm_head(n_rows: int, shape: ModelShape, unit: Unit = "cpu") -> Operation:
@@ -99,24 +125,31 @@ def _norm(step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:
     return Operation("norm", unit, "norm", moved_bytes=2.0 * row_bytes(shape) * step.n_tokens)
 
 
-def _attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | None) -> Operation:
+def attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | None) -> list[Operation]:
     """Projections, and scores and values of T queries over L keys, masked ones included: the graph is dense.
 
-    A roofline is told the bytes of the keys and values too; a fitted price has them in its figures.
+    Two operations, and without what the mask hides, where the sheet prices scores apart. These and a roofline are told
+    the bytes of the keys and values too; another fitted price has them in its figures.
     """
-    projections = 2.0 * step.n_tokens * shape.attention_weights
-    scores = 4.0 * step.n_tokens * step.kv_length * shape.n_heads * shape.head_dim
     own = None if sheet is None else sheet.units.get(unit)
-    reads = own is not None and isinstance(own.price("attention"), Roofline)
+    weights, per_pair = shape.attention_weights, 4.0 * shape.n_heads * shape.head_dim
+    weight_bytes = weights * shape.bytes_per_value
+    projections = 2.0 * step.n_tokens * weights
     cache_bytes = 2.0 * step.kv_length * shape.n_kv_heads * shape.head_dim * shape.bytes_per_value
-    return Operation(
-        "attention",
-        unit,
-        "attention",
-        flops=projections + scores,
-        weight_bytes=shape.attention_weights * shape.bytes_per_value,
-        moved_bytes=cache_bytes if reads else 0.0,
-    )
+    if own is not None and "scores" in own.kernels:
+        scores = Operation("attention", unit, "scores", flops=per_pair * step.seen_pairs, moved_bytes=cache_bytes)
+        return [Operation("attention", unit, "attention", flops=projections, weight_bytes=weight_bytes), scores]
+    reads = own is not None and isinstance(own.price("attention"), Roofline)
+    return [
+        Operation(
+            "attention",
+            unit,
+            "attention",
+            flops=projections + per_pair * step.n_tokens * step.kv_length,
+            weight_bytes=weight_bytes,
+            moved_bytes=cache_bytes if reads else 0.0,
+        )
+    ]
 
 
 def _ffn(name: str, width: int, step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:

@@ -1,0 +1,150 @@
+"""What a sheet can say of a machine that computes with this engine: few rows apart, the engine's own time, stand-ins,
+copies from a file. Expected values are worked out by hand from the sheet's round numbers.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from devices.base import DeviceError
+from devices.models.figures import KernelPrice
+from devices.models.operation import Operation, operation_seconds
+from devices.models.sheet import Sheet, parse_sheet
+from devices.models.timeline import Timeline
+from engines.calls import CallKind, Calls, ExpertCall
+from engines.dispatch import FILE, DispatchPlan, Transfer, Transfers
+from engines.pricing.block import Travels
+from engines.pricing.schedule import PricedStep, operations
+from engines.pricing.shapes import ModelShape
+from tests.toy_sheet import figure
+
+SHAPE = ModelShape("toy", 2, 8, 2, 1, 4, 0, 4, 1, 16, 32, bytes_per_value=4)
+WEIGHT_BYTES = 3 * 8 * 16 * 4
+
+
+def host(more: str = "", few: str = "", kernels: str = "") -> Sheet:
+    return parse_sheet(
+        f"""
+name = "host"
+description = "round numbers"
+source = "hand"
+{more}
+[units.cpu.kernels]
+expert_ffn = {{ s_per_flop = {figure(1.0)}{few} }}
+attention = {{ s_per_flop = {figure(1.0)} }}
+norm = {{ s_per_moved_byte = {figure(1.0)} }}
+{kernels}
+""",
+        "host",
+    )
+
+
+def plan_of(kind: CallKind, transfers: Transfers | None = None, experts: tuple[int, ...] = (0,)) -> DispatchPlan:
+    import torch
+
+    calls = Calls.of([ExpertCall((e,), (1,), (1,), i, kind) for i, e in enumerate(experts)])
+    n = len(experts)
+    plan = DispatchPlan(n, torch.arange(n), torch.ones(n), calls, n, 0)
+    return plan if transfers is None else DispatchPlan(n, plan.token_R, plan.weight_R, calls, n, 0, transfers)
+
+
+def test_few_rows_have_a_line_of_their_own() -> None:
+    few = f", few_rows = {{ most_flops_per_weight_byte = 2, s_per_weight_byte = {figure(3.0)} }}"
+    sheet = host(few=few)
+    few_rows = Operation("x", "cpu", "expert_ffn", flops=200, weight_bytes=100)
+    more_rows = Operation("x", "cpu", "expert_ffn", flops=201, weight_bytes=100)
+    assert operation_seconds(sheet, few_rows) == 300
+    assert operation_seconds(sheet, more_rows) == 201
+
+
+def test_few_rows_have_their_own_span() -> None:
+    span = {"least": 1.0, "most": 2.0}
+    price = KernelPrice.model_validate(
+        {
+            "s_per_flop": {"value": 1, "kind": "fitted", "origin": "x"},
+            "fitted_flops_per_weight_byte": {"least": 10, "most": 20},
+            "few_rows": {
+                "most_flops_per_weight_byte": 4,
+                "s_per_flop": {"value": 1, "kind": "fitted", "origin": "x"},
+                "fitted_flops_per_weight_byte": span,
+            },
+        }
+    )
+    assert [price.is_fitted_at(1, 1.0, flops) for flops in (1.5, 3.0, 5.0, 15.0, 21.0)] == [
+        True, False, False, True, False,
+    ]  # fmt: skip
+
+
+def test_the_engine_takes_time_of_its_own_by_phase() -> None:
+    """A step of 3 tokens: 8 bytes for each, and in each of 2 layers 8 for each token and each of its choices."""
+    own = "\n".join(f"{name} = {{ s_per_launch = {figure(cost)} }}" for name, cost in (("step", 5.0), ("layer", 7.0)))
+    own += f"\ndecode_layer = {{ s_per_moved_byte = {figure(1.0)} }}"
+    sheet = host(kernels=own)
+
+    def engine(step: PricedStep) -> float:
+        plan = plan_of(CallKind(), experts=(0, 1, 2)[: step.n_tokens])
+        found = operations(step, [plan], SHAPE, "cpu", None, Travels(sheet))
+        return sum(operation_seconds(sheet, one) for one in found if one.name == "engine")
+
+    assert engine(PricedStep(3, 3)) == 5 + 2 * 7
+    assert engine(PricedStep(1, 4, "decode")) == 2 * 8 * 2
+
+
+def test_scores_that_are_priced_apart_leave_out_what_the_mask_hides() -> None:
+    """3 queries behind 2 keys see 3, 4 and 5 of them; 2 heads of 4 features, 4 FLOP a pair and feature."""
+    sheet = host(kernels=f"scores = {{ s_per_flop = {figure(1.0)}, s_per_moved_byte = {figure(1.0)} }}")
+    plan = plan_of(CallKind(), experts=(0, 1, 2))
+    found = operations(PricedStep(3, 5), [plan], SHAPE, "cpu", None, Travels(sheet))
+    scores = [one for one in found if one.kernel == "scores"]
+    projections = [one for one in found if one.kernel == "attention"]
+    assert [one.flops for one in scores] == [4 * 2 * 4 * (3 + 4 + 5)] * 2
+    assert [one.moved_bytes for one in scores] == [2 * 5 * 1 * 4 * 4] * 2
+    assert [one.flops for one in projections] == [2 * 3 * 8 * 4 * 2 * 3] * 2
+    assert operations(PricedStep(3, 5), [plan], SHAPE, "cpu", None)[1].flops == projections[0].flops + 4 * 8 * 15
+
+
+def test_a_stand_in_computes_one_call_after_another() -> None:
+    sheet = host(more='stands_in = { npu = "cpu" }')
+    plan = plan_of(CallKind(unit="npu", static=True, overlaps=True), experts=(0, 1))
+    found = operations(PricedStep(2, 2), [plan], SHAPE, "npu", 1.0, Travels(sheet))
+    calls = [one for one in found if one.kernel == "expert_ffn"]
+    assert {one.unit for one in found} == {"cpu"}
+    assert [(one.unit, one.alongside) for one in calls] == [("cpu", False)] * 4
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('stands_in = { cpu = "cpu" }', "cpu: the sheet has that unit"),
+        ('stands_in = { npu = "gpu" }', "npu: gpu is none of the sheet's units; name one of cpu"),
+    ],
+)
+def test_a_stand_in_is_of_a_unit_that_the_sheet_lacks(line: str, told: str) -> None:
+    with pytest.raises(DeviceError, match=told):
+        host(more=line)
+
+
+@pytest.mark.parametrize(("whole", "seconds"), [(False, 400.0), (True, 500.0)])
+def test_calls_wait_for_their_own_copies_or_for_all_of_the_layer(whole: bool, seconds: float) -> None:
+    """Two copies of 100 s each, and two calls of 150 s. Own: the first call from 100 to 250, the second to 400. Whole:
+    both copies are done at 200, the calls at 500."""
+    link = f"""
+[links.file]
+source = "file"
+target = "cpu"
+kind = "shared"
+whole_layers = {str(whole).lower()}
+bytes_per_s = {figure(WEIGHT_BYTES / 100)}
+"""
+    prices = f"[units.cpu.kernels]\nexpert_ffn = {{ s_per_weight_byte = {figure(150 / WEIGHT_BYTES)} }}"
+    prices += "".join(
+        f"\n{name} = {{ s_per_flop = {figure(0.0)} }}"
+        for name in ("attention", "norm", "router", "gather_dynamic", "scatter", "residual")
+    )
+    sheet = parse_sheet(f'name = "host"\ndescription = "x"\nsource = "x"\n{prices}\n{link}', "host")
+    moved = Transfers.of(Transfer(e, 0, FILE, "cpu", WEIGHT_BYTES) for e in (0, 1))
+    plan = plan_of(CallKind(), moved, experts=(0, 1))
+    shape = ModelShape("toy", 1, 8, 2, 1, 4, 0, 4, 1, 16, 32, bytes_per_value=4)
+    timeline = Timeline(sheet)
+    timeline.run(operations(PricedStep(2, 2), [plan], shape, "cpu", None, Travels(sheet)))
+    assert timeline.now_s() == pytest.approx(seconds)
