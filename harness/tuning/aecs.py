@@ -1,0 +1,193 @@
+"""Adaptive energy-centric core selection: the search of source 002, without the phone.
+
+    min E(I) subject to speed(I) >= (1 - slowdown) * speed of the fastest
+
+Stage 1 finds the fastest selection by adding cores from big to middle. Stage 2 probes a tree of fewer and smaller
+cores below it (`selections.candidates`), and takes, of those that are fast enough, the least
+
+    E_h(I) = (1 - alpha) E(I) + alpha h(I) t(I)        E = P t, t = 1 / speed, h: `power_heuristic`
+
+Line 8 of Algorithm 1 is printed inverted (it throws out what is fast enough); here the slow ones go. What a probe is,
+the caller says: a function from a selection to its speed and power.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from harness.tuning.power_heuristic import Heuristic, PowerHeuristic, ThreadHeuristic
+from harness.tuning.selections import CoreCluster, Selection, Tree, all_selections, candidates, growing
+
+PROBE_TOKENS = 50
+"""Decoded in a probe, so that it outlasts the battery's period of 250 ms (§4.2)."""
+
+
+class Reading(NamedTuple):
+    """What one probe found. power_w None: no meter, as on iOS."""
+
+    speed_tokens_per_s: float
+    power_w: float | None
+
+
+Probe = Callable[[Selection], Reading]
+
+
+class Probed(NamedTuple):
+    """A selection with what its probe found, and the energy that it is judged by."""
+
+    selection: Selection
+    reading: Reading
+    energy_j: float
+    """E_h of one token."""
+
+
+@dataclass(frozen=True)
+class AecsParameters:
+    """A version of the search. The defaults are the paper's, with what it leaves open from the authors' fork."""
+
+    tree: Tree = "depth2"
+    slowdown: float = 0.08
+    alpha: float = 0.25
+    """Weight of the heuristic energy: 0 is measured energy alone, 1 needs no meter."""
+    heuristic: Heuristic = field(default_factory=PowerHeuristic)
+    first_cores: int = 1
+    """Where stage 1 begins."""
+    least_gain: float = 0.01
+    """Stage 1 ends when one more core adds less, as a share of the speed."""
+    most_first_probes: int | None = None
+    """Probes of stage 1; None: until it ends."""
+    most_candidates: int | None = None
+    """Nodes of the tree that are kept; None: all."""
+    order: Literal["tree", "estimated power"] = "tree"
+    """In which the candidates are probed."""
+    ends_at: float | None = None
+    """Stage 2 ends at a candidate of at least this share of stage 1's speed; None: all are probed."""
+    floor_from: Literal["stage 1", "stage 1 and last"] = "stage 1"
+    """What "as fast as the fastest" means: stage 1's speed, or its mean with the speed of the last probe."""
+
+
+PAPER = AecsParameters()
+PRESETS: dict[str, AecsParameters] = {
+    "paper": PAPER,
+    "aecs-code": replace(
+        PAPER,
+        first_cores=2,
+        most_first_probes=7,
+        most_candidates=13,
+        order="estimated power",
+        ends_at=0.99,
+        floor_from="stage 1 and last",
+    ),
+    "testbed": replace(PAPER, alpha=0.0),
+    "ios": replace(PAPER, tree="threads", alpha=1.0, heuristic=ThreadHeuristic()),
+}
+"""`paper`: as printed, line 8 corrected. `aecs-code`: as the authors' public engine fork does otherwise. `testbed`: as
+the revision that their testbed pins, measured energy alone. `ios`: threads, without a meter."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search chose, and all that it probed."""
+
+    chosen: Selection
+    fastest: Selection
+    """Stage 1's; of an exhaustive search the fastest of all."""
+    first_probes: tuple[tuple[Selection, Reading], ...]
+    probed: tuple[Probed, ...]
+    """Stage 2's candidates."""
+    floor_tokens_per_s: float
+    is_fallback: bool = False
+    """No candidate was fast enough when it was probed, so the fastest was taken."""
+
+    @property
+    def n_probes(self) -> int:
+        return len(self.first_probes) + len(self.probed)
+
+    @property
+    def distinct(self) -> frozenset[Selection]:
+        """Selections that were probed at all."""
+        return frozenset(one for one, _ in self.first_probes) | {each.selection for each in self.probed}
+
+    @property
+    def allowed(self) -> tuple[Probed, ...]:
+        return tuple(each for each in self.probed if each.reading.speed_tokens_per_s >= self.floor_tokens_per_s)
+
+
+def search(clusters: Sequence[CoreCluster], probe: Probe, parameters: AecsParameters = PAPER) -> SearchResult:
+    """Both stages. Raises ValueError where energy is to be measured and a probe has none, or a clock is not known."""
+    fastest, first = find_fastest(clusters, probe, parameters)
+    best = dict(first)[fastest].speed_tokens_per_s
+    nodes = list(candidates(clusters, fastest, parameters.tree))[: parameters.most_candidates]
+    if parameters.order == "estimated power":
+        nodes.sort(key=lambda node: parameters.heuristic.watts(clusters, node))
+    probed: list[Probed] = []
+    for node in nodes:
+        probed.append(_judged(clusters, node, probe(node), parameters))
+        if parameters.ends_at is not None and probed[-1].reading.speed_tokens_per_s >= parameters.ends_at * best:
+            break
+    if parameters.floor_from == "stage 1 and last":
+        best = statistics.fmean((best, probed[-1].reading.speed_tokens_per_s))
+    return _choice(fastest, tuple(first), tuple(probed), (1.0 - parameters.slowdown) * best)
+
+
+def find_fastest(
+    clusters: Sequence[CoreCluster], probe: Probe, parameters: AecsParameters = PAPER
+) -> tuple[Selection, list[tuple[Selection, Reading]]]:
+    """Stage 1: (the fastest selection, all that was probed in order)."""
+    probed: list[tuple[Selection, Reading]] = []
+    for selection in growing(clusters, parameters.first_cores):
+        if len(probed) == parameters.most_first_probes:
+            break
+        reading = probe(selection)
+        probed.append((selection, reading))
+        if len(probed) > 1:
+            before = probed[-2][1].speed_tokens_per_s
+            if reading.speed_tokens_per_s < before * (1.0 + parameters.least_gain):
+                return probed[-2][0], probed
+    return probed[-1][0], probed
+
+
+def search_all(clusters: Sequence[CoreCluster], probe: Probe, parameters: AecsParameters = PAPER) -> SearchResult:
+    """Every selection probed once, the yardstick: the least energy of those within the slowdown of the fastest."""
+    probed = tuple(_judged(clusters, one, probe(one), parameters) for one in all_selections(clusters))
+    fastest = max(probed, key=lambda each: each.reading.speed_tokens_per_s)
+    floor = (1.0 - parameters.slowdown) * fastest.reading.speed_tokens_per_s
+    return _choice(fastest.selection, (), probed, floor)
+
+
+def heuristic_energy_j(
+    clusters: Sequence[CoreCluster], selection: Selection, reading: Reading, parameters: AecsParameters
+) -> float:
+    """E_h of one token. Raises ValueError as `search`."""
+    token_s = 1.0 / reading.speed_tokens_per_s
+    alpha = parameters.alpha
+    total = 0.0
+    if alpha < 1.0:
+        if reading.power_w is None:
+            raise ValueError(
+                f"alpha is {alpha:g}, and the probe of {selection} has no power; use alpha 1 without a meter"
+            )
+        total += (1.0 - alpha) * reading.power_w * token_s
+    if alpha > 0.0:
+        total += alpha * parameters.heuristic.watts(clusters, selection) * token_s
+    return total
+
+
+def _judged(
+    clusters: Sequence[CoreCluster], selection: Selection, reading: Reading, parameters: AecsParameters
+) -> Probed:
+    return Probed(selection, reading, heuristic_energy_j(clusters, selection, reading, parameters))
+
+
+def _choice(
+    fastest: Selection,
+    first: tuple[tuple[Selection, Reading], ...],
+    probed: tuple[Probed, ...],
+    floor_tokens_per_s: float,
+) -> SearchResult:
+    allowed = [each for each in probed if each.reading.speed_tokens_per_s >= floor_tokens_per_s]
+    chosen = min(allowed, key=lambda each: each.energy_j).selection if allowed else fastest
+    return SearchResult(chosen, fastest, first, probed, floor_tokens_per_s, not allowed)
