@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from devices.models.efficiency import Efficiency
 from results.records import Record
 
 Kernel = Literal[
@@ -50,6 +51,19 @@ def _is_positive(figure: SheetFigure) -> SheetFigure:
 
 Rate = Annotated[SheetFigure, AfterValidator(_is_positive)]
 """One by which something is divided."""
+
+
+MOST_QUEUED = 1024
+
+
+def _is_depth(figure: SheetFigure) -> SheetFigure:
+    if not (figure.value.is_integer() and 1 <= figure.value <= MOST_QUEUED):
+        raise ValueError(f"must be a whole number from 1 to {MOST_QUEUED}")
+    return figure
+
+
+QueueDepth = Annotated[SheetFigure, AfterValidator(_is_depth)]
+"""Launches that a unit is given and has not done, at most."""
 
 
 class Span(Record):
@@ -139,19 +153,29 @@ TERMS = ("s_per_launch", "s_per_weight_byte", "s_per_moved_byte", "s_per_flop")
 
 
 class Roofline(Record):
-    """Seconds of any kind of work on a unit, as the slower of its memory and its arithmetic. Nobody compared it with
-    what runs there: it is the best that the unit could do."""
+    """Seconds of any kind of work on a unit, as the slower of its memory and its arithmetic. Without shares it is the
+    best that the unit could do: nobody compared it with what runs there."""
 
     bytes_per_s: Rate
     """Of its own memory, for weights and activations alike."""
     flops_per_s: Rate
     s_per_launch: SheetFigure | None = None
     """None: not stated, and counted as 0."""
+    bytes_share: Efficiency | None = None
+    """Of `bytes_per_s` that a launch reaches, by its shape. None: all of it."""
+    flops_share: Efficiency | None = None
+    """Of `flops_per_s`, the same."""
 
     def seconds(self, launches: int, weight_bytes: float, moved_bytes: float, flops: float) -> float:
         launch_s = 0.0 if self.s_per_launch is None else launches * self.s_per_launch.value
         n_bytes = weight_bytes + moved_bytes
-        return launch_s + max(n_bytes / self.bytes_per_s.value, flops / self.flops_per_s.value)
+        memory_s, compute_s = n_bytes / self.bytes_per_s.value, flops / self.flops_per_s.value
+        shape = launches, n_bytes, weight_bytes, flops
+        if self.bytes_share is not None:
+            memory_s /= self.bytes_share.share(*shape)
+        if self.flops_share is not None:
+            compute_s /= self.flops_share.share(*shape)
+        return launch_s + max(memory_s, compute_s)
 
 
 class Misses(Record):

@@ -52,6 +52,14 @@ def operation_seconds(sheet: Sheet, operation: Operation) -> float:
     return seconds
 
 
+def launch_seconds(sheet: Sheet, operation: Operation) -> float:
+    """Of `operation_seconds`, what its launches cost, which a queue can hide. Naive launches' own cost is none of it."""
+    if operation.kernel == TRANSFER:
+        return 0.0
+    price, amounts = _price(sheet, operation), (operation.weight_bytes, operation.moved_bytes, operation.flops)
+    return price.seconds(operation.launches, *amounts) - price.seconds(0, *amounts)
+
+
 def is_fitted(sheet: Sheet, operation: Operation) -> bool | None:
     """False where an operation is unlike all that its price was fitted on; None where that was fitted on nothing."""
     price = None if operation.kernel == TRANSFER else _price(sheet, operation)

@@ -14,12 +14,15 @@ of 000-npumoe follows):
 plus `s_per_naive_launch` of the unit for each launch that the framework dispatched by itself; no less than
 weight_bytes / memory bandwidth, where the sheet gives one. Where it has none but a roofline of the unit:
 
-    t = launches * s_per_launch + max((weight_bytes + moved_bytes) / bytes_per_s, flops / flops_per_s)
+    t = launches * s_per_launch + max((weight_bytes + moved_bytes) / (bytes_per_s * bytes_share),
+                                      flops / (flops_per_s * flops_share))
 
+with the shares of the peaks that a launch of that shape reaches (`devices.models.efficiency`), 1 where none are given.
 Over a link see `devices.models.links`. Energy of an operation on a unit, of what its units book as communication, and
 of a unit that waits:
 
-    E_unit = busy_w * t + j_per_flop * flops        E_comm = comm_w * t        E_waiting = idle_w * t
+    E_unit = busy_w * t + j_per_flop * flops        E_comm = comm_w * t
+    E_waiting = waiting_w * t                       E_idle = idle_w * t
 
 Watts that are not stated are not 0: joules of that component, and of the whole, are missing then.
 """
@@ -36,7 +39,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from devices.base import DeviceError, Unit
 from devices.models.figures import Kernel as Kernel
 from devices.models.figures import KernelPrice as KernelPrice
-from devices.models.figures import MissedBy, Rate, Roofline
+from devices.models.figures import MissedBy, QueueDepth, Rate, Roofline
 from devices.models.figures import SheetFigure as SheetFigure
 from devices.models.links import TAKEN, End, LinkName, LinkSheet, is_end_of
 from devices.toml_records import parse_record
@@ -55,8 +58,13 @@ class UnitSheet(Record):
     """Of a table such as [units.ndp]: it stands for ndp:0 to ndp:count-1. None of a table of one unit."""
     busy_w: SheetFigure | None = None
     """Power while the unit works, whatever it works on. None: not stated, and its joules are missing."""
+    waiting_w: SheetFigure | None = None
+    """Power while it does nothing and another unit or link works, which keeps it awake. None: as `idle_w`."""
     idle_w: SheetFigure | None = None
-    """Power while it waits, where `busy_w` is stated. None: not stated, and counted as 0."""
+    """Power while nothing works on the whole machine, where `busy_w` is stated. None: not stated, and counted as 0."""
+    queue_depth: QueueDepth | None = None
+    """Launches that it is given before they are done, so that their cost hides behind its own work; see
+    `devices.models.queues`. None: 1, each launch waits for the one before."""
     j_per_flop: SheetFigure | None = None
     s_per_naive_launch: SheetFigure | None = None
     """On top of a launch whose unit the framework itself chose at run time (Core ML naive); None: not priced."""

@@ -9,8 +9,9 @@ asked. An operation starts when its resource is free and all that it waits for i
                    next operation in the line waits for all of them
     aside          for the same, and the line does not wait for it: a transfer while others compute
 
-and besides for those that it names (`after`): a call for the transfer of its expert, a sum for what it adds up. The
-clock stands at the end of the line, so it counts only what was priced.
+and besides for those that it names (`after`): a call for the transfer of its expert, a sum for what it adds up. A unit
+that launches are queued for hides their cost behind its work (`devices.models.queues`). The clock stands at the end of
+the line, so it counts only what was priced.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.models.operation import Operation, operation_joules, operation_seconds
+from devices.models.operation import Operation, launch_seconds, operation_joules, operation_seconds
+from devices.models.queues import LaunchingHost
 from devices.models.sheet import Sheet
 from devices.models.usage import Usage
 from results.resource_use import MachineUse, Ran, machine_use
@@ -50,6 +52,9 @@ class Timeline:
         self._places: dict[Operation, int] = {}
         """Of each distinct operation: a model asks for few of them, many times."""
         self._seconds: list[float] = []
+        self._launch_s: list[float] = []
+        """Of each too: while its unit works on it, and what a queue hides beside that."""
+        self._host = LaunchingHost(sheet)
         self._usage = Usage(sheet)
         self._ran, self._starts_s, self._ends_s, self._waited_s = array("i"), array("d"), array("d"), array("d")
         """Of each operation since `settle`: which it was, when it began and ended, how long it waited for `after`."""
@@ -65,6 +70,7 @@ class Timeline:
         if at_s > self._line_s:
             self._usage.slept(self._line_s, at_s)
             self._line_s = at_s
+            self._host.wait_until(at_s)
 
     def run(self, operations: Iterable[Operation]) -> None:
         """Advances until the line is done. Raises `DeviceError` on an operation that the sheet cannot price."""
@@ -76,27 +82,35 @@ class Timeline:
             in_line = not operation.alongside and not operation.aside
             if in_line:
                 line_s = group_s
+                self._host.close_group()
             ready_s = max(line_s, self._free_s[operation.unit])
             start_s = ready_s
             for back in operation.after:
                 if back <= len(self._ends_s):
                     start_s = max(start_s, self._ends_s[-back])
+            waited_s = start_s - ready_s
+            if operation.unit in self._host.queues:
+                start_s = self._host.start_s(operation, self._launch_s[place], self._seconds[place], start_s)
             end_s = start_s + self._seconds[place]
             self._free_s[operation.unit] = end_s
             self._ran.append(place)
             self._starts_s.append(start_s)
             self._ends_s.append(end_s)
-            self._waited_s.append(start_s - ready_s)
+            self._waited_s.append(waited_s)
             if in_line:
                 line_s = end_s
             if not operation.aside:
                 group_s = max(group_s, end_s)
+                self._host.did(operation, end_s)
         self._line_s = group_s
 
     def _priced(self, operation: Operation) -> int:
         """Its place."""
         seconds = operation_seconds(self.sheet, operation)
+        launch_s = launch_seconds(self.sheet, operation) if operation.unit in self._host.queues else 0.0
+        seconds -= launch_s
         self._usage.price(operation.unit, operation_joules(self.sheet, operation, seconds))
+        self._launch_s.append(launch_s)
         self._seconds.append(seconds)
         self._places[operation] = len(self._places)
         return len(self._places) - 1

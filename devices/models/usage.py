@@ -32,6 +32,8 @@ class Usage:
         self._forgotten_s: dict[str, float] = defaultdict(float)
         """Joules and busy seconds of what was forgotten."""
         self._slept_before_s = 0.0
+        self._awake_before_s = 0.0
+        """Seconds in which any unit or link worked, of what was forgotten."""
 
     def price(self, resource: str, joules: Mapping[str, float | None]) -> None:
         """Of the next distinct operation, as `operation_joules` says them. resource: its unit or link's direction."""
@@ -48,6 +50,7 @@ class Usage:
             own_P = self._own(component, place_P)
             self._forgotten_s[component] += float(_busy(start_P[own_P], end_P[own_P])[1][-1])
             self._forgotten_j[component] += float(np.asarray(self._joules_D)[place_P[own_P]].sum())
+        self._awake_before_s += float(_busy(start_P, end_P)[1][-1])
         self._slept_before_s += sum(end_s - start_s for start_s, end_s in self._slept)
         self._slept.clear()
 
@@ -70,9 +73,15 @@ class Usage:
             of_P = of_P[np.argsort(start_P[of_P], kind="stable")]
             at_s, at_j = _line(start_P[of_P], end_P[of_P], np.asarray(self._joules_D)[place_P[of_P]])
             spent_j += np.interp(edges_s, at_s, at_j)
-        idle = self._sheet.units[component].idle_w if component in self._sheet.units else None
-        if idle is not None and self._sheet.has_watts(component):
-            spent_j = np.maximum.accumulate(spent_j + idle.value * (edges_s - busy_at_s))
+        unit = self._sheet.units.get(component)
+        if unit is not None and self._sheet.has_watts(component):
+            idle_w = 0.0 if unit.idle_w is None else unit.idle_w.value
+            rest_j = idle_w * (edges_s - busy_at_s)
+            if unit.waiting_w is not None:
+                awake_at_s = self._awake_before_s + np.interp(edges_s, *_busy(start_P, end_P))
+                rest_j += (unit.waiting_w.value - idle_w) * (awake_at_s - busy_at_s)
+            if unit.idle_w is not None or unit.waiting_w is not None:
+                spent_j = np.maximum.accumulate(spent_j + rest_j)
         if component == "cpu" and self._sheet.idle_w is not None:
             sleeps_s, slept_s = _busy(*np.array(self._slept).reshape(-1, 2).T)
             spent_j = spent_j + self._sheet.idle_w.value * (
