@@ -53,7 +53,7 @@ def operation_seconds(sheet: Sheet, operation: Operation) -> float:
 
 
 def launch_seconds(sheet: Sheet, operation: Operation) -> float:
-    """Of `operation_seconds`, what its launches cost, which a queue can hide. Naive launches' own cost is none of it."""
+    """Of `operation_seconds`, what its launches cost, which a queue can hide; not what naive ones cost besides."""
     if operation.kernel == TRANSFER:
         return 0.0
     price, amounts = _price(sheet, operation), (operation.weight_bytes, operation.moved_bytes, operation.flops)
