@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.models.operation import Operation, launch_seconds, operation_joules, operation_seconds
+from devices.models.operation import TRANSFER, Operation, launch_seconds, operation_joules, operation_seconds
 from devices.models.queues import LaunchingHost
 from devices.models.sheet import Sheet
 from devices.models.usage import Usage
@@ -133,6 +133,15 @@ class Timeline:
         for operation, place in self._places.items():
             n = int(n_run[place]) + self._n_before.get(place, 0)
             found[operation.name, operation.unit] += n * self._seconds[place]
+        return dict(found)
+
+    def bytes_by_link(self) -> Mapping[str, float]:
+        """Bytes since the start that travelled, by each way of a link."""
+        found: dict[str, float] = defaultdict(float)
+        n_run = np.bincount(np.asarray(self._ran, dtype=np.int64), minlength=len(self._places))
+        for operation, place in self._places.items():
+            if operation.kernel == TRANSFER:
+                found[operation.unit] += (int(n_run[place]) + self._n_before.get(place, 0)) * operation.moved_bytes
         return dict(found)
 
     @property

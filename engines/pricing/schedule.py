@@ -35,16 +35,18 @@ NUMBER_BYTES = 8
 
 @dataclass(frozen=True)
 class PricedStep:
-    """One forward chunk: T new tokens, L keys to attend to, the new ones included."""
+    """One forward chunk: T new tokens, L keys to attend to, the new ones included, each of n_sequences its own L."""
 
     n_tokens: int
     kv_length: int
     phase: ChunkPhase = "prefill"
+    n_sequences: int = 1
 
     @property
     def seen_pairs(self) -> int:
         """Of queries and keys, those that causality leaves."""
-        return self.n_tokens * self.kv_length - self.n_tokens * (self.n_tokens - 1) // 2
+        n_own = self.n_tokens // self.n_sequences
+        return self.n_tokens * self.kv_length - self.n_tokens * (n_own - 1) // 2
 
 
 def operations(
@@ -135,7 +137,7 @@ def attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | No
     weights, per_pair = shape.attention_weights, 4.0 * shape.n_heads * shape.head_dim
     weight_bytes = weights * shape.bytes_per_value
     projections = 2.0 * step.n_tokens * weights
-    cache_bytes = 2.0 * step.kv_length * shape.n_kv_heads * shape.head_dim * shape.bytes_per_value
+    cache_bytes = 2.0 * step.n_sequences * step.kv_length * shape.n_kv_heads * shape.head_dim * shape.bytes_per_value
     if own is not None and "scores" in own.kernels:
         scores = Operation("attention", unit, "scores", flops=per_pair * step.seen_pairs, moved_bytes=cache_bytes)
         return [Operation("attention", unit, "attention", flops=projections, weight_bytes=weight_bytes), scores]

@@ -5,7 +5,7 @@ Legend: T tokens, H model width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from devices.base import Unit
-from engines.dispatch import Routing
+from engines.dispatch import Prediction, Routing
 from engines.errors import EngineError
 from engines.profile import Profile
 from engines.residency import Counts, Residency, Slots
@@ -146,6 +146,16 @@ class BuildContext:
     routers_order: bool = False
     """Whether the decode step of the model itself adds experts up in the order in which the router names them, and not
     by their numbers."""
+    foretells: Callable[[int], Prediction | None] | None = None
+    """What a route guesses after that layer, where no model runs whose state it could ask; None: its own predictor."""
+
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """Those with experts: as the model says, or behind the dense ones. Empty of a dense model."""
+        if self.model is not None and self.model.config.moe is not None:
+            return tuple(sorted(self.model.config.moe.sparse_layers))
+        sizes = self.sizes
+        return () if sizes is None else tuple(range(sizes.n_layers - sizes.n_sparse_layers, sizes.n_layers))
 
     @property
     def exchanged_sizes(self) -> ModelSizes | None:

@@ -6,6 +6,7 @@ while those run. The first layer with experts has none before it and takes its r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from engines.dispatch import Prediction, Routing
@@ -83,6 +84,8 @@ class PredictedParameters(Record):
         return None
 
     def build(self, context: BuildContext) -> PredictedRoute:
+        if context.foretells is not None:
+            return ToldRoute(context.foretells, self.executes == "prediction", self.speculate_prefill)
         return PredictedRoute(self._predictor(context), self.executes == "prediction", self.speculate_prefill)
 
     def _predictor(self, context: BuildContext) -> ExpertPredictor:
@@ -112,7 +115,8 @@ class PredictedParameters(Record):
 class PredictedRoute:
     asks = Asks(hidden_state=True)
 
-    def __init__(self, predictor: ExpertPredictor, executes_prediction: bool, speculates_prefill: bool) -> None:
+    def __init__(self, predictor: ExpertPredictor | None, executes_prediction: bool, speculates_prefill: bool) -> None:
+        """predictor: None of a route that is told its predictions."""
         self._predictor = predictor
         self._executes_prediction = executes_prediction
         self._speculates_prefill = speculates_prefill
@@ -128,5 +132,24 @@ class PredictedRoute:
     def predict(self, seen: LayerInput) -> Prediction | None:
         if seen.phase == "prefill" and not self._speculates_prefill:
             return None
+        return self._guess(seen)
+
+    def _guess(self, seen: LayerInput) -> Prediction | None:
+        assert self._predictor is not None
         assert seen.hidden_state is not None  # this asks for it
         return self._predictor.predict(KnownState(seen.layer, seen.routing, seen.hidden_state))
+
+
+class ToldRoute(PredictedRoute):
+    """Whoever knows the routing tells the predictions too: there is no state to guess from."""
+
+    asks = NOTHING
+
+    def __init__(
+        self, foretells: Callable[[int], Prediction | None], executes_prediction: bool, speculates_prefill: bool
+    ) -> None:
+        super().__init__(None, executes_prediction, speculates_prefill)
+        self._foretells = foretells
+
+    def _guess(self, seen: LayerInput) -> Prediction | None:
+        return self._foretells(seen.layer)

@@ -52,11 +52,11 @@ class FetchParameters(Record):
     def build(self, context: BuildContext) -> Fetches:
         """Raises `EngineError`."""
         sizes = context.sizes
-        if sizes is None or context.model is None or context.model.config.moe is None:
+        if sizes is None:
             raise EngineError("a dense model has no experts to fetch; use dropless")
         if (reason := self.too_many(sizes)) is not None:
             raise EngineError(reason)
-        layers = sorted(context.model.config.moe.sparse_layers)
+        layers = context.sparse_layers
         if not self.needs_profile:
             ranked = [LayerExpert(layer, expert) for expert in range(sizes.n_experts) for layer in layers]
         else:

@@ -73,10 +73,8 @@ class SlicesParameters(Record):
             raise EngineError("a dense model has no experts to fetch; use dropless")
         if not self.prefetch:
             return Slices(context, sizes, None, ())
-        layers: Sequence[int] = range(sizes.n_layers)
-        if context.model is not None and context.model.config.moe is not None:
-            layers = sorted(context.model.config.moe.sparse_layers)
-        return Slices(context, sizes, self.slots_of_layer(context.priced_sizes or sizes, context.expert_slots), layers)
+        n_slots = self.slots_of_layer(context.priced_sizes or sizes, context.expert_slots)
+        return Slices(context, sizes, n_slots, context.sparse_layers)
 
 
 class _OfGpu(NamedTuple):

@@ -40,13 +40,12 @@ class TwoBuffersParameters(Record):
 
     def build(self, context: BuildContext) -> TwoBuffers:
         """Raises `EngineError` for a dense model."""
-        if context.sizes is None or context.model is None or context.model.config.moe is None:
+        if context.sizes is None:
             raise EngineError("a dense model has no experts to fetch; use dropless")
-        layers = sorted(context.model.config.moe.sparse_layers)
         copies = context.moved_expert_bytes is not None
         n_bytes = context.sizes.expert_bytes if context.moved_expert_bytes is None else context.moved_expert_bytes
         held = buffer_size(context.sizes, context.expert_slots)
-        return TwoBuffers(dict(pairwise(layers)), held, n_bytes, self.prefetch, copies)
+        return TwoBuffers(dict(pairwise(context.sparse_layers)), held, n_bytes, self.prefetch, copies)
 
 
 def buffer_size(sizes: ModelSizes, n_slots: int | None) -> int:

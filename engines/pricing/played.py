@@ -1,0 +1,132 @@
+"""The plans that a technique makes of routing which nobody computes: step by step, layer by layer, as an engine asks.
+
+The same code in the same order as in a run: what lies where, what was chosen so far and what was predicted are kept and
+shown by `engines.shown`. Attention is not computed, so no token is more salient than another: of those that overflow,
+later ones go.
+
+Legend: L layers with experts, T tokens, E experts, K experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engines.calls import Integers
+from engines.dispatch import DispatchPlan, Prediction, Routing
+from engines.pricing.routing_sources import RoutingSource
+from engines.pricing.schedule import PricedStep
+from engines.profile import Profile
+from engines.shown import Shown
+from engines.techniques.base import Technique
+from engines.techniques.context import ChunkPhase, ModelSizes
+
+
+class PlayedStep(NamedTuple):
+    """One forward chunk. plans: of all layers of the model, None of a dense one."""
+
+    step: PricedStep
+    phase: ChunkPhase
+    plans: tuple[DispatchPlan | None, ...]
+
+
+class Foresight:
+    """Predictions with a stated recall, in the place of a predictor.
+
+    Each expert that the next layer's router chooses is among the predicted with a probability of `recall`; in the place
+    of one that is not stands another that the router does not choose, all of those alike.
+    """
+
+    def __init__(self, recall: float, sizes: ModelSizes, seed: int = 0) -> None:
+        self._recall, self._sizes = recall, sizes
+        self._random = np.random.default_rng((seed, 0x70726564))
+        self._step: Sequence[Integers] | Integers = ()
+        self._first = sizes.n_layers - sizes.n_sparse_layers
+
+    def start_step(self, ids_LTK: Integers) -> None:
+        """What the routers of this step choose."""
+        self._step = ids_LTK
+
+    def __call__(self, layer: int) -> Prediction | None:
+        """After a layer, of the next one with experts; None after the last."""
+        ahead = layer + 1 - self._first
+        if ahead >= len(self._step):
+            return None
+        true_TK, n_experts = self._step[ahead], self._sizes.n_experts
+        keys_TE = self._random.random((len(true_TK), n_experts))
+        np.put_along_axis(keys_TE, true_TK, 2.0, axis=1)
+        others_TK = np.argsort(keys_TE, axis=1)[:, : true_TK.shape[1]]
+        is_told_TK = self._random.random(true_TK.shape) < self._recall
+        # With few experts there may be fewer others than wanted: those places stay true.
+        is_told_TK |= np.take_along_axis(keys_TE, others_TK, axis=1) == 2.0
+        return Prediction(layer + 1, routing_of(np.where(is_told_TK, true_TK, others_TK), n_experts))
+
+
+def routing_of(ids_TK: Integers, n_experts: int) -> Routing:
+    """With equal weights: what a plan costs does not hang on them."""
+    return Routing(torch.from_numpy(ids_TK), torch.full(ids_TK.shape, 1 / ids_TK.shape[1]), n_experts)
+
+
+def profile_of_source(source: RoutingSource, sizes: ModelSizes, n_tokens: int, n_prompts: int) -> Profile:
+    """How often each expert is chosen by tokens that no run is told. Raises `EngineError`."""
+    ids_LTK = source.ids_LTK(sizes, n_tokens, "calibration")
+    first = sizes.n_layers - sizes.n_sparse_layers
+    counts = {
+        first + layer: tuple(np.bincount(ids_TK.reshape(-1), minlength=sizes.n_experts).tolist())
+        for layer, ids_TK in enumerate(ids_LTK)
+    }
+    return Profile(counts, sizes.top_k, n_prompts)
+
+
+def played_steps(
+    technique: Technique,
+    shown: Shown,
+    sequences: Sequence[Integers],
+    sizes: ModelSizes,
+    chunk: int,
+    n_prompt: int,
+    foresight: Foresight | None = None,
+) -> Iterator[PlayedStep]:
+    """One request for each sequence, together: prompts one after another in chunks, then a token of each in each step.
+
+    shown: keeps what the technique asks for, from request to request. sequences: ids_LTK of each, the first n_prompt
+    tokens of which are its prompt; all of the same length.
+    """
+    shown.start_request()
+    n_left = n_prompt * len(sequences)
+    for ids_LTK in sequences:
+        for first in range(0, n_prompt, chunk):
+            end = min(first + chunk, n_prompt)
+            n_left -= end - first
+            plans = _planned(technique, shown, ids_LTK[:, first:end], "prefill", n_left, sizes, foresight)
+            yield PlayedStep(PricedStep(end - first, end), "prefill", plans)
+    for token in range(n_prompt, sequences[0].shape[1]):
+        ids_LTK = np.concatenate([one[:, token : token + 1] for one in sequences], axis=1)
+        plans = _planned(technique, shown, ids_LTK, "decode", 0, sizes, foresight)
+        yield PlayedStep(PricedStep(len(sequences), token + 1, "decode", len(sequences)), "decode", plans)
+
+
+def _planned(
+    technique: Technique,
+    shown: Shown,
+    ids_LTK: Integers,
+    phase: ChunkPhase,
+    n_left: int,
+    sizes: ModelSizes,
+    foresight: Foresight | None,
+) -> tuple[DispatchPlan | None, ...]:
+    shown.start_step(n_left)
+    if foresight is not None:
+        foresight.start_step(ids_LTK)
+    saliency_T = torch.ones(ids_LTK.shape[1]) if technique.needs_saliency else None
+    n_dense = sizes.n_layers - sizes.n_sparse_layers
+    plans: list[DispatchPlan | None] = [None] * n_dense
+    for layer, ids_TK in enumerate(ids_LTK, n_dense):
+        seen = shown.layer(layer, phase, routing_of(np.ascontiguousarray(ids_TK), sizes.n_experts), saliency_T, None)
+        plan = technique.plan(seen)
+        shown.ran(seen, plan)
+        plans.append(plan)
+    return tuple(plans)

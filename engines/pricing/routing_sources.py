@@ -1,0 +1,115 @@
+"""Where the routing of a model comes from that does not run: a recorded trace, or a generator.
+
+A source gives the experts of one token after another, for all layers with experts. Every table that rests on it names
+it. What calibration counts is apart from what the runs are told.
+
+Legend: L layers with experts, T tokens, E experts, K experts per token, S sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+
+from engines.calls import Integers
+from engines.errors import EngineError
+from engines.techniques.context import ModelSizes
+
+Purpose = Literal["run", "calibration"]
+MOST_TOKENS = 10_000_000
+"""Of one drawing: more than fits in memory."""
+EVERY = 10
+"""Which n-th sequence of a trace calibration counts; all others are for runs."""
+
+
+class RoutingSource(Protocol):
+    @property
+    def name(self) -> str:
+        """What tables say of it."""
+        ...
+
+    def ids_LTK(self, sizes: ModelSizes, n_tokens: int, purpose: Purpose = "run", sequence: int = 0) -> Integers:
+        """The experts of tokens that follow each other, each token's distinct. sequence: of several that are asked at
+        once or one after another, which. The same every time. Raises `EngineError` where it is of another model."""
+        ...
+
+
+@dataclass(frozen=True)
+class UniformRouting:
+    """Each token chooses K of E experts, all alike, whatever the token before chose."""
+
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"generated, all experts alike, seed {self.seed}"
+
+    def ids_LTK(self, sizes: ModelSizes, n_tokens: int, purpose: Purpose = "run", sequence: int = 0) -> Integers:
+        shape = sizes.n_sparse_layers, n_tokens, sizes.n_experts
+        random = np.random.default_rng((self.seed, purpose == "calibration", sequence))
+        keys_LTE = random.random(shape, dtype=np.float32)
+        chosen_LTK: Integers = np.argpartition(keys_LTE, sizes.top_k - 1, axis=2)[:, :, : sizes.top_k]
+        return chosen_LTK
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedRouting:
+    """What a model's routers chose, one sequence behind another. Where more tokens are asked than were recorded, it
+    begins again with the first."""
+
+    model: str
+    n_experts: int
+    sequences: Sequence[Integers]
+    """ids_TLK of each."""
+
+    @property
+    def name(self) -> str:
+        n_tokens = sum(map(len, self.sequences))
+        return f"recorded, {self.model}, {n_tokens} tokens of {len(self.sequences)} sequences"
+
+    def ids_LTK(self, sizes: ModelSizes, n_tokens: int, purpose: Purpose = "run", sequence: int = 0) -> Integers:
+        n_layers, top_k = self.sequences[0].shape[1:]
+        found, wanted = (n_layers, self.n_experts, top_k), (sizes.n_sparse_layers, sizes.n_experts, sizes.top_k)
+        if found != wanted:
+            raise EngineError(
+                f"the trace of {self.model} has {_told(found)}, and the model that is priced has {_told(wanted)}; take"
+                " a trace of that model, or a generator"
+            )
+        is_counted = purpose == "calibration"
+        own = [one for n, one in enumerate(self.sequences) if (n % EVERY == 0) is is_counted] or list(self.sequences)
+        first = sequence % len(own)
+        ordered_TLK = np.concatenate([*own[first:], *own[:first]])
+        ids_TLK = np.resize(ordered_TLK, (n_tokens, n_layers, top_k))
+        return np.ascontiguousarray(ids_TLK.transpose(1, 0, 2)).astype(np.int64)
+
+
+def _told(sizes: tuple[int, int, int]) -> str:
+    return f"{sizes[0]} layers of {sizes[1]} experts, top-{sizes[2]}"
+
+
+def read_trace(path: Path, model: str, n_experts: int) -> RecordedRouting:
+    """A trace as the data folder has it: `experts` [tokens, layers, K] and `offsets` of its sequences, in one .npz.
+
+    Raises `EngineError` for a file that is absent or not such a trace.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as trace:
+            experts_TLK, offsets = trace["experts"], trace["offsets"]
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"{path}: no trace of routing ({error}); give an .npz with experts and offsets") from error
+    is_whole = experts_TLK.ndim == 3 and offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0
+    if not is_whole or offsets[-1] != len(experts_TLK) or (np.diff(offsets) < 1).any():
+        raise EngineError(
+            f"{path}: experts must be [tokens, layers, K] and offsets where sequences begin, from 0 to the end; found"
+            f" {experts_TLK.shape} and {offsets.shape}"
+        )
+    if experts_TLK.dtype.kind not in "ui" or int(experts_TLK.min()) < 0 or int(experts_TLK.max()) >= n_experts:
+        raise EngineError(f"{path}: experts must be numbers from 0 to {n_experts - 1}; is this of {model}?")
+    ordered = np.sort(experts_TLK, axis=2)
+    if (ordered[:, :, 1:] == ordered[:, :, :-1]).any():
+        raise EngineError(f"{path}: a token chooses the same expert twice in a layer; fetch the trace again")
+    return RecordedRouting(model, n_experts, np.split(experts_TLK, offsets[1:-1].tolist()))

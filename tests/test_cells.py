@@ -1,0 +1,235 @@
+"""Cells that are priced without a model, against runs of a real small one on a modelled device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from safetensors.torch import save_file
+
+from devices.models.sheet import load_sheet
+from devices.models.timeline import Timeline
+from engines.base import PhaseEvent
+from engines.calls import Integers
+from engines.errors import EngineError
+from engines.model.checkpoints import Checkpoint, load_checkpoint, tensor_shapes
+from engines.model.model_config import read_model_config
+from engines.observers import SparseLayerStep
+from engines.pricing.cells import Cell, PricedCell, parameters, price_cell
+from engines.pricing.costs import SheetCosts
+from engines.pricing.modelled import ModelledEngine
+from engines.pricing.routing_sources import Purpose, UniformRouting
+from engines.pricing.shapes import NAMED_SHAPES, own_shape, sizes_of
+from engines.reference import ReferenceEngine
+from engines.techniques.context import ModelSizes
+from results.records import Completion, EngineCounters, Request
+
+VOCABULARY, N_PROMPT, N_NEW, CHUNK = 11, 37, 9, 16
+QWEN3 = NAMED_SHAPES["qwen3-30b-a3b"]
+
+
+# --- on the same plans as a run --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Random weights: three layers, the first dense, 16 experts, top-4, a shared one."""
+    folder = tmp_path_factory.mktemp("random-moe")
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    raw = {
+        "architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_hidden_layers": 3, "intermediate_size": 24, "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "num_experts": 16, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 16, "mlp_only_layers": [0],
+        "decoder_sparse_step": 1, "norm_topk_prob": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(raw))
+    generator = torch.Generator().manual_seed(7)
+    shapes = tensor_shapes(read_model_config(Path(folder)))
+    save_file(
+        {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}, folder / "model.safetensors"
+    )
+    return load_checkpoint(str(folder), torch.float32)
+
+
+class Heard:
+    """What the routers chose in the requests of an engine."""
+
+    def __init__(self) -> None:
+        self.by_layer: dict[int, list[Integers]] = {}
+
+    def layer(self, seen: SparseLayerStep) -> None:
+        self.by_layer.setdefault(seen.layer, []).append(seen.routing.expert_ids_TK.numpy().copy())
+
+    @property
+    def ids_LTK(self) -> Integers:
+        return np.stack([np.concatenate(self.by_layer[layer]) for layer in sorted(self.by_layer)])
+
+
+class Given:
+    """A source of routing that was heard."""
+
+    name = "heard"
+
+    def __init__(self, run_LTK: Integers, calibration_LTK: Integers) -> None:
+        self._of = {"run": run_LTK, "calibration": calibration_LTK}
+
+    def ids_LTK(self, sizes: ModelSizes, n_tokens: int, purpose: Purpose = "run", sequence: int = 0) -> Integers:
+        assert self._of[purpose].shape[1] == n_tokens
+        return self._of[purpose]
+
+
+def prompt(seed: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(1, VOCABULARY, N_PROMPT).tolist())
+
+
+class Ran(NamedTuple):
+    completion: Completion
+    joules: dict[str, float]
+    spent: dict[tuple[str, str], float]
+    counters: EngineCounters
+
+
+def both(checkpoint: Checkpoint, sheet_name: str, preset: str, **given: object) -> tuple[PricedCell, Ran]:
+    """The cell, and what a run on the modelled device came to."""
+    sheet, shape = load_sheet(sheet_name), own_shape("random-moe", checkpoint.config)
+    sizes, technique = sizes_of(shape), parameters(preset, **given)
+    assert sizes is not None
+    dropless = ReferenceEngine(checkpoint, parameters("dropless"), CHUNK)
+    dropless.layer_observer = counted = Heard()
+    request = Request(request_id="r", sample_id="s", kind="generate", prompt_ids=prompt(2), max_new_tokens=1)
+    dropless.run(request, unheard)
+    reference = ReferenceEngine(checkpoint, technique, CHUNK, sizes=sizes, costs=SheetCosts(sheet, sizes))
+    timeline = Timeline(sheet)
+    engine = ModelledEngine(reference, timeline, technique.backbone, shape)
+    if engine.needs_calibration:
+        engine.calibrate([prompt(2)])
+    reference.layer_observer = heard = Heard()
+    request = Request(request_id="r", sample_id="s", kind="generate", prompt_ids=prompt(1), max_new_tokens=N_NEW)
+    completion = engine.run(request, unheard)
+    joules = {one: timeline.energy_j(one) for one in sheet.components if sheet.has_watts(one)}
+    spent = dict(timeline.seconds_by_operation())
+    n_steps = len(completion.token_ids) - 1
+    cell = Cell(
+        sheet, shape, technique, Given(heard.ids_LTK, counted.ids_LTK), N_PROMPT, n_steps, CHUNK,
+        calibration_tokens=N_PROMPT,
+    )  # fmt: skip
+    return price_cell(cell), Ran(completion, joules, spent, engine.take_counters())
+
+
+def unheard(event: PhaseEvent, at_s: float) -> None:
+    """Nobody listens."""
+
+
+SAME = (
+    ("m2-ultra", "dropless", {}),
+    ("m2-ultra", "coreml-naive", {}),
+    ("m2-ultra", "npumoe-base", {"align": 1}),
+    ("m2-ultra", "npumoe", {"align": 4, "calibration_prompts": 1}),
+    ("m2-ultra", "npumoe-tg", {"align": 4, "calibration_prompts": 1, "decode_graphs": "same"}),
+    ("m2-ultra", "blockwise", {"block_size": 8}),
+    ("m2-ultra", "dropping", {}),
+    ("m2-ultra", "all-experts", {}),
+    ("rtx5080-ndp", "on-demand", {}),
+    ("rtx5080-ndp", "fiddler", {}),
+    ("rtx5080-ndp", "monde", {"ndps": 2}),
+    ("rtx5080-ndp", "ndp-tp", {"ndps": 2}),
+    ("rtx5080-ndp", "ndp-tp-lb", {"ndps": 2}),
+    ("rtx5080-ndp", "ndp", {"ndps": 2, "slots": 3}),
+)
+
+
+@pytest.mark.parametrize(("sheet", "preset", "given"), SAME, ids=[f"{preset}-{sheet}" for sheet, preset, _ in SAME])
+def test_a_cell_is_priced_as_a_run_with_the_same_routing(
+    checkpoint: Checkpoint, sheet: str, preset: str, given: dict[str, object]
+) -> None:
+    """Seconds, joules, what they were spent on and what was counted, of a small model whose routing was heard."""
+    cell, ran = both(checkpoint, sheet, preset, **given)
+    assert cell.ttft_s == pytest.approx(ran.completion.ttft_s, rel=1e-12)
+    assert cell.tpot_s == pytest.approx(ran.completion.tpot_s, rel=1e-12)
+    assert cell.e2e_s == pytest.approx(ran.completion.e2e_s, rel=1e-12)
+    assert {one: j for one, j in cell.joules.items() if j is not None} == pytest.approx(ran.joules, rel=1e-12)
+    assert cell.counters == ran.counters.model_copy(update={"bytes_copied": None})
+    spent: dict[tuple[str, str], float] = {}
+    for phase in cell.phases:
+        for key, seconds in phase.spent.items():
+            spent[key] = spent.get(key, 0.0) + seconds
+    assert spent == pytest.approx({key: s for key, s in ran.spent.items() if s}, rel=1e-9)
+
+
+# --- of itself -------------------------------------------------------------------------------------------------------
+
+
+def cell_of(preset: str = "dropless", sheet: str = "m2-ultra", **given: object) -> Cell:
+    small = replace(QWEN3, n_layers=2)
+    return Cell(load_sheet(sheet), small, parameters(preset, **given), UniformRouting(), 64, 4, 32)
+
+
+def test_times_of_a_resource_add_up_to_the_phase() -> None:
+    priced = price_cell(cell_of("on-demand", "a6000"))
+    for phase in priced.phases:
+        for own in phase.use.by_resource.values():
+            assert sum(own) == pytest.approx(phase.seconds)
+    assert priced.decode is not None
+    assert priced.decode.use.of("gpu").waiting_s > 0, "each layer waits for its experts"
+
+
+def test_bytes_that_travel_are_those_of_the_experts() -> None:
+    """A token of 2 layers fetches 8 experts in each, of 3 x 2048 x 768 values of 2 bytes."""
+    priced = price_cell(cell_of("on-demand", "a6000"))
+    assert priced.decode is not None
+    assert priced.decode.bytes_by_link == {"pcie": pytest.approx(4 * 2 * 8 * 3 * 2048 * 768 * 2)}
+    assert priced.decode.counters.bytes_moved == priced.decode.bytes_by_link["pcie"]
+
+
+def test_missing_watts_are_told_and_no_joule_is_zero() -> None:
+    priced = price_cell(cell_of("on-demand", "a6000"))
+    assert priced.total_j is None
+    assert priced.joules["gpu"] is None
+    assert priced.no_joules is not None
+    assert "states no power of" in priced.no_joules
+    assert price_cell(cell_of()).no_joules is None
+
+
+def test_a_model_that_fits_nowhere_is_a_result() -> None:
+    priced = price_cell(replace(cell_of("ndp-tp", "rtx5080-ndp", ndps=1), shape=NAMED_SHAPES["mixtral-8x7b"]))
+    assert priced.result == "N.S."
+    assert priced.ttft_s is None
+    assert priced.total_j is None
+    assert price_cell(replace(cell_of("gpu", "rtx5080-ndp"), shape=QWEN3)).result == "oom"
+
+
+@pytest.mark.parametrize("recall", [0.0, 0.5, 0.9, 1.0])
+def test_predictions_have_the_recall_that_was_stated(recall: float) -> None:
+    cell = replace(cell_of("prefetch-hint", "a6000"), shape=QWEN3, recall=recall, decode_steps=40)
+    counters = price_cell(cell).counters
+    assert counters.predicted == 40 * 47 * 8
+    assert counters.recall == pytest.approx(recall, abs=4 * 0.5 / (40 * 47 * 8) ** 0.5)
+
+
+def test_requests_before_leave_what_they_fetched() -> None:
+    """On GPU-NDP what a prompt chose most is fetched at its end; a second prompt of the same routing finds it there."""
+    cell = cell_of("ndp", "rtx5080-ndp", slots=8)
+    sizes = sizes_of(cell.shape)
+    assert sizes is not None
+    ids_LTK = cell.routing.ids_LTK(sizes, 68)
+    cell = replace(cell, routing=Given(ids_LTK, ids_LTK))
+    assert price_cell(cell).counters.prefetched == 8, "of the layer after the one that fetches"
+    assert price_cell(replace(cell, n_before=1)).counters.prefetched == 0
+
+
+def test_bad_cells_are_told_all_at_once() -> None:
+    with pytest.raises(EngineError, match=r"prompt_tokens = 0 .*; decode_steps = -1 .*; recall = 2"):
+        replace(cell_of(), prompt_tokens=0, decode_steps=-1, recall=2)
+    with pytest.raises(EngineError, match="give the recall"):
+        price_cell(cell_of("router-pf", "a6000"))
+    with pytest.raises(EngineError, match="makes none"):
+        price_cell(replace(cell_of(), recall=0.5))
