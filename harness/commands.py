@@ -17,6 +17,7 @@ from harness.bundled_plans import FIRST_PLAN, bundled_plans, write_bundled_plan
 from harness.calibrate_command import calibrate
 from harness.device_commands import devices, doctor, record
 from harness.interrupts import raise_in_command
+from harness.reproduce_command import reproduce
 from harness.run_commands import plan_check, plan_schema, report, run
 from harness.terminal import EXIT_BAD_PLAN, AsJson, end_interrupted, fail, log_to_terminal, print_rows, quiet_libraries
 from results.printable import printable
@@ -104,6 +105,7 @@ plan_app.command("schema")(plan_schema)
 app.command()(devices)
 app.command()(doctor)
 app.command()(record)
+app.command()(reproduce)
 
 
 @app.command("list")

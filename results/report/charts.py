@@ -80,7 +80,7 @@ def energy_chart(bars: Sequence[EnergyBar], unit: str, description: str) -> dict
         x="text_at:Q", y=y, yOffset=offset, text="label:N"
     )
     n_arms = len(dict.fromkeys(b.arm for b in bars))
-    return _spec(alt.layer(drawn, interval, words), 26 + 40 * n_arms, description)
+    return page_spec(alt.layer(drawn, interval, words), 26 + 40 * n_arms, description)
 
 
 def power_chart(
@@ -132,7 +132,7 @@ def power_chart(
         .mark_rule(color="var(--accent-2)", strokeWidth=1)
         .encode(x=x, y=alt.value(196), y2=alt.value(206))
     )
-    return _spec(alt.layer(*layers), 210, description)
+    return page_spec(alt.layer(*layers), 210, description)
 
 
 def shown_part(trace: PowerTrace, from_s: float, to_s: float) -> tuple[Array, Array]:
@@ -163,7 +163,7 @@ def _ends(prefix: str, mean: float, low: float | None, high: float | None) -> di
     return {f"{prefix}low": mean if low is None else low, f"{prefix}high": mean if high is None else high}
 
 
-def _spec(chart: Any, height_px: int, description: str) -> dict[str, Any]:
+def page_spec(chart: Any, height_px: int, description: str) -> dict[str, Any]:
     spec: dict[str, Any] = chart.properties(width="container", height=height_px, description=description).to_dict()
     # The page's configuration (`CONFIG`) is given once; altair's defaults would override it in every chart.
     spec.pop("config", None)

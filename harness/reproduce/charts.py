@@ -1,0 +1,80 @@
+"""The chart of a table drawn again: theirs and ours as two series."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.reproduce.ledger import Ledger
+from harness.reproduce.printed import Number
+from harness.reproduce.redrawn import Entry, SourceTable
+from results.report.charts import page_spec
+
+SERIES = ("theirs", "ours")
+FILLS = ("var(--accent)", "var(--accent-2)")
+N_COLOURS = 8
+"""Colours of arms that the page's style has."""
+BAR_PX, LINES_PX, HEAD_PX = 34, 260, 26
+
+
+def theirs_of(book: Ledger, entry: Entry) -> float | str | None:
+    """What is given, or the value of the claim that states it."""
+    if entry.theirs is not None or not entry.claim:
+        return entry.theirs
+    printed = book.claims[entry.claim].printed
+    return printed.value if isinstance(printed, Number) else str(printed)
+
+
+def table_chart(book: Ledger, table: SourceTable) -> dict[str, Any]:
+    """Bars or lines of the entries that are numbers on either side."""
+    points = _points(book, table)
+    described = f"{table.name}: {table.title}, theirs and ours"
+    return _bars(table, points, described) if table.picture == "bars" else _lines(table, points, described)
+
+
+def _points(book: Ledger, table: SourceTable) -> list[dict[str, Any]]:
+    found = []
+    for entry in table.entries:
+        for series, value in zip(SERIES, (theirs_of(book, entry), entry.ours), strict=True):
+            if isinstance(value, float | int):
+                found.append({"row": entry.row, "column": entry.column, "series": series, "value": float(value)})
+    return found
+
+
+def _bars(table: SourceTable, points: list[dict[str, Any]], described: str) -> dict[str, Any]:
+    import altair as alt
+
+    one_column = len(table.columns) == 1
+    named = [
+        point | {"place": point["row"] if one_column else f"{point['row']}, {point['column']}"} for point in points
+    ]
+    base = alt.Chart(alt.InlineData(values=named))
+    axis = alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=260)
+    y = alt.Y("place:N", title=None, sort=None, axis=axis)
+    offset = alt.YOffset("series:N", sort=list(SERIES))
+    x = alt.X("value:Q", title=table.unit).axis(tickCount=5)
+    fill = alt.Fill("series:N", legend=None).scale(domain=list(SERIES), range=list(FILLS))
+    drawn = base.mark_bar(height={"band": 0.85}).encode(x=x, y=y, yOffset=offset, fill=fill)
+    words = base.mark_text(align="left", dx=4, color="var(--ink)", fontSize=10).encode(
+        x=x, y=y, yOffset=offset, text=alt.Text("value:Q", format=".4~g")
+    )
+    n_places = len({point["place"] for point in named})
+    return page_spec(alt.layer(drawn, words), HEAD_PX + BAR_PX * n_places, described)
+
+
+def _lines(table: SourceTable, points: list[dict[str, Any]], described: str) -> dict[str, Any]:
+    """Theirs dashed, ours whole; a colour for each column, whose name stands at the end of its line."""
+    import altair as alt
+
+    numbered = [point | {"at": float(point["row"])} for point in points]
+    x = alt.X("at:Q", title=table.rows_are, scale=alt.Scale(nice=False, padding=12)).axis(tickCount=6)
+    y = alt.Y("value:Q", title=table.unit, scale=alt.Scale(zero=True)).axis(tickCount=5)
+    colours = [f"var(--arm-{n % N_COLOURS})" for n in range(len(table.columns))]
+    stroke = alt.Stroke("column:N", legend=None).scale(domain=table.columns, range=colours)
+    dash = alt.StrokeDash("series:N", legend=None).scale(domain=list(SERIES), range=[[5, 3], [1, 0]])
+    base = alt.Chart(alt.InlineData(values=numbered))
+    drawn = base.mark_line(strokeWidth=1.5).encode(x=x, y=y, stroke=stroke, strokeDash=dash, detail="series:N")
+    dots = base.mark_point(size=22).encode(x=x, y=y, stroke=stroke)
+    last = {(point["column"], point["series"]): point for point in numbered}
+    ends = alt.Chart(alt.InlineData(values=[point | {"name": f"{c}, {s}"} for (c, s), point in last.items()]))
+    words = ends.mark_text(align="right", dy=-8, fontSize=10, color="var(--ink)").encode(x=x, y=y, text="name:N")
+    return page_spec(alt.layer(drawn, dots, words), LINES_PX, described)

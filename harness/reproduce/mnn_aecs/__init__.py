@@ -1,0 +1,16 @@
+"""MNN-AECS (002): what we find for each of its claims, and its tables and figures drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.reproduce.findings import Finding
+from harness.reproduce.redrawn import SourceTable
+
+
+def findings() -> Iterable[Finding]:
+    return ()
+
+
+def tables() -> Iterable[SourceTable]:
+    return ()

@@ -1,0 +1,120 @@
+"""What comes out of a reproduction: each row judged, counts by source and class, and whether the aims are met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from harness.reproduce.findings import Judged, judged
+from harness.reproduce.ledger import CLASSES, Class, Ledger
+from harness.reproduce.redrawn import SourceTable
+from harness.reproduce.sources import SOURCES, Source
+
+ENOUGH_PREDICTED = 0.8
+"""Share of the predicted rows that should come out within their tolerance."""
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A source: its rows and its tables. tables: none where single claims were asked."""
+
+    source: Source
+    rows: tuple[Judged, ...]
+    tables: tuple[SourceTable, ...]
+
+
+class Count(NamedTuple):
+    """Rows of one source and class. held: as the source's, within the class's tolerance. explained: of those that
+    are not, with a reason. open_: without one. untested: rows that test nothing."""
+
+    source: str
+    klass: Class
+    rows: int
+    held: int
+    explained: int
+    open_: int
+    not_computed: int
+
+    @property
+    def untested(self) -> int:
+        return self.rows - self.held - self.explained - self.open_ - self.not_computed
+
+
+class Aim(NamedTuple):
+    """words: what is asked. is_met, told: whether it is so, in figures."""
+
+    words: str
+    is_met: bool
+    told: str
+
+
+def reproduce(book: Ledger, claims: Sequence[str], with_tables: bool, note: Callable[[str], None]) -> list[Reproduced]:
+    """The sources of these claims, one after the other. note: is told which one begins."""
+    found = []
+    for source in SOURCES:
+        own = [id_ for id_ in claims if id_.startswith(f"{source.id}-")]
+        if own:
+            note(f"{source.id} {source.name}: {len(own)} rows")
+            package = source.load()
+            findings = list(package.findings())
+            astray = [finding.claim for finding in findings if not finding.claim.startswith(f"{source.id}-")]
+            if astray:
+                raise ValueError(f"source {source.id} has findings of another: {', '.join(astray)}")
+            tables = tuple(package.tables()) if with_tables else ()
+            found.append(Reproduced(source, tuple(judged(book, findings, own)), tables))
+    return found
+
+
+def counts(done: Iterable[Reproduced]) -> list[Count]:
+    """By source and class, in their order; none of no row."""
+    found = []
+    for one in done:
+        for klass in CLASSES:
+            rows = [row for row in one.rows if row.claim.klass == klass]
+            if rows:
+                found.append(_count(one.source.id, klass, rows))
+    return found
+
+
+def _count(source: str, klass: Class, rows: Sequence[Judged]) -> Count:
+    computed = [row for row in rows if row.verdict.outcome != "not computed"]
+    missed = [row for row in computed if row.verdict.has_held is False]
+    explained = sum(row.is_explained for row in missed)
+    held = sum(row.verdict.has_held is True for row in computed)
+    return Count(source, klass, len(rows), held, explained, len(missed) - explained, len(rows) - len(computed))
+
+
+def aims(done: Sequence[Reproduced]) -> list[Aim]:
+    """What the whole should reach. Rows that are `consistent` are in none of them."""
+    rows = [row for one in done for row in one.rows]
+    n_verdicts = sum(row.verdict.outcome != "not computed" for row in rows)
+    exact, n_exact = _held(rows, "exact")
+    same, n_orderings = _held(rows, "ordering")
+    others = sum(row.is_explained for row in rows if row.claim.klass == "ordering")
+    near, n_predicted = _held(rows, "predicted")
+    unexplained = sum(
+        row.verdict.has_held is False and row.verdict.outcome != "not computed" and not row.is_explained for row in rows
+    )
+    share = f", {near / n_predicted:.0%}" if n_predicted else ""
+    return [
+        Aim("every row has a verdict", n_verdicts == len(rows), f"{n_verdicts} of {len(rows)}"),
+        Aim("all exact rows are exact", exact == n_exact, f"{exact} of {n_exact}"),
+        Aim(
+            "all orderings are the source's or explained",
+            same + others == n_orderings,
+            f"{same} the same and {others} explained of {n_orderings}",
+        ),
+        Aim(
+            f"{ENOUGH_PREDICTED:.0%} of the predicted rows are within their tolerance",
+            near >= ENOUGH_PREDICTED * n_predicted,
+            f"{near} of {n_predicted}{share}",
+        ),
+        Aim("what differs is explained", unexplained == 0, f"{unexplained} without an explanation"),
+    ]
+
+
+def _held(rows: Iterable[Judged], klass: Class) -> tuple[int, int]:
+    """(rows of the class that hold, all of them)."""
+    of_class = [row for row in rows if row.claim.klass == klass]
+    return sum(row.verdict.has_held is True for row in of_class), len(of_class)

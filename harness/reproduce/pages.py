@@ -1,0 +1,142 @@
+"""Pages of a reproduction: one per source, with its tables and figures drawn again, and one that sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.reproduce.charts import table_chart, theirs_of
+from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger
+from harness.reproduce.outcome import Reproduced, aims, counts
+from harness.reproduce.redrawn import Entry, SourceTable
+from harness.reproduce.sources import SOURCES, Source
+from harness.reproduce.told import also_text, figure_text, ours_text, ratio_text, verdict_text, why
+from results.report.charts import CONFIG
+from results.report.files import replace_text
+from results.report.html import DRAW_CHARTS, SORT_TABLES, chart_library, json_in_script, script_hash
+
+SUMMARY = "index.html"
+TITLE = "Which of the sources' numbers come out?"
+
+
+class Shown(NamedTuple):
+    """A place of a table drawn again. note: the number of its footnote, from 1; 0 where it has none."""
+
+    theirs: str
+    ours: str
+    ratio: str
+    note: int
+
+
+class Drawn(NamedTuple):
+    """A table drawn again, row by row in the order of its columns. id: of its chart, empty where it has none."""
+
+    table: SourceTable
+    id: str
+    rows: list[tuple[str, list[Shown | None]]]
+    notes: list[str]
+
+
+def page_name(source: Source) -> str:
+    return f"{source.id}-{source.package.replace('_', '-')}.html"
+
+
+def write_pages(book: Ledger, done: Sequence[Reproduced], folder: Path) -> list[Path]:
+    """Each appears whole or not at all. Raises `OSError`."""
+    from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
+    from jinja2 import Environment as Templates
+
+    templates = Templates(
+        loader=ChoiceLoader([PackageLoader("harness.reproduce", ""), PackageLoader("results", "report")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    texts = {SUMMARY: templates.get_template("summary.html.j2").render(summary_context(book, done))}
+    for one in done:
+        texts[page_name(one.source)] = templates.get_template("source.html.j2").render(source_context(book, one))
+    for name, text in texts.items():
+        replace_text(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def summary_context(book: Ledger, done: Sequence[Reproduced]) -> dict[str, Any]:
+    return {
+        **_common([]),
+        "title": TITLE,
+        "aims": aims(done),
+        "counts": [(_name(count.source), count) for count in counts(done)],
+        "classes": [(klass, MEANINGS[klass]) for klass in CLASSES],
+        "sources": [(one.source, page_name(one.source), len(one.rows), len(one.tables)) for one in done],
+        "differing": [row for one in done for row in one.rows if row.verdict.has_held is False],
+        "fits": book.fits,
+        "corrected": [row.claim for one in done for row in one.rows if row.claim.corrected],
+    }
+
+
+def source_context(book: Ledger, one: Reproduced) -> dict[str, Any]:
+    drawn = [_drawn(book, table, number) for number, table in enumerate(one.tables, start=1)]
+    charts = [(table.id, table_chart(book, table.table)) for table in drawn if table.id]
+    return {
+        **_common(charts),
+        "title": f"{one.source.id} {one.source.name}: {TITLE[0].lower()}{TITLE[1:]}",
+        "source": one.source,
+        "summary": SUMMARY,
+        "counts": [(one.source.name, count) for count in counts([one])],
+        "drawn": drawn,
+        "rows": one.rows,
+    }
+
+
+def _common(charts: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    specs = dict(charts)
+    return {
+        "charts_json": json_in_script({"config": CONFIG, "specs": specs}),
+        "library": chart_library() if specs else "",
+        "draw_charts": DRAW_CHARTS if specs else "",
+        "sort_tables": SORT_TABLES,
+        "script_hashes": [script_hash(script) for script in _scripts(bool(specs))],
+        "helpers": {
+            "ours_text": ours_text,
+            "ratio_text": ratio_text,
+            "verdict_text": verdict_text,
+            "also_text": also_text,
+            "why": why,
+        },
+    }
+
+
+def _scripts(has_charts: bool) -> Iterator[str]:
+    if has_charts:
+        yield chart_library()
+        yield DRAW_CHARTS
+    yield SORT_TABLES
+
+
+def _name(source: str) -> str:
+    return next(f"{one.id} {one.name}" for one in SOURCES if one.id == source)
+
+
+def _drawn(book: Ledger, table: SourceTable, number: int) -> Drawn:
+    notes: list[str] = []
+
+    def shown(entry: Entry | None) -> Shown | None:
+        if entry is None:
+            return None
+        if entry.note and entry.note not in notes:
+            notes.append(entry.note)
+        theirs, ours = theirs_of(book, entry), entry.ours
+        both = isinstance(theirs, float | int) and isinstance(ours, float | int) and theirs != 0
+        ratio = f"{ours / theirs:.2f}" if both else ""  # type: ignore[operator]
+        return Shown(_text(theirs), _text(ours), ratio, notes.index(entry.note) + 1 if entry.note else 0)
+
+    rows = [(row, [shown(table.at(row, column)) for column in table.columns]) for row in table.rows]
+    return Drawn(table, f"chart-{number}" if table.picture else "", rows, notes)
+
+
+def _text(value: float | str | None) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else figure_text(value)

@@ -1,0 +1,93 @@
+"""The command that sets every number of the sources beside ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.interrupts import raise_in_command
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    EXIT_NOT_WRITTEN,
+    AsJson,
+    end_interrupted,
+    fail,
+    print_rows,
+    quiet_libraries,
+)
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from harness.reproduce.ledger import Ledger
+    from harness.reproduce.outcome import Reproduced
+
+FOLDER = Path("reproduced")
+CSV = "reproduced.csv"
+
+
+def reproduce(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SOURCE|CLAIM]...", help="Sources (003), claims (000-204) or several of them (000-204..213)."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the CSV and the pages; ./reproduced by default, of single claims none."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set every number of the sources beside what joulebench computes; all of it is modelled, not measured."""
+    quiet_libraries()
+    raise_in_command()
+    from harness.reproduce.ledger import LedgerError, ledger, selected
+    from harness.reproduce.outcome import aims, counts
+    from harness.reproduce.outcome import reproduce as reproduced
+    from harness.reproduce.told import count_rows, csv_rows, short_rows
+
+    words = what or []
+    try:
+        book = ledger()
+        claims = selected(book, words) if words else list(book.claims)
+    except LedgerError as error:
+        for problem in error.problems:
+            typer.echo(f"error: {printable(problem)}", err=True)
+        raise typer.Exit(EXIT_BAD_PLAN) from error
+    is_whole = all(len(word) == 3 for word in words)
+    folder = out or (FOLDER if is_whole else None)
+    try:
+        done = reproduced(book, claims, is_whole, lambda line: typer.echo(line, err=True))
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, "nothing was written")
+    if as_json:
+        print_rows(csv_rows(done), True, "")
+    elif not is_whole:
+        print_rows(short_rows(done), False, "Theirs and ours (modelled)")
+    else:
+        print_rows(count_rows(counts(done)), False, "Rows of the sources: theirs and ours (modelled)")
+        for aim in aims(done):
+            typer.echo(f"{'yes' if aim.is_met else 'no ':3}  {aim.words}: {aim.told}")
+    if folder is not None:
+        _write(book, done, folder, is_whole)
+
+
+def _write(book: Ledger, done: list[Reproduced], folder: Path, with_pages: bool) -> None:
+    import pandas as pd
+
+    from harness.reproduce.pages import write_pages
+    from harness.reproduce.told import csv_rows
+    from results.report.csv import csv_text
+    from results.report.files import replace_text
+
+    try:
+        replace_text(folder / CSV, csv_text(pd.DataFrame(csv_rows(done))))
+        written = [folder / CSV, *(write_pages(book, done, folder) if with_pages else [])]
+    except OSError as error:
+        fail(f"--out {folder}: cannot be written ({error.strerror or error})", EXIT_NOT_WRITTEN)
+    for path in written:
+        typer.echo(f"{printable(str(path))}: written", err=True)

@@ -1,0 +1,209 @@
+"""Verdicts follow from class, tolerance and the two values; counts and aims follow from verdicts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from harness.reproduce.findings import Finding, Judged, Ours, compared, judged, percent, ratios, verdict_of
+from harness.reproduce.ledger import Claim, Class, Ledger, ledger
+from harness.reproduce.outcome import Reproduced, aims, counts
+from harness.reproduce.printed import Number, Span, parse_printed
+from harness.reproduce.sources import SOURCES
+
+
+def claim(klass: Class, value: str, order: str = "", tolerance: float | None = 0.15, id_: str = "009-001") -> Claim:
+    return Claim(
+        id_, "009", "Table 1", "time", "", value, "s", "", "", parse_printed(value), klass,
+        0.0 if klass in ("exact", "contradicted", "input") else tolerance, order, "because",
+    )  # fmt: skip
+
+
+def words(klass: Class, value: str, ours: Ours | None, order: str = "") -> str:
+    finding = None if ours is None else Finding("009-001", ours, "plan")
+    return verdict_of(claim(klass, value, order), finding, lambda id_: (2.0, 3.0)).words
+
+
+@pytest.mark.parametrize(
+    ("klass", "value", "ours", "expected"),
+    [
+        ("exact", "1.94", 1.9375, "as printed"),
+        ("exact", "1.94", 1.93, "missed by 0.5 %"),
+        ("exact", "5-10", (6.49, 7.1), "as printed"),
+        ("exact", "5-10", (6.49, 11.0), "missed by 10 %"),
+        ("exact", "1.4-2.9", Span(1.3971, 2.88), "as printed"),
+        ("exact", "1.4-2.9", Span(1.5, 2.88), "missed by 7.1 %"),
+        ("exact", "16/2", (16, 2), "as printed"),
+        ("exact", "16/2", (16, 4), "missed by 100 %"),
+        ("exact", "[0,2],[1,-1]", "[0, 2], [1, -1]", "as printed"),
+        ("exact", "[0,2],[1,-1]", "[0, 2], [-1, 1]", "is not what is printed"),
+        ("predicted", "1.95", 1.95, "as printed"),
+        ("predicted", "1.95", 2.0, "within 2.6 %"),
+        ("predicted", "2.0", 2.3, "within 15 %"),
+        ("predicted", "2.0", 2.31, "missed by 15.5 %"),
+        ("predicted", "2.0", 1.5, "missed by 25 %"),
+        ("predicted", "52-137", 110.0, "as printed"),
+        ("predicted", "1.32-5.55", Span(1.28, 5.02), "within 9.6 %"),
+        ("predicted", "up to 90", 95.0, "within 5.6 %"),
+        ("predicted", ">60", 60.0, "within 0 %"),
+        ("consistent", "2.0", 2.1, "within 5 %"),
+        ("predicted", "0", 0.2, "as printed"),
+        ("predicted", "0", 0.7, "is not what is printed"),
+        ("contradicted", "42.0", 45.1, "contradicted by its source"),
+        ("contradicted", "42.0", 42.04, "as printed, and not contradicted"),
+        ("input", "42.0", None, "input"),
+        ("input", "42.0", 42.0, "input, as printed"),
+        ("input", "42.0", 45.1, "input, and ours differs"),
+        ("not predictable", "42.0", None, "not predictable: because"),
+        ("not predictable", "42.0", 45.1, "not predictable: because"),
+        ("exact", "42.0", None, "not computed"),
+    ],
+)
+def test_verdicts(klass: Class, value: str, ours: Ours | None, expected: str) -> None:
+    assert words(klass, value, ours) == expected
+
+
+@pytest.mark.parametrize(
+    ("order", "ours", "holds"),
+    [
+        (">1", 1.2, True),
+        (">1", (1.2, 0.9), False),
+        (">1", Span(1.01, 3.0), True),
+        ("<1", 0.98, True),
+        (">=0", 0.0, True),
+        (">60", 60.0, False),
+        ("falling", (3.0, 2.0, 1.0), True),
+        ("falling", (3.0, 3.0, 1.0), False),
+        ("falling", 3.0, False),
+        ("not rising", (3.0, 3.0, 1.0), True),
+        ("not falling", (1.0, 1.0, 1.5), True),
+        ("rising", (1.0, 2.0), True),
+        ("first is most", (3.0, 1.0, 3.0), True),
+        ("first is most", (3.0, 4.0), False),
+        ("against 009-002", 4.0, True),
+        ("against 009-002", 2.9, False),
+    ],
+)
+def test_orders(order: str, ours: Ours, holds: bool) -> None:
+    """Against a row: theirs 5 is above their 2, so ours must be above our 3."""
+    assert words("ordering", "5", ours, order) == ("same order" if holds else "other order")
+
+
+def test_an_ordering_is_tested_by_its_sign_alone() -> None:
+    verdict = verdict_of(claim("ordering", "7.37", ">1"), Finding("009-001", 1.1, "priced"), lambda id_: (0.0, 0.0))
+    assert verdict.has_held
+    assert verdict.error is None
+
+
+def test_a_finding_says_a_figure_or_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="give a figure, or say what is missing"):
+        Finding("009-001", None)
+    with pytest.raises(ValueError, match="a figure has a method"):
+        Finding("009-001", 1.0)
+    assert Finding("009-001", None, missing="the checkpoint").missing
+
+
+def test_what_a_text_amounts_to_stands_in_for_no_figure() -> None:
+    formula = claim("exact", "block_size*num_blocks/num_experts")
+    finding = Finding("009-001", 480.0, "plan", theirs=Number("480"))
+    assert verdict_of(formula, finding, lambda id_: (0.0, 0.0)).words == "as printed"
+    with pytest.raises(ValueError, match="no other can stand for it"):
+        verdict_of(claim("exact", "470"), finding, lambda id_: (0.0, 0.0))
+
+
+def test_a_list_of_another_length_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        compared(parse_printed("16/2"), (16.0, 2.0, 1.0))
+
+
+def test_percent_below_twenty_has_a_decimal() -> None:
+    assert [percent(share, round) for share in (0.0123, 0.1519, 0.234)] == ["1.2 %", "15.2 %", "23 %"]
+
+
+# --- rows together ---------------------------------------------------------------------------------------------------
+
+
+def book_of(*rows: Claim) -> Ledger:
+    return Ledger({row.id: row for row in rows})
+
+
+def test_the_first_finding_of_a_claim_counts_and_the_others_stand_beside_it() -> None:
+    book = book_of(claim("exact", "2.0"))
+    findings = [Finding("009-001", 2.0, "its own figures"), Finding("009-001", 2.4, "sheet")]
+    (row,) = judged(book, findings, ["009-001"])
+    assert row.verdict.words == "as printed"
+    ((other, verdict),) = row.also
+    assert (other.method, verdict.words) == ("sheet", "missed by 20 %")
+
+
+def test_a_finding_of_no_claim_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="findings of no claim: 009-002"):
+        judged(book_of(claim("exact", "2.0")), [Finding("009-002", 2.0, "plan")], ["009-001"])
+
+
+def test_our_anchor_is_what_we_found_for_it_or_theirs() -> None:
+    anchor = claim("input", "10.0", id_="009-002")
+    below = claim("ordering", "6.0", "against 009-002")
+    book = book_of(below, anchor)
+    assert judged(book, [Finding("009-001", 9.0, "sheet")], ["009-001"])[0].verdict.has_held
+    findings = [Finding("009-001", 9.0, "sheet"), Finding("009-002", 8.0, "sheet")]
+    assert judged(book, findings, ["009-001"])[0].verdict.has_held is False
+
+
+def test_ratios_are_ours_over_theirs_figure_by_figure() -> None:
+    def of(value: str, ours: Ours) -> tuple[float, ...]:
+        found = Finding("009-001", ours, "plan")
+        row = claim("predicted", value)
+        return ratios(Judged(row, found, verdict_of(row, found, lambda id_: (0.0, 0.0))))
+
+    assert of("2.0", 3.0) == (1.5,)
+    assert of("1-4", Span(2.0, 2.0)) == (2.0, 0.5)
+    assert of("1-4", 2.0) == ()
+    assert of("16/2", (8.0, 2.0)) == (0.5, 1.0)
+    assert of("0", 2.0) == ()
+
+
+def test_counts_and_aims_are_those_of_the_verdicts() -> None:
+    """Four predicted of five within 15 %; a consistent row that misses by far moves no aim but the open differences."""
+    rows = [claim("predicted", "100", id_=f"009-{n:03}") for n in range(1, 6)]
+    rows += [
+        claim("consistent", "100", id_="009-006"),
+        claim("exact", "7", id_="009-007"),
+        claim("ordering", "2", ">1", id_="009-008"),
+        claim("input", "5", id_="009-009"),
+    ]
+    findings = [Finding(f"009-{n:03}", 100.0 + n, "priced") for n in range(1, 5)]
+    findings += [
+        Finding("009-005", 150.0, "priced", explanation="the source's clock is not stated"),
+        Finding("009-006", 300.0, "priced", explanation="of one constant"),
+        Finding("009-007", 7.0, "plan"),
+        Finding("009-008", 0.5, "priced", explanation="shared experts"),
+    ]
+    book = book_of(*rows)
+    done = [Reproduced(SOURCES[0], tuple(judged(book, findings, list(book.claims))), ())]
+    told = {count.klass: count for count in counts(done)}
+    assert (told["predicted"].held, told["predicted"].explained, told["predicted"].open_) == (4, 1, 0)
+    assert (told["consistent"].held, told["consistent"].explained) == (0, 1)
+    assert told["input"].untested == 1
+    assert all(aim.is_met for aim in aims(done)), aims(done)
+    without = [finding if finding.claim != "009-008" else dataclasses.replace(finding, explanation="")
+               for finding in findings if finding.claim not in ("009-004", "009-007")]  # fmt: skip
+    done = [Reproduced(SOURCES[0], tuple(judged(book, without, list(book.claims))), ())]
+    assert [aim.is_met for aim in aims(done)] == [False, False, False, False, False]
+    assert [aim.told for aim in aims(done)] == [
+        "7 of 9", "0 of 1", "0 the same and 0 explained of 1", "3 of 5, 60%", "1 without an explanation",
+    ]  # fmt: skip
+
+
+# --- the sources' own findings ---------------------------------------------------------------------------------------
+
+PENDING = {"000", "001", "002", "003", "004"}
+"""Sources whose rows are not all computed yet."""
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.id)
+def test_every_row_has_a_verdict_and_a_reason(source: object) -> None:
+    book = ledger()
+    assert all(row.reason for row in book)
+    assert source in SOURCES
