@@ -12,8 +12,8 @@ from engines.model.architecture import RouterConfig
 from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config
 from engines.model.router import RouterWeights, route
+from engines.pricing.published_shapes import PHI_3_5_MOE
 from engines.pricing.schedule import PricedStep, operations
-from engines.pricing.shapes import PHI_3_5_MOE
 from engines.techniques.layout.blocks import n_blocks
 from tests.claims import Claim, check
 from tests.fakes.published import PUBLISHED

@@ -15,7 +15,8 @@ from devices.models.sheet import load_sheet
 from engines.dispatch import Routing
 from engines.model.checkpoints import tensor_shapes
 from engines.model.model_config import parse_model_config
-from engines.pricing.shapes import NAMED_SHAPES, PHI_3_5_MOE, sizes_of
+from engines.pricing.published_shapes import PHI_3_5_MOE
+from engines.pricing.shapes import NAMED_SHAPES, sizes_of
 from engines.profile import Profile
 from engines.techniques.context import LayerInput
 from engines.techniques.layout.tiers import expected_load

@@ -16,7 +16,8 @@ from devices.models.timeline import Timeline
 from engines.model.checkpoints import load_checkpoint
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
-from engines.pricing.shapes import PHI_3_5_MOE, sizes_of
+from engines.pricing.published_shapes import PHI_3_5_MOE
+from engines.pricing.shapes import sizes_of
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import preset_parameters
 from results.records import Completion, Request

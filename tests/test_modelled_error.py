@@ -13,9 +13,9 @@ from rich.console import Console
 from devices.base import DeviceError
 from devices.models.operation import Operation, is_fitted
 from devices.models.sheet import load_sheet, parse_sheet
+from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
+from engines.pricing.published_shapes import QWEN3_30B_A3B as QWEN
 from engines.pricing.schedule import lm_head
-from engines.pricing.shapes import PHI_3_5_MOE as PHI
-from engines.pricing.shapes import QWEN3_30B_A3B as QWEN
 from harness.summary import print_summary
 from results.operations import extrapolation_notes, operations_table, outside_share
 from results.report.csv import write_csv

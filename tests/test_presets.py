@@ -23,7 +23,8 @@ from engines.model.experts import ExpertWeights, execute
 from engines.model.quantised import quantise_int8
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.oracle import Oracle, mix_experts
-from engines.pricing.shapes import PHI_3_5_MOE, sizes_of
+from engines.pricing.published_shapes import PHI_3_5_MOE
+from engines.pricing.shapes import sizes_of
 from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.shown import Shown

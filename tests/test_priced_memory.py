@@ -13,7 +13,8 @@ from engines.base import unheard
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
 from engines.model.checkpoints import load_checkpoint
-from engines.pricing.shapes import DEEPSEEK_MOE_16B, PHI_3_5_MOE, sizes_of
+from engines.pricing.published_shapes import DEEPSEEK_MOE_16B, PHI_3_5_MOE
+from engines.pricing.shapes import sizes_of
 from engines.reference import ReferenceEngine
 from engines.sizes import own_sizes
 from engines.techniques.move.caches import CacheParameters

@@ -35,6 +35,17 @@ def plain_form(dtype: str) -> Form:
     return next(form for form, own in PLAIN_DTYPES.items() if own is getattr(torch, dtype))
 
 
+def bits_of_value(form: Form, columns: int) -> float:
+    """That a stored value takes, its part of the scales counted. columns: of a row."""
+    if form in PLAIN_DTYPES:
+        return 8.0 * PLAIN_DTYPES[form].itemsize
+    if form == "mxfp4":
+        return 4 + 8 / 32
+    if form in ("int8", "fp8"):
+        return 8 + 32 / columns
+    return 4 + 32 / int(form.removeprefix("int4-g"))
+
+
 class Quantisation(Record):
     """The form of each component's matrices; None: the model's dtype.
 

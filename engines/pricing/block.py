@@ -269,7 +269,8 @@ def _expert_call(
         weights = weights * (width.end - width.first) / columns
     if part is not None:
         weights = weights * (part.end - part.first) / hidden
-    graph_bytes = weights * shape.bytes_per_value * len(call.experts)
+    expert_bytes = weights * shape.bytes_of("experts")
+    graph_bytes = expert_bytes * len(call.experts)
     is_small = graph_bytes_limit is None or graph_bytes <= graph_bytes_limit
     runs = call.unit != "npu" or (call.static and is_small)
     return Operation(
@@ -277,7 +278,7 @@ def _expert_call(
         call.unit if runs else "cpu",
         "expert_ffn",
         flops=2.0 * call.n_rows * weights,
-        weight_bytes=weights * shape.bytes_per_value * call.n_weight_loads,
+        weight_bytes=expert_bytes * call.n_weight_loads,
         naive_launch=call.kind.naive_launch and runs,
         alongside=call.kind.overlaps,
     )

@@ -117,9 +117,7 @@ def lm_head(n_rows: int, shape: ModelShape, unit: Unit = "cpu") -> Operation:
     """Final norm's rows to logits. With an NPU on the CPU: a vocabulary is among the matrices that gain nothing on the
     NPU (000 §2)."""
     weights = shape.hidden * shape.vocabulary
-    return Operation(
-        "LM head", unit, "lm_head", flops=2.0 * n_rows * weights, weight_bytes=weights * shape.bytes_per_value
-    )
+    return Operation("LM head", unit, "lm_head", flops=2.0 * n_rows * weights, weight_bytes=shape.head_bytes)
 
 
 def _norm(step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:
@@ -134,10 +132,9 @@ def attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | No
     the bytes of the keys and values too; another fitted price has them in its figures.
     """
     own = None if sheet is None else sheet.units.get(unit)
-    weights, per_pair = shape.attention_weights, 4.0 * shape.n_heads * shape.head_dim
-    weight_bytes = weights * shape.bytes_per_value
-    projections = 2.0 * step.n_tokens * weights
-    cache_bytes = 2.0 * step.n_sequences * step.kv_length * shape.n_kv_heads * shape.head_dim * shape.bytes_per_value
+    n_keys, weight_bytes = step.n_sequences * step.kv_length, shape.attention_bytes
+    projections, per_pair = shape.attention_work(step.n_tokens, n_keys, step.n_sequences)
+    cache_bytes = float(n_keys * shape.cached_values * shape.bytes_per_value)
     if own is not None and "scores" in own.kernels:
         scores = Operation("attention", unit, "scores", flops=per_pair * step.seen_pairs, moved_bytes=cache_bytes)
         return [Operation("attention", unit, "attention", flops=projections, weight_bytes=weight_bytes), scores]
@@ -162,5 +159,5 @@ def _ffn(name: str, width: int, step: PricedStep, shape: ModelShape, unit: Unit)
         unit,
         "expert_ffn",
         flops=2.0 * step.n_tokens * weights,
-        weight_bytes=weights * shape.bytes_per_value,
+        weight_bytes=shape.dense_bytes(width),
     )

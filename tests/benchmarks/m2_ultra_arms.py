@@ -20,8 +20,8 @@ from devices.models.sheet import Sheet, load_sheet
 from devices.models.timeline import Timeline
 from engines.calls import CallKind, Calls, ExpertCall
 from engines.dispatch import DispatchPlan
+from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
 from engines.pricing.schedule import PricedStep, lm_head, operations
-from engines.pricing.shapes import PHI_3_5_MOE as PHI
 
 SHEET = load_sheet("m2-ultra")
 AS_TABLE_4 = load_sheet("m2-ultra-table4")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from devices.models.operation import Operation, operation_joules, operation_seconds
-from engines.pricing.shapes import PHI_3_5_MOE as PHI
+from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
 from tests.benchmarks import m2_ultra_arms as arms
 from tests.benchmarks import m2_ultra_fits as fits
 from tests.benchmarks.m2_ultra_arms import ANEMLL, BASE, CPU, GRID, NAIVE, SHEET, TG, TWO_GROUPS, Arm, T

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from engines.pricing.shapes import PHI_3_5_MOE as PHI
-from engines.pricing.shapes import QWEN3_30B_A3B, ModelShape
+from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
+from engines.pricing.published_shapes import QWEN3_30B_A3B
+from engines.pricing.shapes import ModelShape
 
 # --- the source's figures --------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engines.pricing.shapes import PHI_3_5_MOE as PHI
+from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
 from tests.benchmarks import m2_ultra_arms as arms
 from tests.benchmarks import m2_ultra_calibration as calibration
 from tests.benchmarks import m2_ultra_fits as fits
