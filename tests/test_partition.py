@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from engines.techniques.place.partition import (
     EXACT_UP_TO,
+    FEW,
     least_max,
     least_split,
     least_sum,
@@ -98,7 +99,8 @@ def slow_split(gpu: Sequence[float], other: Sequence[float], home: Sequence[int]
     return times.index(min(times))
 
 
-@given(SECONDS, st.integers(1, 4), st.randoms(use_true_random=False))
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=FEW + 6), st.integers(1, 4),
+       st.randoms(use_true_random=False))  # fmt: skip
 def test_least_split_is_the_first_of_the_shortest(costs: list[tuple[int, int]], n: int, draw: object) -> None:
     gpu, other = np.array(costs, dtype=float).T
     home = [draw.randrange(n) for _ in costs]  # type: ignore[attr-defined]

@@ -24,11 +24,13 @@ from engines.techniques.base import Layout, Move, Moved, Piece, Place, Route, Ro
 from engines.techniques.context import Asks, BuildContext, ChunkPhase, LayerInput
 from engines.techniques.exchanges import exchanges_of
 from engines.techniques.layout.capacity import Capacity
-from engines.techniques.layout.exact import exact_rows
+from engines.techniques.layout.exact import Exact, exact_rows
 from engines.techniques.layout.tiers import Tiers
 from engines.techniques.move.nothing import NothingMoves
-from engines.techniques.one_token import ChosenAlone, InGroups, Made, OneToken, OnNdp
+from engines.techniques.one_token import BetweenUnits, ChosenAlone, InGroups, Made, OneToken, OnNdp, OnRanks
+from engines.techniques.place.hosts import BetweenTwo
 from engines.techniques.place.ndp import Ndp
+from engines.techniques.place.ranks import Ranks
 from engines.techniques.place.residency import ByCost
 from engines.techniques.place.units import DecodesOn
 from engines.techniques.route import PredictedRoute, RoutersChoice
@@ -155,6 +157,12 @@ class ComposedTechnique:
     def _ask_one_token(self, seen: LayerInput) -> OneToken | None:
         if isinstance(self._place, Ndp):
             return OnNdp(self._place, seen.routing.expert_ids_TK.shape[1], self._made)
+        if isinstance(self._place, BetweenTwo):
+            return BetweenUnits(self._place, _kinds(self._place.whole, self._layouts["decode"]))
+        if isinstance(self._place, Ranks) and isinstance(self._layouts["decode"], Exact):
+            shares = self._place.shares_of(seen.layer)
+            kinds = [_kinds(share, self._layouts["decode"]) for share in shares]
+            return OnRanks(shares, kinds, seen.routing.n_experts)
         said, shares = self._said_layout(seen.layer), self._place.decode_shares(seen.layer)
         layout = self._layouts["decode"]
         if isinstance(layout, Capacity) and layout.keeps_graphs and shares is not None:

@@ -19,6 +19,7 @@ from engines.calls import CallKind, Calls, Integers
 from engines.dispatch import Exchange
 from engines.techniques.base import Rows, Share
 from engines.techniques.context import LayerInput
+from engines.techniques.place.hosts import BetweenTwo
 from engines.techniques.place.ndp import Division, Ndp
 
 
@@ -134,7 +135,6 @@ class OnNdp:
         """made: of shares of experts 0 to top_k - 1 that have a row each."""
         self._place, self._top_k, self._made = place, top_k, made
         self._of_hits: dict[int, tuple[Division, Made]] = {}
-        self._token_R = torch.zeros(top_k, dtype=torch.int64)
 
     def computed(self, seen: LayerInput) -> Computed:
         ids_K, weight_K = seen.routing.expert_ids_TK.numpy()[0], seen.routing.weights_TK.numpy()[0]
@@ -158,7 +158,7 @@ class OnNdp:
             every.kinds,
             every.kind_C,
         )
-        return Computed(calls, self._token_R, torch.from_numpy(weight_K[order_K]), made.exchanges)
+        return Computed(calls, _no_token(self._top_k), torch.from_numpy(weight_K[order_K]), made.exchanges)
 
     def _division(self, n_hits: int) -> tuple[Division, Made]:
         if n_hits not in self._of_hits:
@@ -166,6 +166,84 @@ class OnNdp:
             shares = self._place.shares_of(_counting(self._top_k)[0], division, self._top_k)
             self._of_hits[n_hits] = division, self._made(shares, self._top_k)
         return self._of_hits[n_hits]
+
+
+class BetweenUnits:
+    """Each chosen expert has a row, in a call on the GPU or on the unit that holds it."""
+
+    def __init__(self, place: BetweenTwo, kinds: tuple[CallKind, ...]) -> None:
+        """kinds: of the place's pieces."""
+        self._place, self._kinds = place, kinds
+
+    def computed(self, seen: LayerInput) -> Computed:
+        ids_K, weight_K = seen.routing.expert_ids_TK.numpy()[0], seen.routing.weights_TK.numpy()[0]
+        order_K = ids_K.argsort(kind="stable")
+        expert_S = ids_K[order_K]
+        counting_S, one_S = _counting(len(ids_K))
+        kind_C = self._place.pieces_of_token(seen, expert_S)
+        calls = Calls(expert_S, one_S, one_S, counting_S, counting_S, self._kinds, kind_C)
+        return Computed(calls, _no_token(len(ids_K)), torch.from_numpy(weight_K[order_K]))
+
+
+class OnRanks:
+    """Chosen experts where they lie: by the shares that have them, and in each share by number.
+
+    Whole experts have a call on one rank; to several that hold them they are dealt in turn. Of slices each rank of a
+    share has a call for every expert; the calls of so many experts in each share are made once.
+    """
+
+    def __init__(
+        self, shares: Sequence[Share], kinds_of_shares: Sequence[tuple[CallKind, ...]], n_experts: int
+    ) -> None:
+        """kinds_of_shares: of the pieces of each."""
+        self._kinds = tuple(dict.fromkeys(kind for kinds in kinds_of_shares for kind in kinds))
+        self._are_slices = any(len(share.pieces) > 1 and not share.dealt for share in shares)
+        self._n_pieces_G = np.array([len(kinds) for kinds in kinds_of_shares])
+        self._kind_GN = np.zeros((len(shares), self._n_pieces_G.max()), dtype=np.int64)
+        share_of_E = np.zeros(n_experts, dtype=np.int64)
+        for number, (share, kinds) in enumerate(zip(shares, kinds_of_shares, strict=True)):
+            share_of_E[slice(None) if share.experts_E is None else share.experts_E] = number
+            self._kind_GN[number, : len(kinds)] = [self._kinds.index(kind) for kind in kinds]
+        self._share_of_E = share_of_E
+        self._place_of_E = np.lexsort((np.arange(n_experts), share_of_E)).argsort()
+        self._of_counts: dict[bytes, tuple[Integers, Integers]] = {}
+
+    def computed(self, seen: LayerInput) -> Computed:
+        ids_K, weight_K = seen.routing.expert_ids_TK.numpy()[0], seen.routing.weights_TK.numpy()[0]
+        order_K = self._place_of_E[ids_K].argsort(kind="stable")
+        expert_X, n = ids_K[order_K], len(ids_K)
+        share_X = self._share_of_E[expert_X]
+        row_S, kind_C = self._dealt(share_X) if not self._are_slices else self._sliced(share_X)
+        counting_S, one_S = _counting(len(row_S))
+        calls = Calls(
+            expert_X if row_S is counting_S else expert_X[row_S], one_S, one_S, row_S, counting_S, self._kinds, kind_C
+        )
+        return Computed(calls, _no_token(n), torch.from_numpy(weight_K[order_K]))
+
+    def _dealt(self, share_X: Integers) -> tuple[Integers, Integers]:
+        """Row and kind of each call."""
+        counting_X = _counting(len(share_X))[0]
+        turn_X = counting_X - share_X.searchsorted(share_X)
+        return counting_X, self._kind_GN[share_X, turn_X % self._n_pieces_G[share_X]]
+
+    def _sliced(self, share_X: Integers) -> tuple[Integers, Integers]:
+        """The same: a share's experts on its first rank, then on its next."""
+        key = share_X.tobytes()
+        if key not in self._of_counts:
+            rows, kinds = [], []
+            for share in dict.fromkeys(share_X.tolist()):
+                own = (share_X == share).nonzero()[0]
+                n_pieces = self._n_pieces_G[share]
+                rows.append(np.tile(own, n_pieces))
+                kinds.append(self._kind_GN[share, :n_pieces].repeat(len(own)))
+            self._of_counts[key] = np.concatenate(rows), np.concatenate(kinds)
+        return self._of_counts[key]
+
+
+@cache
+def _no_token(n_rows: int) -> Tensor:
+    """token_R of rows of the one token. Nobody writes to it."""
+    return torch.zeros(n_rows, dtype=torch.int64)
 
 
 @cache

@@ -36,6 +36,9 @@ DIRECT_BYTES = 1 << 16
 """A sum over ranks of up to so many bytes is sent in one round, each rank's part to all others: a round costs more than
 its bytes. A larger one is sent in two, which is 2 / N of the bytes: parts to who adds them, sums to all."""
 
+MOST_SUMS = 64
+"""Sizes of steps whose sums are remembered."""
+
 
 class OverRanks:
     """An `engines.techniques.base.Technique` whose calls carry `rank:i`."""
@@ -64,6 +67,7 @@ class OverRanks:
         self._place = place
         self._hidden = hidden
         self._sequence_parallel = sequence_parallel
+        self._sums: dict[int, Exchange] = {}
 
     def held(self, layer: int, rank: int) -> Held:
         """What a rank computes with in a layer."""
@@ -85,7 +89,7 @@ class OverRanks:
             return plan
         n_tokens, top_k = seen.routing.expert_ids_TK.shape
         if not self.deals(n_tokens, seen.phase):
-            return replace(plan, exchanges=(self._of("all_reduce", _summed_NN(n_tokens * self._hidden, self.n_ranks)),))
+            return replace(plan, exchanges=(self._summed(n_tokens),))
         per_token = 2 * top_k if self.router_gather == "selection" else seen.routing.n_experts
         own_N = tokens_N(n_tokens, self.n_ranks)
         gathered = self._of("all_gather", VALUE_BYTES * per_token * _to_others(own_N))
@@ -101,6 +105,14 @@ class OverRanks:
     def decode_layout(self, layer: int) -> DecodeLayout | None:
         """None: ranks wait for each other between router and result."""
         return None
+
+    def _summed(self, n_tokens: int) -> Exchange:
+        """Of steps that are not dealt: few sizes, again and again."""
+        if n_tokens not in self._sums:
+            if len(self._sums) == MOST_SUMS:
+                self._sums.clear()
+            self._sums[n_tokens] = self._of("all_reduce", _summed_NN(n_tokens * self._hidden, self.n_ranks))
+        return self._sums[n_tokens]
 
     def _of(self, kind: str, bytes_NN: Integers) -> Exchange:
         units = tuple(unit_of(rank) for rank in range(self.n_ranks))

@@ -14,16 +14,25 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engines.calls import CallKind, Calls
-from engines.dispatch import DispatchPlan, Routing
+from engines.dispatch import DispatchPlan, Prediction, Routing
+from engines.model.checkpoints import load_checkpoint
 from engines.model.experts import ExpertWeights, GatedWeights, execute
+from engines.model.transformer import Transformer
+from engines.prediction import KnownState
 from engines.profile import Profile
 from engines.residency import Counts
 from engines.shown import Shown
 from engines.techniques.base import Technique
-from engines.techniques.context import BuildContext, LayerInput, ModelSizes
+from engines.techniques.composed import ComposedTechnique
+from engines.techniques.context import BuildContext, HiddenState, LayerInput, ModelSizes
+from engines.techniques.layout.exact import Exact
+from engines.techniques.move.two_buffers import TwoBuffersParameters
+from engines.techniques.place.units import OneUnitParameters
 from engines.techniques.presets import preset_parameters
+from engines.techniques.route import PredictedRoute
 from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.benchmarks.timing import Figure, Turns, timed
 from tests.techniques import that_plan_alone
@@ -94,7 +103,7 @@ def plan_costs() -> list[Measurement]:
                 note=token.turns,
             )
         )
-    return [*found, *plan_costs_beside_a_gpu(routing, one)]
+    return [*found, *plan_costs_beside_a_gpu(routing, one), *plan_costs_of_what_moves(routing, one)]
 
 
 def plan_costs_beside_a_gpu(routing: Routing, one: Routing) -> list[Measurement]:
@@ -116,6 +125,73 @@ def plan_costs_beside_a_gpu(routing: Routing, one: Routing) -> list[Measurement]
         for metric, seen, times, scale, unit, target in asked[: 1 if lie_there else 2]:
             cost = seconds_of(lambda seen=seen, own=technique: own.plan(seen), times)
             found.append(measured(metric, cost.median * scale, unit, conditions, target=target, note=cost.turns))
+    return found
+
+
+class GuessAtHand:
+    """Tells the next layer's experts in no time: what making a guess takes is no part of a plan."""
+
+    def __init__(self, guess: Routing) -> None:
+        self._guess = guess
+
+    def predict(self, known: KnownState) -> Prediction | None:
+        return Prediction(known.layer + 1, self._guess)
+
+
+def guessing(executes: bool, guess: Routing, context: BuildContext) -> Technique:
+    """router-pf, or prefetch-hint, with a guess at hand."""
+    place = OneUnitParameters(unit="gpu").build(context, Exact())
+    layouts = {"prefill": Exact(), "decode": Exact()}
+    route = PredictedRoute(GuessAtHand(guess), executes_prediction=executes, speculates_prefill=False)
+    move = TwoBuffersParameters().build(context)
+    return ComposedTechnique("guess at hand", route, place, layouts, move, replace(context, units=("gpu",)))  # type: ignore[arg-type]
+
+
+def plan_costs_of_what_moves(routing: Routing, one: Routing) -> list[Measurement]:
+    """Of techniques that fetch experts, or that lie on several ranks: what else they ask for lies at hand."""
+    model = Transformer(load_checkpoint("bundled:tiny-qwen3-moe", torch.float32))
+    assert model.config.moe is not None
+    layers = model.config.moe.sparse_layers
+    sizes = ModelSizes(N_EXPERTS, TOP_K, 2048, 768, 6 * 2048 * 768, len(layers), len(layers))
+    counts = tuple(routing.tokens_per_expert_E().tolist())
+    profile = Profile(dict.fromkeys(layers, counts), TOP_K, 1)
+    context = BuildContext(N_TOKENS, sizes, profile, None, model)
+
+    def preset(name: str, n_ranks: int = 1, **changes: object) -> Technique:
+        parameters = preset_parameters(name).model_validate(changes)
+        return parameters.build(replace(context, ranks=n_ranks))
+
+    few = one.expert_ids_TK[0][: TOP_K // 2]
+    asked: list[tuple[str, Technique, Tensor | None]] = [
+        ("fiddler, none on the GPU", preset("fiddler"), None),
+        ("fiddler of the least max, none on the GPU", preset("fiddler", objective="max"), None),
+        ("monde, none on the GPU", preset("monde"), None),
+        *((f"{name}, all in slots", preset(name, slots=N_EXPERTS), one.expert_ids_TK[0])
+          for name in ("lru", "lfu", "static", "moe-ondemand")),
+        *((f"{name}, half of them in slots", preset(name, slots=N_EXPERTS // 2), few) for name in ("lru", "static")),
+        ("on-demand", preset("on-demand"), None),
+        ("prefetch-hint, its guess at hand", guessing(False, one, context), None),
+        ("router-pf, its guess at hand", guessing(True, one, context), None),
+        *((f"{name} over 4 ranks", preset(name, 4), None)
+          for name in ("tensor-parallel", "expert-parallel", "tp-ep", "eplb")),
+    ]  # fmt: skip
+    found = []
+    for conditions, technique, lie_there in asked:
+        shown = Shown(technique.asks, sizes)
+        if lie_there is not None and shown.residency is not None:
+            for unit in technique.asks.slots:
+                shown.residency.whole_LE(unit)[0, lie_there.numpy()] = True
+        state = HiddenState(torch.zeros(1, 1), torch.zeros(1, 1), None)
+        first = shown.layer(0, "decode", one, None, state)
+        token = seconds_of(lambda seen=first, own=technique: own.plan(seen), 500)
+        where = f"{conditions}, {N_EXPERTS} experts, top {TOP_K}"
+        metric = "plan of one decoded token"
+        found.append(measured(metric, token.median * 1e6, "us", where, target=DECODE_US, note=token.turns))
+        if lie_there is None:
+            whole = shown.layer(0, "prefill", routing, None, state)
+            chunk = seconds_of(lambda seen=whole, own=technique: own.plan(seen), 20)
+            metric = f"plan of {N_TOKENS} tokens"
+            found.append(measured(metric, chunk.median * 1e3, "ms", where, target=PREFILL_MS, note=chunk.turns))
     return found
 
 

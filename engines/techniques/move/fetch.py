@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from devices.base import Unit
-from engines.calls import Calls
+from engines.calls import Calls, distinct
 from engines.dispatch import LayerExpert, Link, Prediction, Transfers
 from engines.errors import EngineError
 from engines.residency import Slots
@@ -79,9 +79,13 @@ class Fetches:
 
     def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
         assert seen.residency is not None  # it asks for slots
-        number = [kind.unit for kind in calls.kinds].index(GPU)
-        of_gpu_C = np.full(len(calls), number == 0) if calls.kind_C is None else calls.kind_C == number
-        called_X = np.unique(calls.expert_S[of_gpu_C[calls.call_S]])
+        called_X = calls.expert_S
+        if calls.kind_C is not None:
+            of_gpu_C = calls.kind_C == [kind.unit for kind in calls.kinds].index(GPU)
+            called_X = called_X[of_gpu_C if len(calls) == len(called_X) else of_gpu_C[calls.call_S]]
+        elif calls.kinds[0].unit != GPU:
+            called_X = called_X[:0]
+        called_X = distinct(called_X)
         missing_X = called_X[~seen.residency.holds_E(GPU, seen.layer)[called_X]]
         n = len(missing_X)
         if n == 0:

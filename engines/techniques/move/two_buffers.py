@@ -17,12 +17,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from engines.calls import Calls, Integers
+from engines.calls import Calls, Integers, distinct
 from engines.dispatch import FILE, NO_TRANSFERS, Link, Prediction, Routing, Transfers
 from engines.errors import EngineError
 from engines.techniques.base import Moved
 from engines.techniques.context import Asks, BuildContext, LayerInput, ModelSizes
 from results.records import Record
+
+_CPU = (Link(FILE, "cpu"),)
 
 
 class TwoBuffersParameters(Record):
@@ -76,23 +78,25 @@ class TwoBuffers:
         self._all_E, self._none_E = np.arange(n_held), np.arange(0)
 
     def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
-        called_X = np.unique(calls.expert_S)
+        called_X = distinct(calls.expert_S)
         missing_X = called_X
         ahead, next_X = seen.layer, self._none_E
         unused = None
         if self.prefetches:
             lying_X = self._filled_before(seen)
-            missing_X = np.setdiff1d(called_X, lying_X, assume_unique=True)
+            lies_E = np.zeros(seen.routing.n_experts, dtype=np.bool_)
+            lies_E[lying_X] = True
+            missing_X = called_X[~lies_E[called_X]]
             unused = len(lying_X) - (len(called_X) - len(missing_X))
             ahead, next_X = self._next_layer.get(seen.layer, seen.layer), self._fills_now(seen, prediction)
         expert_M = np.concatenate([missing_X, next_X])
         transfers = NO_TRANSFERS
         if len(expert_M):
-            layer_M = np.repeat([seen.layer, ahead], [len(missing_X), len(next_X)])
-            unit = calls.kinds[0].unit
-            link = Link(FILE if unit == "cpu" else "cpu", unit)
+            layer_M = np.full(len(expert_M), ahead)
+            layer_M[: len(missing_X)] = seen.layer
             bytes_M = np.full(len(expert_M), self._expert_bytes)
-            transfers = Transfers(expert_M, layer_M, bytes_M, (link,), as_one=True)
+            links = _CPU if calls.kinds[0].unit == "cpu" else (Link("cpu", calls.kinds[0].unit),)
+            transfers = Transfers(expert_M, layer_M, bytes_M, links, as_one=True)
         return Moved(transfers, (), len(called_X) - len(missing_X), len(missing_X), unused)
 
     def _filled_before(self, seen: LayerInput) -> Integers:
@@ -108,4 +112,5 @@ class TwoBuffers:
 
     def _experts(self, routing: Routing) -> Integers:
         """As many as a buffer holds."""
-        return np.unique(routing.expert_ids_TK.cpu().numpy())[: self._n_held]
+        ids_TK = routing.expert_ids_TK.cpu().numpy()
+        return distinct(np.sort(ids_TK[0]) if len(ids_TK) == 1 else ids_TK.reshape(-1))[: self._n_held]

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -122,7 +123,7 @@ class Prices:
         self._known: dict[tuple[Unit, int], float] = {}
         self._fetch_N: Seconds | None = None
         for unit in (GPU, *others):
-            self._call_s(unit, 1)  # a sheet without the unit is told now
+            self.call_s(unit, 1)  # a sheet without the unit is told now
 
     @property
     def fetch_N(self) -> Seconds:
@@ -132,14 +133,14 @@ class Prices:
         return self._fetch_N
 
     def calls_X(self, unit: Unit, load_X: Integers) -> Seconds:
-        return np.array([self._call_s(unit, load) for load in load_X.tolist()])
+        return np.array([self.call_s(unit, load) for load in load_X.tolist()])
 
     def balanced_share(self) -> float:
         """Of experts with one row: those that the link brings while the others compute the rest."""
-        call_s = self._call_s(self.others[0], 1) / len(self.others)
+        call_s = self.call_s(self.others[0], 1) / len(self.others)
         return call_s / (float(self.fetch_N.mean()) + call_s)
 
-    def _call_s(self, unit: Unit, n_rows: int) -> float:
+    def call_s(self, unit: Unit, n_rows: int) -> float:
         key = unit, n_rows
         if key not in self._known:
             self._known[key] = self._costs.call_s(unit, 1, n_rows)
@@ -158,16 +159,21 @@ class BetweenTwo:
         self._prices = prices
         self._on_gpu = on_gpu
         self._n_others = len(prices.others)
-        self._pieces = tuple(Piece(unit, overlaps=overlaps) for unit in (GPU, *prices.others))
+        self._whole = Share(tuple(Piece(unit, overlaps=overlaps) for unit in (GPU, *prices.others)), exact=True)
+        self._of_token: dict[tuple[int, int, bool], Booleans] = {}
+
+    @property
+    def whole(self) -> Share:
+        """All experts: pieces of the GPU and of the units that hold them."""
+        return self._whole
 
     def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
         expert_X = load_E.nonzero()[0]
         load_X = load_E[expert_X]
-        held = seen.residency is not None and GPU in seen.residency.slots
-        lies_X = np.ones(len(expert_X), dtype=np.bool_)
-        if held:
-            assert seen.residency is not None
-            lies_X = seen.residency.holds_E(GPU, seen.layer)[expert_X]
+        lies_X = self._lies_X(seen, expert_X)
+        held = lies_X is not None
+        if lies_X is None:
+            lies_X = np.ones(len(expert_X), dtype=np.bool_)
         order_X = np.lexsort((expert_X, ~lies_X, -load_X))
         expert_X, load_X, lies_X = expert_X[order_X], load_X[order_X], lies_X[order_X]
         home_X = expert_X % self._n_others
@@ -177,7 +183,42 @@ class BetweenTwo:
         other_X = self._prices.calls_X(self._prices.others[0], load_X)
         piece_E = np.arange(len(load_E)) % self._n_others + 1
         piece_E[expert_X[self._on_gpu(gpu_X, other_X, home_X)]] = 0
-        return (Share(self._pieces, exact=True, piece_E=piece_E),)
+        return (replace(self._whole, piece_E=piece_E),)
+
+    def pieces_of_token(self, seen: LayerInput, expert_X: Integers) -> Integers:
+        """The same of the experts of one token, by number: the piece of each."""
+        lies_X, n = self._lies_X(seen, expert_X), len(expert_X)
+        home_X = expert_X % self._n_others
+        n_lie, order_X = n, None
+        if lies_X is not None:
+            n_lie = int(np.count_nonzero(lies_X))
+            if 0 < n_lie < n:
+                order_X = (~lies_X).argsort(kind="stable")
+        is_on_gpu_X = self._chosen(home_X if order_X is None else home_X[order_X], n_lie, lies_X is not None)
+        piece_X: Integers = home_X + 1
+        piece_X[is_on_gpu_X if order_X is None else order_X[is_on_gpu_X]] = 0
+        return piece_X
+
+    def _chosen(self, home_X: Integers, n_lie: int, held: bool) -> Booleans:
+        """Which of a token's experts run on the GPU; the first of them lie there."""
+        key = len(home_X), n_lie, held
+        if self._n_others == 1 and key in self._of_token:
+            return self._of_token[key]
+        gpu_X = np.full(len(home_X), self._prices.call_s(GPU, 1))
+        if held:
+            gpu_X[n_lie:] += self._prices.fetch_N[home_X[n_lie:]]
+        other_X = np.full(len(home_X), self._prices.call_s(self._prices.others[0], 1))
+        found = self._on_gpu(gpu_X, other_X, home_X)
+        if self._n_others == 1:
+            self._of_token[key] = found
+        return found
+
+    def _lies_X(self, seen: LayerInput, expert_X: Integers) -> Booleans | None:
+        """Whether each lies in the GPU's memory; None where the units share one."""
+        if seen.residency is None or GPU not in seen.residency.slots:
+            return None
+        found: Booleans = seen.residency.holds_E(GPU, seen.layer)[expert_X]
+        return found
 
     def decode_shares(self, layer: int) -> Sequence[Share] | None:
         return None

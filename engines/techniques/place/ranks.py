@@ -231,9 +231,13 @@ class Ranks:
         return Held(tuple(dict.fromkeys(experts)), None if widths is None else widths[rank])
 
     def shares(self, seen: LayerInput, load_E: Integers) -> Sequence[Share]:
-        key = None if self._grid.by_layer is None else seen.layer
+        return self.shares_of(seen.layer)
+
+    def shares_of(self, layer: int) -> Sequence[Share]:
+        """Of whatever load."""
+        key = None if self._grid.by_layer is None else layer
         if key not in self._shares:
-            self._shares[key] = self._made(self._experts_N(seen.layer))
+            self._shares[key] = self._made(self._experts_N(layer))
         return self._shares[key]
 
     def decode_shares(self, layer: int) -> Sequence[Share] | None:
