@@ -160,9 +160,9 @@ class ComposedTechnique:
         if isinstance(self._place, BetweenTwo):
             return BetweenUnits(self._place, _kinds(self._place.whole, self._layouts["decode"]))
         if isinstance(self._place, Ranks) and isinstance(self._layouts["decode"], Exact):
-            shares = self._place.shares_of(seen.layer)
-            kinds = [_kinds(share, self._layouts["decode"]) for share in shares]
-            return OnRanks(shares, kinds, seen.routing.n_experts)
+            on_ranks = self._place.shares_of(seen.layer)
+            kinds = [_kinds(share, self._layouts["decode"]) for share in on_ranks]
+            return OnRanks(on_ranks, kinds, seen.routing.n_experts)
         said, shares = self._said_layout(seen.layer), self._place.decode_shares(seen.layer)
         layout = self._layouts["decode"]
         if isinstance(layout, Capacity) and layout.keeps_graphs and shares is not None:
