@@ -32,7 +32,7 @@ def played(readings: dict[Selection, tuple[float, float]]) -> tuple[list[Selecti
 
 
 # Speed saturates with the third core, as in Figure 5; two middle cores draw least at 0.95 of the speed.
-FIGURE_5 = {
+FIGURE_5: dict[Selection, tuple[float, float]] = {
     (1, 0, 0): (15.0, 5.5),
     (1, 1, 0): (20.0, 7.0),
     (1, 2, 0): (21.8, 8.0),
