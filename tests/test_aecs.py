@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.models.core_clusters import CoreCluster, CoreKind, Selection
 from harness.tuning.aecs import PAPER, PRESETS, Probe, Reading, heuristic_energy_j, search, search_all
 from harness.tuning.power_heuristic import PowerHeuristic, ThreadHeuristic
-from harness.tuning.selections import CoreCluster, CoreKind, Selection, Tree, all_selections, candidates
+from harness.tuning.selections import Tree, all_selections, candidates
 
 MATE_40_PRO = [
     CoreCluster("A77 3.13", 1, "prime", 3.13),

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.models.core_clusters import CoreCluster, CoreKind, Selection
 from harness.tuning.selections import (
-    CoreCluster,
-    CoreKind,
-    Selection,
     Tree,
     all_selections,
     candidates,

@@ -37,6 +37,7 @@ from pathlib import Path
 from pydantic import Field, ValidationInfo, field_validator
 
 from devices.base import DeviceError, Unit
+from devices.models.core_clusters import ClusterName, ClusterSheet, DecodeSheet, StateSheet
 from devices.models.figures import Kernel as Kernel
 from devices.models.figures import KernelPrice as KernelPrice
 from devices.models.figures import MissedBy, QueueDepth, Rate, Roofline
@@ -114,6 +115,12 @@ class Sheet(Record):
     memories: dict[End, Rate] = Field(default_factory=dict)
     """Bytes that a unit's own memory holds; `ndp`: of each."""
     links: dict[LinkName, LinkSheet] = Field(default_factory=dict)
+    clusters: dict[ClusterName, ClusterSheet] = Field(default_factory=dict)
+    """Of core:0 and those after it, the biggest cores first. Empty where the source tells no cores apart."""
+    states: dict[ClusterName, StateSheet] = Field(default_factory=dict)
+    """How its source saw it decode, on which cores."""
+    decode: DecodeSheet | None = None
+    """What decoding on a selection of cores gives; None where nobody measured two of them."""
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -213,6 +220,33 @@ class Sheet(Record):
         if problems:
             raise ValueError("; ".join(problems))
         return links
+
+    @field_validator("clusters")
+    @classmethod
+    def _of_cores(cls, clusters: dict[str, ClusterSheet], info: ValidationInfo) -> dict[str, ClusterSheet]:
+        n_units = sum(unit.startswith("core:") for unit in info.data.get("units", ()))
+        n_cores = sum(cluster.n_cores for cluster in clusters.values())
+        if "units" in info.data and clusters and n_units != n_cores:
+            raise ValueError(f"has {n_cores} cores, and units {n_units}; give [units.core] the count of all clusters")
+        return clusters
+
+    @field_validator("states")
+    @classmethod
+    def _on_clusters(cls, states: dict[str, StateSheet], info: ValidationInfo) -> dict[str, StateSheet]:
+        known = info.data.get("clusters")
+        if known is None:
+            return states
+        problems = []
+        for name, state in states.items():
+            for cluster in (*state.cores, *state.frequency_hz):
+                if cluster not in known:
+                    problems.append(f"{name}: the sheet has no cluster {cluster}; name one of its clusters")
+            for cluster, n in state.cores.items():
+                if cluster in known and not 0 <= n <= known[cluster].n_cores:
+                    problems.append(f"{name}: {cluster} has {known[cluster].n_cores} cores, not {n}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return states
 
 
 def _is_known(end: End, info: ValidationInfo) -> bool:

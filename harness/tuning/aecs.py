@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from devices.models.core_clusters import CoreCluster, Selection
 from harness.tuning.power_heuristic import Heuristic, PowerHeuristic, ThreadHeuristic
-from harness.tuning.selections import CoreCluster, Selection, Tree, all_selections, candidates, growing
+from harness.tuning.selections import Tree, all_selections, candidates, growing
 
 PROBE_TOKENS = 50
 """Decoded in a probe, so that it outlasts the battery's period of 250 ms (§4.2)."""

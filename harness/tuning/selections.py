@@ -8,27 +8,14 @@ one cluster stands for the threads, and a selection is their number: (2,).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Literal
 
-Selection = tuple[int, ...]
-CoreKind = Literal["prime", "performance", "efficiency"]
+from devices.models.core_clusters import CoreCluster, Selection
+
 Tree = Literal["fig6", "depth2", "efficiency", "threads"]
 """What stage 2 may do, for the text of source 002 and its Figure 6 disagree (see `candidates`)."""
-
-
-@dataclass(frozen=True)
-class CoreCluster:
-    """Cores alike, which share a clock. None: not stated."""
-
-    name: str
-    n_cores: int
-    kind: CoreKind
-    max_frequency_ghz: float | None = None
-    capacity: float | None = None
-    """The scheduler's relative speed of a core at its highest frequency; the frequency stands for it where none is."""
 
 
 def n_selections(clusters: Sequence[CoreCluster]) -> int:
