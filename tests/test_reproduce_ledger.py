@@ -130,7 +130,7 @@ def test_a_fit_reads_rows_for_fits_alone() -> None:
 def test_no_row_of_a_fit_counts_as_found() -> None:
     book = ledger()
     assert {book.claims[id_].klass for id_ in book.calibration_rows} <= set(FITTED)
-    assert len(book.calibration_rows) < 0.1 * len(book.claims)
+    assert len(book.calibration_rows) < 0.2 * len(book.claims)
 
 
 def test_only_arithmetic_and_tables_read_printed_figures() -> None:

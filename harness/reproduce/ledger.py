@@ -106,6 +106,12 @@ class Ledger:
             raise NotForCalibrationError(f"{claim}: no row for fits; calibration.toml names those that are")
         return self.figure(claim)
 
+    def calibration_text(self, claim: str) -> str:
+        """As `calibration`, of a row whose value is a text."""
+        if claim not in self.calibration_rows:
+            raise NotForCalibrationError(f"{claim}: no row for fits; calibration.toml names those that are")
+        return str(self.claims[claim].printed)
+
     def figure(self, claim: str) -> float:
         """A figure as printed, for arithmetic on a source's own figures and for drawing it; never for a fit.
 
