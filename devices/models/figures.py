@@ -134,19 +134,16 @@ class KernelPrice(PriceLine):
     few_rows: FewRows | None = None
     """None: one line holds for any number of rows."""
 
-    def _few(self, weight_bytes: float, flops: float) -> FewRows | None:
+    def line(self, weight_bytes: float, flops: float) -> PriceLine:
+        """The one that holds for so many rows."""
         few = self.few_rows
-        return few if few is not None and flops <= few.most_flops_per_weight_byte * weight_bytes else None
+        return few if few is not None and flops <= few.most_flops_per_weight_byte * weight_bytes else self
 
     def is_fitted_at(self, launches: int, weight_bytes: float, flops: float) -> bool:
-        few = self._few(weight_bytes, flops)
-        own = super().is_fitted_at if few is None else few.is_fitted_at
-        return own(launches, weight_bytes, flops)
+        return PriceLine.is_fitted_at(self.line(weight_bytes, flops), launches, weight_bytes, flops)
 
     def seconds(self, launches: int, weight_bytes: float, moved_bytes: float, flops: float) -> float:
-        few = self._few(weight_bytes, flops)
-        own = super().seconds if few is None else few.seconds
-        return own(launches, weight_bytes, moved_bytes, flops)
+        return PriceLine.seconds(self.line(weight_bytes, flops), launches, weight_bytes, moved_bytes, flops)
 
 
 TERMS = ("s_per_launch", "s_per_weight_byte", "s_per_moved_byte", "s_per_flop")
@@ -168,6 +165,10 @@ class Roofline(Record):
 
     def seconds(self, launches: int, weight_bytes: float, moved_bytes: float, flops: float) -> float:
         launch_s = 0.0 if self.s_per_launch is None else launches * self.s_per_launch.value
+        return launch_s + max(self.sides_s(launches, weight_bytes, moved_bytes, flops))
+
+    def sides_s(self, launches: int, weight_bytes: float, moved_bytes: float, flops: float) -> tuple[float, float]:
+        """(of memory, of arithmetic), without launching."""
         n_bytes = weight_bytes + moved_bytes
         memory_s, compute_s = n_bytes / self.bytes_per_s.value, flops / self.flops_per_s.value
         shape = launches, n_bytes, weight_bytes, flops
@@ -175,7 +176,7 @@ class Roofline(Record):
             memory_s /= self.bytes_share.share(*shape)
         if self.flops_share is not None:
             compute_s /= self.flops_share.share(*shape)
-        return launch_s + max(memory_s, compute_s)
+        return memory_s, compute_s
 
 
 class Misses(Record):

@@ -42,11 +42,10 @@ class Operation:
 def operation_seconds(sheet: Sheet, operation: Operation) -> float:
     """Price of one operation in time; the formulas stand in `devices.models.sheet` and `devices.models.links`."""
     if operation.kernel == TRANSFER:
-        return _link(sheet, operation).seconds(operation.launches, operation.moved_bytes)
-    price = _price(sheet, operation)
+        return link_of(sheet, operation).seconds(operation.launches, operation.moved_bytes)
+    price = price_of(sheet, operation)
     seconds = price.seconds(operation.launches, operation.weight_bytes, operation.moved_bytes, operation.flops)
-    if operation.naive_launch:
-        seconds += operation.launches * _naive_launch_s(sheet, operation)
+    seconds += naive_launch_seconds(sheet, operation)
     if sheet.memory is not None and sheet.memory.bytes_per_s is not None:
         seconds = max(seconds, operation.weight_bytes / sheet.memory.bytes_per_s.value)
     return seconds
@@ -56,13 +55,13 @@ def launch_seconds(sheet: Sheet, operation: Operation) -> float:
     """Of `operation_seconds`, what its launches cost, which a queue can hide; not what naive ones cost besides."""
     if operation.kernel == TRANSFER:
         return 0.0
-    price, amounts = _price(sheet, operation), (operation.weight_bytes, operation.moved_bytes, operation.flops)
+    price, amounts = price_of(sheet, operation), (operation.weight_bytes, operation.moved_bytes, operation.flops)
     return price.seconds(operation.launches, *amounts) - price.seconds(0, *amounts)
 
 
 def is_fitted(sheet: Sheet, operation: Operation) -> bool | None:
     """False where an operation is unlike all that its price was fitted on; None where that was fitted on nothing."""
-    price = None if operation.kernel == TRANSFER else _price(sheet, operation)
+    price = None if operation.kernel == TRANSFER else price_of(sheet, operation)
     if price is None or isinstance(price, Roofline):
         return None
     return price.is_fitted_at(operation.launches, operation.weight_bytes, operation.flops)
@@ -71,7 +70,7 @@ def is_fitted(sheet: Sheet, operation: Operation) -> bool | None:
 def operation_joules(sheet: Sheet, operation: Operation, seconds: float) -> dict[str, float | None]:
     """Energy of an operation that takes `seconds`: its unit's or link's, and communication. None: not stated."""
     if operation.kernel == TRANSFER:
-        pj_per_bit = _link(sheet, operation).pj_per_bit
+        pj_per_bit = link_of(sheet, operation).pj_per_bit
         joules = None if pj_per_bit is None else 8e-12 * operation.moved_bytes * pj_per_bit.value
         return {sheet.component_of(operation.unit): joules}
     unit = _unit(sheet, operation)
@@ -81,7 +80,7 @@ def operation_joules(sheet: Sheet, operation: Operation, seconds: float) -> dict
     return {operation.unit: busy_j, **comm_j}
 
 
-def _link(sheet: Sheet, operation: Operation) -> LinkSheet:
+def link_of(sheet: Sheet, operation: Operation) -> LinkSheet:
     link = sheet.link_of(operation.unit)
     if link is None:
         raise DeviceError(
@@ -100,7 +99,8 @@ def _unit(sheet: Sheet, operation: Operation) -> UnitSheet:
     return sheet.units[operation.unit]
 
 
-def _price(sheet: Sheet, operation: Operation) -> KernelPrice | Roofline:
+def price_of(sheet: Sheet, operation: Operation) -> KernelPrice | Roofline:
+    """Of work on a unit. Raises `DeviceError` where the sheet has none."""
     unit = _unit(sheet, operation)
     price = None if operation.kernel == "transfer" else unit.price(operation.kernel)
     if price is None:
@@ -111,11 +111,14 @@ def _price(sheet: Sheet, operation: Operation) -> KernelPrice | Roofline:
     return price
 
 
-def _naive_launch_s(sheet: Sheet, operation: Operation) -> float:
+def naive_launch_seconds(sheet: Sheet, operation: Operation) -> float:
+    """What a framework takes that chooses the unit at run time; 0 of an operation that is placed."""
+    if not operation.naive_launch:
+        return 0.0
     figure = _unit(sheet, operation).s_per_naive_launch
     if figure is None:
         raise DeviceError(
             f"sheet {sheet.name} has no price for a naive launch on {operation.unit!r}; add "
             f"s_per_naive_launch to [units.{operation.unit}] with the origin of its figure"
         )
-    return figure.value
+    return operation.launches * figure.value

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from devices.models.operation import TRANSFER, Operation, launch_seconds, operation_joules, operation_seconds
 from devices.models.queues import LaunchingHost
 from devices.models.sheet import Sheet
+from devices.models.terms import Term, term_seconds
 from devices.models.usage import Usage
 from results.resource_use import MachineUse, Ran, machine_use
 
@@ -133,6 +134,18 @@ class Timeline:
         for operation, place in self._places.items():
             n = int(n_run[place]) + self._n_before.get(place, 0)
             found[operation.name, operation.unit] += n * self._seconds[place]
+        return dict(found)
+
+    def seconds_by_term(self) -> Mapping[tuple[str, Term], float]:
+        """Seconds since the start by unit or link and what they were spent on; launches that a queue hides are not
+        among them."""
+        found: dict[tuple[str, Term], float] = defaultdict(float)
+        n_run = np.bincount(np.asarray(self._ran, dtype=np.int64), minlength=len(self._places))
+        for operation, place in self._places.items():
+            n = int(n_run[place]) + self._n_before.get(place, 0)
+            for term, seconds in term_seconds(self.sheet, operation).items():
+                if term != "launches" or operation.unit not in self._host.queues:
+                    found[operation.unit, term] += n * seconds
         return dict(found)
 
     def bytes_by_link(self) -> Mapping[str, float]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from devices.base import Unit
 from devices.models.sheet import Sheet
+from devices.models.terms import Term
 from devices.models.timeline import Timeline
 from engines.errors import EngineError, NoRoomError
 from engines.pricing.block import Travels
@@ -84,6 +85,8 @@ class PhaseCost:
     seconds: float
     joules: Mapping[str, float | None]
     spent: Spent
+    terms: Mapping[tuple[str, Term], float]
+    """Seconds by unit or link, and which term of its price they come from."""
     bytes_by_link: Mapping[str, float]
     """By one way of a link."""
     use: MachineUse
@@ -238,6 +241,7 @@ class _Reading(NamedTuple):
     at_s: float
     joules: dict[str, float]
     spent: Spent
+    terms: Mapping[tuple[str, Term], float]
     n_bytes: Mapping[str, float]
     use: MachineUse
     """From the reading before until this one."""
@@ -299,16 +303,18 @@ class _Pricing:
     def _read(self, before_s: float) -> _Reading:
         timeline, sheet = self._timeline, self._cell.sheet
         joules = {one: timeline.energy_j(one) for one in sheet.components if sheet.has_watts(one)}
-        spent, n_bytes = timeline.seconds_by_operation(), timeline.bytes_by_link()
-        return _Reading(timeline.now_s(), joules, spent, n_bytes, timeline.use(before_s))
+        spent, terms, n_bytes = timeline.seconds_by_operation(), timeline.seconds_by_term(), timeline.bytes_by_link()
+        return _Reading(timeline.now_s(), joules, spent, terms, n_bytes, timeline.use(before_s))
 
     def _phase(self, phase: str, start: _Reading, end: _Reading) -> PhaseCost:
         spent = {key: s - start.spent.get(key, 0.0) for key, s in end.spent.items()}
+        terms = {key: s - start.terms.get(key, 0.0) for key, s in end.terms.items()}
         components = self._cell.sheet.components
         return PhaseCost(
             end.at_s - start.at_s,
             {one: end.joules[one] - start.joules[one] if one in end.joules else None for one in components},
             {key: seconds for key, seconds in spent.items() if seconds},
+            {key: seconds for key, seconds in terms.items() if seconds},
             {link: n - start.n_bytes.get(link, 0.0) for link, n in end.n_bytes.items()},
             end.use,
             EngineCounters.total(self._counters[phase]),
