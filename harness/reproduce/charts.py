@@ -11,6 +11,9 @@ from results.report.charts import page_spec
 
 SERIES = ("theirs", "ours")
 FILLS = ("var(--accent)", "var(--accent-2)")
+NAMES_SHARE = 0.3
+LEAST_GAP = 0.06
+"""Between names of lines, of the chart's height."""
 N_COLOURS = 8
 """Colours of arms that the page's style has."""
 BAR_PX, LINES_PX, HEAD_PX = 34, 260, 26
@@ -66,7 +69,11 @@ def _lines(table: SourceTable, points: list[dict[str, Any]], described: str) -> 
     import altair as alt
 
     numbered = [point | {"at": float(point["row"])} for point in points]
-    x = alt.X("at:Q", title=table.rows_are, scale=alt.Scale(nice=False, padding=12)).axis(tickCount=6)
+    places = [point["at"] for point in numbered] or [0.0]
+    first, last_at = min(places), max(places)
+    # Room to the right of the lines for their names.
+    scale = alt.Scale(nice=False, padding=12, domain=[first, last_at + NAMES_SHARE * (last_at - first)])
+    x = alt.X("at:Q", title=table.rows_are, scale=scale).axis(tickCount=6)
     y = alt.Y("value:Q", title=table.unit, scale=alt.Scale(zero=True)).axis(tickCount=5)
     colours = [f"var(--arm-{n % N_COLOURS})" for n in range(len(table.columns))]
     stroke = alt.Stroke("column:N", legend=None).scale(domain=table.columns, range=colours)
@@ -74,7 +81,19 @@ def _lines(table: SourceTable, points: list[dict[str, Any]], described: str) -> 
     base = alt.Chart(alt.InlineData(values=numbered))
     drawn = base.mark_line(strokeWidth=1.5).encode(x=x, y=y, stroke=stroke, strokeDash=dash, detail="series:N")
     dots = base.mark_point(size=22).encode(x=x, y=y, stroke=stroke)
-    last = {(point["column"], point["series"]): point for point in numbered}
-    ends = alt.Chart(alt.InlineData(values=[point | {"name": f"{c}, {s}"} for (c, s), point in last.items()]))
-    words = ends.mark_text(align="right", dy=-8, fontSize=10, color="var(--ink)").encode(x=x, y=y, text="name:N")
+    ends = alt.Chart(alt.InlineData(values=_names(numbered)))
+    words = ends.mark_text(align="left", dx=8, fontSize=10).encode(
+        x=x, y=y, text="name:N", color=alt.Color("column:N", legend=None).scale(domain=table.columns, range=colours)
+    )
     return page_spec(alt.layer(drawn, dots, words), LINES_PX, described)
+
+
+def _names(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Behind the last point of each line; names that would lie on each other are moved up."""
+    last = {(point["column"], point["series"]): point for point in points}
+    gap = LEAST_GAP * max((point["value"] for point in points), default=0.0)
+    found: list[dict[str, Any]] = []
+    for (column, series), point in sorted(last.items(), key=lambda item: item[1]["value"]):
+        at = max(point["value"], found[-1]["value"] + gap) if found else point["value"]
+        found.append(point | {"value": at, "name": f"{column}, {series}"})
+    return found

@@ -34,12 +34,12 @@ def ratio_text(row: Judged) -> str:
 
 
 def why(row: Judged) -> str:
-    """Of its verdict: the explanation or the note; of a row that tests nothing, what its class says."""
+    """Of its verdict: the explanation and the note; where there is neither, why it has its class."""
     finding, claim = row.finding, row.claim
-    told = [] if finding is None else [finding.explanation, finding.note]
-    if claim.klass in ("contradicted", "input") or (finding is None and claim.klass != "not predictable"):
-        told.append(claim.reason)
-    return SEPARATOR.join(dict.fromkeys(filter(None, told)))
+    told = [] if finding is None else list(filter(None, [finding.explanation, finding.note]))
+    if told or claim.klass == "not predictable" or row.verdict.has_held:
+        return SEPARATOR.join(told)
+    return claim.reason
 
 
 def also_text(row: Judged) -> str:

@@ -1,16 +1,6 @@
-"""The Neuron MoE guide (004): what we find for each of its claims, and its tables and figures drawn again."""
+"""The Neuron MoE guide (004): what we find for each of its claims, and its examples and thresholds drawn again."""
 
-from __future__ import annotations
+from harness.reproduce.neuron.findings import findings
+from harness.reproduce.neuron.tables import tables
 
-from collections.abc import Iterable
-
-from harness.reproduce.findings import Finding
-from harness.reproduce.redrawn import SourceTable
-
-
-def findings() -> Iterable[Finding]:
-    return ()
-
-
-def tables() -> Iterable[SourceTable]:
-    return ()
+__all__ = ["findings", "tables"]

@@ -1,0 +1,77 @@
+"""Dispatch plans of the guide's systems, of routings that are written down or drawn.
+
+Legend: T tokens, K experts per token, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
+
+from engines.dispatch import DispatchPlan, Routing
+from engines.profile import Profile
+from engines.profile_files import BUNDLED_PROFILES, read_profile
+from engines.techniques.base import Technique
+from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
+from engines.techniques.presets import preset_parameters
+
+BUNDLED_MODEL = "tiny-qwen3-moe"
+
+
+def routed(choices: Sequence[Sequence[int]], n_experts: int) -> Routing:
+    """Of each token its experts, all of one weight."""
+    ids_TK = torch.tensor(choices)
+    return Routing(ids_TK, torch.ones(ids_TK.shape), n_experts)
+
+
+def of_loads(loads: Sequence[int]) -> Routing:
+    """A token for each pair: loads that no routing of top 2 gives have a plan too."""
+    return routed([[expert] for expert, load in enumerate(loads) for _ in range(load)], len(loads))
+
+
+def in_turn(n_tokens: int, n_experts: int, top_k: int) -> Routing:
+    """Equal loads; tokens share no expert as long as there are others."""
+    return routed([[(t * top_k + k) % n_experts for k in range(top_k)] for t in range(n_tokens)], n_experts)
+
+
+def drawn(n_tokens: int, top_k: int, popularity_E: Sequence[float], seed: int = 0) -> Routing:
+    """Each token draws K experts without putting back, in proportion to their popularity (Gumbel's top K)."""
+    weights_E = np.asarray(popularity_E, dtype=np.float64)
+    noise_TE = np.random.default_rng(seed).gumbel(size=(n_tokens, len(weights_E)))
+    keys_TE = np.log(weights_E / weights_E.sum()) + noise_TE
+    ids_TK = np.argpartition(-keys_TE, top_k - 1, axis=1)[:, :top_k]
+    return routed(ids_TK.tolist(), len(weights_E))
+
+
+def technique(name: str, routing: Routing, sizes: ModelSizes | None, ranks: int, **parameters: object) -> Technique:
+    """A preset with some parameters changed."""
+    context = BuildContext(len(routing.expert_ids_TK), sizes, ranks=ranks)
+    return preset_parameters(name).model_validate(parameters).build(context)
+
+
+def planned(
+    name: str,
+    routing: Routing,
+    phase: ChunkPhase = "prefill",
+    sizes: ModelSizes | None = None,
+    ranks: int = 1,
+    **parameters: object,
+) -> DispatchPlan:
+    return technique(name, routing, sizes, ranks, **parameters).plan(LayerInput(0, phase, routing))
+
+
+def blocks_of(plan: DispatchPlan) -> list[tuple[int, list[int]]]:
+    """(expert, tokens of its rows, -1 for padding) of each call."""
+    return [
+        (call.experts[0], plan.token_R[call.first_row : call.first_row + call.n_rows].tolist()) for call in plan.calls
+    ]
+
+
+@cache
+def counted() -> Profile:
+    """Which experts the bundled model chose over its calibration prompts: the one counted routing that is always
+    here."""
+    return read_profile(BUNDLED_PROFILES / BUNDLED_MODEL)

@@ -1,0 +1,119 @@
+"""`joulebench reproduce` as a reader meets it: terminal, CSV, pages; and what a hostile text becomes."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.reproduce.findings import Finding, judged
+from harness.reproduce.ledger import ledger
+from harness.reproduce.outcome import Reproduced
+from harness.reproduce.pages import SUMMARY, page_name, write_pages
+from harness.reproduce.redrawn import Entry, SourceTable
+from harness.reproduce.sources import SOURCES
+from tests.command import joulebench
+
+HOSTILE = '<script>alert("1")</script>'
+
+
+def test_a_source_gives_a_summary_a_csv_and_pages(tmp_path: Path) -> None:
+    done = joulebench("reproduce", "004", "--out", str(tmp_path / "out"))
+    assert done.code == 0, done.stderr
+    assert "yes  all exact rows are exact: 23 of 23" in done.stdout
+    with (tmp_path / "out" / "reproduced.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 41
+    assert all(row["verdict"] for row in rows)
+    by_claim = {row["claim"]: row for row in rows}
+    assert by_claim["004-011"]["theirs"] == by_claim["004-011"]["ours"] == "87.5"
+    assert by_claim["004-001"]["theirs"] == "~0.07"
+    assert by_claim["004-001"]["verdict"] == "contradicted by its source"
+    pages = sorted(path.name for path in (tmp_path / "out").glob("*.html"))
+    assert pages == ["004-neuron.html", "index.html"]
+
+
+def test_single_claims_are_told_in_the_terminal_and_nothing_is_written(tmp_path: Path) -> None:
+    done = joulebench("reproduce", "004-006..008", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert re.findall(r"004-\d{3}", done.stdout) == ["004-006", "004-007", "004-008"]
+    assert list(tmp_path.iterdir()) == []
+    told = json.loads(joulebench("reproduce", "004-006", "--json", cwd=tmp_path).stdout)
+    assert [(row["claim"], row["ours"], row["verdict"]) for row in told] == [("004-006", 2000, "as printed")]
+
+
+@pytest.mark.parametrize("word", ["900", "004-999", "neuron", "../004", "\x1b[31m"])
+def test_what_nobody_knows_is_one_line(word: str) -> None:
+    done = joulebench("reproduce", word)
+    assert done.code == 2
+    (line,) = done.problems
+    assert line.startswith("error: '")
+    assert line.isprintable()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file", encoding="utf-8")
+    done = joulebench("reproduce", "004-006", "--out", str(tmp_path / "taken"))
+    assert done.code == 7
+    assert f"error: --out {tmp_path / 'taken'}: cannot be written" in done.stderr
+
+
+def hostile_source() -> Reproduced:
+    book, source = ledger(), SOURCES[4]
+    findings = [Finding("004-006", 2000.0, "plan", note=HOSTILE), Finding("004-008", 9.0, "plan", explanation=HOSTILE)]
+    rows = judged(book, findings, ["004-006", "004-008"])
+    rows = [dataclasses.replace(row, claim=dataclasses.replace(row.claim, quantity=HOSTILE)) for row in rows]
+    table = SourceTable(
+        HOSTILE, HOSTILE, HOSTILE, HOSTILE,
+        (Entry(HOSTILE, HOSTILE, 1.0, theirs=2.0, note=HOSTILE), Entry("b", HOSTILE, None, theirs="N.S.")),
+        HOSTILE, picture="bars",
+    )  # fmt: skip
+    return Reproduced(source, tuple(rows), (table,))
+
+
+def test_everything_is_escaped(tmp_path: Path) -> None:
+    write_pages(ledger(), [hostile_source()], tmp_path)
+    for name in (SUMMARY, page_name(SOURCES[4])):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert HOSTILE not in text
+        assert "&lt;script&gt;alert" in text
+
+
+def test_a_table_shows_theirs_ours_and_their_ratio(tmp_path: Path) -> None:
+    entries = (
+        Entry("best", "pairs", 2500.0, claim="004-006"),
+        Entry("best", "blocks", None, theirs="N.S.", note="no room"),
+        Entry("worst", "blocks", 3.0),
+    )
+    table = SourceTable("Table 1", "padding", "", "case", entries, "by plans", picture="bars")
+    write_pages(ledger(), [Reproduced(SOURCES[4], (), (table,))], tmp_path)
+    text = (tmp_path / page_name(SOURCES[4])).read_text(encoding="utf-8")
+    best, worst = re.findall(r"<tr><th scope=\"row\">(?:best|worst)</th>.*?</tr>", text, re.DOTALL)
+    assert re.sub(r"<[^>]+>", " ", best).split() == ["best", "2000", "2500", "1.25", "N.S.", "–", "1"]
+    assert re.sub(r"<[^>]+>", " ", worst).split() == ["worst", "–", "3"]
+    assert "no room" in text
+
+
+def test_charts_have_both_series(tmp_path: Path) -> None:
+    entries = tuple(Entry(str(n), "a", float(n), theirs=float(n) + 1) for n in (1, 2, 4))
+    bars, lines = (SourceTable("Fig. 1", "t", "ms", "batch", entries, "x", picture=p) for p in ("bars", "lines"))
+    write_pages(ledger(), [Reproduced(SOURCES[4], (), (bars, lines))], tmp_path)
+    text = (tmp_path / page_name(SOURCES[4])).read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
+    assert found
+    specs = json.loads(found[1])["specs"]
+    assert set(specs) == {"chart-1", "chart-2"}
+    for spec in specs.values():
+        points = set(re.findall(r'"series": "(\w+)", "value": ([\d.]+)', json.dumps(spec)))
+        assert points >= {(s, v) for s, v in [("theirs", "2.0"), ("ours", "1.0"), ("theirs", "5.0"), ("ours", "4.0")]}
+
+
+def test_a_table_has_no_place_twice() -> None:
+    with pytest.raises(ValueError, match="stands there twice"):
+        SourceTable("Table 1", "t", "", "r", (Entry("a", "b", 1.0), Entry("a", "b", 2.0)), "n")
+    with pytest.raises(ValueError, match="has no entry"):
+        SourceTable("Table 1", "t", "", "r", (), "n")
