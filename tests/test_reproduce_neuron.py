@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from engines.pricing.shapes import GPT_OSS_120B, PHI_3_5_MOE, QWEN3_30B_A3B
+from engines.pricing.published_shapes import GPT_OSS_120B, PHI_3_5_MOE, QWEN3_30B_A3B
 from harness.reproduce.findings import Finding
 from harness.reproduce.neuron import findings, loading, ranks, tables
 from harness.reproduce.neuron.plans import drawn

@@ -16,7 +16,7 @@ LEAST_GAP = 0.06
 """Between names of lines, of the chart's height."""
 N_COLOURS = 8
 """Colours of arms that the page's style has."""
-BAR_PX, LINES_PX, HEAD_PX = 34, 260, 26
+BAR_PX, LINES_PX, HEAD_PX = 17, 260, 26
 
 
 def theirs_of(book: Ledger, entry: Entry) -> float | str | None:
@@ -61,7 +61,8 @@ def _bars(table: SourceTable, points: list[dict[str, Any]], described: str) -> d
         x=x, y=y, yOffset=offset, text=alt.Text("value:Q", format=".4~g")
     )
     n_places = len({point["place"] for point in named})
-    return page_spec(alt.layer(drawn, words), HEAD_PX + BAR_PX * n_places, described)
+    n_series = len({point["series"] for point in named})
+    return page_spec(alt.layer(drawn, words), HEAD_PX + BAR_PX * n_series * n_places, described)
 
 
 def _lines(table: SourceTable, points: list[dict[str, Any]], described: str) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import torch
 from engines.dispatch import DispatchPlan
 from engines.model.architecture import RouterConfig
 from engines.model.router import RouterWeights, route
+from engines.pricing.published_shapes import GPT_OSS_120B, PHI_3_5_MOE
 from engines.pricing.schedule import PricedStep, operations
-from engines.pricing.shapes import GPT_OSS_120B, PHI_3_5_MOE
 from engines.techniques.layout.blocks import n_blocks
-from harness.reproduce.neuron.plans import blocks_of, in_turn, of_loads, planned, routed
+from harness.reproduce.neuron.plans import blocks_of, in_turn, of_loads, planned, routed, weight_loads_of
 
 T, E, K, B = 1000, 8, 2, 256
 """The guide's example of padding."""
@@ -47,13 +47,15 @@ def six_tokens() -> str:
     return ",".join(str(tokens) for _, tokens in sorted(blocks_of(plan)))
 
 
-def balanced(**parameters: object) -> DispatchPlan:
-    return planned("blockwise", in_turn(T, E, K), block_size=B, **parameters)
+def balanced(skip_padding_blocks: bool = True) -> DispatchPlan:
+    routing = in_turn(T, E, K)
+    return planned("blockwise", routing, block_size=B, skip_padding_blocks=skip_padding_blocks)
 
 
-def one_hot(**parameters: object) -> DispatchPlan:
+def one_hot(skip_padding_blocks: bool = True) -> DispatchPlan:
     """Of the loads as the guide prints them."""
-    return planned("blockwise", of_loads(HOT_LOADS), block_size=B, **parameters)
+    routing = of_loads(HOT_LOADS)
+    return planned("blockwise", routing, block_size=B, skip_padding_blocks=skip_padding_blocks)
 
 
 def one_hot_that_can_be() -> DispatchPlan:
@@ -93,7 +95,7 @@ def rows_not_fetched_percent() -> float:
 def weight_loads(skips: bool) -> int:
     """Of the blocks [E0, E0, E1, E2, E2]."""
     routing = routed([[e] for e in (0, 0, 0, 1, 2, 2, 2)], 3)
-    return planned("blockwise", routing, block_size=2, skip_weight_loads=skips).counters().weight_loads
+    return weight_loads_of(planned("blockwise", routing, block_size=2, skip_weight_loads=skips))
 
 
 def blocks_not_computed_percent() -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engines.techniques.layout.loads import SelectiveParameters
-from harness.reproduce.neuron.plans import drawn, in_turn, planned
+from harness.reproduce.neuron.plans import drawn, in_turn, planned, weight_loads_of
 
 N_DRAWS = 20
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -41,7 +41,7 @@ def loads(model: Chooses, batch: int, drawing: int | str) -> int:
         routing = drawn(batch, model.top_k, [1.0] * model.n_experts, drawing)
     else:
         routing = in_turn(batch, model.n_experts, model.top_k)
-    return planned("selective", routing, "decode", switch_alpha=NEVER).counters().weight_loads
+    return weight_loads_of(planned("selective", routing, "decode", switch_alpha=NEVER))
 
 
 NEVER = 1e6
@@ -64,4 +64,4 @@ def loads_at_the_switch() -> int:
     """Of DeepSeek at batch 32, drawn choices: 256 pairs, so all are loaded though fewer are needed."""
     model = MODELS["DeepSeek"]
     routing = drawn(32, model.top_k, [1.0] * model.n_experts, 7)
-    return planned("selective", routing, "decode").counters().weight_loads
+    return weight_loads_of(planned("selective", routing, "decode"))

@@ -14,7 +14,6 @@ import torch
 from engines.dispatch import DispatchPlan, Routing
 from engines.profile import Profile
 from engines.profile_files import BUNDLED_PROFILES, read_profile
-from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
 from engines.techniques.presets import preset_parameters
 
@@ -46,21 +45,29 @@ def drawn(n_tokens: int, top_k: int, popularity_E: Sequence[float], seed: int = 
     return routed(ids_TK.tolist(), len(weights_E))
 
 
-def technique(name: str, routing: Routing, sizes: ModelSizes | None, ranks: int, **parameters: object) -> Technique:
-    """A preset with some parameters changed."""
-    context = BuildContext(len(routing.expert_ids_TK), sizes, ranks=ranks)
-    return preset_parameters(name).model_validate(parameters).build(context)
+def planned(name: str, routing: Routing, phase: ChunkPhase = "prefill", **parameters: object) -> DispatchPlan:
+    """Of a preset with some parameters changed."""
+    return planned_over(1, name, routing, None, phase, **parameters)
 
 
-def planned(
+def planned_over(
+    ranks: int,
     name: str,
     routing: Routing,
+    sizes: ModelSizes | None,
     phase: ChunkPhase = "prefill",
-    sizes: ModelSizes | None = None,
-    ranks: int = 1,
     **parameters: object,
 ) -> DispatchPlan:
-    return technique(name, routing, sizes, ranks, **parameters).plan(LayerInput(0, phase, routing))
+    """The same over ranks."""
+    context = BuildContext(len(routing.expert_ids_TK), sizes, ranks=ranks)
+    technique = preset_parameters(name).model_validate(parameters).build(context)
+    return technique.plan(LayerInput(0, phase, routing))
+
+
+def weight_loads_of(plan: DispatchPlan) -> int:
+    found = plan.counters().weight_loads
+    assert found is not None  # of plans that are played, not read from old records
+    return found
 
 
 def blocks_of(plan: DispatchPlan) -> list[tuple[int, list[int]]]:

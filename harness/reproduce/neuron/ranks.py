@@ -14,7 +14,7 @@ from engines.pricing.shapes import ModelShape, sizes_of
 from engines.techniques.context import ModelSizes
 from engines.techniques.place.packing import Packed, flat, heaviest
 from engines.techniques.place.units import slices
-from harness.reproduce.neuron.plans import counted, drawn, planned
+from harness.reproduce.neuron.plans import counted, drawn, planned_over
 
 N_TOKENS = 1024
 DEGREES = (2, 4, 8, 16)
@@ -67,7 +67,7 @@ def sent_bytes(shape: ModelShape, n_ranks: int) -> Sent:
 
 
 def _bytes(name: str, routing: Routing, sizes: ModelSizes, n_ranks: int, **parameters: object) -> float:
-    plan = planned(name, routing, sizes=sizes, ranks=n_ranks, **parameters)
+    plan = planned_over(n_ranks, name, routing, sizes, **parameters)
     return (plan.counters().bytes_exchanged or 0) / N_TOKENS
 
 
@@ -80,4 +80,5 @@ def rank_gb(shape: ModelShape, tensor: int, expert: int) -> float:
 
 def widest_tensor_parallel(shape: ModelShape, least_columns: int) -> int:
     """The largest power of two that leaves a rank so many columns of an expert."""
-    return max(2**n for n in range(12) if shape.expert_width // 2**n >= least_columns)
+    fitting = [1 << n for n in range(12) if shape.expert_width >> n >= least_columns]
+    return fitting[-1]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from engines.pricing.shapes import (
+from engines.pricing.published_shapes import (
     DEEPSEEK_MOE_16B,
+    DEEPSEEK_V3,
     GPT_OSS_20B,
     GPT_OSS_120B,
+    LLAMA_4_SCOUT,
     MIXTRAL_8X7B,
     PHI_3_5_MOE,
     QWEN3_30B_A3B,
@@ -29,7 +31,10 @@ AIMS = (machine.flop_per_byte()[0], 450.0)
 ADVICE = {"TP": 32, "EP": 64}
 """TP for at most, EP for at least so many experts."""
 LEAST_COLUMNS = 128
-SHAPES = (MIXTRAL_8X7B, PHI_3_5_MOE, GPT_OSS_20B, DEEPSEEK_MOE_16B, QWEN3_30B_A3B, GPT_OSS_120B, QWEN3_235B_A22B)
+SHAPES = (
+    MIXTRAL_8X7B, PHI_3_5_MOE, LLAMA_4_SCOUT, GPT_OSS_20B, DEEPSEEK_MOE_16B, QWEN3_30B_A3B, GPT_OSS_120B,
+    QWEN3_235B_A22B, DEEPSEEK_V3,
+)  # fmt: skip
 
 
 def tables() -> Iterable[SourceTable]:
