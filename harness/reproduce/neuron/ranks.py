@@ -67,7 +67,7 @@ def sent_bytes(shape: ModelShape, n_ranks: int) -> Sent:
 
 
 def _bytes(name: str, routing: Routing, sizes: ModelSizes, n_ranks: int, **parameters: object) -> float:
-    plan = planned_over(n_ranks, name, routing, sizes, **parameters)
+    plan = planned_over(n_ranks, name, routing, sizes, "prefill", **parameters)
     return (plan.counters().bytes_exchanged or 0) / N_TOKENS
 
 
