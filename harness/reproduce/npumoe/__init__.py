@@ -9,7 +9,10 @@ from harness.reproduce.redrawn import SourceTable
 
 
 def findings() -> Iterable[Finding]:
-    return ()
+    from harness.reproduce.npumoe import prefill_rows, table_rows
+
+    yield from table_rows.findings()
+    yield from prefill_rows.findings()
 
 
 def tables() -> Iterable[SourceTable]:
