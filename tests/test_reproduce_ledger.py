@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import shutil
 from collections import Counter
@@ -23,6 +24,8 @@ from harness.reproduce.ledger import (
 )
 from harness.reproduce.printed import Bound, Number, Range, Several, WithError, Words, parse_printed
 from results.records import Record
+from tests.benchmarks import m2_ultra_fits as fits
+from tests.data_folder import data_folder
 
 N_CLAIMS = {"000": 286, "001": 61, "002": 467, "003": 132, "004": 41}
 
@@ -84,6 +87,46 @@ def test_half_of_the_last_digit_is_what_rounding_allows() -> None:
     assert Number("30").half_digit == pytest.approx(0.5, rel=1e-3)
 
 
+# --- what was handed to us -------------------------------------------------------------------------------------------
+
+
+def handed_rows(name: str) -> list[dict[str, str]]:
+    """Of the files that lie beside the data folder."""
+    path = data_folder().parent / "claims" / name
+    if not path.is_file():
+        pytest.skip(f"no claims at {path}")
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_are_those_handed_to_us_but_for_the_corrected_ones() -> None:
+    book = ledger()
+    rows = {row["id"]: row for row in handed_rows("claims.csv")}
+    assert set(rows) == set(book.claims)
+    changed = {id_ for id_, row in rows.items() if row["value"] != book.claims[id_].value}
+    assert changed == {claim.id for claim in book if claim.corrected}
+    for claim in book:
+        told = claim.location, claim.quantity, claim.baseline or "-", claim.unit, claim.conditions
+        row = rows[claim.id]
+        assert told == (row["location"], row["quantity"], row["baseline"], row["unit"], row["conditions"]), claim.id
+
+
+def test_corrected_error_bars_are_those_of_a_share() -> None:
+    """sqrt(p (1 - p) / n), and so is every other bar of five of the six tasks, within the scan's last digit."""
+    n_samples = {"HumanEval": 164, "MBPP+": 378, "GSM8k": 1319, "AIME24": 30, "AIME25": 30}
+    seen = 0
+    for claim in ledger().of_source("003"):
+        task = next((task for task in n_samples if f" {task}(" in claim.quantity), None)
+        if task is not None and isinstance(claim.printed, WithError):
+            p = claim.printed.number.value
+            bar = math.sqrt(p * (1 - p) / n_samples[task])
+            assert claim.printed.error.value == pytest.approx(bar, abs=0.0016), claim.id
+            seen += 1
+            if claim.corrected:
+                assert round(bar, 3) == claim.printed.error.value
+    assert seen == 60
+
+
 # --- what may be fitted ----------------------------------------------------------------------------------------------
 
 
@@ -125,6 +168,29 @@ def test_a_fit_reads_rows_for_fits_alone() -> None:
     assert book.calibration("000-152") == 0.31
     with pytest.raises(NotForCalibrationError, match="000-042: no row for fits"):
         book.calibration("000-042")
+
+
+def test_fits_of_the_m2_ultra_read_the_rows_that_may_be_fitted_on() -> None:
+    """Their figures stand in a table of their own: each is the row's."""
+    book = ledger()
+    arms = range(4)
+    printed = {
+        **{f"000-{88 + 5 * i:03}": 100 * fits.TABLE_3_DROPPED[i] for i in arms},
+        **{f"000-{89 + 5 * i:03}": 100 * fits.TABLE_3_PADDED[i] for i in arms},
+        **{
+            f"000-{112 + 4 * n + i:03}": row[i]
+            for n, row in enumerate(fits.TABLE_4.values())
+            for i in arms
+            if f"000-{112 + 4 * n + i:03}" not in ("000-120", "000-122", "000-127")
+        },
+        **{f"000-{152 + 5 * n:03}": row[3] for n, row in enumerate(fits.TABLE_5)},
+        **{f"000-{153 + 5 * n:03}": row[4] for n, row in enumerate(fits.TABLE_5)},
+        **{f"000-{234 + 4 * n:03}": run[0] for n, run in enumerate(fits.TABLE_6_7.values())},
+        "000-262": 1e3 * fits.TABLE_8_NPU[0],
+        "000-261": 1e3 * fits.TABLE_8_GPU[0],
+    }
+    for claim, figure in printed.items():
+        assert book.calibration(claim) == pytest.approx(figure), claim
 
 
 def test_no_row_of_a_fit_counts_as_found() -> None:

@@ -1,4 +1,4 @@
-"""The Neuron guide (004): its rules read a second time, slowly. Its worked examples: tests/test_claims_neuron.py."""
+"""The Neuron guide (004): its rules read a second time, slowly. Its worked examples: tests/test_reproduce_neuron.py."""
 
 from __future__ import annotations
 
