@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.reproduce.charts import ratio_chart
 from harness.reproduce.findings import Finding, judged
 from harness.reproduce.ledger import ledger
 from harness.reproduce.outcome import Reproduced
@@ -117,3 +118,14 @@ def test_a_table_has_no_place_twice() -> None:
         SourceTable("Table 1", "t", "", "r", (Entry("a", "b", 1.0), Entry("a", "b", 2.0)), "n")
     with pytest.raises(ValueError, match="has no entry"):
         SourceTable("Table 1", "t", "", "r", (), "n")
+
+
+def test_ratios_of_predicted_and_consistent_rows_alone_are_drawn() -> None:
+    """000-042 is a prediction; 000-116 was fitted on; 000-022 is an input."""
+    findings = [Finding("000-042", 3.0, "priced"), Finding("000-116", 3.62, "sheet"), Finding("000-022", 32.0, "shape")]
+    rows = judged(ledger(), findings, ["000-042", "000-116", "000-022", "000-003"])
+    spec = ratio_chart(rows)
+    points = set(re.findall(r'"claim": "([\d-]+)", "ratio": ([\d.]+)', json.dumps(spec)))
+    theirs = ledger().figure("000-042")
+    assert points == {("000-042", str(3.0 / theirs)), ("000-116", "1.0")}
+    assert ratio_chart(rows[2:]) is None

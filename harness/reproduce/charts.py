@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from harness.reproduce.ledger import Ledger
+from harness.reproduce.findings import Judged, ratios
+from harness.reproduce.ledger import Class, Ledger
 from harness.reproduce.printed import Number
 from harness.reproduce.redrawn import Entry, SourceTable
 from results.report.charts import page_spec
 
 SERIES = ("theirs", "ours")
 FILLS = ("var(--accent)", "var(--accent-2)")
+LANE_PX = 34
+RATIO_CLASSES: tuple[Class, ...] = ("predicted", "consistent")
 NAMES_SHARE = 0.3
 LEAST_GAP = 0.06
 """Between names of lines, of the chart's height."""
@@ -32,6 +36,40 @@ def table_chart(book: Ledger, table: SourceTable) -> dict[str, Any]:
     points = _points(book, table)
     described = f"{table.name}: {table.title}, theirs and ours"
     return _bars(table, points, described) if table.picture == "bars" else _lines(table, points, described)
+
+
+def ratio_chart(rows: Sequence[Judged]) -> dict[str, Any] | None:
+    """Ours over theirs of every row whose size is tested against a model, a dot a figure; None where there is none.
+
+    The band is the widest tolerance of these rows. Filled: predicted; hollow: consistent, which is no prediction.
+    """
+    import altair as alt
+
+    tested = [row for row in rows if row.claim.klass in RATIO_CLASSES]
+    found = [(row.claim, ratio) for row in tested for ratio in ratios(row) if ratio > 0]
+    if not found:
+        return None
+    widest = max(row.claim.tolerance or 0.0 for row in tested)
+    most = max(max(ratio, 1 / ratio) for _, ratio in found) * 1.1
+    scale = alt.Scale(type="log", domain=[1 / most, most], nice=False)
+    x = alt.X("ratio:Q", title="ours over theirs", scale=scale).axis(format="~g", tickCount=7)
+    y = alt.Y("lane:N", title=None, sort=None).axis(ticks=False, domain=False, labelPadding=8)
+    lanes = [
+        {"lane": f"{claim.source} {claim.klass}", "class": claim.klass, "claim": claim.id, "ratio": ratio}
+        for claim, ratio in found
+    ]
+    base = alt.Chart(alt.InlineData(values=lanes))
+    band = (
+        alt.Chart(alt.InlineData(values=[{"from": 1 - widest, "to": 1 + widest}]))
+        .mark_rect(color="var(--shade)")
+        .encode(x=alt.X("from:Q", title="ours over theirs", scale=scale), x2="to:Q")
+    )
+    fill = alt.Fill("class:N", legend=None).scale(domain=list(RATIO_CLASSES), range=["var(--accent-2)", "transparent"])
+    dots = base.mark_point(stroke="var(--accent-2)", size=30, opacity=0.7).encode(
+        x=x, y=y, fill=fill, tooltip=["claim:N", alt.Tooltip("ratio:Q", format=".3f")]
+    )
+    height = HEAD_PX + LANE_PX * len({point["lane"] for point in lanes})
+    return page_spec(alt.layer(band, dots), height, "ours over theirs of predicted and consistent rows, by source")
 
 
 def _points(book: Ledger, table: SourceTable) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.reproduce.charts import table_chart, theirs_of
+from harness.reproduce.charts import ratio_chart, table_chart, theirs_of
 from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger
 from harness.reproduce.outcome import Reproduced, aims, counts
 from harness.reproduce.redrawn import Entry, SourceTable
@@ -17,6 +17,7 @@ from results.report.files import replace_text
 from results.report.html import DRAW_CHARTS, SORT_TABLES, chart_library, json_in_script, script_hash
 
 SUMMARY = "index.html"
+RATIOS = "chart-ratios"
 TITLE = "Which of the sources' numbers come out?"
 
 
@@ -63,9 +64,11 @@ def write_pages(book: Ledger, done: Sequence[Reproduced], folder: Path) -> list[
 
 
 def summary_context(book: Ledger, done: Sequence[Reproduced]) -> dict[str, Any]:
+    ratios = ratio_chart([row for one in done for row in one.rows])
     return {
-        **_common([]),
+        **_common([] if ratios is None else [(RATIOS, ratios)]),
         "title": TITLE,
+        "ratios": RATIOS if ratios is not None else "",
         "aims": aims(done),
         "counts": [(_name(count.source), count) for count in counts(done)],
         "classes": [(klass, MEANINGS[klass]) for klass in CLASSES],
