@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import stat
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,33 +20,46 @@ MAX_SHOWN = 80
 Read = TypeVar("Read", bound=BaseModel)
 
 
+class RecordError(ValueError):
+    """A file that is no such record. problems: one line each, without the file's path."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
 def read_record(schema: type[Read], path: Path) -> Read:
-    """Raises `OSError` where it cannot be read, `ValueError` where it is not such a record: one line without a path."""
+    """Raises `OSError` where it cannot be read, `RecordError` where it is not such a record."""
+    return parse_record(schema, read_text(path))
+
+
+def read_text(path: Path) -> str:
+    """Raises `OSError` where it cannot be read, `RecordError` where it is no text of a record's size."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("is no regular file; name a TOML file")
+        raise RecordError(["is no regular file; name a TOML file"])
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise ValueError(f"has more than {MAX_BYTES:,} bytes, and no sheet needs so many; name another file")
+        raise RecordError([f"has more than {MAX_BYTES:,} bytes, and no sheet needs so many; name another file"])
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"is not text in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
-    return parse_record(schema, text)
+        problem = f"is not text in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
+        raise RecordError([problem]) from error
 
 
 def parse_record(schema: type[Read], text: str) -> Read:
-    """Raises `ValueError` that lists every missing, unknown or malformed key."""
+    """Raises `RecordError` with every missing, unknown or malformed key."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"not TOML: {printable(str(error), MAX_SHOWN * 2)}") from error
+        raise RecordError([f"not TOML: {printable(str(error), MAX_SHOWN * 2)}"]) from error
     except (ValueError, RecursionError) as error:
-        raise ValueError("holds a number of thousands of digits, or lists too deep in each other") from error
+        raise RecordError(["holds a number of thousands of digits, or lists too deep in each other"]) from error
     try:
         return schema.model_validate(raw, strict=True)
     except ValidationError as error:
-        raise ValueError("; ".join(map(_told, error.errors(include_url=False)))) from error
+        raise RecordError([*map(_told, error.errors(include_url=False))]) from error
 
 
 def _told(fault: object) -> str:

@@ -12,7 +12,7 @@ from engines.techniques.context import ChunkPhase
 from engines.techniques.parameters import Composed
 from engines.techniques.place.hosts import GPU, HostsParameters
 from engines.techniques.place.priced import PricedParameters
-from harness.device_specs import MODEL_PREFIX, DeviceSpec
+from harness.device_specs import DeviceSpec, ModelledSpec
 from harness.plan_values import shown
 from harness.problems import nearest
 from harness.schema import EngineSpec
@@ -96,7 +96,8 @@ def _memories_apart(technique: Composed, sheet: Sheet) -> str | None:
 
 def sheet_of(device: DeviceSpec) -> Sheet:
     """Of a modelled device. Raises `DeviceError`."""
-    return _sheet(device.name.removeprefix(MODEL_PREFIX))
+    assert isinstance(device, ModelledSpec)
+    return _sheet(device.sheet_ref)
 
 
 _sheet = cache(load_sheet)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from devices.host import AUTO_ORDER
 from devices.meters.same_counter import shared_counter
-from devices.models.device import available_sheets
+from devices.models.sheet import SheetError, available_sheets
 from harness.catalog import METERS
+from harness.combinations import sheet_of
 from harness.device_specs import (
     ANDROID_METERS,
     IOS_METERS,
@@ -33,6 +34,29 @@ def device_problems(path: str, device: DeviceSpec) -> Iterator[str]:
         return _host_problems(path, device)
     known = ["host", "adb:SERIAL", "ios:UDID", *(f"model:{s}" for s in available_sheets())]
     return iter([f"{path}.name: unknown device {shown(device.name)}; {nearest(device.name, known)}"])
+
+
+def sheet_problems(device: DeviceSpec) -> tuple[str, ...]:
+    """Why a modelled device has no sheet; empty of one that has, and of every other device."""
+    if not isinstance(device, ModelledSpec):
+        return ()
+    try:
+        sheet_of(device)
+    except SheetError as error:
+        return error.problems
+    return ()
+
+
+def same_name_problems(devices: Sequence[DeviceSpec]) -> Iterator[str]:
+    """Of sheets in different files of one name: a device is called after its sheet."""
+    files: dict[str, list[str]] = {}
+    for device in devices:
+        if isinstance(device, ModelledSpec) and device.sheet is not None:
+            files.setdefault(device.name, []).append(device.sheet)
+    for name, own in files.items():
+        if len(set(own)) > 1:
+            told = " and ".join(map(shown, dict.fromkeys(own)))
+            yield f"device: {told} would both be {shown(name)}; give each file, and the sheet in it, a name of its own"
 
 
 def _phone_problems(path: str, device: AndroidSpec | IPhoneSpec) -> Iterator[str]:
@@ -83,7 +107,10 @@ def _modelled_problems(path: str, device: ModelledSpec) -> Iterator[str]:
     from engines.pricing.shapes import NAMED_SHAPES
 
     sheet = device.name.removeprefix(MODEL_PREFIX)
-    if sheet not in available_sheets():
-        yield f"{path}.name: no sheet {shown(sheet)}; {nearest(sheet, available_sheets())}"
+    if device.sheet is None and sheet not in available_sheets():
+        remedy = nearest(sheet, available_sheets())
+        yield f'{path}.name: no sheet {shown(sheet)}; {remedy}; a sheet of your own is named by sheet = "FILE.toml"'
+    elif device.sheet is not None:
+        yield from (f"{path}.sheet: {shown(device.sheet)}: {problem}" for problem in sheet_problems(device))
     if device.priced_as is not None and device.priced_as not in NAMED_SHAPES:
         yield f"{path}.priced_as: unknown shape {shown(device.priced_as)}; {nearest(device.priced_as, NAMED_SHAPES)}"

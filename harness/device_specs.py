@@ -6,13 +6,17 @@ A key of another kind of device is refused where it stands, with the reason (`mi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from harness.plan_values import MAX_NAME
 from results.records import Record
+
+if TYPE_CHECKING:
+    from devices.models.sheet import SheetRef
 
 MODEL_PREFIX, ANDROID_PREFIX, IOS_PREFIX = "model:", "adb:", "ios:"
 IOS_METERS: tuple[Literal["battery", "energy gauge"], ...] = ("battery", "energy gauge")
@@ -40,7 +44,9 @@ class HostSpec(NamedDevice):
     """This machine: `host`. Also whatever has no name of another kind, which is then told."""
 
     tag: ClassVar[str] = "host"
-    misplaced: ClassVar[Mapping[str, str]] = MappingProxyType({"priced_as": OF_A_MODEL, "app": OF_AN_IPHONE})
+    misplaced: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"priced_as": OF_A_MODEL, "sheet": OF_A_MODEL, "app": OF_AN_IPHONE}
+    )
     priced_as: ClassVar[None] = None
 
     name: str = Field(max_length=MAX_NAME, json_schema_extra={"const": "host"})
@@ -56,7 +62,7 @@ class HostSpec(NamedDevice):
 
 
 class ModelledSpec(NamedDevice):
-    """A hardware sheet: `model:SHEET`."""
+    """A hardware sheet: `model:NAME`, of joulebench, or of the user's file."""
 
     tag: ClassVar[str] = "model"
     misplaced: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -66,9 +72,31 @@ class ModelledSpec(NamedDevice):
     is_modelled: ClassVar[bool] = True
     computes: ClassVar[Literal["cpu"]] = "cpu"
 
-    name: str = Field(max_length=MAX_NAME, json_schema_extra={"pattern": f"^{MODEL_PREFIX}"})
+    name: str = Field("", max_length=MAX_NAME, json_schema_extra={"pattern": f"^{MODEL_PREFIX}"})
+    """After the file where it is left out."""
+    sheet: str | None = Field(None, min_length=1, exclude=True)
+    """A sheet of your own: a TOML file, its path from the plan's folder. What it holds is a run's input, and where it
+    lies is not."""
     priced_as: str | None = None
     """Price the routing with the shapes of this model instead of the plan's own."""
+
+    @property
+    def sheet_ref(self) -> SheetRef:
+        return self.name.removeprefix(MODEL_PREFIX) if self.sheet is None else Path(self.sheet)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_after_its_file(cls, raw: object) -> object:
+        if isinstance(raw, dict) and "name" not in raw and isinstance(raw.get("sheet"), str):
+            return {**raw, "name": MODEL_PREFIX + Path(raw["sheet"]).stem}
+        return raw
+
+    @model_validator(mode="after")
+    def _is_named_after_its_file(self) -> ModelledSpec:
+        if self.sheet is not None and self.name != MODEL_PREFIX + Path(self.sheet).stem:
+            own = MODEL_PREFIX + Path(self.sheet).stem
+            raise ValueError(f"name: a device of a sheet of your own has the name of its file, {own}; remove the line")
+        return self
 
 
 class AndroidSpec(NamedDevice):
@@ -76,7 +104,7 @@ class AndroidSpec(NamedDevice):
 
     tag: ClassVar[str] = "adb"
     misplaced: ClassVar[Mapping[str, str]] = MappingProxyType(
-        dict.fromkeys(("cross_check", "computes", "watts_sheet", "recording", "priced_as"), NO_EFFECT)
+        dict.fromkeys(("cross_check", "computes", "watts_sheet", "recording", "priced_as", "sheet"), NO_EFFECT)
         | {"app": OF_AN_IPHONE}
     )
     is_phone: ClassVar[bool] = True
@@ -92,7 +120,7 @@ class IPhoneSpec(NamedDevice):
 
     tag: ClassVar[str] = "ios"
     misplaced: ClassVar[Mapping[str, str]] = MappingProxyType(
-        dict.fromkeys(("cross_check", "computes", "watts_sheet", "recording", "priced_as"), NO_EFFECT)
+        dict.fromkeys(("cross_check", "computes", "watts_sheet", "recording", "priced_as", "sheet"), NO_EFFECT)
     )
     is_phone: ClassVar[bool] = True
     computes: ClassVar[Literal["cpu"]] = "cpu"
@@ -104,12 +132,20 @@ class IPhoneSpec(NamedDevice):
     """Bundle identifier of the app that the energy gauge follows."""
 
 
+def with_sheet_path(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A device of a plan, the path of its own sheet from here on: the plan has it from its folder."""
+    sheet = raw.get("sheet") if isinstance(raw, dict) else None
+    return {**raw, "sheet": str(folder / sheet)} if isinstance(sheet, str) and sheet else raw
+
+
 def _tag_of(raw: object) -> str:
     name = raw.get("name") if isinstance(raw, Mapping) else getattr(raw, "name", None)
     if isinstance(name, str):
         for prefix, kind in ((MODEL_PREFIX, "model"), (ANDROID_PREFIX, "adb"), (IOS_PREFIX, "ios")):
             if name.startswith(prefix):
                 return kind
+    if name is None and isinstance(raw, Mapping) and "sheet" in raw:
+        return "model"
     return "host"
 
 

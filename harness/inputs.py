@@ -58,6 +58,11 @@ def inputs_of(plan: Plan, run_parts: RunParts) -> tuple[Input, ...]:
     return (*found, *_settings())
 
 
+def sheet_input(device: ModelledSpec) -> str:
+    """What its sheet is called among the inputs."""
+    return f"{HARDWARE_SHEET}{device.name.removeprefix(MODEL_PREFIX)}"
+
+
 def changes(then: Sequence[Input], now: Sequence[Input]) -> list[str]:
     """What differs, in words; empty where all is the same."""
     before, after = ({i.name: i.value for i in own} for own in (then, now))
@@ -90,8 +95,7 @@ def _files(plan: Plan, run_parts: RunParts) -> Iterator[tuple[str, Path]]:
         seen |= {f"{path.name} of model {source}": path for path in own}
     for device in {c.device.name: c.device for c in plan.cells}.values():
         if isinstance(device, ModelledSpec):
-            sheet = device.name.removeprefix(MODEL_PREFIX)
-            seen[f"{HARDWARE_SHEET}{sheet}"] = sheet_path(sheet)
+            seen[sheet_input(device)] = sheet_path(device.sheet_ref)
         if not isinstance(device, HostSpec):
             continue
         if {"auto", "modelled"} & {*device.meters}:

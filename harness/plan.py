@@ -22,7 +22,8 @@ from pydantic import ValidationError
 from harness import sweep
 from harness.combinations import devices_problems
 from harness.core_sets import too_many_threads
-from harness.device_problems import device_problems
+from harness.device_problems import device_problems, same_name_problems, sheet_problems
+from harness.device_specs import with_sheet_path
 from harness.matrix import CellPlan, Part, Parts, matrix, told_apart
 from harness.plan_values import MAX_NAME, as_seen, shown, sift
 from harness.problems import in_one_line, nearest, told
@@ -140,7 +141,7 @@ def read_draft(
             sweep.set_value(raw, assignment)
         except sweep.PathError as error:
             problems.append(f"--set {assignment[:80]}: {error}")
-    return draft_plan(raw, data_root, max_cells, problems)
+    return draft_plan(raw, data_root, max_cells, problems, path.parent)
 
 
 def load_plan(path: Path, settings: Sequence[str] = (), data_root: Path | None = None) -> Plan:
@@ -158,8 +159,9 @@ def draft_plan(
     data_root: Path | None = None,
     max_cells: int = sweep.MAX_CELLS,
     earlier: Sequence[str] = (),
+    folder: Path = Path(),
 ) -> Draft:
-    """Never raises. earlier: problems found before."""
+    """Never raises. earlier: problems found before. folder: where paths of hardware sheets start."""
     sifted = sift(raw)
     entries, problems = sweep.expand(sifted.raw, max_cells)
     too_many = any(problem.startswith(sweep.TOO_MANY) for problem in problems)
@@ -170,7 +172,8 @@ def draft_plan(
     problems += found
     workloads, _, found = _validated_parts(entries["workload"], WORKLOAD)
     problems += found
-    devices, named_devices, found = _validated_parts(entries["device"], DEVICE)
+    at_home = [entry._replace(raw=with_sheet_path(entry.raw, folder)) for entry in entries["device"]]
+    devices, named_devices, found = _validated_parts(at_home, DEVICE)
     problems += found
     protocol = TrialProtocol()
     try:
@@ -193,7 +196,8 @@ def draft_plan(
         engines, found = _meant(engines, partial(devices_problems, names=names))
         problems += found
     devices, found = _meant(devices, device_problems)
-    problems += found
+    problems += [*found, *same_name_problems([part.spec for part in named_devices])]
+    named_devices = [part for part in named_devices if not sheet_problems(part.spec)]
     parts = Parts(models, engines, told_apart(workloads), devices)
     named = Parts(named_models, named_engines, parts.workloads, named_devices)
     cells, skipped = ([], []) if too_many else matrix(parts, data_root)

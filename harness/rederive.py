@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from harness.device_specs import MODEL_PREFIX
 from results.derivation import is_priced_by
-from results.runs import HARDWARE_SHEET, SHA256
+from results.runs import SHA256
 from results.same_requests import SHOWN_DIGITS
 from results.units import signed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
+    from devices.models.sheet import Sheet
+    from harness.sheets import SheetNow
     from results.rederivation import Parts, Rederived
     from results.runs import Input, RunData
     from results.trials import Trial
@@ -23,47 +27,48 @@ MOST_TOLD = 40
 """Changes, and trials without traces, that a terminal gets."""
 
 
-class OtherSheet(NamedTuple):
-    """A hardware sheet that is another file now than when the run was made."""
-
-    device: str
-    input_name: str
-    then_sha256: str
-    now_sha256: str
-
-
-def rederived_run(run: RunData) -> Rederived:
-    """Modelled devices at the prices that their sheets have now; the run says so where they are others."""
+def rederived_run(run: RunData, given: Mapping[str, Path] | None = None) -> Rederived:
+    """Modelled devices at the prices that their sheets have now; the run says so where they are others. given: sheets
+    by device, in the place of its own."""
     from devices.base import DeviceError
     from devices.models.operations import operations_of
-    from devices.models.priced_by import priced_by
+    from devices.models.priced_by import pricing_digest
     from devices.models.repricing import repriced
-    from devices.models.sheet import load_sheet
+    from harness.sheets import sheets_now
+    from results.derivation import PricedBy
     from results.rederivation import Again, rederived
     from results.trace_files import TraceFileError
 
     device_of = {cell.cell_id: cell.device for cell in run.cells}
+    now = sheets_now(run, given)
+    loaded: dict[str, Sheet] = {}
 
     def priced(trial: Trial, parts: Parts) -> Again:
         device = device_of[trial.cell_id]
         if not device.startswith(MODEL_PREFIX) or operations_of(parts) is None:
             return Again(trial, parts)
-        name = device.removeprefix(MODEL_PREFIX)
+        if device not in now:
+            raise TraceFileError("its operations cannot be priced: its sheet is no longer here")
         try:
-            return Again(*repriced(trial, parts, load_sheet(name)), priced_by(name))
+            if device not in loaded:
+                loaded[device] = now[device].load()
+            again = repriced(trial, parts, loaded[device])
         except DeviceError as error:
             raise TraceFileError(f"its operations cannot be priced: {error}") from error
+        return Again(*again, PricedBy(pricing_digest(), now[device].now_sha256))
 
     found = rederived(run, priced)
-    return found._replace(run=_with_sheets_of_now(found.run))
+    return found._replace(run=_with_sheets_of_now(found.run, _others(now)))
 
 
 def as_it_ran(run: RunData) -> RunData:
     """The run, which says where another sheet is here now than the one that priced it."""
+    from harness.sheets import sheets_now
+
     remarks = (
-        f"{one.device}: its sheet here (sha256 {one.now_sha256[:SHOWN_DIGITS]}) is not the one that priced this run"
-        f" (sha256 {one.then_sha256[:SHOWN_DIGITS]}); `joulebench report DIR --rederive` prices it by the one here."
-        for one in other_sheets(run)
+        f"{one.device}: its sheet here (sha256 {_short(one.now_sha256)}) is not the one that priced this run"
+        f" (sha256 {_short(one.then_sha256)}); `joulebench report DIR --rederive` prices it by the one here."
+        for one in _others(sheets_now(run))
     )
     return replace(run, remarks=(*run.remarks, *remarks, *_other_code_remarks(run)))
 
@@ -86,24 +91,14 @@ def _other_code_remarks(run: RunData) -> Iterator[str]:
             )
 
 
-def other_sheets(run: RunData) -> list[OtherSheet]:
-    """Of the run's modelled devices; a sheet that is no longer here is none."""
-    from devices.models.sheet import available_sheets, sheet_sha256
-
-    then = {one.name: one.value.removeprefix(SHA256) for one in run.info.inputs}
-    found = []
-    for device in dict.fromkeys(cell.device for cell in run.cells if cell.device.startswith(MODEL_PREFIX)):
-        name = device.removeprefix(MODEL_PREFIX)
-        known = then.get(f"{HARDWARE_SHEET}{name}")
-        now = sheet_sha256(name) if name in available_sheets() else known
-        if known is not None and now is not None and known != now:
-            found.append(OtherSheet(device, f"{HARDWARE_SHEET}{name}", known, now))
-    return found
+def _others(now: Mapping[str, SheetNow]) -> list[SheetNow]:
+    """Those that are other files now than when the run was made."""
+    return [one for one in now.values() if one.then_sha256 not in (None, one.now_sha256)]
 
 
-def _with_sheets_of_now(run: RunData) -> RunData:
+def _with_sheets_of_now(run: RunData, now: Sequence[SheetNow]) -> RunData:
     """Among what decided the numbers, the sheet that priced them now, and the one of then by its own name."""
-    others = {one.input_name: one for one in other_sheets(run)}
+    others = {one.input_name: one for one in now}
     inputs: list[Input] = []
     for one in run.info.inputs:
         other = others.get(one.name)
@@ -112,12 +107,16 @@ def _with_sheets_of_now(run: RunData) -> RunData:
             inputs.append(one.model_copy(update={"name": f"{one.name}, when the run was made"}))
     remarks = (
         f"{one.device}: --rederive priced these times and joules by the sheet that is here now (sha256"
-        f" {one.now_sha256[:SHOWN_DIGITS]}); the run was made with another (sha256 {one.then_sha256[:SHOWN_DIGITS]}),"
+        f" {_short(one.now_sha256)}); the run was made with another (sha256 {_short(one.then_sha256)}),"
         " by which `joulebench report DIR` writes them again."
         for one in others.values()
     )
     info = run.info.model_copy(update={"inputs": tuple(inputs)})
     return replace(run, info=info, remarks=(*run.remarks, *remarks))
+
+
+def _short(sha256: str | None) -> str:
+    return (sha256 or "")[:SHOWN_DIGITS]
 
 
 def print_rederived(found: Rederived, console: Console) -> None:

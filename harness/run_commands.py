@@ -143,6 +143,14 @@ def report(
     rederive: Annotated[
         bool, typer.Option("--rederive", help="Derive all again from raw records, and say what changed.")
     ] = False,
+    sheets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sheet",
+            metavar="DEVICE=FILE",
+            help="With --rederive: price a modelled device by this sheet. May be repeated.",
+        ),
+    ] = None,
     overlap_k: Annotated[
         list[int] | None, typer.Option(min=1, metavar="K", help="Of Overlap@K; may be repeated. 4 and 8 by default.")
     ] = None,
@@ -158,9 +166,12 @@ def report(
         fail(str(error) if out is None else f"--out {error}", EXIT_BAD_PLAN)
     if out is not None and (out / DATABASE).exists() and not (directory.exists() and out.samefile(directory)):
         fail(f"--out {out}: holds another run, whose tables would be replaced; name another folder", EXIT_BAD_PLAN)
+    if sheets and not rederive:
+        fail("--sheet: prices again what is derived again; add --rederive", EXIT_BAD_PLAN)
     raise_in_command()
     try:
-        _show_run(directory, out or directory, console_of(stderr=as_json), as_json, baseline, rederive, overlap_k)
+        console = console_of(stderr=as_json)
+        _show_run(directory, out or directory, console, as_json, baseline, rederive, overlap_k, sheets or ())
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "tables that were not written yet stay as they were")
 
@@ -185,7 +196,7 @@ def _is_measured(plan: Plan) -> bool:
 def _notes_on(plan: Plan) -> Iterator[str]:
     """What is hardly meant, what of the plan is not run, and sheets that do not stand for their machine."""
     from harness.combinations import AS_PLANNED
-    from harness.runner import sheet_purposes
+    from harness.sheets import sheet_purposes
     from results.rederivation import purpose_words
 
     yield from plan.warnings
@@ -283,9 +294,12 @@ def _show_run(
     baseline: str | None = None,
     rederive: bool = False,
     overlap_k: Sequence[int] | None = None,
+    sheets: Sequence[str] = (),
 ) -> None:
     """Writes the tables and the report of a stored run, prints the summary, says where everything is."""
+    from devices.base import DeviceError
     from harness.rederive import as_it_ran, as_record, print_rederived, rederived_run
+    from harness.sheets import given_sheets
     from harness.summary import print_summary
     from results.heat import MOST_CHOSEN
     from results.report.csv import write_csv
@@ -297,7 +311,7 @@ def _show_run(
     try:
         with Store.view(directory) as store:
             run = store.data()
-            again = rederived_run(run) if rederive else None
+            again = rederived_run(run, given_sheets(run, sheets)) if rederive else None
             derived = RunFrames(
                 as_it_ran(run) if again is None else again.run, baseline, tuple(dict.fromkeys(overlap_k or MOST_CHOSEN))
             )
@@ -305,6 +319,8 @@ def _show_run(
             write_html(derived.run, out / "report.html", derived)
     except NoArmError as error:
         fail(f"--baseline: {error}", EXIT_BAD_PLAN)
+    except DeviceError as error:
+        fail(str(error), EXIT_BAD_PLAN)
     except StoreError as error:
         fail(str(error), EXIT_BAD_PLAN)
     except OSError as error:

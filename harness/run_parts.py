@@ -37,7 +37,6 @@ from harness.catalog import METERS
 from harness.device_specs import (
     ANDROID_METERS,
     IOS_METERS,
-    MODEL_PREFIX,
     AndroidSpec,
     DeviceSpec,
     HostSpec,
@@ -350,7 +349,7 @@ def clock_of(device: Device, host_clock: Clock) -> Clock:
 def build_device(spec: DeviceSpec, protocol: TrialProtocol, clock: Clock, on_wait: WaitListener) -> Device:
     """Not yet opened."""
     if isinstance(spec, ModelledSpec):
-        return load_model_device(spec.name.removeprefix(MODEL_PREFIX), host_environment)
+        return load_model_device(spec.sheet_ref, host_environment)
     if not isinstance(spec, HostSpec):
         return _phone(spec, protocol, clock, partial(on_wait, spec.name))
     constructors: dict[str, Callable[[], Meter]] = {

@@ -14,9 +14,7 @@ from typing import NamedTuple, runtime_checkable
 from typing import Protocol as TypingProtocol
 
 from devices.base import Device, DeviceError, NotReadyError, TransientDeviceError
-from devices.models.sheet import load_sheet
 from engines.errors import EngineError, NoRoomError
-from harness.device_specs import MODEL_PREFIX
 from harness.inputs import changes, inputs_of, told_changes
 from harness.matrix import CellPlan
 from harness.plan import Plan
@@ -24,6 +22,7 @@ from harness.plan_differences import plan_differences
 from harness.run_parts import RunParts
 from harness.samples import samples_of
 from harness.session import PreparedCell, Traces, run_trial
+from harness.sheets import own_sheets, sheet_purposes
 from harness.state import last_self_test, state_folder
 from harness.stopping import StoppingRule, stopping_rule
 from results.cells import CONTENDED
@@ -110,17 +109,10 @@ def open_run(plan: Plan, directory: Path, resume: bool, run_parts: RunParts) -> 
         self_tests=_self_tests(plan, environments),
         inputs=inputs,
         left_out=plan.left_out,
+        own_sheets=own_sheets(plan, inputs),
         only_for=dict(sheet_purposes(plan)),
     )
     return Store.create(directory, info, [c.cell for c in plan.cells])
-
-
-def sheet_purposes(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(device, what its sheet is only for) of each modelled device whose sheet does not stand for its machine."""
-    for device in dict.fromkeys(c.device.name for c in plan.cells if c.is_modelled):
-        only_for = load_sheet(device.removeprefix(MODEL_PREFIX)).only_for
-        if only_for is not None:
-            yield device, only_for
 
 
 def _check_folder(directory: Path, resume: bool) -> None:

@@ -29,6 +29,13 @@ class Input(Record):
     """Of a file "sha256:" and its digest, else what a setting says."""
 
 
+class OwnSheet(Record):
+    """A hardware sheet that a user wrote, as it was when the run was made."""
+
+    path: str
+    text: str
+
+
 class RunInfo(Record):
     """What identifies a run and what it ran on."""
 
@@ -46,6 +53,8 @@ class RunInfo(Record):
     """Weights, sheets, recordings, data files, thread settings. Empty in runs from before they were kept."""
     left_out: tuple[str, ...] = ()
     """Cells of the matrix that were not run, and why: prompts longer than the model's context, ..."""
+    own_sheets: dict[str, OwnSheet] = Field(default_factory=dict)
+    """By modelled device whose sheet is no part of joulebench."""
     only_for: dict[str, str] = Field(default_factory=dict)
     """By modelled device: the one thing that its sheet is good for, where it does not stand for its machine."""
 

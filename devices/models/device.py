@@ -12,7 +12,7 @@ import numpy as np
 from devices.base import Channel, DeviceError, Meter
 from devices.models.operations import operations_trace
 from devices.models.priced_by import priced_by
-from devices.models.sheet import COMM, Sheet, load_sheet
+from devices.models.sheet import COMM, Sheet, SheetRef, load_sheet
 from devices.models.sheet import available_sheets as available_sheets
 from devices.models.timeline import Timeline
 from results.cpu_time import CpuSeconds
@@ -133,9 +133,9 @@ class ModelDevice:
         """Nothing was acquired."""
 
 
-def load_model_device(name: str, environment: Callable[[], Environment]) -> ModelDevice:
-    """The device `model:<name>`. Raises `DeviceError` for a sheet that is absent or not whole.
+def load_model_device(ref: SheetRef, environment: Callable[[], Environment]) -> ModelDevice:
+    """The device `model:NAME` of a sheet. Raises `DeviceError` for one that is absent or not whole.
 
     environment: describes the host that computes; called when the run asks for it.
     """
-    return ModelDevice(load_sheet(name), environment, priced_by(name))
+    return ModelDevice(load_sheet(ref), environment, priced_by(ref))

@@ -35,17 +35,21 @@ and a machine that skips what the mask hides. The last four are what the engine 
 that reads a prompt, for each of its layers, and the same of steps that decode one token."""
 
 
+LEAST_RATE, MOST = 1e-9, 1e24
+"""Bounds of a figure, in any unit: sums and products of what lies between are no infinities."""
+
+
 class SheetFigure(Record):
     """One number of the sheet with its provenance."""
 
-    value: float = Field(ge=0, allow_inf_nan=False)
+    value: float = Field(ge=0, le=MOST, allow_inf_nan=False)
     kind: Literal["stated", "fitted", "assumed"]
     origin: str = Field(min_length=1)
 
 
 def _is_positive(figure: SheetFigure) -> SheetFigure:
-    if figure.value == 0:
-        raise ValueError("must be above 0")
+    if figure.value < LEAST_RATE:
+        raise ValueError("must be above 0" if figure.value == 0 else f"must be at least {LEAST_RATE:g}")
     return figure
 
 

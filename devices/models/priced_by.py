@@ -6,7 +6,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from devices.models.sheet import sheet_sha256
+from devices.models.sheet import SheetRef, sheet_sha256
 from results.derivation import PricedBy
 
 
@@ -19,6 +19,6 @@ def pricing_digest() -> str:
     return whole.hexdigest()
 
 
-def priced_by(name: str) -> PricedBy:
-    """As the sheet of that name prices now. Raises `OSError`."""
-    return PricedBy(pricing_digest(), sheet_sha256(name))
+def priced_by(ref: SheetRef) -> PricedBy:
+    """As that sheet prices now. Raises `OSError`."""
+    return PricedBy(pricing_digest(), sheet_sha256(ref))

@@ -30,6 +30,8 @@ Watts that are not stated are not 0: joules of that component, and of the whole,
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from itertools import combinations
 from pathlib import Path
@@ -43,13 +45,15 @@ from devices.models.figures import KernelPrice as KernelPrice
 from devices.models.figures import MissedBy, QueueDepth, Rate, Roofline
 from devices.models.figures import SheetFigure as SheetFigure
 from devices.models.links import TAKEN, End, LinkName, LinkSheet, is_end_of
-from devices.toml_records import parse_record
+from devices.toml_records import RecordError, parse_record, read_text
 from results.records import BACK, Record
 
 COMM = "comm"
 """The component that holds what the source books as communication; every other component is a unit or a link."""
 MOST_ALIKE = 64
 """Units that one table may stand for."""
+MOST_UNITS, MOST_LINKS = 256, 32
+"""Tables of a sheet."""
 
 
 class UnitSheet(Record):
@@ -95,9 +99,9 @@ class MemorySheet(Record):
 class Sheet(Record):
     """A machine: units, what lies between them, limits. Read by `load_sheet`."""
 
-    name: str
-    description: str
-    source: str
+    name: str = Field(min_length=1)
+    description: str = Field(min_length=1)
+    source: str = Field(min_length=1)
     only_for: str | None = Field(default=None, min_length=1)
     """The one thing that its prices are good for; None of a sheet that stands for its machine."""
     graph_bytes_limit: SheetFigure | None = None
@@ -106,7 +110,7 @@ class Sheet(Record):
     """Power of the machine doing nothing, booked on `cpu`; None where nobody says."""
     missed_by: MissedBy | None = None
     """None where nothing was compared with its source."""
-    units: dict[End, UnitSheet]
+    units: dict[End, UnitSheet] = Field(max_length=MOST_UNITS)
     """Read: each unit by its own name, those that one table stands for too."""
     stands_in: dict[End, End] = Field(default_factory=dict)
     """By a unit that this machine lacks: its own unit that computes those calls, one after another with its own."""
@@ -114,7 +118,7 @@ class Sheet(Record):
     """None of units with memories of their own."""
     memories: dict[End, Rate] = Field(default_factory=dict)
     """Bytes that a unit's own memory holds; `ndp`: of each."""
-    links: dict[LinkName, LinkSheet] = Field(default_factory=dict)
+    links: dict[LinkName, LinkSheet] = Field(default_factory=dict, max_length=MOST_LINKS)
     clusters: dict[ClusterName, ClusterSheet] = Field(default_factory=dict)
     """Of core:0 and those after it, the biggest cores first. Empty where the source tells no cores apart."""
     states: dict[ClusterName, StateSheet] = Field(default_factory=dict)
@@ -254,9 +258,22 @@ def _is_known(end: End, info: ValidationInfo) -> bool:
     return "units" not in info.data or is_end_of(end, set(info.data["units"]))
 
 
+SheetRef = str | Path
+"""A sheet of this package by its name, or a user's by its file."""
+MOST_TOLD = 20
 _FOLDER = resources.files("devices.models") / "sheets"
 
 
+class SheetError(DeviceError):
+    """A sheet that is none. problems: one line each."""
+
+    def __init__(self, which: SheetRef, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        more = f"; and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
+        super().__init__(f"sheet {which}: {'; '.join(problems[:MOST_TOLD])}{more}")
+
+
+@cache
 def available_sheets() -> tuple[str, ...]:
     """Names that `load_sheet` takes."""
     return tuple(
@@ -264,29 +281,43 @@ def available_sheets() -> tuple[str, ...]:
     )
 
 
-def sheet_path(name: str) -> Path:
-    """Of a sheet of this package."""
-    return Path(str(_FOLDER / f"{name}.toml"))
+def sheet_path(ref: SheetRef) -> Path:
+    return ref if isinstance(ref, Path) else Path(str(_FOLDER / f"{ref}.toml"))
 
 
-def sheet_sha256(name: str) -> str:
+def sheet_sha256(ref: SheetRef) -> str:
     """Of the file as it is now. Raises `OSError`."""
-    return hashlib.sha256(sheet_path(name).read_bytes()).hexdigest()
+    return hashlib.sha256(sheet_path(ref).read_bytes()).hexdigest()
 
 
-def load_sheet(name: str) -> Sheet:
-    """Reads the sheet `name` of this package. Raises `DeviceError` when there is none, or when it is not whole."""
-    if name not in available_sheets():
-        raise DeviceError(f"no hardware sheet {name!r}; available: {', '.join(available_sheets())}")
-    return parse_sheet((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"), name)
+def load_sheet(ref: SheetRef) -> Sheet:
+    """Raises `SheetError` with every problem of a sheet that is not there or not whole."""
+    if isinstance(ref, Path):
+        return _users_sheet(ref)
+    if ref not in available_sheets():
+        raise SheetError(ref, [f"no hardware sheet has this name; available: {', '.join(available_sheets())}"])
+    return parse_sheet(sheet_path(ref).read_text(encoding="utf-8"), ref)
 
 
-def parse_sheet(text: str, name: str) -> Sheet:
-    """A sheet from TOML. Raises `DeviceError` that lists every missing, unknown or malformed key."""
+def _users_sheet(path: Path) -> Sheet:
+    if path.stem in available_sheets():
+        known = f"{path.stem} is a sheet of joulebench; give the file another name, and the sheet in it the same"
+        raise SheetError(path, [known])
+    try:
+        text = read_text(path)
+    except OSError as error:
+        raise SheetError(path, [f"cannot be read ({error.strerror})"]) from error
+    except ValueError as error:  # no text of a sheet's size, or a path that none can be
+        raise SheetError(path, [str(error)]) from error
+    return parse_sheet(text, path.stem, path)
+
+
+def parse_sheet(text: str, name: str, ref: SheetRef | None = None) -> Sheet:
+    """A sheet from TOML. ref: where it stands, for the error. Raises `SheetError`."""
     try:
         sheet = parse_record(Sheet, text)
-    except ValueError as error:
-        raise DeviceError(f"sheet {name}: {error}; the keys are the fields of `devices.models.sheet.Sheet`") from error
+    except RecordError as error:
+        raise SheetError(ref or name, [*error.problems, "docs/sheets.md has the keys"]) from error
     if sheet.name != name:
-        raise DeviceError(f"sheet {name}: calls itself {sheet.name!r}; name the file after it")
+        raise SheetError(ref or name, [f"calls itself {sheet.name[:80]!r}; name the file after it"])
     return sheet
