@@ -19,6 +19,7 @@ from harness.device_commands import devices, doctor, record
 from harness.interrupts import raise_in_command
 from harness.reproduce_command import reproduce
 from harness.run_commands import plan_check, plan_schema, report, run
+from harness.sheet_command import sheets
 from harness.terminal import EXIT_BAD_PLAN, AsJson, end_interrupted, fail, log_to_terminal, print_rows, quiet_libraries
 from results.printable import printable
 
@@ -103,6 +104,7 @@ app.command()(report)
 plan_app.command("check")(plan_check)
 plan_app.command("schema")(plan_schema)
 app.command()(devices)
+app.command()(sheets)
 app.command()(doctor)
 app.command()(record)
 app.command()(reproduce)

@@ -1,0 +1,112 @@
+"""`joulebench sheets`: which hardware sheets there are, what stands in one, and a copy to start from."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.terminal import EXIT_BAD_PLAN, AsJson, fail, print_rows
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from devices.models.sheet import Sheet, SheetRef
+
+KINDS = ("stated", "fitted", "assumed")
+
+
+def sheets(
+    which: Annotated[
+        str | None, typer.Argument(metavar="NAME|FILE.toml", help="A sheet, all of whose figures are shown.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Write the sheet here, as a start for one of your own.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List hardware sheets, show the figures of one, or write it out to start from."""
+    from devices.base import DeviceError
+    from devices.models.sheet import available_sheets, load_sheet
+
+    if which is None:
+        if out is not None:
+            fail(f"--out {out}: which sheet? name one of {', '.join(available_sheets())}", EXIT_BAD_PLAN)
+        print_rows([_about(load_sheet(name)) for name in available_sheets()], as_json, "Hardware sheets")
+        return
+    ref: SheetRef = which if which in available_sheets() else Path(which)
+    try:
+        sheet = load_sheet(which if not which.endswith(".toml") else ref)
+    except DeviceError as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    if out is not None:
+        _write(ref, sheet.name, out)
+        return
+    if as_json:
+        typer.echo(sheet.model_dump_json(indent=2))
+        return
+    print_rows(list(_figures(sheet)), False, f"{sheet.name}: {sheet.description} (source {sheet.source})")
+
+
+def _about(sheet: Sheet) -> dict[str, Any]:
+    kinds = [row["kind"] for row in _figures(sheet)]
+    return {
+        "name": sheet.name,
+        "machine": sheet.description,
+        "source": sheet.source,
+        "units": ", ".join(dict.fromkeys(unit.partition(":")[0] for unit in sheet.units)),
+        "links": ", ".join(sheet.links),
+        "joules of": ", ".join(c for c in sheet.components if sheet.has_watts(c)),
+        "figures": ", ".join(f"{n} {kind}" for kind in KINDS if (n := kinds.count(kind))),
+        "only for": sheet.only_for,
+    }
+
+
+def _figures(sheet: Sheet) -> Iterator[dict[str, Any]]:
+    """Each with its key, its value, its kind and its origin; units of one table once."""
+    from devices.models.efficiency import EfficiencyPoint
+    from devices.models.figures import Misses, SheetFigure
+
+    def of(key: str, value: object) -> Iterator[dict[str, Any]]:
+        if isinstance(value, SheetFigure):
+            yield {"key": key, "value": f"{value.value:.6g}", "kind": value.kind, "origin": value.origin}
+        elif isinstance(value, EfficiencyPoint):
+            row = {"key": key, "value": f"{value.share:.4g} at {value.at:.6g}"}
+            yield row | {"kind": value.kind, "origin": value.origin}
+        elif isinstance(value, Misses):
+            yield {"key": key, "value": value.words, "kind": "compared", "origin": value.origin}
+        elif isinstance(value, dict):
+            for name, one in value.items():
+                yield from of(f"{key}.{name}", one)
+        elif isinstance(value, tuple):
+            for i, one in enumerate(value):
+                yield from of(f"{key}[{i}]", one)
+        elif value is not None and hasattr(type(value), "model_fields"):
+            for name in type(value).model_fields:
+                yield from of(f"{key}.{name}" if key else name, getattr(value, name))
+
+    once = {id(unit): (name, unit) for name, unit in reversed(sheet.units.items())}
+    units = dict(reversed(once.values()))
+    yield from of("", sheet.model_copy(update={"units": units}))
+
+
+def _write(ref: SheetRef, name: str, out: Path) -> None:
+    from devices.models.sheet import available_sheets, sheet_path
+
+    if out.suffix != ".toml" or out.stem in available_sheets():
+        fail(f"{out}: name it NAME.toml, after no sheet of joulebench; the device is then model:NAME", EXIT_BAD_PLAN)
+    text = sheet_path(ref).read_text(encoding="utf-8")
+    named = text.replace(f"name = {json.dumps(name)}", f"name = {json.dumps(out.stem)}", 1)
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(f"# A copy of sheet {name}, to change.\n{named}")
+    except FileExistsError:
+        fail(f"{out}: exists already and is left as it is; give another name", EXIT_BAD_PLAN)
+    except (OSError, ValueError) as error:
+        fail(f"{out}: cannot be written ({error}); give another name", EXIT_BAD_PLAN)
+    typer.echo(f"{printable(str(out))}: written; change it, and then")
+    typer.echo(f"  joulebench sheets {shlex.quote(str(out))}  # shows its figures, or every problem at once")
+    typer.echo(f"  in a plan beside it:  [[device]]  sheet = {json.dumps(out.name)}")
