@@ -1,0 +1,238 @@
+"""A user's hardware sheet: found from the plan's folder, kept with the run, noticed when it changes; what is wrong with
+one is told at once."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from devices.models.sheet import SheetError, available_sheets, load_sheet, sheet_path
+from harness.matrix import CellPlan
+from harness.plan import PlanError, load_plan
+from tests.command import Finished, joulebench
+from tests.plans import FAST, raw_plan, write_plan
+from tests.test_links import LINKED_TOML
+
+CPU_W, COMM_W = 8.4481, 2.5405
+"""Of sheet m2-ultra."""
+BUSY = f"busy_w = {{ value = {CPU_W}"
+HOSTILE = "<script>alert('sheet')</script>[bold red]"
+
+
+def own_sheet(path: Path, *changes: tuple[str, str]) -> Path:
+    """A copy of the M2 Ultra's under its own name."""
+    text = sheet_path("m2-ultra").read_text().replace('name = "m2-ultra"', f"name = {json.dumps(path.stem)}")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def write_own_plan(path: Path, *sheets: str, **changes: object) -> Path:
+    raw = raw_plan(
+        engine=[{"name": "cpu", "technique": {"name": "coreml-cpu"}}],
+        workload=[{"name": "fixed_lengths", "prompt_tokens": 16, "new_tokens": 3, "limit": 1}],
+        device=[{"sheet": sheet} for sheet in sheets],
+        protocol=FAST,
+    )
+    return write_plan(path, raw | changes)
+
+
+def cells_of(plan: Path) -> tuple[CellPlan, ...]:
+    return load_plan(plan).cells
+
+
+def problems_of(plan: Path) -> tuple[str, ...]:
+    with pytest.raises(PlanError) as raised:
+        load_plan(plan)
+    return raised.value.problems
+
+
+def joules(run: Path) -> float:
+    """Of the whole window: all of it on the CPU, at its watts and those of communication."""
+    with (run / "energy.csv").open(newline="") as file:
+        (row,) = [row for row in csv.DictReader(file) if (row["phase"], row["metric"]) == ("all", "energy")]
+    return float(row["mean"])
+
+
+# --- where it is, and what it is called -------------------------------------------------------------------------------
+
+
+def test_a_sheet_is_found_from_the_plans_folder_and_names_its_device(tmp_path: Path) -> None:
+    own_sheet(tmp_path / "mine.toml")
+    (cell,) = cells_of(write_own_plan(tmp_path / "plan.toml", "mine.toml"))
+    assert cell.cell.device == "model:mine"
+    elsewhere = own_sheet(tmp_path / "far" / "other.toml")
+    (absolute,) = cells_of(write_own_plan(tmp_path / "plan.toml", str(elsewhere)))
+    assert absolute.cell.device == "model:other"
+
+
+def test_a_cell_is_the_same_wherever_its_plan_and_sheet_lie(tmp_path: Path) -> None:
+    ids = set()
+    for folder in (tmp_path / "here", tmp_path / "there"):
+        own_sheet(folder / "mine.toml")
+        ids.add(cells_of(write_own_plan(folder / "plan.toml", "mine.toml"))[0].cell.cell_id)
+    assert len(ids) == 1
+
+
+def test_sheets_are_swept_like_any_key(tmp_path: Path) -> None:
+    own_sheet(tmp_path / "slow.toml")
+    own_sheet(tmp_path / "fast.toml")
+    plan = write_own_plan(tmp_path / "plan.toml", "slow.toml", sweep={"device.sheet": ["slow.toml", "fast.toml"]})
+    assert [c.cell.device for c in cells_of(plan)] == ["model:slow[sheet=slow.toml]", "model:fast[sheet=fast.toml]"]
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    own_sheet(tmp_path / "a" / "mine.toml")
+    own_sheet(tmp_path / "b" / "mine.toml")
+    plan = write_own_plan(tmp_path / "plan.toml", "a/mine.toml", sweep={"device.sheet": ["a/mine.toml", "b/mine.toml"]})
+    assert any("would both be 'model:mine'" in problem for problem in problems_of(plan))
+
+
+@pytest.mark.parametrize(
+    ("device", "problem"),
+    [
+        ({"sheet": "gone.toml"}, "device[0].sheet: '{0}/gone.toml': cannot be read (No such file or directory)"),
+        ({"sheet": "."}, "device[0].sheet: '{0}': is no regular file; name a TOML file"),
+        ({"sheet": 7}, "device[0].sheet: must be a text, found 7"),
+        ({"sheet": "m2-ultra.toml"}, "m2-ultra is a sheet of joulebench; give the file another name"),
+        ({"name": "model:his", "sheet": "mine.toml"}, "has the name of its file, model:mine; remove the line"),
+        ({"name": "host", "sheet": "mine.toml"}, "device[0].sheet: only for modelled devices; remove the line"),
+        ({"name": "adb:R58M", "sheet": "mine.toml"}, "device[0].sheet: has no effect on a phone; remove the line"),
+        ({"name": "model:none"}, 'device[0].name: no sheet \'none\'; known: a100, a6000'),
+    ],
+)  # fmt: skip
+def test_what_names_no_sheet_is_refused_with_the_remedy(tmp_path: Path, device: object, problem: str) -> None:
+    own_sheet(tmp_path / "mine.toml")
+    (tmp_path / "m2-ultra.toml").write_text(sheet_path("m2-ultra").read_text())
+    plan = write_own_plan(tmp_path / "plan.toml", device=[device])
+    assert any(problem.format(tmp_path) in found for found in problems_of(plan)), problems_of(plan)
+
+
+# --- what stands in it ------------------------------------------------------------------------------------------------
+
+
+def test_every_problem_of_a_sheet_is_told_at_once_beside_those_of_the_plan(tmp_path: Path) -> None:
+    text = LINKED_TOML.replace('name = "linked"', 'name = "mine"').replace("value = 5.0", "value = -5.0")
+    text = text.replace("value = 20.0", "value = nan").replace("value = 300.0", 'value = "many"')
+    text = text.replace('target = "ndp"', 'target = "rank"').replace("count = 2", "count = 1_000_000")
+    (tmp_path / "mine.toml").write_text(text.replace('source = "hand"', "colour = 3"))
+    plan = write_own_plan(tmp_path / "plan.toml", "mine.toml", workload=[{"name": "nothing"}])
+    found = joulebench("plan", "check", str(plan))
+    assert found.code == 2
+    for problem in (
+        "units.gpu.busy_w.value: must be greater than or equal to 0, found -5.0",
+        "links.pcie.bytes_per_s.value: must be a finite number, found nan",
+        "memories.gpu.value: must be a valid number, found 'many'",
+        "units.ndp.count: must be less than or equal to 64, found 1000000",
+        "colour: unknown key; remove it",
+        "source: missing; add it",
+        "workload[0].name: unknown name 'nothing'",
+    ):
+        assert problem in found.stderr
+    assert len([line for line in found.problems if "device[0].sheet" in line]) == 7  # those six, and where the keys are
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("target = \"ndp\"", "target = \"rank\""), "bus: ends at rank, and the sheet has no such unit"),
+        (("[memories]\ngpu", "[memories]\nnpu"), "npu: the sheet has no such unit"),
+        (("value = 10.0", "value = 1e300"), r"must be less than or equal to 10+, found 1e\+300"),
+        (("value = 10.0", "value = 1e-300"), "must be at least 1e-09"),
+        (("value = 10.0", "value = 0.0"), "must be above 0"),
+        (("value = 10.0", "value = " + "9" * 5000), "holds a number of thousands of digits"),
+        (("[memories]", "[memories]\nx = " + "[" * 100_000), "not TOML|lists too deep"),
+        (("\"assumed\"", "\"guessed\""), "kind: must be 'stated', 'fitted' or 'assumed', found 'guessed'"),
+        (("[units.ndp]", "[units.toaster]"), "units.toaster"),
+    ],
+)  # fmt: skip
+def test_hostile_sheets_are_refused(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
+    path = tmp_path / "linked.toml"
+    path.write_text(LINKED_TOML.replace(*change))
+    with pytest.raises(SheetError, match=problem):
+        load_sheet(path)
+
+
+def test_a_sheet_of_tens_of_thousands_of_units_is_refused_soon(tmp_path: Path) -> None:
+    units = "".join(f'[units."ndp:{i}"]\n' for i in range(9000)) + "".join(f'[units."rank:{i}"]\n' for i in range(9000))
+    path = tmp_path / "linked.toml"
+    path.write_text(LINKED_TOML + units)
+    with pytest.raises(SheetError, match="units: Dictionary should have at most 256 items"):
+        load_sheet(path)
+
+
+def test_a_megabyte_is_no_sheet(tmp_path: Path) -> None:
+    path = tmp_path / "linked.toml"
+    path.write_text(LINKED_TOML + "#" * (1 << 20))
+    with pytest.raises(SheetError, match="has more than 1,048,576 bytes"):
+        load_sheet(path)
+
+
+# --- a run of one -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_its_sheet_and_prices_again_by_the_one_that_is_there(tmp_path: Path) -> None:
+    """The CPU's watts are doubled, then halved in another file; then the sheet is gone, and the run's copy prices."""
+    hostile = [(f'{key} = "', f'{key} = "{HOSTILE}') for key in ("description", "source")]
+    sheet = own_sheet(tmp_path / "mine.toml", *hostile)
+    own_sheet(tmp_path / "other.toml", (BUSY, f"busy_w = {{ value = {CPU_W / 2}"))
+    plan, run = write_own_plan(tmp_path / "plan.toml", "mine.toml"), tmp_path / "run"
+
+    def told(*arguments: str) -> Finished:
+        found = joulebench(*arguments, cwd=tmp_path)
+        assert found.code == 0, found.stderr
+        return found
+
+    told("run", str(plan), "--out", "run")
+    first_j = joules(run)
+    assert first_j > 0
+    page = (run / "report.html").read_text()
+    assert HOSTILE not in page
+    assert "&lt;script&gt;alert(" in page
+
+    own_sheet(sheet, (BUSY, f"busy_w = {{ value = {2 * CPU_W}"))
+    refused = joulebench("run", str(plan), "--out", "run", "--resume", cwd=tmp_path)
+    assert refused.code == 2
+    assert "begun with other inputs (hardware sheet mine sha256" in refused.stderr
+    told("report", "run", "--rederive")
+    assert joules(run) == pytest.approx(first_j * (2 * CPU_W + COMM_W) / (CPU_W + COMM_W))
+    assert "priced these times and joules by the sheet that is here now" in (run / "report.html").read_text()
+    told("report", "run", "--rederive", "--sheet", "model:mine=other.toml")
+    assert joules(run) == pytest.approx(first_j * (CPU_W / 2 + COMM_W) / (CPU_W + COMM_W))
+
+    sheet.unlink()
+    assert "nothing changed" in told("report", "run", "--rederive").stdout
+    assert joules(run) == pytest.approx(first_j)
+    for wrong, why in (
+        (("--sheet", "model:mine=other.toml"), "add --rederive"),
+        (("--rederive", "--sheet", "model:his=other.toml"), "names no modelled device of the run; it has model:mine"),
+        (("--rederive", "--sheet", "model:mine=gone.toml"), "gone.toml: cannot be read"),
+    ):
+        refused = joulebench("report", "run", *wrong, cwd=tmp_path)
+        assert refused.code == 2
+        assert why in refused.stderr
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_sheets_are_listed_shown_and_written_out(tmp_path: Path) -> None:
+    listed = json.loads(joulebench("sheets", "--json").stdout)
+    assert [row["name"] for row in listed] == list(available_sheets())
+    assert {row["name"]: row["links"] for row in listed}["a100"] == "pcie"
+    written = tmp_path / "mine.toml"
+    assert joulebench("sheets", "a100", "--out", str(written)).code == 0
+    mine, a100 = load_sheet(written), load_sheet("a100")
+    assert mine == a100.model_copy(update={"name": "mine"})
+    shown = joulebench("sheets", str(written)).stdout
+    assert "units.gpu.roofline.bytes_per_s" in shown
+    assert "1.935e+12" in shown
+    assert joulebench("sheets", "a100", "--out", str(written)).code == 2
+    assert joulebench("sheets", "a100", "--out", str(tmp_path / "gh200.toml")).code == 2
+    assert "no hardware sheet has this name" in joulebench("sheets", "a1000").stderr
