@@ -96,5 +96,7 @@ def test_the_device_is_named_after_its_sheet_and_reports_the_computing_host() ->
 
 
 def test_an_unknown_device_names_those_there_are() -> None:
-    with pytest.raises(DeviceError, match=f"no hardware sheet 'm9'; available: {', '.join(available_sheets())}"):
+    with pytest.raises(
+        DeviceError, match=f"sheet m9: no hardware sheet has this name; available: {', '.join(available_sheets())}"
+    ):
         load_model_device("m9", host)

@@ -138,6 +138,15 @@ def test_every_problem_of_a_sheet_is_told_at_once_beside_those_of_the_plan(tmp_p
     assert len([line for line in found.problems if "device[0].sheet" in line]) == 7  # those six, and where the keys are
 
 
+def test_the_sheet_that_the_page_shows_loads(tmp_path: Path) -> None:
+    page = Path(__file__).parents[1].joinpath("docs", "sheets.md").read_text()
+    (shown,) = [block.partition("```")[0] for block in page.split("```toml")[1:] if "[units" in block]
+    (tmp_path / "mine.toml").write_text(shown)
+    gpu = load_sheet(tmp_path / "mine.toml").units["gpu"]
+    assert gpu.roofline is not None
+    assert gpu.roofline.seconds(1, 1e9, 0.0, 64e9) == pytest.approx(5e-6 + 64e9 / (8e13 * 0.4))  # 64 is half way
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -15,7 +15,7 @@ def test_all_sheets_of_the_package_load() -> None:
 
 
 def test_an_unknown_sheet_names_those_there_are() -> None:
-    with pytest.raises(DeviceError, match=r"no hardware sheet 'm3'; available: .*m2-ultra"):
+    with pytest.raises(DeviceError, match=r"sheet m3: no hardware sheet has this name; available: .*m2-ultra"):
         load_sheet("m3")
 
 
