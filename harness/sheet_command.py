@@ -69,6 +69,7 @@ def _figures(sheet: Sheet) -> Iterator[dict[str, Any]]:
     """Each with its key, its value, its kind and its origin; units of one table once."""
     from devices.models.efficiency import EfficiencyPoint
     from devices.models.figures import Misses, SheetFigure
+    from results.records import Record
 
     def of(key: str, value: object) -> Iterator[dict[str, Any]]:
         if isinstance(value, SheetFigure):
@@ -84,7 +85,7 @@ def _figures(sheet: Sheet) -> Iterator[dict[str, Any]]:
         elif isinstance(value, tuple):
             for i, one in enumerate(value):
                 yield from of(f"{key}[{i}]", one)
-        elif value is not None and hasattr(type(value), "model_fields"):
+        elif isinstance(value, Record):
             for name in type(value).model_fields:
                 yield from of(f"{key}.{name}" if key else name, getattr(value, name))
 

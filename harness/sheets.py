@@ -70,12 +70,11 @@ def sheets_now(run: RunData, given: Mapping[str, Path] | None = None) -> dict[st
         whole = device.removeprefix(MODEL_PREFIX)
         name = whole.partition("[")[0] if own is None else Path(own.path).stem
         input_name = f"{HARDWARE_SHEET}{name}"
-        ref: SheetRef | None = (given or {}).get(device) or (name if own is None else Path(own.path))
-        sha256 = _sha256(ref)
-        if sha256 is None and own is not None:
-            ref, sha256 = None, then.get(input_name)
-        if sha256 is not None:
-            found[device] = SheetNow(device, input_name, then.get(input_name), sha256, ref, own.text if own else "")
+        here: SheetRef = (given or {}).get(device) or (name if own is None else Path(own.path))
+        if (sha256 := _sha256(here)) is not None:
+            found[device] = SheetNow(device, input_name, then.get(input_name), sha256, here)
+        elif own is not None and (kept := then.get(input_name)) is not None:
+            found[device] = SheetNow(device, input_name, kept, kept, None, own.text)
     return found
 
 
