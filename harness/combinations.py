@@ -15,7 +15,7 @@ from engines.techniques.place.priced import PricedParameters
 from harness.device_specs import DeviceSpec, ModelledSpec
 from harness.plan_values import shown
 from harness.problems import nearest
-from harness.schema import EngineSpec
+from harness.schema import EngineSpec, TechniqueSpec
 
 AS_PLANNED = "the plan puts it on other devices"
 """No surprise to whoever wrote the plan."""
@@ -34,7 +34,7 @@ def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
         return "a modelled device prices one request at a time, so max_batch is for the host"
     if engine.cores is not None:
         return "cores are of this host, and a modelled device prices none of its time"
-    return _unpriced(engine, sheet_of(device))
+    return unpriced(engine.technique, sheet_of(device))
 
 
 def devices_problems(path: str, engine: EngineSpec, names: Collection[str]) -> Iterator[str]:
@@ -58,8 +58,8 @@ def placement(engine: EngineSpec) -> str:
     return f"attention {technique.backbone}, experts {experts}"
 
 
-def _unpriced(engine: EngineSpec, sheet: Sheet) -> str | None:
-    technique = engine.technique
+def unpriced(technique: TechniqueSpec, sheet: Sheet) -> str | None:
+    """Why a sheet cannot price a technique, or None."""
     if isinstance(technique, Composed) and (reason := _memories_apart(technique, sheet)) is not None:
         return reason
     wanted: list[tuple[str, Kernel, Unit]] = [("attention", "attention", technique.backbone)]

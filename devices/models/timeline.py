@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.models.operation import TRANSFER, Operation, launch_seconds, operation_joules, operation_seconds
+from devices.models.operation import TRANSFER, Operation, is_fitted, launch_seconds, operation_joules, operation_seconds
 from devices.models.queues import LaunchingHost
 from devices.models.sheet import Sheet
 from devices.models.terms import Term, term_seconds
@@ -147,6 +147,15 @@ class Timeline:
                 if term != "launches" or operation.unit not in self._host.queues:
                     found[operation.unit, term] += n * seconds
         return dict(found)
+
+    def seconds_outside_fit(self) -> float:
+        """Since the start, of operations unlike all that their price was fitted on."""
+        n_run = np.bincount(np.asarray(self._ran, dtype=np.int64), minlength=len(self._places))
+        return sum(
+            (int(n_run[place]) + self._n_before.get(place, 0)) * self._seconds[place]
+            for operation, place in self._places.items()
+            if is_fitted(self.sheet, operation) is False
+        )
 
     def bytes_by_link(self) -> Mapping[str, float]:
         """Bytes since the start that travelled, by each way of a link."""

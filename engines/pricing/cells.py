@@ -87,6 +87,8 @@ class PhaseCost:
     spent: Spent
     terms: Mapping[tuple[str, Term], float]
     """Seconds by unit or link, and which term of its price they come from."""
+    outside_fit_s: float
+    """Of operations unlike all that their price was fitted on."""
     bytes_by_link: Mapping[str, float]
     """By one way of a link."""
     use: MachineUse
@@ -242,6 +244,7 @@ class _Reading(NamedTuple):
     joules: dict[str, float]
     spent: Spent
     terms: Mapping[tuple[str, Term], float]
+    outside_fit_s: float
     n_bytes: Mapping[str, float]
     use: MachineUse
     """From the reading before until this one."""
@@ -304,7 +307,8 @@ class _Pricing:
         timeline, sheet = self._timeline, self._cell.sheet
         joules = {one: timeline.energy_j(one) for one in sheet.components if sheet.has_watts(one)}
         spent, terms, n_bytes = timeline.seconds_by_operation(), timeline.seconds_by_term(), timeline.bytes_by_link()
-        return _Reading(timeline.now_s(), joules, spent, terms, n_bytes, timeline.use(before_s))
+        outside_s = timeline.seconds_outside_fit()
+        return _Reading(timeline.now_s(), joules, spent, terms, outside_s, n_bytes, timeline.use(before_s))
 
     def _phase(self, phase: str, start: _Reading, end: _Reading) -> PhaseCost:
         spent = {key: s - start.spent.get(key, 0.0) for key, s in end.spent.items()}
@@ -315,6 +319,7 @@ class _Pricing:
             {one: end.joules[one] - start.joules[one] if one in end.joules else None for one in components},
             {key: seconds for key, seconds in spent.items() if seconds},
             {key: seconds for key, seconds in terms.items() if seconds},
+            end.outside_fit_s - start.outside_fit_s,
             {link: n - start.n_bytes.get(link, 0.0) for link, n in end.n_bytes.items()},
             end.use,
             EngineCounters.total(self._counters[phase]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +12,21 @@ from harness.reproduce.outcome import Reproduced, aims, counts
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.reproduce.sources import SOURCES, Source
 from harness.reproduce.told import also_text, figure_text, ours_text, ratio_text, verdict_text, why
-from results.report.charts import CONFIG
-from results.report.files import replace_text
-from results.report.html import DRAW_CHARTS, SORT_TABLES, chart_library, json_in_script, script_hash
+from results.report.plain_pages import frame, write_plain_pages
 
 SUMMARY = "index.html"
 RATIOS = "chart-ratios"
 TITLE = "Which of the sources' numbers come out?"
+STYLE = """
+.swatch { display: inline-block; width: .8em; height: .8em; margin-right: .35em; background: var(--accent); }
+.swatch.ours { background: var(--accent-2); }
+td .theirs { color: var(--accent); }
+td .ours { color: var(--accent-2); font-weight: 600; }
+td.held { white-space: nowrap; }
+td.missed { font-weight: 600; }
+td.why { min-width: 14rem; max-width: 34rem; }
+table.counts { width: auto; }
+"""
 
 
 class Shown(NamedTuple):
@@ -45,29 +53,15 @@ def page_name(source: Source) -> str:
 
 def write_pages(book: Ledger, done: Sequence[Reproduced], folder: Path) -> list[Path]:
     """Each appears whole or not at all. Raises `OSError`."""
-    from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
-    from jinja2 import Environment as Templates
-
-    templates = Templates(
-        loader=ChoiceLoader([PackageLoader("harness.reproduce", ""), PackageLoader("results", "report")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    texts = {SUMMARY: templates.get_template("summary.html.j2").render(summary_context(book, done))}
-    for one in done:
-        texts[page_name(one.source)] = templates.get_template("source.html.j2").render(source_context(book, one))
-    for name, text in texts.items():
-        replace_text(folder / name, text)
-    return [folder / name for name in texts]
+    pages = {SUMMARY: ("summary.html.j2", summary_context(book, done))}
+    pages |= {page_name(one.source): ("source.html.j2", source_context(book, one)) for one in done}
+    return write_plain_pages("harness.reproduce", pages, folder)
 
 
 def summary_context(book: Ledger, done: Sequence[Reproduced]) -> dict[str, Any]:
     ratios = ratio_chart([row for one in done for row in one.rows])
     return {
-        **_common([] if ratios is None else [(RATIOS, ratios)]),
-        "title": TITLE,
+        **_common(TITLE, [] if ratios is None else [(RATIOS, ratios)]),
         "ratios": RATIOS if ratios is not None else "",
         "aims": aims(done),
         "counts": [(_name(count.source), count) for count in counts(done)],
@@ -83,8 +77,7 @@ def source_context(book: Ledger, one: Reproduced) -> dict[str, Any]:
     drawn = [_drawn(book, table, number) for number, table in enumerate(one.tables, start=1)]
     charts = [(table.id, table_chart(book, table.table)) for table in drawn if table.id]
     return {
-        **_common(charts),
-        "title": f"{one.source.id} {one.source.name}: {TITLE[0].lower()}{TITLE[1:]}",
+        **_common(f"{one.source.id} {one.source.name}: {TITLE[0].lower()}{TITLE[1:]}", charts),
         "source": one.source,
         "summary": SUMMARY,
         "counts": [(one.source.name, count) for count in counts([one])],
@@ -93,14 +86,9 @@ def source_context(book: Ledger, one: Reproduced) -> dict[str, Any]:
     }
 
 
-def _common(charts: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    specs = dict(charts)
+def _common(title: str, charts: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return {
-        "charts_json": json_in_script({"config": CONFIG, "specs": specs}),
-        "library": chart_library() if specs else "",
-        "draw_charts": DRAW_CHARTS if specs else "",
-        "sort_tables": SORT_TABLES,
-        "script_hashes": [script_hash(script) for script in _scripts(bool(specs))],
+        **frame(title, charts, STYLE),
         "helpers": {
             "ours_text": ours_text,
             "ratio_text": ratio_text,
@@ -109,13 +97,6 @@ def _common(charts: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             "why": why,
         },
     }
-
-
-def _scripts(has_charts: bool) -> Iterator[str]:
-    if has_charts:
-        yield chart_library()
-        yield DRAW_CHARTS
-    yield SORT_TABLES
 
 
 def _name(source: str) -> str:

@@ -1,0 +1,51 @@
+"""Pages beside the report of a run, in its style: their frame, and how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from results.report.charts import CONFIG
+from results.report.files import replace_text
+from results.report.html import DRAW_CHARTS, SORT_TABLES, chart_library, json_in_script, script_hash
+
+
+def frame(title: str, charts: Sequence[tuple[str, dict[str, Any]]], own_style: str = "") -> dict[str, Any]:
+    """What `plain_head.html.j2` and `plain_foot.html.j2` ask for. charts: the id of each on the page, and its spec."""
+    specs = dict(charts)
+    return {
+        "title": title,
+        "own_style": own_style,
+        "charts_json": json_in_script({"config": CONFIG, "specs": specs}),
+        "library": chart_library() if specs else "",
+        "draw_charts": DRAW_CHARTS if specs else "",
+        "sort_tables": SORT_TABLES,
+        "script_hashes": [script_hash(script) for script in _scripts(bool(specs))],
+    }
+
+
+def _scripts(has_charts: bool) -> Iterator[str]:
+    if has_charts:
+        yield chart_library()
+        yield DRAW_CHARTS
+    yield SORT_TABLES
+
+
+def write_plain_pages(package: str, pages: Mapping[str, tuple[str, Mapping[str, Any]]], folder: Path) -> list[Path]:
+    """Each appears whole or not at all. package: has the templates. pages: by file name, the template and what it
+    shows. Raises `OSError`."""
+    from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
+    from jinja2 import Environment as Templates
+
+    templates = Templates(
+        loader=ChoiceLoader([PackageLoader(package, ""), PackageLoader("results", "report")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    texts = {name: templates.get_template(template).render(shown) for name, (template, shown) in pages.items()}
+    for name, text in texts.items():
+        replace_text(folder / name, text)
+    return [folder / name for name in texts]
