@@ -84,11 +84,11 @@ def operations(
         plan = None if layer < n_dense else plans[numbers[reused]]
         chosen = 1 if plan is None else 1 + shape.top_k
         _add_engine(steps, of_layer, rest, sheet, NUMBER_BYTES * chosen * step.n_tokens)
-        steps.add(_norm(step, shape, rest))
-        for operation in attention(step, shape, backbone, sheet):
+        steps.add(norm(step, shape, rest))
+        for operation in _attention(step, shape, backbone, sheet):
             steps.add(operation)
         steps.add(residual("attention residual", step.n_tokens, shape, rest))
-        steps.add(_norm(step, shape, rest))
+        steps.add(norm(step, shape, rest))
         if plan is None:
             steps.add(_ffn("dense FFN", shape.dense_width, step, shape, backbone))
         else:
@@ -120,25 +120,30 @@ def lm_head(n_rows: int, shape: ModelShape, unit: Unit = "cpu") -> Operation:
     return Operation("LM head", unit, "lm_head", flops=2.0 * n_rows * weights, weight_bytes=shape.head_bytes)
 
 
-def _norm(step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:
+def norm(step: PricedStep, shape: ModelShape, unit: Unit) -> Operation:
     """Reads and writes T x H."""
     return Operation("norm", unit, "norm", moved_bytes=2.0 * row_bytes(shape) * step.n_tokens)
 
 
-def attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | None) -> list[Operation]:
+def _attention(step: PricedStep, shape: ModelShape, unit: Unit, sheet: Sheet | None) -> list[Operation]:
+    own = None if sheet is None else sheet.units.get(unit)
+    apart = own is not None and "scores" in own.kernels
+    reads = own is not None and isinstance(own.price("attention"), Roofline)
+    return attention(step, shape, unit, apart, reads)
+
+
+def attention(step: PricedStep, shape: ModelShape, unit: Unit, apart: bool, reads: bool = False) -> list[Operation]:
     """Projections, and scores and values of T queries over L keys, masked ones included: the graph is dense.
 
-    Two operations, and without what the mask hides, where the sheet prices scores apart. These and a roofline are told
-    the bytes of the keys and values too; another fitted price has them in its figures.
+    apart: two operations, and without what the mask hides. reads: the bytes of keys and values are told too, as they
+    always are where scores stand apart; a fitted price has them in its figures.
     """
-    own = None if sheet is None else sheet.units.get(unit)
     n_keys, weight_bytes = step.n_sequences * step.kv_length, shape.attention_bytes
     projections, per_pair = shape.attention_work(step.n_tokens, n_keys, step.n_sequences)
     cache_bytes = float(n_keys * shape.cached_values * shape.bytes_per_value)
-    if own is not None and "scores" in own.kernels:
+    if apart:
         scores = Operation("attention", unit, "scores", flops=per_pair * step.seen_pairs, moved_bytes=cache_bytes)
         return [Operation("attention", unit, "attention", flops=projections, weight_bytes=weight_bytes), scores]
-    reads = own is not None and isinstance(own.price("attention"), Roofline)
     return [
         Operation(
             "attention",

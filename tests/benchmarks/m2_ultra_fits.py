@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from devices.models.fit import Fit, relative_fit
 from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
 from engines.pricing.published_shapes import QWEN3_30B_A3B
 from engines.pricing.shapes import ModelShape
@@ -87,27 +88,6 @@ KEPT_ROWS = PAIRS * (1 - float(np.mean(TABLE_3_DROPPED)))
 PADDED_ROWS = KEPT_ROWS / (1 - float(np.mean(TABLE_3_PADDED))) - KEPT_ROWS
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Constants and the relative residuals (model over table - 1) of the rows used."""
-
-    constants: tuple[float, ...]
-    residuals: tuple[float, ...]
-
-    @property
-    def rms(self) -> float:
-        return math.sqrt(sum(r * r for r in self.residuals) / len(self.residuals))
-
-
-def relative_fit(amounts: Sequence[Sequence[float]], values: Sequence[float]) -> Fit:
-    """Minimises sum ((A x) / y - 1)^2 over x >= 0. Columns are scaled first: FLOP and launches differ by 1e12."""
-    a, y = np.asarray(amounts, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    scale = a.max(axis=0)
-    scaled, _ = nnls(a / scale / y[:, None], np.ones(len(y)))
-    constants = scaled / scale
-    return Fit(tuple(float(c) for c in constants), tuple(float(r) for r in a @ constants / y - 1))
 
 
 # --- the fits --------------------------------------------------------------------------------------------------------

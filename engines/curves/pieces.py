@@ -1,0 +1,222 @@
+"""The pieces of a layer as the engine computes them, on a made model, each as work with its amounts.
+
+Amounts are those of the operations that a schedule makes of the same work (`engines.pricing`), so that what is fitted
+and what is priced cannot drift apart. Each piece goes through all layers of its model: weights come from memory, as
+they do in a step. `calls` are the calls from Python, whose time is the engine's and no kernel's.
+
+Legend: T tokens, H hidden, K experts per token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from devices.models.fit import Amounts
+from devices.models.operation import Operation
+from engines.curves.rounds import Called, Piece, Work
+from engines.dispatch import DispatchPlan, Routing
+from engines.model.accelerator import Backend, StackedExperts, execute_stacked, synchronised
+from engines.model.attention import Chunk, Step, attend, kernel_table, view_of
+from engines.model.experts import execute
+from engines.model.rope import rope_frequencies, rotation
+from engines.model.router import route
+from engines.model.transformer import Transformer
+from engines.model.weights import SparseWeights
+from engines.pricing.block import Block, residual
+from engines.pricing.schedule import PricedStep, attention, lm_head, norm
+from engines.pricing.shapes import ModelShape
+from engines.pricing.steps import Steps
+from engines.techniques.context import BuildContext, LayerInput
+from engines.techniques.presets import DroplessParameters
+
+FEW_ROWS = 4
+"""Of one expert, or of a product: up to so many the kernels compute with code of their own (`kMaxNarrowRows`)."""
+AMOUNTS = ("launches", "weight_bytes", "moved_bytes", "flops")
+ROWS = {"gather_dynamic", "gather_static", "padding", "scatter"}
+"""Kernels that a call of the experts does on the way: rows fetched, and results put back."""
+CALLS = "calls"
+
+
+def amounts_of(operations: Iterable[Operation], few_rows: bool = False, times: int = 1) -> dict[str, float]:
+    """Of work: "kernel.amount", with those that only move rows together as `rows`. few_rows: products with few rows are
+    another kernel, "kernel.few"."""
+    found: dict[str, float] = defaultdict(float)
+    for operation in operations:
+        kernel = "rows" if operation.kernel in ROWS else operation.kernel
+        if few_rows and operation.weight_bytes:
+            kernel = f"{kernel}.few"
+        for amount in AMOUNTS:
+            value = getattr(operation, amount)
+            if value and not (kernel == "rows" and amount == "launches"):
+                found[f"{kernel}.{amount}"] += value * times
+    return dict(found)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A model to measure pieces of. name: for the reader. backend: None on the CPU in fp32."""
+
+    name: str
+    model: Transformer
+    shape: ModelShape
+    backend: Backend | None = None
+
+    def pieces(self, tokens: Iterable[int], past: Iterable[int], few: Iterable[int]) -> Iterator[Work]:
+        """tokens: of steps that read prompts. past: positions before them. few: rows of products with few rows."""
+        for n_tokens in tokens:
+            yield self._simple(n_tokens)
+            yield self._residual(n_tokens)
+            yield self._router(n_tokens)
+            yield self._experts(n_tokens)
+        for n_past in past:
+            for n_tokens in (*few, *tokens):
+                yield self._attention(n_tokens, n_past)
+        for n_rows in few:
+            yield self._few_experts(n_rows)
+            yield self._head(n_rows)
+        yield self._head(max(tokens))
+
+    # --- one by one --------------------------------------------------------------------------------------------------
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cpu") if self.backend is None else self.backend.device
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float32 if self.backend is None else self.backend.dtype
+
+    @property
+    def _n_layers(self) -> int:
+        return self.shape.n_layers
+
+    def _rows(self, n_tokens: int, seed: int = 0) -> Tensor:
+        random = torch.Generator().manual_seed(seed)
+        return torch.randn(n_tokens, self.shape.hidden, generator=random).to(self._device, self._dtype)
+
+    def _work(self, curve: str, shape: str, amounts: Amounts, call: Callable[[], object], n_calls: int = 0) -> Work:
+        now_s = time.perf_counter if self.backend is None else synchronised(time.perf_counter, self._device)
+        calls = {CALLS: float(n_calls or self._n_layers)}
+        return Called(Piece(curve, f"{self.name}; {shape}", {**amounts, **calls}), _inferring(call), now_s)
+
+    def _simple(self, n_tokens: int) -> Work:
+        x_TH = self._rows(n_tokens)
+        layers = self.model.weights.layers
+
+        def call() -> None:
+            for layer in layers:
+                layer.attention_norm(x_TH)
+
+        work = amounts_of([norm(PricedStep(n_tokens, n_tokens), self.shape, "cpu")], times=self._n_layers)
+        return self._work("norm", f"{n_tokens} rows", work, call)
+
+    def _residual(self, n_tokens: int) -> Work:
+        x_TH, y_TH = self._rows(n_tokens), self._rows(n_tokens, 1)
+
+        def call() -> None:
+            for _ in range(self._n_layers):
+                _ = x_TH + y_TH
+
+        work = amounts_of([residual("residual", n_tokens, self.shape, "cpu")], times=self._n_layers)
+        return self._work("residual", f"{n_tokens} rows", work, call)
+
+    def _sparse(self) -> list[SparseWeights]:
+        return [layer.mlp for layer in self.model.weights.layers if isinstance(layer.mlp, SparseWeights)]
+
+    def _router(self, n_tokens: int) -> Work:
+        x_TH, sparse, moe = self._rows(n_tokens), self._sparse(), self.model.config.moe
+        assert moe is not None  # made models have experts
+
+        def call() -> None:
+            for mlp in sparse:
+                route(x_TH, mlp.router, moe.router)
+
+        flops = 2.0 * n_tokens * self.shape.hidden * self.shape.n_experts
+        work = amounts_of([Operation("router", "cpu", "router", flops=flops)], times=self._n_layers)
+        return self._work("router", f"{n_tokens} rows", work, call)
+
+    def _experts(self, n_tokens: int) -> Work:
+        """Chosen at random: some experts have many rows, and some few."""
+        n_experts, top_k = self.shape.n_experts, self.shape.top_k
+        random = torch.Generator().manual_seed(n_tokens)
+        ids_TK = torch.rand(n_tokens, n_experts, generator=random).argsort(-1)[:, :top_k].contiguous()
+        return self._planned(f"{n_tokens} rows of {top_k}", ids_TK, n_tokens, few_rows=False)
+
+    def _few_experts(self, n_rows: int) -> Work:
+        """Each called expert with so many rows, and others in each layer."""
+        ids_TK = torch.arange(self.shape.top_k).expand(n_rows, -1).contiguous()
+        return self._planned(f"{self.shape.top_k} calls of {n_rows} rows", ids_TK, n_rows, few_rows=True)
+
+    def _planned(self, what: str, ids_TK: Tensor, n_tokens: int, few_rows: bool) -> Work:
+        x_TH, sparse, n_experts = self._rows(n_tokens), self._sparse(), self.shape.n_experts
+        technique = DroplessParameters().build(BuildContext(max(n_tokens, 1)))
+        plans: list[DispatchPlan] = []
+        for shift in range(0, n_experts, self.shape.top_k if few_rows else n_experts):
+            weights_TK = torch.full(ids_TK.shape, 1 / ids_TK.shape[1])
+            routing = Routing(((ids_TK + shift) % n_experts).to(self._device), weights_TK.to(self._device), n_experts)
+            plans.append(technique.plan(LayerInput(0, "prefill", routing)))
+        state = {"next": 0}
+
+        def call() -> None:
+            for mlp in sparse:
+                plan = plans[state["next"]]
+                if isinstance(mlp.experts, StackedExperts):
+                    execute_stacked(plan, x_TH, mlp.experts)
+                else:
+                    execute(plan, x_TH, mlp.experts)
+            state["next"] = (state["next"] + 1) % len(plans)
+
+        steps = Steps()
+        Block(self.shape, "cpu", None, None).add_to(steps, plans[0], 0, {})
+        operations = [one for one in steps.operations if one.kernel != "router"]
+        work = amounts_of(operations, few_rows, self._n_layers)
+        return self._work("few rows" if few_rows else "experts", what, work, call)
+
+    def _attention(self, n_tokens: int, n_past: int) -> Work:
+        x_TH, config = self._rows(n_tokens), self.model.config
+        cache = self.model.new_cache()
+        cache.start(n_past + n_tokens)
+        for buffer in (*cache.keys, *cache.values):
+            buffer.normal_()
+        views = {span: view_of(span, n_past, n_tokens, self._device) for span in set(config.attention.spans)}
+        turns = rotation(*rope_frequencies(config.rope, cache.turned_for), n_past, n_tokens)
+        cos_TP, sin_TP = (one.to(self._device) for one in turns)
+        step = Step([Chunk(cache, n_past, n_tokens, 0, views)], cos_TP, sin_TP)
+        layers = [layer.attention for layer in self.model.weights.layers]
+        tables = [kernel_table(one, config, i) if self.backend is None else None for i, one in enumerate(layers)]
+
+        def call() -> None:
+            for number, weights in enumerate(layers):
+                attend(x_TH, weights, config, number, step, tables[number])
+
+        priced = attention(PricedStep(n_tokens, n_past + n_tokens), self.shape, "cpu", apart=True)
+        work = amounts_of(priced, n_tokens <= FEW_ROWS, self._n_layers)
+        return self._work("attention", f"{n_tokens} rows behind {n_past}", work, call)
+
+    def _head(self, n_rows: int) -> Work:
+        x_TH = self._rows(n_rows)
+        work = amounts_of([lm_head(n_rows, self.shape)], n_rows <= FEW_ROWS)
+        return self._work("head", f"{n_rows} rows", work, lambda: self.model.logits(x_TH), n_calls=1)
+
+
+def _inferring(call: Callable[[], object]) -> Callable[[], object]:
+    def inferring() -> object:
+        with torch.inference_mode():
+            return call()
+
+    return inferring
+
+
+def sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Amounts of several pieces together."""
+    found: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for name, value in part.items():
+            found[name] += value
+    return dict(found)
