@@ -1,8 +1,8 @@
 """Prices from measured times: non-negative least squares on relative errors, and how far the line misses its points.
 
-A time is a line in the amounts of its work (`devices.models.figures`). Relative errors, because points span decades; not
-below zero, because no byte gives time back. What a grid of shapes cannot tell apart is refused, never guessed: a fit of
-bytes and FLOP from points with one ratio of the two would be right there and anywhere else wrong.
+A time is a line in the amounts of its work (`devices.models.figures`). Relative errors, because points span decades;
+not below zero, because no byte gives time back. What a grid of shapes cannot tell apart is refused, never guessed: a
+fit of bytes and FLOP from points with one ratio of the two would be right there and anywhere else wrong.
 """
 
 from __future__ import annotations

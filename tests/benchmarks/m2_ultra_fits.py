@@ -8,7 +8,6 @@ No end-to-end ratio of the source enters any of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
