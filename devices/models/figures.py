@@ -57,6 +57,7 @@ Rate = Annotated[SheetFigure, AfterValidator(_is_positive)]
 """One by which something is divided."""
 
 
+MOST_TILE = 4096
 MOST_QUEUED = 1024
 
 
@@ -68,6 +69,16 @@ def _is_depth(figure: SheetFigure) -> SheetFigure:
 
 QueueDepth = Annotated[SheetFigure, AfterValidator(_is_depth)]
 """Launches that a unit is given and has not done, at most."""
+
+
+def _is_tile(figure: SheetFigure) -> SheetFigure:
+    if not (figure.value.is_integer() and 1 <= figure.value <= MOST_TILE):
+        raise ValueError(f"must be a whole number from 1 to {MOST_TILE}")
+    return figure
+
+
+RowTile = Annotated[SheetFigure, AfterValidator(_is_tile)]
+"""Rows that arithmetic takes at once."""
 
 
 class Span(Record):

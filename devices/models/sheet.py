@@ -42,7 +42,7 @@ from devices.base import DeviceError, Unit
 from devices.models.core_clusters import ClusterName, ClusterSheet, DecodeSheet, StateSheet
 from devices.models.figures import Kernel as Kernel
 from devices.models.figures import KernelPrice as KernelPrice
-from devices.models.figures import MissedBy, QueueDepth, Rate, Roofline
+from devices.models.figures import MissedBy, QueueDepth, Rate, Roofline, RowTile
 from devices.models.figures import SheetFigure as SheetFigure
 from devices.models.links import TAKEN, End, LinkName, LinkSheet, is_end_of
 from devices.toml_records import RecordError, parse_record, read_text
@@ -73,6 +73,8 @@ class UnitSheet(Record):
     j_per_flop: SheetFigure | None = None
     s_per_naive_launch: SheetFigure | None = None
     """On top of a launch whose unit the framework itself chose at run time (Core ML naive); None: not priced."""
+    row_tile: RowTile | None = None
+    """Rows of an expert that its arithmetic takes at once: fewer take as long. None: any number takes its own time."""
     relative_accuracy: SheetFigure | None = None
     """Energy residual of the fit, root mean square over the rows used. No error of its joules elsewhere."""
     kernels: dict[Kernel, KernelPrice] = Field(default_factory=dict)

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from engines.pricing.block import Block, residual
 from engines.pricing.schedule import PricedStep, attention, lm_head, norm
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps
+from engines.pricing.tiles import RowTile
 from engines.techniques.context import BuildContext, LayerInput
 from engines.techniques.presets import DroplessParameters
 
@@ -41,6 +43,15 @@ AMOUNTS = ("launches", "weight_bytes", "moved_bytes", "flops")
 ROWS = {"gather_dynamic", "gather_static", "padding", "scatter"}
 """Kernels that a call of the experts does on the way: rows fetched, and results put back."""
 CALLS = "calls"
+CACHE_BYTES = 1 << 27
+"""More than the last level of most machines holds."""
+TILES = (1, 8, 16, 32, 64, 128)
+"""Rows of a tile that are tried."""
+
+
+def tiled(rows: int) -> str:
+    """The FLOP of experts, as a unit with such tiles computes them."""
+    return f"expert_ffn.flops by {rows}"
 
 
 def amounts_of(operations: Iterable[Operation], few_rows: bool = False, times: int = 1) -> dict[str, float]:
@@ -48,7 +59,7 @@ def amounts_of(operations: Iterable[Operation], few_rows: bool = False, times: i
     another kernel, "kernel.few"."""
     found: dict[str, float] = defaultdict(float)
     for operation in operations:
-        kernel = "rows" if operation.kernel in ROWS else operation.kernel
+        kernel: str = "rows" if operation.kernel in ROWS else operation.kernel
         if few_rows and operation.weight_bytes:
             kernel = f"{kernel}.few"
         for amount in AMOUNTS:
@@ -68,14 +79,15 @@ class Bench:
     backend: Backend | None = None
 
     def pieces(self, tokens: Iterable[int], past: Iterable[int], few: Iterable[int]) -> Iterator[Work]:
-        """tokens: of steps that read prompts. past: positions before them. few: rows of products with few rows."""
+        """tokens: of steps that read prompts. past: positions before them. few: rows of experts and of
+        the head, where those are few."""
         for n_tokens in tokens:
             yield self._simple(n_tokens)
             yield self._residual(n_tokens)
             yield self._router(n_tokens)
             yield self._experts(n_tokens)
         for n_past in past:
-            for n_tokens in (*few, *tokens):
+            for n_tokens in (1, *tokens):
                 yield self._attention(n_tokens, n_past)
         for n_rows in few:
             yield self._few_experts(n_rows)
@@ -103,7 +115,8 @@ class Bench:
     def _work(self, curve: str, shape: str, amounts: Amounts, call: Callable[[], object], n_calls: int = 0) -> Work:
         now_s = time.perf_counter if self.backend is None else synchronised(time.perf_counter, self._device)
         calls = {CALLS: float(n_calls or self._n_layers)}
-        return Called(Piece(curve, f"{self.name}; {shape}", {**amounts, **calls}), _inferring(call), now_s)
+        piece = Piece(curve, f"{self.name}; {shape}", {**amounts, **calls})
+        return Called(piece, _inferring(call), now_s, Emptied.of(self._device))
 
     def _simple(self, n_tokens: int) -> Work:
         x_TH = self._rows(n_tokens)
@@ -155,7 +168,7 @@ class Bench:
 
     def _planned(self, what: str, ids_TK: Tensor, n_tokens: int, few_rows: bool) -> Work:
         x_TH, sparse, n_experts = self._rows(n_tokens), self._sparse(), self.shape.n_experts
-        technique = DroplessParameters().build(BuildContext(max(n_tokens, 1)))
+        technique = DroplessParameters.model_validate({}).build(BuildContext(max(n_tokens, 1)))
         plans: list[DispatchPlan] = []
         for shift in range(0, n_experts, self.shape.top_k if few_rows else n_experts):
             weights_TK = torch.full(ids_TK.shape, 1 / ids_TK.shape[1])
@@ -172,11 +185,16 @@ class Bench:
                     execute(plan, x_TH, mlp.experts)
             state["next"] = (state["next"] + 1) % len(plans)
 
-        steps = Steps()
-        Block(self.shape, "cpu", None, None).add_to(steps, plans[0], 0, {})
-        operations = [one for one in steps.operations if one.kernel != "router"]
-        work = amounts_of(operations, few_rows, self._n_layers)
+        work = amounts_of(self._operations(plans[0], 1), few_rows, self._n_layers)
+        for rows in () if few_rows else TILES:
+            flops = sum(one.flops for one in self._operations(plans[0], rows))
+            work[tiled(rows)] = flops * self._n_layers
         return self._work("few rows" if few_rows else "experts", what, work, call)
+
+    def _operations(self, plan: DispatchPlan, tile: int) -> list[Operation]:
+        steps = Steps()
+        Block(self.shape, "cpu", None, None, {"cpu": RowTile(tile)}).add_to(steps, plan, 0, {})
+        return [one for one in steps.operations if one.kernel != "router"]
 
     def _attention(self, n_tokens: int, n_past: int) -> Work:
         x_TH, config = self._rows(n_tokens), self.model.config
@@ -196,13 +214,31 @@ class Bench:
                 attend(x_TH, weights, config, number, step, tables[number])
 
         priced = attention(PricedStep(n_tokens, n_past + n_tokens), self.shape, "cpu", apart=True)
-        work = amounts_of(priced, n_tokens <= FEW_ROWS, self._n_layers)
+        work = amounts_of(priced, n_tokens == 1, self._n_layers)
         return self._work("attention", f"{n_tokens} rows behind {n_past}", work, call)
 
     def _head(self, n_rows: int) -> Work:
         x_TH = self._rows(n_rows)
         work = amounts_of([lm_head(n_rows, self.shape)], n_rows <= FEW_ROWS)
         return self._work("head", f"{n_rows} rows", work, lambda: self.model.logits(x_TH), n_calls=1)
+
+
+class Emptied:
+    """Reads so much that nothing else is left in the caches."""
+
+    _held: ClassVar[dict[torch.device, Emptied]] = {}
+
+    def __init__(self, device: torch.device) -> None:
+        self._read = torch.zeros(CACHE_BYTES // 4, device=device)
+
+    @classmethod
+    def of(cls, device: torch.device) -> Emptied:
+        if device not in cls._held:
+            cls._held[device] = cls(device)
+        return cls._held[device]
+
+    def __call__(self) -> None:
+        self._read.sum()
 
 
 def _inferring(call: Callable[[], object]) -> Callable[[], object]:

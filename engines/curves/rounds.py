@@ -6,11 +6,10 @@ time is the median of its quiet rounds, and of all rounds where too few were qui
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from devices.cpu_seconds import host_cpu_seconds, usable_cpus
@@ -20,9 +19,6 @@ MAX_FOREIGN_SHARE = 0.1
 """Of the CPU time that there was, as `protocol.max_foreign_cpu_share` of a plan."""
 TICKS_S = 0.02
 """Two ticks of the accounting, as windows of trials are granted."""
-LEAST_RUN_S = 2e-3
-"""Work that is done in less is repeated within its turn: a stamp takes microseconds, and neighbours come in bursts."""
-MOST_REPEATS = 200
 
 
 class Piece(NamedTuple):
@@ -53,31 +49,25 @@ class Point(NamedTuple):
     is_quiet: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Called:
-    """Work that is a call: `Work` of one piece. now_s waits for a device that runs ahead."""
+    """Work that is a call: `Work` of one piece. now_s waits for a device that runs ahead. before: each time, untimed;
+    what a call reads must not lie in a cache because the call before read it."""
 
     piece: Piece
     call: Callable[[], object]
     now_s: Callable[[], float] = time.perf_counter
-    n_repeats: int = 1
-    _pieces: tuple[Piece, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._pieces = (self.piece,)
+    before: Callable[[], object] = lambda: None
 
     @property
     def pieces(self) -> Sequence[Piece]:
-        return self._pieces
+        return (self.piece,)
 
     def seconds(self) -> Sequence[float]:
+        self.before()
         begin_s = self.now_s()
-        for _ in range(self.n_repeats):
-            self.call()
-        took_s = (self.now_s() - begin_s) / self.n_repeats
-        if self.n_repeats == 1 and 0 < took_s < LEAST_RUN_S:
-            self.n_repeats = min(MOST_REPEATS, math.ceil(LEAST_RUN_S / took_s))
-        return [took_s]
+        self.call()
+        return [self.now_s() - begin_s]
 
 
 class Measured(NamedTuple):

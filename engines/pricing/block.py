@@ -28,6 +28,7 @@ from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps
+from engines.pricing.tiles import RowTile, computed_rows, row_tiles
 from engines.techniques.context import ModelSizes
 from results.records import BACK
 
@@ -82,11 +83,21 @@ class Travels:
 class Block:
     """What all MoE blocks of a step have in common."""
 
-    def __init__(self, shape: ModelShape, rest: Unit, graph_bytes_limit: float | None, travels: Travels | None) -> None:
-        """rest: the unit of router, gather and scatter. Others as of `schedule.operations`."""
+    def __init__(
+        self,
+        shape: ModelShape,
+        rest: Unit,
+        graph_bytes_limit: float | None,
+        travels: Travels | None,
+        tiles: Mapping[Unit, RowTile] | None = None,
+    ) -> None:
+        """rest: the unit of router, gather and scatter. tiles: of units; None: as the sheet of `travels` says. Others
+        as of `schedule.operations`."""
         self._shape, self._rest, self._limit = shape, rest, graph_bytes_limit
         self._travels = travels if travels is not None and travels.has_links else None
         self._sheet = None if travels is None else travels.sheet
+        found = {} if self._sheet is None else row_tiles(self._sheet, shape.bytes_per_value)
+        self._tiles = found if tiles is None else tiles
         computed = None if travels is None else travels.computed
         self._columns = shape.expert_width if computed is None else computed.expert_width
         self._hidden = shape.hidden if computed is None else computed.hidden
@@ -116,8 +127,8 @@ class Block:
         steps.add(Operation("padding", rest, "padding", moved_bytes=a_row * padded))
         waits = {} if travels is None else self._add_rows(steps, plan, calls, travels)
         last: dict[Unit, int | None] = {}
-        for call in calls:
-            operation = _expert_call(call, shape, self._columns, self._hidden, self._limit)
+        for call, n_rows in zip(calls, computed_rows(calls, self._tiles), strict=True):
+            operation = _expert_call(call, n_rows, shape, self._columns, self._hidden, self._limit)
             last[operation.unit] = steps.add(operation, self._awaited(call, layer, waits))
         results = [] if travels is None else self._add_results(steps, plan, calls, last, travels)
         steps.add(
@@ -256,12 +267,12 @@ def _refuse_travel(plan: DispatchPlan) -> None:
 
 
 def _expert_call(
-    call: ExpertCall, shape: ModelShape, columns: int, hidden: int, graph_bytes_limit: float | None
+    call: ExpertCall, n_rows: int, shape: ModelShape, columns: int, hidden: int, graph_bytes_limit: float | None
 ) -> Operation:
     """One launch of the call's experts. The NPU takes static shapes below the graph limit only (§4.1, §4.2).
 
-    What it does not take, the CPU does. columns, hidden: of an expert of the model that computed, of which a slice is
-    a part.
+    What it does not take, the CPU does. n_rows: with those that fill tiles. columns, hidden: of an expert of the model
+    that computed, of which a slice is a part.
     """
     width, part = call.kind.width, call.kind.hidden
     weights: float = shape.expert_weights
@@ -277,7 +288,7 @@ def _expert_call(
         "expert FFN",
         call.unit if runs else "cpu",
         "expert_ffn",
-        flops=2.0 * call.n_rows * weights,
+        flops=2.0 * n_rows * weights,
         weight_bytes=expert_bytes * call.n_weight_loads,
         naive_launch=call.kind.naive_launch and runs,
         alongside=call.kind.overlaps,

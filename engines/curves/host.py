@@ -1,0 +1,155 @@
+"""Measures the machine at hand and makes a sheet of it: models of several shapes, their pieces, copies, whole requests.
+
+Everything is measured in rounds through all of it, so that a busy moment is not a shape's. Nothing is kept on disk but
+a folder of made models, which goes with the measuring.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from devices.base import Unit
+from devices.models.sheet import Sheet
+from engines.curves.copies import copies
+from engines.curves.pieces import Bench
+from engines.curves.prices import Residual, UnitPrices, add_engine_prices, kernel_prices, link_prices
+from engines.curves.rounds import Measured, Work, measured
+from engines.curves.steps import EngineRun, priced, request_of
+from engines.errors import EngineError
+from engines.made_models import MadeSizes, write_made_model
+from engines.model.accelerator import DeviceType, find_backend
+from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.model.quantised import PLAIN_DTYPES, Form, Quantisation
+from engines.model.transformer import Transformer
+from engines.pricing.shapes import ModelShape, own_shape
+from engines.reference import ReferenceEngine
+from engines.techniques.presets import DroplessParameters
+
+BYTES_PER_VALUE: dict[Form, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
+"""Of the weights, as a model's shape counts them; scales of narrow forms are not counted."""
+
+
+class Grid(NamedTuple):
+    """What is measured. tokens, past, few: of `Bench.pieces`. prompts: of whole requests, with their chunks."""
+
+    sizes: tuple[MadeSizes, ...]
+    tokens: tuple[int, ...]
+    past: tuple[int, ...]
+    few: tuple[int, ...]
+    prompts: tuple[tuple[int, int], ...]
+    n_new: int
+    n_rounds: int
+
+
+SIZES = (
+    MadeSizes(512, 512, 16, 2, 4, 8, 2),
+    MadeSizes(256, 1024, 16, 4, 4, 4, 4),
+    MadeSizes(1024, 384, 16, 2, 3, 16, 4),
+    MadeSizes(768, 768, 8, 2, 3, 12, 4),
+    MadeSizes(384, 256, 32, 4, 6, 6, 2, vocabulary=8192),
+)
+WHOLE = Grid(SIZES, (16, 64, 256, 512), (0, 512, 1536), (1, 2, 4), ((96, 32), (256, 128), (512, 512)), 9, 11)
+QUICK = Grid(SIZES[:4], (16, 64, 256), (0, 512), (1, 2, 4), ((96, 32), (256, 256)), 6, 3)
+
+
+@dataclass(frozen=True)
+class MadeModel:
+    """In its folder and loaded. name: its sizes."""
+
+    name: str
+    folder: Path
+    checkpoint: Checkpoint
+    model: Transformer
+    shape: ModelShape
+
+    def engine(self, chunk: int, threads: int, torch_device: DeviceType = "cpu") -> ReferenceEngine:
+        technique = DroplessParameters.model_validate({})
+        return ReferenceEngine(
+            self.checkpoint, technique, chunk, threads=threads, model=self.model, torch_device=torch_device
+        )
+
+
+def made_model(folder: Path, sizes: MadeSizes, form: Form, seed: int, torch_device: DeviceType = "cpu") -> MadeModel:
+    """Raises `EngineError` for a form whose bytes a shape cannot count."""
+    if form not in BYTES_PER_VALUE:
+        raise EngineError(f"weights in {form} have no whole number of bytes; use one of {', '.join(BYTES_PER_VALUE)}")
+    dtype = PLAIN_DTYPES.get(form, torch.bfloat16)
+    own = write_made_model(folder / str(seed), sizes, dtype, seed)
+    quantise = Quantisation() if form in PLAIN_DTYPES else Quantisation(experts=form, attention=form, head=form)
+    checkpoint = load_checkpoint(str(own), dtype, quantise)
+    backend = find_backend(torch_device, None)
+    shape = replace(own_shape(str(sizes), checkpoint.config), bytes_per_value=BYTES_PER_VALUE[form])
+    return MadeModel(str(sizes), own, checkpoint, Transformer(checkpoint, backend), shape)
+
+
+class FittedUnit(NamedTuple):
+    """What a fit gives."""
+
+    prices: UnitPrices
+    link: dict[str, Any] | None
+    measured: Measured
+
+    @property
+    def residuals(self) -> Sequence[Residual]:
+        return self.prices.residuals
+
+
+def fit_unit(
+    grid: Grid,
+    form: Form,
+    threads: int,
+    torch_device: DeviceType = "cpu",
+    on_round: Callable[[int], object] = lambda done: None,
+) -> FittedUnit:
+    """Measures, and fits prices. on_round: told how many rounds are done. Raises `FitError` and `EngineError`."""
+    unit: Unit = "cpu" if torch_device == "cpu" else "gpu"
+    torch.set_num_threads(threads)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joulebench-fit-")))
+        made = [made_model(folder, sizes, form, seed, torch_device) for seed, sizes in enumerate(grid.sizes)]
+        works: list[Work] = []
+        runs: list[tuple[EngineRun, ReferenceEngine]] = []
+        for one in made:
+            backend = find_backend(torch_device, None)
+            works += Bench(one.name, one.model, one.shape, backend).pieces(grid.tokens, grid.past, grid.few)
+            for n_prompt, chunk in grid.prompts:
+                request = request_of(n_prompt, grid.n_new, one.shape.vocabulary)
+                engine = one.engine(chunk, threads, torch_device)
+                runs.append((EngineRun(one.name, engine, one.shape, request, chunk), engine))
+            if torch_device == "cpu" and form in PLAIN_DTYPES:
+                dtype = PLAIN_DTYPES[form]
+                works += copies(one.name, load_checkpoint(str(one.folder), dtype, experts_as_filed=True))
+        found = measured([*works, *(run for run, _ in runs)], grid.n_rounds, on_round)
+        prices = kernel_prices(found.points)
+        has_copies = any(point.piece.curve == "copy" for point in found.points)
+        link = link_prices(prices.residuals, found.points) if has_copies else None
+        first = sheet_of("first", "", "", {unit: unit_table(prices, made[0].shape.bytes_per_value)}, {})
+        known: list[float] = []
+        for run, engine in runs:
+            known += priced(engine, first, run.shape, unit, run.request)
+        steps = [point for point in found.points if point.piece.curve in ("prefill", "decode")]
+        add_engine_prices(prices, steps, known)
+    return FittedUnit(prices, link, found)
+
+
+def unit_table(prices: UnitPrices, bytes_per_value: float) -> dict[str, Any]:
+    """As a sheet has it."""
+    kernels = prices.kernels(bytes_per_value)
+    tile = {"value": float(prices.tile), "kind": "fitted", "origin": prices.tile_origin}
+    return {"kernels": kernels} | ({"row_tile": tile} if prices.tile > 1 else {})
+
+
+def sheet_of(
+    name: str, description: str, source: str, units: dict[str, Any], links: dict[str, Any], **more: Any
+) -> Sheet:
+    """The same, read as a sheet. Raises `ValidationError` for what is none."""
+    units = {"cpu": {}, **units}
+    content = {"name": name, "description": description, "source": source, "units": units, "links": links, **more}
+    return Sheet.model_validate(content)

@@ -1,0 +1,203 @@
+"""From measured points to the prices of a unit: which amounts each kernel's line has, and how far it misses its points.
+
+A call from Python costs what no kernel does; it is fitted beside the line and left out of the kernel's price, for a
+decode step is one call. What the engine takes for each step and layer is fitted on whole steps (`engine_prices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from devices.models.figures import TERMS
+from devices.models.fit import Fit, FitError, checked_fit
+from engines.curves.pieces import CALLS, FEW_ROWS, TILES, tiled
+from engines.curves.rounds import Point
+
+TERM_OF = {"launches": TERMS[0], "weight_bytes": TERMS[1], "moved_bytes": TERMS[2], "flops": TERMS[3]}
+ROW_KERNELS = ("gather_dynamic", "gather_static", "padding", "scatter")
+LINES: Mapping[str, Sequence[str]] = {
+    "norm": ("norm.moved_bytes",),
+    "residual": ("residual.moved_bytes",),
+    "router": ("router.flops",),
+    "few rows": ("expert_ffn.few.weight_bytes", "expert_ffn.few.flops"),
+    "attention": (
+        "attention.weight_bytes",
+        "attention.flops",
+        "attention.few.weight_bytes",
+        "scores.moved_bytes",
+        "scores.flops",
+    ),
+    "head": ("lm_head.few.weight_bytes", "lm_head.few.flops", "lm_head.flops"),
+}
+"""Amounts that have a price, by curve. The experts' own depends on the tile that fits best."""
+MOST_FEW = {"expert_ffn": FEW_ROWS, "attention": 1, "lm_head": FEW_ROWS}
+"""Rows up to which a kernel has another line."""
+HALF_A_ROW = 0.5
+"""Between the last of the few and the first of more."""
+
+
+class Residual(NamedTuple):
+    """A point, and what the fitted prices make of it. known_s: of prices that were fitted before."""
+
+    point: Point
+    predicted_s: float
+    known_s: float = 0.0
+
+    @property
+    def miss(self) -> float:
+        return self.predicted_s / self.point.seconds - 1
+
+
+@dataclass
+class UnitPrices:
+    """Of one unit: constants by "kernel.amount", what is said of where they come from, and the residuals."""
+
+    constants: dict[str, float] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    tile: int = 1
+    tile_origin: str = ""
+    residuals: list[Residual] = field(default_factory=list)
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Of FLOP per weight byte, by kernel and "kernel.few"."""
+
+    def add(
+        self, names: Sequence[str], fit: Fit, points: Sequence[Point], known: Sequence[float] | None = None
+    ) -> None:
+        told = origin_of(fit)
+        for name, constant in zip(names, fit.constants, strict=True):
+            if name != CALLS:
+                self.constants[name] = constant
+                self.origins[name] = told
+        known = known or [0.0] * len(points)
+        self.residuals += [
+            Residual(point, (1 + miss) * point.seconds, own)
+            for point, miss, own in zip(points, fit.residuals, known, strict=True)
+        ]
+
+    def kernels(self, bytes_per_value: float) -> dict[str, Any]:
+        """As a sheet has them."""
+        found: dict[str, Any] = {}
+        for name, constant in self.constants.items():
+            kernel, _, amount = name.rpartition(".")
+            figure = {"value": constant, "kind": "fitted", "origin": self.origins[name]}
+            kernels = ROW_KERNELS if kernel == "rows" else (kernel.removesuffix(".few"),)
+            for own in kernels:
+                line = found.setdefault(own, {})
+                if kernel.endswith(".few"):
+                    most = 2 * (MOST_FEW[own] + HALF_A_ROW) / bytes_per_value
+                    line = line.setdefault("few_rows", {"most_flops_per_weight_byte": most})
+                line[TERM_OF[amount]] = figure
+        for kernel, line in found.items():
+            for key, terms in ((kernel, line), (f"{kernel}.few", line.get("few_rows"))):
+                if terms is None:
+                    continue
+                _without_zeros(terms)
+                if key in self.spans:
+                    least, most = self.spans[key]
+                    terms["fitted_flops_per_weight_byte"] = {"least": least, "most": most}
+        return found
+
+
+def _without_zeros(line: dict[str, Any]) -> None:
+    """A term that came out as 0 says nothing; the last one stays."""
+    terms = [term for term in TERMS if term in line]
+    for term in terms:
+        if line[term]["value"] == 0 and sum(one in line for one in terms) > 1:
+            del line[term]
+
+
+def origin_of(fit: Fit) -> str:
+    n = len(fit.residuals)
+    return f"fitted on {n} shapes, median residual {fit.median_miss:.1%}, p90 {fit.p90_miss:.1%}"
+
+
+def kernel_prices(points: Sequence[Point]) -> UnitPrices:
+    """Of the curves of `engines.curves.pieces`. Raises `FitError` that lists every curve that cannot be fitted."""
+    found, problems = UnitPrices(), []
+    curves: dict[str, list[Point]] = {}
+    for point in points:
+        curves.setdefault(point.piece.curve, []).append(point)
+    for curve in ("experts", *LINES):
+        own = curves.get(curve, [])
+        try:
+            if curve == "experts":
+                _add_experts(found, own)
+            else:
+                names = (*LINES[curve], CALLS)
+                found.add(names, _fit(curve, names, own), own)
+        except FitError as error:
+            problems.append(str(error))
+    if problems:
+        raise FitError("; ".join(problems))
+    found.spans = _spans(points, found.tile)
+    return found
+
+
+def _fit(curve: str, names: Sequence[str], points: Sequence[Point]) -> Fit:
+    return checked_fit(curve, names, [p.piece.amounts for p in points], [p.seconds for p in points])
+
+
+def _add_experts(found: UnitPrices, points: Sequence[Point]) -> None:
+    """With the tile whose line misses least."""
+    fits = {}
+    for rows in TILES:
+        names = ("expert_ffn.weight_bytes", tiled(rows), "rows.moved_bytes", CALLS)
+        try:
+            fits[rows] = names, _fit("experts", names, points)
+        except FitError:
+            if rows == TILES[0]:  # in large ones these shapes are all alike
+                raise
+    found.tile = min(fits, key=lambda rows: fits[rows][1].rms)
+    names, best = fits[found.tile]
+    as_priced = tuple("expert_ffn.flops" if name == tiled(found.tile) else name for name in names)
+    found.add(as_priced, best, points)
+    others = ", ".join(f"{rows}: {fit.rms:.1%}" for rows, (_, fit) in fits.items())
+    found.tile_origin = f"{origin_of(best)}; RMS residual by rows of a tile {others}"
+
+
+def _spans(points: Sequence[Point], tile: int) -> dict[str, tuple[float, float]]:
+    """FLOP per weight byte of each kernel, and of its line of few rows, over the points of its curve."""
+    found: dict[str, tuple[float, float]] = {}
+    for point in points:
+        amounts = point.piece.amounts
+        for name, weight_bytes in amounts.items():
+            kernel, _, amount = name.rpartition(".")
+            if amount != "weight_bytes":
+                continue
+            flops = amounts.get(tiled(tile) if kernel == "expert_ffn" else f"{kernel}.flops", 0.0)
+            ratio = flops / weight_bytes
+            least, most = found.get(kernel, (ratio, ratio))
+            found[kernel] = min(least, ratio), max(most, ratio)
+    return found
+
+
+def link_prices(residuals: list[Residual], points: Sequence[Point]) -> dict[str, Any]:
+    """Of copies, as a sheet has them: seconds of each, and bytes a second. residuals: theirs are added."""
+    own = [point for point in points if point.piece.curve == "copy"]
+    names = ("copy.launches", "copy.moved_bytes")
+    fit = _fit("copy", names, own)
+    residuals += [Residual(point, (1 + miss) * point.seconds) for point, miss in zip(own, fit.residuals, strict=True)]
+    each_s, byte_s = fit.constants
+    if byte_s == 0:
+        raise FitError("copy cannot be fitted: its times do not grow with bytes; measure on a quieter machine")
+    told = {"kind": "fitted", "origin": origin_of(fit)}
+    found: dict[str, Any] = {"bytes_per_s": {"value": 1 / byte_s, **told}}
+    return found | ({"latency_s": {"value": each_s, **told}} if each_s else {})
+
+
+ENGINE_LINES = {
+    "prefill": ("step.launches", "layer.launches", "layer.moved_bytes"),
+    "decode": ("decode_step.launches", "decode_layer.launches"),
+}
+
+
+def add_engine_prices(found: UnitPrices, points: Sequence[Point], known: Sequence[float]) -> None:
+    """Of whole steps, what the kernels do not take. known: seconds by the prices of kernels. Raises `FitError`."""
+    for curve, names in ENGINE_LINES.items():
+        own = [(point, taken) for point, taken in zip(points, known, strict=True) if point.piece.curve == curve]
+        amounts, seconds = [p.piece.amounts for p, _ in own], [p.seconds for p, _ in own]
+        of_kernels = [taken for _, taken in own]
+        fit = checked_fit(curve, names, amounts, seconds, of_kernels)
+        found.add(names, fit, [p for p, _ in own], of_kernels)

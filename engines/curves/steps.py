@@ -1,0 +1,93 @@
+"""Whole requests of the engine as work to measure, and what a sheet makes of the same: prefill, and a decoded token."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+
+from devices.base import Unit
+from devices.models.sheet import Sheet
+from devices.models.timeline import Timeline
+from engines.base import PhaseListener, unheard
+from engines.curves.rounds import Piece
+from engines.pricing.modelled import ModelledEngine, ObservedEngine
+from engines.pricing.schedule import NUMBER_BYTES
+from engines.pricing.shapes import ModelShape
+from results.records import Completion, Request
+
+
+class Phases(NamedTuple):
+    """Seconds of a request: to its first token, and of a later one (the median)."""
+
+    prefill_s: float
+    decode_s: float
+
+
+class Answers(Protocol):
+    """An engine, as far as it is asked here."""
+
+    def run(self, request: Request, on_phase: PhaseListener) -> Completion: ...
+    def reset(self) -> None: ...
+
+
+def request_of(n_prompt: int, n_new: int, vocabulary: int, seed: int = 1) -> Request:
+    """Random tokens."""
+    random = torch.Generator().manual_seed(seed)
+    prompt = torch.randint(1, vocabulary, (n_prompt,), generator=random).tolist()
+    return Request(
+        request_id="made",
+        sample_id="made",
+        kind="generate",
+        prompt_ids=prompt,
+        max_new_tokens=n_new,
+        ignore_end_tokens=True,
+    )
+
+
+def phases_of(completion: Completion) -> Phases:
+    """Of a request of two tokens or more."""
+    assert completion.prefill_end_s is not None  # it generated
+    times_s = completion.token_times_s
+    gaps = [after - before for before, after in pairwise(times_s)]
+    return Phases(completion.prefill_end_s - completion.start_s, statistics.median(gaps))
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """`engines.curves.rounds.Work` of two pieces. name: for the reader. Nothing of one time is left for the next."""
+
+    name: str
+    engine: Answers
+    shape: ModelShape
+    request: Request
+    chunk: int
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        n_prompt, n_layers = len(self.request.prompt_ids), self.shape.n_layers
+        n_steps = -(-n_prompt // self.chunk)
+        numbers = NUMBER_BYTES * n_layers * (1 + self.shape.top_k)
+        prefill = {
+            "step.launches": n_steps,
+            "layer.launches": n_steps * n_layers,
+            "layer.moved_bytes": numbers * n_prompt,
+        }
+        decode = {"decode_step.launches": 1, "decode_layer.launches": n_layers}
+        told = f"{self.name}; prompt of {n_prompt} in chunks of {self.chunk}"
+        return Piece("prefill", told, prefill), Piece("decode", told, decode)
+
+    def seconds(self) -> Sequence[float]:
+        self.engine.reset()
+        return phases_of(self.engine.run(self.request, unheard))
+
+
+def priced(engine: ObservedEngine, sheet: Sheet, shape: ModelShape, backbone: Unit, request: Request) -> Phases:
+    """By the schedule of the plans that the engine makes of the request."""
+    engine.reset()
+    modelled = ModelledEngine(engine, Timeline(sheet), backbone, shape)
+    return phases_of(modelled.run(request, unheard))

@@ -1,0 +1,58 @@
+"""How many rows a unit computes for the rows of a call: arithmetic takes rows in tiles, and the last one may be empty.
+
+A sheet says it of a unit (`row_tile`). Where it prices few rows apart, another code computes those, which has no tiles;
+one code computes a layer, so that holds where no expert of the layer has more.
+
+Legend: C calls of a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from devices.base import Unit
+from devices.models.sheet import Sheet
+from engines.calls import ExpertCall
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """rows: of one tile. few: an expert with no more rows than that has none, if all of its layer are so."""
+
+    rows: int
+    few: float = 0.0
+
+    def of_calls(self, calls: Sequence[ExpertCall]) -> list[int]:
+        """Rows that are computed for each."""
+        if all(max(call.rows_per_expert, default=0) <= self.few for call in calls):
+            return [call.n_rows for call in calls]
+        return [sum(-(-n // self.rows) * self.rows for n in call.rows_per_expert) for call in calls]
+
+
+def row_tiles(sheet: Sheet, bytes_per_value: float) -> dict[Unit, RowTile]:
+    """Of the units that have some."""
+    found = {}
+    for name, unit in sheet.units.items():
+        if unit.row_tile is None:
+            continue
+        own = unit.kernels.get("expert_ffn")
+        few = own.few_rows if own is not None else None
+        # Two FLOP of each value in each row.
+        most = 0.0 if few is None else few.most_flops_per_weight_byte * bytes_per_value / 2
+        found[name] = RowTile(int(unit.row_tile.value), most)
+    return found
+
+
+def computed_rows(calls: Sequence[ExpertCall], tiles: Mapping[Unit, RowTile]) -> Iterable[int]:
+    """Of each call, on its unit."""
+    if not tiles:
+        return [call.n_rows for call in calls]
+    rows: dict[int, int] = {}
+    for unit in {call.unit for call in calls}:
+        of_unit = [i for i, call in enumerate(calls) if call.unit == unit]
+        own = [calls[i] for i in of_unit]
+        tile = tiles.get(unit)
+        found = [call.n_rows for call in own] if tile is None else tile.of_calls(own)
+        rows.update(zip(of_unit, found, strict=True))
+    return [rows[i] for i in range(len(calls))]
