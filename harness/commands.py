@@ -17,6 +17,7 @@ from harness.bundled_plans import FIRST_PLAN, bundled_plans, write_bundled_plan
 from harness.calibrate_command import calibrate
 from harness.device_commands import devices, doctor, record
 from harness.interrupts import raise_in_command
+from harness.model_command import fit
 from harness.reproduce_command import reproduce
 from harness.run_commands import plan_check, plan_schema, report, run
 from harness.sheet_command import sheets
@@ -33,6 +34,8 @@ app = typer.Typer(
 )
 plan_app = typer.Typer(no_args_is_help=True, help="Check a plan, or print the schema of plans.")
 app.add_typer(plan_app, name="plan")
+model_app = typer.Typer(no_args_is_help=True, help="Make hardware sheets, by which machines are modelled.")
+app.add_typer(model_app, name="model")
 
 
 def _names_starting(names: Iterable[str]) -> Callable[[str], list[str]]:
@@ -103,6 +106,7 @@ app.command()(calibrate)
 app.command()(report)
 plan_app.command("check")(plan_check)
 plan_app.command("schema")(plan_schema)
+model_app.command()(fit)
 app.command()(devices)
 app.command()(sheets)
 app.command()(doctor)

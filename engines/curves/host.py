@@ -22,18 +22,17 @@ from engines.curves.pieces import Bench
 from engines.curves.prices import Residual, UnitPrices, add_engine_prices, kernel_prices, link_prices
 from engines.curves.rounds import Measured, Work, measured
 from engines.curves.steps import EngineRun, priced, request_of
-from engines.errors import EngineError
 from engines.made_models import MadeSizes, write_made_model
 from engines.model.accelerator import DeviceType, find_backend
 from engines.model.checkpoints import Checkpoint, load_checkpoint
 from engines.model.quantised import PLAIN_DTYPES, Form, Quantisation
 from engines.model.transformer import Transformer
-from engines.pricing.shapes import ModelShape, own_shape
+from engines.pricing.shapes import ModelShape, own_shape, quantised
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 
-BYTES_PER_VALUE: dict[Form, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
-"""Of the weights, as a model's shape counts them; scales of narrow forms are not counted."""
+ACTIVATION_BYTES = 4
+"""Of a value on the CPU; an accelerator computes in two."""
 
 
 class Grid(NamedTuple):
@@ -49,14 +48,14 @@ class Grid(NamedTuple):
 
 
 SIZES = (
-    MadeSizes(512, 512, 16, 2, 4, 8, 2),
-    MadeSizes(256, 1024, 16, 4, 4, 4, 4),
-    MadeSizes(1024, 384, 16, 2, 3, 16, 4),
+    MadeSizes(512, 512, 16, 2, 5, 8, 2),
+    MadeSizes(256, 1024, 16, 4, 3, 4, 4),
+    MadeSizes(1024, 384, 16, 2, 2, 16, 4),
+    MadeSizes(384, 256, 32, 4, 8, 6, 2, vocabulary=8192),
     MadeSizes(768, 768, 8, 2, 3, 12, 4),
-    MadeSizes(384, 256, 32, 4, 6, 6, 2, vocabulary=8192),
 )
-WHOLE = Grid(SIZES, (16, 64, 256, 512), (0, 512, 1536), (1, 2, 4), ((96, 32), (256, 128), (512, 512)), 9, 11)
-QUICK = Grid(SIZES[:4], (16, 64, 256), (0, 512), (1, 2, 4), ((96, 32), (256, 256)), 6, 3)
+WHOLE = Grid(SIZES, (16, 32, 64, 256, 512), (0, 512, 1536), (1, 2, 4), ((96, 32), (256, 128), (512, 512)), 9, 11)
+QUICK = Grid(SIZES[:4], (16, 32, 64, 256), (0, 512), (1, 2, 4), ((96, 32), (256, 256)), 6, 3)
 
 
 @dataclass(frozen=True)
@@ -77,21 +76,23 @@ class MadeModel:
 
 
 def made_model(folder: Path, sizes: MadeSizes, form: Form, seed: int, torch_device: DeviceType = "cpu") -> MadeModel:
-    """Raises `EngineError` for a form whose bytes a shape cannot count."""
-    if form not in BYTES_PER_VALUE:
-        raise EngineError(f"weights in {form} have no whole number of bytes; use one of {', '.join(BYTES_PER_VALUE)}")
+    """With weights in that form; the embedding and routers are left alone, as in any model. Raises `EngineError`."""
     dtype = PLAIN_DTYPES.get(form, torch.bfloat16)
     own = write_made_model(folder / str(seed), sizes, dtype, seed)
-    quantise = Quantisation() if form in PLAIN_DTYPES else Quantisation(experts=form, attention=form, head=form)
-    checkpoint = load_checkpoint(str(own), dtype, quantise)
+    forms = Quantisation(experts=form, attention=form, head=form)
+    checkpoint = load_checkpoint(str(own), dtype, Quantisation() if form in PLAIN_DTYPES else forms)
     backend = find_backend(torch_device, None)
-    shape = replace(own_shape(str(sizes), checkpoint.config), bytes_per_value=BYTES_PER_VALUE[form])
+    n_bytes = ACTIVATION_BYTES if backend is None else backend.dtype.itemsize
+    shape = replace(own_shape(str(sizes), checkpoint.config), bytes_per_value=n_bytes)
+    if backend is None:
+        shape = quantised(shape, forms)
     return MadeModel(str(sizes), own, checkpoint, Transformer(checkpoint, backend), shape)
 
 
 class FittedUnit(NamedTuple):
-    """What a fit gives."""
+    """What a fit gives. bytes_per_value: of the weights."""
 
+    bytes_per_value: float
     prices: UnitPrices
     link: dict[str, Any] | None
     measured: Measured
@@ -130,17 +131,17 @@ def fit_unit(
         prices = kernel_prices(found.points)
         has_copies = any(point.piece.curve == "copy" for point in found.points)
         link = link_prices(prices.residuals, found.points) if has_copies else None
-        first = sheet_of("first", "", "", {unit: unit_table(prices, made[0].shape.bytes_per_value)}, {})
+        first = sheet_of("first", "", "", {unit: unit_table(prices, made[0].shape.bytes_of("experts"))}, {})
         known: list[float] = []
         for run, engine in runs:
             known += priced(engine, first, run.shape, unit, run.request)
         steps = [point for point in found.points if point.piece.curve in ("prefill", "decode")]
         add_engine_prices(prices, steps, known)
-    return FittedUnit(prices, link, found)
+    return FittedUnit(made[0].shape.bytes_of("experts"), prices, link, found)
 
 
 def unit_table(prices: UnitPrices, bytes_per_value: float) -> dict[str, Any]:
-    """As a sheet has it."""
+    """As a sheet has it. bytes_per_value: of the weights."""
     kernels = prices.kernels(bytes_per_value)
     tile = {"value": float(prices.tile), "kind": "fitted", "origin": prices.tile_origin}
     return {"kernels": kernels} | ({"row_tile": tile} if prices.tile > 1 else {})

@@ -81,7 +81,7 @@ class UnitPrices:
         found: dict[str, Any] = {}
         for name, constant in self.constants.items():
             kernel, _, amount = name.rpartition(".")
-            figure = {"value": constant, "kind": "fitted", "origin": self.origins[name]}
+            figure = {"value": _rounded(constant), "kind": "fitted", "origin": self.origins[name]}
             kernels = ROW_KERNELS if kernel == "rows" else (kernel.removesuffix(".few"),)
             for own in kernels:
                 line = found.setdefault(own, {})
@@ -98,6 +98,11 @@ class UnitPrices:
                     least, most = self.spans[key]
                     terms["fitted_flops_per_weight_byte"] = {"least": least, "most": most}
         return found
+
+
+def _rounded(value: float) -> float:
+    """To digits that a reader can compare; more than any residual has."""
+    return float(f"{value:.6g}")
 
 
 def _without_zeros(line: dict[str, Any]) -> None:
@@ -183,8 +188,8 @@ def link_prices(residuals: list[Residual], points: Sequence[Point]) -> dict[str,
     if byte_s == 0:
         raise FitError("copy cannot be fitted: its times do not grow with bytes; measure on a quieter machine")
     told = {"kind": "fitted", "origin": origin_of(fit)}
-    found: dict[str, Any] = {"bytes_per_s": {"value": 1 / byte_s, **told}}
-    return found | ({"latency_s": {"value": each_s, **told}} if each_s else {})
+    found: dict[str, Any] = {"bytes_per_s": {"value": _rounded(1 / byte_s), **told}}
+    return found | ({"latency_s": {"value": _rounded(each_s), **told}} if each_s else {})
 
 
 ENGINE_LINES = {

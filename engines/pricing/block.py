@@ -96,7 +96,7 @@ class Block:
         self._shape, self._rest, self._limit = shape, rest, graph_bytes_limit
         self._travels = travels if travels is not None and travels.has_links else None
         self._sheet = None if travels is None else travels.sheet
-        found = {} if self._sheet is None else row_tiles(self._sheet, shape.bytes_per_value)
+        found = {} if self._sheet is None else row_tiles(self._sheet, shape.bytes_of("experts"))
         self._tiles = found if tiles is None else tiles
         computed = None if travels is None else travels.computed
         self._columns = shape.expert_width if computed is None else computed.expert_width

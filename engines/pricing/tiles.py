@@ -31,7 +31,7 @@ class RowTile:
 
 
 def row_tiles(sheet: Sheet, bytes_per_value: float) -> dict[Unit, RowTile]:
-    """Of the units that have some."""
+    """Of the units that have some. bytes_per_value: of the experts' weights."""
     found = {}
     for name, unit in sheet.units.items():
         if unit.row_tile is None:

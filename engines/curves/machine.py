@@ -1,0 +1,153 @@
+"""A sheet of the machine at hand, with the points that it was fitted on."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import psutil
+import torch
+
+from devices.base import Unit
+from devices.conditions import host_environment
+from devices.cpu_seconds import usable_cpus
+from devices.models.sheet import Sheet
+from devices.models.sheet_text import sheet_text
+from engines.curves.host import QUICK, WHOLE, FittedUnit, fit_unit, sheet_of, unit_table
+from engines.curves.prices import Residual
+from engines.curves.rounds import Measured
+from engines.model.accelerator import DeviceType
+from engines.model.quantised import Form
+from engines.road import build
+
+Asked = Literal["auto", "cpu", "cuda"]
+LACKING = ("npu", "gpu")
+"""Units of plans that a machine without them computes on its CPU."""
+RoundListener = Callable[[str, int, int], object]
+
+
+class FittedMachine(NamedTuple):
+    """sheet, and the same as a file. fitted: by unit."""
+
+    sheet: Sheet
+    text: str
+    fitted: Mapping[str, FittedUnit]
+
+    @property
+    def measured(self) -> Mapping[str, Measured]:
+        return {unit: one.measured for unit, one in self.fitted.items()}
+
+
+def fit_machine(
+    name: str,
+    form: Form,
+    quick: bool,
+    threads: int | None = None,
+    device: Asked = "auto",
+    on_round: RoundListener = lambda unit, done, n_rounds: None,
+) -> FittedMachine:
+    """name: of the sheet. Raises `EngineError`, `FitError`, `OSError`."""
+    n_threads = threads or len(usable_cpus() or ()) or torch.get_num_threads()
+    grid = QUICK if quick else WHOLE
+    has_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    fitted: dict[str, FittedUnit] = {}
+    before = torch.get_num_threads()
+    try:
+        asked: tuple[tuple[Unit, DeviceType], ...] = (("cpu", "cpu"), ("gpu", "cuda"))
+        for unit, torch_device in asked[: 1 + has_cuda]:
+            told = partial(_told, on_round, unit, grid.n_rounds)
+            fitted[unit] = fit_unit(grid, form, n_threads, torch_device, told)
+    finally:
+        torch.set_num_threads(before)
+    sheet = _sheet(name, form, n_threads, fitted)
+    return FittedMachine(sheet, sheet_text(sheet, _remarks(quick, fitted)), fitted)
+
+
+def _told(on_round: RoundListener, unit: Unit, n_rounds: int, done: int) -> None:
+    on_round(unit, done, n_rounds)
+
+
+def _sheet(name: str, form: Form, n_threads: int, fitted: Mapping[str, FittedUnit]) -> Sheet:
+    environment = host_environment()
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    built = build()
+    road = (
+        f"kernels for {built.instruction_set}" if built.road == "kernels" else f"torch, {built.torch_instruction_set}"
+    )
+    units = {unit: unit_table(one.prices, one.bytes_per_value) for unit, one in fitted.items()}
+    gpu = f", {torch.cuda.get_device_name()}" if "gpu" in fitted else ""
+    links: dict[str, Any] = {}
+    if (copies := fitted["cpu"].link) is not None:
+        links["file"] = {"source": "file", "target": "cpu", "kind": "shared", "whole_layers": True, **copies}
+    if "gpu" in fitted and (moved := fitted["gpu"].link) is not None:
+        links["host"] = {"source": "cpu", "target": "gpu", "kind": "duplex", **moved}
+    stated = {"value": float(psutil.virtual_memory().total), "kind": "stated", "origin": "the system's own figure"}
+    return sheet_of(
+        name,
+        f"{environment.cpu_model}{gpu}, {n_threads} threads, {road}; weights in {form}",
+        f"`joulebench model fit`, {today}, torch {torch.__version__}, {environment.os.split()[0]}",
+        units,
+        links,
+        stands_in={unit: "cpu" for unit in LACKING if unit not in fitted},
+        memories={"cpu": stated},
+    )
+
+
+def _remarks(quick: bool, fitted: Mapping[str, FittedUnit]) -> tuple[str, ...]:
+    lines = ["Measured on this machine. Units: s, B, FLOP. No meter was read: watts and joules are missing."]
+    for unit, one in fitted.items():
+        found = one.measured
+        share = "not told by this system" if found.foreign_share is None else f"{found.foreign_share:.1%}"
+        lines.append(
+            f"{unit}: {len(one.residuals)} points, {found.n_rounds} rounds{' (quick)' if quick else ''}, of which"
+            f" {found.n_disturbed} were disturbed; CPU time that others took: {share}."
+        )
+        if not found.is_quiet:
+            lines.append(f"{unit}: MADE ON A BUSY MACHINE. Fit again when it is quiet.")
+    return tuple(lines)
+
+
+def residual_rows(found: FittedMachine) -> list[dict[str, Any]]:
+    """By unit and curve, for the terminal."""
+    rows = []
+    for unit, one in found.fitted.items():
+        curves: dict[str, list[Residual]] = defaultdict(list)
+        for residual in one.residuals:
+            curves[residual.point.piece.curve].append(residual)
+        for curve, own in curves.items():
+            misses = [abs(residual.miss) for residual in own]
+            rows.append(
+                {
+                    "unit": unit,
+                    "curve": curve,
+                    "points": len(own),
+                    "median_miss": round(median(misses), 4),
+                    "p90_miss": round(float(np.quantile(misses, 0.9)), 4),
+                    "least_s": min(residual.point.seconds for residual in own),
+                    "most_s": max(residual.point.seconds for residual in own),
+                }
+            )
+    return rows
+
+
+def points_text(found: FittedMachine) -> str:
+    """Every point as CSV: what was measured, its amounts, what the fitted prices make of it, and the residual."""
+    residuals = [(unit, one) for unit, fitted in found.fitted.items() for one in fitted.residuals]
+    names = sorted({name for _, one in residuals for name in one.point.piece.amounts})
+    head = ["unit", "curve", "shape", "measured_s", "predicted_s", "residual", "known_s", "rounds", "quiet"]
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow([*head, *names])
+    for unit, one in residuals:
+        point = one.point
+        piece, what = point.piece, (point.seconds, one.predicted_s, one.miss, one.known_s)
+        amounts = [piece.amounts.get(name, "") for name in names]
+        rows.writerow([unit, piece.curve, piece.shape, *what, point.n_rounds, point.is_quiet, *amounts])
+    return text.getvalue()

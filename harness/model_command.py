@@ -1,0 +1,111 @@
+"""The command that measures a machine and writes a sheet of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from harness.interrupts import raise_in_command
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    EXIT_DEVICE_NOT_READY,
+    EXIT_NOT_WRITTEN,
+    AsJson,
+    console_of,
+    end_interrupted,
+    fail,
+    print_rows,
+    quiet_libraries,
+)
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from engines.curves.rounds import Measured
+
+Weights = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-g128", "fp8", "mxfp4"]
+"""`engines.model.quantised.Form`, which imports too much for `--help`."""
+
+
+def fit(
+    out: Annotated[Path, typer.Option(metavar="SHEET.toml", help="The sheet; its points go to SHEET.csv.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds: under a minute.")] = False,
+    weights: Annotated[Weights, typer.Option(help="How weights are held: a sheet is of one form.")] = "fp32",
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="CPU threads; by default one for each CPU that may be used.")
+    ] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: the CPU, and CUDA if it is there.")] = (
+        "auto"
+    ),
+    even_if_busy: Annotated[
+        bool, typer.Option("--even-if-busy", help="Write the sheet also if others used the machine; it says so.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure matrix products, copies, calls and whole requests here, and write a hardware sheet with its residuals."""
+    quiet_libraries()
+    raise_in_command()
+    if out.suffix != ".toml" or not out.stem:
+        fail(f"--out {out}: a sheet is a TOML file; end its name with .toml", EXIT_BAD_PLAN)
+    from devices.base import DeviceError
+    from engines.curves.machine import fit_machine, points_text, residual_rows
+    from engines.errors import EngineError
+
+    files = (out, out.with_suffix(".csv"))
+    for path in files:
+        if path.exists() or path.is_symlink():
+            fail(f"{path}: exists already and is left as it is; give another name", EXIT_BAD_PLAN)
+        if not path.parent.is_dir():
+            fail(f"{path}: its folder does not exist; make it first", EXIT_BAD_PLAN)
+    console = console_of(stderr=True)
+    try:
+        with console.status("making models of several shapes") as status:
+
+            def on_round(unit: str, done: int, n_rounds: int) -> None:
+                line = f"{unit}: {done} of {n_rounds} rounds"
+                status.update(line)
+                if not console.is_terminal:
+                    console.print(line, markup=False, highlight=False)
+
+            found = fit_machine(out.stem, weights, quick, threads, device, on_round)
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, "no sheet was written")
+    except (DeviceError, EngineError) as error:
+        fail(str(error), EXIT_DEVICE_NOT_READY)
+    except OSError as error:
+        fail(f"made models cannot be written ({error}); set TMPDIR to a folder with room", EXIT_NOT_WRITTEN)
+    busy = [told for unit, one in found.measured.items() if (told := _busy(unit, one)) is not None]
+    if busy and not even_if_busy:
+        fail(f"{'; '.join(busy)}; fit on a quiet machine, or say --even-if-busy", EXIT_DEVICE_NOT_READY)
+    try:
+        for path, text in zip(files, (found.text, points_text(found)), strict=True):
+            _write_new(path, text)
+    except OSError as error:
+        fail(f"{out}: cannot be written ({error.strerror or error}); give another name", EXIT_NOT_WRITTEN)
+    rows = residual_rows(found)
+    print_rows(rows, as_json, f"{out.stem}: how far the fitted prices miss what was measured")
+    if not as_json:
+        for told in busy:
+            typer.echo(f"warning: {printable(told)}", err=True)
+        typer.echo(f"{printable(str(files[0]))}, {printable(str(files[1]))}: written")
+
+
+def _busy(unit: str, measured: Measured) -> str | None:
+    """What to say of a machine that others used; None of a quiet one."""
+    if measured.is_quiet:
+        return None
+    share = "" if measured.foreign_share is None else f": {measured.foreign_share:.0%} of the CPU time went to others"
+    return f"{unit}: {measured.n_disturbed} of {measured.n_rounds} rounds were disturbed{share}"
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Whole or not at all, and never over another file."""
+    import os
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
