@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from tests.claims import sources
+from tests.claims import PAGE, page, sources
 from tests.data_folder import data_folder
 
 
@@ -23,3 +23,7 @@ def test_every_analytic_row_of_a_source_has_a_claim(source: str) -> None:
     own = {claim.id for claims in sources().values() for claim in claims}
     assert sorted(analytic - own) == []
     assert sorted(name for name in own if name.startswith(source) and name not in {row["id"] for row in rows}) == []
+
+
+def test_the_page_is_what_the_claims_give() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(sources()), "python -m tests.claims writes it"

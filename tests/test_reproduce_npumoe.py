@@ -210,6 +210,32 @@ def test_exact_rows_are_exact_and_contradicted_ones_contradicted(rows: dict[str,
     assert {verdict.outcome for verdict in by_class["contradicted"]} == {"contradicted"}
 
 
+@pytest.mark.parametrize(
+    ("id_", "expected"),
+    [
+        ("000-023", (41.87,)),  # x 1e9 parameters; 83.75 GB in FP16 (000-037) are as many
+        ("000-039", (61.06, 28.44)),  # GB in FP16, GiB in 8 bit
+        ("000-142", (26.3, 26.7)),  # %, of the sums of Table 4's rows: 1707.38 against 2315.83 and 2330.87
+        ("000-143", (63.7,)),  # % below 4706.42
+    ],
+)
+def test_what_contradicts_the_source(rows: dict[str, Judged], id_: str, expected: tuple[float, ...]) -> None:
+    finding = rows[id_].finding
+    assert finding is not None
+    ours = finding.ours if isinstance(finding.ours, tuple) else (finding.ours,)
+    assert [round(float(one), 2 if one < 100 and id_ < "000-100" else 1) for one in ours] == list(expected)
+
+
+@pytest.mark.parametrize(("id_", "expected"), [("000-029", 1.29), ("000-034", 3.35)])
+def test_active_parameters_that_differ_count_the_embedding_and_the_head(
+    rows: dict[str, Judged], id_: str, expected: float
+) -> None:
+    """Printed 1.1 and 3.3: with the head alone 1.16 and 3.04, with neither 1.03 and 2.73; none rounds to it."""
+    finding = rows[id_].finding
+    assert finding is not None
+    assert finding.ours == pytest.approx(expected, abs=0.005)
+
+
 def test_predicted_rows_that_miss_stay_in(rows: dict[str, Judged]) -> None:
     """Chunk 1024, end to end, launches of 256 rows, and the ablation's base."""
     missed = {id_ for id_, row in rows.items() if row.claim.klass == "predicted" and not row.verdict.has_held}
