@@ -22,6 +22,7 @@ from torch import Tensor
 from devices.base import Unit
 from engines.calls import Calls, Integers, Width, integers
 from engines.foretold import Foretold, foretold
+from engines.outline import Outline, outline
 from results.records import EngineCounters
 
 
@@ -240,6 +241,11 @@ class DispatchPlan:
     @cached_property
     def foretold(self) -> Foretold | None:
         return None if self.compared is None else foretold(*self.compared)
+
+    @cached_property
+    def outline(self) -> Outline | None:
+        """Plans of equal outline cost alike."""
+        return outline(self)
 
     @property
     def recalled(self) -> int | None:

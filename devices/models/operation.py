@@ -38,6 +38,14 @@ class Operation:
     aside: bool = False
     after: tuple[int, ...] = ()
 
+    def __hash__(self) -> int:
+        """Computed once: a timeline looks each operation up every time it stands there again."""
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
+            object.__setattr__(self, "_hash", known)
+        return known
+
 
 def operation_seconds(sheet: Sheet, operation: Operation) -> float:
     """Price of one operation in time; the formulas stand in `devices.models.sheet` and `devices.models.links`."""

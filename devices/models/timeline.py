@@ -76,33 +76,42 @@ class Timeline:
     def run(self, operations: Iterable[Operation]) -> None:
         """Advances until the line is done. Raises `DeviceError` on an operation that the sheet cannot price."""
         line_s = group_s = self._line_s
+        free_s, ran, starts_s, ends_s, waits_s = self._free_s, self._ran, self._starts_s, self._ends_s, self._waited_s
+        host, queues = self._host, self._host.queues
         for operation in operations:
             place = self._places.get(operation)
             if place is None:
                 place = self._priced(operation)
-            in_line = not operation.alongside and not operation.aside
+            unit, is_aside = operation.unit, operation.aside
+            in_line = not (is_aside or operation.alongside)
             if in_line:
                 line_s = group_s
-                self._host.close_group()
-            ready_s = max(line_s, self._free_s[operation.unit])
+                if queues:
+                    host.close_group()
+            ready_s = free_s[unit]
+            if ready_s < line_s:
+                ready_s = line_s
             start_s = ready_s
-            for back in operation.after:
-                if back <= len(self._ends_s):
-                    start_s = max(start_s, self._ends_s[-back])
-            waited_s = start_s - ready_s
-            if operation.unit in self._host.queues:
-                start_s = self._host.start_s(operation, self._launch_s[place], self._seconds[place], start_s)
+            if operation.after:
+                n = len(ends_s)
+                for back in operation.after:
+                    if back <= n and ends_s[-back] > start_s:
+                        start_s = ends_s[-back]
+            waits_s.append(start_s - ready_s)
+            if unit in queues:
+                start_s = host.start_s(operation, self._launch_s[place], self._seconds[place], start_s)
             end_s = start_s + self._seconds[place]
-            self._free_s[operation.unit] = end_s
-            self._ran.append(place)
-            self._starts_s.append(start_s)
-            self._ends_s.append(end_s)
-            self._waited_s.append(waited_s)
+            free_s[unit] = end_s
+            ran.append(place)
+            starts_s.append(start_s)
+            ends_s.append(end_s)
             if in_line:
                 line_s = end_s
-            if not operation.aside:
-                group_s = max(group_s, end_s)
-                self._host.did(operation, end_s)
+            if not is_aside:
+                if end_s > group_s:
+                    group_s = end_s
+                if queues:
+                    host.did(operation, end_s)
         self._line_s = group_s
 
     def _priced(self, operation: Operation) -> int:
@@ -130,9 +139,7 @@ class Timeline:
     def seconds_by_operation(self) -> Mapping[tuple[str, str], float]:
         """Seconds since the start by (operation, unit), in the form of Table 4; also where units worked alongside."""
         found: dict[tuple[str, str], float] = defaultdict(float)
-        n_run = np.bincount(np.asarray(self._ran, dtype=np.int64), minlength=len(self._places))
-        for operation, place in self._places.items():
-            n = int(n_run[place]) + self._n_before.get(place, 0)
+        for n, (operation, place) in zip(self._n_by_place(), self._places.items(), strict=True):
             found[operation.name, operation.unit] += n * self._seconds[place]
         return dict(found)
 
@@ -140,9 +147,7 @@ class Timeline:
         """Seconds since the start by unit or link and what they were spent on; launches that a queue hides are not
         among them."""
         found: dict[tuple[str, Term], float] = defaultdict(float)
-        n_run = np.bincount(np.asarray(self._ran, dtype=np.int64), minlength=len(self._places))
-        for operation, place in self._places.items():
-            n = int(n_run[place]) + self._n_before.get(place, 0)
+        for n, operation in zip(self._n_by_place(), self._places, strict=True):
             for term, seconds in term_seconds(self.sheet, operation).items():
                 if term != "launches" or operation.unit not in self._host.queues:
                     found[operation.unit, term] += n * seconds
@@ -150,21 +155,24 @@ class Timeline:
 
     def seconds_outside_fit(self) -> float:
         """Since the start, of operations unlike all that their price was fitted on."""
-        n_run = np.bincount(np.asarray(self._ran, dtype=np.int64), minlength=len(self._places))
         return sum(
-            (int(n_run[place]) + self._n_before.get(place, 0)) * self._seconds[place]
-            for operation, place in self._places.items()
+            n * self._seconds[place]
+            for n, (operation, place) in zip(self._n_by_place(), self._places.items(), strict=True)
             if is_fitted(self.sheet, operation) is False
         )
 
     def bytes_by_link(self) -> Mapping[str, float]:
         """Bytes since the start that travelled, by each way of a link."""
         found: dict[str, float] = defaultdict(float)
-        n_run = np.bincount(np.asarray(self._ran, dtype=np.int64), minlength=len(self._places))
-        for operation, place in self._places.items():
+        for n, operation in zip(self._n_by_place(), self._places, strict=True):
             if operation.kernel == TRANSFER:
-                found[operation.unit] += (int(n_run[place]) + self._n_before.get(place, 0)) * operation.moved_bytes
+                found[operation.unit] += n * operation.moved_bytes
         return dict(found)
+
+    def _n_by_place(self) -> list[int]:
+        """How many of each distinct operation ran since the start."""
+        n_run = np.bincount(np.asarray(self._ran, dtype=np.int64), minlength=len(self._places))
+        return [n + self._n_before.get(place, 0) for place, n in enumerate(n_run.tolist())]
 
     @property
     def n_run(self) -> int:
@@ -184,11 +192,15 @@ class Timeline:
 
     def use(self, begin_s: float) -> MachineUse:
         """Busy, waiting, idle and overlap of units and links from then until now; not before `settle`."""
-        places, starts_s, ends_s = self._arrays()
+        return self._used(begin_s, self._line_s)
+
+    def _used(self, begin_s: float, end_s: float, first: int = 0, end: int | None = None) -> MachineUse:
+        """Of the operations from `first` to `end`."""
+        places, starts_s, ends_s = self._arrays(first, end)
         resource_D = [operation.unit for operation in self._places]
         resources = list(dict.fromkeys(resource_D))
         place_D = np.array([resources.index(one) for one in resource_D], dtype=np.int64)
-        return machine_use(Ran(resources, place_D[places], starts_s, ends_s), begin_s, self._line_s)
+        return machine_use(Ran(resources, place_D[places], starts_s, ends_s), begin_s, end_s)
 
     def program(self, first: int) -> Program | None:
         """Of the same operations, in the same order. None where all stand in the line or alongside each other: the
@@ -212,6 +224,8 @@ class Timeline:
         """
         return self._usage.readings(component, start_s, self._line_s, *self._arrays())
 
-    def _arrays(self, since: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        places = np.array(self._ran[since:], dtype=np.int64)
-        return places, np.array(self._starts_s[since:]), np.array(self._ends_s[since:])
+    def _arrays(
+        self, first: int = 0, end: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        own = slice(first, end)
+        return np.array(self._ran[own], dtype=np.int64), np.array(self._starts_s[own]), np.array(self._ends_s[own])

@@ -58,8 +58,8 @@ class Usage:
         self, component: str, start_s: float, now_s: float, place_P: Integers, start_P: Floats, end_P: Floats
     ) -> tuple[Floats, Floats]:
         """(times, cumulative joules) at every boundary of an operation or a sleep from `start_s` to `now_s`."""
-        edges_s = np.unique(np.concatenate([[start_s, now_s], start_P, end_P, *map(np.asarray, self._slept)]))
-        edges_s = edges_s[(edges_s >= start_s) & (edges_s <= now_s)]
+        edges_s = np.concatenate([[start_s, now_s], start_P, end_P, *map(np.asarray, self._slept)])
+        edges_s = np.unique(edges_s[(edges_s >= start_s) & (edges_s <= now_s)])
         own_P = self._own(component, place_P)
         knots_s, busy_s = _busy(start_P[own_P], end_P[own_P])
         busy_at_s = self._forgotten_s[component] + np.interp(edges_s, knots_s, busy_s)
@@ -67,7 +67,7 @@ class Usage:
             assert self._sheet.memory is not None
             return edges_s, self._sheet.memory.comm_w.value * busy_at_s
         spent_j = np.full(len(edges_s), self._forgotten_j[component])
-        for resource in {self._resources_D[place] for place in np.unique(place_P[own_P]).tolist()}:
+        for resource in {self._resources_D[place] for place in np.bincount(place_P[own_P]).nonzero()[0].tolist()}:
             of_D = np.array([one == resource for one in self._resources_D])
             of_P = np.flatnonzero(of_D[place_P])
             of_P = of_P[np.argsort(start_P[of_P], kind="stable")]

@@ -18,16 +18,15 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from devices.base import DeviceError, Unit
 from devices.models.operation import TRANSFER, Operation
 from devices.models.sheet import Sheet
-from engines.calls import ExpertCall
-from engines.dispatch import DispatchPlan
+from engines.calls import CallKind, Calls
+from engines.dispatch import DispatchPlan, Link
 from engines.errors import EngineError
 from engines.pricing.shapes import ModelShape
-from engines.pricing.steps import Steps
+from engines.pricing.steps import Steps, made
 from engines.pricing.tiles import RowTile, computed_rows, row_tiles
 from engines.techniques.context import ModelSizes
 from results.records import BACK
@@ -101,74 +100,96 @@ class Block:
         computed = None if travels is None else travels.computed
         self._columns = shape.expert_width if computed is None else computed.expert_width
         self._hidden = shape.hidden if computed is None else computed.hidden
+        self._calls: dict[CallKind, dict[tuple[int, ...], Operation]] = {}
+        """Calls of before by kind, and by rows, experts and loads."""
 
     def add_to(self, steps: Steps, plan: DispatchPlan, layer: int, later: Mapping[int, int]) -> None:
         """layer: of the priced model. later: by the number of a layer that computed, the priced one that it stands for
         from here on."""
         shape, rest, travels = self._shape, self._rest, self._travels
         plan = plan if self._sheet is None else stood_in(plan, self._sheet)
-        steps.add(Operation("router", rest, "router", flops=2.0 * plan.n_tokens * shape.hidden * shape.n_experts))
+        steps.add(made("router", rest, "router", flops=2.0 * plan.n_tokens * shape.hidden * shape.n_experts))
+        calls, table = plan.calls, _CallTable(plan.calls)
         buffers: list[int | None] = []
         if travels is None:
             _refuse_travel(plan)
         else:
             self._add_transfers(steps, plan, layer, later, travels)
-            units = {call.unit for call in plan.calls}
-            buffers = [travels.on_the_way.pop(Arrival(layer, unit, None), None) for unit in units]
-        calls = [call for call in plan.calls if call.n_rows > 0]
-        gathering = [call for call in plan.calls if call.kind.is_first_slice]
-        valid_static, valid_dynamic = (
-            sum(call.n_valid for call in gathering if call.static is static) for static in (True, False)
-        )
-        padded = sum(call.n_rows - call.n_valid for call in gathering if not call.kind.skips_padding)
+            if travels.on_the_way:
+                units = {calls.kinds[number].unit for number in set(table.kind_C)}
+                buffers = [travels.on_the_way.pop(Arrival(layer, unit, None), None) for unit in units]
+        valid_static, valid_dynamic, padded = table.gathered()
         a_row = row_bytes(shape)
-        steps.add(Operation("gather", rest, "gather_dynamic", moved_bytes=a_row * valid_dynamic), buffers)
-        steps.add(Operation("gather", rest, "gather_static", moved_bytes=a_row * valid_static), buffers)
-        steps.add(Operation("padding", rest, "padding", moved_bytes=a_row * padded))
-        waits = {} if travels is None else self._add_rows(steps, plan, calls, travels)
+        steps.add(made("gather", rest, "gather_dynamic", moved_bytes=a_row * valid_dynamic), buffers)
+        steps.add(made("gather", rest, "gather_static", moved_bytes=a_row * valid_static), buffers)
+        steps.add(made("padding", rest, "padding", moved_bytes=a_row * padded))
+        tokens: dict[Unit, int] = {} if travels is None else tokens_of_units(plan, table)
+        waits = {} if travels is None else self._add_rows(steps, plan, tokens, travels)
         last: dict[Unit, int | None] = {}
-        for call, n_rows in zip(calls, computed_rows(calls, self._tiles), strict=True):
-            operation = _expert_call(call, n_rows, shape, self._columns, self._hidden, self._limit)
-            last[operation.unit] = steps.add(operation, self._awaited(call, layer, waits))
-        results = [] if travels is None else self._add_results(steps, plan, calls, last, travels)
+        known = [self._calls.setdefault(kind, {}) for kind in calls.kinds]
+        rows_C = table.rows_C
+        if self._tiles:
+            rows = iter(computed_rows([call for call in calls if call.n_rows > 0], self._tiles))
+            rows_C = [next(rows) if n else 0 for n in rows_C]
+        columns = zip(table.kind_C, rows_C, table.n_experts_C, table.loads_C, strict=True)
+        for call, (number, n_rows, n_experts, n_loads) in enumerate(columns):
+            if not n_rows:
+                continue
+            kind, own, key = calls.kinds[number], known[number], (n_rows, n_experts, n_loads)
+            if key not in own:
+                own[key] = _expert_call(kind, *key, self._shape, self._columns, self._hidden, self._limit)
+            operation = own[key]
+            after = () if travels is None else self._awaited(calls, call, kind.unit, layer, waits)
+            last[operation.unit] = steps.add(operation, after)
+        results = [] if travels is None else self._add_results(steps, plan, tokens, last, travels)
         steps.add(
-            Operation("scatter", rest, "scatter", moved_bytes=a_row * (valid_static + valid_dynamic)),
+            made("scatter", rest, "scatter", moved_bytes=a_row * (valid_static + valid_dynamic)),
             results,
         )
 
     def _add_transfers(
         self, steps: Steps, plan: DispatchPlan, layer: int, later: Mapping[int, int], travels: Travels
     ) -> None:
-        for transfer in plan.transfers:
-            awaited = later[transfer.layer]
+        transfers = plan.transfers
+        if not len(transfers):
+            return
+        ways = [self._way(link, travels) for link in transfers.links]
+        link_M = [0] * len(transfers) if transfers.link_M is None else transfers.link_M.tolist()
+        columns = transfers.layer_M.tolist(), transfers.expert_M.tolist(), transfers.n_bytes_M.tolist(), link_M
+        for of_layer, expert, n_bytes, number in zip(*columns, strict=True):
+            awaited, way = later[of_layer], ways[number]
             if awaited >= self._shape.n_layers:
                 continue  # of a layer that the priced model does not have
-            source, target = travels.sheet.computing(transfer.source), travels.sheet.computing(transfer.target)
-            if source == target:
+            if way is None:
                 continue
-            link = travels.link(source, target, "experts")
-            number = steps.add(
-                Operation(
-                    "expert transfer" if awaited == layer else "expert prefetch",
-                    link,
-                    TRANSFER,
-                    moved_bytes=float(transfer.n_bytes),
-                    aside=True,
-                )
-            )
-            as_one = plan.transfers.as_one or travels.sheet.links[link.removesuffix(BACK)].whole_layers
-            expert = None if as_one else transfer.expert
-            travels.on_the_way[Arrival(awaited, target, expert)] = number
+            link, target, as_one = way
+            name = "expert transfer" if awaited == layer else "expert prefetch"
+            known = made(name, link, TRANSFER, moved_bytes=float(n_bytes), aside=True)
+            arrival = Arrival(awaited, target, None if as_one or transfers.as_one else expert)
+            travels.on_the_way[arrival] = steps.add(known)
 
-    def _awaited(self, call: ExpertCall, layer: int, waits: Mapping[Unit, Numbers]) -> Numbers:
+    @staticmethod
+    def _way(link: Link, travels: Travels) -> tuple[str, Unit, bool] | None:
+        """The resource, whose memory, and whether what arrives there is awaited together. None: it lies there."""
+        source, target = travels.sheet.computing(link.source), travels.sheet.computing(link.target)
+        if source == target:
+            return None
+        resource = travels.link(source, target, "experts")
+        return resource, target, travels.sheet.links[resource.removesuffix(BACK)].whole_layers
+
+    def _awaited(
+        self, calls: Calls, call: int, unit: Unit, layer: int, waits: Mapping[Unit, Numbers]
+    ) -> Sequence[int | None]:
         """Numbers of what brings its rows and its experts."""
-        if self._travels is None:
-            return []
-        arriving = (self._travels.on_the_way.pop(Arrival(layer, call.unit, e), None) for e in call.experts)
-        return [*waits.get(call.unit, ()), *arriving]
+        assert self._travels is not None
+        on_the_way = self._travels.on_the_way
+        if not on_the_way:
+            return waits.get(unit, ())
+        experts = calls.expert_S[calls.starts_C[call] : calls.ends_C[call]].tolist()
+        return [*waits.get(unit, ()), *(on_the_way.pop(Arrival(layer, unit, e), None) for e in experts)]
 
     def _add_rows(
-        self, steps: Steps, plan: DispatchPlan, calls: list[ExpertCall], travels: Travels
+        self, steps: Steps, plan: DispatchPlan, tokens: Mapping[Unit, int], travels: Travels
     ) -> dict[Unit, Numbers]:
         """What each unit's calls wait for."""
         waits: dict[Unit, Numbers] = {}
@@ -176,7 +197,7 @@ class Block:
             number = _send(steps, travels, "activations", sent)
             waits.setdefault(sent.target, []).append(number)
         told = set(waits)
-        for unit, n_tokens in tokens_of_units(plan, calls).items():
+        for unit, n_tokens in tokens.items():
             if unit != self._rest and unit not in told:
                 rows = Sent(self._rest, unit, row_bytes(self._shape) * n_tokens)
                 waits[unit] = [_send(steps, travels, "activations", rows)]
@@ -186,14 +207,14 @@ class Block:
         self,
         steps: Steps,
         plan: DispatchPlan,
-        calls: list[ExpertCall],
+        tokens: Mapping[Unit, int],
         last: Mapping[Unit, int | None],
         travels: Travels,
     ) -> Numbers:
         all_sent = list(self._sent(plan, False))
         results = [_send(steps, travels, "results", sent, [last.get(sent.source)]) for sent in all_sent]
         told = {sent.source for sent in all_sent}
-        for unit, n_tokens in tokens_of_units(plan, calls).items():
+        for unit, n_tokens in tokens.items():
             if unit != self._rest and unit not in told:
                 rows = Sent(unit, self._rest, row_bytes(self._shape) * n_tokens)
                 results.append(_send(steps, travels, "results", rows, [last[unit]]))
@@ -229,25 +250,72 @@ def stood_in(plan: DispatchPlan, sheet: Sheet) -> DispatchPlan:
 
 def _send(steps: Steps, travels: Travels, name: str, sent: Sent, after: Sequence[int | None] = ()) -> int | None:
     link = travels.link(sent.source, sent.target, name)
-    return steps.add(Operation(name, link, TRANSFER, moved_bytes=sent.n_bytes, aside=True), after)
+    return steps.add(made(name, link, TRANSFER, moved_bytes=sent.n_bytes, aside=True), after)
 
 
-def tokens_of_units(plan: DispatchPlan, calls: list[ExpertCall]) -> dict[Unit, int]:
+class _CallTable:
+    """The calls of a plan as lists. kind_C: index into their kinds."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls, n = calls, len(calls)
+        if n == len(calls.expert_S):
+            self.rows_C: list[int] = calls.rows_S.tolist()
+            self._valid_C: list[int] = calls.valid_S.tolist()
+            self.n_experts_C = [1] * n
+        else:
+            self.rows_C = np.add.reduceat(calls.rows_S, calls.starts_C).tolist() if n else []
+            self._valid_C = np.add.reduceat(calls.valid_S, calls.starts_C).tolist() if n else []
+            self.n_experts_C = (calls.ends_C - calls.starts_C).tolist()
+        self.kind_C: list[int] = [0] * n if calls.kind_C is None else calls.kind_C.tolist()
+        self.loads_C: list[int] = self.n_experts_C if calls.weight_loads_C is None else calls.weight_loads_C.tolist()
+
+    def gathered(self) -> tuple[int, int, int]:
+        """Valid rows of static shapes, of others, and rows of padding that are filled. Slices share their rows."""
+        kinds = self._calls.kinds
+        valid_static = valid_dynamic = padded = 0
+        for number, n_rows, n_valid in zip(self.kind_C, self.rows_C, self._valid_C, strict=True):
+            kind = kinds[number]
+            if not kind.is_first_slice:
+                continue
+            if kind.static:
+                valid_static += n_valid
+            else:
+                valid_dynamic += n_valid
+            if not kind.skips_padding:
+                padded += n_rows - n_valid
+        return valid_static, valid_dynamic, padded
+
+    def spans(self) -> dict[Unit, frozenset[tuple[int, int]]]:
+        """The rows of each unit's calls: first and end."""
+        calls = self._calls
+        first_C = calls.first_row_S[calls.starts_C].tolist()
+        found: dict[Unit, set[tuple[int, int]]] = {}
+        for number, first, n_rows in zip(self.kind_C, first_C, self.rows_C, strict=True):
+            if n_rows:
+                found.setdefault(calls.kinds[number].unit, set()).add((first, first + n_rows))
+        return {unit: frozenset(own) for unit, own in found.items()}
+
+    def units(self) -> list[Unit]:
+        """Of calls with rows, in their order."""
+        kinds = self._calls.kinds
+        numbers = dict.fromkeys(number for number, n in zip(self.kind_C, self.rows_C, strict=True) if n)
+        return list(dict.fromkeys(kinds[number].unit for number in numbers))
+
+
+def tokens_of_units(plan: DispatchPlan, table: _CallTable) -> dict[Unit, int]:
     """How many tokens each unit computes for."""
-    token_R: NDArray[np.int64] | None = None
-    rows: dict[Unit, set[tuple[int, int]]] = {}
-    for call in calls:
-        rows.setdefault(call.unit, set()).add((call.first_row, call.first_row + call.n_rows))
-    if plan.n_tokens > 1 and len(rows) > 1:
-        token_R = plan.token_R.cpu().numpy()
-    found = {}
-    for unit, spans in rows.items():
-        if token_R is None:
-            found[unit] = plan.n_tokens
-            continue
-        tokens = np.unique(np.concatenate([token_R[first:end] for first, end in spans]))
-        found[unit] = int((tokens >= 0).sum())
-    return found
+    units = table.units()
+    if plan.n_tokens == 1 or len(units) == 1:
+        return dict.fromkeys(units, plan.n_tokens)
+    token_R = plan.token_R.cpu().numpy()
+    spans, known = table.spans(), dict[frozenset[tuple[int, int]], int]()
+    for own in spans.values():
+        if own not in known:
+            is_there_T = np.zeros(plan.n_tokens + 1, dtype=np.bool_)
+            for first, end in own:
+                is_there_T[token_R[first:end]] = True  # padding: the last
+            known[own] = int(is_there_T[:-1].sum())
+    return {unit: known[spans[unit]] for unit in units}
 
 
 def _refuse_travel(plan: DispatchPlan) -> None:
@@ -267,31 +335,38 @@ def _refuse_travel(plan: DispatchPlan) -> None:
 
 
 def _expert_call(
-    call: ExpertCall, n_rows: int, shape: ModelShape, columns: int, hidden: int, graph_bytes_limit: float | None
+    kind: CallKind,
+    n_rows: int,
+    n_experts: int,
+    n_loads: int,
+    shape: ModelShape,
+    columns: int,
+    hidden: int,
+    graph_bytes_limit: float | None,
 ) -> Operation:
-    """One launch of the call's experts. The NPU takes static shapes below the graph limit only (§4.1, §4.2).
+    """One launch of so many experts. The NPU takes static shapes below the graph limit only (§4.1, §4.2).
 
-    What it does not take, the CPU does. n_rows: with those that fill tiles. columns, hidden: of an expert of the model
-    that computed, of which a slice is a part.
+    What it does not take, the CPU does. n_rows: with those that fill tiles. n_loads: of experts whose weights it
+    loads. columns, hidden: of an expert of the model that computed, of which a slice is a part.
     """
-    width, part = call.kind.width, call.kind.hidden
+    width, part = kind.width, kind.hidden
     weights: float = shape.expert_weights
     if width is not None:
         weights = weights * (width.end - width.first) / columns
     if part is not None:
         weights = weights * (part.end - part.first) / hidden
     expert_bytes = weights * shape.bytes_of("experts")
-    graph_bytes = expert_bytes * len(call.experts)
+    graph_bytes = expert_bytes * n_experts
     is_small = graph_bytes_limit is None or graph_bytes <= graph_bytes_limit
-    runs = call.unit != "npu" or (call.static and is_small)
+    runs = kind.unit != "npu" or (kind.static and is_small)
     return Operation(
         "expert FFN",
-        call.unit if runs else "cpu",
+        kind.unit if runs else "cpu",
         "expert_ffn",
         flops=2.0 * n_rows * weights,
-        weight_bytes=expert_bytes * call.n_weight_loads,
-        naive_launch=call.kind.naive_launch and runs,
-        alongside=call.kind.overlaps,
+        weight_bytes=expert_bytes * n_loads,
+        naive_launch=kind.naive_launch and runs,
+        alongside=kind.overlaps,
     )
 
 

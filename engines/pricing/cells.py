@@ -6,21 +6,21 @@ that of a run on a modelled device (`engines.pricing.schedule`, `devices.models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from devices.base import Unit
+from devices.models.repeating import RepeatingTimeline
 from devices.models.sheet import Sheet
 from devices.models.terms import Term
-from devices.models.timeline import Timeline
+from engines.dispatch import DispatchPlan
 from engines.errors import EngineError, NoRoomError
 from engines.pricing.block import Travels
 from engines.pricing.costs import SheetCosts
 from engines.pricing.played import Foresight, PlayedStep, played_steps, profile_of_source
 from engines.pricing.room import lacks_room
 from engines.pricing.routing_sources import RoutingSource
-from engines.pricing.schedule import lm_head, operations, unit_of_rest
+from engines.pricing.schedule import Schedule, lm_head, unit_of_rest
 from engines.pricing.shapes import ModelShape, sizes_of
 from engines.shown import Shown
 from engines.techniques.base import Technique
@@ -237,80 +237,50 @@ def _foresight(cell: Cell, sizes: ModelSizes) -> Foresight | None:
     raise EngineError(f"recall = {cell.recall} is of predictions, and {name} makes none; leave it out")
 
 
-class _Reading(NamedTuple):
-    """Of the timeline since its start."""
-
-    at_s: float
-    joules: dict[str, float]
-    spent: Spent
-    terms: Mapping[tuple[str, Term], float]
-    outside_fit_s: float
-    n_bytes: Mapping[str, float]
-    use: MachineUse
-    """From the reading before until this one."""
-
-
 class _Pricing:
     """Prices the steps of a cell one after another."""
 
     def __init__(self, cell: Cell) -> None:
-        self._cell, self._timeline = cell, Timeline(cell.sheet)
-        self._travels = Travels(cell.sheet)
-        self._rest = unit_of_rest(cell.sheet, cell.unit)
+        self._cell, self._timeline = cell, RepeatingTimeline(cell.sheet)
+        limit = cell.sheet.graph_bytes_limit
+        self._schedule = Schedule(cell.shape, cell.unit, None if limit is None else limit.value, Travels(cell.sheet))
+        self._head = (lm_head(cell.batch, cell.shape, unit_of_rest(cell.sheet, cell.unit)),)
 
     def start(self) -> None:
         """A request."""
-        self._counters: dict[str, list[EngineCounters]] = {"prefill": [], "decode": []}
-        self._start = self._read(self._timeline.now_s())
-        self._prefill_end: _Reading | None = None
+        self._counted: dict[str, CountedPlans] = {"prefill": CountedPlans(), "decode": CountedPlans()}
+        self._timeline.take_use()
+        self._start = self._timeline.read()
+        self._prefill: PhaseCost | None = None
 
     def add(self, played: PlayedStep) -> None:
-        cell, timeline = self._cell, self._timeline
-        if played.phase == "decode" and self._prefill_end is None:
+        if played.phase == "decode" and self._prefill is None:
             self._end_prefill()
-        limit = cell.sheet.graph_bytes_limit
-        timeline.run(
-            operations(
-                played.step,
-                played.plans,
-                cell.shape,
-                cell.unit,
-                None if limit is None else limit.value,
-                self._travels,
-                timeline.n_run,
-            )
-        )
+        timeline = self._timeline
+        for part in self._schedule.parts(played.step, played.plans, timeline.n_run):
+            timeline.run(part)
         if played.phase == "decode":
-            timeline.run([lm_head(cell.batch, cell.shape, self._rest)])
-        self._counters[played.phase] += [plan.counters() for plan in played.plans if plan is not None]
+            timeline.run(self._head)
+        for plan in played.plans:
+            if plan is not None:
+                self._counted[played.phase].add(plan)
 
     def priced(self, prefetched_unused: int | None) -> PricedCell:
         """prefetched_unused: of the whole request, counted where it ends."""
-        if self._prefill_end is None:
+        self._counted["decode" if self._cell.decode_steps else "prefill"].prefetched_unused = prefetched_unused
+        if self._prefill is None:
             self._end_prefill()
-        assert self._prefill_end is not None
-        last = "decode" if self._cell.decode_steps else "prefill"
-        self._counters[last].append(EngineCounters(prefetched_unused=prefetched_unused))
-        prefill = self._phase("prefill", self._start, self._prefill_end)
-        decode = (
-            self._phase("decode", self._prefill_end, self._read(self._prefill_end.at_s))
-            if self._cell.decode_steps
-            else None
-        )
-        return PricedCell(self._cell, self._cell.routing.name, prefill, decode)
+        decode = self._phase("decode") if self._cell.decode_steps else None
+        return PricedCell(self._cell, self._cell.routing.name, self._prefill, decode)
 
     def _end_prefill(self) -> None:
-        self._timeline.run([lm_head(self._cell.batch, self._cell.shape, self._rest)])
-        self._prefill_end = self._read(self._start.at_s)
+        self._timeline.run(self._head)
+        self._prefill = self._phase("prefill")
 
-    def _read(self, before_s: float) -> _Reading:
-        timeline, sheet = self._timeline, self._cell.sheet
-        joules = {one: timeline.energy_j(one) for one in sheet.components if sheet.has_watts(one)}
-        spent, terms, n_bytes = timeline.seconds_by_operation(), timeline.seconds_by_term(), timeline.bytes_by_link()
-        outside_s = timeline.seconds_outside_fit()
-        return _Reading(timeline.now_s(), joules, spent, terms, outside_s, n_bytes, timeline.use(before_s))
-
-    def _phase(self, phase: str, start: _Reading, end: _Reading) -> PhaseCost:
+    def _phase(self, phase: str) -> PhaseCost:
+        """Of what ran since the one before."""
+        start, end = self._start, self._timeline.read()
+        self._start = end
         spent = {key: s - start.spent.get(key, 0.0) for key, s in end.spent.items()}
         terms = {key: s - start.terms.get(key, 0.0) for key, s in end.terms.items()}
         components = self._cell.sheet.components
@@ -321,6 +291,40 @@ class _Pricing:
             {key: seconds for key, seconds in terms.items() if seconds},
             end.outside_fit_s - start.outside_fit_s,
             {link: n - start.n_bytes.get(link, 0.0) for link, n in end.n_bytes.items()},
-            end.use,
-            EngineCounters.total(self._counters[phase]),
+            self._timeline.take_use(),
+            self._counted[phase].counters(),
         )
+
+
+class CountedPlans:
+    """Counters of many plans; those of equal outline are counted once."""
+
+    def __init__(self) -> None:
+        self._alike: dict[Hashable, tuple[EngineCounters, int]] = {}
+        self._others: list[EngineCounters] = []
+        self._predicted = self._recalled = 0
+        self.prefetched_unused: int | None = None
+
+    def add(self, plan: DispatchPlan) -> None:
+        outline = plan.outline
+        if outline is None:
+            self._others.append(plan.counters())
+            return
+        if outline.key in self._alike:
+            known, n = self._alike[outline.key]
+            self._alike[outline.key] = known, n + 1
+        else:
+            counters = plan.counters().model_copy(update={"predicted": None, "recalled": None})
+            self._alike[outline.key] = counters, 1
+        if plan.foretold is not None:
+            self._predicted += plan.routed_pairs
+            self._recalled += plan.foretold.recalled
+
+    def counters(self) -> EngineCounters:
+        found = [EngineCounters(prefetched_unused=self.prefetched_unused), *self._others]
+        if self._predicted:
+            found.append(EngineCounters(predicted=self._predicted, recalled=self._recalled))
+        for one, n in self._alike.values():
+            counted = {name: value * n for name, value in one if isinstance(value, int)}
+            found.append(EngineCounters(**counted))
+        return EngineCounters.total(found)

@@ -19,7 +19,7 @@ from engines.dispatch import DispatchPlan
 from engines.model.tokenizer import Tokenizer
 from engines.observers import StepObserver, StepPhase
 from engines.pricing.block import Travels
-from engines.pricing.schedule import PricedStep, lm_head, operations, unit_of_rest
+from engines.pricing.schedule import PricedStep, Schedule, lm_head, unit_of_rest
 from engines.pricing.shapes import ModelShape
 from engines.profile import Profile
 from engines.techniques.context import ModelSizes
@@ -67,7 +67,9 @@ class ModelledEngine:
         self._backbone = backbone
         self._shape = shape
         self._n_run = shape.n_layers
-        self._travels = Travels(timeline.sheet, computed)
+        limit = timeline.sheet.graph_bytes_limit
+        travels = Travels(timeline.sheet, computed)
+        self._schedule = Schedule(shape, backbone, None if limit is None else limit.value, travels)
         self.tokenizer = reference.tokenizer
         self.max_length = reference.max_length
 
@@ -83,7 +85,7 @@ class ModelledEngine:
         self._reference.use_profile(profile)
 
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:
-        pricing = _RequestPricing(request, self._timeline, self._backbone, self._shape, self._travels, on_phase)
+        pricing = _RequestPricing(request, self._timeline, self._backbone, self._shape, self._schedule, on_phase)
         self._reference.observer = pricing
         try:
             computed = self._reference.run(request, unheard)
@@ -124,13 +126,12 @@ class _RequestPricing:
         timeline: Timeline,
         backbone: Unit,
         shape: ModelShape,
-        travels: Travels,
+        schedule: Schedule,
         on_phase: PhaseListener,
     ) -> None:
         self._timeline = timeline
-        self._backbone = backbone
         self._shape = shape
-        self._travels = travels
+        self._schedule = schedule
         self._rest = unit_of_rest(timeline.sheet, backbone)
         self._on_phase = on_phase
         self._prefill_head_rows = 1 if request.kind == "generate" else len(request.continuation_ids)
@@ -145,18 +146,9 @@ class _RequestPricing:
         self.n_layers = len(plans)
         if phase != "prefill":
             self._end_prefill()
-        limit = self._timeline.sheet.graph_bytes_limit
-        self._timeline.run(
-            operations(
-                PricedStep(n_tokens, kv_length, "decode" if phase == "decode" else "prefill"),
-                plans,
-                self._shape,
-                self._backbone,
-                limit.value if limit is not None else None,
-                self._travels,
-                self._timeline.n_run,
-            )
-        )
+        step = PricedStep(n_tokens, kv_length, "decode" if phase == "decode" else "prefill")
+        for part in self._schedule.parts(step, plans, self._timeline.n_run):
+            self._timeline.run(part)
         if phase == "decode":
             self._timeline.run([lm_head(1, self._shape, self._rest)])
             self._decode_ends_s.append(self._timeline.now_s())

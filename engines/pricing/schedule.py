@@ -15,8 +15,10 @@ Legend: T tokens of the chunk, L keys in the cache after it, H model width, I ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from devices.base import Unit
 from devices.models.figures import Kernel, Roofline
@@ -49,6 +51,117 @@ class PricedStep:
         return self.n_tokens * self.kv_length - self.n_tokens * (n_own - 1) // 2
 
 
+MOST_KEPT = 4096
+"""Steps and layers of different shape."""
+Part = Sequence[Operation]
+"""Operations that follow each other. One that may come again in the same way is the same tuple then."""
+
+
+class Schedule:
+    """What steps of a model are made of on a machine; keeps what it made, for steps and layers of equal shape."""
+
+    def __init__(
+        self, shape: ModelShape, backbone: Unit, graph_bytes_limit: float | None, travels: Travels | None = None
+    ) -> None:
+        """backbone: the unit of attention and of what every token passes through; experts lie where the plans say.
+        graph_bytes_limit: a static expert call with more weight bytes runs on the CPU. travels: of a sheet, and of the
+        steps before; None of units that share one memory."""
+        self._shape, self._travels = shape, travels
+        self._sheet = None if travels is None else travels.sheet
+        self._rest = unit_of_rest(self._sheet, backbone)
+        self._backbone = backbone if self._sheet is None else self._sheet.computing(backbone)
+        self._block = Block(shape, self._rest, graph_bytes_limit, travels)
+        self._parts: dict[Hashable, tuple[Operation, ...]] = {}
+        self._blocks: dict[Hashable, tuple[Operation, ...]] = {}
+        """By outlines."""
+
+    def parts(self, step: PricedStep, plans: Sequence[DispatchPlan | None], n_before: int = 0) -> Iterator[Part]:
+        """As of `operations`, one after another; each begins in the line."""
+        shape = self._shape
+        numbers = [i for i, plan in enumerate(plans) if plan is not None or shape.dense_width > 0]
+        if not numbers:
+            raise EngineError(
+                f"nothing to price as {shape.name}: the step has {len(plans)} layers, none of them sparse"
+            )
+        n_dense = 0 if None in plans else shape.n_dense_layers or 0
+        of_step = self._kept(("step", step.n_tokens, step.phase), partial(self._engine, step, "step", 1))
+        n = n_before + len(of_step)
+        if of_step:
+            yield of_step
+        for layer in range(shape.n_layers):
+            reused = layer % len(numbers)
+            plan = None if layer < n_dense else plans[numbers[reused]]
+            is_dense = plan is None
+            first = self._kept((step, is_dense), partial(self._before_ffn, step, is_dense))
+            last = self._kept(("end", step.n_tokens, is_dense), partial(self._after_block, step, is_dense))
+            n += len(first)
+            yield first
+            if plan is not None:
+                block = self._of_block(plan, layer, numbers, reused, n)
+                n += len(block)
+                yield block
+            n += len(last)
+            yield last
+
+    def _kept(self, key: Hashable, make: Callable[[], list[Operation]]) -> tuple[Operation, ...]:
+        if key not in self._parts:
+            if len(self._parts) >= MOST_KEPT:
+                self._parts.clear()
+            self._parts[key] = tuple(make())
+        return self._parts[key]
+
+    def _before_ffn(self, step: PricedStep, is_dense: bool) -> list[Operation]:
+        """What stands before the experts of a layer, or before its one block."""
+        shape, rest, steps = self._shape, self._rest, Steps()
+        for operation in (
+            *self._engine(step, "layer", 1 if is_dense else 1 + shape.top_k),
+            norm(step, shape, rest),
+            *_attention(step, shape, self._backbone, self._sheet),
+            residual("attention residual", step.n_tokens, shape, rest),
+            norm(step, shape, rest),
+        ):
+            steps.add(operation)
+        return steps.operations
+
+    def _of_block(self, plan: DispatchPlan, layer: int, numbers: Sequence[int], reused: int, n_before: int) -> Part:
+        """Where nothing was on its way, plans of equal outline are the same block. numbers, reused: of the layers that
+        computed, and which of them this one stands for."""
+        on_the_way = {} if self._travels is None else self._travels.on_the_way
+        outline = None if on_the_way else plan.outline
+        if outline is not None and outline.layer not in (None, numbers[reused]):
+            outline = None  # for another layer
+        if outline is not None and outline.key in self._blocks:
+            return self._blocks[outline.key]
+        later = {number: layer + i - reused for i, number in enumerate(numbers)}
+        steps = Steps(n_before)
+        self._block.add_to(steps, plan, layer, later)
+        if outline is None or on_the_way:
+            return steps.operations
+        if len(self._blocks) >= MOST_KEPT:
+            self._blocks.clear()
+        self._blocks[outline.key] = tuple(steps.operations)
+        return self._blocks[outline.key]
+
+    def _after_block(self, step: PricedStep, is_dense: bool) -> list[Operation]:
+        shape, steps = self._shape, Steps()
+        if is_dense:
+            steps.add(_ffn("dense FFN", shape.dense_width, step, shape, self._backbone))
+        elif shape.shared_width:
+            steps.add(_ffn("shared FFN", shape.shared_width, step, shape, self._backbone))
+        steps.add(residual("residual", step.n_tokens, shape, self._rest))
+        return steps.operations
+
+    def _engine(self, step: PricedStep, of: Literal["step", "layer"], n_numbers: int) -> list[Operation]:
+        """Where the sheet says it. n_numbers: of tokens and experts that it goes through, for each token."""
+        kernels: dict[str, Kernel] = {"step": "step", "layer": "layer"}
+        if step.phase == "decode":
+            kernels = {"step": "decode_step", "layer": "decode_layer"}
+        kernel, unit = kernels[of], self._rest
+        if self._sheet is None or unit not in self._sheet.units or kernel not in self._sheet.units[unit].kernels:
+            return []
+        return [Operation("engine", unit, kernel, moved_bytes=NUMBER_BYTES * n_numbers * step.n_tokens)]
+
+
 def operations(
     step: PricedStep,
     plans: Sequence[DispatchPlan | None],
@@ -62,48 +175,11 @@ def operations(
 
     plans: one per layer of the model that computed, None for a dense layer. A priced shape with more layers reuses them
     in order, again from the first; one without dense layers reuses the sparse layers' plans only, and one with some
-    has them first where the plans have none.
-    backbone: the unit of attention and of what every token passes through; experts lie where the plans say.
-    graph_bytes_limit: a static expert call with more weight bytes runs on the CPU. travels: of a sheet, and of the
-    steps before; None of units that share one memory. n_before: operations before this step. Raises `EngineError` and
-    `DeviceError` for plans that move weights or exchange activations where no link joins the units.
+    has them first where the plans have none. Others as of `Schedule`. n_before: operations before this step. Raises
+    `EngineError` and `DeviceError` for plans that move weights or exchange activations where no link joins the units.
     """
-    numbers = [i for i, plan in enumerate(plans) if plan is not None or shape.dense_width > 0]
-    if not numbers:
-        raise EngineError(f"nothing to price as {shape.name}: the step has {len(plans)} layers, none of them sparse")
-    n_dense = 0 if None in plans else shape.n_dense_layers or 0
-    sheet = None if travels is None else travels.sheet
-    rest = unit_of_rest(sheet, backbone)
-    backbone = backbone if sheet is None else sheet.computing(backbone)
-    steps, block = Steps(n_before), Block(shape, rest, graph_bytes_limit, travels)
-    of_step: Kernel = "decode_step" if step.phase == "decode" else "step"
-    of_layer: Kernel = "decode_layer" if step.phase == "decode" else "layer"
-    _add_engine(steps, of_step, rest, sheet, NUMBER_BYTES * step.n_tokens)
-    for layer in range(shape.n_layers):
-        reused = layer % len(numbers)
-        plan = None if layer < n_dense else plans[numbers[reused]]
-        chosen = 1 if plan is None else 1 + shape.top_k
-        _add_engine(steps, of_layer, rest, sheet, NUMBER_BYTES * chosen * step.n_tokens)
-        steps.add(norm(step, shape, rest))
-        for operation in _attention(step, shape, backbone, sheet):
-            steps.add(operation)
-        steps.add(residual("attention residual", step.n_tokens, shape, rest))
-        steps.add(norm(step, shape, rest))
-        if plan is None:
-            steps.add(_ffn("dense FFN", shape.dense_width, step, shape, backbone))
-        else:
-            later = {number: layer + i - reused for i, number in enumerate(numbers)}
-            block.add_to(steps, plan, layer, later)
-            if shape.shared_width:
-                steps.add(_ffn("shared FFN", shape.shared_width, step, shape, backbone))
-        steps.add(residual("residual", step.n_tokens, shape, rest))
-    return steps.operations
-
-
-def _add_engine(steps: Steps, kernel: Kernel, unit: Unit, sheet: Sheet | None, n_bytes: float) -> None:
-    """Where the sheet says it. n_bytes: of the numbers of tokens and experts that it goes through."""
-    if sheet is not None and unit in sheet.units and kernel in sheet.units[unit].kernels:
-        steps.add(Operation("engine", unit, kernel, moved_bytes=n_bytes))
+    parts = Schedule(shape, backbone, graph_bytes_limit, travels).parts(step, plans, n_before)
+    return [operation for part in parts for operation in part]
 
 
 def unit_of_rest(sheet: Sheet | None, backbone: Unit) -> Unit:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from devices.models.operation import Operation
+
+MOST_KEPT = 1 << 16
+made = lru_cache(MOST_KEPT)(Operation)
+"""The same operation is the same object: a timeline finds it without looking into it."""
+
+
+@lru_cache(MOST_KEPT)
+def _waiting(operation: Operation, after: tuple[int, ...]) -> Operation:
+    return replace(operation, after=after)
 
 
 class Steps:
@@ -19,6 +29,9 @@ class Steps:
         if operation.flops == 0 and operation.moved_bytes == 0:
             return None
         number = self._n_before + len(self.operations)
-        backs = tuple(sorted({number - one for one in after if one is not None}))
-        self.operations.append(replace(operation, after=backs) if backs else operation)
+        if after:
+            backs = tuple(sorted({number - one for one in after if one is not None}))
+            if backs:
+                operation = _waiting(operation, backs)
+        self.operations.append(operation)
         return number

@@ -1,0 +1,135 @@
+"""A timeline that does not run the same operations twice: they take what they took before.
+
+Where nothing is under way, what a tuple of operations takes hangs on nothing that ran before it. So the same tuple,
+told by its identity, is counted and not run; in between the timeline's own time stands still. What it all came to can
+be asked, and not operation by operation. Where launches queue, every operation runs: a queue remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from devices.models.operation import Operation
+from devices.models.sheet import Sheet
+from devices.models.terms import Term
+from devices.models.timeline import Timeline
+from results.resource_use import MachineUse
+
+
+class Reading(NamedTuple):
+    """Since the start of the timeline; joules of components whose watts the sheet states."""
+
+    at_s: float
+    joules: Mapping[str, float]
+    spent: Mapping[tuple[str, str], float]
+    """Seconds by operation and unit or link."""
+    terms: Mapping[tuple[str, Term], float]
+    outside_fit_s: float
+    n_bytes: Mapping[str, float]
+    """By one way of a link."""
+
+
+@dataclass
+class _Part:
+    """A tuple of operations that ran once: from operation `first` to `end`, from `start_s` to `end_s`."""
+
+    operations: tuple[Operation, ...]
+    first: int
+    end: int
+    start_s: float
+    end_s: float
+    n_again: int = 0
+    joules: Mapping[str, float] | None = None
+    use: MachineUse | None = None
+
+
+class RepeatingTimeline(Timeline):
+    def __init__(self, sheet: Sheet) -> None:
+        super().__init__(sheet)
+        self._parts: dict[int, _Part] = {}
+        """By the identity of the tuple, which each keeps."""
+        self._again_s = 0.0
+        """Of all that was not run again; times of the timeline itself leave it out."""
+        self._n_again = 0
+        self._read_s = 0.0
+        self._read_n: dict[int, int] = {}
+        """When `use` was asked last, and how often each part had come again."""
+
+    def now_s(self) -> float:
+        return self._line_s + self._again_s
+
+    def run(self, operations: Iterable[Operation]) -> None:
+        if not isinstance(operations, tuple) or self._host.queues or not self._is_at_rest():
+            super().run(operations)
+            return
+        part = self._parts.get(id(operations))
+        if part is not None:
+            part.n_again += 1
+            self._again_s += part.end_s - part.start_s
+            self._n_again += len(operations)
+            return
+        first, start_s = len(self._ran), self._line_s
+        super().run(operations)
+        if self._is_at_rest():
+            self._parts[id(operations)] = _Part(operations, first, len(self._ran), start_s, self._line_s)
+
+    @property
+    def n_run(self) -> int:
+        return len(self._ran) + self._n_again
+
+    def _is_at_rest(self) -> bool:
+        """Whether nothing is under way for which the line does not wait."""
+        return max(self._free_s.values(), default=0.0) <= self._line_s
+
+    def energy_j(self, component: str) -> float:
+        again_j = sum(part.n_again * self._joules_of(part)[component] for part in self._parts.values() if part.n_again)
+        return super().energy_j(component) + again_j
+
+    def _n_by_place(self) -> list[int]:
+        n_run = np.asarray(super()._n_by_place(), dtype=np.int64)
+        for part in self._parts.values():
+            if part.n_again:
+                np.add.at(n_run, np.asarray(self._ran[part.first : part.end]), part.n_again)
+        found: list[int] = n_run.tolist()
+        return found
+
+    def read(self) -> Reading:
+        """What all came to until now."""
+        return Reading(
+            self.now_s(),
+            {one: self.energy_j(one) for one in self.sheet.components if self.sheet.has_watts(one)},
+            self.seconds_by_operation(),
+            self.seconds_by_term(),
+            self.seconds_outside_fit(),
+            self.bytes_by_link(),
+        )
+
+    def take_use(self) -> MachineUse:
+        """Busy, waiting, idle and overlap since it was asked last."""
+        found = self.use(self._read_s)
+        for key, part in self._parts.items():
+            n = part.n_again - self._read_n.get(key, 0)
+            if n:
+                found += self._use_of(part).repeated(n)
+        self._read_s, self._read_n = self._line_s, {key: part.n_again for key, part in self._parts.items()}
+        return found
+
+    def _joules_of(self, part: _Part) -> Mapping[str, float]:
+        """Of one time."""
+        if part.joules is None:
+            part.joules = {}
+            ran = self._arrays(part.first, part.end)
+            for one in self.sheet.components:
+                if self.sheet.has_watts(one):
+                    values_j = self._usage.readings(one, part.start_s, part.end_s, *ran)[1]
+                    part.joules[one] = float(values_j[-1] - values_j[0])
+        return part.joules
+
+    def _use_of(self, part: _Part) -> MachineUse:
+        if part.use is None:
+            part.use = self._used(part.start_s, part.end_s, part.first, part.end)
+        return part.use
