@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.reproduce.charts import ratio_chart, table_chart, theirs_of
+from harness.reproduce.findings import METHODS
 from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger
 from harness.reproduce.outcome import Reproduced, aims, counts
 from harness.reproduce.redrawn import Entry, SourceTable
@@ -22,8 +23,9 @@ STYLE = """
 .swatch.ours { background: var(--accent-2); }
 td .theirs { color: var(--accent); }
 td .ours { color: var(--accent-2); font-weight: 600; }
-td.held { white-space: nowrap; }
+td.held, td.missed { min-width: 7rem; max-width: 14rem; }
 td.missed { font-weight: 600; }
+.figures td.many { white-space: normal; max-width: 12rem; }
 td.why { min-width: 14rem; max-width: 34rem; }
 table.counts { width: auto; }
 """
@@ -66,6 +68,7 @@ def summary_context(book: Ledger, done: Sequence[Reproduced]) -> dict[str, Any]:
         "aims": aims(done),
         "counts": [(_name(count.source), count) for count in counts(done)],
         "classes": [(klass, MEANINGS[klass]) for klass in CLASSES],
+        "methods": list(METHODS.items()),
         "sources": [(one.source, page_name(one.source), len(one.rows), len(one.tables)) for one in done],
         "differing": [row for one in done for row in one.rows if row.verdict.has_held is False],
         "fits": book.fits,
@@ -90,6 +93,7 @@ def _common(title: str, charts: Sequence[tuple[str, dict[str, Any]]]) -> dict[st
     return {
         **frame(title, charts, STYLE),
         "helpers": {
+            "methods": METHODS,
             "ours_text": ours_text,
             "ratio_text": ratio_text,
             "verdict_text": verdict_text,

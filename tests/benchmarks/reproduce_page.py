@@ -1,0 +1,133 @@
+"""Writes docs/reproduce.md: which of the sources' numbers come out.
+
+python -m tests.benchmarks.reproduce_page
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from harness.reproduce.findings import METHODS, Judged
+from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger, ledger
+from harness.reproduce.outcome import Reproduced, aims, counts, reproduce
+from harness.reproduce.sources import SOURCES
+from harness.reproduce.told import count_rows, ours_text, ratio_text, verdict_text, why
+
+PAGE = Path(__file__).parents[2] / "docs" / "reproduce.md"
+WIDTH = 120
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [header, ["---"] * len(header), *([_cell(value) for value in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def page(book: Ledger, done: Sequence[Reproduced]) -> str:
+    counted = count_rows(counts(done))
+    return TEXT.format(
+        n_rows=sum(len(one.rows) for one in done),
+        sources="\n".join(f"- {source.id}: {source.name}" for source in SOURCES),
+        aims="\n".join(f"- {aim.words}: {'yes' if aim.is_met else '**no**'}, {aim.told}" for aim in aims(done)),
+        counts=table(list(counted[0]), [list(row.values()) for row in counted]),
+        classes=table(("class", "what it means"), [(klass, MEANINGS[klass]) for klass in CLASSES]),
+        methods=table(("by", "what gives our figure"), list(METHODS.items())),
+        differing=_differing(done),
+        fits=table(("constants", "rows"), [(fit.constants, _rows(fit.claims)) for fit in book.fits]),
+        corrected=table(("row", "why"), [(claim.id, claim.corrected) for claim in book if claim.corrected]),
+    )
+
+
+def _rows(claims: Sequence[str]) -> str:
+    return ", ".join(claims)
+
+
+def _differing(done: Sequence[Reproduced]) -> str:
+    rows = [
+        row
+        for one in done
+        for row in one.rows
+        if row.verdict.has_held is False and row.verdict.outcome != "not computed"
+    ]
+    header = ("row", "what", "theirs", "ours", "ratio", "class", "verdict", "why")
+    return table(header, [_line(row) for row in rows]) if rows else "Nothing."
+
+
+def _line(row: Judged) -> tuple[str, ...]:
+    claim = row.claim
+    what = ", ".join(filter(None, [claim.quantity, claim.baseline and f"to {claim.baseline}", claim.conditions]))
+    ours = ours_text(None if row.finding is None else row.finding.ours)
+    theirs = f"{claim.value} {claim.unit}".rstrip()
+    return claim.id, what, theirs, ours, ratio_text(row), claim.klass, verdict_text(row), why(row)
+
+
+TEXT = """\
+# Which of the sources' numbers come out?
+
+The five sources print {n_rows} figures. `joulebench reproduce` computes each of them that can be computed, and says of
+every other one why not:
+
+```
+joulebench reproduce                  # all: terminal, reproduced/reproduced.csv, a page per source and one that sums up
+joulebench reproduce 001 --out DIR    # one source
+joulebench reproduce 000-204..213     # single rows, in the terminal
+```
+
+{sources}
+
+Nothing here was measured on the sources' machines. Times and joules are modelled: plans of ours, priced on sheets of
+these machines ([0026](decisions/0026-one-rule-of-time.md)).
+
+## The outcome
+
+{aims}
+
+{counts}
+
+*As theirs*: within the tolerance of its class. *Not tested*: inputs, what cannot be predicted, and rows that their own
+source contradicts.
+
+## How a row is judged
+
+Class and tolerance stand in `harness/reproduce/classes.csv` before a figure is computed. The verdict follows from them
+and the two values; nobody writes one by hand.
+
+{classes}
+
+Exact rows are equal when rounded as the source rounds. Predicted and consistent rows are within 15 %; a range is
+compared end by end, or a figure with its nearer end. A row that misses stays in, with the reason.
+
+{methods}
+
+## What differs, and why
+
+{differing}
+
+## Constants that are fitted
+
+On these rows alone (`harness/reproduce/calibration.toml`). None of them counts as found, and a test refuses a fitted
+figure of a sheet that names no such row.
+
+{fits}
+
+## Rows that were read wrong
+
+{corrected}
+
+Written by `python -m tests.benchmarks.reproduce_page`.
+"""
+
+
+def main() -> None:
+    book = ledger()
+    done = reproduce(book, list(book.claims), False, lambda line: print(line, file=sys.stderr))
+    PAGE.write_text(page(book, done), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
