@@ -67,9 +67,37 @@ def prefill(arm: str, prompt: int, chunk: int, model: str = PHI, sheet: str = UL
     return found
 
 
+def prefill_only(
+    arm: str, prompt: int, chunk: int, model: str = PHI, given: Given = (), sheet: str = ULTRA
+) -> PhaseCost:
+    found = priced(arm, prompt, chunk, model, sheet, given, decode_steps=0).prefill
+    assert found is not None
+    return found
+
+
+def in_groups(prompt: int, chunk: int, model: str, group: int, capacity: int) -> PhaseCost:
+    """TG in graphs of `group` experts, whose tiers have twice, once and half of `capacity` rows."""
+    shape = NAMED_SHAPES[model]
+    once = capacity / (chunk * shape.top_k / shape.n_experts)
+    given = (("group_size", group), ("multiples", (2 * once, once, once / 2)))
+    return prefill_only("npumoe-tg", prompt, chunk, model, given)
+
+
 def ttft_gain(arm: str, prompt: int, chunk: int, ours: str = OURS) -> float:
     """TTFT of an arm over ours."""
     return prefill(arm, prompt, chunk).seconds / prefill(ours, prompt, chunk).seconds
+
+
+def ttft_s(arm: str, prompt: int, chunk: int) -> float:
+    return prefill(arm, prompt, chunk).seconds
+
+
+def dropped_percent(phase: PhaseCost) -> float:
+    return 100 * phase.counters.dropped_pairs / phase.counters.routed_pairs
+
+
+def padded_percent(phase: PhaseCost) -> float:
+    return 100 * phase.counters.padded_rows / phase.counters.computed_rows
 
 
 def seconds_whole(phase: PhaseCost) -> float:

@@ -51,9 +51,8 @@ def _one(figures: tuple[float, ...]) -> Ours:
 
 
 def _table_3() -> Iterator[Finding]:
-    counters = grid.prefill("npumoe-tg", 1024, 256).counters
-    dropped = 100 * counters.dropped_pairs / counters.routed_pairs
-    padded = 100 * counters.padded_rows / counters.computed_rows
+    phase = grid.prefill("npumoe-tg", 1024, 256)
+    dropped, padded = grid.dropped_percent(phase), grid.padded_percent(phase)
     for dataset in range(len(TABLE_3)):
         yield Finding(places.table_3(dataset, "dropped %"), dropped, "plan", SAMPLE_ROUTING)
         yield Finding(places.table_3(dataset, "padded %"), padded, "plan", SAMPLE_ROUTING)
