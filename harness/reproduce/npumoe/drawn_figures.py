@@ -184,9 +184,9 @@ def _overlap() -> SourceTable:
         least, most = unseen.imbalance
         told = f" Its busiest experts have {least:.1f} to {most:.1f} times the mean load."
     note = (
-        f"Ours are of other models: nothing of Phi-3.5-MoE follows from them. {overlap.MODEL}: decoding, 32 experts, top-4;"
-        f" every other sequence is calibration; mean over layers.{told} {overlap.COUNTED}: 64 experts, top-8, six kinds of"
-        " text; mean over pairs and three layers. The source does not give the K of other texts."
+        f"Ours are of other models: nothing of Phi-3.5-MoE follows from them. {overlap.MODEL}: decoding, 32 experts,"
+        f" top-4; every other sequence is calibration; mean over layers.{told} {overlap.COUNTED}: 64 experts, top-8,"
+        " six kinds of text; mean over pairs and three layers. The source does not give the K of other texts."
     )
     return SourceTable("Fig. 18", "experts that calibration knew", "%", "of what", tuple(found), note)
 
@@ -273,7 +273,8 @@ def _capacities() -> Iterator[SourceTable]:
     }
     note = (
         "TG with G experts a graph, whose tiers are 2C, C and C/2 rows, at most the chunk; others as in the grid"
-        " before. The source tries these C and G and prints no number of them. More rows pad more and drop less."
+        " before. The source tries these C and G and prints no number of them. An expert whose load no"
+        " tier holds has the largest."
     )
     for title, unit, of in (
         ("TTFT by group size and capacity", "s", grid.seconds_whole),
