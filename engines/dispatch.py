@@ -34,6 +34,12 @@ class Routing:
     weights_TK: Tensor
     n_experts: int
 
+    @cached_property
+    def ids_on_host_TK(self) -> Integers:
+        """The experts, fetched once: whoever asks waits until a device has chosen."""
+        found: Integers = self.expert_ids_TK.cpu().numpy()
+        return found
+
     def tokens_per_expert_E(self) -> Tensor:
         return torch.bincount(self.expert_ids_TK.reshape(-1), minlength=self.n_experts)
 

@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engines.errors import EngineError
+from engines.model.accelerator import Backend
 from engines.model.buffers import LayerBuffers, buffered_bytes
-from engines.model.copier import Copier
+from engines.model.copier import Copier, CopyQueue
 from engines.model.copy_stamps import CopyStamps
 from engines.model.experts import ExpertWeights
-from engines.model.quantised import Form
+from engines.model.made_experts import tensors_of
+from engines.model.quantised import Form, plain_form
 from engines.model.slots import ExpertSlots, slot_bytes
+from engines.model.stream_copier import StreamCopier
 from engines.model.weights import ModelWeights, SparseWeights
 from engines.techniques.base import Technique, TechniqueParameters
 from engines.techniques.context import BuildContext, ModelSizes
@@ -44,29 +47,51 @@ class ExpertMemory:
             return context
         return replace(context, expert_slots=self.n_bytes // context.sizes.expert_bytes)
 
-    def told(self, context: BuildContext, weights: ModelWeights) -> BuildContext:
-        """The context, with what a technique that loads experts needs. Raises `EngineError` for a dense model."""
+    def told(self, context: BuildContext, weights: ModelWeights, backend: Backend | None) -> BuildContext:
+        """The context, with what a technique that loads experts needs. backend: where they are computed; None: on the
+        CPU, by the kernels. Raises `EngineError` for a dense model."""
         experts = [layer for layer in expert_layers(weights) if layer is not None]
         if context.sizes is None or not experts:
             raise EngineError("experts are loaded into slots, and the model is dense; use dropless")
         one = experts[0].experts[0]
-        n_slots = None if self.n_bytes is None else self.n_bytes // buffered_bytes(one, self.form)
-        return replace(context, expert_slots=n_slots, moved_expert_bytes=experts[0].n_bytes_per_expert)
+        form, moved_bytes = self.form, experts[0].n_bytes_per_expert
+        if backend is not None:
+            form = plain_form(backend.dtype)
+            moved_bytes = sum(part.numel() for part in tensors_of(one)) * backend.dtype.itemsize
+        n_slots = None if self.n_bytes is None else self.n_bytes // buffered_bytes(one, form)
+        return replace(context, expert_slots=n_slots, moved_expert_bytes=moved_bytes)
 
     def slots(
-        self, technique: Technique, weights: ModelWeights, context: BuildContext, now_s: Callable[[], float]
+        self,
+        technique: Technique,
+        weights: ModelWeights,
+        context: BuildContext,
+        backend: Backend | None,
+        now_s: Callable[[], float],
     ) -> ExpertSlots | LayerBuffers:
         """As many as the technique asks for, or two buffers. context: as `told`. Raises `EngineError` where slots are
-        to be filled from a file and experts lie in memory."""
-        layers, copier = expert_layers(weights), Copier(self.copy_bytes_per_s, now_s)
-        stamps = CopyStamps(now_s)
+        to be filled from a file and experts lie in memory, and where a device cannot be copied to."""
+        layers, copier = expert_layers(weights), self._queue(backend, now_s)
+        form = self.form if backend is None else plain_form(backend.dtype)
+        stamps = CopyStamps(copier)
         if not technique.asks.slots:
             assert context.sizes is not None  # `told` looked
             n_of_one = buffer_size(context.sizes, context.expert_slots)
-            return LayerBuffers(layers, 2 * n_of_one, self.form, copier, stamps)
+            return LayerBuffers(layers, 2 * n_of_one, form, copier, stamps)
         (asked,) = technique.asks.slots.values()
         n_of = sum(layer is not None for layer in layers) if asked.of == "layer" else 1
-        return ExpertSlots(layers, asked.n * n_of, self.form, copier, stamps)
+        return ExpertSlots(layers, asked.n * n_of, form, copier, stamps)
+
+    def _queue(self, backend: Backend | None, now_s: Callable[[], float]) -> CopyQueue:
+        if backend is None:
+            return Copier(self.copy_bytes_per_s, now_s)
+        if self.copy_bytes_per_s is not None:
+            raise EngineError(f"copies to {backend.device} go as fast as they go; leave copy_bytes_per_s out")
+        if backend.device.type != "cuda":
+            raise EngineError(f"experts are copied for the CPU or for cuda, and not for {backend.device}")
+        from engines.model.cuda_streams import CudaStreams
+
+        return StreamCopier(CudaStreams(backend.device), backend.dtype, now_s)
 
 
 def fills_buffers(technique: TechniqueParameters) -> bool:

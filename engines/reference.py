@@ -113,7 +113,8 @@ class ReferenceEngine:
         backend = find_backend(torch_device, compute_dtype)
         self._backend = backend
         self._turns_when_reached = long_rope == "when_reached"
-        self._model = model or model_of(checkpoint, torch_device, compute_dtype, long_rope)
+        stay = expert_memory.loads(technique)
+        self._model = model or model_of(checkpoint, torch_device, compute_dtype, long_rope, stay)
         self._limits = Limits(checkpoint.config.max_length, checkpoint.config.vocabulary_size)
         self._cache = self._model.new_cache()
         self._batch_caches: list[KeyValueCache] = []
@@ -144,6 +145,11 @@ class ReferenceEngine:
         Calibration is offline: neither counted nor observed. A second one is refused, for shapes are frozen.
         """
         self._check_needs_calibration()
+        if self._backend is not None and self._expert_memory.loads(self._parameters):
+            raise EngineError(
+                f"{self._parameters.technique} copies experts to {self._backend.device}, where it is not calibrated;"
+                " give it a profile (`joulebench calibrate`)"
+            )
         self._cores.make_ready()
         with self._cores.given_back():
             self._cores.enter("prefill")
@@ -172,15 +178,15 @@ class ReferenceEngine:
         context = replace(context, routers_order=self._model.decodes_in_one_call, priced_sizes=self._priced_sizes)
         weights, loads = self._model.weights, self._expert_memory.loads(self._parameters)
         if loads:
-            if self._backend is not None:
-                raise EngineError(f"{self._parameters.technique} loads experts for the CPU; compute there")
-            context = self._expert_memory.told(context, weights)
+            context = self._expert_memory.told(context, weights, self._backend)
         else:
             context = self._expert_memory.counted(context)
         self._technique = self._parameters.build(context)
         self._shown = Shown(self._technique.asks, self._sizes)
         if loads:
-            self._shown.slots = self._expert_memory.slots(self._technique, weights, context, time.perf_counter)
+            self._shown.slots = self._expert_memory.slots(
+                self._technique, weights, context, self._backend, time.perf_counter
+            )
 
     def _check_needs_calibration(self) -> None:
         if not self.needs_calibration:

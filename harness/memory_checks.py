@@ -38,16 +38,45 @@ def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> 
     for device in devices:
         if spec.devices is not None and device.name not in spec.devices:
             continue
-        if device.computes != "cpu":
+        if device.computes == "mps":
             yield (
-                f"engine {engine.label}: technique {name} loads experts for the CPU, and {device.name} computes on"
-                f" {device.computes}; leave computes out"
+                f"engine {engine.label}: technique {name} loads experts for the CPU or for cuda, and {device.name}"
+                " computes on mps; leave computes out"
             )
+        if device.computes == "cuda":
+            yield from (f"engine {engine.label}: {problem}" for problem in _problems_on_cuda(spec, device))
         if device.is_modelled and fills_buffers(spec.technique):
             yield (
                 f"engine {engine.label}: expert_memory has {name} really copy experts, and {device.name} only prices"
                 " copies; name other devices in the engine, or leave expert_memory out"
             )
+
+
+def _problems_on_cuda(spec: EngineSpec, device: DeviceSpec) -> Iterator[str]:
+    name = spec.technique.technique
+    if spec.copy_bytes_per_s is not None:
+        yield f"copies to the GPU of {device.name} go as fast as they go; leave copy_bytes_per_s out"
+    if spec.quantise.experts is not None:
+        yield f"{name} copies experts to the GPU of {device.name} as it computes with them; leave quantise.experts out"
+    if spec.technique.wanted_prompts and spec.profile is None:
+        yield (
+            f"{name} copies experts to the GPU of {device.name}, where it is not calibrated; give it a profile"
+            " (`joulebench calibrate`)"
+        )
+
+
+def untried_warning(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> str | None:
+    """Of what was written without a GPU at hand, and tested without one."""
+    spec = engine.spec
+    on_cuda = [d for d in devices if d.computes == "cuda" and (spec.devices is None or d.name in spec.devices)]
+    copies = ExpertMemory(spec.expert_memory).loads(spec.technique)
+    if not on_cuda or not (copies or (spec.ranks or 1) > 1):
+        return None
+    what = "copies of experts to a GPU were" if copies else "ranks on GPUs were"
+    return (
+        f"engine {engine.label}: {what} written and tested without one, and not yet run on a GPU; compare the answers"
+        ' with those of computes = "cpu" first'
+    )
 
 
 def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointFacts) -> Iterator[str]:

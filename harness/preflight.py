@@ -24,7 +24,7 @@ from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.matrix import CellPlan, Part
-from harness.memory_checks import kept_problems, moving_problems, slot_problems
+from harness.memory_checks import kept_problems, moving_problems, slot_problems, untried_warning
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
 from harness.rank_problems import launch_problems, rank_problems, rank_problems_with_model, rank_warning
@@ -63,7 +63,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         problems += [*_engine_problems(engine), *name_problems(engine), *unread_problems(engine, named.devices)]
         problems += moving_problems(engine, devices)
         problems += rank_problems(engine, devices)
-        warnings.append(rank_warning(engine))
+        warnings += [rank_warning(engine), untried_warning(engine, devices)]
     if run_parts.meeting is not None:
         problems += launch_problems(named.engines, run_parts.meeting.n_ranks)
     empty: dict[tuple[str, str], tuple[str, ...]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from engines.model.checkpoints import CheckpointFacts
-from engines.parallel.links import why_unreachable
+from engines.parallel.links import why_not_on_gpus, why_unreachable
 from engines.parallel.running import threads_of_each, usable_cores
 from engines.sizes import own_sizes
 from engines.techniques.parameters import Composed
@@ -87,11 +87,13 @@ def _are_the_same(threads: ThreadCounts) -> bool:
 
 
 def _device_problems(engine: Part[EngineSpec], device: DeviceSpec, n_ranks: int) -> Iterator[str]:
-    if device.computes in ("cuda", "mps"):
+    if device.computes == "mps":
         yield (
-            f"engine {engine.label}: ranks = {n_ranks} on {device.computes} were never proven equal to one process;"
+            f"engine {engine.label}: ranks = {n_ranks} on mps have nothing to send each other by;"
             ' use computes = "cpu", or remove ranks'
         )
+    if device.computes == "cuda" and (reason := why_not_on_gpus(n_ranks)) is not None:
+        yield f"engine {engine.label}: ranks = {n_ranks} on cuda: {reason}"
 
 
 def _place(engine: Part[EngineSpec]) -> RanksParameters | None:

@@ -281,7 +281,9 @@ class RunParts:
         key = (plan.model, plan.engine.quantise, in_file, plan.device.computes, plan.engine.long_rope)
         if key not in self._models:
             checkpoint = self._checkpoint(plan)
-            self._models[key] = model_of(checkpoint, plan.device.computes, long_rope=plan.engine.long_rope)
+            self._models[key] = model_of(
+                checkpoint, plan.device.computes, long_rope=plan.engine.long_rope, experts_stay=in_file
+            )
         return self._models[key]
 
     def _unmeasured(self, plan: CellPlan, engine: Engine, workload: Workload, requests: Sequence[Request]) -> ArmScores:

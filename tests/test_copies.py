@@ -114,7 +114,7 @@ def test_other_families_are_copied_too(family: str, tmp_path: Path) -> None:
 class Adversary(Copier):
     """Writes NaN into a buffer as soon as it is told to fill it, and the weights only once somebody waits for them."""
 
-    def start(self, parts: Sequence[Part]) -> CopyJob:
+    def start(self, parts: Sequence[Part], after: object = None) -> CopyJob:
         for part in parts:
             if part.into.dtype.is_floating_point:
                 part.into.fill_(float("nan"))
@@ -122,7 +122,7 @@ class Adversary(Copier):
 
 
 class _Late(CopyJob):
-    def wait(self) -> None:
+    def join(self) -> None:
         for into, source in self.parts:
             into.copy_(source)
         self.finish(0.0, 0.0)
@@ -377,14 +377,35 @@ def test_what_copies_nothing_is_one_line(given: dict[str, Any], words: str) -> N
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ({"name": "host", "computes": "cuda"}, "est-pf loads experts for the CPU, and host computes on cuda"),
+        ({"name": "host", "computes": "mps"}, "est-pf loads experts for the CPU or for cuda, and host computes on mps"),
+        (
+            {"name": "host", "computes": "cuda"},
+            "copies to the GPU of host go as fast as they go; leave copy_bytes_per_s out",
+        ),
+        (
+            {"name": "host", "computes": "cuda"},
+            "est-pf copies experts to the GPU of host as it computes with them; leave quantise.experts out",
+        ),
         ({"name": "model:m2-ultra"}, "expert_memory has est-pf really copy experts, and model:m2-ultra only prices"),
     ],
 )
 def test_copies_on_other_machines_are_refused_in_one_line(device: dict[str, Any], words: str) -> None:
-    given = arm("est-pf", expert_memory="6MB", profile="bundled:tiny-qwen3-moe")
+    more: dict[str, Any] = {}
+    if device.get("computes") == "cuda":
+        more = {"copy_bytes_per_s": "1GB", "quantise": {"experts": "int8"}}
+    given = arm("est-pf", expert_memory="6MB", profile="bundled:tiny-qwen3-moe", **more)
     found = problems(engine=[given], device=[device])
     assert len([line for line in found if words in line]) == 1
+
+
+def test_what_was_never_run_on_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the plan check says it where torch sees one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    given = arm("est-pf", expert_memory="6MB", profile="bundled:tiny-qwen3-moe")
+    (told,) = checked(engine=[given], device=[{"name": "host", "computes": "cuda"}]).warnings
+    assert "copies of experts to a GPU were written and tested without one, and not yet run on a GPU" in told
+    (found,) = problems(engine=[arm("router-pf", expert_memory="6MB")], device=[{"name": "host", "computes": "cuda"}])
+    assert "where it is not calibrated; give it a profile" in found
 
 
 def test_a_bundled_model_has_a_profile_with_an_estimator() -> None:

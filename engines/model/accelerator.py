@@ -93,9 +93,11 @@ class StackedExperts(ExpertWeights):
     down_bias_EH: Tensor | None
 
 
-def moved(weights: ModelWeights, backend: Backend) -> ModelWeights:
-    """The weights on the backend, layer by layer; a matrix that serves twice (a tied head) is moved once."""
-    mover = _Mover(backend)
+def moved(weights: ModelWeights, backend: Backend, experts_stay: bool = False) -> ModelWeights:
+    """The weights on the backend, layer by layer; a matrix that serves twice (a tied head) is moved once.
+
+    experts_stay: routed experts are left where they are, to be copied when they are called."""
+    mover = _Mover(backend, experts_stay)
     on_backend = cast(ModelWeights, mover.moved(weights))
     if mover.n_widened:
         logger.info(
@@ -108,8 +110,8 @@ def moved(weights: ModelWeights, backend: Backend) -> ModelWeights:
 
 
 class _Mover:
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, experts_stay: bool) -> None:
+        self._backend, self._experts_stay = backend, experts_stay
         self._done: dict[int, Tensor] = {}
         self.n_widened = 0
 
@@ -123,7 +125,7 @@ class _Mover:
             device = self._backend.device
             return RouterWeights(part.weight_EH.to(device), _on(part.bias_E, device), _on(part.correction_E, device))
         if isinstance(part, ExpertWeights):
-            return self._experts(part)
+            return part if self._experts_stay else self._experts(part)
         if isinstance(part, tuple):
             return tuple(self.moved(one) for one in part)
         if is_dataclass(part) and not isinstance(part, type):

@@ -1,8 +1,9 @@
 """Two buffers for experts that lie elsewhere, used in turn: one layer computes while the next one's experts arrive.
 
-Algorithm 1 of 003, on the CPU: a thread copies into one buffer what a plan fetches ahead, while the calls of the layer
-before run from the other. Copies are made one after another. What a layer lacks is copied first, and its calls wait for
-it; nothing else waits. When a layer is done its buffer is empty again: what the next token needs is copied anew.
+Algorithm 1 of 003: what a plan fetches ahead is copied into one buffer, while the calls of the layer before run from
+the other. Copies are made one after another. What a layer lacks is copied first, and its calls wait for it; a copy
+waits for the calls that read what lay in its place; nothing else waits. When a layer is done its buffer is empty again:
+what the next token needs is copied anew. A thread of the CPU copies, or a stream of a GPU: see `CopyQueue`.
 
 Experts come from the mapped file that they lie in: the checkpoint's, or one that they were made into on loading
 (narrowed, packed, stacked, in FP8 blocks).
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.model.copier import Copier, CopyJob, Part
+from engines.model.copier import CopyJob, CopyQueue, Mark, Part
 from engines.model.copy_stamps import CopyStamps
 from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute
 from engines.model.made_experts import ALIGNMENT, tensors_of, with_tensors
@@ -54,22 +55,24 @@ class LayerBuffers:
         layers: Sequence[ExpertWeights | None],
         n_slots: int,
         form: Form,
-        copier: Copier,
+        copier: CopyQueue,
         stamps: CopyStamps | None = None,
     ) -> None:
         """layers: of all layers, None of dense ones. n_slots: of both, half of them each. form: as they compute."""
         sparse = [number for number, layer in enumerate(layers) if layer is not None]
-        shape = next(layer for layer in layers if layer is not None).experts[0]
-        self._sources = layers
+        self._sources = copier.held(layers)
+        shape = next(layer for layer in self._sources if layer is not None).experts[0]
         self._copier = copier
-        self._slots = [_slot(shape, form) for _ in range(n_slots)]
+        self._slots = [_slot(shape, form, copier.device) for _ in range(n_slots)]
+        self._read: list[Mark] = [copier.mark()] * n_slots
+        """Of each slot: behind all that reads what lay there last."""
         self.n_bytes = n_slots * buffered_bytes(shape, form)
         self._layers = [None if layer is None else emptied(layer, self._slots[0]) for layer in layers]
         half = n_slots // 2
         self._buffers = [_Buffer(list(range(half))), _Buffer(list(range(half, 2 * half)))]
         self._buffer_of = {layer: self._buffers[i % 2] for i, layer in enumerate(sparse)}
         self._copied = NOTHING_COPIED
-        self.stamps = stamps or CopyStamps()
+        self.stamps = stamps or CopyStamps(copier)
 
     def clear(self) -> None:
         """Nothing lies in the buffers, and nothing is on its way."""
@@ -160,7 +163,8 @@ class LayerBuffers:
         assert experts is not None
         assert own is not None
         slot, source = self._slots[number], experts.experts[expert]
-        job = self._copier.start([Part(*pair) for pair in zip(slot.tensors, tensors_of(source), strict=True)])
+        parts = [Part(*pair) for pair in zip(slot.tensors, tensors_of(source), strict=True)]
+        job = self._copier.start(parts, after=self._read[number])
         buffer.slot_of[expert], buffer.job_of[expert] = number, job
         own.put(expert, slot)
         self.stamps.copies(layer, job, is_ahead)
@@ -177,13 +181,20 @@ class LayerBuffers:
         self.stamps.wait(layer, [buffer.job_of[expert] for expert in called])
 
     def _leave(self, own: SlottedExperts, buffer: _Buffer, experts: Sequence[int]) -> None:
+        """The calls that read them were given to what computes."""
+        if not experts:
+            return
+        read = self._copier.mark()
         for expert in experts:
             own.put(expert, None)
-            buffer.free.append(buffer.slot_of.pop(expert))
+            number = buffer.slot_of.pop(expert)
+            self._read[number] = read
+            buffer.free.append(number)
             del buffer.job_of[expert]
 
     def _empty(self, buffer: _Buffer) -> None:
-        """Slots are free at once: what is still on its way into one arrives before anything that follows it there."""
+        """Slots are free at once: what is still on its way into one arrives before anything that follows it there, and
+        what follows waits for the calls that were given."""
         if buffer.layer is None:
             return
         own = self._layers[buffer.layer]
@@ -195,7 +206,7 @@ class LayerBuffers:
 # --- what an expert is made of ---------------------------------------------------------------------------------------
 
 
-def _like(expert: GatedWeights, form: Form, device: str = "cpu") -> GatedWeights:
+def _like(expert: GatedWeights, form: Form, device: torch.device | str) -> GatedWeights:
     """Room for one of its shapes. Plain matrices are held in a plain form; biases are computed as they are held."""
     dtype = PLAIN_DTYPES.get(form)
     rooms = []
@@ -207,8 +218,8 @@ def _like(expert: GatedWeights, form: Form, device: str = "cpu") -> GatedWeights
     return with_tensors(expert, rooms)
 
 
-def _slot(shape: GatedWeights, form: Form) -> Slot:
-    own = _like(shape, form)
+def _slot(shape: GatedWeights, form: Form, device: torch.device) -> Slot:
+    own = _like(shape, form, device)
     return Slot(own, tensors_of(own), own.table)
 
 

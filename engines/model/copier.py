@@ -1,4 +1,9 @@
-"""A thread that copies weights while another computes: one after the other, at a stated rate if one is given.
+"""Who copies weights while another computes, and on the CPU: a thread, one copy after the other, at a stated rate.
+
+Whoever fills buffers asks the same on every machine (`CopyQueue`): a copy begins after what computes has read what lay
+in its place (`mark`, `start`), what computes goes on after the copy (`CopyJob.wait`), and nothing else waits. On the
+CPU a call of arithmetic has read all when it returns, so that a mark is only a time; on a GPU, whose queues run behind
+the host, it is an event (`engines.model.stream_copier`).
 
 Pieces are copied outside of Python's lock, by this thread alone, so that a thread that computes goes on. Pages of
 mapped files leave the process once they are copied.
@@ -12,13 +17,16 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from engines.errors import EngineError
 from engines.model.tensor_files import give_back
+
+if TYPE_CHECKING:
+    from engines.model.experts import ExpertWeights
 
 PIECE_BYTES = 1 << 22
 LEAST_PIECE_BYTES = 1 << 14
@@ -38,8 +46,39 @@ class Part(NamedTuple):
     source: Tensor
 
 
+Mark = Any
+"""A place in the order of what computes, as a `CopyQueue` tells it; nobody else looks into it."""
+
+
+class CopyQueue(Protocol):
+    """One queue of copies beside what computes; they are made in their order, one after another."""
+
+    device: torch.device
+    """Where they go, and where what they bring is computed."""
+
+    def held(self, layers: Sequence[ExpertWeights | None]) -> Sequence[ExpertWeights | None]:
+        """The experts of all layers as they are copied from. Raises `EngineError` where they cannot be held so."""
+        ...
+
+    def start(self, parts: Sequence[Part], after: Mark | None = None) -> CopyJob:
+        """Queues them behind what is queued. after: what computes may read there until it has come so far."""
+        ...
+
+    def mark(self) -> Mark:
+        """Behind all that was given to what computes so far."""
+        ...
+
+    def at_s(self, mark: Mark) -> float:
+        """When what computes came there; waits until it does."""
+        ...
+
+    def finish(self) -> None:
+        """Waits for all that was queued."""
+        ...
+
+
 class CopyJob:
-    """Copies in the queue of a `Copier`. begin_s, end_s: when they were made; n_bytes: read from their sources."""
+    """Copies in a queue. begin_s, end_s: when they were made; n_bytes: read from their sources."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
@@ -57,14 +96,20 @@ class CopyJob:
         self._done.set()
 
     def wait(self) -> None:
-        """Until what it copies may be read. Raises `EngineError` where copying failed."""
+        """What computes goes on when what it copies may be read. Raises `EngineError` where copying failed."""
+        self.join()
+
+    def join(self) -> None:
+        """The same of whoever asks, so that its times are known."""
         self._done.wait()
         if self._error is not None:
             raise EngineError(f"an expert could not be copied ({self._error})") from self._error
 
 
 class Copier:
-    """One thread and its queue. It ends with this object."""
+    """One thread and its queue: a `CopyQueue` of the CPU. It ends with this object."""
+
+    device = torch.device("cpu")
 
     def __init__(self, bytes_per_s: float | None = None, now_s: Callable[[], float] = time.perf_counter) -> None:
         """bytes_per_s: read from sources; None: as fast as it goes."""
@@ -73,18 +118,26 @@ class Copier:
         pace = _Pace(bytes_per_s, now_s)
         thread = threading.Thread(target=_work, args=(jobs, pace, now_s), name="copier", daemon=True)
         thread.start()
-        self._jobs = jobs
+        self._jobs, self._now_s = jobs, now_s
         weakref.finalize(self, _end, jobs, thread)
 
-    def start(self, parts: Sequence[Part]) -> CopyJob:
-        """Queues them behind what is queued."""
+    def held(self, layers: Sequence[ExpertWeights | None]) -> Sequence[ExpertWeights | None]:
+        return layers
+
+    def start(self, parts: Sequence[Part], after: Mark | None = None) -> CopyJob:
+        """after: is over, for arithmetic here has read all when it returns."""
         job = CopyJob(parts)
         self._jobs.put(job)
         return job
 
+    def mark(self) -> float:
+        return self._now_s()
+
+    def at_s(self, mark: Mark) -> float:
+        return float(mark)
+
     def finish(self) -> None:
-        """Waits for all that was queued."""
-        self.start(()).wait()
+        self.start(()).join()
 
 
 def _end(jobs: SimpleQueue[CopyJob | None], thread: threading.Thread) -> None:

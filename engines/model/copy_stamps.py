@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engines.model.copier import CopyJob
+from engines.model.copier import CopyJob, CopyQueue, Mark
 from results.copies import CopySpan, DecodeStep, LayerEnd, StepTimes, WaitSpan, step_times
 
 MOST_STEPS = 8
@@ -23,12 +22,33 @@ class _Copy(NamedTuple):
 
 
 @dataclass
+class _Marked:
+    """A step as it is noted: seconds are asked for when there is time."""
+
+    begin: Mark
+    end: Mark = None
+    layers: list[tuple[int, Mark]] = field(default_factory=list)
+    waits: list[tuple[int, Mark, Mark]] = field(default_factory=list)
+    copies: list[_Copy] = field(default_factory=list)
+
+    def step(self, queue: CopyQueue) -> _Step:
+        """Copies of it are done."""
+        return _Step(
+            queue.at_s(self.begin),
+            queue.at_s(self.end),
+            [(layer, queue.at_s(end)) for layer, end in self.layers],
+            [(layer, queue.at_s(begin), queue.at_s(end)) for layer, begin, end in self.waits],
+            self.copies,
+        )
+
+
+@dataclass
 class _Step:
     begin_s: float
-    end_s: float = 0.0
-    layers: list[tuple[int, float]] = field(default_factory=list)
-    waits: list[tuple[int, float, float]] = field(default_factory=list)
-    copies: list[_Copy] = field(default_factory=list)
+    end_s: float
+    layers: list[tuple[int, float]]
+    waits: list[tuple[int, float, float]]
+    copies: list[_Copy]
 
 
 class Timed(NamedTuple):
@@ -41,20 +61,21 @@ class Timed(NamedTuple):
 class CopyStamps:
     """Of one engine."""
 
-    def __init__(self, now_s: Callable[[], float] = time.perf_counter) -> None:
-        self._now_s = now_s
-        self._now: _Step | None = None
-        self._done: list[_Step] = []
+    def __init__(self, queue: CopyQueue) -> None:
+        """queue: whose marks of what computes are taken."""
+        self._queue = queue
+        self._now: _Marked | None = None
+        self._done: list[_Marked] = []
         self._apart: list[CopyJob] = []
         self._kept: list[DecodeStep] = []
 
     def start_step(self, decodes: bool) -> None:
-        self._now = _Step(self._now_s()) if decodes else None
+        self._now = _Marked(self._queue.mark()) if decodes else None
 
     def end_step(self) -> None:
         """Of one that decodes: its token is known."""
         if self._now is not None:
-            self._now.end_s = self._now_s()
+            self._now.end = self._queue.mark()
             self._done.append(self._now)
             self._now = None
 
@@ -65,35 +86,36 @@ class CopyStamps:
             self._now.copies.append(_Copy(layer, job, is_ahead))
 
     def wait(self, layer: int, jobs: Sequence[CopyJob]) -> None:
-        """Until all of them are done."""
+        """What computes goes on when all of them are done."""
         if all(job.is_done for job in jobs):
             for job in jobs:
                 job.wait()  # raises where it failed
             return
-        begin_s = self._now_s()
+        begin = self._queue.mark()
         for job in jobs:
             job.wait()
         if self._now is not None:
-            self._now.waits.append((layer, begin_s, self._now_s()))
+            self._now.waits.append((layer, begin, self._queue.mark()))
 
     def end_layer(self, layer: int) -> None:
         if self._now is not None:
-            self._now.layers.append((layer, self._now_s()))
+            self._now.layers.append((layer, self._queue.mark()))
 
     def take_times(self) -> Timed:
         """Since it was asked last; waits for copies that are still made. None where no step decoded."""
         times: StepTimes | None = None
         jobs = self._apart + [copy.job for step in self._done for copy in step.copies]
         for job in jobs:
-            job.wait()
-        for step in self._done:
+            job.join()
+        steps = [step.step(self._queue) for step in self._done]
+        for step in steps:
             own = step_times(
                 step.end_s - step.begin_s,
                 [(begin - step.begin_s, end - step.begin_s) for _, begin, end in step.waits],
                 [(copy.job.begin_s - step.begin_s, copy.job.end_s - step.begin_s) for copy in step.copies],
             )
             times = own if times is None else times + own
-        self._kept += map(_told, self._done[: MOST_STEPS - len(self._kept)])
+        self._kept += map(_told, steps[: MOST_STEPS - len(self._kept)])
         self._apart, self._done = [], []
         return Timed(times, sum(job.end_s - job.begin_s for job in jobs))
 

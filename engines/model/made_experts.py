@@ -65,7 +65,7 @@ class MadeExperts:
             with tempfile.TemporaryFile(prefix="joulebench-experts-") as file:
                 for expert in experts:
                     # One for all: many small ones keep the allocator from giving back what it narrowed in.
-                    like = like or _empty(expert)
+                    like = like or without_values(expert)
                     places.append([_written(file, tensor) for tensor in tensors_of(expert)])
                 file.flush()
                 whole = mapped(file.fileno())
@@ -78,7 +78,7 @@ class MadeExperts:
         return tuple(with_tensors(like, _views(whole, tensors_of(like), begins)) for begins in places)
 
 
-def _empty(expert: GatedWeights) -> GatedWeights:
+def without_values(expert: GatedWeights) -> GatedWeights:
     """Its types and shapes, without values."""
     return with_tensors(expert, [torch.empty_like(tensor, device="meta") for tensor in tensors_of(expert)])
 

@@ -30,9 +30,10 @@ PIECE = 1 << 18
 FP8_MAX = 448.0
 
 
-def plain_form(dtype: str) -> Form:
-    """Of a dtype by its name in torch, such as "bfloat16"."""
-    return next(form for form, own in PLAIN_DTYPES.items() if own is getattr(torch, dtype))
+def plain_form(dtype: torch.dtype | str) -> Form:
+    """Of a dtype, or of its name in torch, such as "bfloat16"."""
+    wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    return next(form for form, own in PLAIN_DTYPES.items() if own is wanted)
 
 
 def bits_of_value(form: Form, columns: int) -> float:

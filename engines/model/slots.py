@@ -24,10 +24,10 @@ from engines.calls import CallKind
 from engines.dispatch import FILE, DispatchPlan, LayerExpert
 from engines.errors import EngineError
 from engines.kernels import native
-from engines.model.copier import Copier, CopyJob, Part
+from engines.model.copier import Copier, CopyJob, CopyQueue, Mark, Part
 from engines.model.copy_stamps import CopyStamps, Timed
 from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute
-from engines.model.made_experts import ALIGNMENT, tensors_of, with_tensors
+from engines.model.made_experts import ALIGNMENT, tensors_of, with_tensors, without_values
 from engines.model.quantised import Form, Matrix, QuantisedMatrix, store
 from engines.model.tensor_files import give_back, is_mapped
 from results.records import EngineCounters
@@ -94,7 +94,7 @@ class ExpertSlots:
         layers: Sequence[ExpertWeights | None],
         n_slots: int,
         form: Form,
-        copier: Copier | None = None,
+        copier: CopyQueue | None = None,
         stamps: CopyStamps | None = None,
     ) -> None:
         """layers: of all layers, None of dense ones; their matrices are views of a file. form: in slots; a plain one is
@@ -110,19 +110,26 @@ class ExpertSlots:
         width, hidden = one.gate_IH.shape
         biased = one.gate_bias_I is not None
         self._n_slots = n_slots
+        self._copier, self._job_of = copier or Copier(), dict[LayerExpert, CopyJob]()
+        held = self._copier.held(layers)
         like = _likeness(hidden, width, form, biased)
+        if self._copier.device.type != "cpu":
+            like = without_values(next(layer for layer in held if layer is not None).experts[0])
         if len(tensors_of(like)) != len(tensors_of(one)):
             raise EngineError(f"slots hold {form}, and the file other experts; load the checkpoint in that form")
-        self._memory = torch.empty(n_slots * slot_bytes(hidden, width, form, biased), dtype=torch.uint8)
+        one_slot = sum(_aligned(tensor.nbytes) for tensor in tensors_of(like))
+        self._memory = torch.empty(n_slots * one_slot, dtype=torch.uint8, device=self._copier.device)
         self._slots = [_slot(row, like) for row in self._memory.view(n_slots, -1)]
+        self._read: list[Mark] = [self._copier.mark()] * n_slots
+        """Of each slot: behind all that reads what lay there last."""
+        self._sources = [None if layer is None else layer.experts for layer in held]
         self._files = [None if layer is None else layer.experts for layer in layers]
         self._layers = [None if layer is None else emptied(layer, self._slots[0]) for layer in layers]
         self._place: dict[LayerExpert, int] = {}
         self.at_hand_LE = np.zeros((len(layers), len(sparse[0].experts)), dtype=np.bool_)
         """Whether an expert lies in a slot, whole: not while it is being copied, nor until somebody waited for that."""
         self._copied = Copied(0, 0, 0)
-        self._copier, self._job_of = copier or Copier(), dict[LayerExpert, CopyJob]()
-        self.stamps = stamps or CopyStamps()
+        self.stamps = stamps or CopyStamps(self._copier)
         self.clear()
 
     @property
@@ -211,12 +218,12 @@ class ExpertSlots:
         if not self._free:
             raise EngineError(f"a plan fills more than the {self._n_slots} slots that there are")
         number = self._free.pop()
-        experts, own = self._files[place.layer], self._layers[place.layer]
+        experts, own = self._sources[place.layer], self._layers[place.layer]
         assert experts is not None
         assert own is not None
         slot, expert = self._slots[number], experts[place.expert]
         parts = [Part(*pair) for pair in zip(slot.tensors, tensors_of(expert), strict=True)]
-        self._job_of[place] = job = self._copier.start(parts)
+        self._job_of[place] = job = self._copier.start(parts, after=self._read[number])
         self.stamps.copies(place.layer, job, is_ahead)
         own.put(place.expert, slot)
         self._place[place] = number
@@ -232,6 +239,7 @@ class ExpertSlots:
         own.put(place.expert, None)
         self._job_of.pop(place, None)
         self.at_hand_LE[place] = False
+        self._read[number] = self._copier.mark()
         self._free.append(number)
 
     def _arrive(self, own: SlottedExperts, called: Sequence[int], layer: int) -> None:

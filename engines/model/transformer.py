@@ -70,12 +70,15 @@ class Transformer:
     _exchange: object = None
     """Of `Decoder.step`: how processes with some of the experts each add up."""
 
-    def __init__(self, checkpoint: Checkpoint, backend: Backend | None = None) -> None:
-        """backend: None computes on the CPU in fp32, with the kernels where they serve."""
+    def __init__(self, checkpoint: Checkpoint, backend: Backend | None = None, experts_stay: bool = False) -> None:
+        """backend: None computes on the CPU in fp32, with the kernels where they serve. experts_stay: on the host; an
+        engine brings them when they are called."""
         self.config = checkpoint.config
         self._device = None if backend is None else backend.device
         self._dtype = torch.float32 if backend is None else backend.dtype
-        self.weights = self._weights = checkpoint.weights if backend is None else moved(checkpoint.weights, backend)
+        self.weights = self._weights = (
+            checkpoint.weights if backend is None else moved(checkpoint.weights, backend, experts_stay)
+        )
         self._tables = [
             kernel_table(weights.attention, self.config, layer) if backend is None else None
             for layer, weights in enumerate(self._weights.layers)
@@ -305,9 +308,12 @@ def model_of(
     torch_device: DeviceType = "cpu",
     compute_dtype: torch.dtype | None = None,
     long_rope: LongRope = "at_once",
+    experts_stay: bool = False,
 ) -> Transformer:
-    """What engines compute with, its weights where they compute: once for all arms of a run. Raises `EngineError`."""
-    return Transformer(with_long_rope(checkpoint, long_rope), find_backend(torch_device, compute_dtype))
+    """What engines compute with, its weights where they compute: once for all arms of a run. Raises `EngineError`.
+
+    experts_stay: as of `Transformer`."""
+    return Transformer(with_long_rope(checkpoint, long_rope), find_backend(torch_device, compute_dtype), experts_stay)
 
 
 def with_long_rope(checkpoint: Checkpoint, long_rope: LongRope) -> Checkpoint:

@@ -164,6 +164,7 @@ class ParallelEngine:
         return self._running
 
     def _started(self, technique: Composed, profile: Profile | None) -> Running:
+        on_gpus = self._asked.backend == "nccl"
         started = Running(replace(self._asked, technique=technique), profile)
         try:
             started.engine = ReferenceEngine(
@@ -173,6 +174,8 @@ class ParallelEngine:
                 self._now_s,
                 self._asked.threads_of_each,
                 self._reuse_prefix,
+                torch_device="cuda" if on_gpus else "cpu",
+                compute_dtype=torch.float32 if on_gpus else None,
                 model=started.model,
                 ranks=self.n_ranks,
             )

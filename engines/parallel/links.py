@@ -187,6 +187,18 @@ def why_unreachable() -> str | None:
         )
 
 
+def why_not_on_gpus(n_ranks: int) -> str | None:
+    """Why so many ranks have no GPU each, or no nccl between them; None where they have."""
+    import torch.distributed as dist
+
+    n_gpus = torch.cuda.device_count()
+    if n_gpus < n_ranks:
+        return f"each rank takes a GPU, and torch {torch.__version__} sees {n_gpus}; give fewer ranks, or use the CPU"
+    if not dist.is_nccl_available():
+        return f"torch {torch.__version__} was built without nccl; install a build that has it, or use the CPU"
+    return None
+
+
 def check_ids(ids_TK: Tensor, n_experts: int) -> None:
     """Raises `EngineError` for numbers that are none of experts: what came is not what a rank of ours sends."""
     if bool(((ids_TK < 0) | (ids_TK >= n_experts)).any()):

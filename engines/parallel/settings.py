@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import torch
 
-from engines.model.accelerator import find_backend
+from engines.errors import EngineError
+from engines.model.accelerator import Backend as Computes
 from engines.model.checkpoints import load_checkpoint
 from engines.model.model_config import ModelConfig
 from engines.model.quantised import Quantisation
@@ -61,8 +62,7 @@ class RankPart:
         self.rank = rank
         self.read_bytes: dict[str, int] = {}
         """By tensor. What is read twice (a tied head) is in it twice."""
-        backend = find_backend("cpu" if settings.backend == "gloo" else "cuda", None)
-        self.backend = backend
+        self.backend = backend_of(settings.backend, rank)
         checkpoint = load_checkpoint(
             settings.source,
             getattr(torch, settings.dtype),
@@ -74,6 +74,20 @@ class RankPart:
 
     def _note(self, name: str, n_bytes: int) -> None:
         self.read_bytes[name] = self.read_bytes.get(name, 0) + n_bytes
+
+
+def backend_of(links: Backend, rank: int) -> Computes | None:
+    """Where a rank computes; None: on the CPU, by the kernels. Over nccl on the GPU of its number, in fp32, which is
+    what ranks send each other. Raises `EngineError` where there is none."""
+    if links == "gloo":
+        return None
+    n = torch.cuda.device_count()
+    if rank >= n:
+        raise EngineError(
+            f"rank {rank} computes on GPU {rank}, and torch {torch.__version__} sees {n}; give fewer ranks"
+        )
+    torch.cuda.set_device(rank)
+    return Computes(torch.device("cuda", rank), torch.float32)
 
 
 def parameters_of(technique: str, values: dict[str, Any]) -> Composed:

@@ -192,7 +192,7 @@ class RankTransformer(Transformer):
         assert moe is not None  # sparse weights are read only where the config has experts
         if self._dealt is None:
             routing = route(normed_TH, mlp.router, moe.router)
-            self.routed_crc = zlib.crc32(routing.expert_ids_TK.cpu().numpy().tobytes(), self.routed_crc)
+            self.routed_crc = zlib.crc32(routing.ids_on_host_TK.tobytes(), self.routed_crc)
             return routing
         rows_N = self._dealt.rows_N
         if technique.router_gather == "logits":
@@ -247,7 +247,8 @@ class RankTransformer(Transformer):
     ) -> Tensor:
         """Rows go to the ranks that want them, and their results come back."""
         links, hidden, rows = self.links, normed_TH.shape[1], dealt.own
-        mine_NT = [torch.from_numpy(np.flatnonzero(wanted[rank, rows])) for rank in range(links.n_ranks)]
+        device = normed_TH.device
+        mine_NT = [torch.from_numpy(np.flatnonzero(wanted[rank, rows])).to(device) for rank in range(links.n_ranks)]
         ends = np.cumsum(dealt.rows_N)
         n_theirs = [int(wanted[links.rank, end - n : end].sum()) for n, end in zip(dealt.rows_N, ends, strict=True)]
         came = links.exchanged([normed_TH[mine] for mine in mine_NT], [n * hidden for n in n_theirs], "experts")
@@ -255,8 +256,8 @@ class RankTransformer(Transformer):
         visiting_TH = torch.cat(came).view(-1, hidden)
         place_T = np.full(own.n_tokens, -1)
         place_T[wanted[links.rank]] = np.arange(len(visiting_TH))
-        token_R = own.token_R.numpy()
-        visitor_R = torch.from_numpy(np.where(token_R >= 0, place_T[token_R], -1))
+        token_R = own.token_R.cpu().numpy()
+        visitor_R = torch.from_numpy(np.where(token_R >= 0, place_T[token_R], -1)).to(device)
         result_TH = execute(replace(own, n_tokens=len(visiting_TH), token_R=visitor_R), visiting_TH, experts)
         results = torch.split(result_TH, n_theirs)
         back = links.exchanged(results, [len(mine) * hidden for mine in mine_NT], "experts")
@@ -279,7 +280,7 @@ class RankTransformer(Transformer):
 def _own_plan(plan: DispatchPlan, rank: int, local_E: Integers) -> DispatchPlan:
     """What a rank computes, of its own experts, each as it holds it."""
     segments = own_segments(plan, rank)
-    rows_R = torch.from_numpy(rows_of(plan, segments))
+    rows_R = torch.from_numpy(rows_of(plan, segments)).to(plan.token_R.device)
     rows_S, valid_S = plan.calls.rows_S[segments], plan.calls.valid_S[segments]
     calls = Calls(
         local_E[plan.calls.expert_S[segments]],

@@ -85,7 +85,7 @@ class ComposedTechnique:
                     moved = moved._replace(exchanges=exchanges + moved.exchanges)
                 told = self._prefetched(seen.layer, moved), executed, prediction, compared
                 return DispatchPlan(1, token_R, weight_R, calls, top_k, 0, *moved, *told)
-        ids_TK = routing.expert_ids_TK.cpu().numpy()
+        ids_TK = routing.ids_on_host_TK
         load_E = np.bincount(ids_TK.reshape(-1), minlength=routing.n_experts)
         shares = self._place.shares(seen, load_E)
         if len(shares) == 1:

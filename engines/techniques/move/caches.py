@@ -208,7 +208,7 @@ _Fetch = tuple[LayerExpert, LayerExpert | None]
 
 def _experts(prediction: Prediction) -> list[int]:
     """The distinct ones, by number."""
-    found: list[int] = np.unique(prediction.routing.expert_ids_TK.cpu().numpy()).tolist()
+    found: list[int] = np.unique(prediction.routing.ids_on_host_TK).tolist()
     return found
 
 

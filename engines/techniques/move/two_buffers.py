@@ -112,5 +112,5 @@ class TwoBuffers:
 
     def _experts(self, routing: Routing) -> Integers:
         """As many as a buffer holds."""
-        ids_TK = routing.expert_ids_TK.cpu().numpy()
+        ids_TK = routing.ids_on_host_TK
         return distinct(np.sort(ids_TK[0]) if len(ids_TK) == 1 else ids_TK.reshape(-1))[: self._n_held]
