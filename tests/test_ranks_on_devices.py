@@ -60,4 +60,3 @@ def test_ranks_with_stacked_experts_equal_one_process(
         thread.join(120)
     assert not errors
     assert relative_error(found[0], expected) < TOLERANCE
-
