@@ -15,6 +15,7 @@ from results.cells import disturbances
 from results.counters import COUNTERS
 from results.operations import extrapolation_notes
 from results.rederivation import derivation_notes
+from results.resources import resource_notes
 from results.roads import arithmetic_notes, road_notes
 from results.same_requests import unlike_notes
 from results.trial_traces import lost_trace_notes, meter_notes
@@ -65,6 +66,7 @@ def print_summary(derived: RunFrames, console: Console) -> None:
     meters = meter_notes(run) if any(str(r["device"]).startswith("model:") for r in rows) else {}
     notes = [
         *_notes(rows, meters),
+        *resource_notes(derived.resources),
         *extrapolation_notes(derived.operations),
         *arithmetic_notes(run),
         *unlike_notes(run),

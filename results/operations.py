@@ -5,30 +5,18 @@ From what the trial stored: which operations ran and when each began, and the me
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from results.cells import trials_of, usable
-from results.records import BACK, PowerTrace
+from results.ran_operations import joules_of_operations, stored_operations
+from results.records import PowerTrace
 from results.runs import RunData
-from results.trace_files import WINDOW, TraceFileError, raw_part
+from results.trace_files import TraceFileError
 
-OPERATIONS: Final = "operations"
-"""The component under which a trace of operations is stored: values are places in the list of its basis."""
-ORDER: Final = "order of operations"
-"""Beside it, where operations name others: of each of them, which in turn it was asked."""
-WAITED: Final = "waits of operations"
-"""Beside it then too: seconds in which the unit or link of each was free and waited for what it names."""
-SECONDS: Final = "seconds"
-"""In that list: how long the operation takes. Stores of before lack it; no units worked at the same time there."""
-FITTED: Final = "fitted"
-"""In that list: whether the rows that its price was fitted on had any such; None of a price that no rows were fitted
-to. Stores of before lack it."""
 EXTRAPOLATED: Final = "extrapolated beyond what the sheet was fitted on"
 _COLUMNS = (
     "cell", "device", "engine", "technique", "model", "workload", "operation", "runs_on", "n", "seconds",
@@ -110,43 +98,21 @@ def extrapolation_notes(operations: pd.DataFrame) -> list[str]:
 
 def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]:
     """Empty where no operations were kept. Raises `TraceFileError` where their list is damaged."""
-    kept = [trace for trace in parts.get(raw_part(WINDOW), ()) if trace.component == OPERATIONS]
-    waits = [trace for trace in parts.get(raw_part(WINDOW), ()) if trace.component == WAITED]
-    counters = [trace for trace in parts.get(WINDOW, ()) if trace.kind == "counter" and trace.additive]
-    if not kept or not counters:
+    ran = stored_operations(parts)
+    if ran is None:
         return []
-    places, starts_s = kept[0].values.astype(np.int64), kept[0].times_s
-    try:
-        listed = json.loads(kept[0].basis or "")
-        names = [(str(one["name"]), str(one["unit"])) for one in listed]
-        taken_s = np.array([float(one.get(SECONDS, np.nan)) for one in listed])
-        fitted = [one.get(FITTED) for one in listed]
-        is_outside = np.array([np.nan if one is None else float(not one) for one in fitted])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TraceFileError(f"the list of operations cannot be read ({error})") from error
-    if np.any((places < 0) | (places >= len(names))):
-        raise TraceFileError(f"an operation is none of the {len(names)} that are listed")
-    if np.any(taken_s < 0):
-        raise TraceFileError("an operation is listed as taking less than no time")
-    ends_s = starts_s + taken_s[places]
-    if np.isnan(ends_s).any():
-        # Ends at the next boundary, before any waiting; where the next one begins at once, it took no time.
-        edges_s = counters[0].times_s
-        next_s = np.append(starts_s[1:], edges_s[-1])
-        following = np.minimum(np.searchsorted(edges_s, starts_s, side="right"), len(edges_s) - 1)
-        ends_s = np.minimum(next_s, edges_s[following])
-    units = [names[place][1] for place in places.tolist()]
-    drawn_by = np.array([unit.removesuffix(BACK) for unit in units])
+    names = [ran.names[place] for place in ran.places.tolist()]
+    seconds, begin_s = ran.ends_s - ran.starts_s, ran.starts_s.min()
     spent = pd.DataFrame(
         {
-            "operation": [names[place][0] for place in places.tolist()],
-            "unit": units,
-            "seconds": ends_s - starts_s,
-            "joules": _joules(counters, starts_s, ends_s, drawn_by),
-            "outside_s": (ends_s - starts_s) * is_outside[places],
-            "start_s": starts_s - starts_s.min(),
-            "end_s": ends_s - starts_s.min(),
-            "waited_s": waits[0].values if waits else 0.0,
+            "operation": [operation for operation, _ in names],
+            "unit": [unit for _, unit in names],
+            "seconds": seconds,
+            "joules": joules_of_operations(ran),
+            "outside_s": seconds * ran.is_outside[ran.places],
+            "start_s": ran.starts_s - begin_s,
+            "end_s": ran.ends_s - begin_s,
+            "waited_s": ran.waited_s,
         }
     )
     grouped = spent.groupby(["operation", "unit"], sort=False)
@@ -170,28 +136,3 @@ def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]
             strict=True,
         )
     ]
-
-
-def _joules(
-    counters: Sequence[PowerTrace], starts_s: NDArray[np.float64], ends_s: NDArray[np.float64], units: NDArray[np.str_]
-) -> NDArray[np.float64]:
-    """Of each operation: its unit's own counter meanwhile, and its part of the counters that are no unit's.
-
-    NaN of a unit whose joules are missing. Where nothing ran on that unit, nobody has a part of them.
-    """
-    joules = np.zeros(len(starts_s))
-    for counter in counters:
-        is_own = units == counter.component
-        if np.isnan(counter.values).all() and not is_own.any():
-            continue
-        if is_own.any():
-            at_start, at_end = (np.interp(at_s[is_own], counter.times_s, counter.values) for at_s in (starts_s, ends_s))
-            joules[is_own] += at_end - at_start
-            continue
-        edges_s = np.unique(np.concatenate([counter.times_s, starts_s, ends_s]))
-        middle_s = (edges_s[1:] + edges_s[:-1]) / 2
-        n_working = np.searchsorted(np.sort(starts_s), middle_s) - np.searchsorted(np.sort(ends_s), middle_s)
-        shared_j = np.diff(np.interp(edges_s, counter.times_s, counter.values)) / np.maximum(n_working, 1)
-        so_far_j = np.concatenate([[0.0], np.cumsum(shared_j)])
-        joules += np.interp(ends_s, edges_s, so_far_j) - np.interp(starts_s, edges_s, so_far_j)
-    return joules

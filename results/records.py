@@ -32,6 +32,8 @@ loaded; the others are for energy. Never mixed in one row."""
 
 BACK = ":back"
 """Behind the name of a modelled duplex link: its way from target to source. Both ways draw the link's energy."""
+COMM = "comm"
+"""The component that holds what the source of a sheet books as communication; no unit and no link."""
 Phase = Literal["prefill", "decode", "all"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "all")
 

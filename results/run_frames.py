@@ -18,6 +18,7 @@ from results.expert_heat import ExpertHeat
 from results.heat import MOST_CHOSEN, heat_of_cells, layers_of, overlaps
 from results.operations import operations_table
 from results.report.standings import Group, device_groups
+from results.resources import resources_table
 from results.runs import RunData
 
 
@@ -63,6 +64,11 @@ class RunFrames:
     def operations(self) -> pd.DataFrame:
         """What modelled windows were spent on."""
         return operations_table(self.run)
+
+    @cached_property
+    def resources(self) -> pd.DataFrame:
+        """How busy units and links of modelled machines were."""
+        return resources_table(self.run)
 
     @cached_property
     def answered(self) -> list[Answered]:

@@ -36,6 +36,7 @@ TABLES = (
     "overlaps",
     "heat",
     "operations",
+    "resources",
     "samples",
     "trials",
     "requests",

@@ -24,7 +24,8 @@ from devices.models.repricing import ARRIVE, Parts, repriced
 from devices.models.sheet import Sheet, parse_sheet, sheet_path
 from harness.rederive import as_it_ran, rederived_run
 from results.derivation import energies_of
-from results.operations import OPERATIONS, ORDER, operations_table, spent_by_operation
+from results.operations import operations_table, spent_by_operation
+from results.ran_operations import OPERATIONS, ORDER
 from results.records import Completion
 from results.report.arms import arms_of
 from results.report.html import html_text, page_context

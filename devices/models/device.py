@@ -12,13 +12,13 @@ import numpy as np
 from devices.base import Channel, DeviceError, Meter
 from devices.models.operations import operations_trace
 from devices.models.priced_by import priced_by
-from devices.models.sheet import COMM, Sheet, SheetRef, load_sheet
+from devices.models.sheet import Sheet, SheetRef, load_sheet
 from devices.models.sheet import available_sheets as available_sheets
 from devices.models.timeline import Timeline
 from results.cpu_time import CpuSeconds
 from results.derivation import PricedBy
 from results.environments import Conditions, Environment
-from results.records import Method, PowerTrace
+from results.records import COMM, Method, PowerTrace
 
 
 class TimelineMeter:

@@ -8,7 +8,8 @@ from typing import Final, Literal
 from devices.base import DeviceError
 from devices.models.figures import Kernel, KernelPrice, Roofline
 from devices.models.links import LinkSheet
-from devices.models.sheet import COMM, Sheet, UnitSheet
+from devices.models.sheet import Sheet, UnitSheet
+from results.records import COMM
 
 TRANSFER: Final = "transfer"
 """The kind of work that links do; every other is a kernel of units."""

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from devices.models.operation import Operation, is_fitted
 from devices.models.sheet import Sheet
 from devices.models.timeline import Program
-from results.operations import FITTED, OPERATIONS, ORDER, SECONDS, WAITED
+from results.ran_operations import FITTED, OPERATIONS, ORDER, SECONDS, WAITED
 from results.records import PowerTrace
 from results.trace_files import WINDOW, TraceFileError, raw_part
 

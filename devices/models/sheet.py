@@ -46,10 +46,8 @@ from devices.models.figures import MissedBy, QueueDepth, Rate, Roofline, RowTile
 from devices.models.figures import SheetFigure as SheetFigure
 from devices.models.links import TAKEN, End, LinkName, LinkSheet, is_end_of
 from devices.toml_records import RecordError, parse_record, read_text
-from results.records import BACK, Record
+from results.records import BACK, COMM, Record
 
-COMM = "comm"
-"""The component that holds what the source books as communication; every other component is a unit or a link."""
 MOST_ALIKE = 64
 """Units that one table may stand for."""
 MOST_UNITS, MOST_LINKS = 256, 32

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.models.sheet import COMM, Sheet
+from devices.models.sheet import Sheet
+from results.records import COMM
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

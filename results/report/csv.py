@@ -38,6 +38,7 @@ def write_csv(run: RunData, directory: Path, derived: RunFrames | None = None) -
         "overlaps": derived.overlaps,
         "heat": experts_of(run, derived.heats),
         "operations": derived.operations,
+        "resources": derived.resources,
         "samples": answer_table(run, derived.answered),
         "trials": trials(run, derived.operations),
         "requests": request_frames(run),

@@ -38,6 +38,7 @@ from results.report.operation_tables import operation_tables
 from results.report.page_units import PageUnits
 from results.report.picture import symbol
 from results.report.plan_text import toml_text
+from results.report.resource_pictures import resource_pictures
 from results.report.samples import BROWSE_SAMPLES, sample_panels
 from results.report.self_test import self_test_lines
 from results.report.step_timelines import step_timelines
@@ -129,6 +130,7 @@ def page_context(run: RunData, derived: RunFrames | None = None) -> dict[str, An
         "step_timelines": step_timelines(run, arms),
         "frozen": frozen_of(run.cells, derived.heats, arms),
         "foretold": foretold_of(run.cells, derived.heats, arms),
+        "resource_pictures": resource_pictures(derived.resources, arms),
         "operation_tables": operation_tables(derived.operations, arms),
         "failed": _failures(run, arms),
         "marked": [(c, a, t, mark_words(t)) for c, a, t in _with_cells(run, arms) if t.status == "ok" and t.marks],

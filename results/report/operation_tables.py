@@ -33,7 +33,7 @@ def operation_tables(frame: pd.DataFrame, arms: Mapping[str, Arm]) -> list[Opera
         columns = (own[name].tolist() for name in _READ)
         spent = {
             (cell, operation, unit): (
-                f"{format_quantity(seconds, 's')} ({_percent(share)})",
+                f"{format_quantity(seconds, 's')} ({percent(share)})",
                 "" if math.isnan(joules) else format_quantity(joules, "J"),
                 _extrapolated(seconds, outside_s),
             )
@@ -69,5 +69,5 @@ def _as_they_run(of_arms: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[str
     return found
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"

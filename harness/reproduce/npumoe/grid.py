@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from devices.models.sheet import COMM, load_sheet
+from devices.models.sheet import load_sheet
 from engines.pricing.cells import Cell, PhaseCost, PricedCell, parameters, price_cell
 from engines.pricing.published_shapes import NAMED_SHAPES
 from harness.reproduce.npumoe.routing import QuartileRouting
+from results.records import COMM
 
 STATED = ((1024, 256), (1024, 512), (4096, 512), (4096, 1024))
 """(prompt, chunk) of §5.3."""

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from devices.models.sheet import COMM, load_sheet
+from devices.models.sheet import load_sheet
 from engines.pricing.cells import Cell, parameters, price_cell
 from engines.pricing.published_shapes import NAMED_SHAPES
 from harness.reproduce.npumoe.grid import BLOCK, ROUTING, Given
 from harness.reproduce.npumoe.places import MODES
+from results.records import COMM
 
 PROMPT, CHUNK = 1024, 256
 AS_TABLE_4 = "m2-ultra-table4"
