@@ -107,10 +107,9 @@ def page(sources: dict[str, Sequence[Claim]]) -> str:
 
 
 def sources() -> dict[str, Sequence[Claim]]:
-    from tests import test_claims_gpu_ndp, test_claims_speculating
+    from tests import test_claims_speculating
 
     return {
-        "001 GPU-NDP": test_claims_gpu_ndp.CLAIMS,
         "003 Speculating experts": test_claims_speculating.CLAIMS,
     }
 

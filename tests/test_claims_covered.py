@@ -10,7 +10,7 @@ from tests.claims import PAGE, page, sources
 from tests.data_folder import data_folder
 
 
-@pytest.mark.parametrize("source", ["001", "003"])
+@pytest.mark.parametrize("source", ["003"])
 def test_every_analytic_row_of_a_source_has_a_claim(source: str) -> None:
     """Of the rows that are marked so: claims/claims.csv lies beside the data folder."""
     path = data_folder().parent / "claims" / "claims.csv"

@@ -321,3 +321,13 @@ def test_every_row_has_a_finding() -> None:
     claims = {claim.id for claim in ledger().of_source("001")}
     assert len(claims) == 61
     assert {finding.claim for finding in findings()} == claims
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [("001-053", 4096), ("001-054", 6400), ("001-056", 32 * 8 * 3 * 4096 * 14336 / 1e9)],
+)
+def test_what_contradicts_table_2(claim: str, expected: float) -> None:
+    """Phi's two columns are swapped; 42.0 of Mixtral is 45.1e9 / 2**30."""
+    ours = {finding.claim: finding.ours for finding in findings()}[claim]
+    assert ours == pytest.approx(expected, rel=1e-6)
