@@ -93,15 +93,15 @@ def mnn_selection(model: DecodeModel) -> Selection:
 def tuned_selection(phone: str, model: DecodeModel) -> Selection:
     """Table 7's."""
     printed = ledger().calibration_text(TUNED[phone])
-    found = [one for one in all_selections(model.selectable) if as_table_7(model, one) == printed.replace(" ", "")]
+    found = [one for one in all_selections(model.selectable) if as_table_7(model, one) == printed]
     (only,) = found
     return only
 
 
 def as_table_7(model: DecodeModel, selection: Selection) -> str:
-    """`1*X4(3.3GHz)+1*A720(2.96GHz)` or `2 thread`, without blanks."""
+    """`1*X4(3.3GHz)+1*A720(2.96GHz)` or `2 thread`."""
     if not model.binds_threads:
-        return f"{selection[0]}thread"
+        return f"{selection[0]} thread"
     return selection_words(model.clusters, selection).replace(" ", "")
 
 
@@ -123,7 +123,7 @@ def fit_alone() -> float:
     book = ledger()
 
     def merit(alone: float) -> tuple[int, float]:
-        printed = {phone: book.calibration_text(TUNED[phone]).replace(" ", "") for phone in PHONES}
+        printed = {phone: book.calibration_text(TUNED[phone]) for phone in PHONES}
         n_found = sum(found_by_search(phone, alone) == printed[phone] for phone in PHONES)
         return n_found, -sum(fit(phone, alone).rms ** 2 for phone in PHONES)
 

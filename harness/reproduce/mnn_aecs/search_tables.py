@@ -28,7 +28,7 @@ NAMES: dict[Search, str] = {
     "exhaustive": "exhaustive",
 }
 REPEATS = (1, 3, 9)
-MODELLED = "on phones modelled from their sheets; no selection but two of each phone was ever measured by the source"
+MODELLED = "on phones modelled from their sheets: of each the source states two selections, and no other"
 SEEN: dict[Noise, str] = {
     "normal": f"noise of {100 * NOISE:g} % (standard deviation) on speed and on power of each probe",
     "even": f"noise between -{100 * NOISE:g} and +{100 * NOISE:g} % on speed and on power of each probe",

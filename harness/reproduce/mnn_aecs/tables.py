@@ -28,7 +28,7 @@ TABLE_6: Mapping[str, str] = {
     "MNN": "yes yes yes yes yes",
 }
 """By engine, in the order of MODELS."""
-CELL_TEXTS = {"yes": "supported", "no": "not supported", "oom": "out of memory on some phones"}
+CELL_TEXTS = {"yes": "supported", "no": "not supported", "oom": "out of memory"}
 FIG_11: Mapping[str, str] = {"iPhone 12": "002-143", "Meizu 21": "002-145"}
 
 
@@ -151,8 +151,6 @@ def _table_8() -> SourceTable:
             ours: float | None = None
             if engine == "MNN-AECS":
                 ours = float(sum(search_tables.chosen_selection(phone)))
-            elif engine == "MNN":
-                ours = float(phone_fit.N_MNN)
             note = "" if ours is not None else "a setting of that engine"
             entries.append(Entry(engine, phone, ours, claim=f"002-{n:03d}", note=note))
     return SourceTable(
@@ -161,7 +159,7 @@ def _table_8() -> SourceTable:
         "cores",
         "engine",
         tuple(entries),
-        note="ours: what the search takes on the modelled phone; MNN's four are what the model was fitted with",
+        note="ours: what the search takes on the modelled phone",
     )
 
 
@@ -188,14 +186,14 @@ def _cells(name: str, phones: Iterable[str], quantity: Quantity) -> SourceTable:
         unit,
         "phone and engine",
         tuple(entries),
-        note=f"{ours}; a dash: the engine does not run that model, or ran out of memory (Table 6)",
+        note=f"{ours}; N.S. and oom: the engine does not run that model, or ran out of memory (Table 6)",
     )
 
 
 def _cell(place: Cell) -> Entry:
     row, claim = f"{place.phone}, {place.engine}", cells().get(place)
     if claim is None:
-        return Entry(row, place.model, None, "-", note="not run by the source")
+        return _without_figure(row, place)
     if place.quantity == "battery":
         energy = arithmetic.cell(place.phone, place.engine, place.model, "energy")
         assert energy is not None
@@ -203,6 +201,14 @@ def _cell(place: Cell) -> Entry:
     if is_anchor(place):
         return Entry(row, place.model, None, claim=claim, note=STARTS)
     return Entry(row, place.model, predicted(*place), claim=claim)
+
+
+def _without_figure(row: str, place: Cell) -> Entry:
+    """What Table 6 says of a cell that Tables 9 and 10 leave empty."""
+    said = TABLE_6.get(place.engine, "").split()[MODELS.index(place.model)]
+    if said == "yes":
+        return Entry(row, place.model, None, "-", note="no figure, though Table 6 has it as supported")
+    return Entry(row, place.model, None, {"no": "N.S.", "oom": "oom"}[said], note=CELL_TEXTS[said])
 
 
 # --- Figures 8 to 13 --------------------------------------------------------------------------------------------------
