@@ -86,7 +86,8 @@ PRESETS: dict[str, AecsParameters] = {
     "ios": replace(PAPER, tree="threads", alpha=1.0, heuristic=ThreadHeuristic()),
 }
 """`paper`: as printed, line 8 corrected. `aecs-code`: as the authors' public engine fork does otherwise. `testbed`: as
-the revision that their testbed pins, measured energy alone. `ios`: threads, without a meter."""
+the revision that their testbed pins, measured energy alone. `ios`: threads, without a meter. The fork also ends
+stage 2 by an estimate that its text does not make plain: that is left out."""
 
 
 @dataclass(frozen=True)
