@@ -13,6 +13,7 @@ import pytest
 
 from devices.models.figures import SheetFigure
 from devices.models.sheet import available_sheets, load_sheet
+from harness.reproduce.findings import Finding, judged
 from harness.reproduce.ledger import (
     FITTED,
     FOLDER,
@@ -199,6 +200,10 @@ def test_no_row_of_a_fit_counts_as_found() -> None:
     assert len(book.calibration_rows) < 0.2 * len(book.claims)
 
 
+TOLD_IN_NOTES = ["gpu_ndp/computed.py"]
+"""Which also find out what would give the source's figure, to say so in a note; no figure of ours is made of it."""
+
+
 def test_only_arithmetic_and_tables_read_printed_figures() -> None:
     """A model that reads the source's figure finds the source's figure."""
     readers = {
@@ -207,7 +212,7 @@ def test_only_arithmetic_and_tables_read_printed_figures() -> None:
         if re.search(r"\.figure\(", path.read_text(encoding="utf-8"))
     }
     others = [name for name in readers if Path(name).name not in ("arithmetic.py", "tables.py")]
-    assert sorted(others) == ["__init__.py", "findings.py", "ledger.py"]
+    assert sorted(others) == sorted(["__init__.py", "findings.py", "ledger.py", *TOLD_IN_NOTES])
 
 
 # --- hurt files ------------------------------------------------------------------------------------------------------
@@ -285,3 +290,32 @@ def test_what_names_nothing_is_one_clear_line() -> None:
     assert first.startswith("'900': no source and no claim; name a source (000, 001,")
     assert second.startswith("'000-999': no such claim")
     assert third == "'004-005..004-001': begins after its end; swap the two"
+
+
+# --- classes and tolerances come from the file -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "words"),
+    [
+        ("000-042,predicted,0.15,", "000-042,predicted,0.15,", "within 14.5 %"),
+        ("000-042,predicted,0.15,", "000-042,predicted,0.05,", "missed by 14.4 %"),
+        ("000-042,predicted,0.15,", "000-042,exact,print,", "missed by 14.4 %"),
+        ("000-042,predicted,0.15,", "000-042,input,print,", "input, and ours differs"),
+        ("000-042,predicted,0.15,,", "000-042,ordering,,>1,", "same order"),
+        ("000-042,predicted,0.15,", "000-042,contradicted,print,", "contradicted by its source"),
+    ],
+)
+def test_a_verdict_follows_the_files_class_and_tolerance(folder: Path, line: str, changed: str, words: str) -> None:
+    """Stated 5.55, ours 4.75: 14.4 % below."""
+    change(folder / "classes.csv", f"\n{line}", f"\n{changed}")
+    (row,) = judged(read_ledger(folder), [Finding("000-042", 4.75, "priced")], ["000-042"])
+    assert row.verdict.words == words
+
+
+def test_no_source_has_a_class_or_a_tolerance_of_its_own() -> None:
+    own = [path for path in FOLDER.rglob("*.py") if path.parent != FOLDER]
+    assert len(own) > 20
+    for path in own:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"tolerance\s*=[^=]|\bVerdict\(|has_held", text), path
