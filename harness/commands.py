@@ -15,6 +15,7 @@ import typer
 
 from harness.bundled_plans import FIRST_PLAN, bundled_plans, write_bundled_plan
 from harness.calibrate_command import calibrate
+from harness.cross_command import cross
 from harness.device_commands import devices, doctor, record
 from harness.interrupts import raise_in_command
 from harness.model_command import fit
@@ -112,6 +113,7 @@ app.command()(sheets)
 app.command()(doctor)
 app.command()(record)
 app.command()(reproduce)
+app.command()(cross)
 
 
 @app.command("list")

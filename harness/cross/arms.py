@@ -1,0 +1,125 @@
+"""Which technique goes onto which machine, and why another does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from devices.models.sheet import Sheet
+from engines.errors import EngineError
+from engines.pricing.shapes import ModelShape
+from engines.techniques.move.fetch import FetchParameters
+from engines.techniques.parameters import Composed, CustomParameters
+from engines.techniques.place.units import OneUnitParameters
+from engines.techniques.presets import PRESETS, preset_parameters
+from harness.combinations import unpriced
+
+COMPUTING = ("gpu", "npu", "cpu")
+"""Units that a technique which names its unit can be put on."""
+SAME_AS = {("dropless", "gpu"): "gpu", ("dropless", "cpu"): "coreml-cpu"}
+"""(technique, unit) that another name stands for."""
+ON_GPU = "moe-ondemand"
+"""Loads experts from a file into the memory of a CPU; where a machine has a GPU and a link, from host memory into the
+GPU's, as source 001 has it."""
+FILLED = 0.9
+"""Of the memory of a GPU, after attention, head and what all tokens pass: what experts that stay there may take. Room
+for activations and keys is left beside them."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A technique on a machine, or why it is not there. changed: parameters that are not the technique's own."""
+
+    technique: str
+    changed: tuple[tuple[str, str | int], ...] = ()
+    parameters: Composed | None = None
+    why_not: str | None = None
+    ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        told = [f"{key}={value}" for key, value in self.changed]
+        return f"{self.technique} ({', '.join(told)})" if told else self.technique
+
+
+def arms_on(sheet: Sheet, shape: ModelShape, techniques: tuple[str, ...] = tuple(PRESETS)) -> list[Arm]:
+    """In the order of the list of techniques. A technique that names its unit stands on each unit that can take it; one
+    that the machine cannot take at all stands there once, with the reason."""
+    found: list[Arm] = []
+    for name in techniques:
+        own = list(_arms_of(name, sheet, shape))
+        fits = [arm for arm in own if arm.why_not is None]
+        found += fits or own[:1]
+    return found
+
+
+def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
+    if sheet.only_for is not None:
+        yield Arm(name, why_not=f"its sheet is good for {sheet.only_for} alone")
+        return
+    fields = preset_parameters(name).model_fields
+    has_link = "gpu" in sheet.units and sheet.resource_between("cpu", "gpu") is not None
+    if name == ON_GPU and has_link:
+        fetch = FetchParameters(gpu_slots=_gpu_slots(sheet, shape), stay="first")
+        custom = CustomParameters(backbone="gpu", place=OneUnitParameters(unit="gpu"), move=fetch)
+        yield _arm(name, {"unit": "gpu", "gpu_slots": fetch.gpu_slots}, custom, sheet)
+        return
+    given: dict[str, str | int] = {}
+    n_ndps = sum(unit.startswith("ndp:") for unit in sheet.units)
+    if "ndps" in fields and name != "duplex" and n_ndps not in (0, fields["ndps"].default):
+        given["ndps"] = n_ndps
+    if "gpu_slots" in fields and has_link and (slots := _gpu_slots(sheet, shape)):
+        given["gpu_slots"] = slots
+    if PRESETS[name].choices.move.loads_from_file:
+        given["slots"] = shape.n_experts // 2
+    yield _named(name, given, sheet)
+    if "unit" not in fields or "backbone" not in fields:
+        return
+    for unit in COMPUTING:
+        if unit in sheet.units and unit != fields["unit"].default and (name, unit) not in SAME_AS:
+            yield _named(name, {**given, "unit": unit, "backbone": unit}, sheet)
+
+
+def _named(name: str, given: Mapping[str, str | int], sheet: Sheet) -> Arm:
+    try:
+        parameters = preset_parameters(name).model_validate(given)
+    except ValueError as error:
+        return Arm(name, _told(given), why_not=_first_words(error))
+    return _arm(name, given, parameters, sheet)
+
+
+def _arm(name: str, given: Mapping[str, Any], parameters: Composed, sheet: Sheet) -> Arm:
+    ranks = sum(unit.startswith("rank:") for unit in sheet.units)
+    takes_ranks = any(unit.startswith("rank:") for unit in parameters.units)
+    return Arm(name, _told(given), parameters, unpriced(parameters, sheet), max(ranks, 1) if takes_ranks else 1)
+
+
+def _told(given: Mapping[str, str | int]) -> tuple[tuple[str, str | int], ...]:
+    return tuple((key, value) for key, value in given.items() if key != "backbone")
+
+
+def _first_words(error: ValueError) -> str:
+    errors = getattr(error, "errors", None)
+    return str(errors()[0]["msg"]) if errors is not None else str(error)
+
+
+def _gpu_slots(sheet: Sheet, shape: ModelShape) -> int:
+    """Experts that fit in the GPU's memory beside what every token needs; 0 where nobody states that memory, and no
+    more than there are."""
+    capacity_bytes = sheet.capacity_bytes("gpu")
+    if capacity_bytes is None or shape.n_experts == 0:
+        return 0
+    try:
+        n_layers, routed_bytes = shape.n_sparse_layers, shape.routed_bytes
+    except EngineError:
+        return 0
+    n_all, n_dense = n_layers * shape.n_experts, shape.n_layers - n_layers
+    every_token_bytes = (
+        shape.n_layers * shape.attention_bytes
+        + n_layers * shape.dense_bytes(shape.shared_width)
+        + n_dense * shape.dense_bytes(shape.dense_width)
+        + shape.head_bytes * (1 if shape.ties_embedding else 2)
+    )
+    n_fit = int((FILLED * capacity_bytes - every_token_bytes) // (routed_bytes / n_all))
+    return min(max(n_fit, 0), n_all)

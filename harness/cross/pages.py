@@ -1,0 +1,186 @@
+"""The page of a cross table: a picture and a table for each machine, and what its conclusions hang on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from devices.models.sheet import Sheet
+from harness.cross.sensitivity import METRICS, Effect
+from harness.cross.table import Question, Row
+from results.report.charts import page_spec
+from results.report.plain_pages import frame, write_plain_pages
+from results.units import format_bytes
+
+PAGE = "cross.html"
+TITLE = "Which technique on which machine?"
+STYLE = "td.why { min-width: 16rem; } td.front { font-weight: 600; } table.figures { width: auto; }"
+BAR_PX, HEAD_PX = 22, 40
+MOST_EFFECTS = 8
+"""Of a conclusion that are drawn: those of the most effect."""
+
+
+class Machine(NamedTuple):
+    sheet: Sheet
+    rows: list[Row]
+    absent: list[Row]
+    """Not priced, or without room."""
+    chart: str
+    """Id, or empty."""
+    conclusions: list[Conclusion]
+
+
+class Conclusion(NamedTuple):
+    """What is said of one metric. chart: id, or empty where one arm stands alone."""
+
+    words: str
+    flips: list[Effect]
+    chart: str
+
+
+def write_page(
+    question: Question, sheets: Sequence[Sheet], rows: Sequence[Row], found: Sequence[Effect] | None, folder: Path
+) -> Path:
+    """found: None where the constants were not changed. Raises `OSError`."""
+    (path,) = write_plain_pages(
+        "harness.cross", {PAGE: ("cross.html.j2", context(question, sheets, rows, found))}, folder
+    )
+    return path
+
+
+def context(
+    question: Question, sheets: Sequence[Sheet], rows: Sequence[Row], found: Sequence[Effect] | None
+) -> dict[str, Any]:
+    charts: list[tuple[str, dict[str, Any]]] = []
+    machines = [_machine(sheet, [row for row in rows if row.machine == sheet.name], found, charts) for sheet in sheets]
+    return {
+        **frame(TITLE, charts, STYLE),
+        "asked": asked_words(question),
+        "machines": machines,
+        "tested": found is not None,
+        "shown": {"seconds": _seconds, "joules": _joules, "share": _share, "bytes": _bytes},
+    }
+
+
+def asked_words(question: Question) -> str:
+    return (
+        f"{question.shape.name}, {question.prompt_tokens} tokens of prompt in chunks of {question.chunk},"
+        f" {question.decode_steps} decoded; routing: {question.routing.name};"
+        f" techniques that predict recall {question.recall:.0%} of the experts"
+    )
+
+
+def _machine(
+    sheet: Sheet, rows: list[Row], found: Sequence[Effect] | None, charts: list[tuple[str, dict[str, Any]]]
+) -> Machine:
+    priced = [row for row in rows if row.costs is not None]
+    chart = ""
+    if priced:
+        chart = f"cross-{len(charts)}"
+        charts.append((chart, _times_chart(sheet, priced)))
+    conclusions = []
+    for metric in METRICS:
+        own = [one for one in found or () if (one.machine, one.metric) == (sheet.name, metric)]
+        if own:
+            conclusions.append(_conclusion(metric, own, charts))
+    return Machine(sheet, priced, [row for row in rows if row.costs is None], chart, conclusions)
+
+
+def _conclusion(metric: str, own: Sequence[Effect], charts: list[tuple[str, dict[str, Any]]]) -> Conclusion:
+    first = own[0]
+    flips = [one for one in own if one.flips]
+    words = f"{METRICS[metric].capitalize()}: {first.before} is first"
+    if first.lead_before is None:
+        return Conclusion(f"{words}; every other arm takes 1.25 times as much or more.", flips, "")
+    words += f"; the next takes {first.lead_before:.2f} times as much."
+    chart = f"cross-{len(charts)}"
+    charts.append((chart, _leads_chart(metric, own)))
+    return Conclusion(words, flips, chart)
+
+
+def _times_chart(sheet: Sheet, rows: Sequence[Row]) -> dict[str, Any]:
+    """A bar for each arm: time per token, over the least; those on the front filled."""
+    import altair as alt
+
+    values = [
+        {
+            "arm": row.arm.name,
+            "phase": phase,
+            "value": value,
+            "front": row.on_front,
+            "words": f"{_seconds(value)}{'  on the front' if row.on_front else ''}",
+        }
+        for row in rows
+        for phase, value in (("time to the first token", row.ttft_s), ("time per token", row.tpot_s))
+        if value is not None
+    ]
+    base = alt.Chart(alt.InlineData(values=values))
+    y = alt.Y("arm:N", title=None, sort=None, axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=260))
+    x = alt.X("value:Q", title="seconds, on a scale of powers of ten", scale=alt.Scale(type="log", nice=True))
+    offset = alt.YOffset("phase:N", sort=["time to the first token", "time per token"])
+    fill = alt.Fill("phase:N", legend=None).scale(
+        domain=["time to the first token", "time per token"], range=["var(--accent)", "var(--accent-2)"]
+    )
+    opacity = alt.condition("datum.front", alt.value(1.0), alt.value(0.35))
+    dots = base.mark_circle(size=70).encode(x=x, y=y, yOffset=offset, fill=fill, opacity=opacity)
+    words = base.mark_text(align="left", dx=8, fontSize=10, color="var(--ink)").encode(
+        x=x, y=y, yOffset=offset, text="words:N"
+    )
+    described = f"{sheet.name}: time to the first token and time per token of each arm"
+    return page_spec(alt.layer(dots, words), HEAD_PX + 2 * BAR_PX * len(rows), described)
+
+
+def _leads_chart(metric: str, own: Sequence[Effect]) -> dict[str, Any]:
+    """The lead of the first arm with each constant a fifth less and a fifth more; left of 1 another is first."""
+    import altair as alt
+
+    known = [one for one in own if one.lead is not None]
+    ranked = sorted(dict.fromkeys(one.constant for one in known), key=lambda name: -_span(name, known))
+    kept = ranked[:MOST_EFFECTS]
+    values = [
+        {"constant": one.constant, "lead": one.lead, "change": "- 20 %" if one.factor < 1 else "+ 20 %"}
+        for one in known
+        if one.constant in kept
+    ]
+    base = alt.Chart(alt.InlineData(values=values))
+    y = alt.Y("constant:N", title=None, sort=kept, axis=alt.Axis(ticks=False, domain=False, labelLimit=420))
+    x = alt.X("lead:Q", title="next arm over the first; left of 1 another is first", scale=alt.Scale(zero=False))
+    fill = alt.Fill("change:N", legend=None).scale(
+        domain=["- 20 %", "+ 20 %"], range=["var(--accent)", "var(--accent-2)"]
+    )
+    dots = base.mark_circle(size=70, opacity=1).encode(x=x, y=y, fill=fill)
+    words = base.mark_text(dy=-9, fontSize=9, color="var(--ink)").encode(x=x, y=y, text="change:N")
+    edge = (
+        alt.Chart(alt.InlineData(values=[{"at": 1.0}]))
+        .mark_rule(strokeDash=[4, 3], color="var(--ink-2)")
+        .encode(x="at:Q")
+    )
+    described = f"{METRICS[metric]}: lead of the first arm when one constant changes by a fifth"
+    return page_spec(alt.layer(edge, dots, words), HEAD_PX + 30 * len(kept), described)
+
+
+def _span(constant: str, effects: Sequence[Effect]) -> float:
+    leads = [one.lead for one in effects if one.constant == constant and one.lead is not None]
+    before = next((one.lead_before for one in effects if one.lead_before is not None), 1.0)
+    return max(abs(lead - before) for lead in leads)
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+def _joules(row: Row) -> str:
+    return "–" if row.j_per_token is None else f"{row.j_per_token:.3g}"
+
+
+def _share(value: float | None) -> str:
+    if not value:
+        return "0" if value == 0 else "–"
+    return f"{100 * value:.2g} %"
+
+
+def _bytes(value: float | None) -> str:
+    return "–" if value is None else format_bytes(round(value))

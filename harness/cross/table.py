@@ -1,0 +1,191 @@
+"""The rows of the cross table: what each arm costs on its machine, and what binds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from devices.base import DeviceError
+from devices.models.sheet import Sheet
+from engines.errors import EngineError
+from engines.pricing.cells import Cell, PhaseCost, PricedCell, price_cell
+from engines.pricing.model_shape import ModelShape
+from engines.pricing.routing_sources import RoutingSource
+from engines.techniques.parameters import Composed
+from harness.cross.arms import Arm, arms_on
+
+WORDS = {
+    "launches": "launching",
+    "weights": "reading weights",
+    "activations": "moving activations",
+    "arithmetic": "arithmetic",
+    "memory": "reading memory",
+    "latency": "latency",
+    "bytes": "bytes",
+}
+"""What a unit's or link's seconds are spent on, for a reader."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of every machine: one model, one request. recall: of techniques that predict."""
+
+    shape: ModelShape
+    routing: RoutingSource
+    prompt_tokens: int = 512
+    decode_steps: int = 64
+    chunk: int = 256
+    recall: float = 0.9
+
+    def cell(self, arm: Arm, sheet: Sheet) -> Cell:
+        assert arm.parameters is not None
+        return Cell(
+            sheet,
+            self.shape,
+            arm.parameters,
+            self.routing,
+            self.prompt_tokens,
+            self.decode_steps,
+            self.chunk,
+            recall=self.recall if predicts(arm.parameters) else None,
+            ranks=arm.ranks,
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm on a machine. why_not: why it was not priced. lost_prefill, lost_decode: of the routed pairs, the
+    share that is not as the model's own routers chose: dropped, or computed by other experts."""
+
+    machine: str
+    arm: Arm
+    result: str
+    """ "ok", "N.S.", "oom" or "not priced"."""
+    why_not: str | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    j_per_token: float | None = None
+    no_joules: str | None = None
+    binds_prefill: str | None = None
+    binds_decode: str | None = None
+    moved_bytes_per_token: float | None = None
+    lost_prefill: float | None = None
+    lost_decode: float | None = None
+    outside_fit: float | None = None
+    """Of the seconds, the share of launches unlike all that the sheet was fitted on."""
+    on_front: bool = False
+
+    @property
+    def costs(self) -> tuple[float, ...] | None:
+        """What a better arm has less of; None where nothing was priced. Joules count where the machine states watts."""
+        found = (self.ttft_s, self.tpot_s, self.lost_prefill, self.lost_decode)
+        known = [one for one in found if one is not None]
+        joules = () if self.j_per_token is None else (self.j_per_token,)
+        return None if self.ttft_s is None else (*known, *joules)
+
+
+def predicts(technique: Composed) -> bool:
+    return technique.choices.route.kind == "predicted"
+
+
+def cross_table(
+    question: Question,
+    sheets: Sequence[Sheet],
+    techniques: tuple[str, ...],
+    say: Callable[[str], object] = lambda line: None,
+) -> list[Row]:
+    """Machine by machine; the Pareto front of each is marked."""
+    rows: list[Row] = []
+    for sheet in sheets:
+        say(f"{sheet.name}: {sheet.description}")
+        rows += with_front([row_of(question, arm, sheet) for arm in arms_on(sheet, question.shape, techniques)])
+    return rows
+
+
+def row_of(question: Question, arm: Arm, sheet: Sheet) -> Row:
+    if arm.why_not is not None:
+        return Row(sheet.name, arm, "not priced", arm.why_not)
+    try:
+        priced = price_cell(question.cell(arm, sheet))
+    except (EngineError, DeviceError) as error:
+        return Row(sheet.name, arm, "not priced", str(error))
+    if priced.lacks is not None:
+        return Row(sheet.name, arm, priced.result, str(priced.lacks))
+    return _priced(arm, priced)
+
+
+def with_front(rows: Iterable[Row]) -> list[Row]:
+    """Marks those that no other row of the machine is better than in one cost, and as good in all."""
+    own = list(rows)
+    known = [row.costs for row in own if row.costs is not None]
+    return [
+        replace(row, on_front=row.costs is not None and not any(dominates(other, row.costs) for other in known))
+        for row in own
+    ]
+
+
+def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and one != other and all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def _priced(arm: Arm, priced: PricedCell) -> Row:
+    prefill, decode = priced.prefill, priced.decode
+    assert prefill is not None
+    total_j, cell = priced.total_j, priced.cell
+    n_tokens = cell.batch * (cell.prompt_tokens + cell.decode_steps)
+    return Row(
+        cell.sheet.name,
+        arm,
+        "ok",
+        ttft_s=priced.ttft_s,
+        tpot_s=priced.tpot_s,
+        j_per_token=None if total_j is None else total_j / n_tokens,
+        no_joules=priced.no_joules,
+        binds_prefill=binding(prefill),
+        binds_decode=None if decode is None else binding(decode),
+        moved_bytes_per_token=sum(sum(phase.bytes_by_link.values()) for phase in priced.phases) / n_tokens,
+        lost_prefill=_lost(prefill, priced),
+        lost_decode=None if decode is None else _lost(decode, priced),
+        outside_fit=sum(phase.outside_fit_s for phase in priced.phases) / sum(phase.seconds for phase in priced.phases),
+    )
+
+
+def binding(phase: PhaseCost) -> str:
+    """The unit or link that works most of the time, and what for: "npu: reading weights, 93 % busy"."""
+    if not phase.use.by_resource:
+        return "nothing"
+    busiest = max(phase.use.by_resource, key=lambda name: phase.use.by_resource[name].busy_s)
+    spent = {term: seconds for (resource, term), seconds in phase.terms.items() if resource == busiest}
+    share = phase.use.by_resource[busiest].busy_s / phase.use.window_s
+    what = f" {WORDS[max(spent, key=lambda term: spent[term])]}," if spent else ""
+    return f"{busiest}:{what} {100 * share:.0f} % busy"
+
+
+def _lost(phase: PhaseCost, priced: PricedCell) -> float:
+    counters = phase.counters
+    if counters.routed_pairs == 0:
+        return 0.0
+    lost = counters.dropped_pairs
+    if not priced.cell.technique.choices.route.lossless and counters.predicted is not None:
+        lost += counters.predicted - (counters.recalled or 0)
+    return lost / counters.routed_pairs
+
+
+COLUMNS = (
+    "machine", "technique", "result", "ttft_s", "tpot_s", "j_per_token", "joules_missing_because", "binds_prefill",
+    "binds_decode", "moved_bytes_per_token", "pairs_lost_prefill", "pairs_lost_decode", "outside_fit_share",
+    "on_front", "method", "why_not",
+)  # fmt: skip
+
+
+def records(rows: Sequence[Row]) -> Iterator[Mapping[str, Any]]:
+    """For the CSV and `--json`."""
+    for row in rows:
+        figures = (
+            row.machine, row.arm.name, row.result, row.ttft_s, row.tpot_s, row.j_per_token, row.no_joules,
+            row.binds_prefill, row.binds_decode, row.moved_bytes_per_token, row.lost_prefill, row.lost_decode,
+            row.outside_fit, row.on_front,
+            "modelled" if row.result == "ok" else None, row.why_not,
+        )  # fmt: skip
+        yield dict(zip(COLUMNS, figures, strict=True))

@@ -1,0 +1,179 @@
+"""`joulebench cross`: every technique on every machine where it makes sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.interrupts import raise_in_command
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    EXIT_NOT_WRITTEN,
+    AsJson,
+    end_interrupted,
+    fail,
+    print_rows,
+    quiet_libraries,
+)
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from devices.models.sheet import Sheet
+    from harness.cross.sensitivity import Effect
+    from harness.cross.table import Question, Row
+
+CSV, EFFECTS_CSV = "cross.csv", "sensitivity.csv"
+
+
+def cross(
+    model: Annotated[str, typer.Option(help="A named shape, or the path of a config.json.")] = "qwen3-30b-a3b",
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
+    decode: Annotated[int, typer.Option(min=1, help="Tokens decoded after it.")] = 32,
+    chunk: Annotated[int, typer.Option(min=1, help="Tokens of a prefill step.")] = 256,
+    machine: Annotated[
+        list[str] | None,
+        typer.Option(help="A hardware sheet; again for more. All that stand for a machine by default."),
+    ] = None,
+    technique: Annotated[list[str] | None, typer.Option(help="A technique; again for more. All by default.")] = None,
+    recall: Annotated[
+        float, typer.Option(min=0, max=1, help="Of techniques that predict experts; source 003 states about 0.9.")
+    ] = 0.9,
+    sensitivity: Annotated[
+        bool, typer.Option(help="Change each constant of the sheets by a fifth, and say which conclusions flip.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the CSV and the page.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Price every technique on every machine where it makes sense, for one model and one request. All is modelled."""
+    quiet_libraries()
+    raise_in_command()
+    from harness.cross.sensitivity import effect_records, effects
+    from harness.cross.table import cross_table, records, row_of
+
+    question, sheets, techniques = _asked(model, prompt, decode, chunk, recall, machine, technique)
+
+    def say(line: str) -> None:
+        typer.echo(printable(line), err=True)
+
+    try:
+        rows = cross_table(question, sheets, techniques, say)
+        found: list[Effect] | None = None
+        if sensitivity:
+            found = []
+            for sheet in sheets:
+                own = [row for row in rows if row.machine == sheet.name]
+                found += effects(sheet, question.shape, own, lambda arm, other: row_of(question, arm, other), say)
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, "nothing was written")
+    if as_json:
+        effects_told = {} if found is None else {"sensitivity": list(effect_records(found))}
+        print_rows([{"rows": list(records(rows)), **effects_told}], True, "")
+    else:
+        print_rows([_short(row) for row in rows if row.costs is not None], False, "Techniques by machine (modelled)")
+        _say_rest(rows, found)
+    if out is not None:
+        _write(question, sheets, rows, found, out)
+
+
+def _asked(
+    model: str,
+    prompt: int,
+    decode: int,
+    chunk: int,
+    recall: float,
+    machine: list[str] | None,
+    technique: list[str] | None,
+) -> tuple[Question, list[Sheet], tuple[str, ...]]:
+    """All problems at once."""
+    from devices.base import DeviceError
+    from devices.models.sheet import available_sheets, load_sheet
+    from engines.errors import EngineError
+    from engines.pricing.routing_sources import UniformRouting
+    from engines.pricing.shapes import shape_named
+    from engines.techniques.presets import PRESETS
+    from harness.cross.table import Question
+    from harness.problems import nearest
+
+    problems, sheets, shape = [], [], None
+    try:
+        shape = shape_named(model)
+        if shape.n_experts == 0:
+            problems.append(f"--model {model}: a dense model; techniques place experts")
+    except EngineError as error:
+        problems.append(f"--model: {error}")
+    for name in machine or available_sheets():
+        try:
+            sheets.append(load_sheet(name))
+        except DeviceError as error:
+            problems.append(f"--machine: {error}")
+    unknown = [name for name in technique or () if name not in PRESETS]
+    problems += [f"--technique {name}: no such technique; {nearest(name, list(PRESETS))}" for name in unknown]
+    for problem in problems:
+        typer.echo(f"error: {printable(problem)}", err=True)
+    if problems or shape is None:
+        raise typer.Exit(EXIT_BAD_PLAN)
+    if machine is None:
+        sheets = [sheet for sheet in sheets if sheet.only_for is None]
+    question = Question(shape, UniformRouting(), prompt, decode, chunk, recall)
+    return question, sheets, tuple(dict.fromkeys(technique or PRESETS))
+
+
+def _short(row: Row) -> dict[str, Any]:
+    return {
+        "machine": row.machine,
+        "technique": row.arm.name,
+        "first token s": _figure(row.ttft_s),
+        "token ms": _figure(None if row.tpot_s is None else 1e3 * row.tpot_s),
+        "J/token": _figure(row.j_per_token),
+        "lost %": f"{100 * (row.lost_prefill or 0):.2g}, {100 * (row.lost_decode or 0):.2g}",
+        "decoding is bound by": row.binds_decode,
+        "front": "yes" if row.on_front else "",
+    }
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _say_rest(rows: list[Row], found: list[Effect] | None) -> None:
+    from harness.cross.sensitivity import METRICS
+
+    absent = [row for row in rows if row.costs is None]
+    if absent:
+        counts = {result: sum(row.result == result for row in absent) for result in ("N.S.", "oom", "not priced")}
+        told = ", ".join(f"{n} {result}" for result, n in counts.items() if n)
+        typer.echo(f"Without figures: {told}. The reasons stand in {CSV} and on the page (--out DIR).")
+    for one in found or ():
+        if one.flips:
+            typer.echo(
+                printable(
+                    f"{one.machine}, {METRICS[one.metric]}: {one.before} is first; with {one.constant} times"
+                    f" {one.factor:g} it is {one.first or 'nobody'}"
+                )
+            )
+    if found is not None and not any(one.flips for one in found):
+        typer.echo("No conclusion flips when one constant changes by a fifth.")
+
+
+def _write(question: Question, sheets: list[Sheet], rows: list[Row], found: list[Effect] | None, folder: Path) -> None:
+    import pandas as pd
+
+    from harness.cross.pages import write_page
+    from harness.cross.sensitivity import effect_records
+    from harness.cross.table import records
+    from results.report.csv import csv_text
+    from results.report.files import replace_text
+
+    try:
+        replace_text(folder / CSV, csv_text(pd.DataFrame(list(records(rows)))))
+        written = [folder / CSV]
+        if found is not None:
+            replace_text(folder / EFFECTS_CSV, csv_text(pd.DataFrame(list(effect_records(found)))))
+            written.append(folder / EFFECTS_CSV)
+        written.append(write_page(question, sheets, rows, found, folder))
+    except OSError as error:
+        fail(f"--out {folder}: cannot be written ({error.strerror or error})", EXIT_NOT_WRITTEN)
+    for path in written:
+        typer.echo(f"{printable(str(path))}: written", err=True)
