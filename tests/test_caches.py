@@ -210,7 +210,7 @@ def test_slots_follow_from_the_memory() -> None:
     ("chosen", "words"),
     [
         ({"move": {"kind": "cache"}, "place": {"kind": "shards"}}, "place shards computes on core:0, core:1"),
-        ({"move": {"kind": "cache"}, "place": {"kind": "one_unit", "unit": "gpu"}}, "one_unit computes on gpu"),
+        ({"move": {"kind": "cache"}, "place": {"kind": "one_unit", "unit": "npu"}}, "one_unit computes on npu"),
         ({"move": {"kind": "cache", "evict": "lfu", "stay": "first"}}, 'stay needs evict = "static"'),
     ],
 )

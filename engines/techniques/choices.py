@@ -118,10 +118,13 @@ class Choices(NamedTuple):
         """Why these do not go together, or None."""
         if isinstance(self.place, ByCostParameters) and not isinstance(self.layout, TiersParameters):
             return f"place by_cost places graphs of tiers, and layout {self.layout.kind} has none; use layout tiers"
-        if self.move.loads_from_file and (not isinstance(self.place, OneUnitParameters) or self.place.unit != "cpu"):
+        if self.move.loads_from_file and (
+            not isinstance(self.place, OneUnitParameters) or self.place.unit not in ("cpu", "gpu")
+        ):
             return (
-                f"move {self.move.kind} loads experts from the checkpoint file into the memory of one cpu, and place"
-                f" {self.place.kind} computes on {', '.join(self.place.units)}; use place one_unit with unit cpu"
+                f"move {self.move.kind} loads experts into the memory of one cpu, or from there into"
+                f" a gpu's, and place {self.place.kind} computes on {', '.join(self.place.units)}; use place"
+                " one_unit with unit cpu or gpu"
             )
         if isinstance(self.place, CheaperParameters | HottestParameters):
             inexact = [layout.kind for layout in self.layouts if not isinstance(layout, ExactParameters)]

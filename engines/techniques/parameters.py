@@ -49,7 +49,8 @@ class Composed(Record):
 
     @property
     def loads_from_file(self) -> bool:
-        return self.choices.move.loads_from_file
+        """A cache in a GPU's memory is filled from the host's."""
+        return self.choices.move.loads_from_file and "cpu" in self.units
 
     @property
     def static_shapes(self) -> bool:

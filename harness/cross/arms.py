@@ -72,8 +72,13 @@ def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
     if "gpu_slots" in fields and has_link and (slots := _gpu_slots(sheet, shape)):
         given["gpu_slots"] = slots
     if PRESETS[name].choices.move.loads_from_file:
+        n_layers = max(shape.n_sparse_layers, 1)
+        if has_link and (slots := min(_gpu_slots(sheet, shape) // n_layers, shape.n_experts)):
+            yield _named(name, {"unit": "gpu", "backbone": "gpu", "slots": slots}, sheet)
         given["slots"] = shape.n_experts // 2
     yield _named(name, given, sheet)
+    if "slots" in given:
+        return
     if "unit" not in fields or "backbone" not in fields:
         return
     for unit in COMPUTING:

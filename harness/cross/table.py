@@ -15,6 +15,9 @@ from engines.pricing.routing_sources import RoutingSource
 from engines.techniques.parameters import Composed
 from harness.cross.arms import Arm, arms_on
 
+FLOAT_NOISE = 1e-9
+KEEPS = ("cache", "slices")
+"""Moves whose slots outlive a request."""
 WORDS = {
     "launches": "launching",
     "weights": "reading weights",
@@ -29,7 +32,8 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of every machine: one model, one request. recall: of techniques that predict."""
+    """What is asked of every machine: one model, one request. recall: of techniques that predict. What a technique
+    keeps in slots from the request before is there: another request of the same lengths ran first."""
 
     shape: ModelShape
     routing: RoutingSource
@@ -49,6 +53,7 @@ class Question:
             self.decode_steps,
             self.chunk,
             recall=self.recall if predicts(arm.parameters) else None,
+            n_before=1 if arm.parameters.choices.move.kind in KEEPS else 0,
             ranks=arm.ranks,
         )
 
@@ -99,7 +104,10 @@ def cross_table(
     rows: list[Row] = []
     for sheet in sheets:
         say(f"{sheet.name}: {sheet.description}")
-        rows += with_front([row_of(question, arm, sheet) for arm in arms_on(sheet, question.shape, techniques)])
+        own = [row_of(question, arm, sheet) for arm in arms_on(sheet, question.shape, techniques)]
+        there = {row.arm.technique for row in own if row.result != "not priced"}
+        # One that stands on another unit of the machine is not told to be absent too.
+        rows += with_front(row for row in own if row.result != "not priced" or row.arm.technique not in there)
     return rows
 
 
@@ -126,7 +134,11 @@ def with_front(rows: Iterable[Row]) -> list[Row]:
 
 
 def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    return len(one) == len(other) and one != other and all(a <= b for a, b in zip(one, other, strict=True))
+    """Sums in another order are no difference."""
+    if len(one) != len(other):
+        return False
+    is_less = [a < (1 - FLOAT_NOISE) * b for a, b in zip(one, other, strict=True)]
+    return any(is_less) and all(a <= (1 + FLOAT_NOISE) * b for a, b in zip(one, other, strict=True))
 
 
 def _priced(arm: Arm, priced: PricedCell) -> Row:

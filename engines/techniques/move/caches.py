@@ -129,7 +129,7 @@ class Cache:
         self._by_use, self._stays_LE = by_use, stays_LE
         self._n_shared = slots.n if n_shared is None else n_shared
         self._bytes = context.bytes_to_move
-        self._links = (Link(FILE, self._unit),)
+        self._links = (Link(FILE if self._unit == "cpu" else "cpu", self._unit),)
 
     def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
         assert seen.residency is not None  # it asks for slots

@@ -18,7 +18,7 @@ SYSTEMS = tuple(
         what,
         "the caches that 001 and 003 compare themselves with",
         Choices(ON_CPU, ExactParameters(), move=CacheParameters(evict=name)),
-        fixed=("evict", "unit", "naive_launch", "prefetch", *(() if name == "static" else ("stay",))),
+        fixed=("evict", "naive_launch", "prefetch", *(() if name == "static" else ("stay",))),
     )
     for name, what in _CACHES.items()
 )

@@ -1,0 +1,205 @@
+"""The cross table: what goes where, the front, what binds, and which constants a conclusion hangs on."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from devices.models.sheet import Sheet, load_sheet, parse_sheet
+from engines.pricing.model_shape import ModelShape
+from engines.pricing.routing_sources import UniformRouting
+from engines.pricing.shapes import shape_named
+from engines.techniques.presets import PRESETS
+from harness.commands import app
+from harness.cross.arms import Arm, arms_on
+from harness.cross.sensitivity import Effect, effects
+from harness.cross.table import Question, Row, cross_table, dominates, with_front
+
+QWEN = shape_named("qwen3-30b-a3b")
+SMALL = ModelShape("small", 2, 64, 4, 2, 16, 0, 8, 2, 32, 100)
+
+
+def row(*costs: float | None, machine: str = "m", name: str = "a") -> Row:
+    ttft_s, tpot_s, joules = costs
+    return Row(machine, Arm(name), "ok", None, ttft_s, tpot_s, joules, lost_prefill=0.0, lost_decode=0.0)
+
+
+def test_the_front_is_what_nothing_is_better_than() -> None:
+    """Against the definition, written out: another is at most as much in all, and less in one."""
+    random = np.random.default_rng(3)
+    rows = [row(*random.integers(1, 5, 3).astype(float)) for _ in range(60)]
+    for found in with_front(rows):
+        better = [
+            other
+            for other in rows
+            if other.costs is not None
+            and found.costs is not None
+            and all(a <= b for a, b in zip(other.costs, found.costs, strict=True))
+            and any(a < b for a, b in zip(other.costs, found.costs, strict=True))
+        ]
+        assert found.on_front == (not better)
+
+
+def test_sums_in_another_order_dominate_nothing() -> None:
+    assert not dominates((1.0, 2.0 - 1e-12), (1.0, 2.0))
+    assert not dominates((0.5,), (1.0, 2.0))
+    assert dominates((1.0, 1.9), (1.0, 2.0))
+
+
+def test_techniques_stand_on_units_that_a_machine_has() -> None:
+    arms = {arm.name: arm for arm in arms_on(load_sheet("m2-ultra"), QWEN)}
+    assert arms["npumoe-tg"].why_not is None
+    assert arms["npumoe-tg (unit=cpu)"].why_not is None
+    assert "no links" in str(arms["on-demand"].why_not)
+    assert "only ratios" in str(arms["gpu"].why_not)
+    assert {arm.technique for arm in arms.values()} == set(PRESETS)
+
+
+def test_a_gpu_keeps_the_experts_that_fit_in_nine_tenths_of_it() -> None:
+    """48 layers of 128 experts of 3 x 2048 x 768 values; attention 2048 x 128 x 2 x (32 + 4); embedding and head."""
+    sheet = load_sheet("a6000")
+    (arm,) = arms_on(sheet, QWEN, ("moe-ondemand",))
+    capacity_bytes = sheet.memories["gpu"].value
+    every_token_bytes = 2 * (48 * 2048 * 128 * 2 * 36 + 2 * 2048 * 151936)
+    n = (0.9 * capacity_bytes - every_token_bytes) // (2 * 3 * 2048 * 768)
+    assert dict(arm.changed) == {"unit": "gpu", "gpu_slots": int(n)}
+    (cache,) = arms_on(sheet, QWEN, ("lru",))
+    assert dict(cache.changed) == {"unit": "gpu", "slots": int(n) // 48}
+
+
+def test_rows_price_what_fits_and_say_why_the_others_are_not_there() -> None:
+    question = Question(SMALL, UniformRouting(), prompt_tokens=8, decode_steps=2, chunk=8, recall=0.5)
+    rows = cross_table(question, [load_sheet("rtx5080-ndp")], ("gpu", "router-pf", "ndp-tp", "anemll", "duplex"))
+    by_name = {one.arm.technique: one for one in rows}
+    for name in ("gpu", "router-pf", "ndp-tp"):
+        assert by_name[name].result == "ok"
+        assert by_name[name].j_per_token is None
+        assert "states no power" in str(by_name[name].no_joules)
+    assert by_name["gpu"].lost_decode == 0
+    lost = by_name["router-pf"].lost_decode
+    assert lost is not None
+    assert 0 < lost < 1
+    assert by_name["router-pf"].lost_prefill == 0
+    assert str(by_name["gpu"].binds_decode).startswith("gpu: reading memory")
+    assert (by_name["anemll"].result, by_name["duplex"].result) == ("not priced", "not priced")
+    assert "npu" in str(by_name["anemll"].why_not)
+
+
+def test_a_model_that_fits_nowhere_is_out_of_memory() -> None:
+    question = Question(QWEN, UniformRouting(), prompt_tokens=4, decode_steps=1, chunk=4)
+    (found,) = cross_table(question, [load_sheet("a6000")], ("gpu",))
+    assert found.result == "oom"
+    assert found.costs is None
+
+
+# --- sensitivity -----------------------------------------------------------------------------------------------------
+
+FIGURE = '{{ value = {}, kind = "stated", origin = "a test" }}'
+TOY = parse_sheet(
+    f"""
+    name = "toy"
+    description = "a toy"
+    source = "a test"
+    [units.cpu.roofline]
+    bytes_per_s = {FIGURE.format(10e9)}
+    flops_per_s = {FIGURE.format(1e15)}
+    [units.gpu.roofline]
+    bytes_per_s = {FIGURE.format(9e9)}
+    flops_per_s = {FIGURE.format(1e15)}
+    """,
+    "toy",
+)
+
+
+def priced(arm: Arm, sheet: Sheet) -> Row:
+    """On the CPU for coreml-cpu, on the GPU for gpu: 9 GB read there; blockwise takes three times the CPU's time."""
+    unit = "gpu" if arm.technique == "gpu" else "cpu"
+    roofline = sheet.units[unit].roofline
+    assert roofline is not None
+    seconds = 9e9 / roofline.bytes_per_s.value * (3 if arm.technique == "blockwise" else 1)
+    return Row("toy", arm, "ok", None, 1.0, seconds, None, lost_prefill=0.0, lost_decode=0.0)
+
+
+def found_effects() -> list[Effect]:
+    arms = [Arm("coreml-cpu"), Arm("gpu"), Arm("blockwise")]
+    rows = [priced(arm, TOY) for arm in arms]
+    return effects(TOY, SMALL, rows, priced, lambda line: None)
+
+
+def test_a_lead_below_a_fifth_flips_with_the_constants_that_make_it() -> None:
+    """0.9 s against 1.0 s: a CPU a fifth slower takes 1.125 s, a GPU a fifth faster 0.833 s."""
+    tpot = {(one.constant, one.factor): one for one in found_effects() if one.metric == "tpot_s"}
+    rate = "units.{}.roofline.bytes_per_s"
+    assert tpot[rate.format("cpu"), 0.8].lead == pytest.approx(1.0 / 1.125)
+    assert tpot[rate.format("gpu"), 1.2].lead == pytest.approx(1.0 / 1.2 / 0.9)
+    flips = {key for key, one in tpot.items() if one.flips}
+    assert flips == {(rate.format("cpu"), 0.8), (rate.format("gpu"), 1.2)}
+    assert {one.first for one in tpot.values() if one.flips} == {"gpu"}
+    assert all(one.lead_before == pytest.approx(1.0 / 0.9) for one in tpot.values())
+    assert {name for name, _ in tpot} == {
+        f"units.{unit}.roofline.{name}" for unit, name in product(("cpu", "gpu"), ("bytes_per_s", "flops_per_s"))
+    }
+
+
+def test_equal_arms_flip_nothing_and_joules_that_are_missing_are_no_conclusion() -> None:
+    found = found_effects()
+    assert {one.metric for one in found} == {"ttft_s", "tpot_s"}
+    assert not [one for one in found if one.metric == "ttft_s" and one.flips]
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_it_writes_rows_effects_and_a_page(tmp_path: Path) -> None:
+    out = tmp_path / "cross"
+    asked = ["--prompt", "4", "--decode", "1", "--chunk", "4", "--machine", "a100", "--technique", "gpu"]
+    result = CliRunner().invoke(app, ["cross", *asked, "--sensitivity", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    with (out / "cross.csv").open(encoding="utf-8") as file:
+        (found,) = csv.DictReader(file)
+    assert (found["machine"], found["technique"], found["result"], found["method"]) == ("a100", "gpu", "ok", "modelled")
+    with (out / "sensitivity.csv").open(encoding="utf-8") as file:
+        constants = {one["constant"] for one in csv.DictReader(file)}
+    assert "units.gpu.roofline.bytes_per_s" in constants
+    page = (out / "cross.html").read_text(encoding="utf-8")
+    assert "gpu: reading memory" in page
+    assert "Nothing here was measured" in page
+
+
+def test_every_wrong_word_is_told_at_once() -> None:
+    asked = ["--model", "no-such", "--machine", "moon", "--technique", "dropples"]
+    result = CliRunner().invoke(app, ["cross", *asked])
+    assert result.exit_code == 2
+    lines = result.output.splitlines()
+    assert len(lines) == 3
+    assert "no-such" in lines[0]
+    assert "moon" in lines[1]
+    assert "dropless" in lines[2]
+
+
+def test_json_has_the_same_rows() -> None:
+    asked = ["--prompt", "4", "--decode", "1", "--machine", "a6000", "--technique", "gpu", "--json"]
+    result = CliRunner().invoke(app, ["cross", *asked])
+    assert result.exit_code == 0, result.output
+    ((found,),) = [one["rows"] for one in json.loads(result.stdout)]
+    assert found["result"] == "oom"
+
+
+def test_hostile_words_of_a_sheet_are_escaped(tmp_path: Path) -> None:
+    from harness.cross.pages import write_page
+
+    sheet = load_sheet("a100").model_copy(update={"description": "<script>alert(1)</script>"})
+    question = Question(SMALL, UniformRouting(), prompt_tokens=4, decode_steps=1, chunk=4)
+    rows = cross_table(question, [sheet], ("gpu",))
+    rows.append(replace(rows[0], result="not priced", ttft_s=None, why_not="<img src=x>"))
+    page = write_page(question, [sheet], rows, None, tmp_path).read_text(encoding="utf-8")
+    assert "<script>alert" not in page
+    assert "<img src=x>" not in page
+    assert "&lt;img src=x&gt;" in page
