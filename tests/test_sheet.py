@@ -83,3 +83,24 @@ def test_m2_ultra_takes_eight_phi_experts_in_a_graph_and_not_sixteen() -> None:
     assert limit is not None
     expert_bytes = 3 * 4096 * 6400 * 2
     assert 8 * expert_bytes <= limit.value < 16 * expert_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_s", "flops_per_s", "gib", "dma_bytes_per_s", "link_bytes_per_s"),
+    [("trn2", 2.9e12, 667e12, 96, 3.5e12, 1.28e12), ("trn3", 4.9e12, 671e12, 144, 4.9e12, 2.56e12)],
+)
+def test_trainium_is_as_its_maker_states_it(
+    name: str, bytes_per_s: float, flops_per_s: float, gib: int, dma_bytes_per_s: float, link_bytes_per_s: float
+) -> None:
+    """Figures of AWS's pages of the chips. A core is an eighth of a chip of eight; a link goes half each way."""
+    sheet = load_sheet(name)
+    for unit, share in (("gpu", 1), ("rank:1", 1), ("core:1", 8)):
+        roofline = sheet.units[unit].roofline
+        assert roofline is not None
+        assert roofline.bytes_per_s.value == pytest.approx(bytes_per_s / share)
+        assert roofline.flops_per_s.value == pytest.approx(flops_per_s / share)
+        assert sheet.capacity_bytes(unit) == gib * 2**30 / share
+    assert sheet.links["dma"].bytes_per_s.value == pytest.approx(dma_bytes_per_s / 8)
+    assert sheet.links["neuronlink"].bytes_per_s.value == pytest.approx(link_bytes_per_s / 2)
+    assert sheet.resource_between("rank:1", "rank:0") == "neuronlink:back"
+    assert not sheet.has_watts("gpu")
