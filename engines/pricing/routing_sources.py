@@ -1,4 +1,4 @@
-"""Where the routing of a model comes from that does not run: a recorded trace, or a generator.
+"""Where the routing of a model comes from that does not run: a recorded trace, or draws.
 
 A source gives the experts of one token after another, for all layers with experts. Every table that rests on it names
 it. What calibration counts is apart from what the runs are told.
@@ -20,8 +20,6 @@ from engines.errors import EngineError
 from engines.techniques.context import ModelSizes
 
 Purpose = Literal["run", "calibration"]
-MOST_TOKENS = 10_000_000
-"""Of one drawing: more than fits in memory."""
 EVERY = 10
 """Which n-th sequence of a trace calibration counts; all others are for runs."""
 
@@ -49,11 +47,20 @@ class UniformRouting:
         return f"generated, all experts alike, seed {self.seed}"
 
     def ids_LTK(self, sizes: ModelSizes, n_tokens: int, purpose: Purpose = "run", sequence: int = 0) -> Integers:
-        shape = sizes.n_sparse_layers, n_tokens, sizes.n_experts
+        n_layers, n_experts, top_k = sizes.n_sparse_layers, sizes.n_experts, sizes.top_k
         random = np.random.default_rng((self.seed, purpose == "calibration", sequence))
-        keys_LTE = random.random(shape, dtype=np.float32)
-        chosen_LTK: Integers = np.argpartition(keys_LTE, sizes.top_k - 1, axis=2)[:, :, : sizes.top_k]
-        return chosen_LTK
+        if 2 * top_k > n_experts:
+            keys_XE = random.random((n_layers * n_tokens, n_experts), dtype=np.float32)
+            ids_XK: Integers = np.argpartition(keys_XE, top_k - 1, axis=1)[:, :top_k]
+            return ids_XK.reshape(n_layers, n_tokens, top_k)
+        # Drawn with repeats; who has some draws again.
+        ids_XK = random.integers(0, n_experts, (n_layers * n_tokens, top_k))
+        again_X = np.arange(len(ids_XK))
+        while len(again_X):
+            ordered_XK = np.sort(ids_XK[again_X], axis=1)
+            again_X = again_X[(ordered_XK[:, 1:] == ordered_XK[:, :-1]).any(axis=1)]
+            ids_XK[again_X] = random.integers(0, n_experts, (len(again_X), top_k))
+        return ids_XK.reshape(n_layers, n_tokens, top_k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,17 +74,25 @@ class RecordedRouting:
     """ids_TLK of each."""
 
     @property
+    def n_layers(self) -> int:
+        return int(self.sequences[0].shape[1])
+
+    @property
+    def top_k(self) -> int:
+        return int(self.sequences[0].shape[2])
+
+    @property
     def name(self) -> str:
         n_tokens = sum(map(len, self.sequences))
         return f"recorded, {self.model}, {n_tokens} tokens of {len(self.sequences)} sequences"
 
     def ids_LTK(self, sizes: ModelSizes, n_tokens: int, purpose: Purpose = "run", sequence: int = 0) -> Integers:
-        n_layers, top_k = self.sequences[0].shape[1:]
+        n_layers, top_k = self.n_layers, self.top_k
         found, wanted = (n_layers, self.n_experts, top_k), (sizes.n_sparse_layers, sizes.n_experts, sizes.top_k)
         if found != wanted:
             raise EngineError(
-                f"the trace of {self.model} has {_told(found)}, and the model that is priced has {_told(wanted)}; take"
-                " a trace of that model, or a generator"
+                f"the trace of {self.model} has {sizes_told(found)}, and the model that is priced has"
+                f" {sizes_told(wanted)}; take a trace of that model, or a generator"
             )
         is_counted = purpose == "calibration"
         own = [one for n, one in enumerate(self.sequences) if (n % EVERY == 0) is is_counted] or list(self.sequences)
@@ -87,7 +102,7 @@ class RecordedRouting:
         return np.ascontiguousarray(ids_TLK.transpose(1, 0, 2)).astype(np.int64)
 
 
-def _told(sizes: tuple[int, int, int]) -> str:
+def sizes_told(sizes: tuple[int, int, int]) -> str:
     return f"{sizes[0]} layers of {sizes[1]} experts, top-{sizes[2]}"
 
 
