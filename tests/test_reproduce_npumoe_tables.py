@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from devices.models.sheet import Sheet, load_sheet
+from engines.pricing.cells import Cell, parameters, price_cell
+from engines.pricing.published_shapes import PHI_3_5_MOE
 from harness.reproduce.charts import theirs_of
 from harness.reproduce.ledger import ledger
-from harness.reproduce.npumoe import drawn_figures, drawn_tables, grid, overlap
+from harness.reproduce.npumoe import drawn_figures, drawn_tables, grid, overlap, second_reading
 from harness.reproduce.redrawn import SourceTable
 from tests.data_folder import data_folder
 
@@ -168,3 +171,46 @@ def test_without_a_data_folder_the_figure_says_so(monkeypatch: pytest.MonkeyPatc
     table = next(table for table in drawn_figures.figures() if table.name == "Fig. 18")
     assert {entry.ours for entry in table.entries} == {None}
     assert all("JOULEBENCH_DATA" in entry.note for entry in table.entries[:4])
+
+
+# --- somebody else's reading -----------------------------------------------------------------------------------------
+
+
+def their_sheet() -> Sheet:
+    """m2-ultra with the CPU's line of the second reading, for experts and attention."""
+    sheet = load_sheet("m2-ultra")
+    cpu = sheet.units["cpu"]
+    kernels = dict(cpu.kernels)
+    for kernel in ("expert_ffn", "attention"):
+        price = kernels[kernel]
+        terms = {
+            name: getattr(price, name).model_copy(update={"value": v}) for name, v in second_reading.CPU_LINE.items()
+        }
+        kernels[kernel] = price.model_copy(update=terms)
+    return sheet.model_copy(update={"units": {**sheet.units, "cpu": cpu.model_copy(update={"kernels": kernels})}})
+
+
+@pytest.mark.parametrize("at", grid.STATED)
+def test_two_constants_make_all_of_the_difference_to_another_reading(at: tuple[int, int]) -> None:
+    """With its line of the CPU, and its naive graphs of three times the mean load, ours is theirs within 3 %."""
+    (prompt, chunk), sheet = at, their_sheet()
+    rows = second_reading.NAIVE_OVER_MEAN * chunk // 8
+    arms = {
+        "coreml-cpu": parameters("coreml-cpu"),
+        "coreml-naive": parameters("coreml-naive", rows=rows, overflow="order"),
+        "anemll": parameters("anemll"),
+        "npumoe": parameters("npumoe"),
+    }
+    found = {
+        name: price_cell(Cell(sheet, PHI_3_5_MOE, technique, grid.ROUTING, prompt, chunk=chunk)).prefill
+        for name, technique in arms.items()
+    }
+    ours = found.pop("npumoe")
+    assert ours is not None
+    gains = [phase.seconds / ours.seconds for phase in found.values() if phase is not None]
+    assert gains == pytest.approx(list(second_reading.TTFT_GAINS[at]), rel=0.03)
+    cpu = found["coreml-cpu"]
+    assert cpu is not None
+    assert grid.joules_of(cpu) / grid.joules_of(ours) == pytest.approx(second_reading.ENERGY_GAINS[at], rel=0.03)
+    assert ours.seconds == pytest.approx(second_reading.TTFT_S[at], rel=0.015)
+    assert 1e3 * grid.joules_of(ours) / prompt == pytest.approx(second_reading.MJ_PER_TOKEN[at], rel=0.02)

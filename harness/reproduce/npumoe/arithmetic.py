@@ -203,8 +203,8 @@ def mean_slots_per_pair() -> float:
 
 def naive_rows() -> float:
     """Rows of each naive launch of Table 4, whose padding is priced as NPUMoE's: 2048 pairs in 64 launches, of which
-    NPUMoE keeps and pads as many as Table 3 says on average."""
-    naive, ours = (printed(places.table_4("padding", arm)) for arm in ("coreml-naive", "npumoe"))
+    NPUMoE keeps and pads as many as Table 3 says on average. The price of a naive launch is fitted with it."""
+    naive, ours = (ledger().calibration(places.table_4("padding", arm)) for arm in ("coreml-naive", "npumoe"))
     dropped, padded = _table_3_means()
     pairs, launches = 1024 * 2, 4 * 16
     padded_rows = pairs * (1 - dropped) * padded / (1 - padded)
@@ -214,7 +214,7 @@ def naive_rows() -> float:
 def _table_3_means() -> tuple[float, float]:
     """Shares of dropped and of padded tokens."""
     dropped, padded = (
-        mean(printed(places.table_3(dataset, name)) / 100 for dataset in range(len(TABLE_3)))
+        mean(ledger().calibration(places.table_3(dataset, name)) / 100 for dataset in range(len(TABLE_3)))
         for name in ("dropped %", "padded %")
     )
     return dropped, padded

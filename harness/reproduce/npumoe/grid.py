@@ -10,7 +10,8 @@ from functools import cache
 from devices.models.sheet import load_sheet
 from engines.pricing.cells import Cell, PhaseCost, PricedCell, parameters, price_cell
 from engines.pricing.published_shapes import NAMED_SHAPES
-from harness.reproduce.npumoe.routing import QuartileRouting
+from harness.reproduce.npumoe import arithmetic
+from harness.reproduce.npumoe.routing import STATED_IMBALANCE, QuartileRouting
 from results.records import COMM
 
 STATED = ((1024, 256), (1024, 512), (4096, 512), (4096, 1024))
@@ -48,13 +49,14 @@ def priced(
     sheet: str = ULTRA,
     given: Given = (),
     decode_steps: int = DECODED,
+    imbalance: float = STATED_IMBALANCE,
 ) -> PricedCell:
     return price_cell(
         Cell(
             load_sheet(sheet),
             NAMED_SHAPES[model],
             parameters(arm, **dict(given)),
-            ROUTING,
+            QuartileRouting(imbalance),
             prompt,
             decode_steps,
             chunk,
@@ -76,6 +78,11 @@ def prefill_only(
     return found
 
 
+def naive_rows(chunk: int) -> Given:
+    """Of Core ML naive: graphs of as many rows as Table 4's padding says at chunk 256, and in proportion elsewhere."""
+    return (("rows", round(arithmetic.naive_rows() * chunk / 256)), ("overflow", "order"))
+
+
 def in_groups(prompt: int, chunk: int, model: str, group: int, capacity: int) -> PhaseCost:
     """TG in graphs of `group` experts, whose tiers have twice, once and half of `capacity` rows."""
     shape = NAMED_SHAPES[model]
@@ -84,9 +91,9 @@ def in_groups(prompt: int, chunk: int, model: str, group: int, capacity: int) ->
     return prefill_only("npumoe-tg", prompt, chunk, model, given)
 
 
-def ttft_gain(arm: str, prompt: int, chunk: int, ours: str = OURS) -> float:
-    """TTFT of an arm over ours."""
-    return prefill(arm, prompt, chunk).seconds / prefill(ours, prompt, chunk).seconds
+def ttft_gain(arm: str, prompt: int, chunk: int, ours: str = OURS, given: Given = ()) -> float:
+    """TTFT of an arm over ours. given: of the arm."""
+    return prefill(arm, prompt, chunk, given=given).seconds / prefill(ours, prompt, chunk).seconds
 
 
 def ttft_s(arm: str, prompt: int, chunk: int) -> float:
