@@ -23,7 +23,7 @@ PRINTED: dict[str, float] = {
 OTHERWISE: dict[str, float] = {
     "004-001": 2880 * 128 * 2 / 1e6,
     "004-002": 36 * 2880 * 128 * 2 / 1e6,
-    "004-003": 100 * 36 * 2880 * 128 * 2 / 96e9,
+    "004-003": 100 * 36 * 2880 * 128 * 2 / (96 * 2**30),
     # 1000 tokens of the hot expert in ceil(1000 / 256) blocks, the other 1000 pairs in one block of each of 7.
     "004-013": math.ceil(1000 / 256) + 7,
     # 1 / (1 / M + 1 / K + 1 / N) FLOP a byte of bf16, for [M, K] @ [K, N].

@@ -170,3 +170,11 @@ def test_bash_completes_what_is_typed(installed: Installed, typed: str, offered:
         printf '%s\\n' "${{COMPREPLY[@]}}"
     """
     assert set(installed.call(bash, "-c", script).stdout.split()) == offered
+
+
+def test_sources_are_reproduced_without_the_repository(installed: Installed) -> None:
+    installed.joulebench("reproduce", "004", "--out", "reproduced")
+    rows = pd.read_csv(installed.folder / "reproduced" / "reproduced.csv")
+    assert set(rows["source"].astype(int)) == {4}
+    assert (rows["verdict"] != "not computed").all()
+    assert (installed.folder / "reproduced" / "004-neuron.html").is_file()

@@ -23,8 +23,8 @@ def _router() -> Iterator[Finding]:
     layer_mb, all_mb = examples.router_mb(1), examples.router_mb(36)
     yield Finding("004-001", layer_mb, "shape", note="its own product, 2880 x 128 x 2 bytes")
     yield Finding("004-002", all_mb, "shape", note="36 times the same")
-    share = 100 * all_mb * 1e6 / machine.TRN2.hbm_bytes
-    yield Finding("004-003", share, "shape", note="of the 96 GB of one device; a core that holds a copy has less")
+    share = 100 * all_mb * 1e6 / machine.hbm_bytes()
+    yield Finding("004-003", share, "shape", note="of the 96 GiB of one chip; a core that holds a copy has less")
     yield Finding("004-004", examples.gathered_ratio(), "router")
 
 
@@ -59,7 +59,7 @@ def _blocks() -> Iterator[Finding]:
     yield Finding(
         "004-017",
         machine.flop_per_byte(),
-        "formula",
+        "sheet",
         note="in bf16 and in fp8, of the peaks that AWS states: 667 and 1299 TFLOP/s over 2.9 TB/s; fp8 alone lies in"
         " the range",
     )
