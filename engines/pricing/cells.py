@@ -7,7 +7,7 @@ that of a run on a modelled device (`engines.pricing.schedule`, `devices.models.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from devices.base import Unit
 from devices.models.repeating import RepeatingTimeline
@@ -42,7 +42,7 @@ class Cell:
     the first token of the answer. backbone: None: the technique's. recall: of the predictions of a technique that
     predicts. expert_slots: experts that the plan's memory holds, None: no limit is given. calibration_tokens: that a
     profile is counted over. n_before: requests of the same lengths that ran before and are not counted: what they left
-    in caches is there.
+    in caches is there. cached_tokens: that the prompt follows: their keys and values are there, read by nobody here.
     """
 
     sheet: Sheet
@@ -58,10 +58,12 @@ class Cell:
     expert_slots: int | None = None
     calibration_tokens: int = 4096
     n_before: int = 0
+    cached_tokens: int = 0
     ranks: int = 1
 
     def __post_init__(self) -> None:
         least = {"prompt_tokens": 1, "decode_steps": 0, "chunk": 1, "batch": 1, "n_before": 0, "ranks": 1}
+        least["cached_tokens"] = 0
         problems = [
             f"{name} = {getattr(self, name)} must be {n} or more"
             for name, n in least.items()
@@ -257,7 +259,8 @@ class _Pricing:
         if played.phase == "decode" and self._prefill is None:
             self._end_prefill()
         timeline = self._timeline
-        for part in self._schedule.parts(played.step, played.plans, timeline.n_run):
+        step = replace(played.step, kv_length=played.step.kv_length + self._cell.cached_tokens)
+        for part in self._schedule.parts(step, played.plans, timeline.n_run):
             timeline.run(part)
         if played.phase == "decode":
             timeline.run(self._head)

@@ -26,6 +26,7 @@ Method = Literal[
     "trace",
     "search",
     "data",
+    "measured",
     "formula",
     "its own figures",
 ]
@@ -38,6 +39,7 @@ METHODS: dict[Method, str] = {
     "trace": "a recorded trace of routing",
     "search": "a search of ours over a model of the device",
     "data": "counted in the data set",
+    "measured": "measured on the bundled model, and kept in its profile",
     "formula": "the source's own formula",
     "its own figures": "other figures of the source",
 }

@@ -83,7 +83,7 @@ class Stage:
         seen = LayerInput(0, phase, routing, residency=residency, counts=counts, prefill_left=0)
         n_tokens = len(ids_TK)
         listed = operations(
-            PricedStep(n_tokens, n_tokens), [self._technique.plan(seen)], shape, GPU, None, Travels(self._sheet)
+            PricedStep(n_tokens, n_tokens, phase), [self._technique.plan(seen)], shape, GPU, None, Travels(self._sheet)
         )
         timeline = Timeline(self._sheet)
         timeline.run(listed)

@@ -45,14 +45,18 @@ class Accuracy(NamedTuple):
         return math.sqrt(self.share * (1 - self.share) / self.n)
 
     @property
-    def unbiased_error(self) -> float:
-        return math.sqrt(self.share * (1 - self.share) / (self.n - 1))
-
-    @property
     def is_as_read(self) -> bool:
         """Whether the error bar that was read first is the formula's, in its own digits."""
+        return self._is_read(self.standard_error)
+
+    @property
+    def is_unbiased(self) -> bool:
+        """Whether it is that with n - 1 in the place of n."""
+        return self._is_read(math.sqrt(self.share * (1 - self.share) / (self.n - 1)))
+
+    def _is_read(self, error: float) -> bool:
         read = Number(self.read)
-        return abs(self.standard_error - read.value) <= read.half_digit
+        return abs(error - read.value) <= read.half_digit
 
 
 def accuracies(book: Ledger) -> list[Accuracy]:
