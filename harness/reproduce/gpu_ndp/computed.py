@@ -66,17 +66,20 @@ class Computed:
     @cached_property
     def by_utilisation(self) -> dict[str, dict[float, float]]:
         """Of the two arms that fetch ahead, the mean of the ten by utilisation."""
-        ten = list(self.printed_decoding.values())
-        return {
-            TP_PRE: {q: float(np.mean([one.tp_pre[q] for one in ten])) for q in UTILISATIONS},
-            FULL: {q: float(np.mean([one.full[q] for one in ten])) for q in UTILISATIONS},
-        }
+        return _by_utilisation(self.printed_decoding)
 
     @cached_property
     def wanted(self) -> dict[str, float | None]:
         """Utilisation at which the mean of the ten is what the source states."""
+        return self._wanted(self.by_utilisation)
+
+    @cached_property
+    def wanted_without_shared(self) -> dict[str, float | None]:
+        return self._wanted(_by_utilisation(self.without_shared))
+
+    def _wanted(self, by_utilisation: dict[str, dict[float, float]]) -> dict[str, float | None]:
         stated = {TP_PRE: self.book.figure(PRE_DECODE), FULL: self.book.figure(FULL_DECODE)}
-        return {arm: wanted_utilisation(stated[arm], self.by_utilisation[arm]) for arm in stated}
+        return {arm: wanted_utilisation(stated[arm], by_utilisation[arm]) for arm in stated}
 
     @cached_property
     def layer_seconds(self) -> dict[tuple[Configuration, str], float]:
@@ -153,6 +156,14 @@ class Computed:
     @cached_property
     def recorded(self) -> dict[int, Utilisation]:
         return {one.kept: one for one in recorded()}
+
+
+def _by_utilisation(found: dict[Configuration, SpeedUps]) -> dict[str, dict[float, float]]:
+    ten = list(found.values())
+    return {
+        TP_PRE: {q: float(np.mean([one.tp_pre[q] for one in ten])) for q in UTILISATIONS},
+        FULL: {q: float(np.mean([one.full[q] for one in ten])) for q in UTILISATIONS},
+    }
 
 
 @cache

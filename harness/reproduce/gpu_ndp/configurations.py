@@ -37,6 +37,11 @@ class Asked(NamedTuple):
     prefetched: int = 0
     """Experts of each layer that its ablation fetches ahead (§IV-D): TopK, and 1 of Mixtral."""
 
+    @property
+    def chance(self) -> float:
+        """That a token chooses a certain routed expert, where all are alike."""
+        return (self.shape.top_k - self.n_always) / (self.shape.n_experts - self.n_always)
+
 
 def _with_shared(shape: ModelShape, n_shared: int) -> ModelShape:
     return replace(

@@ -25,7 +25,7 @@ from harness.reproduce.gpu_ndp.computed import (
     Computed,
     computed,
 )  # fmt: skip
-from harness.reproduce.gpu_ndp.configurations import MODELS, N_UNITS, PRINTED_UNITS, QWEN3, Asked, no_room
+from harness.reproduce.gpu_ndp.configurations import MODELS, N_UNITS, PRINTED_UNITS, QWEN3, no_room
 from harness.reproduce.gpu_ndp.decode import UTILISATIONS, Configuration
 from harness.reproduce.gpu_ndp.end_to_end import ARMS_OF_FIG_9
 from harness.reproduce.gpu_ndp.end_to_end import UTILISATIONS as END_TO_END
@@ -231,7 +231,7 @@ def by_utilisation(own: Computed) -> SourceTable:
         for q in UTILISATIONS
     ]
     wanted = {arm: f"{100 * q:.0f} %" if q is not None else "no share" for arm, q in own.wanted.items()}
-    chance = ", ".join(f"{100 * one.shape.top_k / one.shape.n_experts:.0f} %" for one in _routed())
+    chance = ", ".join(f"{100 * one.chance:.0f} %" for one in MODELS.values())
     return SourceTable(
         "Fig. 11, by share used", "experts in decoding: times faster than MoNDE, mean of the ten", "x",
         "% of the fetched experts that a token uses", tuple(entries),
@@ -240,15 +240,6 @@ def by_utilisation(own: Computed) -> SourceTable:
         f" are used: about what chance gives its four models ({chance}), and less than recorded routing has (Fig. 6).",
         picture="lines",
     )  # fmt: skip
-
-
-def _routed() -> list[Asked]:
-    """Without what every token chooses."""
-    return [
-        one._replace(shape=replace(one.shape, n_experts=one.shape.n_experts - one.n_always,
-                                   top_k=one.shape.top_k - one.n_always))
-        for one in MODELS.values()
-    ]  # fmt: skip
 
 
 def layer_times(own: Computed) -> SourceTable:

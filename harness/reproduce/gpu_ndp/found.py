@@ -26,12 +26,11 @@ from harness.reproduce.gpu_ndp.computed import (
 from harness.reproduce.gpu_ndp.configurations import DEEPSEEK, MODELS, PRINTED_UNITS, QWEN3, no_room
 from harness.reproduce.gpu_ndp.decode import Configuration
 from harness.reproduce.gpu_ndp.end_to_end import UTILISATIONS, mean
-from harness.reproduce.gpu_ndp.prefill import Reading, mean_ratios
+from harness.reproduce.gpu_ndp.prefill import PROMPT_TOKENS, Reading, mean_ratios
 from harness.reproduce.gpu_ndp.sizes import examples, table_1, table_2
 from harness.reproduce.gpu_ndp.stage import FIDDLER, FULL, MONDE, ON_DEMAND, TP_LB, TP_PRE
 from harness.reproduce.printed import Span
 
-HIT_RATES = "how many of the fetched experts a token uses in its runs (its checkpoints, or a trace of their routing)"
 TOP_K_OF_TRACE = 4
 
 
@@ -53,12 +52,13 @@ def decoding(own: Computed) -> Iterator[Finding]:
     of_qwen3 = [own.decoding[Configuration(QWEN3, n)].tp_lb for n in PRINTED_UNITS]
     yield Finding(QWEN3_DECODE, float(np.mean(of_qwen3)), "priced", "slices with balance; nothing fetched ahead")
     for id_, arm in ((PRE_DECODE, TP_PRE), (FULL_DECODE, FULL)):
-        by = own.by_utilisation[arm]
-        wanted = own.wanted[arm]
-        where = "at no share" if wanted is None else f"at {100 * wanted:.0f} %"
+        by, chances = own.by_utilisation[arm], [asked.chance for asked in MODELS.values()]
+        where, without_shared = (_share(found[arm]) for found in (own.wanted, own.wanted_without_shared))
         note = (
-            f"from none to all of the fetched experts used; what it states comes out {where}, and"
-            f" {100 * own.recorded[TOP_K_OF_TRACE].own.mean:.0f} % were used in the recorded routing of gpt-oss-20b"
+            f"from none to all of the fetched experts used. What it states comes out where {where} are used"
+            f" ({without_shared} with DeepSeek-MoE's shared experts on the GPU in every arm); chance gives its models"
+            f" {100 * min(chances):.0f} to {100 * max(chances):.0f} %, and in the recorded routing of gpt-oss-20b"
+            f" {100 * own.recorded[TOP_K_OF_TRACE].own.mean:.0f} % were used"
         )
         yield Finding(id_, Span(min(by.values()), max(by.values())), "priced", note)
     two = tuple(own.decoding[Configuration(model, 2)].tp for model in (DEEPSEEK, QWEN3))
@@ -70,7 +70,7 @@ def decoding(own: Computed) -> Iterator[Finding]:
         explanation="" if max(two) < 1 else (
             f"DeepSeek-MoE is slower; Qwen3-30B-A3B is a tie, {100 * (two[1] - 1):+.2f} %: MoNDE takes the experts of"
             " the"
-            " lower numbers to the GPU, and 0.90 would come out if it took them from the busier DIMM"
+            " lower numbers to the GPU, and not those of the busier DIMM"
         ),
     )  # fmt: skip
     gains = tuple(own.gain_of_balance(n) for n in PRINTED_UNITS)
@@ -79,22 +79,25 @@ def decoding(own: Computed) -> Iterator[Finding]:
     )
 
 
+def _share(utilisation: float | None) -> str:
+    return "no share" if utilisation is None else f"{100 * utilisation:.0f} %"
+
+
 def prefill(own: Computed) -> Iterator[Finding]:
     held, n = mean_ratios(own.held), len(own.prefill)
     readings = sorted({f"h = {one.split}" for one in own.all_three})
     slowest = min((one.clock_hz for one in own.all_three), default=0.0)
+    stated = ", ".join(f"{own.book.figure(id_):g}" for id_ in (TP_PREFILL, LB_PREFILL, QWEN3_PREFILL))
+    which = f", all with {', '.join(readings)} and {slowest / 1e9:g} GHz or more" if own.all_three else ""
     all_three = (
-        f"of {n} readings (clock, MoNDE's split, skew of the routing) {len(own.all_three)} have 1.26, 1.46 and 1.36"
-        f" within 15 % at once, all with {', '.join(readings)} and {slowest / 1e9:g} GHz or more"
-        if own.all_three
-        else f"none of {n} readings (clock, MoNDE's split, skew of the routing) has 1.26, 1.46 and 1.36 within 15 %"
-        " at once"
+        f"of {n} readings (clock, MoNDE's split, skew of the routing) {len(own.all_three)} have {stated} within 15 % at"
+        f" once{which}"
     )
     declared = f"uniform routing, MoNDE's best split, multipliers at {HELD_CLOCK_HZ / 1e9:g} GHz, which nobody states"
+    rows = [PROMPT_TOKENS * asked.shape.top_k / asked.shape.n_experts for asked in MODELS.values()]
     row = (
-        "a DIMM computes a row of an expert in the time in which it reads it, and a prompt of 512 tokens has up to 64"
-        " or"
-        " 128 rows for each; MoNDE's best split fetches nearly all experts to the GPU instead"
+        f"at that clock a DIMM computes a row of an expert in the time in which it reads it, and a prompt has"
+        f" {min(rows):.0f} to {max(rows):.0f} rows for each; MoNDE's best split fetches nearly all experts instead"
     )
     yield Finding(TP_PREFILL, held.tp, "priced", declared, explanation=f"{row}; {all_three}")
     yield Finding(
@@ -122,7 +125,8 @@ def end_to_end(own: Computed) -> Iterator[Finding]:
     for id_ in ("001-001", "001-003"):
         yield Finding(
             id_, average, "priced",
-            f"end to end, where its decode stage alone comes to 2.41 ({100 * near:.0f} % of the fetched experts"
+            f"end to end, where its decode stage alone comes to {own.book.figure(FULL_DECODE):g} ({100 * near:.0f} %"
+            " of the fetched experts"
             f" used); {fitted}",
         )  # fmt: skip
     by = {q: max(asked.times_faster(MONDE, multiple, q).values()) for q in UTILISATIONS}

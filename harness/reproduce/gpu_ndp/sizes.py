@@ -18,6 +18,7 @@ PUBLISHED: dict[str, ModelShape] = {
 }
 FIRST_ROW = {DEEPSEEK: 38, QWEN3: 44, PHI: 50, MIXTRAL: 56}
 COLUMNS = ("expert parameters, 1e9", "experts", "TopK", "hidden", "intermediate", "MoE layers")
+SETTING = "a part of its machine, which nothing here computes"
 DDR4_RANK_BYTES, DDR4_RATE, RANKS = 8, 3200e6, 4
 """Of Table I: a rank of 64 bits, transfers a second, ranks of a DIMM."""
 DIMM_BYTES, N_DIMMS = 32 * GIB, 6
@@ -70,22 +71,22 @@ def table_1(sheet: Sheet) -> Iterator[Finding]:
     assert dimm is not None
     assert host is not None
     peak = "the GPU's peak in our sheet rests on it: 336 tensor cores x 2.30 GHz x 128 FLOP"
-    for number, missing in (
+    for number, told in (
         (23, peak),
         (25, "no figure of ours rests on it"),
         (26, peak),
         (27, "63 GB/s each way in our sheet: 32 GT/s x 16 lanes x 128/130"),
+        (28, "the DIMM's bandwidth rests on it (001-034)"),
+        (30, "the DIMM's bandwidth rests on it (001-034)"),
+        (33, "their clock is not stated; our sheet assumes 0.8 GHz, two FLOP each"),
         (32, "no figure of ours rests on it: the DIMM's bandwidth is that of its ranks"),
     ):
-        yield Finding(f"001-{number:03}", None, missing=missing)
+        yield Finding(f"001-{number:03}", None, note=told, missing=SETTING)
     yield Finding("001-024", gpu / GIB, "sheet")
-    yield Finding("001-028", None, missing="the DIMM's bandwidth rests on it (001-034)")
     yield Finding("001-029", dimm / GIB, "sheet")
-    yield Finding("001-030", None, missing="the DIMM's bandwidth rests on it (001-034)")
     yield Finding(
         "001-031", 4.0, "formula", "DDR4 has 4 bank groups, 8 are of DDR5 (JESD79-4); no figure of ours rests on it"
     )
-    yield Finding("001-033", None, missing="its clock is not stated; our sheet assumes 0.8 GHz, two FLOP each")
     yield Finding(
         "001-034",
         RANKS * DDR4_RANK_BYTES * DDR4_RATE / 1e9,
