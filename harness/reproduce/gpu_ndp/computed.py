@@ -130,6 +130,15 @@ class Computed:
         }
         return min(of_clock, key=lambda clock_hz: abs(of_clock[clock_hz] - stated))
 
+    @property
+    def stated_of_prefill(self) -> str:
+        """To say so in a note, as the next."""
+        return ", ".join(f"{self.book.figure(id_):g}" for id_ in (TP_PREFILL, LB_PREFILL, QWEN3_PREFILL))
+
+    @property
+    def stated_of_full(self) -> float:
+        return self.book.figure(FULL_DECODE)
+
     @cached_property
     def all_three(self) -> list[Reading]:
         """Readings under which the two averages and that of Qwen3-30B-A3B are within 15 % of those stated."""

@@ -87,10 +87,10 @@ def prefill(own: Computed) -> Iterator[Finding]:
     held, n = mean_ratios(own.held), len(own.prefill)
     readings = sorted({f"h = {one.split}" for one in own.all_three})
     slowest = min((one.clock_hz for one in own.all_three), default=0.0)
-    stated = ", ".join(f"{own.book.figure(id_):g}" for id_ in (TP_PREFILL, LB_PREFILL, QWEN3_PREFILL))
     which = f", all with {', '.join(readings)} and {slowest / 1e9:g} GHz or more" if own.all_three else ""
     all_three = (
-        f"of {n} readings (clock, MoNDE's split, skew of the routing) {len(own.all_three)} have {stated} within 15 % at"
+        f"of {n} readings (clock, MoNDE's split, skew of the routing) {len(own.all_three)} have"
+        f" {own.stated_of_prefill} within 15 % at"
         f" once{which}"
     )
     declared = f"uniform routing, MoNDE's best split, multipliers at {HELD_CLOCK_HZ / 1e9:g} GHz, which nobody states"
@@ -125,7 +125,7 @@ def end_to_end(own: Computed) -> Iterator[Finding]:
     for id_ in ("001-001", "001-003"):
         yield Finding(
             id_, average, "priced",
-            f"end to end, where its decode stage alone comes to {own.book.figure(FULL_DECODE):g} ({100 * near:.0f} %"
+            f"end to end, where its decode stage alone comes to {own.stated_of_full:g} ({100 * near:.0f} %"
             " of the fetched experts"
             f" used); {fitted}",
         )  # fmt: skip

@@ -38,7 +38,7 @@ def tables() -> list[SourceTable]:
     book = ledger()
     return [
         *table_1(book), table_2(), bytes_a_token(), *fig_3_and_4(), fig_5(), fig_7(), *fig_8(), all_machines(),
-        *fig_9_and_10(), estimator_sizes(),
+        *fig_9_and_10(), estimator_sizes(book),
     ]  # fmt: skip
 
 
@@ -110,11 +110,11 @@ def bytes_a_token() -> SourceTable:
     )  # fmt: skip
 
 
-def estimator_sizes() -> SourceTable:
+def estimator_sizes(book: Ledger) -> SourceTable:
     entries = []
     for name, number in ESTIMATORS.items():
         claim, shape = f"003-{number:03}", NAMED_SHAPES[name]
-        pairs = fitting(shape, ledger().figure(claim))
+        pairs = fitting(shape, book.calibration(claim))
         entries.append(Entry(name, "parameters, 1e6", millions(shape, pairs[0]), claim=claim))
         told = ", ".join(f"({pair.width}, {pair.expansion})" for pair in pairs)
         entries.append(Entry(name, "widths and expansions of that size", told))

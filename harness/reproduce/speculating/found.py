@@ -8,7 +8,7 @@ from devices.models.sheet import load_sheet
 from engines.pricing.shapes import NAMED_SHAPES, ModelShape
 from harness.reproduce.findings import Finding
 from harness.reproduce.ledger import Ledger, ledger
-from harness.reproduce.printed import Number, Range, Span
+from harness.reproduce.printed import Range, Span
 from harness.reproduce.speculating import trends
 from harness.reproduce.speculating.accuracy import accuracies, averages, recovered
 from harness.reproduce.speculating.estimators import fitting, millions
@@ -198,9 +198,7 @@ def predictors() -> Iterator[Finding]:
 def estimators(book: Ledger) -> Iterator[Finding]:
     for name, number in ESTIMATORS.items():
         claim, shape = f"003-{number:03}", NAMED_SHAPES[name]
-        printed = book.claims[claim].printed
-        assert isinstance(printed, Number)
-        pairs = fitting(shape, printed.value)
+        pairs = fitting(shape, book.calibration(claim))
         first, n = pairs[0], len(pairs)
         note = (
             f"of width {first.width} and expansion {first.expansion}, one of {n} pairs of that size: it says no widths"
