@@ -12,7 +12,7 @@ import pytest
 from engines.pricing.published_shapes import GPT_OSS_120B, PHI_3_5_MOE, QWEN3_30B_A3B
 from harness.reproduce.findings import Finding
 from harness.reproduce.neuron import findings, loading, ranks, tables
-from harness.reproduce.neuron.plans import drawn
+from harness.reproduce.neuron.plans import drawn_as
 
 PRINTED: dict[str, float] = {
     "004-004": 16, "004-006": 2000, "004-007": 15, "004-008": 8, "004-009": 2048, "004-010": 3840, "004-011": 87.5,
@@ -67,7 +67,7 @@ def test_drawn_choices_need_as_many_experts_as_the_closed_form_says(name: str, b
 
 
 def test_popular_experts_are_drawn_more_often() -> None:
-    loads = drawn(4000, 1, [1.0, 2.0, 5.0]).tokens_per_expert_E().tolist()
+    loads = drawn_as([1, 2, 5], 4000, 1).tokens_per_expert_E().tolist()
     assert [load / 4000 for load in loads] == pytest.approx([1 / 8, 2 / 8, 5 / 8], abs=0.03)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engines.techniques.layout.loads import SelectiveParameters
-from harness.reproduce.neuron.plans import drawn, in_turn, planned, weight_loads_of
+from harness.reproduce.neuron.plans import drawn_alike, in_turn, planned, weight_loads_of
 
 N_DRAWS = 20
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -38,7 +38,7 @@ def mean_loads(model: Chooses, batch: int) -> float:
 
 def loads(model: Chooses, batch: int, drawing: int | str) -> int:
     if isinstance(drawing, int):
-        routing = drawn(batch, model.top_k, [1.0] * model.n_experts, drawing)
+        routing = drawn_alike(batch, model.n_experts, model.top_k, drawing)
     else:
         routing = in_turn(batch, model.n_experts, model.top_k)
     return weight_loads_of(planned("selective", routing, "decode", switch_alpha=NEVER))
@@ -63,5 +63,5 @@ def switch_alpha() -> float:
 def loads_at_the_switch() -> int:
     """Of DeepSeek at batch 32, drawn choices: 256 pairs, so all are loaded though fewer are needed."""
     model = MODELS["DeepSeek"]
-    routing = drawn(32, model.top_k, [1.0] * model.n_experts, 7)
+    routing = drawn_alike(32, model.n_experts, model.top_k)
     return weight_loads_of(planned("selective", routing, "decode"))

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from engines.dispatch import DispatchPlan, Routing
+from engines.pricing.generated_routing import DrawnRouting
+from engines.pricing.routing_sources import RoutingSource, UniformRouting
 from engines.profile import Profile
 from engines.profile_files import BUNDLED_PROFILES, read_profile
 from engines.techniques.context import BuildContext, ChunkPhase, LayerInput, ModelSizes
@@ -36,13 +38,20 @@ def in_turn(n_tokens: int, n_experts: int, top_k: int) -> Routing:
     return routed([[(t * top_k + k) % n_experts for k in range(top_k)] for t in range(n_tokens)], n_experts)
 
 
-def drawn(n_tokens: int, top_k: int, popularity_E: Sequence[float], seed: int = 0) -> Routing:
-    """Each token draws K experts without putting back, in proportion to their popularity (Gumbel's top K)."""
-    weights_E = np.asarray(popularity_E, dtype=np.float64)
-    noise_TE = np.random.default_rng(seed).gumbel(size=(n_tokens, len(weights_E)))
-    keys_TE = np.log(weights_E / weights_E.sum()) + noise_TE
-    ids_TK = np.argpartition(-keys_TE, top_k - 1, axis=1)[:, :top_k]
-    return routed(ids_TK.tolist(), len(weights_E))
+def drawn_alike(n_tokens: int, n_experts: int, top_k: int, seed: int = 0) -> Routing:
+    """Each token draws its experts, all alike."""
+    return _first_layer(UniformRouting(seed), n_tokens, n_experts, top_k)
+
+
+def drawn_as(counts_E: Sequence[int], n_tokens: int, top_k: int) -> Routing:
+    """Each token draws its experts with the chances of these counts."""
+    chances_E = np.array(counts_E, dtype=np.float64) * top_k / sum(counts_E)
+    return _first_layer(DrawnRouting("counts", chances_E[None], top_k), n_tokens, len(counts_E), top_k)
+
+
+def _first_layer(source: RoutingSource, n_tokens: int, n_experts: int, top_k: int) -> Routing:
+    sizes = ModelSizes(n_experts, top_k, hidden=1, expert_width=1, expert_bytes=1, n_layers=1, n_sparse_layers=1)
+    return routed(source.ids_LTK(sizes, n_tokens)[0].tolist(), n_experts)
 
 
 def planned(name: str, routing: Routing, phase: ChunkPhase = "prefill", **parameters: object) -> DispatchPlan:

@@ -14,7 +14,7 @@ from engines.pricing.shapes import ModelShape, sizes_of
 from engines.techniques.context import ModelSizes
 from engines.techniques.place.packing import Packed, flat, heaviest
 from engines.techniques.place.units import slices
-from harness.reproduce.neuron.plans import counted, drawn, planned_over
+from harness.reproduce.neuron.plans import counted, drawn_alike, planned_over
 
 N_TOKENS = 1024
 DEGREES = (2, 4, 8, 16)
@@ -58,7 +58,7 @@ def sent_bytes(shape: ModelShape, n_ranks: int) -> Sent:
     """In prefill, tokens dealt to the ranks, choices drawn with all experts alike."""
     sizes = sizes_of(shape)
     assert sizes is not None  # shapes of the guide have experts
-    routing = drawn(N_TOKENS, shape.top_k, [1.0] * shape.n_experts)
+    routing = drawn_alike(N_TOKENS, shape.n_experts, shape.top_k)
     return Sent(
         _bytes("tensor-parallel", routing, sizes, n_ranks),
         _bytes("expert-parallel", routing, sizes, n_ranks, exchange="all_gather"),

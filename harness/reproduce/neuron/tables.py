@@ -20,7 +20,7 @@ from engines.pricing.published_shapes import (
 )
 from harness.reproduce.neuron import examples, loading, machine, ranks
 from harness.reproduce.neuron.loading import BATCHES, MODELS, Chooses
-from harness.reproduce.neuron.plans import counted, drawn, in_turn, planned, routed
+from harness.reproduce.neuron.plans import counted, drawn_alike, drawn_as, in_turn, planned, routed
 from harness.reproduce.redrawn import Entry, SourceTable
 
 ALPHAS = (1.0, 0.8)
@@ -183,8 +183,8 @@ def _blocks_and_dropping() -> SourceTable:
     counts = counted().tokens_per_expert[1]
     routings = {
         "balanced": in_turn(n_tokens, n_experts, top_k),
-        "drawn, all alike": drawn(n_tokens, top_k, [1.0] * n_experts),
-        "drawn as the bundled model's layer 1 chooses": drawn(n_tokens, top_k, counts),
+        "drawn, all alike": drawn_alike(n_tokens, n_experts, top_k),
+        "drawn as the bundled model's layer 1 chooses": drawn_as(counts, n_tokens, top_k),
         "every token's first is one expert": routed([[0, 1 + t % (n_experts - 1)] for t in range(n_tokens)], n_experts),
     }
 
