@@ -19,7 +19,7 @@ from engines.base import HeldWeights, PhaseListener, unheard
 from engines.cores import PhaseCores, PhaseSetting
 from engines.counting import Counting
 from engines.errors import EngineError
-from engines.expert_memory import ExpertMemory
+from engines.expert_memory import ExpertMemory, expert_layers
 from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
 from engines.model.held_weights import held_weights
@@ -261,7 +261,12 @@ class ReferenceEngine:
             self._counting, self.observer = counting, observer
 
     def held_weights(self) -> HeldWeights:
-        return held_weights(self._model.weights)
+        """Where experts lie in slots or buffers, their bytes are those: the others lie in a file."""
+        held, slots = held_weights(self._model.weights), self._shown.slots
+        if slots is None:
+            return held
+        in_file = held_weights(tuple(layer for layer in expert_layers(self._model.weights) if layer is not None))
+        return held._replace(n_bytes=held.n_bytes - in_file.n_bytes + slots.n_bytes)
 
     def reset(self) -> None:
         """The next request computes all of its prompt, whatever was asked before, and finds no expert loaded."""

@@ -94,6 +94,12 @@ def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointF
         return
     moe = facts.config.moe
     n_slots = memory.n_slots(sizes, moe is not None and moe.expert_bias)
+    if isinstance(move, CacheParameters) and move.slots is not None and memory.n_bytes is not None:
+        yield (
+            f"engine {engine.label}: slots = {move.slots} and expert_memory both say how many experts"
+            f" {technique.technique} holds; give one of them"
+        )
+        return
     try:
         if isinstance(move, CacheParameters):
             move.slots_of_model(sizes, n_slots)

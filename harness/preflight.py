@@ -31,7 +31,14 @@ from harness.rank_problems import launch_problems, rank_problems, rank_problems_
 from harness.references import with_references
 from harness.run_parts import RunParts
 from harness.schema import EngineSpec, TrialProtocol
-from harness.technique_problems import name_problems, padding_warning, room_warnings, size_problems, unread_problems
+from harness.technique_problems import (
+    name_problems,
+    padding_warning,
+    room_warnings,
+    size_problems,
+    tier_warning,
+    unread_problems,
+)
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
 from workloads.base import TellsEarly, Workload, WorkloadError
@@ -72,7 +79,8 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
             problems += _problems_with_model(engine, found, run_parts)
             problems += size_problems(engine, named.devices, found)
             problems += kept_problems(engine, named.devices, found)
-            warnings += [padding_warning(engine, found), *room_warnings(engine, named.devices, found)]
+            warnings += [padding_warning(engine, found), tier_warning(engine, found)]
+            warnings += room_warnings(engine, named.devices, found)
             for model in named.models:
                 if model.spec.source == found.source:
                     problems += slot_problems(engine, model.spec, found)

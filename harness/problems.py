@@ -117,6 +117,8 @@ def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...],
             return f"{where}: must hold at least {_items(error['ctx']['min_length'])}, {found}"
         case "too_long" if isinstance(error["input"], list):
             return f"{where}: must hold at most {_items(error['ctx']['max_length'])}, found {len(error['input'])}"
+        case "byte_size" | "byte_size_unit":
+            return f'{where}: must be a number of bytes, with a unit if you like ("2GB", "400MB", "1GiB"), {found}'
         case "tuple_type":
             return f"{where}: must be a list, {found}; write [ ... ]"
     problem = error["msg"][0].lower() + error["msg"][1:]

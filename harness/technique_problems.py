@@ -10,6 +10,7 @@ from devices.models.sheet import available_sheets
 from engines.errors import EngineError
 from engines.model.checkpoints import CheckpointFacts
 from engines.pricing.costs import costs_of, sizes_of_named
+from engines.pricing.room import lacks_room
 from engines.pricing.shapes import NAMED_SHAPES, own_shape, priced_shape, sizes_of
 from engines.sizes import own_sizes
 from engines.techniques.choices import Choices
@@ -130,15 +131,16 @@ def size_problems(
 def room_warnings(
     engine: Part[EngineSpec], devices: Sequence[Part[DeviceSpec]], facts: CheckpointFacts
 ) -> Iterator[str]:
-    """Of NDP units that do not hold the experts: the run says "N.S." there, as sources do, and goes on."""
+    """Of units that do not hold the experts: the run says "N.S." or "oom" there, as sources do, and goes on."""
     choices = choices_of(engine.spec)
     for device in devices:
         if choices is not None and device.spec.is_modelled and mismatch(engine.spec, device.spec) is None:
             with contextlib.suppress(EngineError):  # a shape that cannot be priced is told of the device
-                sizes = sizes_there(facts, device.spec, None)
-                reason = None if sizes is None else _too_large(choices, sizes, device.spec)
-                if reason is not None:
-                    yield f"engine {engine.label}: {reason}"
+                name = device.spec.priced_as
+                shape = priced_shape(name, facts.config) if name else own_shape(facts.source, facts.config)
+                found = lacks_room(choices.place.units, choices.move.moves_weights, sheet_of(device.spec), shape)
+                if found is not None:
+                    yield f"engine {engine.label}: its cells will say {found}"
 
 
 def padding_warning(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | None:
@@ -156,6 +158,22 @@ def padding_warning(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | N
         f"engine {engine.label}: blocks of {size} rows, and an expert gets {mean_rows:.4g} of a chunk of"
         f" {engine.spec.prefill_chunk} tokens: where all {moe.n_experts} get some,"
         f" {1 - n_pairs / (n_blocks * size):.1%} of the rows are padding; lengthen prefill_chunk or lower block_size"
+    )
+
+
+def tier_warning(engine: Part[EngineSpec], facts: CheckpointFacts) -> str | None:
+    """Of a tier with room for more tokens than a chunk has: it is as large as the chunk."""
+    choices, moe, chunk = choices_of(engine.spec), facts.config.moe, engine.spec.prefill_chunk
+    layout = None if choices is None else choices.layout
+    if moe is None or not isinstance(layout, TiersParameters) or layout.multiples is None:
+        return None
+    base_rows = chunk * (moe.top_k if layout.base == "BK/E" else 1) / moe.n_experts
+    if layout.multiples[0] * base_rows <= chunk:
+        return None
+    return (
+        f"engine {engine.label}: multiples begin with {layout.multiples[0]:g}, and so many times the"
+        f" {base_rows:.4g} rows of {layout.base} are more than a chunk of {chunk} tokens: that tier has room for all"
+        f" of them, and drops none; {chunk / base_rows:.4g} is as much"
     )
 
 
@@ -177,20 +195,6 @@ def _too_many_there(choices: Choices, own: ModelSizes, sizes: ModelSizes, device
     return (
         f"gpu_slots = {choices.move.gpu_slots} of {own.n_sparse_layers} layers are {n:.0f} of {sizes.n_sparse_layers},"
         f" {n * sizes.expert_bytes / 1e9:.1f} GB, and the GPU of {device.name} holds {held / 1e9:.1f}; lower it"
-    )
-
-
-def _too_large(choices: Choices, sizes: ModelSizes, device: DeviceSpec) -> str | None:
-    """Why experts do not fit in the memories of the NDP units that hold them, or None."""
-    units = [unit for unit in choices.place.units if unit.startswith("ndp:")]
-    held = [sheet_of(device).capacity_bytes(unit) for unit in units]
-    holds = sum(n for n in held if n is not None)
-    n_bytes = sizes.n_sparse_layers * sizes.n_experts * sizes.expert_bytes
-    if not units or None in held or n_bytes <= holds:
-        return None
-    return (
-        f"the experts of {device.priced_as or 'this model'} take {n_bytes / 1e9:.1f} GB, and {len(units)} NDP units of"
-        f" {device.name} hold {holds / 1e9:.1f}: its cells will say N.S."
     )
 
 

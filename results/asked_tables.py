@@ -68,7 +68,7 @@ class AskedCell:
 @dataclass(frozen=True)
 class AskedTable:
     """Of one device, and of one workload or of several that differ in the columns' keys. workload: their name without
-    these keys. columns: as text. rows: by arm, a cell for each column."""
+    these keys, and of several models that of the model. columns: as text. rows: by arm, a cell for each column."""
 
     spec: TableSpec
     device: str
@@ -113,10 +113,12 @@ class _Drawn:
         """Cells of one table, by device and workload without what the columns tell."""
         keys = self._spec.keys
         across = {key for cell in self._run.cells for key in _swept(cell.workload) if key in keys}
+        has_models = len({cell.model for cell in self._run.cells}) > 1
         found: dict[tuple[str, str], list[Cell]] = {}
         for cell in self._run.cells:
             if across <= _swept(cell.workload).keys():
-                found.setdefault((cell.device, _without(cell.workload, across)), []).append(cell)
+                of_model = f", {cell.model}" if has_models else ""
+                found.setdefault((cell.device, _without(cell.workload, across) + of_model), []).append(cell)
         return found
 
     def _cell(self, name: str, cells: Sequence[Cell]) -> AskedCell:

@@ -231,6 +231,19 @@ def test_keys_of_workloads_and_engines_stand_across_together() -> None:
     assert speed_ups(two)["fast"] == pytest.approx([28.0, 44.0, 28.0, 44.0])
 
 
+def test_each_of_several_models_has_a_table_of_its_own() -> None:
+    cells, trials = [], []
+    seconds = {("one", "base"): 4.0, ("one", "fast"): 2.0, ("two", "base"): 9.0, ("two", "fast"): 3.0}
+    for i, ((model, engine), s) in enumerate(seconds.items()):
+        cells.append(cell(f"c{i}", engine=engine, model=model))
+        trials.append(trial(f"c{i}", completions=(completion(token_times_s=(s, 2 * s)),)))
+    found = run(cells, trials)
+    spec = {"title": "t", "over": "base", "phase": "prefill"}
+    one, two = drawn(replace(found, info=found.info.model_copy(update={"plan": {"table": [spec]}})))
+    assert (one.workload, two.workload) == (f"{cells[0].workload}, one", f"{cells[0].workload}, two")
+    assert [speed_ups(table)["fast"] for table in (one, two)] == [[2.0], [3.0]]
+
+
 def test_a_plan_may_name_a_swept_key_of_workloads_but_none_of_both() -> None:
     table = {"title": "t", "over": "dropless", "columns": "limit"}
     assert build_plan(raw_plan(table=[table], sweep={"workload.limit": [1, 2]})).cells
@@ -273,6 +286,8 @@ def test_what_has_no_room_says_so_in_its_cell_everywhere(result: Literal["N.S.",
     assert re.search(rf"<td[^>]*>\s*(<[^>]+>)?{re.escape(result)}", page)
     assert "2 ok, 0 failed, 1 without room for the experts" in page
     assert re.search(rf"shared +{re.escape(result)}\(1\) +4\.0×", told)
+    answers = told[told.index("times base") :]
+    assert re.search(rf"shared\[ndps=2\] +{re.escape(result)}", answers), "and not: missing"
     assert "2 trials ok, 0 failed, 1 without room for the experts" in " ".join(told.split())
     assert "trials failed" not in page
 

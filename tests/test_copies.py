@@ -359,6 +359,15 @@ def test_a_plan_gives_memory_and_rate() -> None:
     assert (cell.engine.expert_memory, cell.engine.copy_bytes_per_s) == (6_000_000, 400_000_000)
 
 
+@pytest.mark.parametrize("given", ["abc", "12 foo", "-3GB"])
+def test_bytes_that_are_none_are_one_line(given: str) -> None:
+    (found,) = problems(engine=[arm("on-demand", expert_memory=given)])
+    assert found == (
+        'engine[0].expert_memory: must be a number of bytes, with a unit if you like ("2GB", "400MB", "1GiB"),'
+        f" found {given!r}"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

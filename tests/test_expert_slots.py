@@ -97,6 +97,19 @@ def test_narrow_experts_go_through_slots_as_they_lie_in_memory(form: Form, name:
     assert found.bytes_moved == found.misses * narrow_bytes(form)
 
 
+def test_the_bytes_of_a_model_in_slots_are_those_of_the_slots() -> None:
+    """Three of sixteen experts in each of four layers, and all that is no expert; the parameters are the model's."""
+    whole, loaded = engine(BUNDLED, "dropless"), engine(BUNDLED, "lru", parameters={"slots": 3})
+    assert loaded.held_weights().n_parameters == whole.held_weights().n_parameters
+    in_file = load_checkpoint(str(BUNDLED), torch.float32)
+    others = whole.held_weights().n_bytes - sum(one.n_bytes for n in range(4) for one in experts_of(in_file, n))
+    assert loaded.held_weights().n_bytes == others + 4 * 3 * EXPERT * 4
+
+
+def experts_of(checkpoint: Any, layer: int) -> Any:
+    return checkpoint.weights.layers[layer].mlp.experts.experts
+
+
 def narrow_bytes(form: Form) -> int:
     """Of an expert of the bundled model: two matrices of 128 x 192 and one of 192 x 128."""
     bits, group, scale = {"int8": (8, 0, 4), "fp8": (8, 0, 4), "int4-g32": (4, 32, 4), "mxfp4": (4, 32, 1)}[form]
@@ -323,7 +336,10 @@ def test_a_number_or_a_word_that_is_neither_is_one_line(h: object, must_be: str)
     [
         (arm("lru", expert_memory="250kB"), "holds 0, and a cache of 1 in each of 4 layers needs 4; give it more"),
         (arm("lru"), "give the engine an expert_memory, or the cache its slots"),
-        (arm("lru", expert_memory="2MB", parameters={"slots": 2}), "holds 6, and a cache of 2 in each of 4 layers"),
+        (
+            arm("lru", expert_memory="2MB", parameters={"slots": 2}),
+            "slots = 2 and expert_memory both say how many experts lru holds; give one",
+        ),
         (arm("dropless", expert_memory="2GB"), "and dropless loads none; use lru, lfu, static"),
         (
             arm("lru", expert_memory="250kB", quantise={"experts": "int8"}),

@@ -82,6 +82,17 @@ def test_one_rank_is_one_process() -> None:
     running.close()
 
 
+def test_one_rank_decodes_on_the_road_of_one_process(one: ReferenceEngine) -> None:
+    for name in ("expert-parallel", "tensor-parallel"):
+        alone = ParallelEngine(
+            RanksAsked(inspect_checkpoint(BUNDLED), technique(name), 1, prefill_chunk=CHUNK, threads=1)
+        )
+        alone.run(GENERATE[0], unheard)
+        assert alone.take_road().decoding == "fused"
+        assert_same_answers(one, alone)
+        alone.close()
+
+
 # --- answers of an engine --------------------------------------------------------------------------------------------
 
 

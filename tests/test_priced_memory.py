@@ -81,12 +81,19 @@ def test_the_host_counts_the_model_that_runs() -> None:
     ("arm", "words"),
     [
         (
-            {"technique": {"name": "lru", "slots": 17}, "expert_memory": "2GB"},
+            {"technique": {"name": "lru", "slots": 17}},
             "slots = 17 in each layer, and a layer has 16 experts; lower it",
         ),
         (
             {"technique": {"name": "eplb", "spare_slots": 9, "calibration_prompts": 1}, "ranks": 2},
             "spare_slots = 9: a rank has 8 of 16 experts, and there are 8 others; lower it",
+        ),
+        (
+            {
+                "technique": {"name": "eplb", "spare_slots": 5, "calibration_prompts": 1, "nodes": 2, "groups": 2},
+                "ranks": 4,
+            },
+            "spare_slots = 5: a rank has 4 of the 8 experts of its node, and there are 4 others; lower it",
         ),
     ],
 )
@@ -103,6 +110,7 @@ def test_as_many_slots_as_experts_are_taken() -> None:
         CacheParameters(slots=17).slots_of_model(sizes, None)
     assert EplbParameters(spare_slots=8).problem(2, sizes) is None
     assert EplbParameters().problem(1, sizes) is None
+    assert EplbParameters(spare_slots=4, nodes=2, groups=2).problem(4, sizes) is None
 
 
 @pytest.mark.numbers
@@ -136,3 +144,29 @@ def test_layers_without_experts_share_no_memory() -> None:
     sizes = sizes_of(DEEPSEEK_MOE_16B)
     assert sizes is not None
     assert (sizes.n_layers, sizes.n_sparse_layers) == (28, 27)
+
+
+@pytest.mark.parametrize("name", ["gpu", "dropless"])
+def test_a_unit_that_holds_no_such_model_is_told_when_the_plan_is_checked(name: str) -> None:
+    """80.5 GB of Phi's experts, and the GPU of the sheet holds 17.2; its CPU's memory holds them."""
+    arm: dict[str, object] = {"name": "arm", "technique": {"name": name}, "devices": [PHI["name"]]}
+    told = checked(engine=[arm], device=[PHI]).warnings
+    if name == "dropless":
+        assert told == ()
+        return
+    (line,) = told
+    assert line.startswith("engine arm: its cells will say oom: 80.5 GB of experts of phi-3.5-moe, and gpu of sheet")
+    assert "rtx5080-ndp hold 17.2 GB" in line
+
+
+def test_a_tier_larger_than_a_chunk_is_told() -> None:
+    """16 experts, top 2, chunks of 512: 64 rows a multiple, so that 8 of them are a chunk."""
+
+    def told(multiples: list[float]) -> tuple[str, ...]:
+        arm = {"name": "arm", "technique": {"name": "npumoe-t", "multiples": multiples}}
+        return checked(engine=[arm], device=[HOST]).warnings
+
+    assert told([8, 1]) == ()
+    (line,) = told([1e9, 1])
+    assert "multiples begin with 1e+09, and so many times the 64 rows of BK/E are more than a chunk of 512" in line
+    assert line.endswith("8 is as much")

@@ -104,7 +104,8 @@ class _Builder:
         self._plain: Form = next(form for form, own in PLAIN_DTYPES.items() if own is dtype)
         is_narrow = quantise.experts not in (None, *PLAIN_DTYPES)
         is_made = experts_as_filed and (is_narrow or not _lie_alone(config))
-        self._made = MadeExperts() if is_made else None
+        n_experts = 0 if config.moe is None else len(config.moe.sparse_layers) * config.moe.n_experts
+        self._made = MadeExperts(n_experts) if is_made else None
         self._experts_form: Form | None = quantise.experts or self._plain
         if experts_as_filed and not is_made:
             self._experts_form = None

@@ -6,6 +6,7 @@ lies where the system keeps temporary files (TMPDIR); where that is memory (tmpf
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterable
 from typing import BinaryIO
@@ -57,6 +58,10 @@ def with_tensors(expert: GatedWeights, tensors: Iterable[Tensor]) -> GatedWeight
 class MadeExperts:
     """One file a layer, so that what was read of one can be given back whole."""
 
+    def __init__(self, n_experts: int) -> None:
+        """n_experts: of all layers, so that what has no room is told with the first."""
+        self._n_left = n_experts
+
     def kept(self, experts: Iterable[GatedWeights]) -> tuple[GatedWeights, ...]:
         """Takes them one by one, and holds none. Raises `EngineError` where no file can be written."""
         places: list[list[int]] = []
@@ -65,7 +70,9 @@ class MadeExperts:
             with tempfile.TemporaryFile(prefix="joulebench-experts-") as file:
                 for expert in experts:
                     # One for all: many small ones keep the allocator from giving back what it narrowed in.
-                    like = like or without_values(expert)
+                    if like is None:
+                        like = without_values(expert)
+                        self._check_room(like)
                     places.append([_written(file, tensor) for tensor in tensors_of(expert)])
                 file.flush()
                 whole = mapped(file.fileno())
@@ -75,7 +82,19 @@ class MadeExperts:
                 f" cannot be written ({error.strerror or error}); give it room, or set TMPDIR to a folder that has it"
             ) from error
         assert like is not None  # a layer with experts has some
+        self._n_left -= len(places)
         return tuple(with_tensors(like, _views(whole, tensors_of(like), begins)) for begins in places)
+
+    def _check_room(self, like: GatedWeights) -> None:
+        """Raises `EngineError` where the experts that are still to come do not fit on the disk."""
+        one = sum(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors_of(like))
+        free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
+        if self._n_left * one > free_bytes:
+            raise EngineError(
+                f"experts in another form than the checkpoint's are kept in a file in {tempfile.gettempdir()}: they"
+                f" need {self._n_left * one / 1e9:.1f} GB there, and {free_bytes / 1e9:.1f} are free; give it room, or"
+                " set TMPDIR to a folder that has it"
+            )
 
 
 def without_values(expert: GatedWeights) -> GatedWeights:

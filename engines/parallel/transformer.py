@@ -114,10 +114,11 @@ class RankTransformer(Transformer):
         sums, hidden = self.links.sums, self.config.hidden
         is_sparse = [isinstance(layer.mlp, SparseWeights) for layer in self.weights.layers]
         can = self.decodes_in_one_call and technique.decodes_plainly
-        if sums is None or hidden > sums.most_values or not can:
+        if not can or (self.links.n_ranks > 1 and (sums is None or hidden > sums.most_values)):
             return None
-        local_LE = [self._local_E(layer, technique).tolist() for layer, has in enumerate(is_sparse) if has]
-        self._exchange = sums.of_step(local_LE)
+        if sums is not None:
+            local_LE = [self._local_E(layer, technique).tolist() for layer, has in enumerate(is_sparse) if has]
+            self._exchange = sums.of_step(local_LE)
         layout = DecodeLayout(widths=technique.widths)
         plain = layout_table([PLAIN if has else None for has in is_sparse], self._n_experts, [()] * len(is_sparse))
         return SaidLayouts(technique, [layout if has else None for has in is_sparse], plain)

@@ -18,7 +18,7 @@ from typing import Literal
 import pandas as pd
 
 from results.binary_scores import binary_metrics
-from results.cells import answering, left_out_reason, trials_of, usable
+from results.cells import answering, left_out_reason, no_room, trials_of, usable
 from results.compare import UnlikeError, mean_score, sample_logarithms, sample_scores
 from results.derivation import not_alone
 from results.metrics import NO_METER, RELATIVE_UNITS
@@ -74,6 +74,8 @@ class ArmFigure:
     window_s: float | None = None
     outside_share: float | None = None
     is_priced: bool = False
+    result: str | None = None
+    """ "N.S." or "oom", where there is no figure because experts fit nowhere."""
 
     @property
     def way(self) -> tuple[Method, str | None, str]:
@@ -126,7 +128,9 @@ class ArmFigures:
             why: str | None = "was not asked"
             if own is not None:
                 why = left_out_reason(self._all_trials[own.cell_id], True, answering if is_score else usable)
-            return replace(none, reason=f"{', '.join(lacking)}: {why or 'no trial was run'}")
+            rooms = {no_room(self._all_trials[by_workload[w].cell_id]) if w in by_workload else None for w in lacking}
+            result = rooms.pop() if len(rooms) == 1 else None
+            return replace(none, reason=f"{', '.join(lacking)}: {why or 'no trial was run'}", result=result)
         chosen = [by_workload[w] for w in workloads]
         if is_score:
             return self._score(none, chosen)

@@ -168,7 +168,8 @@ def _method(method: str, known: Sequence[Standing]) -> str:
 
 def _figure(table: ArmTable, standing: Standing, group: Group, units: PageUnits) -> ArmFigure:
     if standing.value is None:
-        return ArmFigure("missing", "", "", None, note=table.note(standing.reason or "no reason was recorded"))
+        note = table.note(standing.reason or "no reason was recorded")
+        return ArmFigure(standing.result or "missing", "", "", None, note=note)
     plain = ArmFigure("none", "", _value(standing, group, units), None, standing.is_best, standing.is_certain)
     if standing.is_baseline:
         return replace(plain, ratio="1×", order=1.0, is_baseline=True, note=table.note(standing.remark))

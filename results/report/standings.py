@@ -70,6 +70,8 @@ class Standing:
     is_certain: bool = False
     """Whether it differs from the baseline beyond its interval, and beyond the error of its model."""
     is_best: bool = False
+    result: str | None = None
+    """As of `ArmFigure`."""
     model_error: float | None = None
     stated_error: float | None = None
     outside_share: float | None = None
@@ -311,6 +313,7 @@ def _ranked(
                 outside_share=figure.outside_share,
                 reason=found.reason,
                 remark=found.remark,
+                result=figure.result,
             )
         )
     verdict = _verdict(quantity, figures, standings)

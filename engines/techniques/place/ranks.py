@@ -171,11 +171,13 @@ class EplbParameters(RanksParameters):
             return f"ranks = {ranks} cannot be dealt to nodes = {self.nodes}; give a divisor"
         if sizes.n_experts % self.groups:
             return f"{sizes.n_experts} experts make no groups = {self.groups} of one size; give a divisor"
-        most = sizes.n_experts - -(-sizes.n_experts // ranks)
+        of_node, of_rank = sizes.n_experts // self.nodes, -(-sizes.n_experts // ranks)
+        most = of_node - of_rank
         if self.spare_slots > max(most, 1):  # of one rank too, the default means nothing
+            where = f"the {of_node} experts of its node" if self.nodes > 1 else f"{of_node} experts"
             return (
-                f"spare_slots = {self.spare_slots}: a rank has {sizes.n_experts - most} of {sizes.n_experts} experts,"
-                f" and there are {most} others; lower it"
+                f"spare_slots = {self.spare_slots}: a rank has {of_rank} of {where}, and there are {most} others;"
+                " lower it"
             )
         return _too_many(ranks, sizes)
 
