@@ -229,7 +229,8 @@ class RunParts:
                 shape = priced_shape(priced_as, config) if priced_as else own_shape(plan.model.source, config)
                 choices = plan.engine.technique.choices if isinstance(plan.engine.technique, Composed) else None
                 fetches = choices is not None and choices.move.moves_weights
-                if why := lacks_room(plan.engine.technique.units, fetches, device.timeline.sheet, shape):
+                technique = plan.engine.technique
+                if why := lacks_room(technique.units, fetches, device.timeline.sheet, shape, technique.backbone):
                     raise why
                 sizes = sizes_of(shape)
                 costs = None if sizes is None else SheetCosts(device.timeline.sheet, sizes)

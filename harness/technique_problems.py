@@ -138,7 +138,8 @@ def room_warnings(
             with contextlib.suppress(EngineError):  # a shape that cannot be priced is told of the device
                 name = device.spec.priced_as
                 shape = priced_shape(name, facts.config) if name else own_shape(facts.source, facts.config)
-                found = lacks_room(choices.place.units, choices.move.moves_weights, sheet_of(device.spec), shape)
+                units, fetches = choices.place.units, choices.move.moves_weights
+                found = lacks_room(units, fetches, sheet_of(device.spec), shape, choices.backbone)
                 if found is not None:
                     yield f"engine {engine.label}: its cells will say {found}"
 

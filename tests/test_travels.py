@@ -237,3 +237,21 @@ def test_experts_that_are_not_fetched_must_fit_where_they_are_computed() -> None
     assert str(lacks_room(["gpu"], False, sheet, qwen)).startswith("oom: 58.0 GB of experts of qwen3-30b-a3b, and gpu")
     assert lacks_room(["gpu"], True, sheet, qwen) is None, "192 GB on the host"
     assert lacks_room(["cpu"], False, load_sheet("m2-ultra"), qwen) is None, "the sheet states no memory"
+
+
+def test_what_every_token_passes_through_must_fit_too() -> None:
+    """By hand, in bf16. Attention of a layer: 4096 x 128 x 2 x (32 + 8) values, of 32 layers 2.68 GB; embedding and
+    head: 32000 x 4096 each, 0.52 GB; routers: 4096 x 8. Beside 15 GB of experts they are more than the GPU's 17.2."""
+    sheet, mixtral = load_sheet("rtx5080-ndp"), NAMED_SHAPES["mixtral-8x7b"]
+    by_hand = 2 * (32 * (4096 * 128 * 2 * 40 + 4096 * 8) + 2 * 32000 * 4096)
+    assert mixtral.others_bytes == by_hand
+    few = replace(mixtral, n_layers=5)
+    assert few.routed_bytes == pytest.approx(14.1e9, rel=0.01)
+    assert lacks_room(["gpu"], False, sheet, few) is None
+    assert lacks_room(["gpu"], False, sheet, few, "gpu") is None
+    wide = replace(few, vocabulary=320_000)
+    found = str(lacks_room(["gpu"], False, sheet, wide, "gpu"))
+    assert found.startswith("oom: 14.1 GB of experts of mixtral-8x7b beside 5.7 GB of the rest, and gpu of sheet")
+    large = replace(few, vocabulary=3_200_000)
+    found = str(lacks_room(["ndp:0", "ndp:1"], True, sheet, large, "gpu"))
+    assert found.startswith("oom: 52.8 GB of what every token of mixtral-8x7b passes through, and gpu of sheet")

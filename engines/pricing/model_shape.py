@@ -159,6 +159,14 @@ class ModelShape:
         return self.n_sparse_layers * self.n_experts * self.expert_bytes
 
     @property
+    def others_bytes(self) -> float:
+        """Of all weights but routed experts, norms and biases. Raises as `n_sparse_layers`."""
+        n_sparse, embedding = self.n_sparse_layers, self.vocabulary * self.hidden * self.bytes_per_value
+        routers = self.hidden * self.n_experts * self.bytes_per_value + self.dense_bytes(self.shared_width)
+        layers = self.n_layers * self.attention_bytes + (self.n_layers - n_sparse) * self.dense_bytes(self.dense_width)
+        return layers + n_sparse * routers + self.head_bytes + (0 if self.ties_embedding else embedding)
+
+    @property
     def parameters(self) -> Parameters:
         """Without norms and biases. Raises as `n_sparse_layers`."""
         n_sparse, vocabulary = self.n_sparse_layers, self.vocabulary * self.hidden
