@@ -97,8 +97,8 @@ def test_fitted_figures_are_those_of_the_fit(phone: str) -> None:
     assert ours.loss == pytest.approx(fitted.model.loss, abs=6e-5)
     assert ours.static_power == pytest.approx(fitted.model.static_power, abs=6e-5)
     assert ours.power_per_load == pytest.approx(fitted.model.power_per_load, abs=6e-6)
-    assert sheet.relative_accuracy.value == pytest.approx(fitted.rms, abs=6e-5)
-    for figure in (sheet.ceiling_tokens_per_s, sheet.loss, sheet.relative_accuracy):
+    assert sheet.rms_residual.value == pytest.approx(fitted.rms, abs=6e-5)
+    for figure in (sheet.ceiling_tokens_per_s, sheet.loss, sheet.rms_residual):
         assert set(phone_fit.rows_of_fit(phone)) <= set(ledger().rows_of(figure.origin))
 
 
@@ -141,6 +141,8 @@ def test_threads_take_the_biggest_cores_first() -> None:
         ("cores = { middle = 2 }", "cores = { huge = 2 }", "no cluster huge"),
         ('kind = "prime"', 'kind = "big"', "prime"),
         ("loss = {", "lost = {", "loss"),
+        ("alone = { value = 0.85", "alone = { value = 1.0", "is 1; a share of the ceiling"),
+        ("static_w = {", "relative_static = {", "needs static_w and w_per_load, or"),
     ],
 )
 def test_a_sheet_that_contradicts_itself_is_refused(old: str, new: str, words: str) -> None:

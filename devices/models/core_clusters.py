@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from devices.models.figures import Rate, SheetFigure
 from results.records import Record
@@ -108,15 +108,30 @@ class DecodeSheet(Record):
     binds_threads: bool
     """Whether threads can be bound to cores: not on iOS."""
     ceiling_tokens_per_s: Rate
-    alone: SheetFigure = Field()
+    alone: SheetFigure
     loss: SheetFigure
     static_w: SheetFigure | None = None
     """None: the source has relative power alone."""
     w_per_load: SheetFigure | None = None
     relative_static: SheetFigure | None = None
     relative_per_load: SheetFigure | None = None
-    relative_accuracy: SheetFigure
-    """Root mean square residual of the rows that it was fitted on, speed and power together."""
+    rms_residual: SheetFigure
+    """Over the rows that it was fitted on, speed and power together, relative."""
+
+    @field_validator("alone")
+    @classmethod
+    def _is_a_share(cls, alone: SheetFigure) -> SheetFigure:
+        if not 0 < alone.value < 1:
+            raise ValueError(f"is {alone.value:g}; a share of the ceiling lies between 0 and 1, neither included")
+        return alone
+
+    @model_validator(mode="after")
+    def _has_one_power(self) -> DecodeSheet:
+        watts = (self.static_w is not None, self.w_per_load is not None)
+        relative = (self.relative_static is not None, self.relative_per_load is not None)
+        if {watts, relative} != {(True, True), (False, False)}:
+            raise ValueError("needs static_w and w_per_load, or relative_static and relative_per_load, and not both")
+        return self
 
 
 @dataclass(frozen=True)
@@ -183,12 +198,11 @@ def clusters_of(sheets: Mapping[str, ClusterSheet]) -> tuple[CoreCluster, ...]:
 
 
 def decode_model(clusters: Mapping[str, ClusterSheet], decode: DecodeSheet) -> DecodeModel:
-    """Raises ValueError where the sheet has neither watts nor relative power."""
-    static, per_load = decode.static_w, decode.w_per_load
-    if static is None or per_load is None:
-        static, per_load = decode.relative_static, decode.relative_per_load
-    if static is None or per_load is None:
-        raise ValueError("the sheet has no power of decoding; give static_w and w_per_load, or both relative ones")
+    """Of a sheet."""
+    watts, relative = (decode.static_w, decode.w_per_load), (decode.relative_static, decode.relative_per_load)
+    static, per_load = watts if decode.static_w is not None else relative
+    assert static is not None  # the sheet is refused otherwise
+    assert per_load is not None
     return DecodeModel(
         clusters_of(clusters),
         decode.binds_threads,
