@@ -96,7 +96,7 @@ def _busy(unit: str, measured: Measured) -> str | None:
     if measured.is_quiet:
         return None
     share = "" if measured.foreign_share is None else f": {measured.foreign_share:.0%} of the CPU time went to others"
-    return f"{unit}: {measured.n_disturbed} of {measured.n_rounds} rounds were disturbed{share}"
+    return f"{unit}: {measured.n_disturbed} of {measured.n_runs} runs were disturbed{share}"
 
 
 def _write_new(path: Path, text: str) -> None:

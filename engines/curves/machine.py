@@ -66,7 +66,7 @@ def fit_machine(
             fitted[unit] = fit_unit(grid, form, n_threads, torch_device, told)
     finally:
         torch.set_num_threads(before)
-    sheet = _sheet(name, form, n_threads, fitted)
+    sheet = sheet_of_units(name, form, n_threads, fitted)
     return FittedMachine(sheet, sheet_text(sheet, _remarks(quick, fitted)), fitted)
 
 
@@ -74,7 +74,8 @@ def _told(on_round: RoundListener, unit: Unit, n_rounds: int, done: int) -> None
     on_round(unit, done, n_rounds)
 
 
-def _sheet(name: str, form: Form, n_threads: int, fitted: Mapping[str, FittedUnit]) -> Sheet:
+def sheet_of_units(name: str, form: Form, n_threads: int, fitted: Mapping[str, FittedUnit]) -> Sheet:
+    """fitted: `cpu`, and `gpu` where there is one."""
     environment = host_environment()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     built = build()
@@ -106,8 +107,8 @@ def _remarks(quick: bool, fitted: Mapping[str, FittedUnit]) -> tuple[str, ...]:
         found = one.measured
         share = "not told by this system" if found.foreign_share is None else f"{found.foreign_share:.1%}"
         lines.append(
-            f"{unit}: {len(one.residuals)} points, {found.n_rounds} rounds{' (quick)' if quick else ''}, of which"
-            f" {found.n_disturbed} were disturbed; CPU time that others took: {share}."
+            f"{unit}: {len(one.residuals)} points, {found.n_rounds} rounds{' (quick)' if quick else ''}, of whose"
+            f" {found.n_runs} runs {found.n_disturbed} were disturbed; CPU time that others took: {share}."
         )
         if not found.is_quiet:
             lines.append(f"{unit}: MADE ON A BUSY MACHINE. Fit again when it is quiet.")
@@ -141,7 +142,7 @@ def points_text(found: FittedMachine) -> str:
     """Every point as CSV: what was measured, its amounts, what the fitted prices make of it, and the residual."""
     residuals = [(unit, one) for unit, fitted in found.fitted.items() for one in fitted.residuals]
     names = sorted({name for _, one in residuals for name in one.point.piece.amounts})
-    head = ["unit", "curve", "shape", "measured_s", "predicted_s", "residual", "known_s", "rounds", "quiet"]
+    head = ["unit", "curve", "shape", "measured_s", "predicted_s", "residual", "known_s", "runs", "quiet"]
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow([*head, *names])
@@ -149,5 +150,5 @@ def points_text(found: FittedMachine) -> str:
         point = one.point
         piece, what = point.piece, (point.seconds, one.predicted_s, one.miss, one.known_s)
         amounts = [piece.amounts.get(name, "") for name in names]
-        rows.writerow([unit, piece.curve, piece.shape, *what, point.n_rounds, point.is_quiet, *amounts])
+        rows.writerow([unit, piece.curve, piece.shape, *what, point.n_runs, point.is_quiet, *amounts])
     return text.getvalue()

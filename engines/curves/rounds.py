@@ -1,15 +1,18 @@
 """Times of pieces of work, in turns, so that what slows the machine for a while slows all of them alike.
 
-A round goes through all pieces. One in which other processes took too much of the CPU's time is disturbed: a piece's
-time is the median of its quiet rounds, and of all rounds where too few were quiet, which is told.
+A round goes through all pieces. A run is disturbed in which threads of this process waited for a CPU that another had;
+where the system does not tell that, the whole round in which others took too much of the CPU's time. A piece's time is
+the median of its quiet runs, and of all where too few were quiet, which is told.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from devices.cpu_seconds import host_cpu_seconds, usable_cpus
@@ -19,6 +22,9 @@ MAX_FOREIGN_SHARE = 0.1
 """Of the CPU time that there was, as `protocol.max_foreign_cpu_share` of a plan."""
 TICKS_S = 0.02
 """Two ticks of the accounting, as windows of trials are granted."""
+
+
+MOST_POINTS = 0.9
 
 
 class Piece(NamedTuple):
@@ -41,11 +47,11 @@ class Work(Protocol):
 
 
 class Point(NamedTuple):
-    """A measured piece. n_rounds: whose median it is; is_quiet: whether nobody disturbed those."""
+    """A measured piece. n_runs: whose median it is; is_quiet: whether nobody disturbed those."""
 
     piece: Piece
     seconds: float
-    n_rounds: int
+    n_runs: int
     is_quiet: bool
 
 
@@ -72,54 +78,94 @@ class Called:
 
 class Measured(NamedTuple):
     """points: of all pieces. foreign_share: of the CPU time in all rounds; None where the system does not tell.
-    n_disturbed: of n_rounds."""
+    n_disturbed: runs of work, of n_runs in n_rounds."""
 
     points: tuple[Point, ...]
     foreign_share: float | None
     n_rounds: int
+    n_runs: int
     n_disturbed: int
 
     @property
     def is_quiet(self) -> bool:
-        return self.n_disturbed * 2 < self.n_rounds
+        """Of the points, at least nine of ten: a fit is no better than its points."""
+        return sum(point.is_quiet for point in self.points) >= MOST_POINTS * len(self.points)
 
 
-def _cpu_seconds() -> CpuSeconds:
-    return host_cpu_seconds(usable_cpus())
+class Readings(NamedTuple):
+    """What tells that others used the machine. cpu_seconds: over a round. waited_s: of this process's threads, in which
+    they could have run and another had the CPU; None where the system does not tell."""
+
+    cpu_seconds: Callable[[], CpuSeconds]
+    waited_s: Callable[[], float | None]
+
+
+def waited_s(tasks: Path = Path("/proc/self/task")) -> float | None:
+    """By the scheduler's accounting (Linux): on a CPU, waiting for one, both in nanoseconds, and slices."""
+    waited_ns = 0
+    try:
+        for path in tasks.glob("*/schedstat"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+                waited_ns += int(path.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return waited_ns * 1e-9 if waited_ns else None
+
+
+THIS_MACHINE = Readings(lambda: host_cpu_seconds(usable_cpus()), waited_s)
+
+
+class _Run(NamedTuple):
+    seconds: Sequence[float]
+    is_quiet: bool | None
+    """None where threads' waiting is not told."""
 
 
 def measured(
     works: Sequence[Work],
     n_rounds: int,
     on_round: Callable[[int], object] = lambda done: None,
-    cpu_seconds: Callable[[], CpuSeconds] = _cpu_seconds,
-    max_foreign_share: float = MAX_FOREIGN_SHARE,
+    readings: Readings = THIS_MACHINE,
 ) -> Measured:
     """One round to warm up, then n_rounds. on_round: told how many are done."""
     for work in works:
         work.seconds()
-    rounds: list[tuple[list[Sequence[float]], bool]] = []
-    first = last = cpu_seconds()
+    runs_W: list[list[_Run]] = [[] for _ in works]
+    first = last = readings.cpu_seconds()
     for number in range(1, n_rounds + 1):
         before = last
-        taken = [work.seconds() for work in works]
-        last = cpu_seconds()
-        rounds.append((taken, not _is_disturbed(before, last, max_foreign_share)))
+        found = [_run(work, readings) for work in works]
+        last = readings.cpu_seconds()
+        is_quiet = not _is_disturbed(before, last)
+        for runs, one in zip(runs_W, found, strict=True):
+            runs.append(one._replace(is_quiet=is_quiet) if one.is_quiet is None else one)
         on_round(number)
-    quiet = [taken for taken, is_quiet in rounds if is_quiet]
-    is_quiet = len(quiet) * 2 > n_rounds
-    kept = quiet if is_quiet else [taken for taken, _ in rounds]
-    points = [
-        Point(piece, statistics.median(taken[w][i] for taken in kept), len(kept), is_quiet)
-        for w, work in enumerate(works)
-        for i, piece in enumerate(work.pieces)
-    ]
-    return Measured(tuple(points), foreign_share(first, last), n_rounds, n_rounds - len(quiet))
+    points = [point for work, runs in zip(works, runs_W, strict=True) for point in _points(work, runs)]
+    n_disturbed = sum(not run.is_quiet for runs in runs_W for run in runs)
+    return Measured(tuple(points), foreign_share(first, last), n_rounds, n_rounds * len(works), n_disturbed)
 
 
-def _is_disturbed(before: CpuSeconds, after: CpuSeconds, most: float) -> bool:
+def _run(work: Work, readings: Readings) -> _Run:
+    before_s, begin_s = readings.waited_s(), time.perf_counter()
+    seconds = work.seconds()
+    took_s, after_s = time.perf_counter() - begin_s, readings.waited_s()
+    if before_s is None or after_s is None:
+        return _Run(seconds, None)
+    return _Run(seconds, after_s - before_s <= MAX_FOREIGN_SHARE * took_s)
+
+
+def _points(work: Work, runs: Sequence[_Run]) -> Iterator[Point]:
+    """The median of the quiet runs; of all, where fewer than a third were."""
+    quiet = [run for run in runs if run.is_quiet]
+    is_quiet = len(quiet) >= max(1, len(runs) / 3)
+    kept = quiet if is_quiet else runs
+    for i, piece in enumerate(work.pieces):
+        yield Point(piece, statistics.median(run.seconds[i] for run in kept), len(kept), is_quiet)
+
+
+def _is_disturbed(before: CpuSeconds, after: CpuSeconds) -> bool:
     share = foreign_share(before, after)
     if share is None:
         return False
     available_s = after.available_s - before.available_s
-    return share * available_s - TICKS_S > most * available_s
+    return share * available_s - TICKS_S > MAX_FOREIGN_SHARE * available_s

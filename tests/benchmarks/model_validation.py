@@ -1,0 +1,190 @@
+"""Whether the schedule tells how long this machine takes: prices fitted on some models, and plans of other ones.
+
+python -m tests.benchmarks.model_validation [--quick]
+
+`joulebench model fit` measures models of one half of the shapes. Models of the other half, with prompts of other
+lengths, then answer requests by each technique; the same plans are priced by the fitted sheet. No point of the second
+half enters the fit. Two processes are priced by ranks of one thread each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from devices.cpu_seconds import usable_cpus
+from devices.models.sheet import Sheet
+from engines.curves.host import QUICK, WHOLE, Grid, MadeModel, fit_unit, made_model
+from engines.curves.machine import sheet_of_units
+from engines.curves.rounds import Measured, measured
+from engines.curves.steps import EngineRun, priced, request_of
+from engines.expert_memory import ExpertMemory
+from engines.made_models import MadeSizes
+from engines.model.checkpoints import load_checkpoint
+from engines.model.quantised import PLAIN_DTYPES, Form
+from engines.reference import ReferenceEngine
+from engines.techniques.base import TechniqueParameters
+from engines.techniques.presets import preset_parameters
+from results.environments import Road
+from tests.benchmarks.measurement import Measurement, write_page
+from tests.benchmarks.measurement import measured as figure
+
+PAGE = "model-validation"
+HELD_OUT = (
+    MadeSizes(640, 512, 16, 2, 4, 10, 2),
+    MadeSizes(512, 1024, 8, 2, 3, 8, 4),
+    MadeSizes(320, 384, 32, 4, 6, 5, 1, vocabulary=4096),
+    MadeSizes(1024, 256, 32, 4, 3, 16, 4),
+    MadeSizes(256, 512, 16, 4, 8, 4, 2),
+)
+Prompt = tuple[int, int]
+"""Tokens, and those of a chunk."""
+PROMPTS = ((160, 64), (448, 192))
+QUICK_Prompt = tuple[int, int]
+"""Tokens, and those of a chunk."""
+PROMPTS = ((160, 64),)
+N_NEW, N_ROUNDS = 13, 9
+MEDIAN_AIM, P90_AIM = 10.0, 25.0
+ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "dropless": ("dropless", {}),
+    "tiers, npumoe-t": ("npumoe-t", {}),
+    "tiers in groups, npumoe-tg": ("npumoe-tg", {}),
+    "blocks, blockwise": ("blockwise", {}),
+    "cache, lru of half the experts": ("lru", {}),
+}
+PHASES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A technique on a model. run: what is measured. sheet_s: seconds of prefill and of a decoded token, as priced."""
+
+    name: str
+    run: EngineRun
+    price: Callable[[Sheet], Sequence[float]]
+    road: Callable[[], Road]
+
+
+def technique_of(name: str, parameters: Mapping[str, object], sizes: MadeSizes) -> TechniqueParameters:
+    own = {"slots": sizes.n_experts // 2} if name == "lru" else {}
+    return preset_parameters(name).model_validate({**parameters, **own})
+
+
+def engine_of(made: MadeModel, technique: TechniqueParameters, chunk: int, threads: int, form: Form) -> ReferenceEngine:
+    checkpoint, model = made.checkpoint, made.model
+    if technique.loads_from_file:
+        checkpoint = load_checkpoint(str(made.folder), PLAIN_DTYPES[form], experts_as_filed=True)
+    memory = ExpertMemory(form=form)
+    engine = ReferenceEngine(
+        checkpoint,
+        technique,
+        chunk,
+        threads=threads,
+        model=None if technique.loads_from_file else model,
+        expert_memory=memory,
+    )
+    if engine.needs_calibration:
+        vocabulary = made.shape.vocabulary
+        engine.calibrate([request_of(4 * chunk, 2, vocabulary, seed).prompt_ids for seed in (11, 12, 13)])
+    return engine
+
+
+def arms_of(
+    made: MadeModel,
+    sizes: MadeSizes,
+    prompts: Sequence[tuple[int, int]],
+    names: Sequence[str],
+    threads: int,
+    form: Form,
+) -> Iterator[Arm]:
+    for name in names:
+        technique = technique_of(*ARMS[name], sizes)
+        for n_prompt, chunk in prompts:
+            engine = engine_of(made, technique, chunk, threads, form)
+            request = request_of(n_prompt, N_NEW, made.shape.vocabulary, seed=21)
+            backbone = getattr(technique, "backbone", "cpu")
+
+            def price(sheet: Sheet, engine=engine, request=request, backbone=backbone) -> Sequence[float]:  # type: ignore[no-untyped-def]
+                return priced(engine, sheet, made.shape, backbone, request)
+
+            yield Arm(name, EngineRun(made.name, engine, made.shape, request, chunk), price, engine.take_road)
+
+
+def rows_of(arms: Sequence[Arm], found: Measured, sheet: Sheet, form: Form) -> list[Measurement]:
+    """Of each technique and phase: how far the schedule missed, and each point."""
+    points = iter(found.points)
+    by_arm: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
+    roads: dict[tuple[str, str], set[str]] = {}
+    for arm in arms:
+        modelled, road = arm.price(sheet), arm.road()
+        for phase, modelled_s in zip(PHASES, modelled, strict=True):
+            point = next(points)
+            by_arm.setdefault((arm.name, phase), []).append((point.piece.shape, modelled_s, point.seconds))
+            way = road.prefill if phase == "prefill" else road.decoding
+            roads.setdefault((arm.name, phase), set()).add(f"{road.arithmetic}, {way}")
+    quiet = f"{found.n_rounds} rounds, {found.n_disturbed} of {found.n_runs} runs disturbed"
+    summary, single = [], []
+    for (name, phase), own in by_arm.items():
+        misses = [abs(modelled_s / measured_s - 1) * 100 for _, modelled_s, measured_s in own]
+        where = f"{name}; {phase}; weights in {form}"
+        told = f"{len(own)} points; computed by {' and '.join(sorted(roads[name, phase]))}; {quiet}"
+        summary += [
+            figure("miss, median", median(misses), "%", where, target=MEDIAN_AIM, note=told),
+            figure("miss, 90th percentile", float(np.quantile(misses, 0.9)), "%", where, target=P90_AIM),
+        ]
+        single += [
+            figure("time", 1e3 * measured_s, "ms", where, 1e3 * modelled_s, "modelled", note=shape)
+            for shape, modelled_s, measured_s in own
+        ]
+    return [*summary, *single]
+
+
+def validated(form: Form, names: Sequence[str], grid: Grid, is_quick: bool) -> list[Measurement]:
+    threads = len(usable_cpus() or ()) or torch.get_num_threads()
+    began_s = time.perf_counter()
+    fitted = fit_unit(grid, form, threads)
+    sheet = sheet_of_units("fitted", form, threads, {"cpu": fitted})
+    print(f"{form}: fitted in {time.perf_counter() - began_s:.0f} s", flush=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        arms: list[Arm] = []
+        for seed, sizes in enumerate(HELD_OUT[:3] if is_quick else HELD_OUT, 100):
+            made = made_model(folder, sizes, form, seed)
+            arms += arms_of(made, sizes, QUICK_PROMPTS if is_quick else PROMPTS, names, threads, form)
+        found = measured([arm.run for arm in arms], 3 if is_quick else N_ROUNDS)
+        rows = rows_of(arms, found, sheet, form)
+    print(f"{form}: validated after {time.perf_counter() - began_s:.0f} s", flush=True)
+    return rows
+
+
+REMARKS = ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer shapes and rounds, printed and not kept")
+    parser.add_argument("--only", action="append", help="of the arms, by name")
+    asked = parser.parse_args()
+    grid = QUICK if asked.quick else WHOLE
+    rows = validated("fp32", asked.only or list(ARMS), grid, asked.quick)
+    if asked.quick or asked.only:
+        for row in rows:
+            told = f"{row.ratio:.2f}" if row.ratio else ""
+            print(
+                f"{row.metric:24} {row.ours:9.3f} {row.peer or 0:9.3f} {row.unit} {told:6} {row.conditions}; {row.note}"
+            )
+        return
+    write_page(PAGE, "The schedule against this machine", rows, REMARKS)
+
+
+if __name__ == "__main__":
+    main()
