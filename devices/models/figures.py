@@ -28,11 +28,13 @@ Kernel = Literal[
     "layer",
     "decode_step",
     "decode_layer",
+    "fetching_layer",
 ]
 """Price lists of a unit. Gather has two: into buffers sized after routing, or into buffers that stand ready. Scores are
 what attention makes of queries, keys and values: a sheet that prices them apart has projections alone in `attention`,
-and a machine that skips what the mask hides. The last four are what the engine takes beside its kernels: for each step
-that reads a prompt, for each of its layers, and the same of steps that decode one token."""
+and a machine that skips what the mask hides. The last five are what the engine takes beside its kernels: for each step
+that reads a prompt, for each of its layers, and the same of steps that decode one token; and for a layer of these whose
+experts must travel, besides."""
 
 
 LEAST_RATE, MOST = 1e-9, 1e24

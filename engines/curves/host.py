@@ -7,7 +7,7 @@ a folder of made models, which goes with the measuring.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,8 @@ from engines.curves.copies import copies
 from engines.curves.pieces import Bench
 from engines.curves.prices import Residual, UnitPrices, add_engine_prices, kernel_prices, link_prices
 from engines.curves.rounds import Measured, Work, measured
-from engines.curves.steps import EngineRun, priced, request_of
+from engines.curves.steps import EngineRun, fetching_layers, priced, request_of
+from engines.expert_memory import ExpertMemory
 from engines.made_models import MadeSizes, write_made_model
 from engines.model.accelerator import DeviceType, find_backend
 from engines.model.checkpoints import Checkpoint, load_checkpoint
@@ -29,7 +30,7 @@ from engines.model.quantised import PLAIN_DTYPES, Form, Quantisation
 from engines.model.transformer import Transformer
 from engines.pricing.shapes import ModelShape, own_shape, quantised
 from engines.reference import ReferenceEngine
-from engines.techniques.presets import DroplessParameters
+from engines.techniques.presets import DroplessParameters, preset_parameters
 
 ACTIVATION_BYTES = 4
 """Of a value on the CPU; an accelerator computes in two."""
@@ -54,8 +55,8 @@ SIZES = (
     MadeSizes(384, 256, 32, 4, 8, 6, 2, vocabulary=8192),
     MadeSizes(768, 768, 8, 2, 3, 12, 4),
 )
-WHOLE = Grid(SIZES, (16, 32, 64, 256, 512), (0, 512, 1536), (1, 2, 4), ((96, 32), (256, 128), (512, 512)), 9, 11)
-QUICK = Grid(SIZES[:4], (16, 32, 64, 256), (0, 512), (1, 2, 4), ((96, 32), (256, 256)), 6, 3)
+WHOLE = Grid(SIZES, (16, 32, 64, 256, 1024), (0, 512, 1536), (1, 2, 4), ((96, 32), (256, 128), (512, 512)), 9, 11)
+QUICK = Grid(SIZES[:4], (16, 32, 64, 512), (0, 512), (1, 2, 4), ((96, 32), (256, 256)), 6, 3)
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,16 @@ class MadeModel:
         return ReferenceEngine(
             self.checkpoint, technique, chunk, threads=threads, model=self.model, torch_device=torch_device
         )
+
+    def from_file(self, form: Form) -> Checkpoint:
+        """Its experts in their file, and used by nobody else: pages of it that were copied leave the process."""
+        return load_checkpoint(str(self.folder), PLAIN_DTYPES[form], experts_as_filed=True)
+
+    def fetching_engine(self, chunk: int, threads: int, form: Form) -> ReferenceEngine:
+        """With slots for half the experts, so that decoding fetches."""
+        technique = preset_parameters("lru").model_validate({"slots": self.shape.n_experts // 2})
+        memory = ExpertMemory(form=form)
+        return ReferenceEngine(self.from_file(form), technique, chunk, threads=threads, expert_memory=memory)
 
 
 def made_model(folder: Path, sizes: MadeSizes, form: Form, seed: int, torch_device: DeviceType = "cpu") -> MadeModel:
@@ -125,19 +136,25 @@ def fit_unit(
                 engine = one.engine(chunk, threads, torch_device)
                 runs.append((EngineRun(one.name, engine, one.shape, request, chunk), engine))
             if torch_device == "cpu" and form in PLAIN_DTYPES:
-                dtype = PLAIN_DTYPES[form]
-                works += copies(one.name, load_checkpoint(str(one.folder), dtype, experts_as_filed=True))
+                works += copies(one.name, one.from_file(form))
+                engine = one.fetching_engine(grid.prompts[0][1], threads, form)
+                request = request_of(grid.prompts[0][0], grid.n_new, one.shape.vocabulary)
+                n_fetching = fetching_layers(engine, request)
+                own = EngineRun(f"{one.name}; lru", engine, one.shape, request, grid.prompts[0][1], n_fetching)
+                runs.append((own, engine))
         found = measured([*works, *(run for run, _ in runs)], grid.n_rounds, on_round)
         prices = kernel_prices(found.points)
         has_copies = any(point.piece.curve == "copy" for point in found.points)
         link = link_prices(prices.residuals, found.points) if has_copies else None
-        first = sheet_of("first", "", "", {unit: unit_table(prices, made[0].shape.bytes_of("experts"))}, {})
+        bytes_per_value = made[0].shape.bytes_of("experts")
+        table = {unit: unit_table(prices, bytes_per_value)}
+        first = sheet_of("first", "prices of kernels", "measured", table, file_link(link))
         known: list[float] = []
         for run, engine in runs:
             known += priced(engine, first, run.shape, unit, run.request)
         steps = [point for point in found.points if point.piece.curve in ("prefill", "decode")]
         add_engine_prices(prices, steps, known)
-    return FittedUnit(made[0].shape.bytes_of("experts"), prices, link, found)
+    return FittedUnit(bytes_per_value, prices, link, found)
 
 
 def unit_table(prices: UnitPrices, bytes_per_value: float) -> dict[str, Any]:
@@ -145,6 +162,13 @@ def unit_table(prices: UnitPrices, bytes_per_value: float) -> dict[str, Any]:
     kernels = prices.kernels(bytes_per_value)
     tile = {"value": float(prices.tile), "kind": "fitted", "origin": prices.tile_origin}
     return {"kernels": kernels} | ({"row_tile": tile} if prices.tile > 1 else {})
+
+
+def file_link(copies: Mapping[str, Any] | None) -> dict[str, Any]:
+    """As a sheet has it: the engine begins a layer when all of its experts are there."""
+    if copies is None:
+        return {}
+    return {"file": {"source": "file", "target": "cpu", "kind": "shared", "whole_layers": True, **copies}}
 
 
 def sheet_of(

@@ -20,7 +20,7 @@ from devices.conditions import host_environment
 from devices.cpu_seconds import usable_cpus
 from devices.models.sheet import Sheet
 from devices.models.sheet_text import sheet_text
-from engines.curves.host import QUICK, WHOLE, FittedUnit, fit_unit, sheet_of, unit_table
+from engines.curves.host import QUICK, WHOLE, FittedUnit, file_link, fit_unit, sheet_of, unit_table
 from engines.curves.prices import Residual
 from engines.curves.rounds import Measured
 from engines.model.accelerator import DeviceType
@@ -84,9 +84,7 @@ def sheet_of_units(name: str, form: Form, n_threads: int, fitted: Mapping[str, F
     )
     units = {unit: unit_table(one.prices, one.bytes_per_value) for unit, one in fitted.items()}
     gpu = f", {torch.cuda.get_device_name()}" if "gpu" in fitted else ""
-    links: dict[str, Any] = {}
-    if (copies := fitted["cpu"].link) is not None:
-        links["file"] = {"source": "file", "target": "cpu", "kind": "shared", "whole_layers": True, **copies}
+    links = file_link(fitted["cpu"].link)
     if "gpu" in fitted and (moved := fitted["gpu"].link) is not None:
         links["host"] = {"source": "cpu", "target": "gpu", "kind": "duplex", **moved}
     stated = {"value": float(psutil.virtual_memory().total), "kind": "stated", "origin": "the system's own figure"}

@@ -194,7 +194,7 @@ def link_prices(residuals: list[Residual], points: Sequence[Point]) -> dict[str,
 
 ENGINE_LINES = {
     "prefill": ("step.launches", "layer.launches", "layer.moved_bytes"),
-    "decode": ("decode_step.launches", "decode_layer.launches"),
+    "decode": ("decode_step.launches", "decode_layer.launches", "fetching_layer.launches"),
 }
 
 

@@ -15,9 +15,12 @@ from devices.models.sheet import Sheet
 from devices.models.timeline import Timeline
 from engines.base import PhaseListener, unheard
 from engines.curves.rounds import Piece
+from engines.dispatch import DispatchPlan
+from engines.observers import StepPhase
 from engines.pricing.modelled import ModelledEngine, ObservedEngine
 from engines.pricing.schedule import NUMBER_BYTES
 from engines.pricing.shapes import ModelShape
+from engines.reference import ReferenceEngine
 from results.records import Completion, Request
 
 
@@ -66,6 +69,8 @@ class EngineRun:
     shape: ModelShape
     request: Request
     chunk: int
+    fetching_layers: float = 0.0
+    """Of a decoded token: layers whose experts must travel."""
 
     @property
     def pieces(self) -> Sequence[Piece]:
@@ -77,13 +82,38 @@ class EngineRun:
             "layer.launches": n_steps * n_layers,
             "layer.moved_bytes": numbers * n_prompt,
         }
-        decode = {"decode_step.launches": 1, "decode_layer.launches": n_layers}
+        decode: dict[str, float] = {"decode_step.launches": 1, "decode_layer.launches": n_layers}
+        if self.fetching_layers:
+            decode["fetching_layer.launches"] = self.fetching_layers
         told = f"{self.name}; prompt of {n_prompt} in chunks of {self.chunk}"
         return Piece("prefill", told, prefill), Piece("decode", told, decode)
 
     def seconds(self) -> Sequence[float]:
         self.engine.reset()
         return phases_of(self.engine.run(self.request, unheard))
+
+
+class _Fetching:
+    """A `StepObserver`: which layers of decoded tokens fetched."""
+
+    def __init__(self) -> None:
+        self.n_steps = self.n_layers = 0
+
+    def step(self, n_tokens: int, kv_length: int, phase: StepPhase, plans: Sequence[DispatchPlan | None]) -> None:
+        if phase == "decode":
+            self.n_steps += 1
+            self.n_layers += sum(plan is not None and len(plan.transfers) > 0 for plan in plans)
+
+
+def fetching_layers(engine: ReferenceEngine, request: Request) -> float:
+    """Of a decoded token of that request, the mean."""
+    found = engine.observer = _Fetching()
+    try:
+        engine.reset()
+        engine.run(request, unheard)
+    finally:
+        engine.observer = None
+    return found.n_layers / found.n_steps
 
 
 def priced(engine: ObservedEngine, sheet: Sheet, shape: ModelShape, backbone: Unit, request: Request) -> Phases:

@@ -92,7 +92,8 @@ class Schedule:
             reused = layer % len(numbers)
             plan = None if layer < n_dense else plans[numbers[reused]]
             is_dense = plan is None
-            first = self._kept((step, is_dense), partial(self._before_ffn, step, is_dense))
+            fetches = plan is not None and step.phase == "decode" and len(plan.transfers) > 0
+            first = self._kept((step, is_dense, fetches), partial(self._before_ffn, step, is_dense, fetches))
             last = self._kept(("end", step.n_tokens, is_dense), partial(self._after_block, step, is_dense))
             n += len(first)
             yield first
@@ -110,11 +111,12 @@ class Schedule:
             self._parts[key] = tuple(make())
         return self._parts[key]
 
-    def _before_ffn(self, step: PricedStep, is_dense: bool) -> list[Operation]:
+    def _before_ffn(self, step: PricedStep, is_dense: bool, fetches: bool) -> list[Operation]:
         """What stands before the experts of a layer, or before its one block."""
         shape, rest, steps = self._shape, self._rest, Steps()
         for operation in (
             *self._engine(step, "layer", 1 if is_dense else 1 + shape.top_k),
+            *(self._engine(step, "fetching layer", 1 + shape.top_k) if fetches else ()),
             norm(step, shape, rest),
             *_attention(step, shape, self._backbone, self._sheet),
             residual("attention residual", step.n_tokens, shape, rest),
@@ -151,11 +153,13 @@ class Schedule:
         steps.add(residual("residual", step.n_tokens, shape, self._rest))
         return steps.operations
 
-    def _engine(self, step: PricedStep, of: Literal["step", "layer"], n_numbers: int) -> list[Operation]:
+    def _engine(
+        self, step: PricedStep, of: Literal["step", "layer", "fetching layer"], n_numbers: int
+    ) -> list[Operation]:
         """Where the sheet says it. n_numbers: of tokens and experts that it goes through, for each token."""
         kernels: dict[str, Kernel] = {"step": "step", "layer": "layer"}
         if step.phase == "decode":
-            kernels = {"step": "decode_step", "layer": "decode_layer"}
+            kernels = {"step": "decode_step", "layer": "decode_layer", "fetching layer": "fetching_layer"}
         kernel, unit = kernels[of], self._rest
         if self._sheet is None or unit not in self._sheet.units or kernel not in self._sheet.units[unit].kernels:
             return []

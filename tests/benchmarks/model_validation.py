@@ -29,8 +29,7 @@ from engines.curves.rounds import Measured, measured
 from engines.curves.steps import EngineRun, priced, request_of
 from engines.expert_memory import ExpertMemory
 from engines.made_models import MadeSizes
-from engines.model.checkpoints import load_checkpoint
-from engines.model.quantised import PLAIN_DTYPES, Form
+from engines.model.quantised import Form
 from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.presets import preset_parameters
@@ -48,10 +47,8 @@ HELD_OUT = (
 )
 Prompt = tuple[int, int]
 """Tokens, and those of a chunk."""
-PROMPTS = ((160, 64), (448, 192))
-QUICK_Prompt = tuple[int, int]
-"""Tokens, and those of a chunk."""
-PROMPTS = ((160, 64),)
+PROMPTS: tuple[Prompt, ...] = ((160, 64), (448, 192))
+QUICK_PROMPTS = PROMPTS[:1]
 N_NEW, N_ROUNDS = 13, 9
 MEDIAN_AIM, P90_AIM = 10.0, 25.0
 ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
@@ -82,7 +79,7 @@ def technique_of(name: str, parameters: Mapping[str, object], sizes: MadeSizes) 
 def engine_of(made: MadeModel, technique: TechniqueParameters, chunk: int, threads: int, form: Form) -> ReferenceEngine:
     checkpoint, model = made.checkpoint, made.model
     if technique.loads_from_file:
-        checkpoint = load_checkpoint(str(made.folder), PLAIN_DTYPES[form], experts_as_filed=True)
+        checkpoint = made.from_file(form)
     memory = ExpertMemory(form=form)
     engine = ReferenceEngine(
         checkpoint,
