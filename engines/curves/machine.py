@@ -140,13 +140,13 @@ def points_text(found: FittedMachine) -> str:
     """Every point as CSV: what was measured, its amounts, what the fitted prices make of it, and the residual."""
     residuals = [(unit, one) for unit, fitted in found.fitted.items() for one in fitted.residuals]
     names = sorted({name for _, one in residuals for name in one.point.piece.amounts})
-    head = ["unit", "curve", "shape", "measured_s", "predicted_s", "residual", "known_s", "runs", "quiet"]
+    head = ["unit", "curve", "shape", "measured_s", "predicted_s", "residual", "beside_s", "runs", "quiet"]
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow([*head, *names])
     for unit, one in residuals:
         point = one.point
-        piece, what = point.piece, (point.seconds, one.predicted_s, one.miss, one.known_s)
+        piece, what = point.piece, (point.seconds, one.predicted_s, one.miss, one.beside_s)
         amounts = [piece.amounts.get(name, "") for name in names]
         rows.writerow([unit, piece.curve, piece.shape, *what, point.n_runs, point.is_quiet, *amounts])
     return text.getvalue()

@@ -39,11 +39,12 @@ HALF_A_ROW = 0.5
 
 
 class Residual(NamedTuple):
-    """A point, and what the fitted prices make of it. known_s: of prices that were fitted before."""
+    """A point, and what the fit makes of it. beside_s: of that, what the prices of its own curve do not have: of a
+    piece the calls from Python, of a whole step what was priced before."""
 
     point: Point
     predicted_s: float
-    known_s: float = 0.0
+    beside_s: float = 0.0
 
     @property
     def miss(self) -> float:
@@ -63,17 +64,19 @@ class UnitPrices:
     """Of FLOP per weight byte, by kernel and "kernel.few"."""
 
     def add(
-        self, names: Sequence[str], fit: Fit, points: Sequence[Point], known: Sequence[float] | None = None
+        self, names: Sequence[str], fit: Fit, points: Sequence[Point], beside: Sequence[float] | None = None
     ) -> None:
+        """beside: of each point, as `Residual.beside_s`; None: the calls from Python."""
         told = origin_of(fit)
         for name, constant in zip(names, fit.constants, strict=True):
             if name != CALLS:
                 self.constants[name] = constant
                 self.origins[name] = told
-        known = known or [0.0] * len(points)
+        constants = dict(zip(names, fit.constants, strict=True))
+        beside = beside or [constants.get(CALLS, 0.0) * point.piece.amounts.get(CALLS, 0.0) for point in points]
         self.residuals += [
             Residual(point, (1 + miss) * point.seconds, own)
-            for point, miss, own in zip(points, fit.residuals, known, strict=True)
+            for point, miss, own in zip(points, fit.residuals, beside, strict=True)
         ]
 
     def kernels(self, bytes_per_value: float) -> dict[str, Any]:
@@ -131,7 +134,9 @@ def kernel_prices(points: Sequence[Point]) -> UnitPrices:
                 _add_experts(found, own)
             else:
                 names = (*LINES[curve], CALLS)
-                found.add(names, _fit(curve, names, own), own)
+                rows_s = found.constants.get("rows.moved_bytes", 0.0)
+                known = [rows_s * point.piece.amounts.get("rows.moved_bytes", 0.0) for point in own]
+                found.add(names, _fit(curve, names, own, known), own)
         except FitError as error:
             problems.append(str(error))
     if problems:
@@ -140,8 +145,8 @@ def kernel_prices(points: Sequence[Point]) -> UnitPrices:
     return found
 
 
-def _fit(curve: str, names: Sequence[str], points: Sequence[Point]) -> Fit:
-    return checked_fit(curve, names, [p.piece.amounts for p in points], [p.seconds for p in points])
+def _fit(curve: str, names: Sequence[str], points: Sequence[Point], known: Sequence[float] | None = None) -> Fit:
+    return checked_fit(curve, names, [p.piece.amounts for p in points], [p.seconds for p in points], known)
 
 
 def _add_experts(found: UnitPrices, points: Sequence[Point]) -> None:

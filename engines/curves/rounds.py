@@ -98,6 +98,7 @@ class Readings(NamedTuple):
 
     cpu_seconds: Callable[[], CpuSeconds]
     waited_s: Callable[[], float | None]
+    now_s: Callable[[], float] = time.perf_counter
 
 
 def waited_s(tasks: Path = Path("/proc/self/task")) -> float | None:
@@ -146,9 +147,9 @@ def measured(
 
 
 def _run(work: Work, readings: Readings) -> _Run:
-    before_s, begin_s = readings.waited_s(), time.perf_counter()
+    before_s, begin_s = readings.waited_s(), readings.now_s()
     seconds = work.seconds()
-    took_s, after_s = time.perf_counter() - begin_s, readings.waited_s()
+    took_s, after_s = readings.now_s() - begin_s, readings.waited_s()
     if before_s is None or after_s is None:
         return _Run(seconds, None)
     return _Run(seconds, after_s - before_s <= MAX_FOREIGN_SHARE * took_s)

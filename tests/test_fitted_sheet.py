@@ -1,0 +1,220 @@
+"""From points to a sheet and back: pieces of small made models, with times that were made of known prices."""
+
+from __future__ import annotations
+
+import csv
+import io
+import tomllib
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+
+from devices.models.fit import FitError
+from devices.models.sheet import parse_sheet
+from devices.models.sheet_text import sheet_text
+from devices.models.timeline import Timeline
+from engines.curves.host import FittedUnit, MadeModel, made_model
+from engines.curves.machine import FittedMachine, points_text, residual_rows, sheet_of_units
+from engines.curves.pieces import CALLS, Bench, tiled
+from engines.curves.prices import add_engine_prices, kernel_prices, link_prices
+from engines.curves.rounds import Measured, Piece, Point
+from engines.curves.steps import EngineRun, priced, request_of
+from engines.made_models import MadeSizes
+from tests.toy_sheet import toy_sheet
+
+SIZES = (
+    MadeSizes(32, 16, 8, 2, 2, 2, 1, head_dim=16, vocabulary=2048),
+    MadeSizes(48, 64, 4, 2, 1, 2, 2, head_dim=16, vocabulary=2048),
+    MadeSizes(64, 32, 8, 4, 3, 4, 1, head_dim=8, vocabulary=2048),
+)
+TILE = 8
+PRICES = {
+    "norm.moved_bytes": 1e-10,
+    "residual.moved_bytes": 2e-10,
+    "router.flops": 3e-11,
+    "expert_ffn.weight_bytes": 4e-11,
+    "expert_ffn.flops": 5e-12,
+    "expert_ffn.few.weight_bytes": 6e-11,
+    "expert_ffn.few.flops": 7e-12,
+    "rows.moved_bytes": 8e-10,
+    "attention.weight_bytes": 9e-11,
+    "attention.flops": 1e-11,
+    "attention.few.weight_bytes": 2e-11,
+    "scores.moved_bytes": 3e-10,
+    "scores.flops": 4e-12,
+    "lm_head.few.weight_bytes": 5e-11,
+    "lm_head.few.flops": 6e-12,
+    "lm_head.flops": 7e-12,
+    CALLS: 1e-6,
+}
+LINK = {"copy.launches": 1e-4, "copy.moved_bytes": 1e-10}
+
+
+def made_s(amounts: Mapping[str, float], prices: Mapping[str, float]) -> float:
+    """By the prices; the experts' FLOP are those of rows that fill tiles."""
+    named = {"expert_ffn.flops": amounts.get(tiled(TILE), 0.0)}
+    return sum(price * named.get(name, amounts.get(name, 0.0)) for name, price in prices.items())
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[MadeModel]:
+    folder = tmp_path_factory.mktemp("made")
+    return [made_model(folder, sizes, "fp32", seed) for seed, sizes in enumerate(SIZES)]
+
+
+@pytest.fixture(scope="module")
+def points(models: list[MadeModel]) -> list[Point]:
+    pieces = [
+        piece
+        for one in models
+        for work in Bench(one.name, one.model, one.shape).pieces((16, 40, 96), (0, 24, 200), (1, 2, 4))
+        for piece in work.pieces
+    ]
+    return [Point(piece, made_s(piece.amounts, PRICES), 3, True) for piece in pieces]
+
+
+def copied() -> Iterator[Point]:
+    for n in (1.0, 4.0):
+        for n_bytes in (1e5, 3e6):
+            amounts = {"copy.launches": n, "copy.moved_bytes": n * n_bytes}
+            yield Point(Piece("copy", f"{n} of {n_bytes}", amounts), made_s(amounts, LINK), 3, True)
+
+
+@pytest.fixture(scope="module")
+def fitted(points: list[Point]) -> FittedMachine:
+    prices = kernel_prices(points)
+    link = link_prices(prices.residuals, list(copied()))
+    everything = Measured((*points, *copied()), 0.01, 3, 99, 0)
+    unit = FittedUnit(4.0, prices, link, everything)
+    sheet = sheet_of_units("mine", "fp32", 2, {"cpu": unit})
+    return FittedMachine(sheet, sheet_text(sheet, ("made of known prices",)), {"cpu": unit})
+
+
+def test_every_price_comes_back(points: list[Point]) -> None:
+    found = kernel_prices(points)
+    assert found.tile == TILE
+    assert found.constants == pytest.approx({n: v for n, v in PRICES.items() if n != CALLS}, rel=1e-4)
+    assert max(abs(one.miss) for one in found.residuals) < 1e-6
+
+
+def test_all_curves_that_cannot_be_fitted_are_told_at_once(points: list[Point]) -> None:
+    left = [one for one in points if one.piece.curve not in ("norm", "router")]
+    with pytest.raises(FitError, match=r"norm cannot be fitted.*router cannot be fitted"):
+        kernel_prices(left)
+
+
+def test_copies_give_a_link(fitted: FittedMachine) -> None:
+    link = fitted.sheet.links["file"]
+    assert link.latency_s is not None
+    assert (link.latency_s.value, link.bytes_per_s.value) == pytest.approx((1e-4, 1e10), rel=1e-4)
+
+
+def test_copies_that_take_as_long_whatever_their_size_give_none() -> None:
+    points = [one._replace(seconds=1e-3 * one.piece.amounts["copy.launches"]) for one in copied()]
+    with pytest.raises(FitError, match="do not grow with bytes"):
+        link_prices([], points)
+
+
+def test_the_written_sheet_is_read_as_it_was(fitted: FittedMachine) -> None:
+    again = parse_sheet(fitted.text, "mine")
+    assert again == fitted.sheet
+    figures = [
+        figure
+        for kernel in tomllib.loads(fitted.text)["units"]["cpu"]["kernels"].values()
+        for figure in kernel.values()
+        if isinstance(figure, dict) and "kind" in figure
+    ]
+    assert {figure["kind"] for figure in figures} == {"fitted"}
+    assert all("shapes, median residual" in figure["origin"] for figure in figures)
+
+
+@pytest.mark.parametrize("text", ['a "quoted" \\ word', "tab\tand\nline", "\x7f\u2028", "[units.cpu]", "é"])
+def test_strings_of_any_kind_are_written(text: str) -> None:
+    sheet = toy_sheet().model_copy(update={"description": text, "source": text})
+    assert tomllib.loads(sheet_text(sheet))["description"] == text
+
+
+def test_a_sheet_of_the_toy_machine_is_read_as_it_was() -> None:
+    assert parse_sheet(sheet_text(toy_sheet()), "toy") == toy_sheet()
+
+
+def test_a_whole_request_is_priced_by_the_written_sheet(fitted: FittedMachine, models: list[MadeModel]) -> None:
+    """The engine's own time, fitted on whole requests that were made of known seconds a step and a layer, comes back;
+    and with it the sheet gives the time of another request."""
+    own = {"step.launches": 1e-3, "layer.launches": 2e-4, "decode_step.launches": 5e-4, "decode_layer.launches": 3e-5}
+    prices = kernel_prices([p for p in fitted.measured["cpu"].points if p.piece.curve != "copy"])
+    runs, points, known = [], list[Point](), list[float]()
+    for one in models:
+        for n_prompt, chunk in ((40, 16), (64, 64), (96, 48)):
+            engine = one.engine(chunk, 1)
+            run = EngineRun(one.name, engine, one.shape, request_of(n_prompt, 3, 2048), chunk)
+            seconds = priced(engine, fitted.sheet, one.shape, "cpu", run.request)
+            known += seconds
+            for piece, of_kernels in zip(run.pieces, seconds, strict=True):
+                points.append(Point(piece, of_kernels + made_s(piece.amounts, own), 3, True))
+            runs.append((one, engine, run))
+    add_engine_prices(prices, points, known)
+    assert {name: prices.constants[name] for name in own} == pytest.approx(own, rel=1e-3)
+    unit = FittedUnit(4.0, prices, None, fitted.measured["cpu"])
+    whole = sheet_of_units("whole", "fp32", 1, {"cpu": unit})
+    for (one, engine, run), prefill, decode in zip(runs, points[::2], points[1::2], strict=True):
+        found = priced(engine, whole, one.shape, "cpu", run.request)
+        assert found == pytest.approx((prefill.seconds, decode.seconds), rel=1e-3)
+
+
+def test_residuals_of_the_csv_follow_from_the_sheet(fitted: FittedMachine) -> None:
+    """Recomputed from the two files alone: prices of the TOML times amounts of the CSV, and what is beside."""
+    kernels = tomllib.loads(fitted.text)["units"]["cpu"]["kernels"]
+    link = tomllib.loads(fitted.text)["links"]["file"]
+    tile = int(tomllib.loads(fitted.text)["units"]["cpu"]["row_tile"]["value"])
+    rows = list(csv.DictReader(io.StringIO(points_text(fitted))))
+    assert len(rows) == len(fitted.measured["cpu"].points)
+    terms = {"weight_bytes": "s_per_weight_byte", "moved_bytes": "s_per_moved_byte", "flops": "s_per_flop"}
+    for row in rows:
+        expected = float(row["beside_s"])
+        for name, amount in row.items():
+            kernel, _, what = name.rpartition(".")
+            if not amount or what not in terms or kernel == "copy":
+                continue
+            few = kernel.endswith(".few")
+            own = kernels["scatter" if kernel == "rows" else kernel.removesuffix(".few")]
+            line = own.get("few_rows", {}) if few else own
+            name = f"expert_ffn.flops by {tile}" if name == "expert_ffn.flops" else name
+            expected += line.get(terms[what], {"value": 0.0})["value"] * float(row[name])
+        if row["curve"] == "copy":
+            expected = link["latency_s"]["value"] * float(row["copy.launches"])
+            expected += float(row["copy.moved_bytes"]) / link["bytes_per_s"]["value"]
+        assert float(row["predicted_s"]) == pytest.approx(expected, rel=1e-4)
+        assert float(row["residual"]) == pytest.approx(float(row["predicted_s"]) / float(row["measured_s"]) - 1)
+
+
+def test_the_terminal_tells_each_curve(fitted: FittedMachine) -> None:
+    rows = {row["curve"]: row for row in residual_rows(fitted)}
+    assert rows["norm"]["points"] == 9
+    assert rows["copy"]["median_miss"] < 1e-4
+
+
+def test_pieces_compute_what_they_say(models: list[MadeModel]) -> None:
+    """Each runs, and takes time."""
+    works = list(Bench("m", models[0].model, models[0].shape).pieces((16,), (8,), (1,)))
+    torch.set_num_threads(1)
+    assert all(work.seconds()[0] > 0 for work in works)
+
+
+def test_timelines_of_the_sheet_know_what_stands_in(fitted: FittedMachine) -> None:
+    assert fitted.sheet.computing("npu") == "cpu"
+    assert Timeline(fitted.sheet).now_s() == 0
+
+
+def test_amounts_of_experts_by_hand(models: list[MadeModel]) -> None:
+    """Four rows for each of two experts in each layer: three matrices of 32 x 16, two FLOP a value and row."""
+    work = next(
+        w.pieces[0]
+        for w in Bench("m", models[0].model, models[0].shape).pieces((16,), (8,), (4,))
+        if w.pieces[0].curve == "few rows"
+    )
+    values = 3 * 32 * 16
+    assert work.amounts["expert_ffn.few.flops"] == 2 * (2 * 4 * 2 * values)
+    assert work.amounts["expert_ffn.few.weight_bytes"] == 2 * (2 * 4 * values)
+    assert work.amounts["rows.moved_bytes"] == 2 * (2 * 8 * 32 * 4)
