@@ -120,6 +120,16 @@ def test_a_table_has_no_place_twice() -> None:
         SourceTable("Table 1", "t", "", "r", (), "n")
 
 
+def test_an_input_of_which_ours_differs_is_told_among_what_differs(tmp_path: Path) -> None:
+    findings = [Finding("004-041", 256.0, "plan"), Finding("004-037", 1.0, "plan")]
+    rows = judged(ledger(), findings, ["004-041", "004-037"])
+    assert [row.differs for row in rows] == [True, False]
+    write_pages(ledger(), [Reproduced(SOURCES[4], tuple(rows), ())], tmp_path)
+    text = (tmp_path / SUMMARY).read_text(encoding="utf-8")
+    assert "input, and ours differs" in text
+    assert "input, as printed" not in text
+
+
 def test_ratios_of_predicted_and_consistent_rows_alone_are_drawn() -> None:
     """000-042 is a prediction; 000-116 was fitted on; 000-022 is an input."""
     findings = [Finding("000-042", 3.0, "priced"), Finding("000-116", 3.62, "sheet"), Finding("000-022", 32.0, "shape")]

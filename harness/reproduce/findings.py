@@ -82,6 +82,7 @@ Outcome = Literal[
     "other order",
     "contradicted",
     "input",
+    "another input",
     "not predictable",
     "not computed",
 ]
@@ -107,6 +108,11 @@ class Judged:
     finding: Finding | None
     verdict: Verdict
     also: tuple[tuple[Finding, Verdict], ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """It does not hold, or is an input of which ours is another one. Of what is contradicted, the class says so."""
+        return self.verdict.has_held is False or self.verdict.outcome == "another input"
 
     @property
     def is_explained(self) -> bool:
@@ -164,7 +170,9 @@ def verdict_of(claim: Claim, finding: Finding | None, anchor: Anchor) -> Verdict
         return _order_verdict(claim, ours, anchor)
     is_printed, error = compared(printed, ours)
     if claim.klass == "input":
-        return Verdict("input", "input, as printed" if is_printed else "input, and ours differs", error=error)
+        if is_printed:
+            return Verdict("input", "input, as printed", error=error)
+        return Verdict("another input", "input, and ours differs", error=error)
     if claim.klass == "contradicted":
         if is_printed:
             return Verdict("as printed", "as printed, and not contradicted", has_held=False, error=error)

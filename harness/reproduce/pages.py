@@ -70,7 +70,7 @@ def summary_context(book: Ledger, done: Sequence[Reproduced]) -> dict[str, Any]:
         "classes": [(klass, MEANINGS[klass]) for klass in CLASSES],
         "methods": list(METHODS.items()),
         "sources": [(one.source, page_name(one.source), len(one.rows), len(one.tables)) for one in done],
-        "differing": [row for one in done for row in one.rows if row.verdict.has_held is False],
+        "differing": [row for one in done for row in one.rows if row.differs],
         "fits": book.fits,
         "corrected": [row.claim for one in done for row in one.rows if row.claim.corrected],
     }

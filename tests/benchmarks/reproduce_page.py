@@ -48,12 +48,7 @@ def _rows(claims: Sequence[str]) -> str:
 
 
 def _differing(done: Sequence[Reproduced]) -> str:
-    rows = [
-        row
-        for one in done
-        for row in one.rows
-        if row.verdict.has_held is False and row.verdict.outcome != "not computed"
-    ]
+    rows = [row for one in done for row in one.rows if row.differs and row.verdict.outcome != "not computed"]
     header = ("row", "what", "theirs", "ours", "ratio", "class", "verdict", "why")
     return table(header, [_line(row) for row in rows]) if rows else "Nothing."
 
