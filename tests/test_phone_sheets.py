@@ -13,6 +13,7 @@ from harness.reproduce.ledger import ledger
 from harness.reproduce.mnn_aecs import phone_fit
 from harness.reproduce.mnn_aecs.places import ANDROID, PHONES, SHEETS
 from harness.tuning.selections import n_selections
+from tests.benchmarks import phone_fits
 
 TABLE_2 = {phone: f"002-{461 + n}" for n, phone in enumerate(PHONES)}
 
@@ -113,6 +114,10 @@ def test_the_model_gives_back_the_four_figures_that_it_was_fitted_on(phone: str)
         assert model.tokens_per_s(selection) == pytest.approx(speed, rel=0.04)
         power = energy * speed * (1e-3 if phone in ANDROID else 1.0)
         assert model.power(selection) == pytest.approx(power, rel=0.04)
+
+
+def test_the_page_says_what_the_fit_gives() -> None:
+    assert phone_fits.PAGE.read_text(encoding="utf-8") == phone_fits.page()
 
 
 def test_speed_and_power_by_hand() -> None:
