@@ -174,6 +174,7 @@ def figures_of(table: object, path: str = "") -> dict[str, tuple[float, str]]:
 
 def test_the_m2_max_is_half_of_an_m2_ultra_and_assumed_throughout() -> None:
     half, whole = (figures_of(load_sheet(name).model_dump()) for name in ("m2-max", "m2-ultra"))
+    assert half.pop("/memory/capacity_bytes") == (64 * 2**30, "stated")
     assert {kind for _, kind in half.values()} == {"assumed"}
     assert load_sheet("m2-max").only_for is not None
     for path, (value, _) in half.items():
@@ -182,6 +183,22 @@ def test_the_m2_max_is_half_of_an_m2_ultra_and_assumed_throughout() -> None:
             name, 1
         )
         assert value == pytest.approx(factor * whole[path][0], rel=1e-3), path
+
+
+def test_phi_35_moe_fits_an_m2_ultra_and_not_an_m2_max() -> None:
+    """32 layers of 16 experts of 150 MiB are 80.5 GB, in 64 GiB that all units share. The rest by hand: attention of
+    41.9e6 and a router of 65536 values in each layer, embedding and head of 131.3e6 each, two bytes a value."""
+    cells = {
+        (sheet, model): price_cell(
+            Cell(load_sheet(sheet), NAMED_SHAPES[model], parameters("npumoe"), grid.ROUTING, 16, chunk=16)
+        )
+        for sheet, model in (("m2-max", "phi-3.5-moe"), ("m2-ultra", "phi-3.5-moe"), ("m2-max", "phi-tiny-moe"))
+    }
+    assert [cell.result for cell in cells.values()] == ["oom", "ok", "ok"]
+    assert str(cells["m2-max", "phi-3.5-moe"].lacks) == (
+        "oom: 80.5 GB of experts of phi-3.5-moe beside 3.2 GB of the rest, and the memory of sheet m2-max holds 68.7"
+        " GB; take a smaller model"
+    )
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------

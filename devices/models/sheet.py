@@ -94,6 +94,8 @@ class MemorySheet(Record):
     relative_accuracy: SheetFigure
     bytes_per_s: Rate | None = None
     """Bandwidth that no unit's weight reads can beat."""
+    capacity_bytes: Rate | None = None
+    """That it holds. None: not stated, and nothing is checked."""
 
 
 class Sheet(Record):

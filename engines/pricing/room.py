@@ -19,7 +19,7 @@ def lacks_room(
     units: where experts are computed. fetches: whether they travel there. Those of NDP units lie in them; others that
     are fetched lie in the CPU's memory; else each unit holds a part. backbone: the unit that holds what every token
     passes through (attention, dense blocks, shared experts, head); None: that is not looked at. Keys and values are not
-    counted: how many there are hangs on the requests.
+    counted: how many there are hangs on the requests. A memory that all units share holds everything.
     """
     ndps = [unit for unit in units if unit.startswith("ndp:")]
     homes = ndps or (["cpu"] if fetches else list(units))
@@ -27,6 +27,8 @@ def lacks_room(
         experts_bytes, others_bytes = shape.routed_bytes, shape.others_bytes
     except EngineError:
         return None  # how many layers have experts is not known
+    if sheet.memory is not None and sheet.memory.capacity_bytes is not None:
+        return _beyond(sheet.memory.capacity_bytes.value, experts_bytes, others_bytes, sheet, shape)
     lies_there = backbone in homes
     found = _lacking(
         homes, experts_bytes, others_bytes if lies_there else 0.0, f"of experts of {shape.name}", sheet,
@@ -36,6 +38,19 @@ def lacks_room(
         words = f"of what every token of {shape.name} passes through"
         return _lacking([backbone], others_bytes, 0.0, words, sheet, "oom")
     return found
+
+
+def _beyond(
+    held_bytes: float, experts_bytes: float, others_bytes: float, sheet: Sheet, shape: ModelShape
+) -> NoRoomError | None:
+    """Of units that share one memory."""
+    if experts_bytes + others_bytes <= held_bytes:
+        return None
+    return NoRoomError(
+        "oom",
+        f"{experts_bytes / 1e9:.1f} GB of experts of {shape.name} beside {others_bytes / 1e9:.1f} GB of the rest, and"
+        f" the memory of sheet {sheet.name} holds {held_bytes / 1e9:.1f} GB; take a smaller model",
+    )
 
 
 def _lacking(
