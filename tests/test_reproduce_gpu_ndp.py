@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from devices.models.sheet import Sheet, load_sheet
+from engines.pricing.cells import Cell, parameters, price_cell
+from engines.pricing.routing_sources import UniformRouting
 from harness.reproduce.gpu_ndp.computed import Computed, computed
 from harness.reproduce.gpu_ndp.configurations import (
     DEEPSEEK,
@@ -277,6 +279,14 @@ def test_the_rest_of_a_token_is_what_the_gpu_reads(sheet: Sheet) -> None:
     head = 2.0 * shape.hidden * shape.vocabulary
     by_hand_s = (shape.n_layers * (attention + cache) + head) / GPU
     assert rest_of(shape, sheet).decode_s == pytest.approx(by_hand_s, rel=0.01)
+
+
+def test_a_layers_experts_and_the_rest_are_a_priced_cells_token(sheet: Sheet) -> None:
+    """Two ways to the same time: one layer by its plan with the rest beside it, and the whole model."""
+    shape = MODELS[PHI].shape
+    cell = Cell(sheet, shape, parameters(TP, ndps=4), UniformRouting(), prompt_tokens=767, decode_steps=1, chunk=767)
+    by_layers_s = rest_of(shape, sheet).decode_s + shape.n_layers * Decoding(MODELS[PHI], 4, sheet).of_any_choice(TP)
+    assert price_cell(cell).tpot_s == pytest.approx(by_layers_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("model", list(WITHOUT_SHARED))

@@ -155,7 +155,7 @@ class Computed:
 
     @cached_property
     def requests(self) -> Requests:
-        return Requests(self.sheet)
+        return Requests(self.sheet, {one: found.monde_s.mean for one, found in self.decoding.items()})
 
     @cached_property
     def multiple(self) -> float:

@@ -27,7 +27,7 @@ from harness.reproduce.gpu_ndp.computed import (
 )  # fmt: skip
 from harness.reproduce.gpu_ndp.configurations import MODELS, N_UNITS, PRINTED_UNITS, QWEN3, no_room
 from harness.reproduce.gpu_ndp.decode import UTILISATIONS, Configuration
-from harness.reproduce.gpu_ndp.end_to_end import ARMS_OF_FIG_9
+from harness.reproduce.gpu_ndp.end_to_end import AHEAD
 from harness.reproduce.gpu_ndp.end_to_end import UTILISATIONS as END_TO_END
 from harness.reproduce.gpu_ndp.prefill import SKEWS, SPLITS, Reading, mean_ratios
 from harness.reproduce.gpu_ndp.sizes import COLUMNS, FIRST_ROW, row_of_table_2
@@ -44,7 +44,8 @@ SHOWN_CLOCKS_HZ = (0.8e9, 2.3e9, 8e9, 32e9, 128e9)
 def tables() -> list[SourceTable]:
     own = computed()
     return [
-        *table_2(), which_fit(own), fig_6(own), fig_8(own), *fig_9(own), fig_10(own), readings_of_prefill(own),
+        *table_2(), which_fit(own), fig_6(own), fig_8(own), *fig_9(own), whole_seconds(own),
+        fig_10(own), readings_of_prefill(own), prefill_seconds_of_layers(own),
         fig_11(own), by_utilisation(own), layer_times(own), balances(own),
     ]  # fmt: skip
 
@@ -68,11 +69,11 @@ def which_fit(own: Computed) -> SourceTable:
             lacks = no_room(asked, n, own.sheet)
             needed = asked.shape.routed_bytes / 1e9
             ours = NO_ROOM if lacks is not None else f"fits: {needed:.1f} GB"
-            theirs = NO_ROOM if lacks is not None and n in PRINTED_UNITS else None
-            entries.append(Entry(model, f"N = {n}", ours, theirs, note=str(lacks) if lacks is not None else ""))
+            entries.append(Entry(model, f"N = {n}", ours, note=str(lacks) if lacks is not None else ""))
     return SourceTable(
         "Fig. 9 to 11, N.S.", "what so many DIMMs of 32 GB hold", "", "model", tuple(entries),
-        note="Its captions explain N.S., and its figures have no such mark but for two DIMMs; it shows N = 2, 4 and 6.",
+        note="The captions of its figures explain N.S., and its text does not say which configurations have it; it runs"
+        " N = 2, 4 and 6.",
     )  # fmt: skip
 
 
@@ -124,17 +125,20 @@ def fig_9(own: Computed) -> Iterator[SourceTable]:
             "Fig. 9" if multiple is not None else "Fig. 9, nothing fitted",
             f"512 tokens read and 512 answered: times faster than MoE-OnDemand; {title}", "x", "model and DIMMs",
             tuple(entries),
-            note=f"{MODELLED} {note} Of `ndp` the share of the fetched experts that a token uses is named, as it is not"
-            " known; the most of `ndp-tp-lb` is held against what the source states of its full system.",
+            note=f"{MODELLED} {note} Of ndp the share of the fetched experts that a token uses is named, as it is not"
+            " known; the most of ndp-tp-lb is held against what the source states of its full system.",
         )  # fmt: skip
 
 
 def _of_fig_9(own: Computed, multiple: float | None) -> Iterator[Entry]:
     asked = own.requests
-    for one in asked.configurations:
-        row = f"{one.model}, N = {one.n_units}"
+    for one in placed(PRINTED_UNITS):
+        row = row_of(one)
+        if one not in asked.configurations:
+            yield Entry(row, TP_LB, NO_ROOM)
+            continue
         base = asked.seconds(one, ON_DEMAND, multiple)
-        for arm in (*ARMS_OF_FIG_9[:-1], TP_LB):
+        for arm in (ON_DEMAND, FIDDLER, MONDE, TP_LB):
             yield Entry(row, arm, base / asked.seconds(one, arm, multiple))
         for q in END_TO_END:
             yield Entry(row, f"{FULL}, {100 * q:.0f} %", base / asked.seconds(one, FULL, multiple, q))
@@ -145,22 +149,60 @@ def _of_fig_9(own: Computed, multiple: float | None) -> Iterator[Entry]:
             yield Entry(row, f"{FULL}, {100 * q:.0f} %", max(asked.times_faster(baseline, multiple, q).values()))
 
 
+def whole_seconds(own: Computed) -> SourceTable:
+    asked, entries = own.requests, []
+    near = min(END_TO_END, key=lambda q: abs(q - own.recorded[4].own.mean))
+    for one in placed(N_UNITS):
+        for arm in ARMS:
+            column = f"{arm}, {100 * near:.0f} %" if arm in AHEAD else arm
+            fits = one in asked.configurations
+            seconds = asked.seconds(one, arm, own.multiple, near if arm in AHEAD else 0.0) if fits else NO_ROOM
+            entries.append(Entry(row_of(one), column, seconds))
+    return SourceTable(
+        "Fig. 9, seconds", "512 tokens read and 512 answered", "s", "model and DIMMs", tuple(entries),
+        note=f"{MODELLED} All that is no expert is fitted on 001-005. N.S. where the DIMMs do not hold the experts;"
+        " systems"
+        " without them would run.",
+    )  # fmt: skip
+
+
+def row_of(one: Configuration) -> str:
+    return f"{one.model}, N = {one.n_units}"
+
+
+def placed(units: tuple[int, ...]) -> list[Configuration]:
+    """All, in the order of the models; those that do not fit too."""
+    return [Configuration(model, n) for model in MODELS for n in units]
+
+
 def fig_10(own: Computed) -> SourceTable:
     entries = []
-    for one, ratios in own.held.items():
-        row = f"{one.model}, N = {one.n_units}"
-        entries += [Entry(row, TP, ratios.tp), Entry(row, TP_LB, ratios.tp_lb)]
-    entries += [Entry(f"{one.model}, N = {one.n_units}", TP, NO_ROOM) for one in own.not_supported()]
+    for one in placed(PRINTED_UNITS):
+        ratios = own.held.get(one)
+        for arm in (TP, TP_LB):
+            ours = NO_ROOM if ratios is None else ratios.tp if arm == TP else ratios.tp_lb
+            entries.append(Entry(row_of(one), arm, ours))
     average = mean_ratios(own.held)
-    entries += [
-        Entry(MEAN, TP, average.tp, claim=TP_PREFILL),
-        Entry(MEAN, TP_LB, average.tp_lb, claim=LB_PREFILL),
-    ]
+    entries += [Entry(MEAN, TP, average.tp, claim=TP_PREFILL), Entry(MEAN, TP_LB, average.tp_lb, claim=LB_PREFILL)]
     return SourceTable(
         "Fig. 10", "experts in prefill: times faster than MoNDE", "x", "model and DIMMs", tuple(entries),
         note=f"{MODELLED} 512 tokens at once, MoNDE's best split, multipliers at 0.8 GHz. Nothing was bent to come"
         " nearer:"
         " every reading stands below.",
+    )  # fmt: skip
+
+
+def prefill_seconds_of_layers(own: Computed) -> SourceTable:
+    asked, entries = own.requests, []
+    for one in placed(N_UNITS):
+        n_layers = MODELS[one.model].shape.n_sparse_layers
+        for arm in (ON_DEMAND, FIDDLER, MONDE, TP, TP_LB):
+            fits = one in asked.configurations
+            ours = 1e3 * asked.prefill_s(one, arm) / n_layers if fits else NO_ROOM
+            entries.append(Entry(row_of(one), arm, ours))
+    return SourceTable(
+        "Fig. 10, seconds", "experts of a layer for a prompt of 512 tokens", "ms", "model and DIMMs", tuple(entries),
+        note=f"{MODELLED} MoNDE's best split, multipliers at 0.8 GHz. What is fetched ahead is of no use to a prompt.",
     )  # fmt: skip
 
 
@@ -198,14 +240,13 @@ def fig_11(own: Computed) -> SourceTable:
     entries = []
     trace = own.recorded[4].own.mean
     near = min(UTILISATIONS, key=lambda q: abs(q - trace))
-    for one, found in own.decoding.items():
-        row = f"{one.model}, N = {one.n_units}"
-        entries += [
-            Entry(row, TP, found.tp), Entry(row, TP_LB, found.tp_lb),
-            Entry(row, f"{TP_PRE}, {100 * near:.0f} %", found.tp_pre[near]),
-            Entry(row, f"{FULL}, {100 * near:.0f} %", found.full[near]),
-        ]  # fmt: skip
-    entries += [Entry(f"{one.model}, N = {one.n_units}", TP, NO_ROOM) for one in own.not_supported(N_UNITS)]
+    for one in placed(N_UNITS):
+        found = own.decoding.get(one)
+        arms = (TP, TP_LB, f"{TP_PRE}, {100 * near:.0f} %", f"{FULL}, {100 * near:.0f} %")
+        figures: tuple[float | str, ...] = (NO_ROOM,) * 4
+        if found is not None:
+            figures = (found.tp, found.tp_lb, found.tp_pre[near], found.full[near])
+        entries += [Entry(row_of(one), arm, ours) for arm, ours in zip(arms, figures, strict=True)]
     ten = list(own.printed_decoding.values())
     row = "mean of the ten with N = 2, 4, 6"
     entries += [
@@ -244,12 +285,10 @@ def by_utilisation(own: Computed) -> SourceTable:
 
 def layer_times(own: Computed) -> SourceTable:
     entries = []
-    for (one, arm), seconds in own.layer_seconds.items():
-        entries.append(Entry(f"{one.model}, N = {one.n_units}", arm, 1e6 * seconds))
-    for one in own.not_supported(N_UNITS):
-        entries += [
-            Entry(f"{one.model}, N = {one.n_units}", arm, NO_ROOM) for arm in ARMS if arm not in (ON_DEMAND, FIDDLER)
-        ]
+    for one in placed(N_UNITS):
+        for arm in ARMS:
+            seconds = own.layer_seconds.get((one, arm))
+            entries.append(Entry(row_of(one), arm, NO_ROOM if seconds is None else 1e6 * seconds))
     return SourceTable(
         "Fig. 11, seconds", "experts of a layer for one decoded token", "us", "model and DIMMs", tuple(entries),
         note=f"{MODELLED} {TP_PRE} and {FULL} where no fetched expert is used but shared ones. Duplex is in none of its"

@@ -21,10 +21,10 @@ from engines.pricing.cells import Cell, parameters, price_cell
 from engines.pricing.routing_sources import UniformRouting
 from engines.pricing.shapes import ModelShape
 from harness.reproduce.gpu_ndp.configurations import MODELS, PRINTED_UNITS, Asked, uniform_choices
-from harness.reproduce.gpu_ndp.decode import N_DRAWS, Configuration, Decoding, supported
+from harness.reproduce.gpu_ndp.decode import Configuration, Decoding
 from harness.reproduce.gpu_ndp.prefill import PROMPT_TOKENS, SEED
 from harness.reproduce.gpu_ndp.stage import (
-    FIDDLER,
+    ARMS,
     FULL,
     GPU,
     MONDE,
@@ -74,9 +74,10 @@ class Experts(NamedTuple):
 class Request:
     """One model on so many units."""
 
-    def __init__(self, asked: Asked, n_units: int, sheet: Sheet, n_draws: int = N_DRAWS) -> None:
-        self._asked, self._n_units, self._sheet = asked, n_units, sheet
-        self._decoding, self._n_draws = Decoding(asked, n_units, sheet), n_draws
+    def __init__(self, asked: Asked, n_units: int, sheet: Sheet, monde_s: float) -> None:
+        """monde_s: of MoNDE's experts of a layer and a decoded token."""
+        self._asked, self._n_units, self._sheet, self._monde_s = asked, n_units, sheet, monde_s
+        self._decoding = Decoding(asked, n_units, sheet)
         self._n_layers = asked.shape.n_sparse_layers
         random = np.random.default_rng([SEED, asked.shape.n_experts])
         self._prompt_TK = uniform_choices(asked, PROMPT_TOKENS, random)
@@ -84,24 +85,21 @@ class Request:
     def prefill_s(self, name: str) -> float:
         """Of the experts of all layers. What is fetched ahead is of no use to a prompt."""
         name = {TP_PRE: TP, FULL: TP_LB}.get(name, name)
-        return self._n_layers * self._stage(name).seconds(self._prompt_TK, "prefill")
+        stage = Stage(Arm(name, self._n_units), self._asked.shape, self._sheet)
+        return self._n_layers * stage.seconds(self._prompt_TK, "prefill")
 
     def experts(self, name: str, utilisation: float = 0.0) -> Experts:
         """utilisation: of what is fetched ahead."""
         prefill_s = self.prefill_s(name)
         if name == MONDE:
-            return Experts(prefill_s, self._n_layers * self._decoding.monde(self._n_draws).mean)
-        if name not in (TP_PRE, FULL):
+            return Experts(prefill_s, self._n_layers * self._monde_s)
+        if name not in AHEAD:
             return Experts(prefill_s, self._n_layers * self._decoding.of_any_choice(name))
         decode_s = self._n_layers * self._decoding.fetched_ahead(name, utilisation)
         link = self._sheet.link_of(self._sheet.resource_between("cpu", GPU) or "")
         assert link is not None
         n_fetched = self._n_layers * (self._asked.prefetched + self._asked.n_always)
-        expert_bytes = self._asked.shape.expert_weights * self._asked.shape.bytes_per_value
-        return Experts(prefill_s, decode_s, link.seconds(n_fetched, n_fetched * expert_bytes))
-
-    def _stage(self, name: str) -> Stage:
-        return Stage(Arm(name, self._n_units), self._asked.shape, self._sheet)
+        return Experts(prefill_s, decode_s, link.seconds(n_fetched, n_fetched * self._asked.shape.expert_bytes))
 
 
 def whole_s(experts: Experts, rest: Rest) -> float:
@@ -109,24 +107,24 @@ def whole_s(experts: Experts, rest: Rest) -> float:
     return experts.prefill_s + rest.prefill_s + experts.fetch_s + n_decoded * (experts.decode_s + rest.decode_s)
 
 
-ARMS_OF_FIG_9 = (ON_DEMAND, FIDDLER, MONDE, FULL)
-UTILISATIONS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+UTILISATIONS = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)
+AHEAD = (TP_PRE, FULL)
 
 
 class Requests:
     """All configurations that hold their model, and what they take with one rest or another."""
 
-    def __init__(self, sheet: Sheet, n_draws: int = N_DRAWS, units: tuple[int, ...] = PRINTED_UNITS) -> None:
-        self.configurations = supported(sheet, units=units)
+    def __init__(self, sheet: Sheet, monde_s: Mapping[Configuration, float]) -> None:
+        """monde_s: as of `Request`, of each configuration that is asked."""
+        self.configurations = list(monde_s)
         self._experts: dict[tuple[Configuration, str, float], Experts] = {}
         self._slices_s: dict[str, float] = {}
         self.roofline = {name: rest_of(asked.shape, sheet) for name, asked in MODELS.items()}
         for one in self.configurations:
-            request = Request(MODELS[one.model], one.n_units, sheet, n_draws)
-            for name in (ON_DEMAND, FIDDLER, MONDE, TP_LB):
-                self._experts[one, name, 0.0] = request.experts(name)
-            for utilisation in UTILISATIONS:
-                self._experts[one, FULL, utilisation] = request.experts(FULL, utilisation)
+            request = Request(MODELS[one.model], one.n_units, sheet, monde_s[one])
+            for name in ARMS:
+                for utilisation in UTILISATIONS if name in AHEAD else (0.0,):
+                    self._experts[one, name, utilisation] = request.experts(name, utilisation)
         for name, asked in MODELS.items():
             decoding = Decoding(asked, MOST_UNITS, sheet)
             self._slices_s[name] = asked.shape.n_sparse_layers * decoding.of_any_choice(TP)
@@ -137,17 +135,22 @@ class Requests:
             return self.roofline[model]
         return Rest(self.roofline[model].prefill_s, multiple * self._slices_s[model])
 
+    def prefill_s(self, one: Configuration, name: str) -> float:
+        """Of the experts of all layers."""
+        return self._experts[one, name, 0.0].prefill_s
+
     def seconds(self, one: Configuration, name: str, multiple: float | None, utilisation: float = 0.0) -> float:
         return whole_s(self._experts[one, name, utilisation], self.rest(one.model, multiple))
 
     def times_faster(
         self, baseline: str, multiple: float | None, utilisation: float = 0.0, ours: str = FULL
     ) -> dict[Configuration, float]:
-        """Of our arm over the baseline, by configuration."""
+        """Of our arm over the baseline, by those configurations that the source has."""
         return {
             one: self.seconds(one, baseline, multiple)
-            / self.seconds(one, ours, multiple, utilisation if ours == FULL else 0.0)
+            / self.seconds(one, ours, multiple, utilisation if ours in AHEAD else 0.0)
             for one in self.configurations
+            if one.n_units in PRINTED_UNITS
         }
 
     def fitted_multiple(self, stated: float) -> float:

@@ -185,7 +185,7 @@ def fig_9_and_10() -> Iterator[SourceTable]:
 
 
 def _row(run: Run) -> str:
-    return f"{run.model}, {run.machine}, {run.length}"
+    return f"{run.model}, {run.machine.upper()}, {run.length}"
 
 
 def fig_7() -> SourceTable:
@@ -219,8 +219,8 @@ def fig_8() -> Iterator[SourceTable]:
     gains = [Entry(_row(run), "gain", 100 * one.gain) for run, one in found.items()]
     groups: tuple[tuple[str, str, list[Compared]], ...] = (
         (f"{QWEN3}, all lengths", GAIN, [one for run, one in found.items() if run.model == QWEN3]),
-        ("a6000, all", "003-005", [one for run, one in found.items() if run.machine == "a6000"]),
-        ("a100 and gh200, all", "003-006", [one for run, one in found.items() if run.machine != "a6000"]),
+        ("A6000, all", "003-005", [one for run, one in found.items() if run.machine == "a6000"]),
+        ("A100 and GH200, all", "003-006", [one for run, one in found.items() if run.machine != "a6000"]),
     )
     for row, claim, own in groups:
         least, most = (100 * end(one.gain for one in own) for end in (min, max))
@@ -236,11 +236,11 @@ def all_machines() -> SourceTable:
     for run, one in compared().items():
         row = f"{run.model}, {run.length}"
         if isinstance(one, str):
-            entries.append(Entry(row, run.machine, one))
+            entries.append(Entry(row, run.machine.upper(), one))
         else:
             ms, gain = 1e3 * one.on_demand.whole_s, 100 * one.gain
-            entries.append(Entry(row, run.machine, f"{ms:.1f} ms, {gain:.1f} %"))
-    pairs = ", ".join(f"{model} on {machine}" for model, machine in EVALUATED.items())
+            entries.append(Entry(row, run.machine.upper(), f"{ms:.1f} ms, {gain:.1f} %"))
+    pairs = ", ".join(f"{model} on {machine.upper()}" for model, machine in EVALUATED.items())
     return SourceTable(
         "Fig. 8, all machines", "time per token on demand, and the share that fetching ahead saves", "", "model and"
         " prompt",

@@ -57,8 +57,9 @@ class Tpot(NamedTuple):
 
     @property
     def idle_s(self) -> float:
-        """On demand: neither."""
-        return max(self.whole_s - self.compute_s - self.copy_s, 0.0)
+        """On demand: neither. What is left by rounding of sums is none."""
+        left_s = self.whole_s - self.compute_s - self.copy_s
+        return left_s if left_s > 1e-9 * self.whole_s else 0.0
 
 
 class Compared(NamedTuple):
