@@ -30,7 +30,6 @@ from harness.reproduce.speculating.tpot import (
     expert_bytes_a_token,
     gain_of_shares,
     lacks_gpu,
-    other_bytes,
     speed_up,
     tpot,
 )  # fmt: skip
@@ -134,7 +133,7 @@ def test_sizes_of_table_2(model: str, experts_gib: float, other_gib: float) -> N
     """Printed 54, 53, 213 and 230; 3, 3, 4 and 14."""
     digits = 2 if experts_gib % 1 else 0
     assert round(MODELS[model].routed_bytes / GIB, digits) == experts_gib
-    assert round(other_bytes(MODELS[model]) / GIB, 1 if other_gib % 1 else 0) == other_gib
+    assert round(MODELS[model].others_bytes / GIB, 1 if other_gib % 1 else 0) == other_gib
 
 
 def test_estimator_sizes_by_hand() -> None:

@@ -21,7 +21,6 @@ from harness.reproduce.speculating.tpot import (
     compared,
     evaluated,
     expert_bytes_a_token,
-    other_bytes,
 )  # fmt: skip
 from harness.reproduce.speculating.trends import ESTIMATOR, Q, S
 
@@ -90,7 +89,7 @@ def table_2() -> SourceTable:
         shape, as_run = published(model), MODELS[model]
         ours = (
             float(shape.n_layers), float(shape.n_experts), float(shape.hidden), float(shape.expert_width),
-            as_run.routed_bytes / GIB, other_bytes(as_run) / GIB,
+            as_run.routed_bytes / GIB, as_run.others_bytes / GIB,
         )  # fmt: skip
         for number, (column, value) in enumerate(zip(columns, ours, strict=True), first):
             entries.append(Entry(model, column, value, claim=f"003-{number:03}"))

@@ -24,7 +24,6 @@ from harness.reproduce.speculating.tpot import (
     evaluated,
     expert_bytes_a_token,
     gain_of_shares,
-    other_bytes,
     speed_up,
 )  # fmt: skip
 
@@ -136,7 +135,7 @@ def table_2() -> Iterator[Finding]:
             (float(shape.hidden), ""),
             (float(shape.expert_width), ""),
             (experts_gib, "GiB of all layers and experts"),
-            (other_bytes(as_run) / GIB, "GiB; plain attention assumed" if model == GLM else "GiB"),
+            (as_run.others_bytes / GIB, "GiB; plain attention assumed" if model == GLM else "GiB"),
         )
         for number, (ours, note) in enumerate(cells, first):
             if number == 110:
@@ -148,7 +147,7 @@ def table_2() -> Iterator[Finding]:
 
 def notes() -> dict[int, str]:
     """By the row's number."""
-    other, head = other_bytes(MODELS[QWEN3_235B]), MODELS[QWEN3_235B].hidden * MODELS[QWEN3_235B].vocabulary * 2
+    other, head = MODELS[QWEN3_235B].others_bytes, MODELS[QWEN3_235B].hidden * MODELS[QWEN3_235B].vocabulary * 2
     sparse_gib = published(GLM).routed_bytes / GIB
     return {
         104: f"GiB of 47 layers; the first of the checkpoint has no experts, which leaves {sparse_gib:.2f}",

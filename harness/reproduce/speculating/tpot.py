@@ -90,17 +90,12 @@ def expert_bytes_a_token(shape: ModelShape) -> float:
     return shape.n_sparse_layers * shape.top_k * shape.expert_bytes
 
 
-def other_bytes(shape: ModelShape) -> float:
-    """Of all weights that are no routed expert, as wide as activations."""
-    return shape.parameters.total * shape.bytes_per_value - shape.routed_bytes
-
-
 def lacks_gpu(shape: ModelShape, sheet: Sheet, length: int) -> str | None:
     """Why the GPU does not hold what stays there (other weights, keys and values, two buffers), or None. The experts'
     own room is a cell's matter."""
     capacity = sheet.capacity_bytes("gpu")
     cache_bytes = (length + N_ANSWERED) * shape.n_layers * shape.cached_values * shape.bytes_per_value
-    needed = other_bytes(shape) + cache_bytes + 2 * shape.top_k * shape.expert_bytes
+    needed = shape.others_bytes + cache_bytes + 2 * shape.top_k * shape.expert_bytes
     if capacity is None or needed <= capacity:
         return None
     return f"{needed / 1e9:.0f} GB beside the experts, and the GPU of {sheet.name} holds {capacity / 1e9:.0f} GB"
