@@ -142,6 +142,8 @@ class Residency:
             own_M = link_M == number
             if transfers.stays_M is not None:
                 own_M &= transfers.stays_M
+            if not own_M.any():
+                continue
             layer_M = transfers.layer_M[own_M]
             arriving_M = layer_M * n_experts + transfers.expert_M[own_M]
             leaving_M = np.full(len(arriving_M), -1)

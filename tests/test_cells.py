@@ -21,13 +21,17 @@ from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, load_checkpoint, tensor_shapes
 from engines.model.model_config import read_model_config
 from engines.observers import SparseLayerStep
-from engines.pricing.cells import Cell, PricedCell, parameters, price_cell
+from engines.pricing.block import Travels
+from engines.pricing.cells import Cell, PricedCell, build, parameters, price_cell
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
+from engines.pricing.played import routing_of
 from engines.pricing.routing_sources import Purpose, UniformRouting
+from engines.pricing.schedule import PricedStep, lm_head, operations, unit_of_rest
 from engines.pricing.shapes import NAMED_SHAPES, own_shape, sizes_of
 from engines.reference import ReferenceEngine
-from engines.techniques.context import ModelSizes
+from engines.shown import Shown
+from engines.techniques.context import ChunkPhase, ModelSizes
 from results.records import Completion, EngineCounters, Request
 
 VOCABULARY, N_PROMPT, N_NEW, CHUNK = 11, 37, 9, 16
@@ -226,6 +230,22 @@ def test_requests_before_leave_what_they_fetched() -> None:
     assert price_cell(replace(cell, n_before=1)).counters.prefetched == 0
 
 
+def test_a_dense_model_takes_what_its_layers_take() -> None:
+    """Llama-3.2-1B on a GPU of rooflines, decoding 2 tokens after 64: every step reads all weights and the cache."""
+    shape, sheet = NAMED_SHAPES["llama-3.2-1b"], load_sheet("a6000")
+    cell = Cell(sheet, shape, parameters("gpu"), UniformRouting(), 64, 2, 32)
+    priced = price_cell(cell)
+    rate = sheet.units["gpu"].roofline
+    assert rate is not None
+    weights = 16 * (shape.attention_weights + 3 * 2048 * 8192) + 2048 * 128256
+    cached = 16 * 2 * 8 * 64 * np.array([65, 66])
+    others = 16 * 2048 * (2 * 2 + 2)  # norms read and write, residuals move a row
+    by_hand_s = 2 * (weights + cached + others) / rate.bytes_per_s.value
+    assert priced.tpot_s == pytest.approx(by_hand_s.mean(), rel=1e-9)
+    with pytest.raises(EngineError, match=r"npumoe places experts, and llama-3\.2-1b has none"):
+        price_cell(replace(cell, technique=parameters("npumoe")))
+
+
 def test_bad_cells_are_told_all_at_once() -> None:
     with pytest.raises(EngineError, match=r"prompt_tokens = 0 .*; decode_steps = -1 .*; recall = 2"):
         replace(cell_of(), prompt_tokens=0, decode_steps=-1, recall=2)
@@ -233,3 +253,55 @@ def test_bad_cells_are_told_all_at_once() -> None:
         price_cell(cell_of("router-pf", "a6000"))
     with pytest.raises(EngineError, match="makes none"):
         price_cell(replace(cell_of(), recall=0.5))
+
+
+# --- the slow road ---------------------------------------------------------------------------------------------------
+
+
+def slowly(cell: Cell) -> tuple[float, float, EngineCounters]:
+    """TTFT, TPOT and counters with a plan for every token and layer, and every operation run."""
+    sizes = sizes_of(cell.shape)
+    assert sizes is not None
+    technique = build(cell, sizes)
+    shown, timeline, travels = Shown(technique.asks, sizes), Timeline(cell.sheet), Travels(cell.sheet)
+    limit = cell.sheet.graph_bytes_limit
+    ids_LTK = cell.routing.ids_LTK(sizes, cell.prompt_tokens + cell.decode_steps)
+    steps = [range(i, min(i + cell.chunk, cell.prompt_tokens)) for i in range(0, cell.prompt_tokens, cell.chunk)]
+    steps += [range(i, i + 1) for i in range(cell.prompt_tokens, cell.prompt_tokens + cell.decode_steps)]
+    ends_s, counted, n_left = [], [], cell.prompt_tokens
+    for tokens in steps:
+        phase: ChunkPhase = "prefill" if tokens.start < cell.prompt_tokens else "decode"
+        n_left -= len(tokens) if phase == "prefill" else 0
+        shown.start_step(n_left)
+        plans = []
+        for layer, ids_TK in enumerate(ids_LTK[:, tokens.start : tokens.stop]):
+            routing = routing_of(np.ascontiguousarray(ids_TK), sizes.n_experts)
+            seen = shown.layer(layer, phase, routing, torch.ones(len(tokens)), None)
+            plans.append(technique.plan(seen))
+            shown.ran(seen, plans[-1])
+        counted += [plan.counters() for plan in plans]
+        step = PricedStep(len(tokens), tokens.stop, phase)
+        most = None if limit is None else limit.value
+        timeline.run(operations(step, plans, cell.shape, cell.unit, most, travels, timeline.n_run))
+        if tokens.stop >= cell.prompt_tokens:
+            timeline.run([lm_head(1, cell.shape, unit_of_rest(cell.sheet, cell.unit))])
+            ends_s.append(timeline.now_s())
+    counted.append(EngineCounters(prefetched_unused=shown.take_unused()))
+    return ends_s[0], (ends_s[-1] - ends_s[0]) / cell.decode_steps, EngineCounters.total(counted)
+
+
+@pytest.mark.parametrize(
+    ("sheet", "preset"),
+    [
+        *(("m2-ultra", name) for name in ("dropless", "npumoe", "npumoe-tg", "coreml-naive", "blockwise", "selective")),
+        *(("rtx5080-ndp", name) for name in ("on-demand", "fiddler", "monde", "ndp-tp", "ndp-tp-lb", "ndp")),
+    ],
+)
+def test_what_is_priced_once_is_what_each_token_and_layer_would_take(sheet: str, preset: str) -> None:
+    """40 tokens after a prompt of 64: nothing that was planned or priced before changes a figure."""
+    cell = replace(cell_of(preset, sheet), decode_steps=40)
+    ttft_s, tpot_s, counters = slowly(cell)
+    priced = price_cell(cell)
+    assert priced.ttft_s == pytest.approx(ttft_s, rel=1e-12)
+    assert priced.tpot_s == pytest.approx(tpot_s, rel=1e-12)
+    assert priced.counters == counters

@@ -63,7 +63,7 @@ class RepeatingTimeline(Timeline):
         return self._line_s + self._again_s
 
     def run(self, operations: Iterable[Operation]) -> None:
-        if not isinstance(operations, tuple) or self._host.queues or not self._is_at_rest():
+        if not isinstance(operations, tuple) or self._host.queues or not self.is_at_rest:
             super().run(operations)
             return
         part = self._parts.get(id(operations))
@@ -74,14 +74,15 @@ class RepeatingTimeline(Timeline):
             return
         first, start_s = len(self._ran), self._line_s
         super().run(operations)
-        if self._is_at_rest():
+        if self.is_at_rest:
             self._parts[id(operations)] = _Part(operations, first, len(self._ran), start_s, self._line_s)
 
     @property
     def n_run(self) -> int:
         return len(self._ran) + self._n_again
 
-    def _is_at_rest(self) -> bool:
+    @property
+    def is_at_rest(self) -> bool:
         """Whether nothing is under way for which the line does not wait."""
         return max(self._free_s.values(), default=0.0) <= self._line_s
 

@@ -52,6 +52,9 @@ class Timeline:
         """When each resource is done with what it was asked."""
         self._places: dict[Operation, int] = {}
         """Of each distinct operation: a model asks for few of them, many times."""
+        self._resources: dict[str, int] = {}
+        self._resource_D: list[int] = []
+        """By number, and which each distinct operation runs on."""
         self._seconds: list[float] = []
         self._launch_s: list[float] = []
         """Of each too: while its unit works on it, and what a queue hides beside that."""
@@ -122,6 +125,7 @@ class Timeline:
         self._usage.price(operation.unit, operation_joules(self.sheet, operation, seconds))
         self._launch_s.append(launch_s)
         self._seconds.append(seconds)
+        self._resource_D.append(self._resources.setdefault(operation.unit, len(self._resources)))
         self._places[operation] = len(self._places)
         return len(self._places) - 1
 
@@ -197,10 +201,8 @@ class Timeline:
     def _used(self, begin_s: float, end_s: float, first: int = 0, end: int | None = None) -> MachineUse:
         """Of the operations from `first` to `end`."""
         places, starts_s, ends_s = self._arrays(first, end)
-        resource_D = [operation.unit for operation in self._places]
-        resources = list(dict.fromkeys(resource_D))
-        place_D = np.array([resources.index(one) for one in resource_D], dtype=np.int64)
-        return machine_use(Ran(resources, place_D[places], starts_s, ends_s), begin_s, end_s)
+        resource_P = np.array(self._resource_D, dtype=np.int64)[places]
+        return machine_use(Ran(tuple(self._resources), resource_P, starts_s, ends_s), begin_s, end_s)
 
     def program(self, first: int) -> Program | None:
         """Of the same operations, in the same order. None where all stand in the line or alongside each other: the

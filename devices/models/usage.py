@@ -28,6 +28,8 @@ class Usage:
         self._sheet = sheet
         self._resources_D: list[str] = []
         self._joules_D: list[float] = []
+        self._own_D: dict[str, list[bool]] = {component: [] for component in sheet.components}
+        """Whether a component works on it."""
         self._slept: list[tuple[float, float]] = []
         self._forgotten_j: dict[str, float] = defaultdict(float)
         self._forgotten_s: dict[str, float] = defaultdict(float)
@@ -39,6 +41,8 @@ class Usage:
     def price(self, resource: str, joules: Mapping[str, float | None]) -> None:
         """Of the next distinct operation, as `operation_joules` says them. resource: its unit or link's direction."""
         self._resources_D.append(resource)
+        for component, own_D in self._own_D.items():
+            own_D.append(self._is_own(component, resource))
         self._joules_D.append(joules[self._sheet.component_of(resource)] or 0.0)
 
     def slept(self, start_s: float, end_s: float) -> None:
@@ -92,12 +96,13 @@ class Usage:
 
     def _own(self, component: str, place_P: Integers) -> NDArray[np.bool_]:
         """Which of them the component works on. The shared memory works with all units, and not with links."""
-        sheet = self._sheet
-        is_own_D = [
-            one in sheet.units if component == COMM else sheet.component_of(one) == component
-            for one in self._resources_D
-        ]
-        return np.array(is_own_D, dtype=np.bool_)[place_P] if len(place_P) else np.zeros(0, dtype=np.bool_)
+        own_D = np.array(self._own_D[component], dtype=np.bool_)
+        return own_D[place_P] if len(place_P) else np.zeros(0, dtype=np.bool_)
+
+    def _is_own(self, component: str, resource: str) -> bool:
+        if component == COMM:
+            return resource in self._sheet.units
+        return self._sheet.component_of(resource) == component
 
 
 def _busy(start_P: Floats, end_P: Floats) -> tuple[Floats, Floats]:

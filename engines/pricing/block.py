@@ -63,15 +63,19 @@ class Travels:
     computed: ModelSizes | None = None
     on_the_way: dict[Arrival, int | None] = field(default_factory=dict)
     """The number of the operation that brings it."""
+    _known: dict[tuple[Unit, Unit], str] = field(default_factory=dict, repr=False)
 
     def link(self, source: Unit, target: Unit, what: str) -> str:
         """The resource. Raises `DeviceError`."""
-        found = self.sheet.resource_between(source, target)
+        found = self._known.get((source, target))
+        if found is None:
+            found = self.sheet.resource_between(source, target)
         if found is None:
             raise DeviceError(
                 f"{what} would travel from {source} to {target}, and sheet {self.sheet.name} has no link between them;"
                 " choose a technique that keeps to its links"
             )
+        self._known[source, target] = found
         return found
 
     @property

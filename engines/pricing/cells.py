@@ -17,7 +17,7 @@ from engines.dispatch import DispatchPlan
 from engines.errors import EngineError, NoRoomError
 from engines.pricing.block import Travels
 from engines.pricing.costs import SheetCosts
-from engines.pricing.played import Foresight, PlayedStep, played_steps, profile_of_source
+from engines.pricing.played import Foresight, PlayedStep, dense_steps, played_steps, profile_of_source
 from engines.pricing.room import lacks_room
 from engines.pricing.routing_sources import RoutingSource
 from engines.pricing.schedule import Schedule, lm_head, unit_of_rest
@@ -25,7 +25,9 @@ from engines.pricing.shapes import ModelShape, sizes_of
 from engines.shown import Shown
 from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext, ModelSizes
+from engines.techniques.layout.exact import ExactParameters
 from engines.techniques.parameters import Composed
+from engines.techniques.place.units import OneUnitParameters
 from engines.techniques.presets import preset_parameters
 from results.records import EngineCounters
 from results.resource_use import MachineUse
@@ -200,13 +202,13 @@ def build(cell: Cell, sizes: ModelSizes, foresight: Foresight | None = None) -> 
 
 
 def price_cell(cell: Cell) -> PricedCell:
-    """Raises `EngineError` for a model without experts, routing of another model, a technique that predicts without
+    """Raises `EngineError` for routing of another model, a technique that predicts without
     `recall` or that does not fit; `DeviceError` for a unit, link or price that the sheet lacks."""
     if lacks := _lacks_room(cell):
         return PricedCell(cell, cell.routing.name, lacks=lacks)
     sizes = sizes_of(cell.shape)
     if sizes is None:
-        raise EngineError(f"{cell.shape.name} is dense; techniques place experts")
+        return _priced_dense(cell)
     foresight = _foresight(cell, sizes)
     technique = build(cell, sizes, foresight)
     shown, pricing = Shown(technique.asks, sizes), _Pricing(cell)
@@ -220,6 +222,23 @@ def price_cell(cell: Cell) -> PricedCell:
             pricing.add(played)
         prefetched_unused = shown.take_unused()
     return pricing.priced(prefetched_unused)
+
+
+def _priced_dense(cell: Cell) -> PricedCell:
+    """Of a model without experts: a technique says which unit computes it, and nothing else."""
+    choices = cell.technique.choices
+    places = isinstance(choices.place, OneUnitParameters) and isinstance(choices.layout, ExactParameters)
+    if not places or choices.move.moves_weights or cell.recall is not None:
+        raise EngineError(
+            f"{cell.technique.technique} places experts, and {cell.shape.name} has none; use dropless with the backbone"
+            " that computes it"
+        )
+    pricing = _Pricing(cell)
+    for _ in range(1 + cell.n_before):
+        pricing.start()
+        for played in dense_steps(cell.shape.n_layers, cell.batch, cell.chunk, cell.prompt_tokens, cell.decode_steps):
+            pricing.add(played)
+    return pricing.priced(None)
 
 
 def _lacks_room(cell: Cell) -> NoRoomError | None:
@@ -244,8 +263,8 @@ class _Pricing:
 
     def __init__(self, cell: Cell) -> None:
         self._cell, self._timeline = cell, RepeatingTimeline(cell.sheet)
-        limit = cell.sheet.graph_bytes_limit
-        self._schedule = Schedule(cell.shape, cell.unit, None if limit is None else limit.value, Travels(cell.sheet))
+        limit, self._travels = cell.sheet.graph_bytes_limit, Travels(cell.sheet)
+        self._schedule = Schedule(cell.shape, cell.unit, None if limit is None else limit.value, self._travels)
         self._head = (lm_head(cell.batch, cell.shape, unit_of_rest(cell.sheet, cell.unit)),)
 
     def start(self) -> None:
@@ -259,6 +278,8 @@ class _Pricing:
         if played.phase == "decode" and self._prefill is None:
             self._end_prefill()
         timeline = self._timeline
+        if timeline.is_at_rest:
+            self._travels.on_the_way.clear()  # all has arrived, whether it was called or not
         step = replace(played.step, kv_length=played.step.kv_length + self._cell.cached_tokens)
         for part in self._schedule.parts(step, played.plans, timeline.n_run):
             timeline.run(part)

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from engines.calls import Integers
+from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.pricing.routing_sources import RoutingSource
 from engines.pricing.schedule import PricedStep
 from engines.profile import Profile
 from engines.shown import Shown
 from engines.techniques.base import Technique
-from engines.techniques.context import ChunkPhase, ModelSizes
+from engines.techniques.context import NOTHING, ChunkPhase, ModelSizes
 
 
 class PlayedStep(NamedTuple):
@@ -96,17 +97,61 @@ def played_steps(
     tokens of which are its prompt; all of the same length.
     """
     shown.start_request()
+    token_plans = TokenPlans(technique)
     n_left = n_prompt * len(sequences)
     for ids_LTK in sequences:
         for first in range(0, n_prompt, chunk):
             end = min(first + chunk, n_prompt)
             n_left -= end - first
-            plans = _planned(technique, shown, ids_LTK[:, first:end], "prefill", n_left, sizes, foresight)
+            plans = _planned(technique, shown, ids_LTK[:, first:end], "prefill", n_left, sizes, foresight, token_plans)
             yield PlayedStep(PricedStep(end - first, end), "prefill", plans)
     for token in range(n_prompt, sequences[0].shape[1]):
         ids_LTK = np.concatenate([one[:, token : token + 1] for one in sequences], axis=1)
-        plans = _planned(technique, shown, ids_LTK, "decode", 0, sizes, foresight)
+        plans = _planned(technique, shown, ids_LTK, "decode", 0, sizes, foresight, token_plans)
         yield PlayedStep(PricedStep(len(sequences), token + 1, "decode", len(sequences)), "decode", plans)
+
+
+def dense_steps(n_layers: int, batch: int, chunk: int, n_prompt: int, n_decode: int) -> Iterator[PlayedStep]:
+    """The same steps of a model without experts."""
+    plans = (None,) * n_layers
+    for _ in range(batch):
+        for first in range(0, n_prompt, chunk):
+            end = min(first + chunk, n_prompt)
+            yield PlayedStep(PricedStep(end - first, end), "prefill", plans)
+    for token in range(n_prompt, n_prompt + n_decode):
+        yield PlayedStep(PricedStep(batch, token + 1, "decode", batch), "decode", plans)
+
+
+class TokenPlans:
+    """Plans of one decoded token that are the same for every token, by what the technique says of them before."""
+
+    def __init__(self, technique: Technique) -> None:
+        self._technique = technique
+        self._says_all = technique.asks == NOTHING
+        self._of: dict[DecodeLayout, DispatchPlan] = {}
+        self._of_layer: dict[int, DispatchPlan] = {}
+        """Of those that weights travel for."""
+        self._layouts: dict[int, DecodeLayout | None] = {}
+
+    def known(self, layer: int) -> DispatchPlan | None:
+        """None where there is none yet, or where experts matter."""
+        said = self._said(layer)
+        return None if said is None else self._of_layer.get(layer) or self._of.get(said)
+
+    def keep(self, layer: int, plan: DispatchPlan) -> None:
+        """Weights that travel one by one hang on which experts they are; in a buffer, on their number."""
+        said = self._said(layer)
+        if said is not None and not len(plan.transfers):
+            self._of[said] = plan
+        elif said is not None and plan.transfers.as_one:
+            self._of_layer[layer] = plan
+
+    def _said(self, layer: int) -> DecodeLayout | None:
+        if layer not in self._layouts:
+            said = self._technique.decode_layout(layer) if self._says_all else None
+            is_alike = said is not None and said.group_of_E is None and len(set(said.rows_E or ())) <= 1
+            self._layouts[layer] = said if is_alike else None
+        return self._layouts[layer]
 
 
 def _planned(
@@ -117,16 +162,24 @@ def _planned(
     n_left: int,
     sizes: ModelSizes,
     foresight: Foresight | None,
+    token_plans: TokenPlans,
 ) -> tuple[DispatchPlan | None, ...]:
     shown.start_step(n_left)
     if foresight is not None:
         foresight.start_step(ids_LTK)
-    saliency_T = torch.ones(ids_LTK.shape[1]) if technique.needs_saliency else None
+    n_tokens = ids_LTK.shape[1]
+    is_token = phase == "decode" and n_tokens == 1
+    saliency_T = torch.ones(n_tokens) if technique.needs_saliency else None
     n_dense = sizes.n_layers - sizes.n_sparse_layers
     plans: list[DispatchPlan | None] = [None] * n_dense
     for layer, ids_TK in enumerate(ids_LTK, n_dense):
-        seen = shown.layer(layer, phase, routing_of(np.ascontiguousarray(ids_TK), sizes.n_experts), saliency_T, None)
-        plan = technique.plan(seen)
-        shown.ran(seen, plan)
+        plan = token_plans.known(layer) if is_token else None
+        if plan is None:
+            routing = routing_of(np.ascontiguousarray(ids_TK), sizes.n_experts)
+            seen = shown.layer(layer, phase, routing, saliency_T, None)
+            plan = technique.plan(seen)
+            shown.ran(seen, plan)
+            if is_token:
+                token_plans.keep(layer, plan)
         plans.append(plan)
     return tuple(plans)
