@@ -266,6 +266,16 @@ def test_cpu_cycles_say_what_is_missing(rows: dict[str, Judged]) -> None:
     assert "no clock" in told.words
 
 
+def test_explanations_are_computed(rows: dict[str, Judged]) -> None:
+    """By hand: 1.72 x 57.85 - 68.84 s over 128 x 2048 rows are 0.117 ms; 65536 of these make 22.65 s of 1024/512
+    30.31 s, over 16.69 s. Table 5: 256 x 0.16 over 128 x 0.14."""
+    explanations = {id_: row.finding.explanation for id_, row in rows.items() if row.finding is not None}
+    assert "0.12 ms more for each row on the CPU; 1024/512 would then gain 1.82" in explanations["000-050"]
+    assert "2.29 times as long" in explanations["000-202"]
+    assert "leave 2.0 times" in explanations["000-057"], "(1 / 1.26 - 0.8 / 2.07) / 0.2 = 2.04"
+    assert "0.15 s of work at 8.4 W" in explanations["000-247"], "1.23 J at 8.4481 W"
+
+
 def changed(kernel: str, unit: str, term: str, factor: float) -> Sheet:
     """The sheet with one price changed."""
     sheet = load_sheet("m2-ultra")

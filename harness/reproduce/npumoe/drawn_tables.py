@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.reproduce.npumoe import arithmetic, grid, layer, machine, places
+from harness.reproduce.npumoe import arithmetic, explained, grid, layer, machine, places
 from harness.reproduce.npumoe.arithmetic import own_figures
 from harness.reproduce.npumoe.grid import WORDS
 from harness.reproduce.npumoe.layer import TABLE_4_ARMS
@@ -118,15 +118,6 @@ def _qwen() -> Iterator[SourceTable]:
         f" measured. {FITTED_ON} That is the experts' time of Core ML CPU and ANEMLL, and the watts. Experts of NPUMoE"
         " lie in groups of 4."
     )
-    busy_w = machine.m2_ultra().units["cpu"].busy_w
-    assert busy_w is not None
-    cpu_s = arithmetic.printed(places.table_7("ours", "CPU J")) / busy_w.value
-    ours_s = layer.qwen("ours").joules["cpu"] / busy_w.value
-    half = " Attention takes half of theirs on either unit: what it holds beside projections and scores is not said."
-    waits = (
-        f" Their CPU joules of NPUMoE are {cpu_s:.2f} s of work at {busy_w.value:.1f} W. Ours are {ours_s:.2f} s of"
-        " router, gather, scatter and norms: what else their CPU does, such as dispatch, is not said."
-    )
     layers = {mode: layer.qwen(mode) for mode in MODES}
     seconds, gains, joules, ratios = [], [], [], []
     for mode, found in layers.items():
@@ -145,10 +136,16 @@ def _qwen() -> Iterator[SourceTable]:
             joules.append(Entry(name, words, value, claim=places.table_7(mode, column)))
         ratio = found.total_j / layers["ours"].total_j
         ratios.append(Entry(name, "energy over NPUMoE's", ratio, claim=places.table_7(mode, "efficiency")))
-    yield SourceTable("Table 6", "time of Qwen3-30B-A3B", "s", "arm", tuple(seconds), read + half, "bars")
+    yield SourceTable(
+        "Table 6", "time of Qwen3-30B-A3B", "s", "arm", tuple(seconds), f"{read} {explained.HALF_THE_ATTENTION}", "bars"
+    )
     yield SourceTable("Table 6", "gain of NPUMoE in time", "x", "arm", tuple(gains), read)
-    yield SourceTable("Table 7", "energy of Qwen3-30B-A3B", "J", "arm", tuple(joules), read + waits, "bars")
-    yield SourceTable("Table 7", "gain of NPUMoE in energy", "x", "arm", tuple(ratios), read + waits)
+    yield SourceTable(
+        "Table 7", "energy of Qwen3-30B-A3B", "J", "arm", tuple(joules), f"{read} {explained.cpu_joules()}", "bars"
+    )
+    yield SourceTable(
+        "Table 7", "gain of NPUMoE in energy", "x", "arm", tuple(ratios), f"{read} {explained.cpu_joules()}"
+    )
 
 
 def _gpu() -> Iterator[SourceTable]:
@@ -180,8 +177,7 @@ def _gpu() -> Iterator[SourceTable]:
             Entry(f"{metric}, {unit}", "NPU", value, claim=places.table_9(metric, 1)),
         ]
     note = (
-        "One layer of Phi-3.5-MoE over 1024 tokens in chunks of 256 on sheet m2-ultra; no shape is stated. Their MoE"
-        f" block alone takes {arithmetic.block_ms('npumoe') / 1e3:.2f} s in Table 4, most of it write-back, which this"
-        " sheet prices as a gather."
+        "One layer of Phi-3.5-MoE over 1024 tokens in chunks of 256 on sheet m2-ultra; no shape is stated."
+        f" {explained.write_back()}"
     )
     yield SourceTable("Table 9", "attention and MoE block", "as the row says", "metric", tuple(found), note)

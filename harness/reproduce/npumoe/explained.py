@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from harness.reproduce.npumoe import arithmetic, grid, machine, places
 from harness.reproduce.npumoe.grid import BASELINES, OURS, STATED, WORDS
-from harness.reproduce.npumoe.layer import TABLE_4_ARMS, table_4
+from harness.reproduce.npumoe.layer import TABLE_4_ARMS, qwen, table_4
 
 WIDE = (("rows", 256),)
 """Base with one fixed shape that no expert overflows: all 256 tokens of a chunk."""
@@ -92,6 +92,32 @@ def padding(arm: str) -> str:
     return (
         f"Padding follows the routing, which the source does not publish: its figure needs {needs}. Ours is"
         f" {table_4(arm)['padding'] / printed:.2f} of it, and all padding is below 0.1 % of the block."
+    )
+
+
+HALF_THE_ATTENTION = (
+    "Attention takes about half of theirs on either unit: what theirs holds beside projections, scores and values is"
+    " not said."
+)
+
+
+def cpu_joules() -> str:
+    """Of NPUMoE in Table 7."""
+    busy_w = machine.m2_ultra().units["cpu"].busy_w
+    assert busy_w is not None
+    theirs_s = arithmetic.printed(places.table_7("ours", "CPU J")) / busy_w.value
+    ours_s = qwen("ours").joules["cpu"] / busy_w.value
+    return (
+        f"Their CPU joules of NPUMoE are {theirs_s:.2f} s of work at {busy_w.value:.1f} W. Ours are {ours_s:.2f} s of"
+        " router, gather, scatter and norms. What else their CPU does, such as dispatch, is not said."
+    )
+
+
+def write_back() -> str:
+    """Of Table 9."""
+    return (
+        f"Their MoE block alone takes {arithmetic.block_ms('npumoe') / 1e3:.2f} s in Table 4, most of it write-back,"
+        " which m2-ultra prices as a gather."
     )
 
 

@@ -9,7 +9,7 @@ from harness.reproduce.npumoe import explained, grid, layer, machine, places
 from harness.reproduce.npumoe.arithmetic import own_figures
 from harness.reproduce.npumoe.layer import TABLE_4_ARMS
 from harness.reproduce.npumoe.places import MODES, TABLE_3, TABLE_4, TABLE_5, claim
-from harness.reproduce.npumoe.sizes import examples, packing, sizes
+from harness.reproduce.npumoe.sizes import MODELS, examples, other_counts, packing, sizes
 
 OWN_NOTES = {
     claim(41): "the experts' time of Table 4 alone, which gains most; a whole TTFT gains less",
@@ -30,8 +30,10 @@ SAMPLE_ROUTING = "of the generated routing, which is of no data set"
 def findings() -> Iterator[Finding]:
     for id_, ours in own_figures().items():
         yield Finding(id_, ours, "its own figures", OWN_NOTES.get(id_, ""))
+    active = {claim(29): MODELS[1], claim(34): MODELS[2]}
     for id_, figures in sizes().items():
-        yield Finding(id_, _one(figures), "shape")
+        why = other_counts(active[id_]) if id_ in active else ""
+        yield Finding(id_, _one(figures), "shape", explanation=why)
     for id_, figures in examples().items():
         yield Finding(id_, _one(figures), "plan")
     packed = packing()
@@ -81,14 +83,18 @@ def _table_5() -> Iterator[Finding]:
 
 
 def _tables_6_to_9() -> Iterator[Finding]:
-    read = "one layer of Qwen3-30B-A3B in FP16 over 1024 tokens in chunks of 256; the source does not say what it is"
+    read = (
+        "one layer of Qwen3-30B-A3B in FP16 over 1024 tokens in chunks of 256; the source does not say what it measured"
+    )
     for mode in MODES:
         found = layer.qwen(mode)
         spent = (found.wall_s, found.seconds["expert FFN"], found.seconds["attention"])
         for column, ours in zip(places.TABLE_6_COLUMNS[:3], spent, strict=True):
-            yield Finding(places.table_6(mode, column), ours, "priced", read)
+            why = explained.HALF_THE_ATTENTION if column == "attention s" else ""
+            yield Finding(places.table_6(mode, column), ours, "priced", read, why)
         for column, component in (("CPU J", "cpu"), ("ANE J", "npu"), ("comm J", "comm")):
-            yield Finding(places.table_7(mode, column), found.joules[component], "priced", read)
+            why = explained.cpu_joules() if (mode, component) == ("ours", "cpu") else ""
+            yield Finding(places.table_7(mode, column), found.joules[component], "priced", read, why)
     shape = f"{machine.KERNEL_ROWS} rows of one layer of Phi-3.5-MoE; the source states no shape"
     for number, unit in enumerate(("gpu", "npu")):
         kernel = machine.attention(unit)
@@ -97,7 +103,7 @@ def _tables_6_to_9() -> Iterator[Finding]:
     block = layer.layer("npumoe", grid.PHI)
     whole = "one layer of Phi-3.5-MoE over 1024 tokens in chunks of 256; the source states no shape"
     yield Finding(places.table_9("runtime", 1), block.wall_s, "priced", whole)
-    yield Finding(places.table_9("energy", 1), block.total_j, "priced", whole)
+    yield Finding(places.table_9("energy", 1), block.total_j, "priced", whole, explained.write_back())
 
 
 def _missing() -> Iterator[Finding]:
