@@ -98,6 +98,18 @@ def test_without_a_meter_alpha_must_be_1() -> None:
         heuristic_energy_j(MATE_40_PRO, (0, 2, 0), Reading(20.0, None), PAPER)
 
 
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_probe_that_did_not_decode_is_refused(speed: float) -> None:
+    with pytest.raises(ValueError, match="it must decode"):
+        heuristic_energy_j(MATE_40_PRO, (0, 2, 0), Reading(speed, 5.0), PAPER)
+
+
+def test_all_bad_parameters_are_told_at_once() -> None:
+    with pytest.raises(ValueError, match=r"slowdown is 1\.5.*alpha is -1.*first_cores is 0") as raised:
+        replace(PAPER, slowdown=1.5, alpha=-1.0, first_cores=0)
+    assert "least_gain" not in str(raised.value)
+
+
 def test_without_clocks_there_is_no_heuristic() -> None:
     with pytest.raises(ValueError, match="its highest clock is not known"):
         PowerHeuristic().watts([CoreCluster("A14", 2, "prime")], (1,))

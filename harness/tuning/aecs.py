@@ -13,6 +13,7 @@ the caller says: a function from a selection to its speed and power.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,21 @@ class AecsParameters:
     """Stage 2 ends at a candidate of at least this share of stage 1's speed; None: all are probed."""
     floor_from: Literal["stage 1", "stage 1 and last"] = "stage 1"
     """What "as fast as the fastest" means: stage 1's speed, or its mean with the speed of the last probe."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError with every problem."""
+        shares = {"slowdown": self.slowdown, "least_gain": self.least_gain, "alpha": self.alpha}
+        problems = [
+            f"{name} is {value:g}, not between 0 and 1" for name, value in shares.items() if not 0 <= value <= 1
+        ]
+        counts = {
+            "first_cores": self.first_cores,
+            "most_first_probes": self.most_first_probes,
+            "most_candidates": self.most_candidates,
+        }
+        problems += [f"{name} is {n}, and must be 1 or more" for name, n in counts.items() if n is not None and n < 1]
+        if problems:
+            raise ValueError("; ".join(problems))
 
 
 PAPER = AecsParameters()
@@ -164,6 +180,8 @@ def heuristic_energy_j(
     clusters: Sequence[CoreCluster], selection: Selection, reading: Reading, parameters: AecsParameters
 ) -> float:
     """E_h of one token. Raises ValueError as `search`."""
+    if not 0 < reading.speed_tokens_per_s < math.inf:
+        raise ValueError(f"the probe of {selection} found {reading.speed_tokens_per_s:g} token/s; it must decode")
     token_s = 1.0 / reading.speed_tokens_per_s
     alpha = parameters.alpha
     total = 0.0
