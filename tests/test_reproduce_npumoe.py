@@ -105,6 +105,15 @@ def test_calibrated_tiers_are_four_of_64_and_twelve_of_32() -> None:
         assert sorted(capacities, reverse=True) == [64] * 4 + [32] * 12
 
 
+def test_a_longer_request_begins_as_a_shorter_one() -> None:
+    """So that a prefill costs the same whatever is decoded after it."""
+    short, long = (QuartileRouting().ids_LTK(sizes(), n_tokens) for n_tokens in (100, 108))
+    assert (long[:, :100] == short).all()
+    assert (
+        grid.priced("coreml-naive", 1024, 256).ttft_s == grid.priced("coreml-naive", 1024, 256, decode_steps=0).ttft_s
+    )
+
+
 def test_an_imbalance_that_cannot_be_is_refused() -> None:
     with pytest.raises(EngineError, match="imbalance 5: 4 of 16 experts, 2 a token, can be 1 to 4 times"):
         QuartileRouting(imbalance=5).ids_LTK(sizes(), 8)

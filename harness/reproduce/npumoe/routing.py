@@ -55,10 +55,11 @@ class QuartileRouting:
                 f" to {highest:g} times as busy as the mean"
             )
         of_layers = np.random.default_rng((self.seed, 1))
-        of_tokens = np.random.default_rng((self.seed, 2, purpose == "calibration", sequence))
         found = np.empty((sizes.n_sparse_layers, n_tokens, sizes.top_k), dtype=np.int64)
         for layer in range(sizes.n_sparse_layers):
             order_E = self._order(of_layers, sizes.n_experts, n_hot, purpose)
+            # A generator for each layer: a longer request begins as a shorter one does.
+            of_tokens = np.random.default_rng((self.seed, 2, purpose == "calibration", sequence, layer))
             found[layer] = _drawn(of_tokens, order_E, self._share_E(sizes, n_hot), n_tokens, sizes.top_k)
         return found
 
