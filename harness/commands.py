@@ -23,6 +23,7 @@ from harness.reproduce_command import reproduce
 from harness.run_commands import plan_check, plan_schema, report, run
 from harness.sheet_command import sheets
 from harness.terminal import EXIT_BAD_PLAN, AsJson, end_interrupted, fail, log_to_terminal, print_rows, quiet_libraries
+from harness.trace_command import trace
 from results.printable import printable
 
 LISTS = ("engines", "techniques", "workloads", "devices", "meters", "plans")
@@ -105,6 +106,7 @@ def init(
 app.command()(run)
 app.command()(calibrate)
 app.command()(report)
+app.command()(trace)
 plan_app.command("check")(plan_check)
 plan_app.command("schema")(plan_schema)
 model_app.command()(fit)

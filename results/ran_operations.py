@@ -39,12 +39,14 @@ Floats = NDArray[np.float64]
 class StoredOperations:
     """Operation i was `names[places[i]]`, and ran from `starts_s[i]` to `ends_s[i]`, in the order of the starts.
 
-    names: (operation, unit or direction of a link) of each distinct one. is_outside: whether its price was fitted on
-    nothing like it; NaN where nobody knows. moved_bytes: over a link, or within a unit. waited_s: in which its resource
-    was free and waited for what it names. counters: joules so far of each component, at every start and end.
+    names: (operation, unit or direction of a link) of each distinct one. listed: all that was kept of it. is_outside:
+    whether its price was fitted on nothing like it; NaN where nobody knows. moved_bytes: over a link, or within a unit.
+    waited_s: in which its resource was free and waited for what it names. counters: joules so far of each component, at
+    every start and end.
     """
 
     names: Sequence[tuple[str, str]]
+    listed: Sequence[Mapping[str, object]]
     is_transfer: Sequence[bool]
     is_outside: Floats
     moved_bytes: Floats
@@ -99,7 +101,9 @@ def stored_operations(parts: Mapping[str, Sequence[PowerTrace]]) -> StoredOperat
         following = np.minimum(np.searchsorted(edges_s, starts_s, side="right"), len(edges_s) - 1)
         ends_s = np.minimum(next_s, edges_s[following])
     waits = next((trace.values for trace in raw if trace.component == WAITED), np.zeros(len(places)))
-    return StoredOperations(names, is_transfer, is_outside, moved_bytes, places, starts_s, ends_s, waits, counters)
+    return StoredOperations(
+        names, listed, is_transfer, is_outside, moved_bytes, places, starts_s, ends_s, waits, counters
+    )
 
 
 def joules_of_operations(ran: StoredOperations, shared: bool = True) -> Floats:

@@ -72,7 +72,7 @@ def resources_table(run: RunData) -> pd.DataFrame:
 
 def shown_resource(resource: str) -> str:
     """A direction of a link in words."""
-    return f"{resource.removesuffix(BACK)}, back" if resource.endswith(BACK) else resource
+    return f"{resource.removesuffix(BACK)} (back)" if resource.endswith(BACK) else resource
 
 
 def resource_notes(frame: pd.DataFrame) -> list[str]:

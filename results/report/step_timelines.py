@@ -1,24 +1,35 @@
-"""One decode step of each arm that copies experts, as a timeline: a lane for the thread that computes or waits, one for
-the thread that copies. All arms of a workload and device stand on one scale."""
+"""One decode step of each arm as a timeline: of an engine that copies experts, a lane for the thread that computes or
+waits and one for the thread that copies; of a modelled machine, a lane for each unit and link that worked. All arms of
+a workload and device stand on one scale.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from results.cells import usable
+from results.cells import trials_of, usable
 from results.copies import DecodeStep, layer_times, on_demand_s, prefetching_s, step_times
+from results.ran_operations import stored_operations
 from results.report.arms import Arm
 from results.runs import RunData
-from results.units import format_number
+from results.trace_files import TraceFileError
+from results.tracks import Slice, Timelines, Track, decode_step_tracks, operation_tracks, step_spans
+from results.units import format_number, format_quantity
 
 LEFT_PX, LANES_PX, RIGHT_PX = 62, 620, 14
 LANE_PX, GAP_PX, TITLE_PX, AXIS_PX = 18, 3, 17, 26
-ARM_PX = TITLE_PX + 2 * LANE_PX + GAP_PX + 9
+BELOW_PX = 9
+MOST_ARMS = 12
+"""Of one picture."""
 LABEL_PX = 14
 """Width from which a span has its layer's number in it."""
+LETTER_PX = 6
+"""Of each more than two in it."""
+MERGED_PX = 0.2
+"""Slices of one name that lie nearer are drawn as one."""
 TICKS = 6
 
 
@@ -32,16 +43,52 @@ class StepTimeline:
 
 
 def step_timelines(run: RunData, arms: Mapping[str, Arm]) -> list[StepTimeline]:
-    """Of each workload and device, where an arm copied experts while it decoded."""
-    steps = _steps(run)
+    """Of each workload and device, where an arm copied experts while it decoded, or where a machine was modelled."""
+    steps = {cell: (_measured(step), _caption(step)) for cell, step in _steps(run).items()} | _modelled_steps(run)
     found = []
     for place in dict.fromkeys((c.workload, c.device) for c in run.cells if c.cell_id in steps):
-        cells = [c for c in run.cells if (c.workload, c.device) == place and c.cell_id in steps]
-        shown = [(arms[c.cell_id], steps[c.cell_id]) for c in cells]
+        cells = [c for c in run.cells if (c.workload, c.device) == place and c.cell_id in steps][:MOST_ARMS]
+        shown = [(arms[c.cell_id], *steps[c.cell_id]) for c in cells]
         title = " · ".join(place)
-        captions = tuple((arm, _caption(step)) for arm, step in shown)
+        captions = tuple((arm, caption) for arm, _, caption in shown)
         found.append(StepTimeline(title, captions, _picture(title, shown)))
     return found
+
+
+def _measured(step: DecodeStep) -> Timelines:
+    end_s = max(step.duration_s, *(copy.end_s for copy in step.copies), 0.0)
+    return Timelines(0.0, end_s, decode_step_tracks(step))
+
+
+def _modelled_steps(run: RunData) -> dict[str, tuple[Timelines, str]]:
+    """By cell: of the tokens of its first window, the step of middle length; the prompt where nothing was decoded."""
+    trials, found = trials_of(run), {}
+    for cell in run.cells:
+        own = next((t for t in usable(trials[cell.cell_id]) if t.time_method == "modelled" and t.completions), None)
+        if own is None:
+            continue
+        try:
+            stored = stored_operations(run.load_parts(own.trial_id))
+        except TraceFileError as error:
+            run.lost_traces[own.trial_id] = str(error)
+            continue
+        if stored is None:
+            continue
+        spans = [span for one in own.completions for span in step_spans(one)[1:]]
+        spans = spans or [step_spans(one)[0] for one in own.completions]
+        begin_s, end_s = sorted(spans, key=lambda span: span[1] - span[0])[len(spans) // 2]
+        step = Timelines(begin_s, end_s, operation_tracks(stored)).between(begin_s, end_s)
+        found[cell.cell_id] = (step, _modelled_caption(step))
+    return found
+
+
+def _modelled_caption(step: Timelines) -> str:
+    """How long, and how long each unit and link worked."""
+    told = (
+        f"{track.name} {format_quantity(sum(one.end_s - one.begin_s for one in track.slices), 's')}"
+        for track in step.tracks
+    )
+    return f"{format_quantity(step.end_s - step.begin_s, 's')} modelled: {', '.join(told)}"
 
 
 def _steps(run: RunData) -> dict[str, DecodeStep]:
@@ -77,57 +124,57 @@ def _ms(seconds: float) -> str:
 # --- the picture -----------------------------------------------------------------------------------------------------
 
 
-def _picture(title: str, shown: Sequence[tuple[Arm, DecodeStep]]) -> Markup:
-    longest_s = max(max(step.duration_s, *(copy.end_s for copy in step.copies), 1e-9) for _, step in shown)
-    bottom = ARM_PX * len(shown)
-    parts = [part for i, (arm, step) in enumerate(shown) for part in _lanes(i * ARM_PX, arm, step, longest_s)]
-    parts += _axis(bottom, longest_s)
-    return Markup('<svg class="picture timeline" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+def _picture(title: str, shown: Sequence[tuple[Arm, Timelines, str]]) -> Markup:
+    longest_s = max(*(step.end_s - step.begin_s for _, step, _ in shown), 1e-9)
+    top, parts = 0.0, list[Markup]()
+    for arm, step, _ in shown:
+        parts.append(_text(LEFT_PX, top + TITLE_PX - 5, arm.name, "start", "name"))
+        top += TITLE_PX
+        for track in step.tracks:
+            parts += _lane(top, track, step.begin_s, LANES_PX / longest_s)
+            top += LANE_PX + GAP_PX
+        top += BELOW_PX - GAP_PX
+    parts = [*_axis(top, longest_s), *parts]
+    return Markup('<svg class="picture timeline" viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">{}</svg>').format(
         LEFT_PX + LANES_PX + RIGHT_PX,
-        bottom + AXIS_PX,
-        f"A decode step of {title}: {'; '.join(f'{arm.name}: {_caption(step)}' for arm, step in shown)}.",
+        top + AXIS_PX,
+        f"A decode step of {title}: {'; '.join(f'{arm.name}: {caption}' for arm, _, caption in shown)}.",
         Markup("").join(parts),
     )
 
 
-def _lanes(top: float, arm: Arm, step: DecodeStep, longest_s: float) -> Iterator[Markup]:
-    px_of_s = LANES_PX / longest_s
-    computing, copying = top + TITLE_PX, top + TITLE_PX + LANE_PX + GAP_PX
-    yield _text(LEFT_PX, top + TITLE_PX - 5, arm.name, "start", "name")
-    yield _text(LEFT_PX - 5, computing + LANE_PX - 5, "computes", "end")
-    yield _text(LEFT_PX - 5, copying + LANE_PX - 5, "copies", "end")
-    yield from _computing(computing, step, px_of_s)
-    for wait in step.waits:
-        words = f"waits for layer {wait.layer}: {_ms(wait.end_s - wait.begin_s)} ms"
-        yield _span(wait.begin_s, wait.end_s, computing, px_of_s, "wait", words)
-    for copy in step.copies:
-        when = "ahead" if copy.is_ahead else "on demand"
-        words = f"copies {copy.n_experts} of layer {copy.layer} {when}: {_ms(copy.end_s - copy.begin_s)} ms"
-        words += f", {format_number(copy.n_bytes / 1e6)} MB"
-        yield _span(copy.begin_s, copy.end_s, copying, px_of_s, f"copy{copy.layer % 2}", words, str(copy.layer))
+def _lane(top: float, track: Track, begin_s: float, px_of_s: float) -> Iterator[Markup]:
+    yield _text(LEFT_PX - 5, top + LANE_PX - 5, track.name, "end")
+    for n, one in _joined(track.slices, MERGED_PX / px_of_s):
+        yield _span(one, n, begin_s, top, px_of_s)
 
 
-def _computing(top: float, step: DecodeStep, px_of_s: float) -> Iterator[Markup]:
-    """What lies between waits, layer by layer; after the last layer its head and the choice of the token."""
-    begin_s = 0.0
-    for layer in step.layers:
-        words = f"computes layer {layer.layer}"
-        for wait in (wait for wait in step.waits if wait.layer == layer.layer):
-            yield _span(begin_s, wait.begin_s, top, px_of_s, f"layer{layer.layer % 2}", words, str(layer.layer))
-            begin_s = wait.end_s
-        yield _span(begin_s, layer.end_s, top, px_of_s, f"layer{layer.layer % 2}", words, str(layer.layer))
-        begin_s = layer.end_s
-    yield _span(begin_s, step.duration_s, top, px_of_s, "rest", "computes what follows the last layer with experts")
+def _joined(slices: Sequence[Slice], gap_s: float) -> Iterator[tuple[int, Slice]]:
+    """How many, and as one: slices of one name that nothing visible parts."""
+    n, open_slice = 0, None
+    for one in slices:
+        if open_slice is not None and one.name == open_slice.name and one.begin_s - open_slice.end_s <= gap_s:
+            n, open_slice = n + 1, replace(open_slice, end_s=one.end_s)
+            continue
+        if open_slice is not None:
+            yield n, open_slice
+        n, open_slice = 1, one
+    if open_slice is not None:
+        yield n, open_slice
 
 
-def _span(begin_s: float, end_s: float, top: float, px_of_s: float, kind: str, words: str, label: str = "") -> Markup:
-    left, width = LEFT_PX + begin_s * px_of_s, max(0.0, end_s - begin_s) * px_of_s
+def _span(one: Slice, n: int, zero_s: float, top: float, px_of_s: float) -> Markup:
+    left, width = LEFT_PX + (one.begin_s - zero_s) * px_of_s, (one.end_s - one.begin_s) * px_of_s
+    times = f"{n} x " if n > 1 else ""
+    words = f"{times}{one.name}: {format_quantity(one.end_s - one.begin_s, 's')}"
+    if n == 1 and (n_bytes := one.details.get("bytes")):
+        words += f", {format_number(float(n_bytes) / 1e6)} MB"
     rect = Markup('<rect class="{}" x="{:.2f}" y="{:.1f}" width="{:.2f}" height="{}"><title>{}</title></rect>').format(
-        kind, left, top, width, LANE_PX, words
+        one.kind, left, top, max(0.0, width), LANE_PX, words
     )
-    if not label or width < LABEL_PX:
+    if not one.label or width < LABEL_PX + LETTER_PX * (len(one.label) - 2):
         return rect
-    return rect + _text(left + width / 2, top + LANE_PX - 5, label, "middle", "in")
+    return rect + _text(left + width / 2, top + LANE_PX - 5, one.label, "middle", "in")
 
 
 def _axis(top: float, longest_s: float) -> Iterator[Markup]:

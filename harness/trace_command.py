@@ -1,0 +1,108 @@
+"""`joulebench trace`: a step, a request or a whole window of a trial as a file for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.terminal import EXIT_BAD_PLAN, EXIT_NOT_WRITTEN, fail
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from results.runs import RunData
+    from results.trials import Trial
+
+MOST_EVENTS = 2_000_000
+MOST_TOLD = 20
+
+
+def trace(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.json", help="File to write; open it in ui.perfetto.dev.")],
+    cell: Annotated[
+        str | None, typer.Option(help="Which cell: its id, its label, or its arm where that is enough.")
+    ] = None,
+    trial: Annotated[str | None, typer.Option(help="Which trial, by its id; else the cell's first that is ok.")] = None,
+    request: Annotated[int | None, typer.Option(min=1, help="This request alone, counted from 1.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Of the request, the first where none is named: 0 the prompt, 1 a token.")
+    ] = None,
+) -> None:
+    """Write what ran when in a trial: phases, units, links, copies and power on one clock."""
+    from results.store import Store, StoreError
+    from results.trace_events import n_events, trace_document
+    from results.trace_files import TraceFileError
+    from results.tracks import timelines
+
+    try:
+        with Store.view(directory) as store:
+            run = store.data()
+            own = _trial(run, cell, trial)
+            window, facts = _window(own), _facts(run, own)
+            found = timelines(window, run.load_parts(own.trial_id), own.completions, own.decode_steps)
+    except (StoreError, TraceFileError) as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    if request is not None or step is not None:
+        span = _span(own, request or 1, step)
+        found = found.between(*span)
+        facts["part"] = f"request {request or 1}" + ("" if step is None else f", step {step}")
+    n = n_events(found)
+    if n > MOST_EVENTS:
+        fail(f"{n:,} events are more than a viewer takes; name a --request, or a --step of it", EXIT_BAD_PLAN)
+    document = trace_document(found, facts["cell"], facts)
+    try:
+        with out.open("w", encoding="utf-8") as file:
+            json.dump(document, file, allow_nan=False)
+    except (OSError, ValueError) as error:
+        fail(f"--out {out}: cannot be written ({error}); name another file", EXIT_NOT_WRITTEN)
+    length_s = found.end_s - found.begin_s
+    typer.echo(f"{printable(str(out))}: {n:,} events in {length_s:.6g} s ({facts['time']}); open it in ui.perfetto.dev")
+
+
+def _trial(run: RunData, cell: str | None, trial: str | None) -> Trial:
+    if trial is not None:
+        own = next((one for one in run.trials if one.trial_id == trial), None)
+        if own is None:
+            fail(f"--trial {trial[:80]}: the run has no such trial; trials.csv has their ids", EXIT_BAD_PLAN)
+        return own
+    cells = [one for one in run.cells if cell in (None, one.cell_id, one.label)]
+    cells = cells or [one for one in run.cells if cell == one.engine]
+    if len(cells) != 1:
+        told = "; ".join(f"{one.cell_id} ({one.label})" for one in (cells or run.cells)[:MOST_TOLD])
+        asked = "the run has several cells" if cell is None else f"--cell {cell[:80]}: "
+        what = "" if cell is None else "several cells are of this arm" if cells else "the run has no such cell"
+        fail(f"{asked}{what}; name one with --cell: {told}", EXIT_BAD_PLAN)
+    (only,) = cells
+    own = next((one for one in run.trials if one.cell_id == only.cell_id and one.status == "ok"), None)
+    if own is None:
+        fail(f"cell {only.label}: none of its trials is ok, so nothing ran that could be shown", EXIT_BAD_PLAN)
+    return own
+
+
+def _window(trial: Trial) -> tuple[float, float]:
+    if trial.window_start_s is None or trial.window_end_s is None:
+        fail(f"trial {trial.trial_id}: failed before its window; name another with --trial", EXIT_BAD_PLAN)
+    return trial.window_start_s, trial.window_end_s
+
+
+def _span(trial: Trial, request: int, step: int | None) -> tuple[float, float]:
+    from results.tracks import step_spans
+
+    n = len(trial.completions)
+    if request > n:
+        fail(f"--request {request}: the trial answered {n}; name one from 1 to {n}", EXIT_BAD_PLAN)
+    own = trial.completions[request - 1]
+    if step is None:
+        return own.start_s, own.end_s
+    spans = step_spans(own)
+    if step >= len(spans):
+        fail(f"--step {step}: request {request} has steps 0 (the prompt) to {len(spans) - 1}", EXIT_BAD_PLAN)
+    return spans[step]
+
+
+def _facts(run: RunData, trial: Trial) -> dict[str, str]:
+    label = next(one.label for one in run.cells if one.cell_id == trial.cell_id)
+    return {"run": run.info.run_id, "cell": label, "trial": trial.trial_id, "time": trial.time_method}
