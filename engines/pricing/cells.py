@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from devices.base import Unit
 from devices.models.repeating import RepeatingTimeline
 from devices.models.sheet import Sheet
 from devices.models.terms import Term
+from engines.calls import Integers
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError, NoRoomError
 from engines.pricing.block import Travels
@@ -216,12 +218,18 @@ def price_cell(cell: Cell) -> PricedCell:
         # Of several requests the last is counted: it finds what those before it left.
         n_tokens = cell.prompt_tokens + cell.decode_steps
         numbers = range(request * cell.batch, (request + 1) * cell.batch)
-        sequences = [cell.routing.ids_LTK(sizes, n_tokens, "run", number) for number in numbers]
+        sequences = [_drawn(cell.routing, sizes, n_tokens, number) for number in numbers]
         pricing.start()
         for played in played_steps(technique, shown, sequences, sizes, cell.chunk, cell.prompt_tokens, foresight):
             pricing.add(played)
         prefetched_unused = shown.take_unused()
     return pricing.priced(prefetched_unused)
+
+
+@lru_cache(maxsize=2)
+def _drawn(routing: RoutingSource, sizes: ModelSizes, n_tokens: int, sequence: int) -> Integers:
+    """Cells of a table share their routing."""
+    return routing.ids_LTK(sizes, n_tokens, "run", sequence)
 
 
 def _priced_dense(cell: Cell) -> PricedCell:

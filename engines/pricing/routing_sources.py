@@ -30,9 +30,14 @@ class RoutingSource(Protocol):
         """What tables say of it."""
         ...
 
+    def __hash__(self) -> int:
+        """What was drawn is kept by the source."""
+        ...
+
     def ids_LTK(self, sizes: ModelSizes, n_tokens: int, purpose: Purpose = "run", sequence: int = 0) -> Integers:
         """The experts of tokens that follow each other, each token's distinct. sequence: of several that are asked at
-        once or one after another, which. The same every time. Raises `EngineError` where it is of another model."""
+        once or one after another, which. The same every time, and nobody writes to it. Raises `EngineError` where it is
+        of another model."""
         ...
 
 
