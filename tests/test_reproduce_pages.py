@@ -13,10 +13,11 @@ import pytest
 from harness.reproduce.charts import ratio_chart
 from harness.reproduce.findings import Finding, judged
 from harness.reproduce.ledger import ledger
-from harness.reproduce.outcome import Reproduced
+from harness.reproduce.outcome import Reproduced, reproduce
 from harness.reproduce.pages import SUMMARY, page_name, write_pages
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.reproduce.sources import SOURCES
+from tests.benchmarks import reproduce_page
 from tests.command import joulebench
 
 HOSTILE = '<script>alert("1")</script>'
@@ -139,3 +140,12 @@ def test_ratios_of_predicted_and_consistent_rows_alone_are_drawn() -> None:
     theirs = ledger().figure("000-042")
     assert points == {("000-042", str(3.0 / theirs)), ("000-116", "1.0")}
     assert ratio_chart(rows[2:]) is None
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_product_gives() -> None:
+    book = ledger()
+    done = reproduce(book, list(book.claims), False, lambda line: None)
+    assert sum(len(one.rows) for one in done) == 987
+    told = "python -m tests.benchmarks.reproduce_page writes it"
+    assert reproduce_page.PAGE.read_text(encoding="utf-8") == reproduce_page.page(book, done), told

@@ -41,6 +41,15 @@ class Count(NamedTuple):
         return self.rows - self.held - self.explained - self.open_ - self.not_computed
 
 
+class Way(NamedTuple):
+    """Predicted rows of one source that are predicted in the same way: as their class says. held: within tolerance."""
+
+    source: str
+    reason: str
+    rows: int
+    held: int
+
+
 class Aim(NamedTuple):
     """words: what is asked. is_met, told: whether it is so, in figures."""
 
@@ -83,6 +92,20 @@ def _count(source: str, klass: Class, rows: Sequence[Judged]) -> Count:
     explained = sum(row.is_explained for row in missed)
     held = sum(row.verdict.has_held is True for row in computed)
     return Count(source, klass, len(rows), held, explained, len(missed) - explained, len(rows) - len(computed))
+
+
+def ways(done: Iterable[Reproduced]) -> list[Way]:
+    """Of predicted rows, the commonest way of a source first: many rows that rest on one idea weigh as one."""
+    found: dict[tuple[str, str], list[Judged]] = {}
+    for one in done:
+        for row in one.rows:
+            if row.claim.klass == "predicted":
+                found.setdefault((one.source.id, row.claim.reason), []).append(row)
+    told = [
+        Way(source, reason, len(rows), sum(row.verdict.has_held is True for row in rows))
+        for (source, reason), rows in found.items()
+    ]
+    return sorted(told, key=lambda way: (way.source, -way.rows))
 
 
 def aims(done: Sequence[Reproduced]) -> list[Aim]:

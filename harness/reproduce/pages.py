@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from harness.reproduce.charts import ratio_chart, table_chart, theirs_of
 from harness.reproduce.findings import METHODS
 from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger
-from harness.reproduce.outcome import Reproduced, aims, counts
+from harness.reproduce.outcome import Reproduced, aims, counts, ways
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.reproduce.sources import SOURCES, Source
 from harness.reproduce.told import also_text, figure_text, ours_text, ratio_text, verdict_text, why
@@ -67,6 +67,7 @@ def summary_context(book: Ledger, done: Sequence[Reproduced]) -> dict[str, Any]:
         "ratios": RATIOS if ratios is not None else "",
         "aims": aims(done),
         "counts": [(_name(count.source), count) for count in counts(done)],
+        "ways": [(_name(way.source), way) for way in ways(done)],
         "classes": [(klass, MEANINGS[klass]) for klass in CLASSES],
         "methods": list(METHODS.items()),
         "sources": [(one.source, page_name(one.source), len(one.rows), len(one.tables)) for one in done],

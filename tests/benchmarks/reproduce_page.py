@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.reproduce.findings import METHODS, Judged
 from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger, ledger
-from harness.reproduce.outcome import Reproduced, aims, counts, reproduce
+from harness.reproduce.outcome import Reproduced, aims, counts, reproduce, ways
 from harness.reproduce.sources import SOURCES
 from harness.reproduce.told import count_rows, ours_text, ratio_text, verdict_text, why
 
@@ -35,6 +35,7 @@ def page(book: Ledger, done: Sequence[Reproduced]) -> str:
         sources="\n".join(f"- {source.id}: {source.name}" for source in SOURCES),
         aims="\n".join(f"- {aim.words}: {'yes' if aim.is_met else '**no**'}, {aim.told}" for aim in aims(done)),
         counts=table(list(counted[0]), [list(row.values()) for row in counted]),
+        ways=table(("source", "how", "rows", "within"), [tuple(way) for way in ways(done)]),
         classes=table(("class", "what it means"), [(klass, MEANINGS[klass]) for klass in CLASSES]),
         methods=table(("by", "what gives our figure"), list(METHODS.items())),
         differing=_differing(done),
@@ -86,6 +87,11 @@ these machines ([0026](decisions/0026-one-rule-of-time.md)).
 
 *As theirs*: within the tolerance of its class. *Not tested*: inputs, what cannot be predicted, and rows that their own
 source contradicts.
+
+Rows that are predicted in the same way stand or fall together, so many rows of one way weigh as one. By what predicts
+them:
+
+{ways}
 
 ## How a row is judged
 
