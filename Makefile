@@ -29,9 +29,10 @@ demo: $(VENV)/.installed
 	$(BIN)/joulebench run plans/demo.toml --out runs/demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not alone" $(TWO_WORKERS)
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m "not slow and not alone" $(TWO_WORKERS)
+	$(BIN)/python -m pytest -m "alone and not slow"
 	$(MAKE) numbers-avx2
+	$(BIN)/python -m pytest -m slow $(TWO_WORKERS)
 
 numbers-avx2: $(VENV)/.installed-dev
 	if grep -qs avx512f /proc/cpuinfo; \

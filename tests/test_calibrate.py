@@ -101,11 +101,17 @@ def test_the_command_writes_what_the_model_chooses_over_the_workloads_own_prompt
         assert row["never chosen"] == sum(n == 0 for n in counts)
 
 
+def needles(folder: Path) -> str:
+    """A plan of prompts of 2048 tokens: enough to learn from."""
+    workload = {"name": "ruler_niah_single_2", "label": "needles", "length": 2048, "limit": 1}
+    return str(write_plan(folder / "needles.toml", raw_plan(workload=[workload])))
+
+
 @pytest.fixture(scope="module")
 def foreseeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], str]:
     """Profile, rows and messages of a calibration that trains a short-lived estimator."""
     folder = tmp_path_factory.mktemp("foreseeing")
-    arguments = ("--data", "ruler_niah_single_2", "--prompts", "2", "--estimator", "--seed", "3", "--steps", "150")
+    arguments = ("--data", needles(folder), "--prompts", "2", "--estimator", "--seed", "3", "--steps", "150")
     made = joulebench("calibrate", MODEL, *arguments, "--width", "32", "--json", "--out", str(folder / "p"))
     assert made.code == 0, made.stderr
     return folder / "p", json.loads(made.stdout), made.stderr
@@ -139,7 +145,7 @@ def test_an_estimator_of_the_same_seed_is_the_same_file(
     foreseeing: tuple[Path, list[dict[str, Any]], str], tmp_path: Path
 ) -> None:
     folder, _, _ = foreseeing
-    arguments = ("--data", "ruler_niah_single_2", "--prompts", "2", "--estimator", "--steps", "150", "--width", "32")
+    arguments = ("--data", needles(tmp_path), "--prompts", "2", "--estimator", "--steps", "150", "--width", "32")
     again, other = (
         joulebench("calibrate", MODEL, *arguments, "--seed", seed, "--out", str(tmp_path / seed)) for seed in "34"
     )

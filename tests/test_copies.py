@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,12 @@ def engine(
     return made
 
 
+@cache
+def in_memory(name: str, dtype: torch.dtype = torch.float32, threads: int | None = None, **given: str) -> torch.Tensor:
+    """Logits of the bundled model, all of its experts in memory."""
+    return all_logits(engine(BUNDLED, name, None, dtype, threads=threads, parameters=given))
+
+
 # --- the same numbers ------------------------------------------------------------------------------------------------
 
 
@@ -79,7 +86,7 @@ def test_answers_are_those_of_all_experts_in_memory_bit_for_bit(
     name: str, room: str, dtype: torch.dtype, threads: int
 ) -> None:
     """Prefill and decode, also where a step calls more experts than a buffer holds."""
-    expected = all_logits(engine(BUNDLED, "dropless", None, dtype, threads=threads))
+    expected = in_memory("dropless", dtype, threads)
     n_bytes = ROOM[room] // (1 if dtype is torch.float32 else 2)
     assert torch.equal(all_logits(engine(BUNDLED, name, n_bytes, dtype, threads=threads)), expected)
 
@@ -87,10 +94,10 @@ def test_answers_are_those_of_all_experts_in_memory_bit_for_bit(
 @pytest.mark.parametrize("source", ["s", "q"])
 @pytest.mark.parametrize("room", ROOM)
 def test_predictions_are_executed_as_they_are_where_nothing_is_copied(room: str, source: str) -> None:
-    given = {"parameters": {"source": source}}
-    expected = all_logits(engine(BUNDLED, "router-pf", None, **given))
-    assert torch.equal(all_logits(engine(BUNDLED, "router-pf", ROOM[room], **given)), expected)
-    assert not torch.equal(expected, all_logits(engine(BUNDLED, "dropless", None)))
+    expected = in_memory("router-pf", source=source)
+    copied = all_logits(engine(BUNDLED, "router-pf", ROOM[room], parameters={"source": source}))
+    assert torch.equal(copied, expected)
+    assert not torch.equal(expected, in_memory("dropless"))
 
 
 @pytest.mark.parametrize("form", ["int8", "int4-g64", "mxfp4"])
