@@ -23,7 +23,7 @@ from devices.models.sheet_text import sheet_text
 from engines.curves.host import QUICK, WHOLE, FittedUnit, file_link, fit_unit, sheet_of, unit_table
 from engines.curves.prices import Residual
 from engines.curves.rounds import Measured
-from engines.model.accelerator import DeviceType
+from engines.model.accelerator import DeviceType, find_backend
 from engines.model.quantised import Form
 from engines.road import build
 
@@ -56,6 +56,8 @@ def fit_machine(
     """name: of the sheet. Raises `EngineError`, `FitError`, `OSError`."""
     n_threads = threads or len(usable_cpus() or ()) or torch.get_num_threads()
     grid = QUICK if quick else WHOLE
+    if device == "cuda":
+        find_backend(device, None)  # raises where there is none, before anything is measured
     has_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     fitted: dict[str, FittedUnit] = {}
     before = torch.get_num_threads()

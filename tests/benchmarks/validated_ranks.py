@@ -1,0 +1,100 @@
+"""Two processes of one thread each, for `tests.benchmarks.model_validation`: their prices, and what is measured.
+
+A rank's prices of kernels are those of one thread, fitted alone. What an exchange costs is fitted on requests of the
+models of the fit, answered by two processes: seconds of each thing that is sent, and of its bytes. Attention is priced
+on the CPU with all threads: in prefill its tokens are dealt to the ranks; a decoded token has it on each rank, with one
+thread, which the schedule does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from devices.models.fit import checked_fit
+from devices.models.operation import TRANSFER
+from devices.models.sheet import Sheet
+from devices.models.timeline import Timeline
+from engines.base import unheard
+from engines.curves.host import FittedUnit, MadeModel, file_link, sheet_of, unit_table
+from engines.curves.prices import origin_of
+from engines.curves.rounds import measured
+from engines.curves.steps import EngineRun, Phases, phases_of, request_of
+from engines.model.checkpoints import inspect_checkpoint
+from engines.parallel.engine import ParallelEngine
+from engines.parallel.running import RanksAsked
+from engines.pricing.modelled import ModelledEngine
+from engines.reference import ReferenceEngine
+from engines.techniques.presets import preset_parameters
+from results.records import Request
+
+N_RANKS = 2
+TECHNIQUE = "expert-parallel"
+ENDLESS = {"value": 1e30, "kind": "assumed", "origin": "nothing, before it is fitted"}
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A made model in two processes, and the same plans in one. `close` ends them."""
+
+    run: EngineRun
+    engine: ParallelEngine
+    plans: ReferenceEngine
+    made: MadeModel
+
+    def priced(self, sheet: Sheet) -> tuple[Phases, dict[str, float], dict[str, float]]:
+        """Seconds, and what is sent in prefill and for one decoded token: how many things, and how many bytes."""
+        timeline = Timeline(sheet)
+        self.plans.reset()
+        modelled = ModelledEngine(self.plans, timeline, "cpu", self.made.shape)
+        completion = modelled.run(self.run.request, unheard)
+        assert completion.prefill_end_s is not None  # it generated
+        starts_s, places, distinct = timeline.operations(0)
+        sent: list[dict[str, float]] = [{"launches": 0.0, "moved_bytes": 0.0} for _ in range(2)]
+        n_decoded = completion.n_generated - 1
+        for start_s, place in zip(starts_s.tolist(), places.tolist(), strict=True):
+            operation = distinct[place][0]
+            if operation.kernel == TRANSFER:
+                decodes = start_s >= completion.prefill_end_s
+                share = 1 / n_decoded if decodes else 1.0
+                sent[decodes]["launches"] += share
+                sent[decodes]["moved_bytes"] += share * operation.moved_bytes
+        return phases_of(completion), sent[0], sent[1]
+
+
+def ranks_of(made: MadeModel, n_prompt: int, chunk: int, n_new: int) -> Ranks:
+    technique: Any = preset_parameters(TECHNIQUE).model_validate({})
+    engine = ParallelEngine(
+        RanksAsked(inspect_checkpoint(str(made.folder)), technique, N_RANKS, prefill_chunk=chunk, threads=1)
+    )
+    plans = ReferenceEngine(made.checkpoint, technique, chunk, threads=1, model=made.model, ranks=N_RANKS)
+    request: Request = request_of(n_prompt, n_new, made.shape.vocabulary, seed=21)
+    return Ranks(EngineRun(made.name, engine, made.shape, request, chunk), engine, plans, made)
+
+
+def sheet_with(cpu: FittedUnit, one_thread: FittedUnit, link: dict[str, Any]) -> Sheet:
+    """The sheet of the machine, with two ranks of one thread and what lies between them."""
+    rank = {"count": N_RANKS, **unit_table(one_thread.prices, one_thread.bytes_per_value)}
+    units = {"cpu": unit_table(cpu.prices, cpu.bytes_per_value), "rank": rank}
+    between = {"source": ["cpu", "rank"], "target": ["rank"], "kind": "shared", **link}
+    return sheet_of("ranks", "two processes", "measured", units, {"ranks": between, **file_link(cpu.link)})
+
+
+def fitted_sheet(cpu: FittedUnit, one_thread: FittedUnit, runs: Sequence[Ranks], n_rounds: int) -> Sheet:
+    """runs: of the models of the fit."""
+    free = sheet_with(cpu, one_thread, {"bytes_per_s": ENDLESS})
+    found = measured([one.run for one in runs], n_rounds)
+    amounts, known = [], []
+    for one in runs:
+        phases, *sent = one.priced(free)
+        amounts += sent
+        known += phases
+    seconds = [point.seconds for point in found.points]
+    names = ("launches", "moved_bytes")
+    fit = checked_fit("exchanges", names, amounts, seconds, known)
+    told = {"kind": "fitted", "origin": origin_of(fit)}
+    each_s, byte_s = fit.constants
+    print(f"exchanges: {each_s * 1e6:.0f} us each, {byte_s * 1e9:.3f} s/GB; {told['origin']}", flush=True)
+    rate = {"value": 1 / byte_s, **told} if byte_s else ENDLESS
+    return sheet_with(cpu, one_thread, {"latency_s": {"value": each_s, **told}, "bytes_per_s": rate})
