@@ -16,6 +16,8 @@ import pytest
 from devices.models.sheet import Sheet, load_sheet
 from engines.pricing.cells import Cell, parameters, price_cell
 from engines.pricing.routing_sources import UniformRouting
+from engines.techniques.context import BuildContext
+from engines.techniques.presets import preset_parameters
 from harness.reproduce.gpu_ndp.computed import Computed, computed
 from harness.reproduce.gpu_ndp.configurations import (
     DEEPSEEK,
@@ -49,6 +51,7 @@ from harness.reproduce.gpu_ndp.stage import (
 from harness.reproduce.gpu_ndp.utilisation import utilisations
 from harness.reproduce.ledger import ledger
 from tests.data_folder import data_folder
+from tests.played_traces import GPT_OSS_20B, gpt_oss_sequences, played
 
 DIMM, LINK, GPU, HOST = 102.4e9, 63e9, 960e9, 89.6e9
 
@@ -312,6 +315,18 @@ def test_utilisation_counts_what_is_used() -> None:
     assert found.others.mean == 0.0
     assert found.chance == pytest.approx(0.4)
     assert found.own.error == pytest.approx(0.0)
+
+
+def test_what_is_used_is_what_the_technique_finds_on_the_gpu() -> None:
+    """Recorded routing played through `ndp-tp-pre`, its first half as the prompt: with x = K hits of all calls are the
+    share used, but for the first layer's first token, which finds nothing."""
+    sequence = gpt_oss_sequences()[0][:80]
+    (found,) = utilisations([sequence], 32, [4])
+    technique = preset_parameters(TP_PRE).model_validate({"slots": 4}).build(BuildContext(1, GPT_OSS_20B))
+    plans = [event.plan for event in played(technique, [sequence], prompt_share=0.5) if event.phase == "decode"]
+    hits, misses = sum(plan.hits or 0 for plan in plans), sum(plan.misses or 0 for plan in plans)
+    assert hits + misses == 40 * 24 * 4
+    assert 0 <= found.own.mean - hits / (hits + misses) <= 4 / (hits + misses)
 
 
 def test_the_file_of_what_was_counted_is_what_the_trace_gives() -> None:
