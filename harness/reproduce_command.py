@@ -22,9 +22,10 @@ from results.printable import printable
 if TYPE_CHECKING:
     from harness.reproduce.ledger import Ledger
     from harness.reproduce.outcome import Reproduced
+    from harness.reproduce.sensitivity import Tested
 
 FOLDER = Path("reproduced")
-CSV = "reproduced.csv"
+CSV, FLIPS_CSV = "reproduced.csv", "sensitivity.csv"
 
 
 def reproduce(
@@ -40,6 +41,10 @@ def reproduce(
             metavar="DIR", help="Folder of the CSV and the pages; ./reproduced by default, of single claims none."
         ),
     ] = None,
+    sensitivity: Annotated[
+        bool,
+        typer.Option(help="Change each constant of the sheets by a fifth, and say which verdicts flip (minutes)."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Set every number of the sources beside what joulebench computes; all of it is modelled, not measured."""
@@ -62,6 +67,7 @@ def reproduce(
     folder = out or (FOLDER if is_whole else None)
     try:
         done = reproduced(book, claims, is_whole, lambda line: typer.echo(line, err=True))
+        changed = _changed(done, claims) if sensitivity else []
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "nothing was written")
     if as_json:
@@ -72,21 +78,46 @@ def reproduce(
         print_rows(count_rows(counts(done)), False, "Rows of the sources: theirs and ours (modelled)")
         for aim in aims(done):
             typer.echo(f"{'yes' if aim.is_met else 'no ':3}  {aim.words}: {aim.told}")
+    if not as_json:
+        _say_flips(changed)
     if folder is not None:
-        _write(book, done, folder, is_whole)
+        _write(book, done, changed, folder, is_whole)
 
 
-def _write(book: Ledger, done: list[Reproduced], folder: Path, with_pages: bool) -> None:
+def _changed(done: list[Reproduced], claims: list[str]) -> list[Tested]:
+    from harness.reproduce.sensitivity import tested
+
+    return [tested(one.source.id, claims, lambda line: typer.echo(line, err=True)) for one in done]
+
+
+def _say_flips(changed: list[Tested]) -> None:
+    from harness.reproduce.sensitivity import constant_rows
+
+    for one in changed:
+        rows = constant_rows(one)
+        n_flipped = len({flip.claim for flip in one.flips})
+        typer.echo(f"{one.source}: with one constant changed by a fifth, {n_flipped} verdicts flip")
+        if rows:
+            print_rows(rows, False, f"{one.source}: constants that verdicts hang on")
+
+
+def _write(book: Ledger, done: list[Reproduced], changed: list[Tested], folder: Path, with_pages: bool) -> None:
     import pandas as pd
 
     from harness.reproduce.pages import write_pages
+    from harness.reproduce.sensitivity import COLUMNS, flip_records
     from harness.reproduce.told import csv_rows
     from results.report.csv import csv_text
     from results.report.files import replace_text
 
     try:
         replace_text(folder / CSV, csv_text(pd.DataFrame(csv_rows(done))))
-        written = [folder / CSV, *(write_pages(book, done, folder) if with_pages else [])]
+        written = [folder / CSV]
+        if changed:
+            flips = pd.DataFrame(list(flip_records(changed)), columns=list(COLUMNS))
+            replace_text(folder / FLIPS_CSV, csv_text(flips))
+            written.append(folder / FLIPS_CSV)
+        written += write_pages(book, done, folder, changed) if with_pages else []
     except OSError as error:
         fail(f"--out {folder}: cannot be written ({error.strerror or error})", EXIT_NOT_WRITTEN)
     for path in written:

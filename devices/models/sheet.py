@@ -39,6 +39,7 @@ from pathlib import Path
 from pydantic import Field, ValidationInfo, field_validator
 
 from devices.base import DeviceError, Unit
+from devices.models import in_place
 from devices.models.core_clusters import ClusterName, ClusterSheet, DecodeSheet, StateSheet
 from devices.models.figures import Kernel as Kernel
 from devices.models.figures import KernelPrice as KernelPrice
@@ -298,6 +299,9 @@ def load_sheet(ref: SheetRef) -> Sheet:
         return _users_sheet(ref)
     if ref not in available_sheets():
         raise SheetError(ref, [f"no hardware sheet has this name; available: {', '.join(available_sheets())}"])
+    in_place.asked.add(ref)
+    if ref in in_place.changed:
+        return in_place.changed[ref]
     return parse_sheet(sheet_path(ref).read_text(encoding="utf-8"), ref)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,11 @@ from harness.reproduce.findings import Judged, ratios
 from harness.reproduce.ledger import Class, Ledger
 from harness.reproduce.printed import Number
 from harness.reproduce.redrawn import Entry, SourceTable
+from harness.reproduce.sensitivity import Tested
 from results.report.charts import page_spec
 
 SERIES = ("theirs", "ours")
+CHANGES = ("a fifth more", "a fifth less")
 FILLS = ("var(--accent)", "var(--accent-2)")
 LANE_PX = 34
 RATIO_CLASSES: tuple[Class, ...] = ("predicted", "consistent")
@@ -136,3 +139,28 @@ def _names(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
         at = max(point["value"], found[-1]["value"] + gap) if found else point["value"]
         found.append(point | {"value": at, "name": f"{column}, {series}"})
     return found
+
+
+def flips_chart(tested: Tested) -> dict[str, Any]:
+    """How many verdicts flip with each constant, a fifth less and a fifth more."""
+    import altair as alt
+
+    counted = Counter((flip.change.sheet, flip.change.constant, flip.change.factor) for flip in tested.flips)
+    places = Counter[tuple[str, str]]()
+    for (sheet, constant, _), n in counted.items():
+        places[sheet, constant] += n
+    order = [f"{sheet}: {constant}" for (sheet, constant), _ in places.most_common()]
+    values = [
+        {"constant": f"{sheet}: {constant}", "change": CHANGES[factor < 1], "n": n}
+        for (sheet, constant, factor), n in counted.items()
+    ]
+    base = alt.Chart(alt.InlineData(values=values))
+    y = alt.Y("constant:N", title=None, sort=order, axis=alt.Axis(ticks=False, domain=False, labelLimit=460))
+    offset = alt.YOffset("change:N", sort=list(CHANGES))
+    x = alt.X("n:Q", title="verdicts that flip").axis(tickMinStep=1)
+    fill = alt.Fill("change:N", legend=None).scale(domain=list(CHANGES), range=list(FILLS))
+    drawn = base.mark_bar(height={"band": 0.85}).encode(x=x, y=y, yOffset=offset, fill=fill)
+    words = base.mark_text(align="left", dx=4, color="var(--ink)", fontSize=10).encode(
+        x=x, y=y, yOffset=offset, text="change:N"
+    )
+    return page_spec(alt.layer(drawn, words), HEAD_PX + BAR_PX * len(order), "Verdicts that flip, by constant")

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.reproduce.charts import ratio_chart, table_chart, theirs_of
+from harness.reproduce.charts import flips_chart, ratio_chart, table_chart, theirs_of
 from harness.reproduce.findings import METHODS
 from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger
 from harness.reproduce.outcome import Reproduced, aims, counts, ways
 from harness.reproduce.redrawn import Entry, SourceTable
+from harness.reproduce.sensitivity import Tested, constant_rows
 from harness.reproduce.sources import SOURCES, Source
 from harness.reproduce.told import also_text, figure_text, ours_text, ratio_text, verdict_text, why
 from results.report.plain_pages import frame, write_plain_pages
@@ -18,6 +19,7 @@ from results.report.plain_pages import frame, write_plain_pages
 SUMMARY = "index.html"
 RATIOS = "chart-ratios"
 TITLE = "Which of the sources' numbers come out?"
+FLIPS = "chart-flips"
 STYLE = """
 .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .35em; background: var(--accent); }
 .swatch.ours { background: var(--accent-2); }
@@ -53,10 +55,10 @@ def page_name(source: Source) -> str:
     return f"{source.id}-{source.package.replace('_', '-')}.html"
 
 
-def write_pages(book: Ledger, done: Sequence[Reproduced], folder: Path) -> list[Path]:
+def write_pages(book: Ledger, done: Sequence[Reproduced], folder: Path, changed: Sequence[Tested] = ()) -> list[Path]:
     """Each appears whole or not at all. Raises `OSError`."""
     pages = {SUMMARY: ("summary.html.j2", summary_context(book, done))}
-    pages |= {page_name(one.source): ("source.html.j2", source_context(book, one)) for one in done}
+    pages |= {page_name(one.source): ("source.html.j2", source_context(book, one, changed)) for one in done}
     return write_plain_pages("harness.reproduce", pages, folder)
 
 
@@ -77,12 +79,19 @@ def summary_context(book: Ledger, done: Sequence[Reproduced]) -> dict[str, Any]:
     }
 
 
-def source_context(book: Ledger, one: Reproduced) -> dict[str, Any]:
+def source_context(book: Ledger, one: Reproduced, changed: Sequence[Tested] = ()) -> dict[str, Any]:
     drawn = [_drawn(book, table, number) for number, table in enumerate(one.tables, start=1)]
     charts = [(table.id, table_chart(book, table.table)) for table in drawn if table.id]
+    own = next((tested for tested in changed if tested.source == one.source.id), None)
+    flipping = [] if own is None else constant_rows(own)
+    if own is not None and flipping:
+        charts.append((FLIPS, flips_chart(own)))
     return {
         **_common(f"{one.source.id} {one.source.name}: {TITLE[0].lower()}{TITLE[1:]}", charts),
         "source": one.source,
+        "tested": own,
+        "flipping": flipping,
+        "flips": FLIPS,
         "summary": SUMMARY,
         "counts": [(one.source.name, count) for count in counts([one])],
         "drawn": drawn,
