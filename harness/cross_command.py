@@ -21,7 +21,7 @@ from results.printable import printable
 
 if TYPE_CHECKING:
     from devices.models.sheet import Sheet
-    from harness.cross.sensitivity import Effect
+    from harness.conclusions import Effect
     from harness.cross.table import Question, Row
 
 CSV, EFFECTS_CSV = "cross.csv", "sensitivity.csv"
@@ -49,7 +49,8 @@ def cross(
     """Price every technique on every machine where it makes sense, for one model and one request. All is modelled."""
     quiet_libraries()
     raise_in_command()
-    from harness.cross.sensitivity import effect_records, effects
+    from harness.conclusions import effect_records
+    from harness.cross.sensitivity import effects
     from harness.cross.table import cross_table, records, row_of
 
     question, sheets, techniques = _asked(model, prompt, decode, chunk, recall, machine, technique)
@@ -138,8 +139,6 @@ def _figure(value: float | None) -> str:
 
 
 def _say_rest(rows: list[Row], found: list[Effect] | None) -> None:
-    from harness.cross.sensitivity import METRICS
-
     absent = [row for row in rows if row.costs is None]
     if absent:
         counts = {result: sum(row.result == result for row in absent) for result in ("N.S.", "oom", "not priced")}
@@ -147,12 +146,7 @@ def _say_rest(rows: list[Row], found: list[Effect] | None) -> None:
         typer.echo(f"Without figures: {told}. The reasons stand in {CSV} and on the page (--out DIR).")
     for one in found or ():
         if one.flips:
-            typer.echo(
-                printable(
-                    f"{one.machine}, {METRICS[one.metric]}: {one.before} is first; with {one.constant} times"
-                    f" {one.factor:g} it is {one.first or 'nobody'}"
-                )
-            )
+            typer.echo(printable(one.words))
     if found is not None and not any(one.flips for one in found):
         typer.echo("No conclusion flips when one constant changes by a fifth.")
 
@@ -160,8 +154,8 @@ def _say_rest(rows: list[Row], found: list[Effect] | None) -> None:
 def _write(question: Question, sheets: list[Sheet], rows: list[Row], found: list[Effect] | None, folder: Path) -> None:
     import pandas as pd
 
+    from harness.conclusions import effect_records
     from harness.cross.pages import write_page
-    from harness.cross.sensitivity import effect_records
     from harness.cross.table import records
     from results.report.csv import csv_text
     from results.report.files import replace_text

@@ -151,6 +151,13 @@ def report(
             help="With --rederive: price a modelled device by this sheet. May be repeated.",
         ),
     ] = None,
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="Change each constant of the hardware sheets by a fifth, and say what flips (minutes).",
+        ),
+    ] = False,
     overlap_k: Annotated[
         list[int] | None, typer.Option(min=1, metavar="K", help="Of Overlap@K; may be repeated. 4 and 8 by default.")
     ] = None,
@@ -172,6 +179,10 @@ def report(
     try:
         console = console_of(stderr=as_json)
         _show_run(directory, out or directory, console, as_json, baseline, rederive, overlap_k, sheets or ())
+        if sensitivity:
+            from harness.run_sensitivity import show_sensitivity
+
+            show_sensitivity(directory, out or directory, console)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "tables that were not written yet stay as they were")
 

@@ -18,8 +18,9 @@ from engines.pricing.routing_sources import UniformRouting
 from engines.pricing.shapes import shape_named
 from engines.techniques.presets import PRESETS
 from harness.commands import app
+from harness.conclusions import Effect
 from harness.cross.arms import Arm, arms_on
-from harness.cross.sensitivity import Effect, effects
+from harness.cross.sensitivity import effects
 from harness.cross.table import Question, Row, cross_table, dominates, with_front
 
 QWEN = shape_named("qwen3-30b-a3b")
@@ -135,7 +136,7 @@ def found_effects() -> list[Effect]:
 
 def test_a_lead_below_a_fifth_flips_with_the_constants_that_make_it() -> None:
     """0.9 s against 1.0 s: a CPU a fifth slower takes 1.125 s, a GPU a fifth faster 0.833 s."""
-    tpot = {(one.constant, one.factor): one for one in found_effects() if one.metric == "tpot_s"}
+    tpot = {(one.constant, one.factor): one for one in found_effects() if one.metric == "time per token"}
     rate = "units.{}.roofline.bytes_per_s"
     assert tpot[rate.format("cpu"), 0.8].lead == pytest.approx(1.0 / 1.125)
     assert tpot[rate.format("gpu"), 1.2].lead == pytest.approx(1.0 / 1.2 / 0.9)
@@ -150,8 +151,8 @@ def test_a_lead_below_a_fifth_flips_with_the_constants_that_make_it() -> None:
 
 def test_equal_arms_flip_nothing_and_joules_that_are_missing_are_no_conclusion() -> None:
     found = found_effects()
-    assert {one.metric for one in found} == {"ttft_s", "tpot_s"}
-    assert not [one for one in found if one.metric == "ttft_s" and one.flips]
+    assert {one.metric for one in found} == {"time to the first token", "time per token"}
+    assert not [one for one in found if one.metric == "time to the first token" and one.flips]
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from devices.models.sheet import Sheet
-from harness.cross.sensitivity import METRICS, Effect
+from harness.conclusions import Effect, conclusion_words, flip_words, leads_chart
+from harness.cross.sensitivity import METRICS
 from harness.cross.table import Question, Row
 from results.report.charts import page_spec
 from results.report.plain_pages import frame, write_plain_pages
@@ -17,8 +18,6 @@ PAGE = "cross.html"
 TITLE = "Which technique on which machine?"
 STYLE = "td.why { min-width: 16rem; } td.front { font-weight: 600; } table.figures { width: auto; }"
 BAR_PX, HEAD_PX = 22, 40
-MOST_EFFECTS = 8
-"""Of a conclusion that are drawn: those of the most effect."""
 
 
 class Machine(NamedTuple):
@@ -35,7 +34,7 @@ class Conclusion(NamedTuple):
     """What is said of one metric. chart: id, or empty where one arm stands alone."""
 
     words: str
-    flips: list[Effect]
+    flips: str
     chart: str
 
 
@@ -80,23 +79,19 @@ def _machine(
         chart = f"cross-{len(charts)}"
         charts.append((chart, _times_chart(sheet, priced)))
     conclusions = []
-    for metric in METRICS:
-        own = [one for one in found or () if (one.machine, one.metric) == (sheet.name, metric)]
+    for metric in METRICS.values():
+        own = [one for one in found or () if (one.where, one.metric) == (sheet.name, metric)]
         if own:
-            conclusions.append(_conclusion(metric, own, charts))
+            conclusions.append(_conclusion(own, charts))
     return Machine(sheet, priced, [row for row in rows if row.costs is None], chart, conclusions)
 
 
-def _conclusion(metric: str, own: Sequence[Effect], charts: list[tuple[str, dict[str, Any]]]) -> Conclusion:
-    first = own[0]
-    flips = [one for one in own if one.flips]
-    words = f"{METRICS[metric].capitalize()}: {first.before} is first"
-    if first.lead_before is None:
-        return Conclusion(f"{words}; every other arm takes 1.25 times as much or more.", flips, "")
-    words += f"; the next takes {first.lead_before:.2f} times as much."
-    chart = f"cross-{len(charts)}"
-    charts.append((chart, _leads_chart(metric, own)))
-    return Conclusion(words, flips, chart)
+def _conclusion(own: Sequence[Effect], charts: list[tuple[str, dict[str, Any]]]) -> Conclusion:
+    chart = ""
+    if own[0].lead_before is not None:
+        chart = f"cross-{len(charts)}"
+        charts.append((chart, leads_chart(own)))
+    return Conclusion(conclusion_words(own), flip_words(own), chart)
 
 
 def _times_chart(sheet: Sheet, rows: Sequence[Row]) -> dict[str, Any]:
@@ -129,41 +124,6 @@ def _times_chart(sheet: Sheet, rows: Sequence[Row]) -> dict[str, Any]:
     )
     described = f"{sheet.name}: time to the first token and time per token of each arm"
     return page_spec(alt.layer(dots, words), HEAD_PX + 2 * BAR_PX * len(rows), described)
-
-
-def _leads_chart(metric: str, own: Sequence[Effect]) -> dict[str, Any]:
-    """The lead of the first arm with each constant a fifth less and a fifth more; left of 1 another is first."""
-    import altair as alt
-
-    known = [one for one in own if one.lead is not None]
-    ranked = sorted(dict.fromkeys(one.constant for one in known), key=lambda name: -_span(name, known))
-    kept = ranked[:MOST_EFFECTS]
-    values = [
-        {"constant": one.constant, "lead": one.lead, "change": "- 20 %" if one.factor < 1 else "+ 20 %"}
-        for one in known
-        if one.constant in kept
-    ]
-    base = alt.Chart(alt.InlineData(values=values))
-    y = alt.Y("constant:N", title=None, sort=kept, axis=alt.Axis(ticks=False, domain=False, labelLimit=420))
-    x = alt.X("lead:Q", title="next arm over the first; left of 1 another is first", scale=alt.Scale(zero=False))
-    fill = alt.Fill("change:N", legend=None).scale(
-        domain=["- 20 %", "+ 20 %"], range=["var(--accent)", "var(--accent-2)"]
-    )
-    dots = base.mark_circle(size=70, opacity=1).encode(x=x, y=y, fill=fill)
-    words = base.mark_text(dy=-9, fontSize=9, color="var(--ink)").encode(x=x, y=y, text="change:N")
-    edge = (
-        alt.Chart(alt.InlineData(values=[{"at": 1.0}]))
-        .mark_rule(strokeDash=[4, 3], color="var(--ink-2)")
-        .encode(x="at:Q")
-    )
-    described = f"{METRICS[metric]}: lead of the first arm when one constant changes by a fifth"
-    return page_spec(alt.layer(edge, dots, words), HEAD_PX + 30 * len(kept), described)
-
-
-def _span(constant: str, effects: Sequence[Effect]) -> float:
-    leads = [one.lead for one in effects if one.constant == constant and one.lead is not None]
-    before = next((one.lead_before for one in effects if one.lead_before is not None), 1.0)
-    return max(abs(lead - before) for lead in leads)
 
 
 def _seconds(value: float | None) -> str:
