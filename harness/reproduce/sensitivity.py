@@ -74,7 +74,7 @@ def tested(source: str, claims: Sequence[str], say: Callable[[str], object]) -> 
     flips: list[Flip] = []
     failed: dict[Change, str] = {}
     with _alone() as pool:
-        waiting = [(change, pool.submit(_changed, change, own)) for change in changes]
+        waiting = [(change, pool.submit(changed_verdicts, change, own)) for change in changes]
         for change, done in waiting:
             after = done.result()
             say(f"{change.sheet}: {change.constant} times {change.factor:g}")
@@ -101,7 +101,7 @@ def _base(claims: Sequence[str]) -> tuple[dict[str, Outcome], list[str]]:
     return found, sorted(in_place.asked)
 
 
-def _changed(change: Change, claims: Sequence[str]) -> dict[str, Outcome] | str:
+def changed_verdicts(change: Change, claims: Sequence[str]) -> dict[str, Outcome] | str:
     """Verdicts, or why there are none."""
     sheet = load_sheet(change.sheet)
     constant = next(one for one in constants(sheet) if one.name == change.constant)
@@ -143,7 +143,10 @@ def constant_rows(one: Tested) -> list[dict[str, Any]]:
     rows = []
     for sheet, constant in dict.fromkeys((change.sheet, change.constant) for change in one.changes):
         changes = [change for change in one.changes if (change.sheet, change.constant) == (sheet, constant)]
-        by_factor = {change.factor: [f.claim for f in one.flips if f.change == change] for change in changes}
+        by_factor = {
+            factor: [flip.claim for flip in one.flips if flip.change == Change(sheet, constant, factor)]
+            for factor in FACTORS
+        }
         if any(by_factor.values()):
             rows.append(
                 {
