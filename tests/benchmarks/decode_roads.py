@@ -81,8 +81,8 @@ def blocks(count: str) -> TechniqueParameters:
     return CustomParameters.model_validate({"layout": own})
 
 
-def cache(slots: int) -> TechniqueParameters:
-    return CustomParameters.model_validate({"move": {"kind": "cache", "slots": slots}})
+def cache(slots: int, **rule: str) -> TechniqueParameters:
+    return CustomParameters.model_validate({"move": {"kind": "cache", "slots": slots} | rule})
 
 
 ALL_HITS = "lru cache that holds all experts"
@@ -102,6 +102,9 @@ def arms_of(n_experts: int) -> Mapping[str, Arm]:
         "slices of the intermediate dimension for 4 cores": Arm(shards("intermediate", 4)),
         "slices of the model width for 2 cores": Arm(shards("hidden", 2)),
         ALL_HITS: Arm(cache(n_experts), target=HITS_TARGET),
+        "lfu cache that holds all experts": Arm(cache(n_experts, evict="lfu"), target=HITS_TARGET),
+        "static cache that holds all experts": Arm(cache(n_experts, evict="static"), target=HITS_TARGET),
+        "moe-ondemand that holds all experts": Arm(cache(n_experts, evict="static", stay="first"), target=HITS_TARGET),
         FEW_SLOTS: Arm(cache(n_experts // 2)),
         BASELINE + PLANNED: Arm(DroplessParameters(), planned=True),
         SAME_CALLS + PLANNED: Arm(of_rows(1), planned=True),
