@@ -139,8 +139,14 @@ class DrawnRouting:
             )
         order = np.random.default_rng((self.seed, 0x6F72))
         orders = [order.permutation(n_experts) for _ in range(n_layers)]
-        random = np.random.default_rng((self.seed, purpose == "calibration", sequence))
-        return np.stack([self._drawn(layer, orders[layer], n_tokens, random) for layer in range(n_layers)])
+        # A generator for each layer: without reuse, a longer request begins as a shorter one does.
+        numbers = (self.seed, purpose == "calibration", sequence)
+        return np.stack(
+            [
+                self._drawn(layer, orders[layer], n_tokens, np.random.default_rng((*numbers, layer)))
+                for layer in range(n_layers)
+            ]
+        )
 
     def kept(self, layer: int) -> float:
         """s: how often a place is kept."""
