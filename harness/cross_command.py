@@ -40,6 +40,12 @@ def cross(
     recall: Annotated[
         float, typer.Option(min=0, max=1, help="Of techniques that predict experts; source 003 states about 0.9.")
     ] = 0.9,
+    routing: Annotated[
+        str,
+        typer.Option(
+            metavar="TOML", help='uniform, or { kind = "generated", imbalance = 4, reuse = 0.3 }, or of a file.'
+        ),
+    ] = "uniform",
     sensitivity: Annotated[
         bool, typer.Option(help="Change each constant of the sheets by a fifth, and say which conclusions flip.")
     ] = False,
@@ -53,7 +59,7 @@ def cross(
     from harness.cross.sensitivity import effects
     from harness.cross.table import cross_table, records, row_of
 
-    question, sheets, techniques = _asked(model, prompt, decode, chunk, recall, machine, technique)
+    question, sheets, techniques = _asked(model, prompt, decode, chunk, recall, routing, machine, technique)
 
     def say(line: str) -> None:
         typer.echo(printable(line), err=True)
@@ -72,7 +78,8 @@ def cross(
         effects_told = {} if found is None else {"sensitivity": list(effect_records(found))}
         print_rows([{"rows": list(records(rows)), **effects_told}], True, "")
     else:
-        print_rows([_short(row) for row in rows if row.costs is not None], False, "Techniques by machine (modelled)")
+        title = f"Techniques by machine (modelled); routing: {question.routing.name}"
+        print_rows([_short(row) for row in rows if row.costs is not None], False, title)
         _say_rest(rows, found)
     if out is not None:
         _write(question, sheets, rows, found, out)
@@ -84,6 +91,7 @@ def _asked(
     decode: int,
     chunk: int,
     recall: float,
+    routing: str,
     machine: list[str] | None,
     technique: list[str] | None,
 ) -> tuple[Question, list[Sheet], tuple[str, ...]]:
@@ -91,19 +99,24 @@ def _asked(
     from devices.base import DeviceError
     from devices.models.sheet import available_sheets, load_sheet
     from engines.errors import EngineError
-    from engines.pricing.routing_sources import UniformRouting
-    from engines.pricing.shapes import shape_named
+    from engines.pricing.routing_specs import parse_routing, routing_of_spec
+    from engines.pricing.shapes import shape_named, sizes_of
     from engines.techniques.presets import PRESETS
     from harness.cross.table import Question
     from harness.problems import nearest
 
-    problems, sheets, shape = [], [], None
+    problems, sheets, shape, source = [], [], None, None
     try:
         shape = shape_named(model)
         if shape.n_experts == 0:
             problems.append(f"--model {model}: a dense model; techniques place experts")
     except EngineError as error:
         problems.append(f"--model: {error}")
+    try:
+        spec, sizes = parse_routing(routing), None if shape is None else sizes_of(shape)
+        source = None if sizes is None else routing_of_spec(spec, sizes)
+    except EngineError as error:
+        problems.append(f"--routing: {error}")
     for name in machine or available_sheets():
         try:
             sheets.append(load_sheet(name))
@@ -113,11 +126,11 @@ def _asked(
     problems += [f"--technique {name}: no such technique; {nearest(name, list(PRESETS))}" for name in unknown]
     for problem in problems:
         typer.echo(f"error: {printable(problem)}", err=True)
-    if problems or shape is None:
+    if problems or shape is None or source is None:
         raise typer.Exit(EXIT_BAD_PLAN)
     if machine is None:
         sheets = [sheet for sheet in sheets if sheet.only_for is None]
-    question = Question(shape, UniformRouting(), prompt, decode, chunk, recall)
+    question = Question(shape, source, prompt, decode, chunk, recall)
     return question, sheets, tuple(dict.fromkeys(technique or PRESETS))
 
 

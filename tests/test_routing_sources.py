@@ -21,6 +21,7 @@ from engines.pricing.generated_routing import (
     residuals,
 )
 from engines.pricing.routing_sources import RecordedRouting, UniformRouting, read_trace
+from engines.pricing.routing_specs import parse_routing, routing_of_spec
 from engines.pricing.shapes import NAMED_SHAPES, sizes_of
 from engines.techniques.context import ModelSizes
 from tests.data_folder import data_folder
@@ -224,3 +225,38 @@ def test_counts_of_the_data_folder_are_those_of_their_model() -> None:
         assert all_distinct(ids_LTK)
     with pytest.raises(EngineError, match="give chances of that model"):
         counted_routing(folder / name).ids_LTK(GPT_OSS, 100)
+
+
+# --- as a user names them --------------------------------------------------------------------------------------------
+
+
+def test_a_user_names_a_source_in_a_line_of_toml(tmp_path: Path) -> None:
+    def name(text: str) -> str:
+        return routing_of_spec(parse_routing(text), SMALL).name
+
+    assert name("uniform") == "generated, all experts alike, seed 0"
+    assert name('{ kind = "generated", imbalance = 1.5, seed = 3 }') == "generated, imbalance 1.5, seed 3"
+    trace_file(tmp_path / "t.npz", np.tile([[[0, 1, 2], [3, 4, 5]]], (20, 1, 1)), [0, 10, 20])
+    assert name(f'{{ kind = "trace", path = "{tmp_path}/t.npz", of = "m" }}') == "recorded, m, 20 tokens of 2 sequences"
+    assert name(f'{{ kind = "fitted", path = "{tmp_path}/t.npz", of = "m" }}').startswith("generated with imbalance")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("often", "kind"),
+        ("{ kind = ", "no table of TOML"),
+        ('{ kind = "generated", imbalance = 0.5, reuse = 2, seeds = 1 }', r"imbalance: .*; reuse: .*; seeds: "),
+        ('{ kind = "trace" }', r"path: .*; of: "),
+    ],
+)
+def test_every_problem_of_a_named_source_is_told_at_once(text: str, told: str) -> None:
+    with pytest.raises(EngineError, match=told):
+        parse_routing(text)
+
+
+def test_a_named_source_of_another_model_is_told() -> None:
+    path = data_folder() / "traces" / "moe" / "gpt-oss-20b_decode_trace.npz"
+    spec = parse_routing(f'{{ kind = "trace", path = "{path}", of = "gpt-oss-20b" }}')
+    with pytest.raises(EngineError, match="24 layers of 128 experts, top-4, and the model that is priced has 48"):
+        routing_of_spec(spec, QWEN3)

@@ -178,7 +178,7 @@ class DrawnRouting:
             at_T = at_TK[:, k]
             if before > 1e-12 and behind < 1:
                 chance_T = np.where(before_T == border, 0.0, behind / (1 - before))
-                beside_T = behind + (at_T - chance_T) / (1 - chance_T) * (1 - behind)
+                beside_T = behind + (at_T - chance_T) / np.maximum(1 - chance_T, 1e-300) * (1 - behind)
                 at_T = np.where(at_T < chance_T, at_T * behind, beside_T)
             found_T = np.searchsorted(ends_E, k + at_T, side="right")
             before_T = places_TK[:, k] = np.minimum(found_T, len(ends_E) - 1)
