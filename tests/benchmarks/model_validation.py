@@ -24,7 +24,7 @@ import torch
 
 from devices.cpu_seconds import usable_cpus
 from devices.models.sheet import Sheet
-from engines.curves.host import QUICK, WHOLE, Grid, MadeModel, fit_unit, made_model
+from engines.curves.host import QUICK, WHOLE, FittedUnit, Grid, MadeModel, fit_unit, made_model
 from engines.curves.machine import sheet_of_units
 from engines.curves.rounds import Measured, measured
 from engines.curves.steps import EngineRun, priced, request_of
@@ -51,7 +51,9 @@ Prompt = tuple[int, int]
 """Tokens, and those of a chunk."""
 PROMPTS: tuple[Prompt, ...] = ((160, 64), (448, 192))
 QUICK_PROMPTS = PROMPTS[:1]
-N_NEW, N_ROUNDS = 13, 9
+N_NEW, N_ROUNDS = 13, 7
+OTHER_ROUNDS = 5
+"""Of the fits of bf16 and of one thread."""
 MEDIAN_AIM, P90_AIM = 10.0, 25.0
 ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "dropless": ("dropless", {}),
@@ -149,7 +151,8 @@ def rows_of(arms: Sequence[Arm], found: Measured, sheet: Sheet, form: Form) -> l
     return [*summary, *single]
 
 
-def validated(form: Form, names: Sequence[str], grid: Grid, is_quick: bool) -> list[Measurement]:
+def validated(form: Form, names: Sequence[str], grid: Grid, is_quick: bool) -> tuple[list[Measurement], FittedUnit]:
+    """And what was fitted."""
     threads = len(usable_cpus() or ()) or torch.get_num_threads()
     began_s = time.perf_counter()
     fitted = fit_unit(grid, form, threads)
@@ -164,13 +167,15 @@ def validated(form: Form, names: Sequence[str], grid: Grid, is_quick: bool) -> l
         found = measured([arm.run for arm in arms], 3 if is_quick else N_ROUNDS)
         rows = rows_of(arms, found, sheet, form)
     print(f"{form}: validated after {time.perf_counter() - began_s:.0f} s", flush=True)
-    return rows
+    return rows, fitted
 
 
-def validated_ranks(grid: Grid, is_quick: bool) -> list[Measurement]:
-    """Two processes, in fp32."""
+def validated_ranks(grid: Grid, is_quick: bool, cpu: FittedUnit | None) -> list[Measurement]:
+    """Two processes, in fp32. cpu: fitted with all threads; None: it is fitted now."""
+    few_rounds = grid._replace(n_rounds=min(OTHER_ROUNDS, grid.n_rounds))
     threads = len(usable_cpus() or ()) or torch.get_num_threads()
-    cpu, one_thread = fit_unit(grid, "fp32", threads), fit_unit(grid, "fp32", 1)
+    cpu = cpu or fit_unit(few_rounds, "fp32", threads)
+    one_thread = fit_unit(few_rounds, "fp32", 1)
     n_rounds = 3 if is_quick else N_ROUNDS
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -206,11 +211,15 @@ def main() -> None:
     parser.add_argument("--only", action="append", help=f"of the arms, by name, or {RANKS!r}; printed and not kept")
     asked = parser.parse_args()
     grid = QUICK if asked.quick else WHOLE
-    rows = [] if asked.only == [RANKS] else validated("fp32", asked.only or list(ARMS), grid, asked.quick)
+    rows: list[Measurement] = []
+    cpu = None
+    if asked.only != [RANKS]:
+        rows, cpu = validated("fp32", asked.only or list(ARMS), grid, asked.quick)
     if not asked.only:
-        rows += validated("bf16", BF16_ARMS, grid, asked.quick)
+        few_rounds = grid._replace(n_rounds=min(OTHER_ROUNDS, grid.n_rounds))
+        rows += validated("bf16", BF16_ARMS, few_rounds, asked.quick)[0]
     if not asked.only or RANKS in asked.only:
-        rows += validated_ranks(grid, asked.quick)
+        rows += validated_ranks(grid, asked.quick, cpu)
     if asked.quick or asked.only:
         for row in rows:
             told = f"{row.ratio:.2f}" if row.ratio else ""
