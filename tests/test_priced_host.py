@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from devices.base import DeviceError
-from devices.models.figures import KernelPrice
+from devices.models.figures import KernelPrice, SheetFigure
 from devices.models.operation import Operation, operation_seconds
 from devices.models.sheet import Sheet, parse_sheet
 from devices.models.timeline import Timeline
@@ -148,3 +148,61 @@ bytes_per_s = {figure(WEIGHT_BYTES / 100)}
     timeline = Timeline(sheet)
     timeline.run(operations(PricedStep(2, 2), [plan], shape, "cpu", None, Travels(sheet)))
     assert timeline.now_s() == pytest.approx(seconds)
+
+
+def test_rows_fill_tiles_unless_all_of_a_layer_are_few() -> None:
+    """Tiles of 8: 3 and 9 rows take 8 and 16. Up to 4 rows have a line of their own, where no call has more."""
+    few = f", few_rows = {{ most_flops_per_weight_byte = 2.25, s_per_flop = {figure(1.0)} }}"
+
+    sheet = host(few=few)
+    unit = sheet.units["cpu"].model_copy(update={"row_tile": SheetFigure(value=8, kind="assumed", origin="test")})
+    sheet = sheet.model_copy(update={"units": {"cpu": unit}})
+
+    def flops_of(*rows: int) -> list[float]:
+        import torch
+
+        starts = [sum(rows[:i]) for i in range(len(rows))]
+        calls = Calls.of(
+            ExpertCall((e,), (n,), (n,), first, CallKind())
+            for e, (n, first) in enumerate(zip(rows, starts, strict=True))
+        )
+        plan = DispatchPlan(sum(rows), torch.arange(sum(rows)), torch.ones(sum(rows)), calls, sum(rows), 0)
+        step, shape = PricedStep(sum(rows), sum(rows)), ModelShape("toy", 1, 8, 2, 1, 4, 0, 4, 1, 16, 32, 4)
+        found = operations(step, [plan], shape, "cpu", None, Travels(sheet))
+        return [one.flops / (2 * 3 * 8 * 16) for one in found if one.kernel == "expert_ffn"]
+
+    assert flops_of(3, 9) == [8, 16]
+    assert flops_of(3, 4) == [3, 4]
+    assert flops_of(8, 16, 1) == [8, 16, 8]
+
+
+@pytest.mark.parametrize("rows", ["0", "2.5", "1e9"])
+def test_a_tile_has_a_whole_number_of_rows(rows: str) -> None:
+    with pytest.raises(DeviceError, match="must be"):
+        parse_sheet(
+            'name = "host"\ndescription = "x"\nsource = "x"\n[units.cpu]\n'
+            f'row_tile = {{ value = {rows}, kind = "stated", origin = "x" }}',
+            "host",
+        )
+
+
+def test_a_decoded_layer_that_fetches_takes_the_engine_longer() -> None:
+    """7 s where an expert travels, in decoding alone."""
+    link = f"""
+[links.file]
+source = "file"
+target = "cpu"
+kind = "shared"
+bytes_per_s = {figure(1.0)}
+"""
+    sheet = host(kernels=f"fetching_layer = {{ s_per_launch = {figure(7.0)} }}{link}")
+    moved = Transfers.of([Transfer(0, 0, FILE, "cpu", WEIGHT_BYTES)])
+    shape = ModelShape("toy", 1, 8, 2, 1, 4, 0, 4, 1, 16, 32, bytes_per_value=4)
+
+    def engine_s(step: PricedStep, transfers: Transfers | None) -> float:
+        found = operations(step, [plan_of(CallKind(), transfers)], shape, "cpu", None, Travels(sheet))
+        return sum(operation_seconds(sheet, one) for one in found if one.name == "engine")
+
+    assert engine_s(PricedStep(1, 4, "decode"), moved) == 7
+    assert engine_s(PricedStep(1, 4, "decode"), None) == 0
+    assert engine_s(PricedStep(1, 4), moved) == 0

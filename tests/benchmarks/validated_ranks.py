@@ -31,7 +31,7 @@ from results.records import Request
 
 N_RANKS = 2
 TECHNIQUE = "expert-parallel"
-ENDLESS = {"value": 1e30, "kind": "assumed", "origin": "nothing, before it is fitted"}
+ENDLESS = {"value": 1e18, "kind": "assumed", "origin": "nothing, before it is fitted"}
 
 
 @dataclass(frozen=True)
