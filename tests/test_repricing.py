@@ -21,7 +21,7 @@ from devices.models.device import ModelDevice
 from devices.models.operation import Operation
 from devices.models.operations import operations_of, operations_trace
 from devices.models.repricing import ARRIVE, Parts, repriced
-from devices.models.sheet import Sheet, parse_sheet, sheet_path
+from devices.models.sheet import Sheet, available_sheets, parse_sheet, sheet_path
 from harness.rederive import as_it_ran, rederived_run
 from results.derivation import energies_of
 from results.operations import operations_table, spent_by_operation
@@ -341,7 +341,7 @@ def test_a_run_keeps_the_operations_of_its_modelled_trials_and_derives_the_same_
 
 
 def test_another_sheet_prices_operations_too_and_the_page_names_it(
-    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Operations are priced again with the trials, and add up to the times and joules beside them."""
     with Store.view(finished_run.directory) as store:
@@ -353,6 +353,7 @@ def test_another_sheet_prices_operations_too_and_the_page_names_it(
     doubled = re.sub(rb"(s_per_flop = { value = )([0-9.]+)", rb"\g<1>1\g<2>", doubled)
     (tmp_path / f"{name}.toml").write_bytes(doubled)
     monkeypatch.setattr("devices.models.sheet._FOLDER", tmp_path)
+    request.addfinalizer(available_sheets.cache_clear)  # the names in this folder are nobody else's
     found = rederived_run(data)
     modelled = [t for t in found.run.trials if t.time_method == "modelled"]
     assert found.n_changed == len(modelled)
