@@ -58,11 +58,11 @@ def placement(engine: EngineSpec) -> str:
     return f"attention {technique.backbone}, experts {experts}"
 
 
-def unpriced(technique: TechniqueSpec, sheet: Sheet) -> str | None:
-    """Why a sheet cannot price a technique, or None."""
+def unpriced(technique: TechniqueSpec, sheet: Sheet, backbone: Unit | None = None) -> str | None:
+    """Why a sheet cannot price a technique, or None. backbone: in the place of the technique's own."""
     if isinstance(technique, Composed) and (reason := _memories_apart(technique, sheet)) is not None:
         return reason
-    wanted: list[tuple[str, Kernel, Unit]] = [("attention", "attention", technique.backbone)]
+    wanted: list[tuple[str, Kernel, Unit]] = [("attention", "attention", backbone or technique.backbone)]
     wanted += [("experts", "expert_ffn", unit) for unit in technique.units]
     if isinstance(technique, Composed) and technique.choices.move.moves_weights and not sheet.links:
         return "its weights travel, and its sheet has one memory for all units and no links"

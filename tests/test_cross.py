@@ -100,6 +100,17 @@ def test_a_model_that_fits_nowhere_is_out_of_memory() -> None:
     assert found.costs is None
 
 
+def test_ranks_work_side_by_side() -> None:
+    """A token's experts over two chips in columns: half their bytes on each, at 2.9 TB/s; all else as on one chip."""
+    question = Question(QWEN, UniformRouting(), prompt_tokens=4, decode_steps=2, chunk=4)
+    one, two = cross_table(question, [load_sheet("trn2")], ("gpu", "tensor-parallel"))
+    assert one.tpot_s is not None
+    assert two.tpot_s is not None
+    half_s = 48 * 8 * 3 * 2048 * 768 * 2 / 2 / 2.9e12
+    # What ranks send each other is small beside it.
+    assert one.tpot_s - two.tpot_s == pytest.approx(half_s, rel=0.02)
+
+
 # --- sensitivity -----------------------------------------------------------------------------------------------------
 
 FIGURE = '{{ value = {}, kind = "stated", origin = "a test" }}'

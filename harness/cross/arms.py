@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from devices.base import Unit
 from devices.models.sheet import Sheet
 from engines.errors import EngineError
 from engines.pricing.shapes import ModelShape
@@ -36,6 +37,8 @@ class Arm:
     parameters: Composed | None = None
     why_not: str | None = None
     ranks: int = 1
+    backbone: Unit | None = None
+    """None: the technique's."""
 
     @property
     def name(self) -> str:
@@ -95,9 +98,12 @@ def _named(name: str, given: Mapping[str, str | int], sheet: Sheet) -> Arm:
 
 
 def _arm(name: str, given: Mapping[str, Any], parameters: Composed, sheet: Sheet) -> Arm:
-    ranks = sum(unit.startswith("rank:") for unit in sheet.units)
     takes_ranks = any(unit.startswith("rank:") for unit in parameters.units)
-    return Arm(name, _told(given), parameters, unpriced(parameters, sheet), max(ranks, 1) if takes_ranks else 1)
+    ranks = sum(unit.startswith("rank:") for unit in sheet.units) if takes_ranks else 1
+    # What every token passes through lies on each rank; it is priced on the first.
+    backbone = "rank:0" if takes_ranks and ranks else None
+    why_not = unpriced(parameters, sheet, backbone)
+    return Arm(name, _told(given), parameters, why_not, max(ranks, 1), backbone)
 
 
 def _told(given: Mapping[str, str | int]) -> tuple[tuple[str, str | int], ...]:

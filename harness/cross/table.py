@@ -54,6 +54,7 @@ class Question:
             self.chunk,
             recall=self.recall if predicts(arm.parameters) else None,
             n_before=1 if arm.parameters.choices.move.kind in KEEPS else 0,
+            backbone=arm.backbone,
             ranks=arm.ranks,
         )
 

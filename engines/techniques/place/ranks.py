@@ -263,7 +263,9 @@ class Ranks:
         for ranks, own in by_ranks.items():
             is_own_E = np.zeros(self._n_experts, dtype=np.bool_)
             is_own_E[own] = True
-            pieces = tuple(Piece(unit_of(rank), None if widths is None else widths[rank]) for rank in ranks)
+            pieces = tuple(
+                Piece(unit_of(rank), None if widths is None else widths[rank], overlaps=True) for rank in ranks
+            )
             is_replicated = widths is None and len(pieces) > 1
             made.append(Share(pieces, is_own_E, dealt=is_replicated, cut=is_replicated))
         return tuple(made)

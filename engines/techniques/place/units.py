@@ -63,7 +63,7 @@ class ShardsParameters(Record):
         hidden, inner = context.sizes.hidden, context.sizes.expert_width
         sent = context.exchanged_sizes or context.sizes
         if self.shard == "blocks":
-            whole = tuple(Piece(unit) for unit in self.units)
+            whole = tuple(Piece(unit, overlaps=True) for unit in self.units)
             return Fixed(Share(whole, dealt=True, summed=Summed("reduce", sent.hidden, "token")))
         columns = hidden if self.shard == "hidden" else inner
         reason = self.too_many(hidden, inner)
@@ -71,9 +71,9 @@ class ShardsParameters(Record):
             raise EngineError(reason)
         parts = list(zip(self.units, slices(columns, self.cores), strict=True))
         if self.shard == "hidden":
-            pieces = tuple(Piece(unit, hidden=part) for unit, part in parts)
+            pieces = tuple(Piece(unit, hidden=part, overlaps=True) for unit, part in parts)
             return Fixed(Share(pieces, summed=Summed("all_reduce", 2 * sent.expert_width, "row")))
-        pieces = tuple(Piece(unit, part) for unit, part in parts)
+        pieces = tuple(Piece(unit, part, overlaps=True) for unit, part in parts)
         return Fixed(Share(pieces, summed=Summed("reduce", sent.hidden, "row")))
 
 
