@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,20 +22,31 @@ from results.printable import printable
 
 if TYPE_CHECKING:
     from devices.models.sheet import Sheet
+    from engines.model.quantised import Quantisation
     from harness.conclusions import Effect
     from harness.cross.table import Question, Row
 
+MOST_TOKENS = 131_072
+"""More takes minutes for each technique."""
+MOST_REASONS = 12
 CSV, EFFECTS_CSV = "cross.csv", "sensitivity.csv"
 
 
 def cross(
     model: Annotated[str, typer.Option(help="A named shape, or the path of a config.json.")] = "qwen3-30b-a3b",
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
-    decode: Annotated[int, typer.Option(min=1, help="Tokens decoded after it.")] = 32,
-    chunk: Annotated[int, typer.Option(min=1, help="Tokens of a prefill step.")] = 256,
+    prompt: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens of the prompt.")] = 512,
+    decode: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens decoded after it.")] = 32,
+    chunk: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens of a prefill step.")] = 256,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORM|TOML",
+            help='How weights are held: int8, ..., or { experts = "int4-g32" }; else 16 bits.',
+        ),
+    ] = None,
     machine: Annotated[
         list[str] | None,
-        typer.Option(help="A hardware sheet; again for more. All that stand for a machine by default."),
+        typer.Option(help="A hardware sheet by name, or its file; again for more. All by default."),
     ] = None,
     technique: Annotated[list[str] | None, typer.Option(help="A technique; again for more. All by default.")] = None,
     recall: Annotated[
@@ -59,7 +71,7 @@ def cross(
     from harness.cross.sensitivity import effects
     from harness.cross.table import cross_table, records, row_of
 
-    question, sheets, techniques = _asked(model, prompt, decode, chunk, recall, routing, machine, technique)
+    question, sheets, techniques = _asked(model, weights, prompt, decode, chunk, recall, routing, machine, technique)
 
     def say(line: str) -> None:
         typer.echo(printable(line), err=True)
@@ -78,15 +90,18 @@ def cross(
         effects_told = {} if found is None else {"sensitivity": list(effect_records(found))}
         print_rows([{"rows": list(records(rows)), **effects_told}], True, "")
     else:
-        title = f"Techniques by machine (modelled); routing: {question.routing.name}"
-        print_rows([_short(row) for row in rows if row.costs is not None], False, title)
-        _say_rest(rows, found)
+        priced = [_short(row) for row in rows if row.costs is not None]
+        if priced:
+            print_rows(priced, False, "Techniques by machine (modelled)")
+        typer.echo(printable(f"Asked: {question.words}."))
+        _say_rest(rows, found, out is None)
     if out is not None:
         _write(question, sheets, rows, found, out)
 
 
 def _asked(
     model: str,
+    weights: str | None,
     prompt: int,
     decode: int,
     chunk: int,
@@ -100,7 +115,7 @@ def _asked(
     from devices.models.sheet import available_sheets, load_sheet
     from engines.errors import EngineError
     from engines.pricing.routing_specs import parse_routing, routing_of_spec
-    from engines.pricing.shapes import shape_named, sizes_of
+    from engines.pricing.shapes import quantised, shape_named, sizes_of
     from engines.techniques.presets import PRESETS
     from harness.cross.table import Question
     from harness.problems import nearest
@@ -110,16 +125,20 @@ def _asked(
         shape = shape_named(model)
         if shape.n_experts == 0:
             problems.append(f"--model {model}: a dense model; techniques place experts")
+        if weights is not None:
+            shape = quantised(shape, _forms(weights))
     except EngineError as error:
         problems.append(f"--model: {error}")
+    except ValueError as error:
+        problems.append(f"--weights {weights}: {error}")
     try:
         spec, sizes = parse_routing(routing), None if shape is None else sizes_of(shape)
         source = None if sizes is None else routing_of_spec(spec, sizes)
     except EngineError as error:
         problems.append(f"--routing: {error}")
-    for name in machine or available_sheets():
+    for name in dict.fromkeys(machine or available_sheets()):
         try:
-            sheets.append(load_sheet(name))
+            sheets.append(load_sheet(Path(name) if name.endswith(".toml") else name))
         except DeviceError as error:
             problems.append(f"--machine: {error}")
     unknown = [name for name in technique or () if name not in PRESETS]
@@ -134,13 +153,34 @@ def _asked(
     return question, sheets, tuple(dict.fromkeys(technique or PRESETS))
 
 
+def _forms(weights: str) -> Quantisation:
+    """One form for all components, or a table of them. Raises `ValueError` in one line."""
+    import tomllib
+
+    from pydantic import ValidationError
+
+    from engines.model.quantised import FORMS, Quantisation
+
+    if weights in FORMS:
+        form = dict.fromkeys(Quantisation.model_fields, weights)
+    elif weights.lstrip().startswith("{"):
+        form = tomllib.loads(f"forms = {weights}")["forms"]
+    else:
+        raise ValueError(f"no such form; take one of {', '.join(FORMS)}, or a table by component")
+    try:
+        return Quantisation.model_validate(form)
+    except ValidationError as error:
+        told = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ValueError("; ".join(told)) from error
+
+
 def _short(row: Row) -> dict[str, Any]:
     return {
         "machine": row.machine,
         "technique": row.arm.name,
         "first token s": _figure(row.ttft_s),
         "token ms": _figure(None if row.tpot_s is None else 1e3 * row.tpot_s),
-        "J/token": _figure(row.j_per_token),
+        "J/decoded token": _figure(row.j_per_token),
         "lost %": f"{100 * (row.lost_prefill or 0):.2g}, {100 * (row.lost_decode or 0):.2g}",
         "decoding is bound by": row.binds_decode,
         "front": "yes" if row.on_front else "",
@@ -151,12 +191,20 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _say_rest(rows: list[Row], found: list[Effect] | None) -> None:
+def _say_rest(rows: list[Row], found: list[Effect] | None, with_reasons: bool) -> None:
     absent = [row for row in rows if row.costs is None]
     if absent:
         counts = {result: sum(row.result == result for row in absent) for result in ("N.S.", "oom", "not priced")}
         told = ", ".join(f"{n} {result}" for result, n in counts.items() if n)
-        typer.echo(f"Without figures: {told}. The reasons stand in {CSV} and on the page (--out DIR).")
+        typer.echo(
+            f"Without figures: {told}." + ("" if with_reasons else f" The reasons stand in {CSV} and on the page.")
+        )
+    if with_reasons:
+        reasons = Counter((row.machine, row.why_not) for row in absent)
+        for (machine, why_not), n in reasons.most_common(MOST_REASONS):
+            typer.echo(printable(f"  {machine}, {n} of them: {why_not}"))
+        if len(reasons) > MOST_REASONS:
+            typer.echo(f"  and {len(reasons) - MOST_REASONS} more reasons: --out DIR writes them all")
     for one in found or ():
         if one.flips:
             typer.echo(printable(one.words))

@@ -29,7 +29,8 @@ SMALL = ModelShape("small", 2, 64, 4, 2, 16, 0, 8, 2, 32, 100)
 
 def row(*costs: float | None, machine: str = "m", name: str = "a") -> Row:
     ttft_s, tpot_s, joules = costs
-    return Row(machine, Arm(name), "ok", None, ttft_s, tpot_s, joules, lost_prefill=0.0, lost_decode=0.0)
+    arm = Arm(name)
+    return Row(machine, arm, "ok", None, ttft_s, tpot_s, j_per_token=joules, lost_prefill=0.0, lost_decode=0.0)
 
 
 def test_the_front_is_what_nothing_is_better_than() -> None:
@@ -136,7 +137,7 @@ def priced(arm: Arm, sheet: Sheet) -> Row:
     roofline = sheet.units[unit].roofline
     assert roofline is not None
     seconds = 9e9 / roofline.bytes_per_s.value * (3 if arm.technique == "blockwise" else 1)
-    return Row("toy", arm, "ok", None, 1.0, seconds, None, lost_prefill=0.0, lost_decode=0.0)
+    return Row("toy", arm, "ok", None, 1.0, seconds, lost_prefill=0.0, lost_decode=0.0)
 
 
 def found_effects() -> list[Effect]:
@@ -202,6 +203,45 @@ def test_json_has_the_same_rows() -> None:
     assert result.exit_code == 0, result.output
     ((found,),) = [one["rows"] for one in json.loads(result.stdout)]
     assert found["result"] == "oom"
+
+
+def test_bytes_over_links_are_of_a_decoded_token() -> None:
+    """On demand every chosen expert travels: 48 layers of 8 experts of 3 x 2048 x 768 values of two bytes, 3.62 GB."""
+    question = Question(QWEN, UniformRouting(), prompt_tokens=16, decode_steps=2, chunk=16)
+    (found,) = cross_table(question, [load_sheet("a100")], ("on-demand",))
+    assert found.moved_bytes_per_token == pytest.approx(48 * 8 * 3 * 2048 * 768 * 2, rel=1e-3)
+
+
+def test_narrow_weights_fit_where_wide_ones_do_not() -> None:
+    """58 GB of 16-bit experts, 51.5 GB of memory; with 8 bits half as many."""
+    asked = [
+        "--prompt",
+        "4",
+        "--decode",
+        "1",
+        "--machine",
+        "a6000",
+        "--technique",
+        "gpu",
+        "--json",
+        "--weights",
+        "int8",
+    ]
+    result = CliRunner().invoke(app, ["cross", *asked])
+    assert result.exit_code == 0, result.output
+    ((found,),) = [one["rows"] for one in json.loads(result.stdout)]
+    assert found["result"] == "ok"
+
+
+def test_a_machine_of_ones_own_is_a_file_and_stands_there_once(tmp_path: Path) -> None:
+    written = CliRunner().invoke(app, ["sheets", "a100", "--out", str(tmp_path / "mine.toml")])
+    assert written.exit_code == 0, written.output
+    asked = ["--prompt", "4", "--decode", "1", "--technique", "gpu", "--json"]
+    machine = ["--machine", str(tmp_path / "mine.toml")]
+    result = CliRunner().invoke(app, ["cross", *asked, *machine, *machine])
+    assert result.exit_code == 0, result.output
+    ((found,),) = [one["rows"] for one in json.loads(result.stdout)]
+    assert (found["machine"], found["result"]) == ("mine", "ok")
 
 
 def test_hostile_words_of_a_sheet_are_escaped(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def _beyond(
     return NoRoomError(
         "oom",
         f"{experts_bytes / 1e9:.1f} GB of experts of {shape.name} beside {others_bytes / 1e9:.1f} GB of the rest, and"
-        f" the memory of sheet {sheet.name} holds {held_bytes / 1e9:.1f} GB; take a smaller model",
+        f" the memory of sheet {sheet.name} holds {held_bytes / 1e9:.1f} GB; take narrower weights or a smaller model",
     )
 
 
@@ -65,5 +65,5 @@ def _lacking(
     return NoRoomError(
         result,
         f"{n_bytes / 1e9:.1f} GB {what}{besides}, and {', '.join(homes)} of sheet {sheet.name}"
-        f" hold {held_bytes / 1e9:.1f} GB; use more units, or a smaller model",
+        f" hold {held_bytes / 1e9:.1f} GB; use narrower weights, more units, or a smaller model",
     )

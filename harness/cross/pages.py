@@ -55,19 +55,11 @@ def context(
     machines = [_machine(sheet, [row for row in rows if row.machine == sheet.name], found, charts) for sheet in sheets]
     return {
         **frame(TITLE, charts, STYLE),
-        "asked": asked_words(question),
+        "asked": question.words,
         "machines": machines,
         "tested": found is not None,
         "shown": {"seconds": _seconds, "joules": _joules, "share": _share, "bytes": _bytes},
     }
-
-
-def asked_words(question: Question) -> str:
-    return (
-        f"{question.shape.name}, {question.prompt_tokens} tokens of prompt in chunks of {question.chunk},"
-        f" {question.decode_steps} decoded; routing: {question.routing.name};"
-        f" techniques that predict recall {question.recall:.0%} of the experts"
-    )
 
 
 def _machine(
@@ -132,8 +124,8 @@ def _seconds(value: float | None) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
 
 
-def _joules(row: Row) -> str:
-    return "–" if row.j_per_token is None else f"{row.j_per_token:.3g}"
+def _joules(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
 
 
 def _share(value: float | None) -> str:

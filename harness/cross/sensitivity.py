@@ -18,7 +18,12 @@ from harness.conclusions import FACTORS, Effect, effect_on, near_the_first
 from harness.cross.arms import Arm, arms_on
 from harness.cross.table import Row
 
-METRICS: Final = {"ttft_s": "time to the first token", "tpot_s": "time per token", "j_per_token": "joules per token"}
+METRICS: Final = {
+    "ttft_s": "time to the first token",
+    "tpot_s": "time per token",
+    "j_per_prompt_token": "joules per token of the prompt",
+    "j_per_token": "joules per decoded token",
+}
 NO_ROOM: Final = ("N.S.", "oom")
 LIMITS: Final = ("memories", "memory", "graph_bytes_limit")
 """Where figures stand that say what fits."""

@@ -42,6 +42,14 @@ class Question:
     chunk: int = 256
     recall: float = 0.9
 
+    @property
+    def words(self) -> str:
+        return (
+            f"{self.shape.name}, {width_words(self.shape)}; {self.prompt_tokens} tokens of prompt in chunks of"
+            f" {self.chunk}, {self.decode_steps} decoded; routing: {self.routing.name}; techniques that predict recall"
+            f" {self.recall:.0%} of the experts"
+        )
+
     def cell(self, arm: Arm, sheet: Sheet) -> Cell:
         assert arm.parameters is not None
         return Cell(
@@ -71,11 +79,15 @@ class Row:
     why_not: str | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
+    j_per_prompt_token: float | None = None
     j_per_token: float | None = None
+    """Of a decoded token."""
     no_joules: str | None = None
     binds_prefill: str | None = None
     binds_decode: str | None = None
+    moved_bytes_per_prompt_token: float | None = None
     moved_bytes_per_token: float | None = None
+    """Over links, for a decoded token."""
     lost_prefill: float | None = None
     lost_decode: float | None = None
     outside_fit: float | None = None
@@ -85,10 +97,18 @@ class Row:
     @property
     def costs(self) -> tuple[float, ...] | None:
         """What a better arm has less of; None where nothing was priced. Joules count where the machine states watts."""
-        found = (self.ttft_s, self.tpot_s, self.lost_prefill, self.lost_decode)
-        known = [one for one in found if one is not None]
-        joules = () if self.j_per_token is None else (self.j_per_token,)
-        return None if self.ttft_s is None else (*known, *joules)
+        found = (
+            self.ttft_s, self.tpot_s, self.lost_prefill, self.lost_decode, self.j_per_prompt_token, self.j_per_token
+        )  # fmt: skip
+        return None if self.ttft_s is None else tuple(one for one in found if one is not None)
+
+
+def width_words(shape: ModelShape) -> str:
+    """How wide the weights are."""
+    if shape.bits is None:
+        return f"weights of {8 * shape.bytes_per_value} bits, whatever its checkpoint has"
+    bits = {name: getattr(shape.bits, name) for name in ("experts", "dense", "attention", "head")}
+    return "weights of " + ", ".join(f"{name} {n:.4g}" for name, n in bits.items()) + " bits"
 
 
 def predicts(technique: Composed) -> bool:
@@ -145,23 +165,29 @@ def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
 def _priced(arm: Arm, priced: PricedCell) -> Row:
     prefill, decode = priced.prefill, priced.decode
     assert prefill is not None
-    total_j, cell = priced.total_j, priced.cell
-    n_tokens = cell.batch * (cell.prompt_tokens + cell.decode_steps)
+    cell = priced.cell
+    n_prompt, n_decoded = cell.batch * cell.prompt_tokens, cell.batch * cell.decode_steps
     return Row(
         cell.sheet.name,
         arm,
         "ok",
         ttft_s=priced.ttft_s,
         tpot_s=priced.tpot_s,
-        j_per_token=None if total_j is None else total_j / n_tokens,
+        j_per_prompt_token=_per_token(prefill.total_j, n_prompt),
+        j_per_token=None if decode is None else _per_token(decode.total_j, n_decoded),
         no_joules=priced.no_joules,
         binds_prefill=binding(prefill),
         binds_decode=None if decode is None else binding(decode),
-        moved_bytes_per_token=sum(sum(phase.bytes_by_link.values()) for phase in priced.phases) / n_tokens,
+        moved_bytes_per_prompt_token=sum(prefill.bytes_by_link.values()) / n_prompt,
+        moved_bytes_per_token=None if decode is None else sum(decode.bytes_by_link.values()) / n_decoded,
         lost_prefill=_lost(prefill, priced),
         lost_decode=None if decode is None else _lost(decode, priced),
         outside_fit=sum(phase.outside_fit_s for phase in priced.phases) / sum(phase.seconds for phase in priced.phases),
     )
+
+
+def _per_token(joules: float | None, n_tokens: int) -> float | None:
+    return None if joules is None else joules / n_tokens
 
 
 def binding(phase: PhaseCost) -> str:
@@ -186,8 +212,9 @@ def _lost(phase: PhaseCost, priced: PricedCell) -> float:
 
 
 COLUMNS = (
-    "machine", "technique", "result", "ttft_s", "tpot_s", "j_per_token", "joules_missing_because", "binds_prefill",
-    "binds_decode", "moved_bytes_per_token", "pairs_lost_prefill", "pairs_lost_decode", "outside_fit_share",
+    "machine", "technique", "result", "ttft_s", "tpot_s", "j_per_prompt_token", "j_per_decoded_token",
+    "joules_missing_because", "binds_prefill", "binds_decode", "moved_bytes_per_prompt_token",
+    "moved_bytes_per_decoded_token", "pairs_lost_prefill", "pairs_lost_decode", "outside_fit_share",
     "on_front", "method", "why_not",
 )  # fmt: skip
 
@@ -196,9 +223,9 @@ def records(rows: Sequence[Row]) -> Iterator[Mapping[str, Any]]:
     """For the CSV and `--json`."""
     for row in rows:
         figures = (
-            row.machine, row.arm.name, row.result, row.ttft_s, row.tpot_s, row.j_per_token, row.no_joules,
-            row.binds_prefill, row.binds_decode, row.moved_bytes_per_token, row.lost_prefill, row.lost_decode,
-            row.outside_fit, row.on_front,
+            row.machine, row.arm.name, row.result, row.ttft_s, row.tpot_s, row.j_per_prompt_token, row.j_per_token,
+            row.no_joules, row.binds_prefill, row.binds_decode, row.moved_bytes_per_prompt_token,
+            row.moved_bytes_per_token, row.lost_prefill, row.lost_decode, row.outside_fit, row.on_front,
             "modelled" if row.result == "ok" else None, row.why_not,
         )  # fmt: skip
         yield dict(zip(COLUMNS, figures, strict=True))
