@@ -102,8 +102,12 @@ def calibrate(
 
 def _counted(profile: Profile) -> str:
     assert profile.origin is not None  # the command has just told it
-    data = ", ".join(f"{one.n_prompts} prompts of {one.workload} ({one.source})" for one in profile.origin.data)
+    data = ", ".join(f"{_prompts(one.n_prompts)} of {one.workload} ({one.source})" for one in profile.origin.data)
     return f"{profile.n_tokens:,} tokens, top {profile.top_k}: {data}"
+
+
+def _prompts(n: int) -> str:
+    return f"{n} prompt{'s' if n != 1 else ''}"
 
 
 def _rows(profile: Profile) -> list[dict[str, Any]]:
@@ -128,7 +132,7 @@ def _rows_with_predictions(profile: Profile) -> list[dict[str, Any]]:
 
 def _predicted(predictions: ProfiledPredictions) -> str:
     held = sum(data.n_prompts for data in predictions.held_out)
-    shown = f"{held} prompts held out" if held else "none held out, for the workloads keep no more; lower --prompts"
+    shown = f"{_prompts(held)} held out" if held else "none held out, for the workloads keep no more; lower --prompts"
     found = f"experts of a layer, told by the layer before: calibration tokens, and {shown}"
     if predictions.estimator is not None:
         recipe, n_parameters = predictions.estimator.recipe, predictions.estimator.n_parameters

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 def sheet_purposes(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(device, what its sheet is only for) of each modelled device whose sheet does not stand for its machine."""
-    for name, device in {c.device.name: c.device for c in plan.cells}.items():
+    """(device, what its sheet is only for) of each modelled device whose sheet does not stand for its machine; devices
+    as the cells name them, with what a sweep set."""
+    for label, device in {c.cell.device: c.device for c in plan.cells}.items():
         if isinstance(device, ModelledSpec) and (only_for := load_sheet(device.sheet_ref).only_for) is not None:
-            yield name, only_for
+            yield label, only_for
 
 
 def own_sheets(plan: Plan, inputs: Sequence[Input]) -> dict[str, OwnSheet]:

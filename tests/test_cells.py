@@ -211,6 +211,17 @@ def test_a_model_that_fits_nowhere_is_a_result() -> None:
     assert price_cell(replace(cell_of("gpu", "rtx5080-ndp"), shape=QWEN3)).result == "oom"
 
 
+def test_what_every_token_passes_through_needs_room_beside_the_experts() -> None:
+    """By hand, in bf16: five layers of mixtral have 5 x 8 x 3 x 4096 x 14336 x 2 = 14.1 GB of experts, and 0.42 GB of
+    attention (5 x 4096 x 128 x 2 x 40 values); embedding and head of 320,000 tokens are 5.2 GB. The GPU holds 17.2."""
+    few = replace(NAMED_SHAPES["mixtral-8x7b"], n_layers=5)
+    assert price_cell(replace(cell_of("gpu", "rtx5080-ndp"), shape=few)).result == "ok"
+    found = price_cell(replace(cell_of("gpu", "rtx5080-ndp"), shape=replace(few, vocabulary=320_000)))
+    assert str(found.lacks).startswith("oom: 14.1 GB of experts of mixtral-8x7b beside 5.7 GB of the rest, and gpu of")
+    large = price_cell(replace(cell_of("on-demand", "a6000"), shape=replace(few, vocabulary=4_000_000)))
+    assert str(large.lacks).startswith("oom: 66.0 GB of what every token of mixtral-8x7b passes through, and gpu of")
+
+
 @pytest.mark.parametrize("recall", [0.0, 0.5, 0.9, 1.0])
 def test_predictions_have_the_recall_that_was_stated(recall: float) -> None:
     cell = replace(cell_of("prefetch-hint", "a6000"), shape=QWEN3, recall=recall, decode_steps=40)

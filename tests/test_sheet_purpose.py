@@ -8,6 +8,8 @@ import pandas as pd
 
 from devices.models.sheet import load_sheet
 from harness.bundled_plans import about_plan, bundled_plans
+from harness.plan import load_plan
+from harness.sheets import sheet_purposes
 from results.store import Store
 from tests.command import joulebench
 from tests.plans import DROPLESS, HOST, M2_ULTRA, NPUMOE, SHAREGPT, raw_plan, write_plan
@@ -44,6 +46,18 @@ def test_a_sheet_for_one_table_says_so_wherever_it_prices(tmp_path: Path) -> Non
     assert not found[found["quantity"] != "accuracy"][["certain_difference", "certainly_best"]].any().any()
     with Store.view(tmp_path / "run") as store:
         assert store.info().only_for == {"model:m2-ultra-table4": ONLY_FOR}
+
+
+def test_a_swept_sheet_keeps_its_caveat(tmp_path: Path) -> None:
+    """A swept device has another name than the plan gives it: what its sheet is only for is told under that name."""
+    swept = {"device.name": ["model:m2-ultra", "model:m2-ultra-table4"]}
+    raw = raw_plan(engine=[{"name": "cpu", "technique": {"name": "coreml-cpu"}}], device=[M2_ULTRA], sweep=swept)
+    write_plan(tmp_path / "p.toml", raw)
+    plan = load_plan(tmp_path / "p.toml")
+    labels = [cell.cell.device for cell in plan.cells]
+    (table4,) = {label for label in labels if "table4" in label}
+    assert table4 != "model:m2-ultra-table4"
+    assert dict(sheet_purposes(plan)) == {table4: ONLY_FOR}
 
 
 def test_a_bundled_plan_that_needs_a_download_says_so_in_the_list() -> None:

@@ -253,7 +253,7 @@ def _lacks_room(cell: Cell) -> NoRoomError | None:
     units = cell.technique.units
     if units == ("rank:0",):
         units = tuple(f"rank:{i}" for i in range(cell.ranks))
-    return lacks_room(units, cell.technique.choices.move.moves_weights, cell.sheet, cell.shape)
+    return lacks_room(units, cell.technique.choices.move.moves_weights, cell.sheet, cell.shape, cell.unit)
 
 
 def _foresight(cell: Cell, sizes: ModelSizes) -> Foresight | None:
