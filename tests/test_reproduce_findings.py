@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
-from harness.reproduce.findings import Finding, Judged, Ours, compared, judged, percent, ratios, verdict_of
-from harness.reproduce.ledger import Claim, Class, Ledger, ledger
-from harness.reproduce.outcome import Reproduced, aims, counts, reproduce, ways
+from harness.reproduce.findings import AS_ROUNDED, Finding, Judged, Ours, compared, judged, percent, ratios, verdict_of
+from harness.reproduce.ledger import Claim, Class, Declared, Ledger, ledger
+from harness.reproduce.outcome import ClassChange, Reproduced, aims, as_declared, class_changes, counts, reproduce, ways
 from harness.reproduce.printed import Number, Span, parse_printed
+from harness.reproduce.rounding import meets, span_of
 from harness.reproduce.sources import SOURCES, Source
 from tests.test_reproduce_ledger import handed_rows
 
@@ -194,7 +195,8 @@ def test_counts_and_aims_are_those_of_the_verdicts() -> None:
     done = [Reproduced(SOURCES[0], tuple(judged(book, without, list(book.claims))), ())]
     assert [aim.is_met for aim in aims(done)] == [False, False, False, False, False]
     assert [aim.told for aim in aims(done)] == [
-        "7 of 9", "0 of 1", "0 the same and 0 explained of 1", "3 of 5, 60%", "1 without an explanation",
+        "7 of 9", "0 of 1", "0 the same and 0 explained of 1", "3 of 5, 60 %; 4 would be enough",
+        "1 without an explanation",
     ]  # fmt: skip
 
 
@@ -225,3 +227,82 @@ def test_every_row_is_computed_and_what_differs_is_explained(source: Source) -> 
     assert open_rows == []
     told = [row.claim.id for row in done.rows if row.verdict.has_held and row.finding and row.finding.explanation]
     assert told == [], "a row that holds needs no explanation"
+
+
+def test_an_aim_that_is_not_met_says_what_would_be_enough() -> None:
+    rows = [claim("predicted", "100", id_=f"009-{n:03}") for n in range(1, 10)]
+    found = [Finding(one.id, 100.0 if n < 7 else 200.0, "priced", explanation="far") for n, one in enumerate(rows)]
+    book = book_of(*rows)
+    done = [Reproduced(SOURCES[0], tuple(judged(book, found, list(book.claims))), ())]
+    (aim,) = [one for one in aims(done) if "predicted" in one.words]
+    assert (aim.is_met, aim.told) == (False, "7 of 9, 77.7 %; 8 would be enough")
+
+
+def test_a_class_that_was_changed_is_listed_and_the_aims_are_told_as_declared_too() -> None:
+    """Five of six as declared, of which two are no predictions any more: three of four."""
+    declared = Declared("predicted", 0.15)
+    rows = [claim("predicted", "100", id_=f"009-{n:03}") for n in range(1, 5)]
+    rows += [
+        dataclasses.replace(claim("consistent", "100", id_=f"009-{n:03}"), declared=declared, changed="it is fitted on")
+        for n in (5, 6)
+    ]
+    found = [Finding(one.id, 300.0 if one.id == "009-004" else 100.0, "priced", explanation="far") for one in rows]
+    book = book_of(*rows)
+    done = [Reproduced(SOURCES[0], tuple(judged(book, found, list(book.claims))), ())]
+
+    def of_predicted(told: list[Reproduced]) -> str:
+        return next(aim.told for aim in aims(told) if "predicted" in aim.words)
+
+    assert of_predicted(done) == "3 of 4, 75 %; 4 would be enough"
+    assert of_predicted(as_declared(done)) == "5 of 6, 83.3 %"
+    changes = class_changes(done)
+    assert changes == [ClassChange(("009-005", "009-006"), "predicted 0.15", "consistent", "it is fitted on")]
+
+
+# --- rounding of what a figure follows from --------------------------------------------------------------------------
+
+
+def test_a_ratio_of_rounded_figures_lies_between_the_ratios_of_their_ends() -> None:
+    """1.255 to 1.265 over 0.985 to 0.995: 1.2613 to 1.2843."""
+    low, high = span_of(lambda a, b: a / b, Number("1.26"), Number("0.99"))
+    assert low == pytest.approx(1.255 / 0.995, rel=1e-4)
+    assert high == pytest.approx(1.265 / 0.985, rel=1e-4)
+
+
+def test_a_sum_and_a_difference_of_rounded_figures() -> None:
+    assert span_of(lambda a, b: a + b, Number("8.87"), Number("2")) == pytest.approx((10.365, 11.375), abs=1e-3)
+    assert span_of(lambda a, b: a - b, Number("8"), Number("2")) == pytest.approx((5.0, 7.0), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [((1.261, 1.284), True), ((1.2651, 1.3), False), ((1.0, 1.2549), False), ((1.0, 2.0), True), ((1.258, 1.26), True)],
+)
+def test_a_span_meets_what_rounds_to_the_print(own: tuple[float, float], expected: bool) -> None:
+    """1.26 is printed of 1.255 to 1.265."""
+    assert meets(Number("1.26"), Span(*own)) is expected
+
+
+@pytest.mark.parametrize(
+    ("klass", "value", "ours", "rounding", "expected"),
+    [
+        ("exact", "1.26", 1.273, (Span(1.261, 1.284),), AS_ROUNDED),
+        ("exact", "1.28", 1.277, (Span(1.261, 1.284),), "as printed"),
+        ("exact", "1.20", 1.273, (Span(1.261, 1.284),), "missed by 6.1 %"),
+        ("exact", "1.26-5.4", Span(1.273, 5.398), (Span(1.261, 1.284), Span(5.39, 5.41)), AS_ROUNDED),
+        ("exact", "1.26-5.4", Span(1.273, 5.6), (Span(1.261, 1.284), Span(5.5, 5.7)), "missed by 3.7 %"),
+        ("predicted", "1.26", 1.273, (Span(1.261, 1.284),), "within 1.1 %"),
+        ("contradicted", "1.26", 1.273, (Span(1.261, 1.284),), f"{AS_ROUNDED}, and not contradicted"),
+        ("contradicted", "1.20", 1.273, (Span(1.261, 1.284),), "contradicted by its source"),
+    ],
+)  # fmt: skip
+def test_an_exact_row_holds_within_the_rounding_of_its_inputs(
+    klass: Class, value: str, ours: Ours, rounding: tuple[Span, ...], expected: str
+) -> None:
+    finding = Finding("009-001", ours, "its own figures", rounding=rounding)
+    assert verdict_of(claim(klass, value), finding, lambda id_: (0.0, 0.0)).words == expected
+
+
+def test_rounding_has_a_span_for_each_figure() -> None:
+    with pytest.raises(ValueError, match="009-001: rounding has one span for each figure"):
+        Finding("009-001", 2.0, "its own figures", rounding=(Span(1, 2), Span(1, 2)))

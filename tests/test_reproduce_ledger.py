@@ -112,6 +112,18 @@ def test_rows_are_those_handed_to_us_but_for_the_corrected_ones() -> None:
         assert told == (row["location"], row["quantity"], row["baseline"], row["unit"], row["conditions"]), claim.id
 
 
+def test_classes_are_those_handed_to_us_but_for_those_listed_as_changed() -> None:
+    rows = {row["id"]: row["class"].replace("_", " ") for row in handed_rows("classes.csv")}
+    book = ledger()
+    changed = {claim.id for claim in book if claim.id in rows and rows[claim.id] != claim.klass}
+    assert changed == {claim.id for claim in book if claim.declared and claim.declared.klass != claim.klass}
+    assert all(claim.declared.klass == rows[claim.id] for claim in book if claim.declared)
+
+
+def test_exact_rows_allow_no_more_than_the_print() -> None:
+    assert {claim.tolerance for claim in ledger() if claim.klass == "exact"} == {0.0}
+
+
 def test_corrected_error_bars_are_those_of_a_share() -> None:
     """sqrt(p (1 - p) / n), and so is every other bar of five of the six tasks, within the scan's last digit."""
     n_samples = {"HumanEval": 164, "MBPP+": 378, "GSM8k": 1319, "AIME24": 30, "AIME25": 30}
@@ -209,7 +221,7 @@ def test_only_arithmetic_and_tables_read_printed_figures() -> None:
     readers = {
         path.relative_to(FOLDER).as_posix()
         for path in FOLDER.rglob("*.py")
-        if re.search(r"\.figure\(", path.read_text(encoding="utf-8"))
+        if re.search(r"\.(figure|number)\(", path.read_text(encoding="utf-8"))
     }
     others = [name for name in readers if Path(name).name not in ("arithmetic.py", "tables.py")]
     assert sorted(others) == sorted(["__init__.py", "findings.py", "ledger.py", *TOLD_IN_NOTES])
@@ -237,6 +249,9 @@ def test_all_that_is_wrong_is_said_at_once(folder: Path) -> None:
     change(folder / "classes.csv", "000-010,exact,print", "000-010,certain,tight")
     change(folder / "classes.csv", "000-013,ordering,,>60", "000-013,ordering,,bigger")
     change(folder / "classes.csv", "000-011,predicted,0.15", "000-011,predicted,")
+    change(folder / "classes.csv", "000-021,exact,print", "000-021,exact,0.9")
+    change(folder / "classes.csv", ",predicted 0.15,", ",foretold 0.15,")
+    change(folder / "classes.csv", ",contradicted print,", ",,")
     change(folder / "calibration.toml", '"000-152"', '"000-042"')
     change(folder / "calibration.toml", '"000-157"', '"009-157"')
     with pytest.raises(LedgerError) as raised:
@@ -248,6 +263,9 @@ def test_all_that_is_wrong_is_said_at_once(folder: Path) -> None:
         "classes.csv: 000-010: tolerance 'tight' must be print or between 0 and 1",
         "classes.csv: 000-011: tolerance '' must be",
         "classes.csv: 000-013: order 'bigger' is unknown",
+        "classes.csv: 000-021 is exact: its tolerance must be print",
+        "classes.csv: 000-126: declared 'foretold 0.15' must be a class",
+        "classes.csv: 000-037: declared and changed stand together",
         "classes.csv: '000-002' is no claim; remove the line",
         "calibration.toml: 000-042 is predicted, and a row that is fitted on",
         "calibration.toml: '009-157' is no claim",

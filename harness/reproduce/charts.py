@@ -21,8 +21,8 @@ RATIO_CLASSES: tuple[Class, ...] = ("predicted", "consistent")
 NAMES_SHARE = 0.3
 LEAST_GAP = 0.06
 """Between names of lines, of the chart's height."""
-N_COLOURS = 8
-"""Colours of arms that the page's style has."""
+LINE_COLOURS = tuple(f"var(--arm-{n})" for n in range(2, 8))
+"""Of the page's style, without the two that tell theirs from ours."""
 BAR_PX, LINES_PX, HEAD_PX = 17, 260, 26
 
 
@@ -117,7 +117,7 @@ def _lines(table: SourceTable, points: list[dict[str, Any]], described: str) -> 
     scale = alt.Scale(nice=False, padding=12, domain=[first, last_at + NAMES_SHARE * (last_at - first)])
     x = alt.X("at:Q", title=table.rows_are, scale=scale).axis(tickCount=6)
     y = alt.Y("value:Q", title=table.unit, scale=alt.Scale(zero=True)).axis(tickCount=5)
-    colours = [f"var(--arm-{n % N_COLOURS})" for n in range(len(table.columns))]
+    colours = [LINE_COLOURS[n % len(LINE_COLOURS)] for n in range(len(table.columns))]
     stroke = alt.Stroke("column:N", legend=None).scale(domain=table.columns, range=colours)
     dash = alt.StrokeDash("series:N", legend=None).scale(domain=list(SERIES), range=[[5, 3], [1, 0]])
     base = alt.Chart(alt.InlineData(values=numbered))

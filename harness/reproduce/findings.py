@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from harness.reproduce.ledger import Claim, Ledger
 from harness.reproduce.orders import parse_order
 from harness.reproduce.printed import Bound, Number, Printed, Range, Several, Span, WithError, Words
+from harness.reproduce.rounding import meets
 
 Ours = float | Span | tuple[float, ...] | str
 """A figure; the least and most of many (`Span`), compared with a printed range end by end; several figures, each
@@ -52,7 +53,8 @@ class Finding:
 
     claim: its id. method: what gives our figure. note: what a reader must know of it, one sentence. explanation: of a
     figure that is not as the source's, why; a row that holds has none. theirs: what the source's text amounts to as a
-    number, where the claim is a text such as a formula; of no other claim.
+    number, where the claim is a text such as a formula; of no other claim. rounding: of a figure that follows from
+    printed ones, least and most that it may be as these are rounded (`rounding.span_of`); one for each of our figures.
 
     >>> Finding("004-020", (5.0, 3.0), "plan", note="weight loads without skipping, and with")
     """
@@ -64,18 +66,29 @@ class Finding:
     explanation: str = ""
     missing: str = ""
     theirs: Number | None = None
+    rounding: tuple[Span, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.ours is None) != bool(self.missing):
             raise ValueError(f"{self.claim}: give a figure, or say what is missing")
         if (self.ours is None) != (self.method is None):
             raise ValueError(f"{self.claim}: a figure has a method, and nothing else has")
+        if self.rounding and (
+            self.ours is None or isinstance(self.ours, str) or len(self.rounding) != n_figures(self.ours)
+        ):
+            raise ValueError(f"{self.claim}: rounding has one span for each figure of ours")
+
+
+def n_figures(ours: float | Sequence[Any]) -> int:
+    return 1 if isinstance(ours, float | int) else len(ours)
 
 
 FLOAT_NOISE = 1e-9
+AS_ROUNDED = "within the rounding of its inputs"
 
 Outcome = Literal[
     "as printed",
+    "as rounded",
     "within",
     "missed",
     "same order",
@@ -169,6 +182,7 @@ def verdict_of(claim: Claim, finding: Finding | None, anchor: Anchor) -> Verdict
     if claim.klass == "ordering":
         return _order_verdict(claim, ours, anchor)
     is_printed, error = compared(printed, ours)
+    is_as_rounded = not is_printed and _meets_rounding(printed, finding)
     if claim.klass == "input":
         if is_printed:
             return Verdict("input", "input, as printed", error=error)
@@ -176,10 +190,14 @@ def verdict_of(claim: Claim, finding: Finding | None, anchor: Anchor) -> Verdict
     if claim.klass == "contradicted":
         if is_printed:
             return Verdict("as printed", "as printed, and not contradicted", has_held=False, error=error)
+        if is_as_rounded:
+            return Verdict("as rounded", f"{AS_ROUNDED}, and not contradicted", has_held=False, error=error)
         return Verdict("contradicted", "contradicted by its source", error=error)
     assert claim.tolerance is not None  # the ledger refuses such a row
     if is_printed:
         return Verdict("as printed", "as printed", has_held=True, error=error)
+    if claim.klass == "exact" and is_as_rounded:
+        return Verdict("as rounded", AS_ROUNDED, has_held=True, error=error)
     if error is None:
         return Verdict("missed", "is not what is printed", has_held=False)
     if abs(error) <= claim.tolerance + FLOAT_NOISE:
@@ -211,6 +229,16 @@ def compared(printed: Printed, ours: Ours) -> tuple[bool, float | None]:
     known = [error for error in errors if error is not None]
     worst = max(known, key=abs) if len(known) == len(errors) and known else None
     return all(_is_printed(one, value) for one, value in pairs), worst
+
+
+def _meets_rounding(printed: Printed, finding: Finding) -> bool:
+    """Each of our figures may be the printed one, as the figures that it follows from are rounded."""
+    if not finding.rounding or isinstance(printed, Words):
+        return False
+    assert finding.ours is not None
+    assert not isinstance(finding.ours, str)
+    pairs = zip(_pairs(printed, finding.ours), finding.rounding, strict=True)
+    return all(meets(one, span) if isinstance(one, Number) else _is_printed(one, ours) for (one, ours), span in pairs)
 
 
 def _pairs(printed: Printed, ours: float | Sequence[float]) -> Iterable[tuple[Number | Range | Bound, float]]:
@@ -267,8 +295,7 @@ def ratios(judged_row: Judged) -> tuple[float, ...]:
 
 
 def _unequal(printed: Printed, ours: Ours) -> bool:
-    n_ours = 1 if isinstance(ours, float | int) else len(ours)
-    return isinstance(printed, Several) and len(printed.numbers) != n_ours
+    return isinstance(printed, Several) and len(printed.numbers) != n_figures(ours)
 
 
 def percent(share: float, rounding: Callable[[float], int]) -> str:

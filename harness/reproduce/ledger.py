@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from harness.reproduce.orders import parse_order
 from harness.reproduce.printed import Number, Printed, parse_printed
@@ -36,7 +36,7 @@ FITTED: tuple[Class, ...] = ("input", "consistent", "not predictable")
 """Classes that a row of a fit may have: none of them counts as found."""
 FOLDER = Path(__file__).parent
 CLAIM_KEYS = ("id", "source", "location", "quantity", "baseline", "value", "unit", "conditions", "corrected")
-CLASS_KEYS = ("id", "class", "tolerance", "order", "reason")
+CLASS_KEYS = ("id", "class", "tolerance", "order", "reason", "declared", "changed")
 _ID = re.compile(r"\d{3}-\d{3}")
 _MAX_SHOWN = 80
 
@@ -51,6 +51,16 @@ class LedgerError(ValueError):
 
 class NotForCalibrationError(LookupError):
     """A fit asked for a row that calibration.toml does not name."""
+
+
+class Declared(NamedTuple):
+    """Class and tolerance that a row had before its figure was known, where it has others now."""
+
+    klass: Class
+    tolerance: float
+
+    def __str__(self) -> str:
+        return f"{self.klass} {self.tolerance:g}" if self.tolerance else f"{self.klass} {PRINT}"
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,9 @@ class Claim:
     """Of an ordering: what must hold (`orders`)."""
     reason: str
     """Why it has this class."""
+    declared: Declared | None = None
+    changed: str = ""
+    """Why it has no longer the class that was declared."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +130,14 @@ class Ledger:
 
         Raises `TypeError` of a row that is no single number.
         """
+        return self.number(claim).value
+
+    def number(self, claim: str) -> Number:
+        """As `figure`, with the digits that are printed. Raises `TypeError` likewise."""
         printed = self.claims[claim].printed
         if not isinstance(printed, Number):
             raise TypeError(f"{claim}: {printed} is no single number")
-        return printed.value
+        return printed
 
     def rows_of(self, origin: str) -> tuple[str, ...]:
         """The rows that a fitted figure of a sheet rests on, by what the sheet says of its origin."""
@@ -208,17 +225,41 @@ def _claim(row: dict[str, str], own: dict[str, str], problems: list[str]) -> Cla
     has_size = klass not in ("ordering", "not predictable")
     if tolerance is None and (has_size or own["tolerance"]):
         problems.append(f"classes.csv: {id_}: tolerance {_shown(own['tolerance'])} must be {PRINT} or between 0 and 1")
+    if klass == "exact" and tolerance:
+        problems.append(f"classes.csv: {id_} is exact: its tolerance must be {PRINT}")
     try:
         parse_order(own["order"])
     except ValueError as error:
         problems.append(f"classes.csv: {id_}: {printable(str(error), 4 * _MAX_SHOWN)}")
     if klass is not None and (klass == "ordering") != bool(own["order"]):
         problems.append(f"classes.csv: {id_} is {klass}: an order belongs to each ordering, and to nothing else")
+    declared = _declared(id_, own, problems)
     if len(problems) > before:
         return None
     assert printed is not None
     assert klass is not None
-    return Claim(**row, printed=printed, klass=klass, tolerance=tolerance, order=own["order"], reason=own["reason"])
+    return Claim(
+        **row, printed=printed, klass=klass, tolerance=tolerance, order=own["order"], reason=own["reason"],
+        declared=declared, changed=own["changed"],
+    )  # fmt: skip
+
+
+def _declared(id_: str, own: dict[str, str], problems: list[str]) -> Declared | None:
+    """Such as "predicted 0.15"; a size is always compared."""
+    if bool(own["declared"]) != bool(own["changed"]):
+        problems.append(f"classes.csv: {id_}: declared and changed stand together; say what it was, and why it changed")
+    if not own["declared"]:
+        return None
+    name, _, size = own["declared"].rpartition(" ")
+    klass = next((known for known in CLASSES if known == name), None)
+    tolerance = _tolerance(size)
+    if klass is None or tolerance is None or klass in ("ordering", "not predictable"):
+        problems.append(
+            f"classes.csv: {id_}: declared {_shown(own['declared'])} must be a class whose size is compared and its"
+            ' tolerance, such as "predicted 0.15"'
+        )
+        return None
+    return Declared(klass, tolerance)
 
 
 def _tolerance(text: str) -> float | None:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from harness.reproduce.charts import flips_chart, ratio_chart, table_chart, theirs_of
 from harness.reproduce.findings import METHODS
 from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger
-from harness.reproduce.outcome import Reproduced, aims, counts, ways
+from harness.reproduce.outcome import Reproduced, aims, as_declared, class_changes, counts, ways
 from harness.reproduce.redrawn import Entry, SourceTable
 from harness.reproduce.sensitivity import Tested, constant_rows
 from harness.reproduce.sources import SOURCES, Source
-from harness.reproduce.told import also_text, figure_text, ours_text, ratio_text, verdict_text, why
+from harness.reproduce.told import also_text, figure_text, found_text, ratio_text, verdict_text, why
 from results.report.plain_pages import frame, write_plain_pages
 
 SUMMARY = "index.html"
@@ -68,6 +68,8 @@ def summary_context(book: Ledger, done: Sequence[Reproduced]) -> dict[str, Any]:
         **_common(TITLE, [] if ratios is None else [(RATIOS, ratios)]),
         "ratios": RATIOS if ratios is not None else "",
         "aims": aims(done),
+        "aims_as_declared": aims(as_declared(done)),
+        "class_changes": class_changes(done),
         "counts": [(_name(count.source), count) for count in counts(done)],
         "ways": [(_name(way.source), way) for way in ways(done)],
         "classes": [(klass, MEANINGS[klass]) for klass in CLASSES],
@@ -104,7 +106,7 @@ def _common(title: str, charts: Sequence[tuple[str, dict[str, Any]]]) -> dict[st
         **frame(title, charts, STYLE),
         "helpers": {
             "methods": METHODS,
-            "ours_text": ours_text,
+            "found_text": found_text,
             "ratio_text": ratio_text,
             "verdict_text": verdict_text,
             "also_text": also_text,
@@ -128,10 +130,17 @@ def _drawn(book: Ledger, table: SourceTable, number: int) -> Drawn:
         theirs, ours = theirs_of(book, entry), entry.ours
         both = isinstance(theirs, float | int) and isinstance(ours, float | int) and theirs != 0
         ratio = f"{ours / theirs:.2f}" if both else ""  # type: ignore[operator]
-        return Shown(_text(theirs), _text(ours), ratio, notes.index(entry.note) + 1 if entry.note else 0)
+        return Shown(_theirs_text(book, entry), _text(ours), ratio, notes.index(entry.note) + 1 if entry.note else 0)
 
     rows = [(row, [shown(table.at(row, column)) for column in table.columns]) for row in table.rows]
     return Drawn(table, f"chart-{number}" if table.picture else "", rows, notes)
+
+
+def _theirs_text(book: Ledger, entry: Entry) -> str:
+    """As it is printed, where a claim states it."""
+    if entry.theirs is None and entry.claim:
+        return str(book.claims[entry.claim].printed)
+    return _text(entry.theirs)
 
 
 def _text(value: float | str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from harness.reproduce.findings import METHODS, Judged, Ours, ratios
+from harness.reproduce.findings import METHODS, Finding, Judged, Ours, ratios
 from harness.reproduce.outcome import Count, Reproduced
 from harness.reproduce.printed import Number, Span
 
@@ -29,6 +29,18 @@ def ours_text(ours: Ours | None) -> str:
     return figure_text(ours)
 
 
+def found_text(finding: Finding | None) -> str:
+    """Ours; in brackets what it may be as the figures that it follows from are rounded."""
+    if finding is None:
+        return ""
+    own = ours_text(finding.ours)
+    return f"{own} ({rounding_text(finding)})" if finding.rounding else own
+
+
+def rounding_text(finding: Finding | None) -> str:
+    return "" if finding is None else SEPARATOR.join(map(ours_text, finding.rounding))
+
+
 def ratio_text(row: Judged) -> str:
     return SEPARATOR.join(f"{ratio:.3f}" for ratio in ratios(row))
 
@@ -45,7 +57,7 @@ def why(row: Judged) -> str:
 def also_text(row: Judged) -> str:
     """Figures got in other ways, with their verdicts."""
     return SEPARATOR.join(
-        f"{ours_text(finding.ours)} by {METHODS[finding.method]}, {verdict.words}"
+        f"{found_text(finding)} by {METHODS[finding.method]}, {verdict.words}"
         for finding, verdict in row.also
         if finding.method is not None
     )
@@ -76,6 +88,7 @@ def _csv_row(row: Judged) -> dict[str, Any]:
         if isinstance(claim.printed, Number) and not claim.printed.is_about
         else claim.value,
         "ours": ours if isinstance(ours, float | int) else _full(ours),
+        "rounding of its inputs": rounding_text(finding),
         "ratio": found[0] if len(found) == 1 else SEPARATOR.join(map(repr, found)),
         "class": claim.klass,
         "tolerance": claim.tolerance,
@@ -84,6 +97,8 @@ def _csv_row(row: Judged) -> dict[str, Any]:
         "why": why(row),
         "also": also_text(row),
         "corrected": claim.corrected,
+        "declared": str(claim.declared or ""),
+        "changed": claim.changed,
     }
 
 
@@ -114,7 +129,7 @@ def short_rows(done: Iterable[Reproduced]) -> list[dict[str, Any]]:
             "claim": row.claim.id,
             "what": ", ".join(filter(None, [row.claim.quantity, row.claim.baseline and f"to {row.claim.baseline}"])),
             "theirs": f"{row.claim.value} {row.claim.unit}".rstrip(),
-            "ours": ours_text(None if row.finding is None else row.finding.ours),
+            "ours": found_text(row.finding),
             "ratio": ratio_text(row),
             "class": row.claim.klass,
             "verdict": verdict_text(row),

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from harness.reproduce.findings import METHODS, Judged
 from harness.reproduce.ledger import CLASSES, MEANINGS, Ledger, ledger
-from harness.reproduce.outcome import Reproduced, aims, counts, reproduce, ways
+from harness.reproduce.outcome import Reproduced, aims, as_declared, class_changes, counts, reproduce, ways
 from harness.reproduce.sources import SOURCES
-from harness.reproduce.told import count_rows, ours_text, ratio_text, verdict_text, why
+from harness.reproduce.told import count_rows, found_text, ratio_text, verdict_text, why
 
 PAGE = Path(__file__).parents[2] / "docs" / "reproduce.md"
 WIDTH = 120
@@ -33,7 +33,12 @@ def page(book: Ledger, done: Sequence[Reproduced]) -> str:
     return TEXT.format(
         n_rows=sum(len(one.rows) for one in done),
         sources="\n".join(f"- {source.id}: {source.name}" for source in SOURCES),
-        aims="\n".join(f"- {aim.words}: {'yes' if aim.is_met else '**no**'}, {aim.told}" for aim in aims(done)),
+        aims=_aims(done),
+        aims_as_declared=_aims(as_declared(done)),
+        changes=table(
+            ("rows", "declared", "now", "because", "which"),
+            [(len(one.claims), one.declared, one.now, one.because, _rows(one.claims)) for one in class_changes(done)],
+        ),
         counts=table(list(counted[0]), [list(row.values()) for row in counted]),
         ways=table(("source", "how", "rows", "within"), [tuple(way) for way in ways(done)]),
         classes=table(("class", "what it means"), [(klass, MEANINGS[klass]) for klass in CLASSES]),
@@ -42,6 +47,10 @@ def page(book: Ledger, done: Sequence[Reproduced]) -> str:
         fits=table(("constants", "rows"), [(fit.constants, _rows(fit.claims)) for fit in book.fits]),
         corrected=table(("row", "why"), [(claim.id, claim.corrected) for claim in book if claim.corrected]),
     )
+
+
+def _aims(done: Sequence[Reproduced]) -> str:
+    return "\n".join(f"- {aim.words}: {'yes' if aim.is_met else '**no**'}, {aim.told}" for aim in aims(done))
 
 
 def _rows(claims: Sequence[str]) -> str:
@@ -57,9 +66,8 @@ def _differing(done: Sequence[Reproduced]) -> str:
 def _line(row: Judged) -> tuple[str, ...]:
     claim = row.claim
     what = ", ".join(filter(None, [claim.quantity, claim.baseline and f"to {claim.baseline}", claim.conditions]))
-    ours = ours_text(None if row.finding is None else row.finding.ours)
     theirs = f"{claim.value} {claim.unit}".rstrip()
-    return claim.id, what, theirs, ours, ratio_text(row), claim.klass, verdict_text(row), why(row)
+    return claim.id, what, theirs, found_text(row.finding), ratio_text(row), claim.klass, verdict_text(row), why(row)
 
 
 TEXT = """\
@@ -93,15 +101,28 @@ them:
 
 {ways}
 
+## Classes that were changed after the figure was known
+
+{changes}
+
+With the classes that were declared first:
+
+{aims_as_declared}
+
+The rule that an exact row may be as printed within the rounding of the figures that it follows from came after the
+figures too. Its rows are counted above.
+
 ## How a row is judged
 
-Class and tolerance stand in `harness/reproduce/classes.csv` before a figure is computed. The verdict follows from them
-and the two values; nobody writes one by hand.
+Class and tolerance stand in `harness/reproduce/classes.csv` before a figure is computed; the section above lists where
+they do not. The verdict follows from them and the two values; nobody writes one by hand.
 
 {classes}
 
-Exact rows are equal when rounded as the source rounds. Predicted and consistent rows are within 15 %; a range is
-compared end by end, or a figure with its nearer end. A row that misses stays in, with the reason.
+Exact rows are equal when rounded as the source rounds. Where the figures that they follow from are rounded too, ours
+may lie within a span (in brackets), and the row holds where the printed figure may lie in it. Predicted and consistent
+rows are within 15 %; a range is compared end by end, or a figure with its nearer end. A row that misses stays in, with
+the reason.
 
 {methods}
 

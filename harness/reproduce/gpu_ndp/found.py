@@ -108,11 +108,11 @@ def prefill(own: Computed) -> Iterator[Finding]:
     best = mean_ratios(own.prefill[Reading(own.best_clock_hz, LEAST, UNIFORM)], QWEN3)
     yield Finding(
         QWEN3_PREFILL,
-        best.tp_lb,
+        mean_ratios(own.held, QWEN3).tp_lb,
         "priced",
-        f"of all clocks tried the nearest, {own.best_clock_hz / 1e9:g} GHz; the fit fails, and the sheet's clock is"
-        " held",
-        explanation=f"no clock gives it with MoNDE's best split; {all_three}",
+        declared,
+        explanation=f"no clock gives it with MoNDE's best split, so that none is fitted and the sheet's is held; the"
+        f" nearest of all that were tried, {own.best_clock_hz / 1e9:g} GHz, gives {best.tp_lb:.2f}; {all_three}",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ from harness.reproduce.mnn_aecs.places import (
     cells,
 )
 from harness.reproduce.printed import Span
+from harness.reproduce.rounding import span_of
 
 TABLE_8_FIRST = 82
 TABLE_8_ENGINES = ("executorch", "llama.cpp", "MediaPipe", "mllm", "MNN", "MNN-AECS")
@@ -114,11 +116,31 @@ def _over_others() -> Iterable[Finding]:
     yield _own("141", 100.0 * (1.0 - slowest), "the slowest cell against MNN: Honor V30 Pro, Qwen2.5-1.5B")
 
 
+def _rounding_of_143() -> Span:
+    def reduced(*energies: float) -> float:
+        """Of MNN-AECS and MNN, model by model."""
+        return 100.0 * (1.0 - statistics.geometric_mean(map(operator.truediv, energies[::2], energies[1::2])))
+
+    rows = [
+        cells()[Cell("iPhone 12", engine, model, "energy")]
+        for model in MODELS
+        for engine in ("MNN-AECS", "MNN")
+        if cell("iPhone 12", engine, model, "energy") is not None
+    ]
+    return span_of(reduced, *map(ledger().number, rows))
+
+
 def _figure_11() -> Iterable[Finding]:
-    yield _own("143", reduction("MNN", ["iPhone 12"]), "geometric mean of Table 10's two models")
+    yield _own(
+        "143", reduction("MNN", ["iPhone 12"]), "geometric mean of Table 10's two models", rounding=_rounding_of_143()
+    )
     five = [phone for phone in PHONES if phone not in ("iPhone 12", "Meizu 21")]
     each = [reduction("MNN", [phone]) for phone in five]
-    yield _own("144", reduction("MNN", five), f"geometric mean; {min(each):.1f} to {max(each):.1f} % by phone")
+    stated = "the geometric mean is {:.1f} %, the plain mean {:.1f} %; the source says about 20, and not which mean"
+    yield _own(
+        "144", reduction("MNN", five), f"geometric mean; {min(each):.1f} to {max(each):.1f} % by phone",
+        explanation=stated.format(reduction("MNN", five), statistics.fmean(each)),
+    )  # fmt: skip
     yield _own("145", reduction("MNN", ["Meizu 21"]), "geometric mean of Table 9's five models")
     huawei = ("Mate 40 Pro", "Honor V30 Pro")
     yield _own("146", tuple(-speedup("MNN", [phone]) for phone in huawei), "geometric means of Table 9's five models")
@@ -129,8 +151,17 @@ def _figure_11() -> Iterable[Finding]:
 # --- Tables 1, 4, 5, 8 and the text around them -----------------------------------------------------------------------
 
 
-def _own(row: str, ours: float | Span | tuple[float, ...], note: str = "", explanation: str = "") -> Finding:
-    return Finding(f"002-{row}", ours, "its own figures", note=note, explanation=explanation)
+def _own(
+    row: str,
+    ours: float | Span | tuple[float, ...],
+    note: str = "",
+    explanation: str = "",
+    rounding: Span | None = None,
+) -> Finding:
+    return Finding(
+        f"002-{row}", ours, "its own figures", note=note, explanation=explanation,
+        rounding=() if rounding is None else (rounding,),
+    )  # fmt: skip
 
 
 def _table_1() -> Iterable[Finding]:
@@ -160,7 +191,8 @@ def _sizes() -> Iterable[Finding]:
 
 def _table_4() -> Iterable[Finding]:
     for power, speed, energy in (("041", "040", "042"), ("047", "046", "048"), ("053", "052", "054")):
-        yield _own(energy, 1e3 * figure(power) / figure(speed), "power over speed, both rounded to two or three digits")
+        rounding = span_of(lambda w, per_s: 1e3 * w / per_s, *(ledger().number(f"002-{one}") for one in (power, speed)))
+        yield _own(energy, 1e3 * figure(power) / figure(speed), "power over speed", rounding=rounding)
     yield _own("055", _less("054", "048"), "Table 4's energies")
     yield _own("056", _less("054", "042"))
     yield _own("057", _less("052", "046"))

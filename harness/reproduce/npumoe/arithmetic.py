@@ -10,9 +10,11 @@ from harness.reproduce.ledger import ledger
 from harness.reproduce.npumoe import places
 from harness.reproduce.npumoe.places import ARMS, BASELINES, MODES, TABLE_3, TABLE_4, TABLE_5, claim
 from harness.reproduce.printed import Span
+from harness.reproduce.rounding import span_of
 
 OPERATIONS = TABLE_4[:-1]
 """Rows of Table 4 that its last row adds up."""
+ENERGY_PARTS = ("CPU J", "ANE J", "comm J")
 STATED_TTFT_GAINS = {
     (prompt, chunk): tuple(claim(first + arm) for arm in (0, 1, 2))
     for (prompt, chunk), first in (((1024, 256), 41), ((1024, 512), 44), ((4096, 512), 47), ((4096, 1024), 50))
@@ -133,17 +135,46 @@ def _qwen() -> dict[str, Ours]:
         {mode: printed(table(mode, column)) for mode in MODES}
         for table, column in ((places.table_6, "wall s"), (places.table_7, "energy J"))
     )
-    parts = ("CPU J", "ANE J", "comm J")
     return {
         **{places.table_6(mode, "speedup"): walls[mode] / walls["ours"] for mode in MODES},
         **{places.table_7(mode, "efficiency"): energies[mode] / energies["ours"] for mode in MODES},
         **{
-            places.table_7(mode, "energy J"): sum(printed(places.table_7(mode, part)) for part in parts)
+            places.table_7(mode, "energy J"): sum(printed(places.table_7(mode, part)) for part in ENERGY_PARTS)
             for mode in MODES
         },
         claim(60): span(walls[mode] / walls["ours"] for mode in MODES[1:]),
         claim(62): span(energies[mode] / energies["ours"] for mode in MODES[1:]),
     }
+
+
+def rounding() -> Mapping[str, tuple[Span, ...]]:
+    """Of sums and ratios of Tables 6 to 9, by claim: what each may be, as the figures behind it are rounded."""
+
+    def ratio(above: str, below: str) -> Span:
+        return span_of(lambda a, b: a / b, number(above), number(below))
+
+    number = ledger().number
+    found: dict[str, tuple[Span, ...]] = {}
+    for mode in MODES:
+        found[places.table_6(mode, "speedup")] = (
+            ratio(places.table_6(mode, "wall s"), places.table_6("ours", "wall s")),
+        )
+        found[places.table_7(mode, "efficiency")] = (
+            ratio(places.table_7(mode, "energy J"), places.table_7("ours", "energy J")),
+        )
+        parts = [number(places.table_7(mode, part)) for part in ENERGY_PARTS]
+        found[places.table_7(mode, "energy J")] = (span_of(lambda *joules: sum(joules), *parts),)
+    for metric_number, metric in enumerate(places.METRICS):
+        ends: list[tuple[float, Span]] = []
+        for table in (places.table_8, places.table_9):
+            gpu, npu = table(metric, 0), table(metric, 1)
+            found[table(metric, 2)] = (ratio(npu, gpu) if metric == "runtime" else ratio(gpu, npu),)
+            ends.append((printed(table(metric, 2)), found[table(metric, 2)][0]))
+        found[claim(231 + metric_number)] = tuple(end for _, end in sorted(ends))
+    for table in (places.table_8, places.table_9):
+        for column in (0, 1):
+            found[table("power", column)] = (ratio(table("energy", column), table("runtime", column)),)
+    return found
 
 
 def _gpu() -> dict[str, Ours]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from harness.reproduce.findings import Finding, Ours
 from harness.reproduce.npumoe import explained, grid, layer, machine, places
-from harness.reproduce.npumoe.arithmetic import own_figures
+from harness.reproduce.npumoe.arithmetic import own_figures, rounding
 from harness.reproduce.npumoe.layer import TABLE_4_ARMS
 from harness.reproduce.npumoe.places import MODES, TABLE_3, TABLE_4, TABLE_5, claim
 from harness.reproduce.npumoe.sizes import MODELS, examples, other_counts, packing, sizes
@@ -28,8 +28,9 @@ SAMPLE_ROUTING = "of the generated routing, which is of no data set"
 
 
 def findings() -> Iterator[Finding]:
+    rounded = rounding()
     for id_, ours in own_figures().items():
-        yield Finding(id_, ours, "its own figures", OWN_NOTES.get(id_, ""))
+        yield Finding(id_, ours, "its own figures", OWN_NOTES.get(id_, ""), rounding=rounded.get(id_, ()))
     active = {claim(29): MODELS[1], claim(34): MODELS[2]}
     for id_, figures in sizes().items():
         why = other_counts(active[id_]) if id_ in active else ""

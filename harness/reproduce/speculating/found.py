@@ -72,7 +72,6 @@ def gains(book: Ledger) -> Iterator[Finding]:
     yield Finding(
         "003-003", tuple(100 * one.gain for one in found.values()), "priced", f"every model of Table 3; {PRICED}"
     )
-    yield Finding(GAIN, Span(low, high), "its own figures", bound)
     own = [100 * one.gain for one in of_qwen3()]
     yield Finding(
         GAIN, Span(min(own), max(own)), "priced", PRICED,
@@ -80,6 +79,7 @@ def gains(book: Ledger) -> Iterator[Finding]:
         " has 8 %): launches cost"
         " nothing on the sheet",
     )  # fmt: skip
+    yield Finding(GAIN, Span(low, high), "its own figures", bound)
     yield Finding("003-005", Span(low, high), "its own figures", f"{bound}; its §5.1.3 says 9 to 14 % too")
     others = [100 * one.gain for run, one in found.items() if run.machine != "a6000"]
     yield Finding("003-006", Span(min(others), max(others)), "priced", _of_machines(found))
