@@ -73,8 +73,8 @@ def _line(row: Judged) -> tuple[str, ...]:
 TEXT = """\
 # Which of the sources' numbers come out?
 
-The five sources print {n_rows} figures. `joulebench reproduce` computes each of them that can be computed, and says of
-every other one why not:
+The five sources print {n_rows} figures. `joulebench reproduce` computes every figure that can be computed. For every
+other figure it says why it cannot:
 
 ```
 joulebench reproduce                  # all: terminal, reproduced/reproduced.csv, a page per source and one that sums up
@@ -84,7 +84,7 @@ joulebench reproduce 000-204..213     # single rows, in the terminal
 
 {sources}
 
-Nothing here was measured on the sources' machines. Times and joules are modelled: plans of ours, priced on sheets of
+Nothing here was measured on the sources' machines. Times and joules are modelled: our plans are priced on sheets of
 these machines ([0026](decisions/0026-one-rule-of-time.md)).
 
 ## The outcome
@@ -93,11 +93,11 @@ these machines ([0026](decisions/0026-one-rule-of-time.md)).
 
 {counts}
 
-*As theirs*: within the tolerance of its class. *Not tested*: inputs, what cannot be predicted, and rows that their own
-source contradicts.
+*As theirs* means within the tolerance of the row's class. *Not tested* are inputs, figures that cannot be predicted,
+and rows that their own source contradicts.
 
-Rows that are predicted in the same way stand or fall together, so many rows of one way weigh as one. By what predicts
-them:
+Rows that are predicted in the same way are right or wrong together. So many rows of one way count as much as one row.
+The ways are:
 
 {ways}
 
@@ -109,20 +109,23 @@ With the classes that were declared first:
 
 {aims_as_declared}
 
-The rule that an exact row may be as printed within the rounding of the figures that it follows from came after the
-figures too. Its rows are counted above.
+One more rule was made after the figures were known: an exact row may differ by the rounding of the figures that it is
+computed from. Its rows are counted above.
 
 ## How a row is judged
 
-Class and tolerance stand in `harness/reproduce/classes.csv` before a figure is computed; the section above lists where
-they do not. The verdict follows from them and the two values; nobody writes one by hand.
+The class and the tolerance of a row are declared in `harness/reproduce/classes.csv` before its figure is computed. The
+section above lists the exceptions. The verdict is computed from the class, the tolerance and the two values; nobody
+writes a verdict by hand.
 
 {classes}
 
-Exact rows are equal when rounded as the source rounds. Where the figures that they follow from are rounded too, ours
-may lie within a span (in brackets), and the row holds where the printed figure may lie in it. Predicted and consistent
-rows are within 15 %; a range is compared end by end, or a figure with its nearer end. A row that misses stays in, with
-the reason.
+- **Exact** rows must be equal after rounding as the source rounds. If they are computed from figures that are rounded
+  too, ours is a range (in brackets), and the row holds if the printed figure may lie in this range.
+- **Predicted and consistent** rows must be within 15 %. Two ranges are compared end by end. A range and a figure are
+  compared at the nearer end.
+
+A row that misses stays in the table, with the reason.
 
 {methods}
 
@@ -132,8 +135,8 @@ the reason.
 
 ## Constants that are fitted
 
-On these rows alone (`harness/reproduce/calibration.toml`). None of them counts as found, and a test refuses a fitted
-figure of a sheet that names no such row.
+Constants are fitted only on these rows (`harness/reproduce/calibration.toml`). None of these rows counts as found. A
+test refuses a sheet with a fitted figure that does not name such a row.
 
 {fits}
 
