@@ -53,9 +53,14 @@ class Effect:
         )
 
 
+def ranking(costs: Mapping[str, float]) -> list[str]:
+    """The least first; those that sums in another order set apart count as equal, and keep their order."""
+    return sorted(costs, key=lambda name: float(f"{costs[name]:.9e}"))
+
+
 def near_the_first(costs: Mapping[str, float]) -> list[str]:
     """Arms that can be first when a constant changes, the first in front; of equal ones in their order."""
-    ranked = sorted(costs, key=lambda name: costs[name])
+    ranked = ranking(costs)
     return [name for name in ranked if costs[name] < REACH * costs[ranked[0]]] or ranked[:1]
 
 
@@ -70,7 +75,7 @@ def effect_on(
     """costs: by the sheet, of those near the first; changed: of the same, with the constant changed. A tie stays."""
     before, *others = near_the_first(costs)
     lead_before = costs[others[0]] / costs[before] if others else None
-    rest = sorted((name for name in changed if name != before), key=lambda name: changed[name])
+    rest = ranking({name: cost for name, cost in changed.items() if name != before})
     lead = changed[rest[0]] / changed[before] if before in changed and rest else None
     stays = before in changed and (lead is None or lead >= 1 - FLOAT_NOISE)
     first = before if stays else (rest[0] if rest else None)

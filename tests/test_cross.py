@@ -76,6 +76,11 @@ def test_a_gpu_keeps_the_experts_that_fit_in_nine_tenths_of_it() -> None:
     assert dict(cache.changed) == {"unit": "gpu", "slots": int(n) // 48}
 
 
+def test_a_gpu_that_holds_all_experts_has_nothing_to_load() -> None:
+    for arm in arms_on(load_sheet("a100"), QWEN, ("lru", "static", "moe-ondemand")):
+        assert "nothing is left to load" in str(arm.why_not)
+
+
 def test_rows_price_what_fits_and_say_why_the_others_are_not_there() -> None:
     question = Question(SMALL, UniformRouting(), prompt_tokens=8, decode_steps=2, chunk=8, recall=0.5)
     rows = cross_table(question, [load_sheet("rtx5080-ndp")], ("gpu", "router-pf", "ndp-tp", "anemll", "duplex"))

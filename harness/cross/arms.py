@@ -63,6 +63,10 @@ def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
         return
     fields = preset_parameters(name).model_fields
     has_link = "gpu" in sheet.units and sheet.resource_between("cpu", "gpu") is not None
+    keeps = PRESETS[name].choices.move.loads_from_file
+    if keeps and has_link and _gpu_slots(sheet, shape) == shape.n_sparse_layers * shape.n_experts:
+        yield Arm(name, why_not="all experts fit in the memory of its GPU, so nothing is left to load")
+        return
     if name == ON_GPU and has_link:
         fetch = FetchParameters(gpu_slots=_gpu_slots(sheet, shape), stay="first")
         custom = CustomParameters(backbone="gpu", place=OneUnitParameters(unit="gpu"), move=fetch)
@@ -74,7 +78,7 @@ def _arms_of(name: str, sheet: Sheet, shape: ModelShape) -> Iterator[Arm]:
         given["ndps"] = n_ndps
     if "gpu_slots" in fields and has_link and (slots := _gpu_slots(sheet, shape)):
         given["gpu_slots"] = slots
-    if PRESETS[name].choices.move.loads_from_file:
+    if keeps:
         n_layers = max(shape.n_sparse_layers, 1)
         if has_link and (slots := min(_gpu_slots(sheet, shape) // n_layers, shape.n_experts)):
             yield _named(name, {"unit": "gpu", "backbone": "gpu", "slots": slots}, sheet)

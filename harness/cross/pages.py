@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from devices.models.sheet import Sheet
 from harness.conclusions import Effect, conclusion_words, flip_words, leads_chart
 from harness.cross.sensitivity import METRICS
-from harness.cross.table import Question, Row
+from harness.cross.table import Question, Row, has_fits
 from results.report.charts import page_spec
 from results.report.plain_pages import frame, write_plain_pages
 from results.units import format_bytes
@@ -22,6 +22,8 @@ BAR_PX, HEAD_PX = 22, 40
 
 class Machine(NamedTuple):
     sheet: Sheet
+    is_bound: bool
+    """Rooflines alone: times are the least that there could be."""
     rows: list[Row]
     absent: list[Row]
     """Not priced, or without room."""
@@ -75,7 +77,7 @@ def _machine(
         own = [one for one in found or () if (one.where, one.metric) == (sheet.name, metric)]
         if own:
             conclusions.append(_conclusion(own, charts))
-    return Machine(sheet, priced, [row for row in rows if row.costs is None], chart, conclusions)
+    return Machine(sheet, not has_fits(sheet), priced, [row for row in rows if row.costs is None], chart, conclusions)
 
 
 def _conclusion(own: Sequence[Effect], charts: list[tuple[str, dict[str, Any]]]) -> Conclusion:

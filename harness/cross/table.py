@@ -91,7 +91,8 @@ class Row:
     lost_prefill: float | None = None
     lost_decode: float | None = None
     outside_fit: float | None = None
-    """Of the seconds, the share of launches unlike all that the sheet was fitted on."""
+    """Of the seconds, the share of launches unlike all that the sheet was fitted on. None where nothing was fitted:
+    rooflines alone say the best that a machine could do."""
     on_front: bool = False
 
     @property
@@ -182,8 +183,17 @@ def _priced(arm: Arm, priced: PricedCell) -> Row:
         moved_bytes_per_token=None if decode is None else sum(decode.bytes_by_link.values()) / n_decoded,
         lost_prefill=_lost(prefill, priced),
         lost_decode=None if decode is None else _lost(decode, priced),
-        outside_fit=sum(phase.outside_fit_s for phase in priced.phases) / sum(phase.seconds for phase in priced.phases),
+        outside_fit=_outside_fit(priced) if has_fits(cell.sheet) else None,
     )
+
+
+def has_fits(sheet: Sheet) -> bool:
+    """Whether any price of the sheet is more than a roofline."""
+    return any(unit.kernels for unit in sheet.units.values())
+
+
+def _outside_fit(priced: PricedCell) -> float:
+    return sum(phase.outside_fit_s for phase in priced.phases) / sum(phase.seconds for phase in priced.phases)
 
 
 def _per_token(joules: float | None, n_tokens: int) -> float | None:
