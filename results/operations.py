@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from results.cells import trials_of, usable
-from results.ran_operations import joules_of_operations, stored_operations
+from results.ran_operations import StoredOperations, joules_of_operations, stored_operations
 from results.records import PowerTrace
 from results.runs import RunData
 from results.trace_files import TraceFileError
@@ -45,6 +45,8 @@ class Spent(NamedTuple):
 def operations_table(run: RunData) -> pd.DataFrame:
     """One row for each modelled cell, operation and unit, of the cell's first window; in the order in which they ran.
 
+    share_of_time: of the window, as in `results.resources`: those of units that work at the same time add up to more
+    than 1, and launching, in which nothing works, is in none.
     A window whose file cannot be read has none, and is noted in `run.lost_traces`.
     """
     trials, rows = trials_of(run), []
@@ -53,16 +55,19 @@ def operations_table(run: RunData) -> pd.DataFrame:
         if own is None:
             continue
         try:
-            spent = spent_by_operation(run.load_parts(own.trial_id))
+            ran = stored_operations(run.load_parts(own.trial_id))
         except TraceFileError as error:
             run.lost_traces[own.trial_id] = str(error)
             continue
-        whole_s = sum(one.seconds for one in spent)
+        if ran is None:
+            continue
+        begin_s, end_s = ran.window
+        window_s = end_s - begin_s
         rows += [
             (cell.cell_id, cell.device, cell.engine, cell.technique, cell.model, cell.workload, one.operation, one.unit,
-             one.n, one.seconds, one.seconds / whole_s if whole_s else None, one.joules, one.outside_s,
+             one.n, one.seconds, one.seconds / window_s if window_s else None, one.joules, one.outside_s,
              one.first_start_s, one.last_end_s, one.waited_s, own.trial_id, own.time_method)
-            for one in spent
+            for one in _spent(ran)
         ]  # fmt: skip
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"joules": "float64", "seconds_outside_fit": "float64"})
 
@@ -99,8 +104,10 @@ def extrapolation_notes(operations: pd.DataFrame) -> list[str]:
 def spent_by_operation(parts: Mapping[str, Sequence[PowerTrace]]) -> list[Spent]:
     """Empty where no operations were kept. Raises `TraceFileError` where their list is damaged."""
     ran = stored_operations(parts)
-    if ran is None:
-        return []
+    return [] if ran is None else _spent(ran)
+
+
+def _spent(ran: StoredOperations) -> list[Spent]:
     names = [ran.names[place] for place in ran.places.tolist()]
     seconds, begin_s = ran.ends_s - ran.starts_s, ran.starts_s.min()
     spent = pd.DataFrame(

@@ -22,6 +22,7 @@ from harness.conclusions import Effect
 from harness.cross.arms import Arm, arms_on
 from harness.cross.sensitivity import effects
 from harness.cross.table import Question, Row, cross_table, dominates, with_front
+from tests.toy_sheet import figure
 
 QWEN = shape_named("qwen3-30b-a3b")
 SMALL = ModelShape("small", 2, 64, 4, 2, 16, 0, 8, 2, 32, 100)
@@ -53,6 +54,29 @@ def test_sums_in_another_order_dominate_nothing() -> None:
     assert not dominates((1.0, 2.0 - 1e-12), (1.0, 2.0))
     assert not dominates((0.5,), (1.0, 2.0))
     assert dominates((1.0, 1.9), (1.0, 2.0))
+
+
+def test_launching_binds_where_nothing_works_for_longer_than_the_busiest_works() -> None:
+    """Launches of a second behind which microseconds of work hide; then the same without a queue, where the unit is
+    busy while it launches."""
+    told = {}
+    for depth in (1, 64):
+        text = f"""
+            name = "slow"
+            description = "launches alone take time"
+            source = "hand"
+            [units.cpu]
+            [units.gpu]
+            queue_depth = {figure(depth)}
+            roofline = {{ bytes_per_s = {figure(1e15)}, flops_per_s = {figure(1e15)}, s_per_launch = {figure(1.0)} }}
+        """
+        sheet = parse_sheet(text, "slow")
+        (found,) = (
+            row for row in cross_table(Question(SMALL, UniformRouting(), 8, 2, 4), [sheet], ("gpu",)) if row.ttft_s
+        )
+        told[depth] = found.binds_prefill, found.binds_decode
+    assert told[1] == ("gpu: launching, 100 % busy",) * 2
+    assert told[64] == ("launching: for 100 % of the time nothing works",) * 2
 
 
 def test_techniques_stand_on_units_that_a_machine_has() -> None:

@@ -265,6 +265,14 @@ def test_operations_of_a_run_are_a_table_in_file_and_page() -> None:
     assert "none of the 0" in damaged.lost_traces[made.trial.trial_id]
 
 
+def test_shares_of_time_are_of_the_window_where_units_work_at_the_same_time() -> None:
+    """The CPU works for 2 s, and the NPU beside it for the first 0.8 s of them."""
+    made = run_on(toy_sheet(), [[replace(CPU_WORK, alongside=True), replace(NPU_WORK, alongside=True)]])
+    data = replace(run([cell("c1")], [made.trial]), load_parts=lambda _: made.parts)
+    shares = operations_table(data).set_index("runs_on")["share_of_time"]
+    assert shares.to_dict() == pytest.approx({"cpu": 1.0, "npu": 0.4})
+
+
 def test_operations_stand_in_the_order_of_a_layer_whichever_arm_has_them() -> None:
     """The NPU's arm begins the table; what only the CPU's arm has stands where it ran, and not at the end."""
     on_npu = ("norm on cpu", "attention on npu", "router on cpu", "expert FFN on npu", "residual on cpu")

@@ -201,11 +201,14 @@ def _per_token(joules: float | None, n_tokens: int) -> float | None:
 
 
 def binding(phase: PhaseCost) -> str:
-    """The unit or link that works most of the time, and what for: "npu: reading weights, 93 % busy"."""
+    """The unit or link that works most of the time, and what for: "npu: reading weights, 93 % busy"; or launching, where
+    nothing works for longer than that."""
     if not phase.use.by_resource:
         return "nothing"
     busiest = max(phase.use.by_resource, key=lambda name: phase.use.by_resource[name].busy_s)
     spent = {term: seconds for (resource, term), seconds in phase.terms.items() if resource == busiest}
+    if phase.use.idle_s > phase.use.by_resource[busiest].busy_s:
+        return f"launching: for {100 * phase.use.idle_s / phase.use.window_s:.0f} % of the time nothing works"
     share = phase.use.by_resource[busiest].busy_s / phase.use.window_s
     what = f" {WORDS[max(spent, key=lambda term: spent[term])]}," if spent else ""
     return f"{busiest}:{what} {100 * share:.0f} % busy"
