@@ -201,8 +201,8 @@ def _per_token(joules: float | None, n_tokens: int) -> float | None:
 
 
 def binding(phase: PhaseCost) -> str:
-    """The unit or link that works most of the time, and what for: "npu: reading weights, 93 % busy"; or launching, where
-    nothing works for longer than that."""
+    """The unit or link that works most of the time, and what for: "npu: reading weights, 93 % busy"; or launching,
+    where nothing works for longer than that."""
     if not phase.use.by_resource:
         return "nothing"
     busiest = max(phase.use.by_resource, key=lambda name: phase.use.by_resource[name].busy_s)
