@@ -30,35 +30,38 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 def calibrate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As model.source of a plan.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model, as in model.source of a plan.")],
     data: Annotated[
         list[str],
         typer.Option(
             metavar="WORKLOAD|PLAN.toml[,...]",
-            help="Workloads, or those of a plan, whose calibration prompts are counted; may be repeated.",
+            help="Workloads, or a plan with workloads; their calibration prompts are counted. May be repeated.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the profile to write.")],
-    prompts: Annotated[int, typer.Option(min=1, max=100_000, help="Of each workload, where it keeps so many.")] = 32,
-    dtype: Annotated[Dtype, typer.Option(help="How weights are held.")] = "float32",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the profile.")],
+    prompts: Annotated[int, typer.Option(min=1, max=100_000, help="Prompts of each workload, if it has so many.")] = 32,
+    dtype: Annotated[Dtype, typer.Option(help="How weights are stored in memory.")] = "float32",
     chunk: Annotated[int, typer.Option(min=1, max=1 << 20, help="Tokens of a prefill step.")] = 512,
     estimator: Annotated[
-        bool, typer.Option("--estimator", help="Train a network that tells the next layer's experts, and keep it.")
+        bool,
+        typer.Option("--estimator", help="Train a network that predicts the experts of the next layer, and keep it."),
     ] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the estimator: the same one again.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, max=10_000_000, help="Of its training.")] = None,
-    width: Annotated[int | None, typer.Option(min=1, max=1 << 16, help="Of it; half the model's by default.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the estimator's training.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=10_000_000, help="Steps of the estimator's training.")] = None,
+    width: Annotated[
+        int | None, typer.Option(min=1, max=1 << 16, help="Width of the estimator; default: half the model's.")
+    ] = None,
     expansion: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Inner over outer width of its feed-forward block.")
+        int | None, typer.Option(min=1, max=64, help="Inner over outer width of the estimator's feed-forward block.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count which experts a model chooses, and write the profile that plans may name."""
+    """Count which experts a model chooses, and write a profile for plans."""
     own = {"seed": seed, "n_steps": steps, "width": width, "expansion": expansion}
     given = {name: value for name, value in own.items() if value is not None}
     if given and not estimator:
         fail(
-            f"--{next(iter(given)).removeprefix('n_')} is of an estimator, and none is trained; add --estimator",
+            f"--{next(iter(given)).removeprefix('n_')} belongs to an estimator, and none is trained; add --estimator",
             EXIT_BAD_PLAN,
         )
     quiet_libraries()

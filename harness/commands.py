@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 plan_app = typer.Typer(no_args_is_help=True, help="Check a plan, or print the schema of plans.")
 app.add_typer(plan_app, name="plan")
-model_app = typer.Typer(no_args_is_help=True, help="Make hardware sheets, by which machines are modelled.")
+model_app = typer.Typer(no_args_is_help=True, help="Make a hardware sheet of this machine.")
 app.add_typer(model_app, name="model")
 
 
@@ -134,11 +134,11 @@ def list_names(
 
 @app.command("train-tiny")
 def train_tiny_model(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write, or to go on with.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write, or to continue.")],
     device: Annotated[str, typer.Option(help="Where torch computes: cpu, cuda, mps.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's own number by default.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's own number.")] = None,
 ) -> None:
-    """Train the bundled Qwen3-MoE again, from its seed: 40 minutes on two cores. An interrupted training goes on."""
+    """Train the bundled Qwen3-MoE again, from its seed: 40 minutes on two cores. Continues if it was interrupted."""
     quiet_libraries()
     import torch
 

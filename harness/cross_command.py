@@ -35,33 +35,34 @@ CSV, EFFECTS_CSV = "cross.csv", "sensitivity.csv"
 def cross(
     model: Annotated[str, typer.Option(help="A named shape, or the path of a config.json.")] = "qwen3-30b-a3b",
     prompt: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens of the prompt.")] = 512,
-    decode: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens decoded after it.")] = 32,
+    decode: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens decoded after the prompt.")] = 32,
     chunk: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens of a prefill step.")] = 256,
     weights: Annotated[
         str | None,
         typer.Option(
             metavar="FORM|TOML",
-            help='How weights are held: int8, ..., or { experts = "int4-g32" }; else 16 bits.',
+            help='Form of the weights: int8, ..., or { experts = "int4-g32" }; default: 16 bits.',
         ),
     ] = None,
     machine: Annotated[
         list[str] | None,
-        typer.Option(help="A hardware sheet by name, or its file; again for more. All by default."),
+        typer.Option(help="A hardware sheet by name, or its file. May be repeated; default: all."),
     ] = None,
-    technique: Annotated[list[str] | None, typer.Option(help="A technique; again for more. All by default.")] = None,
+    technique: Annotated[list[str] | None, typer.Option(help="A technique. May be repeated; default: all.")] = None,
     recall: Annotated[
-        float, typer.Option(min=0, max=1, help="Of techniques that predict experts; source 003 states about 0.9.")
+        float,
+        typer.Option(min=0, max=1, help="Recall of techniques that predict experts; source 003 states about 0.9."),
     ] = 0.9,
     routing: Annotated[
         str,
         typer.Option(
-            metavar="TOML", help='uniform, or { kind = "generated", imbalance = 4, reuse = 0.3 }, or of a file.'
+            metavar="TOML", help='uniform, { kind = "generated", imbalance = 4, reuse = 0.3 }, or from a file.'
         ),
     ] = "uniform",
     sensitivity: Annotated[
         bool, typer.Option(help="Change each constant of the sheets by a fifth, and say which conclusions flip.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the CSV and the page.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the CSV and the page.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Price every technique on every machine where it makes sense, for one model and one request. All is modelled."""

@@ -44,7 +44,7 @@ Wait = Annotated[
         min=0.0,
         max=86400.0,
         metavar="SECONDS",
-        help="How long to wait for a phone that is not ready (hot, on a charger); 0: not at all.",
+        help="Seconds to wait for a phone that is not ready (hot, on a charger); 0: do not wait.",
     ),
 ]
 WAIT_S = 600.0
@@ -59,9 +59,7 @@ def devices(as_json: AsJson = False) -> None:
 
 def doctor(
     device: DeviceName = "host",
-    seconds: Annotated[
-        float, typer.Option(min=1.0, max=600.0, help="Length of each stretch: idle, load, idle.")
-    ] = 10.0,
+    seconds: Annotated[float, typer.Option(min=1.0, max=600.0, help="Seconds of each part: idle, load, idle.")] = 10.0,
     wait_s: Wait = WAIT_S,
     as_json: AsJson = False,
 ) -> None:
@@ -103,15 +101,17 @@ def record(
     path: Annotated[Path, typer.Argument(metavar="TRACE.parquet", help="File to write; a PNG appears beside it.")],
     device: DeviceName = "host",
     meter: Annotated[str, typer.Option(help="`joulebench devices` lists them; auto: the first that opens.")] = "auto",
-    app: Annotated[str | None, typer.Option(help="An iPhone's energy gauge: the app that it follows.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, max=86400.0, help="How long; Ctrl-C ends it early.")] = 10.0,
+    app: Annotated[str | None, typer.Option(help="The app that an iPhone's energy gauge follows.")] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=86400.0, help="Seconds to record; Ctrl-C ends it early.")
+    ] = 10.0,
     interval_s: Annotated[
         float, typer.Option("--interval", min=0.001, max=10.0, help="Seconds between readings.")
     ] = 0.05,
     wait_s: Wait = WAIT_S,
     as_json: AsJson = False,
 ) -> None:
-    """Record what a device draws; a plan plays it back with meters = ["replay"]."""
+    """Record the power of a device; a plan plays it back with meters = ["replay"]."""
     quiet_libraries()
     from rich.markup import escape
 

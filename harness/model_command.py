@@ -31,15 +31,15 @@ Weights = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-
 def fit(
     out: Annotated[Path, typer.Option(metavar="SHEET.toml", help="The sheet; its points go to SHEET.csv.")],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds: under a minute.")] = False,
-    weights: Annotated[Weights, typer.Option(help="How weights are held: a sheet is of one form.")] = "fp32",
+    weights: Annotated[Weights, typer.Option(help="Form of the weights; each form needs its own sheet.")] = "fp32",
     threads: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="CPU threads; by default one for each CPU that may be used.")
+        int | None, typer.Option(min=1, max=4096, help="CPU threads; default: one for each CPU that may be used.")
     ] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: the CPU, and CUDA if it is there.")] = (
         "auto"
     ),
     even_if_busy: Annotated[
-        bool, typer.Option("--even-if-busy", help="Write the sheet also if others used the machine; it says so.")
+        bool, typer.Option("--even-if-busy", help="Write the sheet even if others used the machine; it will say so.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -77,7 +77,7 @@ def fit(
         fail(f"made models cannot be written ({error}); set TMPDIR to a folder with room", EXIT_NOT_WRITTEN)
     busy = [told for unit, one in found.measured.items() if (told := _busy(unit, one)) is not None]
     if busy and not even_if_busy:
-        fail(f"{'; '.join(busy)}; fit on a quiet machine, or say --even-if-busy", EXIT_DEVICE_NOT_READY)
+        fail(f"{'; '.join(busy)}; fit on a quiet machine, or give --even-if-busy", EXIT_DEVICE_NOT_READY)
     try:
         for path, text in zip(files, (found.text, points_text(found)), strict=True):
             _write_new(path, text)

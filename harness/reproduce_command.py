@@ -38,7 +38,7 @@ def reproduce(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder of the CSV and the pages; ./reproduced by default, of single claims none."
+            metavar="DIR", help="Folder for the CSV and the pages; default: ./reproduced (none for single claims)."
         ),
     ] = None,
     sensitivity: Annotated[
@@ -47,7 +47,7 @@ def reproduce(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set every number of the sources beside what joulebench computes; all of it is modelled, not measured."""
+    """Compare every number of the sources with what joulebench computes; all is modelled, not measured."""
     quiet_libraries()
     raise_in_command()
     from harness.reproduce.ledger import LedgerError, ledger, selected

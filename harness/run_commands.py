@@ -55,9 +55,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="a.b=c", help="Override a value, such as protocol.repeats=5. May be repeated."),
 ]
-MaxCells = Annotated[
-    int, typer.Option("--max-cells", min=1, help="How many cells the plan may have, as sweeps multiply.")
-]
+MaxCells = Annotated[int, typer.Option("--max-cells", min=1, help="Most cells that the plan may have.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Let workloads run code that the model wrote, each program in a sandbox.")
 ]
@@ -65,10 +63,12 @@ AllowCode = Annotated[
 
 def run(
     plan_path: PlanPath,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run; default: runs/NAME.")] = None,
     settings: Settings = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the matrix and an estimate of time only.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the cells and an estimate of the time.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     allow_code: AllowCode = False,
     max_cells: MaxCells = MAX_CELLS,
     as_json: AsJson = False,
@@ -137,11 +137,11 @@ def _serve(launched: Launch) -> None:
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
     baseline: Annotated[
-        str | None, typer.Option(metavar="ARM", help="Tell the others as times of this arm; else the plan's.")
+        str | None, typer.Option(metavar="ARM", help="Compare all other arms with this one; default: the plan's.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for tables and report; that of the run by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for tables and report; default: that of the run.")] = None,
     rederive: Annotated[
-        bool, typer.Option("--rederive", help="Derive all again from raw records, and say what changed.")
+        bool, typer.Option("--rederive", help="Compute all figures again from the raw records, and say what changed.")
     ] = False,
     sheets: Annotated[
         list[str] | None,
@@ -159,11 +159,11 @@ def report(
         ),
     ] = False,
     overlap_k: Annotated[
-        list[int] | None, typer.Option(min=1, metavar="K", help="Of Overlap@K; may be repeated. 4 and 8 by default.")
+        list[int] | None, typer.Option(min=1, metavar="K", help="K of Overlap@K. May be repeated; default: 4 and 8.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write tables and report again from what a run stored."""
+    """Write the tables and the report of a run again, from its stored trials."""
     from results.database import DATABASE, StoreError
     from results.run_folders import check_is_folder
 
@@ -174,7 +174,7 @@ def report(
     if out is not None and (out / DATABASE).exists() and not (directory.exists() and out.samefile(directory)):
         fail(f"--out {out}: holds another run, whose tables would be replaced; name another folder", EXIT_BAD_PLAN)
     if sheets and not rederive:
-        fail("--sheet: prices again what is derived again; add --rederive", EXIT_BAD_PLAN)
+        fail("--sheet: works only together with --rederive; add it", EXIT_BAD_PLAN)
     raise_in_command()
     try:
         console = console_of(stderr=as_json)

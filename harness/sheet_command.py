@@ -21,14 +21,14 @@ KINDS = ("stated", "fitted", "assumed")
 
 def sheets(
     which: Annotated[
-        str | None, typer.Argument(metavar="NAME|FILE.toml", help="A sheet, all of whose figures are shown.")
+        str | None, typer.Argument(metavar="NAME|FILE.toml", help="The sheet to show, with all its figures.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Write the sheet here, as a start for one of your own.")
+        Path | None, typer.Option(metavar="FILE.toml", help="Write a copy here, to start a sheet of your own.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List hardware sheets, show the figures of one, or write it out to start from."""
+    """List hardware sheets, show the figures of one, or write a copy to start from."""
     from devices.base import DeviceError
     from devices.models.sheet import available_sheets, load_sheet
 

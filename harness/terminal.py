@@ -27,7 +27,7 @@ MOST_WORDS = 300
 ROOMY_COLUMNS = 100
 """Width of a terminal from which on columns stand two blanks apart, and not one."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def console_of(stderr: bool = False) -> Console:

@@ -22,13 +22,16 @@ MOST_TOLD = 20
 def trace(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
     out: Annotated[Path, typer.Option(metavar="FILE.json", help="File to write; open it in ui.perfetto.dev.")],
-    cell: Annotated[
-        str | None, typer.Option(help="Which cell: its id, its label, or its arm where that is enough.")
+    cell: Annotated[str | None, typer.Option(help="The cell: its id, its label, or its arm if that is enough.")] = None,
+    trial: Annotated[
+        str | None, typer.Option(help="The trial, by its id; default: the cell's first that is ok.")
     ] = None,
-    trial: Annotated[str | None, typer.Option(help="Which trial, by its id; else the cell's first that is ok.")] = None,
-    request: Annotated[int | None, typer.Option(min=1, help="This request alone, counted from 1.")] = None,
+    request: Annotated[int | None, typer.Option(min=1, help="Only this request, counted from 1.")] = None,
     step: Annotated[
-        int | None, typer.Option(min=0, help="Of the request, the first where none is named: 0 the prompt, 1 a token.")
+        int | None,
+        typer.Option(
+            min=0, help="Only this step of the request (default: request 1); 0 is the prompt, 1 the first decode step."
+        ),
     ] = None,
 ) -> None:
     """Write what ran when in a trial: phases, units, links, copies and power on one clock."""

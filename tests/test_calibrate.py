@@ -162,7 +162,7 @@ def test_what_an_estimator_is_told_needs_one(tmp_path: Path) -> None:
     found = joulebench("calibrate", MODEL, "--data", "boolq", "--steps", "5", "--out", str(tmp_path / "p"))
     assert (found.code, found.problems) == (
         2,
-        ["error: --steps is of an estimator, and none is trained; add --estimator"],
+        ["error: --steps belongs to an estimator, and none is trained; add --estimator"],
     )
 
 
