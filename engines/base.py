@@ -77,7 +77,7 @@ class HeldWeights(NamedTuple):
 
 @runtime_checkable
 class HoldsWeights(Protocol):
-    """An engine whose weights are here."""
+    """An engine that knows how large its model is."""
 
     def held_weights(self) -> HeldWeights: ...
 
@@ -130,6 +130,6 @@ class TellsSteps(Protocol):
 class TellsRoad(Protocol):
     """An engine that says what computed its tokens: the same technique takes several times as long on another road."""
 
-    def take_road(self) -> Road:
-        """Of the requests answered since the last call."""
+    def take_road(self) -> Road | None:
+        """Of the requests answered since the last call; None where nothing was computed."""
         ...

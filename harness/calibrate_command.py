@@ -71,7 +71,7 @@ def calibrate(
     from engines.profile_files import check_is_free, write_profile
     from harness.calibration import CalibrationError
     from harness.calibration import calibrate as counted
-    from harness.schema import ModelSpec
+    from harness.model_specs import ModelSpec
 
     console = console_of(stderr=True)
     names = [name.strip() for text in data for name in text.split(",") if name.strip()]

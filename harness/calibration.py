@@ -19,11 +19,12 @@ from engines.profile import DataName, Profile, ProfiledData, ProfiledPredictions
 from engines.profiling import profile_of, read_prompts
 from harness.file_digests import file_digests
 from harness.input_watch import MOST_TOLD, InputWatch
+from harness.model_specs import ModelSpec
 from harness.plan import PlanError, read_draft
 from harness.problems import told
 from harness.profiles import model_digests, sha256_of
 from harness.run_parts import data_root
-from harness.schema import WORKLOAD, ModelSpec
+from harness.schema import WORKLOAD
 from harness.state import state_folder
 from harness.workload_specs import WorkloadSpec
 from results.file_state import file_state

@@ -22,13 +22,14 @@ AS_PLANNED = "the plan puts it on other devices"
 PHASES: tuple[ChunkPhase, ChunkPhase] = ("prefill", "decode")
 
 
-def mismatch(engine: EngineSpec, device: DeviceSpec) -> str | None:
-    """Why an engine does not go onto a device, or None. A modelled device has a sheet."""
+def mismatch(engine: EngineSpec, device: DeviceSpec, plays: bool = False) -> str | None:
+    """Why an engine does not go onto a device, or None. A modelled device has a sheet. plays: no model runs, so that
+    weights of any width can be priced."""
     if engine.devices is not None and device.name not in engine.devices:
         return AS_PLANNED
     if not device.is_modelled:
         return None
-    if engine.quantise.asked:
+    if engine.quantise.asked and not plays:
         return "a modelled device prices weights of two bytes, so quantise is for the host"
     if engine.max_batch > 1:
         return "a modelled device prices one request at a time, so max_batch is for the host"

@@ -11,10 +11,10 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engines.model.checkpoints import CheckpointFacts
 from engines.model.model_config import ModelConfig
 from engines.model.wanted_tensors import tensor_shapes
 from harness.matrix import CellPlan
+from harness.model_specs import PlayedModelSpec
 from harness.plan import Plan
 from harness.run_parts import RunParts
 from harness.runner import rule_of
@@ -26,6 +26,8 @@ EFFICIENCY = 0.3
 """Share of the probe's matrix rate that small expert calls reach. Assumed."""
 LAYER_CALL_S = 1.0e-3
 """Cost of one layer call beside its arithmetic, in a decode step or a prefill chunk. Assumed."""
+PRICED_LAYER_S = 1.0e-4
+"""The same where no model runs, and the layer's plan is only made and priced. Assumed."""
 
 
 class CellEstimate(NamedTuple):
@@ -40,19 +42,22 @@ class CellEstimate(NamedTuple):
 def estimate(plan: Plan, run_parts: RunParts) -> list[CellEstimate]:
     """For each cell: counts of tokens, and seconds from a matrix-product probe of this machine."""
     flop_per_s = _probe_flop_per_s()
-    return [_estimate_cell(plan, c, run_parts.facts(c.model.source), run_parts, flop_per_s) for c in plan.cells]
+    return [_estimate_cell(plan, c, run_parts, flop_per_s) for c in plan.cells]
 
 
-def _estimate_cell(
-    plan: Plan, cell_plan: CellPlan, facts: CheckpointFacts, run_parts: RunParts, flop_per_s: float
-) -> CellEstimate:
+def _estimate_cell(plan: Plan, cell_plan: CellPlan, run_parts: RunParts, flop_per_s: float) -> CellEstimate:
     requests = run_parts.requests(cell_plan)
     pushed = prefill_tokens(requests)
     prefill = sum(pushed)
     decode = sum(max(0, r.max_new_tokens - 1) for r in requests)
     chunks = sum(-(-n // cell_plan.engine.prefill_chunk) for n in pushed)
-    arithmetic_s = 2.0 * active_parameters(facts.config) * (prefill + decode) / (EFFICIENCY * flop_per_s)
-    calls_s = LAYER_CALL_S * facts.config.n_layers * (chunks + decode)
+    if isinstance(cell_plan.model, PlayedModelSpec):
+        arithmetic_s, calls_s = 0.0, PRICED_LAYER_S * run_parts.played(cell_plan.model).shape.n_layers
+    else:
+        config = run_parts.facts(cell_plan.model.source).config
+        arithmetic_s = 2.0 * active_parameters(config) * (prefill + decode) / (EFFICIENCY * flop_per_s)
+        calls_s = LAYER_CALL_S * config.n_layers
+    calls_s *= chunks + decode
     n_trials = rule_of(plan, cell_plan).max_repeats
     protocol = plan.protocol
     warmup_share = min(protocol.warmup, len(requests)) / max(1, len(requests))

@@ -23,7 +23,9 @@ from engines.model.checkpoints import decisive_files
 from engines.profile_files import profile_files, profile_folder
 from harness.device_specs import MODEL_PREFIX, HostSpec, ModelledSpec
 from harness.file_digests import file_digests
+from harness.model_specs import ModelSpec, PlayedModelSpec
 from harness.plan import Plan
+from harness.played_parts import played_files
 from harness.run_parts import RunParts
 from harness.state import state_folder
 from results.file_state import file_state
@@ -87,7 +89,10 @@ def _short(value: str) -> str:
 def _files(plan: Plan, run_parts: RunParts) -> Iterator[tuple[str, Path]]:
     """(what it is, where it is) of each file, once."""
     seen: dict[str, Path] = {}
-    for source in dict.fromkeys(c.model.source for c in plan.cells):
+    for model in dict.fromkeys(c.model for c in plan.cells):
+        if isinstance(model, PlayedModelSpec):
+            seen |= played_files(model)
+    for source in dict.fromkeys(c.model.source for c in plan.cells if isinstance(c.model, ModelSpec)):
         try:
             own = decisive_files(source)
         except EngineError:

@@ -14,7 +14,8 @@ from harness.catalog import technique_line
 from harness.combinations import mismatch, placement
 from harness.core_sets import in_words
 from harness.device_specs import DeviceSpec
-from harness.schema import Element, EngineSpec, ModelSpec, TechniqueSpec
+from harness.model_specs import AnyModelSpec, PlayedModelSpec
+from harness.schema import Element, EngineSpec, TechniqueSpec
 from harness.workload_specs import WorkloadSpec
 from results.records import PRICED_AS, Cell
 
@@ -24,7 +25,7 @@ class CellPlan:
     """A cell with the specs it is built from."""
 
     cell: Cell
-    model: ModelSpec
+    model: AnyModelSpec
     engine: EngineSpec
     workload: WorkloadSpec
     device: DeviceSpec
@@ -49,7 +50,7 @@ class Part(NamedTuple, Generic[Element]):
 
 
 class Parts(NamedTuple):
-    models: list[Part[ModelSpec]]
+    models: list[Part[AnyModelSpec]]
     engines: list[Part[EngineSpec]]
     workloads: list[Part[WorkloadSpec]]
     devices: list[Part[DeviceSpec]]
@@ -72,7 +73,7 @@ def matrix(parts: Parts, data_root: Path | None) -> tuple[list[CellPlan], list[s
     for device, model, workload, engine in itertools.product(
         parts.devices, parts.models, parts.workloads, parts.engines
     ):
-        reason = mismatch(engine.spec, device.spec)
+        reason = mismatch(engine.spec, device.spec, isinstance(model.spec, PlayedModelSpec))
         if reason:
             skipped.setdefault((device.spec.name, reason), {})[engine.label] = None
         else:
@@ -93,7 +94,11 @@ class _CellBuilder:
         return self._json[id(part)]
 
     def cell_plan(
-        self, model: Part[ModelSpec], engine: Part[EngineSpec], workload: Part[WorkloadSpec], device: Part[DeviceSpec]
+        self,
+        model: Part[AnyModelSpec],
+        engine: Part[EngineSpec],
+        workload: Part[WorkloadSpec],
+        device: Part[DeviceSpec],
     ) -> CellPlan:
         specs = (self._json_of(model), self._json_of(engine), self._json_of(workload), self._json_of(device))
         # The JSON of a list, put together of the JSON of its items.

@@ -16,8 +16,9 @@ from engines.techniques.parameters import Composed
 from harness.combinations import mismatch, sheet_of
 from harness.device_specs import DeviceSpec
 from harness.matrix import Part
+from harness.model_specs import ModelSpec
 from harness.run_parts import expert_memory
-from harness.schema import EngineSpec, ModelSpec
+from harness.schema import EngineSpec
 from harness.technique_problems import sizes_there
 
 

@@ -25,6 +25,7 @@ from harness.core_sets import too_many_threads
 from harness.device_problems import device_problems, same_name_problems, sheet_problems
 from harness.device_specs import with_sheet_path
 from harness.matrix import CellPlan, Part, Parts, matrix, told_apart
+from harness.model_specs import ModelSpec, PlayedModelSpec
 from harness.plan_values import MAX_NAME, as_seen, shown, sift
 from harness.problems import in_one_line, nearest, told
 from harness.references import with_references
@@ -39,7 +40,6 @@ from harness.schema import (
     WORKLOAD,
     Element,
     EngineSpec,
-    ModelSpec,
     PlanFile,
     Section,
     TrialProtocol,
@@ -231,8 +231,8 @@ def _validated_parts(
 
 
 def _part(entry: sweep.Entry, spec: Element) -> Part[Element]:
-    if isinstance(spec, ModelSpec):
-        name = spec.source
+    if isinstance(spec, ModelSpec | PlayedModelSpec):
+        name = spec.label
     else:
         name = spec.label or spec.name if isinstance(spec, NamedWorkload) else spec.name
     return Part(entry.path, entry.suffix, spec, f"{name}[{entry.suffix}]" if entry.suffix else name)

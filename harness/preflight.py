@@ -25,8 +25,10 @@ from harness.catalog import METERS
 from harness.device_specs import DeviceSpec, HostSpec
 from harness.matrix import CellPlan, Part
 from harness.memory_checks import kept_problems, moving_problems, slot_problems, untried_warning
+from harness.model_specs import ModelSpec, PlayedModelSpec
 from harness.plan import Draft, Plan, PlanError
 from harness.plan_values import with_short_values
+from harness.played_checks import played_problems
 from harness.rank_problems import launch_problems, rank_problems, rank_problems_with_model, rank_warning
 from harness.references import with_references
 from harness.run_parts import RunParts
@@ -41,6 +43,7 @@ from harness.technique_problems import (
 )
 from harness.workload_specs import WorkloadSpec
 from results.core_lists import parse_cores
+from results.records import NO_MODEL
 from workloads.base import TellsEarly, Workload, WorkloadError
 
 NO_ENGINE_ON_PHONES = (
@@ -58,7 +61,8 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     problems = list(draft.problems)
     warnings: list[str | None] = []
     named, facts = draft.named, {}
-    for source in dict.fromkeys(model.spec.source for model in named.models):
+    computed = [model.spec for model in named.models if isinstance(model.spec, ModelSpec)]
+    for source in dict.fromkeys(model.source for model in computed):
         try:
             facts[source] = run_parts.facts(source)
         except EngineError as error:
@@ -67,10 +71,11 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     for device in devices:
         problems += _device_problems(device)
     for engine in named.engines:
-        problems += [*_engine_problems(engine), *name_problems(engine), *unread_problems(engine, named.devices)]
+        problems += [*_engine_problems(engine, bool(computed)), *name_problems(engine)]
+        problems += unread_problems(engine, named.devices)
         problems += moving_problems(engine, devices)
         problems += rank_problems(engine, devices)
-        warnings += [rank_warning(engine), untried_warning(engine, devices)]
+        warnings += [rank_warning(engine) if computed else None, untried_warning(engine, devices)]
     if run_parts.meeting is not None:
         problems += launch_problems(named.engines, run_parts.meeting.n_ranks)
     empty: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -81,31 +86,37 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
             problems += kept_problems(engine, named.devices, found)
             warnings += [padding_warning(engine, found), tier_warning(engine, found)]
             warnings += room_warnings(engine, named.devices, found)
-            for model in named.models:
-                if model.spec.source == found.source:
-                    problems += slot_problems(engine, model.spec, found)
+            for model in computed:
+                if model.source == found.source:
+                    problems += slot_problems(engine, model, found)
         for device in devices:
             problems += _pricing_problems(device, found)
         techniques = _calibrated(named.engines)
         problems += _all_workload_problems(named.workloads, found, techniques, run_parts, empty)
+    found_of_played = played_problems(named, run_parts)
+    problems += found_of_played.problems
+    warnings += found_of_played.warnings
     if problems:
         raise PlanError([with_short_values(problem, draft.plan.raw) for problem in dict.fromkeys(problems)])
     plan = draft.sound()
     left_out = tuple(dict.fromkeys(itertools.chain.from_iterable(empty.values())))
     asking = [c for c in plan.cells if (c.cell.workload, c.model.source) not in empty]
-    cells = with_references([_noted(c, facts[c.model.source]) for c in asking])
+    cells = with_references([_noted(c, facts, run_parts) for c in asking])
     if not cells:
         raise PlanError([f"the plan has no cell to run: {'; '.join(left_out)}"])
     told = dict.fromkeys(warning for warning in warnings if warning is not None)
     return replace(plan, cells=tuple(cells), left_out=left_out, warnings=tuple(told))
 
 
-def _noted(cell_plan: CellPlan, facts: CheckpointFacts) -> CellPlan:
+def _noted(cell_plan: CellPlan, all_facts: dict[str, CheckpointFacts], run_parts: RunParts) -> CellPlan:
     """With what only files say: the model's note, that it has LongRoPE, whose factors the engine chooses, and the
     digest of the profile, which makes it another cell."""
     from engines.model.rope import LongScaling
 
-    said = dict(cell_plan.cell.engine_parameters)
+    if isinstance(cell_plan.model, PlayedModelSpec):
+        model = run_parts.played(cell_plan.model).named(cell_plan.cell.model)
+        return replace(cell_plan, cell=cell_plan.cell.model_copy(update={"model": model, "model_note": NO_MODEL}))
+    facts, said = all_facts[cell_plan.model.source], dict(cell_plan.cell.engine_parameters)
     if isinstance(facts.config.rope.scaling, LongScaling):
         said["long_rope"] = cell_plan.engine.long_rope
     cell_id = cell_plan.cell.cell_id
@@ -160,14 +171,15 @@ def _recording_problems(device: HostSpec, recording: str) -> Iterator[str]:
         meter.close()
 
 
-def _engine_problems(engine: Part[EngineSpec]) -> Iterator[str]:
+def _engine_problems(engine: Part[EngineSpec], computes: bool) -> Iterator[str]:
+    """computes: whether a model runs, which learns by itself."""
     technique = engine.spec.technique
     if engine.spec.profile is not None:
         if not technique.wanted_prompts:
             yield f"engine {engine.label}: technique {technique.technique} learns nothing offline; remove profile"
         elif "calibration_prompts" in technique.model_fields_set:
             yield f"engine {engine.label}: a profile takes the place of calibration_prompts; remove one of them"
-    elif "estimator" in technique.learns:
+    elif computes and "estimator" in technique.learns:
         yield (
             f"engine {engine.label}: technique {technique.technique} needs a profile with an estimator; make one with"
             " `joulebench calibrate --estimator` and name it as profile"

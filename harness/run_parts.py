@@ -19,12 +19,14 @@ from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation, plain_form
+from engines.model.tokenizer import Tokenizer
 from engines.model.transformer import Transformer, model_of
 from engines.parallel.engine import ParallelEngine
 from engines.parallel.running import RanksAsked
 from engines.parallel.torchrun import Meeting
 from engines.pricing.costs import SheetCosts
 from engines.pricing.modelled import ModelledEngine
+from engines.pricing.playing import MOST_TOKENS, PlayedModelEngine
 from engines.pricing.room import lacks_room
 from engines.pricing.shapes import own_shape, priced_shape, sizes_of
 from engines.profile import Learnt, Profile
@@ -46,14 +48,16 @@ from harness.device_specs import (
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.input_watch import InputWatch
 from harness.matrix import CellPlan
+from harness.model_specs import AnyModelSpec, PlayedModelSpec
+from harness.played_parts import NO_TEXT, PlayedFacts, played_cell, played_facts
 from harness.profiles import mismatch_with
 from harness.references import as_lossless
 from harness.samples import samples_of
-from harness.schema import EngineSpec, ModelSpec, TrialProtocol
+from harness.schema import EngineSpec, TrialProtocol
 from harness.session import ArmScores, PreparedCell
 from harness.workload_specs import WorkloadSpec
 from results.environments import Environment
-from results.records import Request, Sample
+from results.records import NO_MODEL, Request, Sample
 from workloads import files_read, kept
 from workloads.base import ComparesDistributions, Workload
 
@@ -85,8 +89,9 @@ class RunParts:
         self._allow_code = allow_code
         self._host_clock = MonotonicClock()
         self._facts: dict[str, CheckpointFacts] = {}
-        self._checkpoints: dict[tuple[ModelSpec, Quantisation, bool], Checkpoint] = {}
-        self._models: dict[tuple[ModelSpec, Quantisation, bool, str, str], Transformer] = {}
+        self._played: dict[PlayedModelSpec, PlayedFacts] = {}
+        self._checkpoints: dict[tuple[AnyModelSpec, Quantisation, bool], Checkpoint] = {}
+        self._models: dict[tuple[AnyModelSpec, Quantisation, bool, str, str], Transformer] = {}
         self._workloads: dict[str, Workload] = {}
         self._shared = kept.Kept()
         """By the workloads: a plan that sweeps a seed reads its data once."""
@@ -169,12 +174,12 @@ class RunParts:
 
     def requests(self, plan: CellPlan) -> Sequence[Request]:
         """What a cell asks, without loading its weights. Raises `EngineError`, `WorkloadError`."""
-        facts = self.facts(plan.model.source)
-        return self.workload(plan).requests(facts.tokenizer, facts.config.max_length)
+        tokenizer, max_length = self._reads(plan.model)
+        return self.workload(plan).requests(tokenizer, max_length)
 
     def samples(self, plan: CellPlan) -> tuple[Sample, ...]:
         """What a cell asks in words, with the right answers, without loading its weights."""
-        return samples_of(self.workload(plan), self.requests(plan), self.facts(plan.model.source).tokenizer)
+        return samples_of(self.workload(plan), self.requests(plan), self._reads(plan.model)[0])
 
     def device(self, plan: CellPlan) -> Device:
         """Opened. Raises `DeviceError`."""
@@ -191,7 +196,7 @@ class RunParts:
     def environment(self, plan: CellPlan) -> Environment:
         """Of a cell's device, with what engines compute by on this host's CPU. Raises `DeviceError`."""
         found = self.device(plan).environment()
-        if plan.device.is_phone or plan.device.computes != "cpu":
+        if plan.device.is_phone or plan.device.computes != "cpu" or isinstance(plan.model, PlayedModelSpec):
             return found
         from engines.road import build
 
@@ -214,11 +219,28 @@ class RunParts:
             self._facts[source] = inspect_checkpoint(source)
         return self._facts[source]
 
+    def played(self, spec: PlayedModelSpec) -> PlayedFacts:
+        """Of a model that does not run. Raises `EngineError`."""
+        if spec not in self._played:
+            self._played[spec] = played_facts(spec)
+        return self._played[spec]
+
+    def _reads(self, model: AnyModelSpec) -> tuple[Tokenizer, int]:
+        """Its tokenizer, and the most tokens of a request."""
+        if isinstance(model, PlayedModelSpec):
+            return NO_TEXT, MOST_TOKENS
+        facts = self.facts(model.source)
+        return facts.tokenizer, facts.config.max_length
+
     def _engine(self, plan: CellPlan, device: Device) -> Engine:
         """One a cell: calibration belongs to a workload, and counters to a device."""
         if plan.cell.cell_id not in self._engines:
             engine: Engine
-            if plan.engine.ranks is not None:
+            if isinstance(plan.model, PlayedModelSpec):
+                assert isinstance(device, ModelDevice)  # `preflight` refuses others
+                cell = played_cell(plan.model, self.played(plan.model), plan.engine, device.timeline.sheet)
+                engine = PlayedModelEngine(cell, device.timeline, NO_TEXT)
+            elif plan.engine.ranks is not None:
                 engine = self._parallel_engine(plan)
             elif not isinstance(device, ModelDevice):
                 engine = self._reference_engine(plan)
@@ -289,6 +311,8 @@ class RunParts:
 
     def _unmeasured(self, plan: CellPlan, engine: Engine, workload: Workload, requests: Sequence[Request]) -> ArmScores:
         """Scores that no window gives: of distributions against the reference arm's. Computed once a cell."""
+        if isinstance(plan.model, PlayedModelSpec):
+            return ArmScores((), (f"not scored: {NO_MODEL}",))
         if not isinstance(workload, ComparesDistributions):
             return ArmScores()
         if plan.cell.cell_id not in self._arm_scores:
@@ -334,7 +358,7 @@ def phase_cores(engine: EngineSpec) -> PhaseCores:
     return PhaseCores(*settings)
 
 
-def expert_memory(engine: EngineSpec, model: ModelSpec) -> ExpertMemory:
+def expert_memory(engine: EngineSpec, model: AnyModelSpec) -> ExpertMemory:
     form = engine.quantise.experts or plain_form(model.dtype)
     return ExpertMemory(engine.expert_memory, form, engine.copy_bytes_per_s)
 

@@ -17,6 +17,7 @@ from engines.techniques.place.ranks import MOST_RANKS
 from harness.catalog import TECHNIQUES
 from harness.core_sets import CoresOfPhases, ThreadsOfPhases
 from harness.device_specs import DeviceSpec
+from harness.model_specs import AnyModelSpec, ModelSpec, PlayedModelSpec
 from harness.plan_values import MAX_NAME
 from harness.workload_specs import WorkloadSpec
 from results.asked_tables import TableSpec
@@ -53,14 +54,6 @@ class ReadByName:
 
 TechniqueSpec = Annotated[Composed | OracleParameters, ReadByName()]
 """What a plan's technique is, to the type checker and to whoever asks at run time."""
-
-
-class ModelSpec(Record):
-    """Which checkpoint, and in what type its weights are held (arithmetic is fp32 on a CPU)."""
-
-    source: str = Field(min_length=1)
-    """A Hugging Face folder, a hub id, or `bundled:NAME`. safetensors only."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
 class EngineSpec(Record):
@@ -158,7 +151,7 @@ class PlanFile(Record):
     name: str = Field(min_length=1, max_length=MAX_NAME)
     baseline: str | None = None
     """The arm that reports tell the others as times of, by its name; the reference arm where it is not given."""
-    model: ModelSpec
+    model: AnyModelSpec
     engine: tuple[EngineSpec, ...] = Field(min_length=1)
     workload: tuple[WorkloadSpec, ...] = Field(min_length=1)
     device: tuple[DeviceSpec, ...] = Field(min_length=1)
@@ -172,7 +165,7 @@ class PlanFile(Record):
 # --- reading one section ----------------------------------------------------------------------------------------------
 
 S = TypeVar("S")
-Element = TypeVar("Element", bound=ModelSpec | EngineSpec | WorkloadSpec | DeviceSpec)
+Element = TypeVar("Element", bound=ModelSpec | PlayedModelSpec | EngineSpec | WorkloadSpec | DeviceSpec)
 """One of each makes a cell."""
 
 
@@ -195,7 +188,7 @@ class Section(Generic[S]):
         return self._adapter.validate_json(json.dumps(raw), strict=True)
 
 
-MODEL = Section[ModelSpec](ModelSpec)
+MODEL = Section[AnyModelSpec](AnyModelSpec)
 ENGINE = Section[EngineSpec](EngineSpec)
 TECHNIQUE = Section[TechniqueSpec](TechniqueSpec)
 WORKLOAD = Section[WorkloadSpec](WorkloadSpec)

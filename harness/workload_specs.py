@@ -58,6 +58,9 @@ class NamedWorkload(Record):
     smaller_is_part: ClassVar[bool] = True
     """With a smaller limit it asks some of the items that it asks with a larger one, and can wherever that can."""
 
+    asks_lengths: ClassVar[bool] = False
+    """Whether its requests are lengths, so that they can be asked where no model reads them."""
+
     name: str
     label: str | None = Field(None, max_length=MAX_NAME)
     """What tables call it, in the place of its name."""
@@ -214,6 +217,7 @@ class RoleBenchSpec(RoleBenchParameters, NamedWorkload):
 
 
 class FixedLengthsSpec(FixedLengthsParameters, NamedWorkload):
+    asks_lengths: ClassVar[bool] = True
     name: Literal["fixed_lengths"]
 
     def build(self, data_root: Path | None, allow_code: bool) -> Workload:
@@ -221,6 +225,7 @@ class FixedLengthsSpec(FixedLengthsParameters, NamedWorkload):
 
 
 class AzureTraceSpec(AzureTraceParameters, NamedWorkload):
+    asks_lengths: ClassVar[bool] = True
     smaller_is_part: ClassVar[bool] = False
     """A smaller limit asks another stretch of the trace."""
     name: Literal["azure_trace"]

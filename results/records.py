@@ -299,6 +299,8 @@ class CountedLayers(Record):
         return f"of the {self.n_run} layers that ran; priced are {self.n_priced}"
 
 
+NO_MODEL = "no model ran"
+"""The note on a model that is only a shape, whose routing was played: it answered nothing that could be right."""
 PRICED_AS = " priced as "
 """In a cell's model: between the one that computes and the shape that a sheet prices."""
 

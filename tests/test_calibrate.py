@@ -17,7 +17,7 @@ from engines.model.transformer import Transformer
 from engines.profile_files import read_profile, write_profile
 from engines.profiling import profile_of
 from harness.calibration import calibrate
-from harness.schema import ModelSpec
+from harness.model_specs import ModelSpec
 from results.heat import heat_of_cells, layers_of
 from results.report.arms import arms_of
 from results.report.foretold import foretold_of

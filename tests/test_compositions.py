@@ -16,10 +16,11 @@ from engines.model.quantised import Quantisation
 from engines.oracle import OracleParameters
 from engines.reference import ReferenceEngine
 from engines.techniques.parameters import CustomParameters
+from harness.model_specs import ModelSpec
 from harness.plan import PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts, expert_memory
-from harness.schema import EngineSpec, ModelSpec
+from harness.schema import EngineSpec
 from results.records import EngineCounters
 from tests.fakes.random_models import BUNDLED
 from tests.plans import raw_plan

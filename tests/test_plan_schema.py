@@ -20,8 +20,9 @@ from engines.techniques.parameters import Composed
 from harness.catalog import TECHNIQUES
 from harness.commands import app
 from harness.device_specs import DEVICE_KINDS, AndroidSpec, HostSpec, IPhoneSpec, ModelledSpec
+from harness.model_specs import ModelSpec
 from harness.plan import build_plan, load_plan
-from harness.schema import DEVICE, TECHNIQUE, EngineSpec, ModelSpec, PlanFile, StopSpec, TechniqueSpec, TrialProtocol
+from harness.schema import DEVICE, TECHNIQUE, EngineSpec, PlanFile, StopSpec, TechniqueSpec, TrialProtocol
 from harness.workload_specs import SPEC_OF
 from results.asked_tables import TableSpec
 from tests.plans import (

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from engines.model.checkpoints import CheckpointFacts
 from harness.catalog import TECHNIQUES
 from harness.device_specs import DEVICE_KINDS
+from harness.model_specs import ModelSpec
 from harness.plan import MAX_BYTES, PlanError, draft_plan, load_plan, read_draft
 from harness.preflight import preflight
 from harness.run_parts import RunParts
-from harness.schema import EngineSpec, ModelSpec, StopSpec, TrialProtocol
+from harness.schema import EngineSpec, StopSpec, TrialProtocol
 from harness.sweep import set_value
 from harness.workload_specs import SPEC_OF
 from tests.command import joulebench

@@ -206,19 +206,19 @@ def build(cell: Cell, sizes: ModelSizes, foresight: Foresight | None = None) -> 
 def price_cell(cell: Cell) -> PricedCell:
     """Raises `EngineError` for routing of another model, a technique that predicts without
     `recall` or that does not fit; `DeviceError` for a unit, link or price that the sheet lacks."""
-    if lacks := _lacks_room(cell):
+    if lacks := lacks_room_for(cell):
         return PricedCell(cell, cell.routing.name, lacks=lacks)
     sizes = sizes_of(cell.shape)
     if sizes is None:
         return _priced_dense(cell)
-    foresight = _foresight(cell, sizes)
+    foresight = foresight_of(cell, sizes)
     technique = build(cell, sizes, foresight)
     shown, pricing = Shown(technique.asks, sizes), _Pricing(cell)
     for request in range(1 + cell.n_before):
         # Of several requests the last is counted: it finds what those before it left.
         n_tokens = cell.prompt_tokens + cell.decode_steps
         numbers = range(request * cell.batch, (request + 1) * cell.batch)
-        sequences = [_drawn(cell.routing, sizes, n_tokens, number) for number in numbers]
+        sequences = [drawn(cell.routing, sizes, n_tokens, number) for number in numbers]
         pricing.start()
         for played in played_steps(technique, shown, sequences, sizes, cell.chunk, cell.prompt_tokens, foresight):
             pricing.add(played)
@@ -227,20 +227,14 @@ def price_cell(cell: Cell) -> PricedCell:
 
 
 @lru_cache(maxsize=2)
-def _drawn(routing: RoutingSource, sizes: ModelSizes, n_tokens: int, sequence: int) -> Integers:
+def drawn(routing: RoutingSource, sizes: ModelSizes, n_tokens: int, sequence: int) -> Integers:
     """Cells of a table share their routing."""
     return routing.ids_LTK(sizes, n_tokens, "run", sequence)
 
 
 def _priced_dense(cell: Cell) -> PricedCell:
     """Of a model without experts: a technique says which unit computes it, and nothing else."""
-    choices = cell.technique.choices
-    places = isinstance(choices.place, OneUnitParameters) and isinstance(choices.layout, ExactParameters)
-    if not places or choices.move.moves_weights or cell.recall is not None:
-        raise EngineError(
-            f"{cell.technique.technique} places experts, and {cell.shape.name} has none; use dropless with the backbone"
-            " that computes it"
-        )
+    check_places_nothing(cell)
     pricing = _Pricing(cell)
     for _ in range(1 + cell.n_before):
         pricing.start()
@@ -249,14 +243,27 @@ def _priced_dense(cell: Cell) -> PricedCell:
     return pricing.priced(None)
 
 
-def _lacks_room(cell: Cell) -> NoRoomError | None:
+def check_places_nothing(cell: Cell) -> None:
+    """Of a cell of a dense model. Raises `EngineError`."""
+    choices = cell.technique.choices
+    places = isinstance(choices.place, OneUnitParameters) and isinstance(choices.layout, ExactParameters)
+    if not places or choices.move.moves_weights or cell.recall is not None:
+        raise EngineError(
+            f"{cell.technique.technique} places experts, and {cell.shape.name} has none; use dropless with the backbone"
+            " that computes it"
+        )
+
+
+def lacks_room_for(cell: Cell) -> NoRoomError | None:
+    """Why its experts fit nowhere on its sheet, or None."""
     units = cell.technique.units
     if units == ("rank:0",):
         units = tuple(f"rank:{i}" for i in range(cell.ranks))
     return lacks_room(units, cell.technique.choices.move.moves_weights, cell.sheet, cell.shape, cell.unit)
 
 
-def _foresight(cell: Cell, sizes: ModelSizes) -> Foresight | None:
+def foresight_of(cell: Cell, sizes: ModelSizes) -> Foresight | None:
+    """Of a technique that predicts. Raises `EngineError` where recall is missing, or is of none."""
     predicts = cell.technique.choices.route.kind == "predicted"
     if predicts == (cell.recall is not None):
         return None if cell.recall is None else Foresight(cell.recall, sizes)

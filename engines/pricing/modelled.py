@@ -44,7 +44,7 @@ class ObservedEngine(Protocol):
     def reset(self) -> None: ...
     def take_counters(self) -> EngineCounters: ...
     def take_heat(self) -> ExpertHeat | None: ...
-    def take_road(self) -> Road: ...
+    def take_road(self) -> Road | None: ...
 
 
 class ModelledEngine:
@@ -112,8 +112,8 @@ class ModelledEngine:
     def take_heat(self) -> ExpertHeat | None:
         return self._reference.take_heat()
 
-    def take_road(self) -> Road:
-        """Of the host that computes; the time of the road has no part in the timeline."""
+    def take_road(self) -> Road | None:
+        """Of the host that computes, None where none does; the time of the road has no part in the timeline."""
         return self._reference.take_road()
 
 

@@ -42,10 +42,14 @@ class Foresight:
     """
 
     def __init__(self, recall: float, sizes: ModelSizes, seed: int = 0) -> None:
-        self._recall, self._sizes = recall, sizes
-        self._random = np.random.default_rng((seed, 0x70726564))
+        self._recall, self._sizes, self._seed = recall, sizes, seed
+        self.restart()
         self._step: Sequence[Integers] | Integers = ()
         self._first = sizes.n_layers - sizes.n_sparse_layers
+
+    def restart(self) -> None:
+        """As before the first step: what is predicted is drawn anew, the same."""
+        self._random = np.random.default_rng((self._seed, 0x70726564))
 
     def start_step(self, ids_LTK: Integers) -> None:
         """What the routers of this step choose."""

@@ -23,7 +23,7 @@ from results.compare import UnlikeError, mean_score, sample_logarithms, sample_s
 from results.derivation import not_alone
 from results.metrics import NO_METER, RELATIVE_UNITS
 from results.operations import outside_share
-from results.records import Cell, Method, Phase
+from results.records import NO_MODEL, Cell, Method, Phase
 from results.report.arms import Arm
 from results.roads import comparable_roads
 from results.runs import RunData
@@ -189,6 +189,8 @@ class ArmFigures:
     def _score(self, none: ArmFigure, cells: Sequence[Cell]) -> ArmFigure:
         if {c.model_note for c in cells} == {"random weights"}:
             return replace(none, reason=RANDOM_WEIGHTS)
+        if {c.model_note for c in cells} == {NO_MODEL}:
+            return replace(none, reason=NO_MODEL)
         is_whole = len(cells) > 1
         scored = [(c, m) for c in cells if (m := self.first_score.get(c.workload)) is not None]
         shares = [(c, m) for c, m in scored if m in self._binary[c.workload]]

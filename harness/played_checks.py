@@ -1,0 +1,143 @@
+"""Checks of a plan whose model does not run: shape, routing, and what each arm would need of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from devices.base import DeviceError
+from engines.errors import EngineError
+from engines.pricing.cells import build, check_places_nothing, foresight_of, lacks_room_for
+from engines.pricing.playing import MOST_TOKENS
+from engines.techniques.parameters import Composed
+from harness.combinations import mismatch, sheet_of
+from harness.device_specs import DeviceSpec
+from harness.matrix import Part, Parts
+from harness.model_specs import PlayedModelSpec
+from harness.played_parts import NO_TEXT, PlayedFacts, played_cell
+from harness.run_parts import RunParts
+from harness.schema import EngineSpec
+from harness.workload_specs import SPEC_OF, WorkloadSpec
+from results.records import NO_MODEL
+from workloads.base import WorkloadError
+
+FEW_TOKENS = 64
+"""That a profile is counted over for a check: what fits does not hang on counts."""
+OF_COMPUTING = {
+    "profile": "was learnt from a model that runs; counts are those of the routing",
+    "threads": "computes nothing faster",
+    "reuse_prefix": "has no prompts to compare",
+    "long_rope": "turns no token",
+    "copy_bytes_per_s": "copies nothing",
+}
+"""Settings of an engine that only a model which runs reads."""
+
+
+@dataclass
+class PlayedFindings:
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def played_problems(named: Parts, run_parts: RunParts) -> PlayedFindings:
+    """All of them; nothing of a plan whose models run."""
+    found = PlayedFindings()
+    models = {model.spec: model.wrong for model in named.models if isinstance(model.spec, PlayedModelSpec)}
+    if not models:
+        return found
+    for device in named.devices:
+        if not device.spec.is_modelled:
+            found.problems.append(
+                f"device {device.label}: measures what runs, and {NO_MODEL} where shape is given; take modelled devices"
+                " (`joulebench list devices`), or give model.source"
+            )
+        elif device.spec.priced_as:
+            found.problems.append(
+                f"device {device.label}: priced_as stands for another shape than the model's, and here the model is a"
+                " shape; remove the line"
+            )
+    for engine in named.engines:
+        found.problems += _engine_problems(engine)
+    for workload in named.workloads:
+        found.problems += _workload_problems(workload, run_parts)
+    for spec, wrong in models.items():
+        _look_at_model(spec, wrong, named, run_parts, found)
+    return found
+
+
+def _engine_problems(engine: Part[EngineSpec]) -> Iterator[str]:
+    for key, why in OF_COMPUTING.items():
+        if getattr(engine.spec, key) not in (None, False, "at_once"):
+            yield f"engine {engine.label}: {key}: {NO_MODEL}, and this {why}; remove the line"
+    if not isinstance(engine.spec.technique, Composed):
+        yield f"engine {engine.label}: oracle checks what others compute, and {NO_MODEL}; take dropless"
+
+
+def _workload_problems(workload: Part[WorkloadSpec], run_parts: RunParts) -> Iterator[str]:
+    if not workload.spec.asks_lengths:
+        lengths = [name for name, spec in SPEC_OF.items() if spec.asks_lengths]
+        yield (
+            f"workload {workload.label}: asks texts, and {NO_MODEL} that could read them; take {' or '.join(lengths)}"
+        )
+        return
+    try:
+        run_parts.workload_named(workload.label, workload.spec).requests(NO_TEXT, MOST_TOKENS)
+    except WorkloadError as error:
+        yield f"workload {workload.label}: {error}"
+
+
+def _look_at_model(
+    spec: PlayedModelSpec, wrong: frozenset[str], named: Parts, run_parts: RunParts, found: PlayedFindings
+) -> None:
+    """wrong: keys that are told already."""
+    predicting = [engine.label for engine in named.engines if _predicts(engine.spec)]
+    if predicting and spec.recall is None and "recall" not in wrong:
+        found.problems.append(
+            f"model.recall: missing; {', '.join(predicting)} predict{'s' * (len(predicting) == 1)} experts, and"
+            f" {NO_MODEL} that could; state the share that is right, such as recall = 0.9 (source 003)"
+        )
+    if spec.recall is not None and not predicting:
+        found.problems.append(f"model.recall: {spec.recall} is of predictions, and no engine makes any; remove it")
+    try:
+        facts = run_parts.played(spec)
+    except EngineError as error:
+        text = str(error)
+        if text.startswith("routing: ") and "routing" in wrong:
+            return
+        found.problems.append(f"model.{text}" if text.startswith("routing: ") else f"model.shape: {text}")
+        return
+    for engine in named.engines:
+        if not isinstance(engine.spec.technique, Composed) or (_predicts(engine.spec) and spec.recall is None):
+            continue  # told
+        for device in named.devices:
+            if device.spec.is_modelled and mismatch(engine.spec, device.spec, plays=True) is None:
+                _look_at_arm(spec, facts, engine, device.spec, found)
+
+
+def _look_at_arm(
+    spec: PlayedModelSpec, facts: PlayedFacts, engine: Part[EngineSpec], device: DeviceSpec, found: PlayedFindings
+) -> None:
+    """Builds the technique as the run will, with a smaller profile."""
+    try:
+        cell = played_cell(spec, facts, engine.spec, sheet_of(device), FEW_TOKENS)
+        if (lacks := lacks_room_for(cell)) is not None:
+            found.warnings.append(f"engine {engine.label}: its cells will say {lacks}")
+        elif facts.sizes is None:
+            check_places_nothing(cell)
+        else:
+            technique = build(cell, facts.sizes, foresight_of(cell, facts.sizes))
+            name = engine.spec.technique.technique
+            if technique.asks.hidden_state:
+                found.problems.append(f"engine {engine.label}: {name} reads hidden states, and {NO_MODEL}")
+            if technique.needs_saliency:
+                found.warnings.append(
+                    f"engine {engine.label}: {name} drops the least salient tokens, and {NO_MODEL} that says which: of"
+                    " those that overflow, the later ones go"
+                )
+    except (EngineError, DeviceError) as error:
+        found.problems.append(f"engine {engine.label}: {error}")
+
+
+def _predicts(engine: EngineSpec) -> bool:
+    technique = engine.technique
+    return isinstance(technique, Composed) and technique.choices.route.kind == "predicted"
