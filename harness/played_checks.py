@@ -18,7 +18,6 @@ from harness.played_parts import NO_TEXT, PlayedFacts, played_cell
 from harness.run_parts import RunParts
 from harness.schema import EngineSpec
 from harness.workload_specs import SPEC_OF, WorkloadSpec
-from results.records import NO_MODEL
 from workloads.base import WorkloadError
 
 FEW_TOKENS = 64
@@ -48,8 +47,8 @@ def played_problems(named: Parts, run_parts: RunParts) -> PlayedFindings:
     for device in named.devices:
         if not device.spec.is_modelled:
             found.problems.append(
-                f"device {device.label}: measures what runs, and {NO_MODEL} where shape is given; take modelled devices"
-                " (`joulebench list devices`), or give model.source"
+                f"device {device.label}: measures what runs, and no model runs where shape is given; take"
+                " modelled devices (`joulebench list devices`), or give model.source"
             )
         elif device.spec.priced_as:
             found.problems.append(
@@ -68,16 +67,17 @@ def played_problems(named: Parts, run_parts: RunParts) -> PlayedFindings:
 def _engine_problems(engine: Part[EngineSpec]) -> Iterator[str]:
     for key, why in OF_COMPUTING.items():
         if getattr(engine.spec, key) not in (None, False, "at_once"):
-            yield f"engine {engine.label}: {key}: {NO_MODEL}, and this {why}; remove the line"
+            yield f"engine {engine.label}: {key}: no model runs, and this {why}; remove the line"
     if not isinstance(engine.spec.technique, Composed):
-        yield f"engine {engine.label}: oracle checks what others compute, and {NO_MODEL}; take dropless"
+        yield f"engine {engine.label}: oracle checks what others compute, and no model runs; take dropless"
 
 
 def _workload_problems(workload: Part[WorkloadSpec], run_parts: RunParts) -> Iterator[str]:
     if not workload.spec.asks_lengths:
         lengths = [name for name, spec in SPEC_OF.items() if spec.asks_lengths]
         yield (
-            f"workload {workload.label}: asks texts, and {NO_MODEL} that could read them; take {' or '.join(lengths)}"
+            f"workload {workload.label}: asks texts, and no model runs that could read them; take"
+            f" {' or '.join(lengths)}"
         )
         return
     try:
@@ -94,7 +94,7 @@ def _look_at_model(
     if predicting and spec.recall is None and "recall" not in wrong:
         found.problems.append(
             f"model.recall: missing; {', '.join(predicting)} predict{'s' * (len(predicting) == 1)} experts, and"
-            f" {NO_MODEL} that could; state the share that is right, such as recall = 0.9 (source 003)"
+            f" no model runs that could; state the share that is right, such as recall = 0.9 (source 003)"
         )
     if spec.recall is not None and not predicting:
         found.problems.append(f"model.recall: {spec.recall} is of predictions, and no engine makes any; remove it")
@@ -128,11 +128,11 @@ def _look_at_arm(
             technique = build(cell, facts.sizes, foresight_of(cell, facts.sizes))
             name = engine.spec.technique.technique
             if technique.asks.hidden_state:
-                found.problems.append(f"engine {engine.label}: {name} reads hidden states, and {NO_MODEL}")
+                found.problems.append(f"engine {engine.label}: {name} reads hidden states, and no model runs")
             if technique.needs_saliency:
                 found.warnings.append(
-                    f"engine {engine.label}: {name} drops the least salient tokens, and {NO_MODEL} that says which: of"
-                    " those that overflow, the later ones go"
+                    f"engine {engine.label}: {name} drops the least salient tokens, and no model runs that says"
+                    " which: of those that overflow, the later ones go"
                 )
     except (EngineError, DeviceError) as error:
         found.problems.append(f"engine {engine.label}: {error}")

@@ -18,7 +18,6 @@ from engines.techniques.context import ModelSizes
 from engines.techniques.parameters import Composed
 from harness.model_specs import PlayedModelSpec, routing_path
 from harness.schema import EngineSpec
-from results.records import NO_MODEL
 
 NO_TEXT = TokenCounts()
 
@@ -61,7 +60,7 @@ def played_cell(
     """Where and how requests are computed; of no length. Raises `EngineError`."""
     technique = engine.technique
     if not isinstance(technique, Composed):
-        raise EngineError(f"{technique.technique} checks what others compute, and {NO_MODEL}; take dropless")
+        raise EngineError(f"{technique.technique} checks what others compute, and no model runs; take dropless")
     shape = quantised_shape(facts, engine)
     n_bytes = engine.expert_memory
     return Cell(

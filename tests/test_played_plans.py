@@ -203,11 +203,11 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         device=[GPU_NDP, HOST],
     )
     wanted = (
-        "device host: measures what runs, and no model ran",
-        "engine dropless: threads: no model ran",
-        "engine on-demand: reuse_prefix: no model ran",
+        "device host: measures what runs, and no model runs",
+        "engine dropless: threads: no model runs",
+        "engine on-demand: reuse_prefix: no model runs",
         "engine oracle: oracle checks what others compute",
-        "workload boolq: asks texts, and no model ran that could read them; take fixed_lengths or azure_trace",
+        "workload boolq: asks texts, and no model runs that could read them; take fixed_lengths or azure_trace",
         "model.recall: missing; predicts predicts experts",
         "model.routing: the trace of another has 3 layers of 64 experts, top-1, and the model that is priced has 16",
     )
@@ -225,7 +225,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         ({"model": {"source": MODEL, "routing": {"kind": "uniform"}}}, "model.routing: is of a model that does not"),
         ({"model": UNIFORM | {"shape": "qwen-9"}}, "model.shape: no shape 'qwen-9'; name a published model"),
         ({"model": UNIFORM | {"recall": 0.9}}, "model.recall: 0.9 is of predictions, and no engine makes any"),
-        ({"model": UNIFORM | {"routing": {"kind": "drawn"}}}, "model.routing.kind: unknown kind 'drawn'; known: counts"),
+        ({"model": UNIFORM | {"routing": {"kind": "drawn"}}}, "model.routing.kind: unknown kind 'drawn'; known"),
         ({"model": {"shape": "olmoe-1b-7b", "routing": {"kind": "generated", "imbalance": 0.5}}},
          "model.routing.imbalance: "),
         ({"engine": [FETCHED | {"quantise": {"dense": "int8"}}]},
