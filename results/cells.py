@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from results.records import Cell
+from results.records import NO_MODEL, Cell, Method
 from results.runs import RunData
 from results.trials import Trial
 
@@ -47,6 +47,12 @@ def technique_name(cell: Cell) -> str:
     told = cell.technique_parameters if cell.technique_changes is None else cell.technique_changes
     parameters = ", ".join(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in told.items())
     return f"{cell.technique} ({parameters})" if parameters else cell.technique
+
+
+def counted_by(cell: Cell) -> Method:
+    """How choices of experts, and what followed from them, came to be: those of a model that ran on the host are its
+    own, also where a sheet priced them; where none ran, its routing was played."""
+    return "modelled" if cell.model_note == NO_MODEL else "measured"
 
 
 def model_name(cell: Cell) -> str:

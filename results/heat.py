@@ -11,14 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from results.cells import trials_of
+from results.cells import counted_by, trials_of
 from results.expert_heat import Counts, ExpertHeat, LayerForetold
 from results.popularity import imbalance, overlap_at_k
-from results.records import PHASES, PRICED_AS, Cell, Method, Phase
+from results.records import PHASES, PRICED_AS, Cell, Phase
 from results.runs import RunData
 
-COUNTED: Method = "measured"
-"""Choices are those of the model that ran on the host, also where a sheet priced what followed from them."""
 MOST_CHOSEN = (4, 8)
 """K of Overlap@K, where nobody says others: those of §5.8 of NPUMoE (000)."""
 Foretold = tuple[LayerForetold | None, ...] | None
@@ -88,7 +86,7 @@ def layers_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
             "never_chosen": heat.chosen[row].count(0),
             "profiled_imbalance": None if heat.profiled is None else imbalance(heat.profiled[row]),
             **_foretold(heat, row),
-            "method": COUNTED,
+            "method": counted_by(cell),
         }
         for cell in run.cells
         if (heat := heats.get(cell.cell_id)) is not None
@@ -108,7 +106,7 @@ def experts_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
             cell.cell_id, cell.device, cell.engine, cell.technique, cell.model, cell.workload, layer, expert,
             heat.windows, n, None if heat.decoded is None else heat.decoded[row][expert],
             n / (sum(heat.chosen[row]) or 1),
-            None if heat.profiled is None else heat.profiled[row][expert], COUNTED,
+            None if heat.profiled is None else heat.profiled[row][expert], counted_by(cell),
         )
         for cell in run.cells
         if (heat := heats.get(cell.cell_id)) is not None

@@ -25,6 +25,7 @@ import pandas as pd
 from results.binary_scores import binary_metrics, is_share, wilson_interval
 from results.cells import (
     answering,
+    counted_by,
     counters_of,
     data_sources,
     distinct,
@@ -72,10 +73,20 @@ def tidy(run: RunData) -> pd.DataFrame:
     trials = trials_of(run)
     asked, sources, binary = _aggregates_by_workload(run), data_sources(run), binary_metrics(run)
     rows = chain.from_iterable(
-        _rows(identity_of(run, cell, sources), trials[cell.cell_id], asked[cell.workload], binary[cell.workload])
+        _as_counted(
+            cell,
+            _rows(identity_of(run, cell, sources), trials[cell.cell_id], asked[cell.workload], binary[cell.workload]),
+        )
         for cell in run.cells
     )
     return frame_of(rows, COLUMNS, ("phase", "meter", "reason"), _STATISTICS, ("n", "n_failed"))
+
+
+def _as_counted(cell: Cell, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Counters of routing that was played are modelled."""
+    counters = dict(TECHNIQUE_METRICS)
+    for row in rows:
+        yield row | {"method": counted_by(cell)} if row["metric"] in counters and row["method"] == "measured" else row
 
 
 def latency(run: RunData) -> pd.DataFrame:

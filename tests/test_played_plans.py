@@ -252,6 +252,8 @@ def test_a_model_that_fits_nowhere_is_a_result(tmp_path: Path) -> None:
     assert "oom: 58.0 GB of experts of qwen3-30b-a3b" in summary
     arms = (tmp_path / "run" / "arms.csv").read_text()
     assert f",{NO_MODEL}\n" in arms  # the reason why accuracy is missing
+    heat = (tmp_path / "run" / "heat.csv").read_text().splitlines()
+    assert all(line.endswith(",modelled") for line in heat[1:])
     page = (tmp_path / "run" / "report.html").read_text()
     for text in (summary, arms, page, ran.stdout):
         assert "qwen3-30b-a3b; routing: generated, all experts alike, seed 3" in " ".join(text.split())
