@@ -89,7 +89,23 @@ def test_verdicts(klass: Class, value: str, ours: Ours | None, expected: str) ->
 )
 def test_orders(order: str, ours: Ours, holds: bool) -> None:
     """Against a row: theirs 5 is above their 2, so ours must be above our 3."""
-    assert words("ordering", "5", ours, order) == ("same order" if holds else "other order")
+    told = words("ordering", "5", ours, order).partition(", size off")[0]
+    assert told == ("same order" if holds else "other order")
+
+
+@pytest.mark.parametrize(
+    ("value", "ours", "order", "expected"),
+    [
+        ("7.37", 2.73, ">1", "same order, size off by 63 %"),
+        ("2.0", 2.2, ">1", "same order"),
+        ("2.0-4.0", Span(2.1, 6.0), ">1", "same order, size off by 50 %"),
+        ("2.0", 0.5, ">1", "other order, size off by 75 %"),
+        ("5", (9.0, 8.0), "falling", "same order"),
+    ],
+)
+def test_an_order_says_how_far_its_size_is_off(value: str, ours: Ours, order: str, expected: str) -> None:
+    """7.37 against 2.73: 63 % less. The size of a series is not one figure."""
+    assert words("ordering", value, ours, order) == expected
 
 
 def test_an_ordering_is_tested_by_its_sign_alone() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from harness.reproduce.ledger import Claim, Ledger
-from harness.reproduce.orders import parse_order
+from harness.reproduce.orders import SERIES, parse_order
 from harness.reproduce.printed import Bound, Number, Printed, Range, Several, Span, WithError, Words
 from harness.reproduce.rounding import meets
 
@@ -84,6 +84,8 @@ def n_figures(ours: float | Sequence[Any]) -> int:
 
 
 FLOAT_NOISE = 1e-9
+LIKE_SIZE = 0.15
+"""Of an ordering, whose size is not tested: further off than this is told."""
 AS_ROUNDED = "within the rounding of its inputs"
 
 Outcome = Literal[
@@ -217,7 +219,11 @@ def _order_verdict(claim: Claim, ours: Ours, anchor: Anchor) -> Verdict:
     else:
         assert order is not None  # the ledger refuses an ordering without one
         has_held = order(figures)
-    return Verdict("same order", "same order", True) if has_held else Verdict("other order", "other order", False)
+    has_size = claim.order not in SERIES and not isinstance(claim.printed, Words | Several)
+    error = compared(claim.printed, ours)[1] if has_size else None
+    size = f", size off by {percent(abs(error), round)}" if error is not None and abs(error) > LIKE_SIZE else ""
+    outcome: Outcome = "same order" if has_held else "other order"
+    return Verdict(outcome, outcome + size, has_held, error)
 
 
 def compared(printed: Printed, ours: Ours) -> tuple[bool, float | None]:

@@ -21,7 +21,7 @@ _SIDES: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
 }
-_SERIES: dict[str, Holds] = {
+SERIES: dict[str, Holds] = {
     "rising": lambda found: all(a < b for a, b in pairwise(found)),
     "falling": lambda found: all(a > b for a, b in pairwise(found)),
     "not rising": lambda found: all(a >= b for a, b in pairwise(found)),
@@ -39,9 +39,9 @@ def parse_order(text: str) -> Holds | str | None:
     """
     if not text:
         return None
-    if text in _SERIES:
+    if text in SERIES:
         # One figure, or none, would have every order.
-        series = _SERIES[text]
+        series = SERIES[text]
         return lambda found: len(found) > 1 and series(found)
     side = _SIDE.fullmatch(text)
     if side:
@@ -50,4 +50,4 @@ def parse_order(text: str) -> Holds | str | None:
     against = _AGAINST.fullmatch(text)
     if against:
         return against[1]
-    raise ValueError(f"order {text!r} is unknown; take >1, <1, {', '.join(_SERIES)} or against CLAIM")
+    raise ValueError(f"order {text!r} is unknown; take >1, <1, {', '.join(SERIES)} or against CLAIM")

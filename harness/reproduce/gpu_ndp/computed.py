@@ -78,7 +78,7 @@ class Computed:
         return self._wanted(_by_utilisation(self.without_shared))
 
     def _wanted(self, by_utilisation: dict[str, dict[float, float]]) -> dict[str, float | None]:
-        stated = {TP_PRE: self.book.figure(PRE_DECODE), FULL: self.book.figure(FULL_DECODE)}
+        stated = {TP_PRE: self.book.calibration(PRE_DECODE), FULL: self.book.calibration(FULL_DECODE)}
         return {arm: wanted_utilisation(stated[arm], by_utilisation[arm]) for arm in stated}
 
     @cached_property

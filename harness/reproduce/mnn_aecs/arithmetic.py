@@ -226,7 +226,10 @@ def _table_8() -> Iterable[Finding]:
     for n, phone in enumerate(PHONES):
         printed = ledger().claims[TUNED[phone]].value
         yield _own(
-            f"{first + n:03d}", float(sum(map(int, re.findall(r"(\d+)(?:\*| thread)", printed)))), "Table 7's cores"
+            f"{first + n:03d}",
+            float(sum(map(int, re.findall(r"(\d+)(?:\*| thread)", printed)))),
+            "the cores of the source's own Table 7; what our search chooses stands in rows of that table, and in Table"
+            " 8 drawn again",
         )
     reductions = [
         100.0 * (1.0 - tuned / other)
