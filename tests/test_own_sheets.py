@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from devices.models.sheet import SheetError, available_sheets, load_sheet, sheet_path
+from engines.pricing.cells import Cell, parameters, price_cell
+from engines.pricing.routing_sources import UniformRouting
+from engines.pricing.shapes import NAMED_SHAPES
 from harness.matrix import CellPlan
 from harness.plan import PlanError, load_plan
 from tests.command import Finished, joulebench
 from tests.plans import FAST, raw_plan, write_plan
 from tests.test_links import LINKED_TOML
+from tests.toy_sheet import figure
 
 CPU_W, COMM_W = 8.4481, 2.5405
 """Of sheet m2-ultra."""
@@ -132,10 +136,13 @@ def test_every_problem_of_a_sheet_is_told_at_once_beside_those_of_the_plan(tmp_p
         "units.ndp.count: must be less than or equal to 64, found 1000000",
         "colour: unknown key; remove it",
         "source: missing; add it",
+        "links: bus: ends at rank, and the sheet has no such unit; name one of its units",
         "workload[0].name: unknown name 'nothing'",
     ):
         assert problem in found.stderr
-    assert len([line for line in found.problems if "device[0].sheet" in line]) == 7  # those six, and where the keys are
+    assert (
+        len([line for line in found.problems if "device[0].sheet" in line]) == 8
+    )  # those seven, and where the keys are
 
 
 def test_the_sheet_that_the_page_shows_loads(tmp_path: Path) -> None:
@@ -145,6 +152,68 @@ def test_the_sheet_that_the_page_shows_loads(tmp_path: Path) -> None:
     gpu = load_sheet(tmp_path / "mine.toml").units["gpu"]
     assert gpu.roofline is not None
     assert gpu.roofline.seconds(1, 1e9, 0.0, 64e9) == pytest.approx(5e-6 + 64e9 / (8e13 * 0.4))  # 64 is half way
+
+
+def test_the_sheet_that_the_page_shows_gives_joules(tmp_path: Path) -> None:
+    """The CPU computes nothing, and waits at 25 W for as long as the GPU or the link works; all three have joules."""
+    page = Path(__file__).parents[1].joinpath("docs", "sheets.md").read_text()
+    (shown,) = [block.partition("```")[0] for block in page.split("```toml")[1:] if "[units" in block]
+    (tmp_path / "mine.toml").write_text(shown)
+    cell = Cell(
+        load_sheet(tmp_path / "mine.toml"), NAMED_SHAPES["olmoe-1b-7b"], parameters("gpu"), UniformRouting(), 64, 4
+    )
+    priced = price_cell(cell)
+    assert priced.no_joules is None
+    prefill, decode = priced.phases
+    for phase in (prefill, decode):
+        gpu = phase.use.of("gpu")
+        assert phase.joules["gpu"] == pytest.approx(300 * gpu.busy_s + 60 * gpu.waiting_s + 20 * gpu.idle_s)
+        awake_s = phase.use.window_s - phase.use.idle_s
+        assert phase.joules["cpu"] == pytest.approx(25 * awake_s + 10 * phase.use.idle_s)
+        assert phase.total_j == pytest.approx(sum(one or 0.0 for one in phase.joules.values()))
+        assert awake_s > 0
+
+
+def test_what_is_wrong_between_tables_is_told_beside_what_is_wrong_within_them(tmp_path: Path) -> None:
+    """A depth that is none and a share above 1 in a unit, a link and a memory of units that are not there, a link of a
+    unit with itself, and a unit that draws more while it rests."""
+    own = f"""
+name = "mine"
+description = "d"
+source = "s"
+[units.cpu]
+busy_w = {figure(10.0)}
+idle_w = {figure(20.0)}
+waiting_w = {figure(30.0)}
+queue_depth = {figure(0.5)}
+[memories]
+npu = {figure(1e9)}
+[links.nowhere]
+source = "cpu"
+target = "gpu"
+kind = "shared"
+bytes_per_s = {figure(-1.0)}
+[links.loop]
+source = "cpu"
+target = "cpu"
+kind = "shared"
+bytes_per_s = {figure(1.0)}
+"""
+    (tmp_path / "mine.toml").write_text(own)
+    with pytest.raises(SheetError) as raised:
+        load_sheet(tmp_path / "mine.toml")
+    found = "\n".join(raised.value.problems)
+    for problem in (
+        "units.cpu.queue_depth: must be a whole number from 1 to 1024",
+        "links.nowhere.bytes_per_s.value: must be greater than or equal to 0, found -1.0",
+        "units.cpu: idle_w 20 is above busy_w 10",
+        "units.cpu: waiting_w 30 is above busy_w 10",
+        "memories: npu: the sheet has no such unit",
+        "links: nowhere: ends at gpu, and the sheet has no such unit",
+        "links: loop: joins cpu with itself",
+    ):
+        assert problem in found
+    assert len(raised.value.problems) == 8  # these seven, and where the keys are
 
 
 @pytest.mark.parametrize(

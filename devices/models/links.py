@@ -22,6 +22,8 @@ FILE = "file"
 LinkEnd = Annotated[str, StringConstraints(pattern=r"^(file|cpu|gpu|npu|(ndp|rank|core)(:(0|[1-9][0-9]{0,3}))?)$")]
 """A unit, all numbered units of a kind, or the file of the experts."""
 LinkName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+NUMBERED = ("ndp", "rank", "core")
+"""Kinds of units of which there are several."""
 TAKEN = ("cpu", "gpu", "npu", "ndp", "rank", "core", "comm", "total")
 """What no link can be called: a component of another kind."""
 
@@ -55,11 +57,18 @@ class LinkSheet(Record):
 
     def direction(self, source: str, target: str) -> Literal["forth", "back"] | None:
         """None where it does not join the two."""
-        if _among(source, self.source) and _among(target, self.target):
-            return "forth"
-        if _among(source, self.target) and _among(target, self.source):
-            return "back"
-        return None
+        return direction_between(source, target, self.source, self.target)
+
+
+def direction_between(
+    source: str, target: str, source_ends: tuple[str, ...], target_ends: tuple[str, ...]
+) -> Literal["forth", "back"] | None:
+    """Of a link with these ends; None where it does not join the two."""
+    if _among(source, source_ends) and _among(target, target_ends):
+        return "forth"
+    if _among(source, target_ends) and _among(target, source_ends):
+        return "back"
+    return None
 
 
 def _among(unit: str, ends: tuple[str, ...]) -> bool:

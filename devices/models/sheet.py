@@ -30,13 +30,21 @@ Watts that are not stated are not 0: joules of that component, and of the whole,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from itertools import combinations
 from pathlib import Path
+from typing import Any, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from devices.base import DeviceError, Unit
 from devices.models import in_place
@@ -45,14 +53,10 @@ from devices.models.figures import Kernel as Kernel
 from devices.models.figures import KernelPrice as KernelPrice
 from devices.models.figures import MissedBy, QueueDepth, Rate, Roofline, RowTile
 from devices.models.figures import SheetFigure as SheetFigure
-from devices.models.links import TAKEN, End, LinkName, LinkSheet, is_end_of
+from devices.models.links import NUMBERED, End, LinkName, LinkSheet
+from devices.models.sheet_faults import MOST_ALIKE, MOST_LINKS, MOST_UNITS, faults
 from devices.toml_records import RecordError, parse_record, read_text
 from results.records import BACK, COMM, Record
-
-MOST_ALIKE = 64
-"""Units that one table may stand for."""
-MOST_UNITS, MOST_LINKS = 256, 32
-"""Tables of a sheet."""
 
 
 class UnitSheet(Record):
@@ -165,13 +169,30 @@ class Sheet(Record):
         """None of a unit."""
         return self.links.get(resource.removesuffix(BACK))
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_faults_between_tables(cls, raw: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """What is wrong between tables is told beside what is wrong within them."""
+        between = [
+            InitErrorDetails(type=PydanticCustomError("between", "{words}", {"words": words}), loc=(key,), input={})
+            for key, words in (faults(raw) if isinstance(raw, Mapping) else ())
+        ]
+        within: list[InitErrorDetails] = []
+        try:
+            sheet = handler(raw)
+        except ValidationError as error:
+            within = [_again(one) for one in error.errors(include_url=False)]
+        if between or within:
+            raise ValidationError.from_exception_data(cls.__name__, [*within, *between])
+        return sheet
+
     @field_validator("units")
     @classmethod
     def _numbered(cls, tables: dict[End, UnitSheet]) -> dict[End, UnitSheet]:
         """Each unit by its own name."""
         problems, found = [], dict[End, UnitSheet]()
         for name, unit in tables.items():
-            is_kind = name in ("ndp", "rank", "core")
+            is_kind = name in NUMBERED
             if is_kind and unit.count is None:
                 problems.append(f"{name}: such units are numbered; say how many with count, or name it {name}:0")
             elif not is_kind and unit.count is not None:
@@ -184,49 +205,6 @@ class Sheet(Record):
         if problems:
             raise ValueError("; ".join(problems))
         return found
-
-    @field_validator("stands_in")
-    @classmethod
-    def _for_units_it_lacks(cls, stands_in: dict[End, End], info: ValidationInfo) -> dict[End, End]:
-        units = info.data.get("units")
-        if units is None:
-            return stands_in  # they are not whole: that is said of them
-        problems = [f"{one}: the sheet has that unit; remove the line" for one in stands_in if one in units]
-        problems += [
-            f"{one}: {other} is none of the sheet's units; name one of {', '.join(units)}"
-            for one, other in stands_in.items()
-            if other not in units
-        ]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return stands_in
-
-    @field_validator("memories")
-    @classmethod
-    def _of_units(cls, memories: dict[End, Rate], info: ValidationInfo) -> dict[End, Rate]:
-        unknown = [end for end in memories if not _is_known(end, info)]
-        if unknown:
-            raise ValueError(f"{', '.join(unknown)}: the sheet has no such unit; name one of its units")
-        return memories
-
-    @field_validator("links")
-    @classmethod
-    def _between_units(cls, links: dict[LinkName, LinkSheet], info: ValidationInfo) -> dict[LinkName, LinkSheet]:
-        ends = [(name, end) for name, link in links.items() for end in (*link.source, *link.target)]
-        problems = [
-            f"{name}: ends at {end}, and the sheet has no such unit; name one of its units"
-            for name, end in ends
-            if not _is_known(end, info)
-        ]
-        problems += [f"{name}: no link can be called so; give it another name" for name in links if name in TAKEN]
-        if not problems and "units" in info.data:
-            for one, two in combinations(info.data["units"], 2):
-                joining = [name for name, link in links.items() if link.direction(one, two) is not None]
-                if len(joining) > 1:
-                    problems.append(f"{' and '.join(joining)} both join {one} and {two}; leave one")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return links
 
     @field_validator("clusters")
     @classmethod
@@ -256,9 +234,11 @@ class Sheet(Record):
         return states
 
 
-def _is_known(end: End, info: ValidationInfo) -> bool:
-    """True too where the units themselves are not whole: that is said of them."""
-    return "units" not in info.data or is_end_of(end, set(info.data["units"]))
+def _again(told: ErrorDetails) -> InitErrorDetails:
+    """An error of pydantic, to be raised with others."""
+    kind = PydanticCustomError("within", "{words}", {"words": told["msg"]})
+    known = told["type"] in ("missing", "extra_forbidden")
+    return InitErrorDetails(type=told["type"] if known else kind, loc=told["loc"], input=told["input"])
 
 
 SheetRef = str | Path
