@@ -19,6 +19,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,10 @@ class Timeline:
         self._free_s: dict[str, float] = defaultdict(float)
         """When each resource is done with what it was asked."""
         self._places: dict[Operation, int] = {}
-        """Of each distinct operation: a model asks for few of them, many times."""
+        self._distinct: list[Operation] = []
+        """Of each distinct operation, whatever it waits for: a model asks for few of them, many times."""
+        self._n_named = 0
+        """Operations since `settle`, until the last that stood aside or waited for one that it names."""
         self._resources: dict[str, int] = {}
         self._resource_D: list[int] = []
         """By number, and which each distinct operation runs on."""
@@ -101,6 +105,8 @@ class Timeline:
                     if back <= n and ends_s[-back] > start_s:
                         start_s = ends_s[-back]
             waits_s.append(start_s - ready_s)
+            if is_aside or operation.after:
+                self._n_named = len(waits_s)
             if unit in queues:
                 start_s = host.start_s(operation, self._launch_s[place], self._seconds[place], start_s)
             end_s = start_s + self._seconds[place]
@@ -118,7 +124,12 @@ class Timeline:
         self._line_s = group_s
 
     def _priced(self, operation: Operation) -> int:
-        """Its place."""
+        """Its place: that of the same work that waits for something else, where there is one."""
+        if operation.after:
+            alone = replace(operation, after=())
+            place = self._places.get(alone)
+            self._places[operation] = place = self._priced(alone) if place is None else place
+            return place
         seconds = operation_seconds(self.sheet, operation)
         launch_s = launch_seconds(self.sheet, operation) if operation.unit in self._host.queues else 0.0
         seconds -= launch_s
@@ -126,8 +137,9 @@ class Timeline:
         self._launch_s.append(launch_s)
         self._seconds.append(seconds)
         self._resource_D.append(self._resources.setdefault(operation.unit, len(self._resources)))
-        self._places[operation] = len(self._places)
-        return len(self._places) - 1
+        self._places[operation] = len(self._distinct)
+        self._distinct.append(operation)
+        return len(self._distinct) - 1
 
     def settle(self) -> None:
         """Waits for what is aside, and drops all that ran: its joules stay counted, and nothing to come can name it."""
@@ -139,19 +151,20 @@ class Timeline:
         self._n_forgotten += len(places)
         for kept in (self._ran, self._starts_s, self._ends_s, self._waited_s):
             del kept[:]
+        self._n_named = 0
 
     def seconds_by_operation(self) -> Mapping[tuple[str, str], float]:
         """Seconds since the start by (operation, unit), in the form of Table 4; also where units worked alongside."""
         found: dict[tuple[str, str], float] = defaultdict(float)
-        for n, (operation, place) in zip(self._n_by_place(), self._places.items(), strict=True):
-            found[operation.name, operation.unit] += n * self._seconds[place]
+        for n, operation, seconds in zip(self._n_by_place(), self._distinct, self._seconds, strict=True):
+            found[operation.name, operation.unit] += n * seconds
         return dict(found)
 
     def seconds_by_term(self) -> Mapping[tuple[str, Term], float]:
         """Seconds since the start by unit or link and what they were spent on; launches that a queue hides are not
         among them."""
         found: dict[tuple[str, Term], float] = defaultdict(float)
-        for n, operation in zip(self._n_by_place(), self._places, strict=True):
+        for n, operation in zip(self._n_by_place(), self._distinct, strict=True):
             for term, seconds in term_seconds(self.sheet, operation).items():
                 if term != "launches" or operation.unit not in self._host.queues:
                     found[operation.unit, term] += n * seconds
@@ -160,22 +173,22 @@ class Timeline:
     def seconds_outside_fit(self) -> float:
         """Since the start, of operations unlike all that their price was fitted on."""
         return sum(
-            n * self._seconds[place]
-            for n, (operation, place) in zip(self._n_by_place(), self._places.items(), strict=True)
+            n * seconds
+            for n, operation, seconds in zip(self._n_by_place(), self._distinct, self._seconds, strict=True)
             if is_fitted(self.sheet, operation) is False
         )
 
     def bytes_by_link(self) -> Mapping[str, float]:
         """Bytes since the start that travelled, by each way of a link."""
         found: dict[str, float] = defaultdict(float)
-        for n, operation in zip(self._n_by_place(), self._places, strict=True):
+        for n, operation in zip(self._n_by_place(), self._distinct, strict=True):
             if operation.kernel == TRANSFER:
                 found[operation.unit] += n * operation.moved_bytes
         return dict(found)
 
     def _n_by_place(self) -> list[int]:
         """How many of each distinct operation ran since the start."""
-        n_run = np.bincount(np.asarray(self._ran, dtype=np.int64), minlength=len(self._places))
+        n_run = np.bincount(np.asarray(self._ran, dtype=np.int64), minlength=len(self._distinct))
         return [n + self._n_before.get(place, 0) for place, n in enumerate(n_run.tolist())]
 
     @property
@@ -190,8 +203,7 @@ class Timeline:
         places, starts_s, _ = self._arrays(since)
         by_start = np.argsort(starts_s, kind="stable")
         used, listed_at = np.unique(places[by_start], return_inverse=True)
-        distinct = list(self._places)
-        listed = [(distinct[i], self._seconds[i]) for i in used.tolist()]
+        listed = [(self._distinct[i], self._seconds[i]) for i in used.tolist()]
         return starts_s[by_start], listed_at.astype(np.int32), listed
 
     def use(self, begin_s: float) -> MachineUse:
@@ -208,10 +220,9 @@ class Timeline:
         """Of the same operations, in the same order. None where all stand in the line or alongside each other: the
         order of their starts says all."""
         since = max(first - self._n_forgotten, 0)
-        places, starts_s, _ = self._arrays(since)
-        distinct = list(self._places)
-        if not any(distinct[i].aside or distinct[i].after for i in np.unique(places).tolist()):
+        if self._n_named <= since:
             return None
+        starts_s = self._arrays(since)[1]
         by_start = np.argsort(starts_s, kind="stable")
         return Program(by_start.astype(np.int64), np.asarray(self._waited_s[since:])[by_start])
 

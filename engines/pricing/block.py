@@ -136,6 +136,7 @@ class Block:
             rows = iter(computed_rows([call for call in calls if call.n_rows > 0], self._tiles))
             rows_C = [next(rows) if n else 0 for n in rows_C]
         columns = zip(table.kind_C, rows_C, table.n_experts_C, table.loads_C, strict=True)
+        waited: set[tuple[str, Unit]] = set()
         for call, (number, n_rows, n_experts, n_loads) in enumerate(columns):
             if not n_rows:
                 continue
@@ -143,7 +144,14 @@ class Block:
             if key not in own:
                 own[key] = _expert_call(kind, *key, self._shape, self._columns, self._hidden, self._limit)
             operation = own[key]
-            after = () if travels is None else self._awaited(calls, call, kind.unit, layer, waits)
+            after: Sequence[int | None] = ()
+            if travels is not None:
+                # A unit works on one call after another: what the first waited for is there.
+                if (operation.unit, kind.unit) not in waited:
+                    waited.add((operation.unit, kind.unit))
+                    after = waits.get(kind.unit, ())
+                if travels.on_the_way:
+                    after = [*after, *self._arriving(calls, call, kind.unit, layer)]
             last[operation.unit] = steps.add(operation, after)
         results = [] if travels is None else self._add_results(steps, plan, tokens, last, travels)
         steps.add(
@@ -181,16 +189,12 @@ class Block:
         resource = travels.link(source, target, "experts")
         return resource, target, travels.sheet.links[resource.removesuffix(BACK)].whole_layers
 
-    def _awaited(
-        self, calls: Calls, call: int, unit: Unit, layer: int, waits: Mapping[Unit, Numbers]
-    ) -> Sequence[int | None]:
-        """Numbers of what brings its rows and its experts."""
+    def _arriving(self, calls: Calls, call: int, unit: Unit, layer: int) -> Iterator[int | None]:
+        """Numbers of what brings its experts."""
         assert self._travels is not None
         on_the_way = self._travels.on_the_way
-        if not on_the_way:
-            return waits.get(unit, ())
-        experts = calls.expert_S[calls.starts_C[call] : calls.ends_C[call]].tolist()
-        return [*waits.get(unit, ()), *(on_the_way.pop(Arrival(layer, unit, e), None) for e in experts)]
+        for expert in calls.expert_S[calls.starts_C[call] : calls.ends_C[call]].tolist():
+            yield on_the_way.pop(Arrival(layer, unit, expert), None)
 
     def _add_rows(
         self, steps: Steps, plan: DispatchPlan, tokens: Mapping[Unit, int], travels: Travels
