@@ -18,28 +18,33 @@ if TYPE_CHECKING:
 
 
 class Outline(NamedTuple):
-    """layer: whose calls wait for what travels; None: nothing does."""
+    """layers: whose calls wait for what travels, ascending. as_one: all of a layer's fill a buffer together."""
 
     key: Hashable
-    layer: int | None
+    layers: tuple[int, ...] = ()
+    as_one: bool = False
 
 
 def outline(plan: DispatchPlan) -> Outline | None:
-    """None where more matters: weights for later layers travel, or several units share the tokens of a chunk."""
+    """None where more matters: weights for several layers travel one by one, or several units share the tokens of a
+    chunk."""
     calls, transfers = plan.calls, plan.transfers
     if plan.n_tokens > 1 and len(calls.kinds) > 1:
         return None  # how many tokens each unit computes for hangs on all rows
-    layer, travelling = None, None
+    layers: tuple[int, ...] = ()
+    travelling = None
     if len(transfers):
-        layers = set(transfers.layer_M.tolist())
-        if len(layers) > 1:
+        layer_M = transfers.layer_M.tolist()
+        layers = tuple(sorted(set(layer_M)))
+        if len(layers) > 1 and not transfers.as_one:
             return None
-        layer = layers.pop()
+        of_layer = None if len(layers) == 1 else tuple(map(layers.index, layer_M))
         awaited = None
         if not transfers.as_one:
             places = {expert: place for place, expert in enumerate(transfers.expert_M.tolist())}
             awaited = tuple(places.get(expert) for expert in calls.expert_S.tolist())
-        travelling = transfers.links, transfers.as_one, _told(transfers.n_bytes_M), _told(transfers.link_M), awaited
+        columns = _told(transfers.n_bytes_M), _told(transfers.link_M), of_layer, awaited
+        travelling = transfers.links, transfers.as_one, *columns
     key = (
         plan.n_tokens,
         plan.routed_pairs,
@@ -57,7 +62,7 @@ def outline(plan: DispatchPlan) -> Outline | None:
         travelling,
         plan.exchanges,
     )
-    return Outline(key, layer)
+    return Outline(key, layers, transfers.as_one)
 
 
 def _told(values: NDArray[np.int64] | None) -> bytes | None:

@@ -15,10 +15,10 @@ Legend: T tokens of the chunk, L keys in the cache after it, H model width, I ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from devices.base import Unit
 from devices.models.figures import Kernel, Roofline
@@ -26,7 +26,7 @@ from devices.models.operation import Operation
 from devices.models.sheet import Sheet
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.pricing.block import Block, Travels, residual, row_bytes
+from engines.pricing.block import Arrival, Block, Travels, residual, row_bytes
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps
 from engines.techniques.context import ChunkPhase
@@ -57,6 +57,15 @@ Part = Sequence[Operation]
 """Operations that follow each other. One that may come again in the same way is the same tuple then."""
 
 
+class _Known(NamedTuple):
+    """Operations of a block. taken: units whose weights were on their way and are there now. sends: those that are on
+    their way from then on: how many layers ahead, to which unit, and which of the operations brings them."""
+
+    operations: tuple[Operation, ...]
+    taken: tuple[Unit, ...]
+    sends: tuple[tuple[int, Unit, int | None], ...]
+
+
 class Schedule:
     """What steps of a model are made of on a machine; keeps what it made, for steps and layers of equal shape."""
 
@@ -72,7 +81,7 @@ class Schedule:
         self._backbone = backbone if self._sheet is None else self._sheet.computing(backbone)
         self._block = Block(shape, self._rest, graph_bytes_limit, travels)
         self._parts: dict[Hashable, tuple[Operation, ...]] = {}
-        self._blocks: dict[Hashable, tuple[Operation, ...]] = {}
+        self._blocks: dict[Hashable, _Known] = {}
         """By outlines."""
 
     def parts(self, step: PricedStep, plans: Sequence[DispatchPlan | None], n_before: int = 0) -> Iterator[Part]:
@@ -86,6 +95,7 @@ class Schedule:
         n_dense = 0 if None in plans else shape.n_dense_layers or 0
         of_step = self._kept(("step", step.n_tokens, step.phase), partial(self._engine, step, "step", 1))
         n = n_before + len(of_step)
+        place_of = {number: i for i, number in enumerate(numbers)}
         if of_step:
             yield of_step
         for layer in range(shape.n_layers):
@@ -98,7 +108,7 @@ class Schedule:
             n += len(first)
             yield first
             if plan is not None:
-                block = self._of_block(plan, layer, numbers, reused, n)
+                block = self._of_block(plan, layer, place_of, reused, n)
                 n += len(block)
                 yield block
             n += len(last)
@@ -125,24 +135,60 @@ class Schedule:
             steps.add(operation)
         return steps.operations
 
-    def _of_block(self, plan: DispatchPlan, layer: int, numbers: Sequence[int], reused: int, n_before: int) -> Part:
-        """Where nothing was on its way, plans of equal outline are the same block. numbers, reused: of the layers that
-        computed, and which of them this one stands for."""
+    def _of_block(self, plan: DispatchPlan, layer: int, place_of: Mapping[int, int], reused: int, n_before: int) -> Part:
+        """Plans of equal outline are the same block, where the same is on its way for their layer. place_of: of the
+        layers that computed, by number. reused: which of them this one stands for."""
+        key = self._key(plan, layer, place_of, reused, n_before)
+        known = None if key is None else self._blocks.get(key)
+        if known is not None:
+            self._pass(known, layer, n_before)
+            return known.operations
         on_the_way = {} if self._travels is None else self._travels.on_the_way
-        outline = None if on_the_way else plan.outline
-        if outline is not None and outline.layer not in (None, numbers[reused]):
-            outline = None  # for another layer
-        if outline is not None and outline.key in self._blocks:
-            return self._blocks[outline.key]
-        later = {number: layer + i - reused for i, number in enumerate(numbers)}
+        was = dict(on_the_way)
+        later = {number: layer + i - reused for number, i in place_of.items()}
         steps = Steps(n_before)
         self._block.add_to(steps, plan, layer, later)
-        if outline is None or on_the_way:
+        left = [(one, number) for one, number in on_the_way.items() if one not in was or was[one] != number]
+        if key is None or any(one.expert is not None for one, _ in left):
             return steps.operations
         if len(self._blocks) >= MOST_KEPT:
             self._blocks.clear()
-        self._blocks[outline.key] = tuple(steps.operations)
-        return self._blocks[outline.key]
+        sends = [
+            (one.layer - layer, one.unit, None if number is None else number - n_before) for one, number in left
+        ]
+        taken = tuple(one.unit for one in was if one not in on_the_way)
+        self._blocks[key] = _Known(tuple(steps.operations), taken, tuple(sends))
+        return self._blocks[key].operations
+
+    def _key(
+        self, plan: DispatchPlan, layer: int, place_of: Mapping[int, int], reused: int, n_before: int
+    ) -> Hashable:
+        """What the operations of a block hang on; None where more matters than is told."""
+        outline = plan.outline
+        if outline is None:
+            return None
+        ahead = tuple(place_of[one] - reused for one in outline.layers)
+        if ahead and (layer + max(ahead) >= self._shape.n_layers or not (outline.as_one or ahead == (0,))):
+            return None
+        if self._travels is None or not self._travels.on_the_way:
+            return outline.key, ahead
+        arriving: list[tuple[Unit, int | None]] = []
+        for one, number in self._travels.on_the_way.items():
+            if one.layer == layer:
+                if one.expert is not None:
+                    return None
+                arriving.append((one.unit, None if number is None else n_before - number))
+        return outline.key, ahead, *arriving
+
+    def _pass(self, known: _Known, layer: int, n_before: int) -> None:
+        """What is on its way after a block that is known."""
+        if self._travels is None:
+            return
+        on_the_way = self._travels.on_the_way
+        for unit in known.taken:
+            del on_the_way[Arrival(layer, unit, None)]
+        for ahead, unit, number in known.sends:
+            on_the_way[Arrival(layer + ahead, unit, None)] = None if number is None else n_before + number
 
     def _after_block(self, step: PricedStep, is_dense: bool) -> list[Operation]:
         shape, steps = self._shape, Steps()
