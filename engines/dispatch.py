@@ -21,7 +21,7 @@ from torch import Tensor
 
 from devices.base import Unit
 from engines.calls import Calls, Integers, Width, integers
-from engines.foretold import Foretold, foretold
+from engines.foretold import Foretold, foretold, n_recalled
 from engines.outline import Outline, outline
 from results.records import EngineCounters
 
@@ -253,10 +253,13 @@ class DispatchPlan:
         """Plans of equal outline cost alike."""
         return outline(self)
 
-    @property
+    @cached_property
     def recalled(self) -> int | None:
         """Of the experts that the routers chose, those that had been predicted; None where nothing was."""
-        return None if self.foretold is None else self.foretold.recalled
+        if self.compared is None:
+            return None
+        chosen, predicted = self.compared
+        return n_recalled(chosen.ids_on_host_TK, predicted.ids_on_host_TK)
 
     @property
     def kept_pairs(self) -> int:

@@ -6,10 +6,14 @@ Legend: T tokens, K experts per token, X experts predicted for a token; as many,
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Integers = NDArray[np.int64]
 
 
 class Routed(Protocol):
@@ -38,13 +42,18 @@ class Foretold(NamedTuple):
 
 def foretold(chosen: Routed, predicted: Routed) -> Foretold:
     """Of the tokens of one step."""
-    is_hit_TKX = chosen.expert_ids_TK[:, :, None] == predicted.expert_ids_TK[:, None, :]
     chosen_TK, predicted_TX = ranked(chosen), ranked(predicted)
     n_tokens, top_k = chosen_TK.shape
     n_ranks = min(top_k, predicted_TX.shape[1])
     aligned_K = torch.zeros(top_k, dtype=torch.int64)
     aligned_K[:n_ranks] = (chosen_TK[:, :n_ranks] == predicted_TX[:, :n_ranks]).sum(0).cpu()
-    return Foretold(n_tokens, int(is_hit_TKX.any(-1).sum()), tuple(aligned_K.tolist()))
+    return Foretold(n_tokens, n_recalled(chosen.expert_ids_TK, predicted.expert_ids_TK), tuple(aligned_K.tolist()))
+
+
+def n_recalled(chosen_TK: Tensor | Integers, predicted_TX: Tensor | Integers) -> int:
+    """Of the pairs that the router chose, those whose expert was predicted for their token."""
+    is_hit_TKX: Any = chosen_TK[:, :, None] == predicted_TX[:, None, :]
+    return int(is_hit_TKX.any(-1).sum())
 
 
 def ranked(routing: Routed) -> Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -33,6 +33,8 @@ from devices.models.usage import Usage
 from results.resource_use import MachineUse, Ran, machine_use
 
 Listed = list[tuple[Operation, float]]
+MOST_TUPLES = 1 << 13
+"""Operations that were asked for together."""
 
 
 class Program(NamedTuple):
@@ -43,6 +45,28 @@ class Program(NamedTuple):
     waited_s: NDArray[np.float64]
 
 
+class _Asked(NamedTuple):
+    """An operation, its place among those that differ, and what it is asked for every time it runs."""
+
+    operation: Operation
+    place: int
+    unit: str
+    in_line: bool
+    is_aside: bool
+    after: tuple[int, ...]
+    seconds: float
+
+
+class _Priced(NamedTuple):
+    """What work takes. number: in the order in which such work was first asked for. launch_s: what a queue hides
+    besides."""
+
+    number: int
+    seconds: float
+    launch_s: float
+    joules: Mapping[str, float | None]
+
+
 class Timeline:
     """Clock and energy counters of a modelled machine. Implements `devices.base.Clock`."""
 
@@ -51,9 +75,15 @@ class Timeline:
         self._line_s = 0.0
         self._free_s: dict[str, float] = defaultdict(float)
         """When each resource is done with what it was asked."""
-        self._places: dict[Operation, int] = {}
+        self._known: dict[Operation, _Asked] = {}
+        self._tuples: dict[int, tuple[tuple[Operation, ...], list[_Asked]]] = {}
+        """By the identity of the tuple, which each keeps."""
         self._distinct: list[Operation] = []
-        """Of each distinct operation, whatever it waits for: a model asks for few of them, many times."""
+        """By place: a model asks for few of them, many times."""
+        self._priced: dict[Operation, _Priced] = {}
+        """Of work that waits for nothing, and of all that is as much."""
+        self._work_D: list[int] = []
+        """Which of these each distinct operation is."""
         self._n_named = 0
         """Operations since `settle`, until the last that stood aside or waited for one that it names."""
         self._resources: dict[str, int] = {}
@@ -85,12 +115,7 @@ class Timeline:
         line_s = group_s = self._line_s
         free_s, ran, starts_s, ends_s, waits_s = self._free_s, self._ran, self._starts_s, self._ends_s, self._waited_s
         host, queues = self._host, self._host.queues
-        for operation in operations:
-            place = self._places.get(operation)
-            if place is None:
-                place = self._priced(operation)
-            unit, is_aside = operation.unit, operation.aside
-            in_line = not (is_aside or operation.alongside)
+        for operation, place, unit, in_line, is_aside, after, seconds in self._asked(operations):
             if in_line:
                 line_s = group_s
                 if queues:
@@ -99,17 +124,17 @@ class Timeline:
             if ready_s < line_s:
                 ready_s = line_s
             start_s = ready_s
-            if operation.after:
+            if after:
                 n = len(ends_s)
-                for back in operation.after:
+                for back in after:
                     if back <= n and ends_s[-back] > start_s:
                         start_s = ends_s[-back]
             waits_s.append(start_s - ready_s)
-            if is_aside or operation.after:
+            if is_aside or after:
                 self._n_named = len(waits_s)
             if unit in queues:
-                start_s = host.start_s(operation, self._launch_s[place], self._seconds[place], start_s)
-            end_s = start_s + self._seconds[place]
+                start_s = host.start_s(operation, self._launch_s[place], seconds, start_s)
+            end_s = start_s + seconds
             free_s[unit] = end_s
             ran.append(place)
             starts_s.append(start_s)
@@ -123,23 +148,43 @@ class Timeline:
                     host.did(operation, end_s)
         self._line_s = group_s
 
-    def _priced(self, operation: Operation) -> int:
-        """Its place: that of the same work that waits for something else, where there is one."""
+    def _asked(self, operations: Iterable[Operation]) -> Sequence[_Asked]:
+        """What is known of each; of the same tuple the same list."""
+        if isinstance(operations, tuple) and id(operations) in self._tuples:
+            return self._tuples[id(operations)][1]
+        known, make = self._known.get, self._make
+        found = [known(operation) or make(operation) for operation in operations]
+        if isinstance(operations, tuple):
+            if len(self._tuples) >= MOST_TUPLES:
+                self._tuples.clear()
+            self._tuples[id(operations)] = operations, found
+        return found
+
+    def _make(self, operation: Operation) -> _Asked:
+        place, is_aside = self._place(operation), operation.aside
+        in_line = not (is_aside or operation.alongside)
+        asked = _Asked(operation, place, operation.unit, in_line, is_aside, operation.after, self._seconds[place])
+        self._known[operation] = asked
+        return asked
+
+    def _place(self, operation: Operation) -> int:
+        """A new one. Work that stood there before, and waited for something else, is not priced again."""
+        place, work = len(self._distinct), operation
         if operation.after:
-            alone = replace(operation, after=())
-            place = self._places.get(alone)
-            self._places[operation] = place = self._priced(alone) if place is None else place
-            return place
-        seconds = operation_seconds(self.sheet, operation)
-        launch_s = launch_seconds(self.sheet, operation) if operation.unit in self._host.queues else 0.0
-        seconds -= launch_s
-        self._usage.price(operation.unit, operation_joules(self.sheet, operation, seconds))
-        self._launch_s.append(launch_s)
-        self._seconds.append(seconds)
-        self._resource_D.append(self._resources.setdefault(operation.unit, len(self._resources)))
-        self._places[operation] = len(self._distinct)
+            work = replace(operation, after=())
+        known = self._priced.get(work)
+        if known is None:
+            seconds = operation_seconds(self.sheet, work)
+            launch_s = launch_seconds(self.sheet, work) if work.unit in self._host.queues else 0.0
+            joules = operation_joules(self.sheet, work, seconds - launch_s)
+            known = self._priced[work] = _Priced(len(self._priced), seconds - launch_s, launch_s, joules)
         self._distinct.append(operation)
-        return len(self._distinct) - 1
+        self._work_D.append(known.number)
+        self._seconds.append(known.seconds)
+        self._launch_s.append(known.launch_s)
+        self._resource_D.append(self._resources.setdefault(work.unit, len(self._resources)))
+        self._usage.price(work.unit, known.joules)
+        return place
 
     def settle(self) -> None:
         """Waits for what is aside, and drops all that ran: its joules stay counted, and nothing to come can name it."""
@@ -156,15 +201,15 @@ class Timeline:
     def seconds_by_operation(self) -> Mapping[tuple[str, str], float]:
         """Seconds since the start by (operation, unit), in the form of Table 4; also where units worked alongside."""
         found: dict[tuple[str, str], float] = defaultdict(float)
-        for n, operation, seconds in zip(self._n_by_place(), self._distinct, self._seconds, strict=True):
-            found[operation.name, operation.unit] += n * seconds
+        for n, (operation, priced) in self._n_by_work():
+            found[operation.name, operation.unit] += n * priced.seconds
         return dict(found)
 
     def seconds_by_term(self) -> Mapping[tuple[str, Term], float]:
         """Seconds since the start by unit or link and what they were spent on; launches that a queue hides are not
         among them."""
         found: dict[tuple[str, Term], float] = defaultdict(float)
-        for n, operation in zip(self._n_by_place(), self._distinct, strict=True):
+        for n, (operation, _) in self._n_by_work():
             for term, seconds in term_seconds(self.sheet, operation).items():
                 if term != "launches" or operation.unit not in self._host.queues:
                     found[operation.unit, term] += n * seconds
@@ -173,18 +218,25 @@ class Timeline:
     def seconds_outside_fit(self) -> float:
         """Since the start, of operations unlike all that their price was fitted on."""
         return sum(
-            n * seconds
-            for n, operation, seconds in zip(self._n_by_place(), self._distinct, self._seconds, strict=True)
+            n * priced.seconds
+            for n, (operation, priced) in self._n_by_work()
             if is_fitted(self.sheet, operation) is False
         )
 
     def bytes_by_link(self) -> Mapping[str, float]:
         """Bytes since the start that travelled, by each way of a link."""
         found: dict[str, float] = defaultdict(float)
-        for n, operation in zip(self._n_by_place(), self._distinct, strict=True):
+        for n, (operation, _) in self._n_by_work():
             if operation.kernel == TRANSFER:
                 found[operation.unit] += n * operation.moved_bytes
         return dict(found)
+
+    def _n_by_work(self) -> Iterator[tuple[int, tuple[Operation, _Priced]]]:
+        """How many of each work ran since the start, whatever they waited for."""
+        n_W = [0] * len(self._priced)
+        for number, n in zip(self._work_D, self._n_by_place(), strict=True):
+            n_W[number] += n
+        return zip(n_W, self._priced.items(), strict=True)
 
     def _n_by_place(self) -> list[int]:
         """How many of each distinct operation ran since the start."""

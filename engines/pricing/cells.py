@@ -10,6 +10,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import numpy as np
+
 from devices.base import Unit
 from devices.models.repeating import RepeatingTimeline
 from devices.models.sheet import Sheet
@@ -17,6 +19,7 @@ from devices.models.terms import Term
 from engines.calls import Integers
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError, NoRoomError
+from engines.foretold import n_recalled
 from engines.pricing.block import Travels
 from engines.pricing.costs import SheetCosts
 from engines.pricing.played import Foresight, PlayedStep, dense_steps, played_steps, profile_of_source
@@ -341,7 +344,8 @@ class CountedPlans:
     def __init__(self) -> None:
         self._alike: dict[Hashable, tuple[EngineCounters, int]] = {}
         self._others: list[EngineCounters] = []
-        self._predicted = self._recalled = 0
+        self._compared: dict[tuple[int, int], list[tuple[Integers, Integers]]] = {}
+        """Experts that were chosen, and those that had been predicted, by how many of each a token has."""
         self.prefetched_unused: int | None = None
 
     def add(self, plan: DispatchPlan) -> None:
@@ -353,16 +357,18 @@ class CountedPlans:
             known, n = self._alike[outline.key]
             self._alike[outline.key] = known, n + 1
         else:
-            counters = plan.counters().model_copy(update={"predicted": None, "recalled": None})
+            counters = replace(plan, compared=None).counters()
             self._alike[outline.key] = counters, 1
-        if plan.foretold is not None:
-            self._predicted += plan.routed_pairs
-            self._recalled += plan.foretold.recalled
+        if plan.compared is not None:
+            chosen_TK, predicted_TX = (one.ids_on_host_TK for one in plan.compared)
+            alike = self._compared.setdefault((chosen_TK.shape[1], predicted_TX.shape[1]), [])
+            alike.append((chosen_TK, predicted_TX))
 
     def counters(self) -> EngineCounters:
         found = [EngineCounters(prefetched_unused=self.prefetched_unused), *self._others]
-        if self._predicted:
-            found.append(EngineCounters(predicted=self._predicted, recalled=self._recalled))
+        for alike in self._compared.values():
+            chosen_TK, predicted_TX = (np.concatenate(parts) for parts in zip(*alike, strict=True))
+            found.append(EngineCounters(predicted=chosen_TK.size, recalled=n_recalled(chosen_TK, predicted_TX)))
         for one, n in self._alike.values():
             counted = {name: value * n for name, value in one if isinstance(value, int)}
             found.append(EngineCounters(**counted))

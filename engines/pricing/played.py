@@ -44,7 +44,8 @@ class Foresight:
     def __init__(self, recall: float, sizes: ModelSizes, seed: int = 0) -> None:
         self._recall, self._sizes, self._seed = recall, sizes, seed
         self.restart()
-        self._step: Sequence[Integers] | Integers = ()
+        self._true_LTK: Sequence[Integers] | Integers = ()
+        self._told_LTK: Integers | None = None
         self._first = sizes.n_layers - sizes.n_sparse_layers
 
     def restart(self) -> None:
@@ -53,21 +54,29 @@ class Foresight:
 
     def start_step(self, ids_LTK: Integers) -> None:
         """What the routers of this step choose."""
-        self._step = ids_LTK
+        self._true_LTK, self._told_LTK = ids_LTK, None
 
     def __call__(self, layer: int) -> Prediction | None:
-        """After a layer, of the next one with experts; None after the last."""
+        """After a layer, of the next one with experts; None after the last. Asked for all layers of a step or none."""
         ahead = layer + 1 - self._first
-        if ahead >= len(self._step):
+        if ahead >= len(self._true_LTK):
             return None
-        true_TK, n_experts = self._step[ahead], self._sizes.n_experts
-        keys_TE = self._random.random((len(true_TK), n_experts))
-        np.put_along_axis(keys_TE, true_TK, 2.0, axis=1)
-        others_TK = np.argsort(keys_TE, axis=1)[:, : true_TK.shape[1]]
-        is_told_TK = self._random.random(true_TK.shape) < self._recall
+        if self._told_LTK is None:
+            self._told_LTK = self._told(np.asarray(self._true_LTK)[1:])
+        return Prediction(layer + 1, routing_of(self._told_LTK[ahead - 1], self._sizes.n_experts))
+
+    def _told(self, true_LTK: Integers) -> Integers:
+        """Of all layers of a step at once."""
+        (n_layers, n_tokens, top_k), n_experts = true_LTK.shape, self._sizes.n_experts
+        drawn_LX = self._random.random((n_layers, n_tokens * (n_experts + top_k)))
+        keys_LTE = drawn_LX[:, : n_tokens * n_experts].reshape(n_layers, n_tokens, n_experts)
+        is_told_LTK = drawn_LX[:, n_tokens * n_experts :].reshape(true_LTK.shape) < self._recall
+        np.put_along_axis(keys_LTE, true_LTK, 2.0, axis=-1)
+        others_LTK = np.argsort(keys_LTE, axis=-1)[..., :top_k]
         # With few experts there may be fewer others than wanted: those places stay true.
-        is_told_TK |= np.take_along_axis(keys_TE, others_TK, axis=1) == 2.0
-        return Prediction(layer + 1, routing_of(np.where(is_told_TK, true_TK, others_TK), n_experts))
+        is_told_LTK |= np.take_along_axis(keys_LTE, others_LTK, axis=-1) == 2.0
+        told_LTK: Integers = np.where(is_told_LTK, true_LTK, others_LTK)
+        return told_LTK
 
 
 def routing_of(ids_TK: Integers, n_experts: int) -> Routing:

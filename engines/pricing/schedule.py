@@ -135,7 +135,9 @@ class Schedule:
             steps.add(operation)
         return steps.operations
 
-    def _of_block(self, plan: DispatchPlan, layer: int, place_of: Mapping[int, int], reused: int, n_before: int) -> Part:
+    def _of_block(
+        self, plan: DispatchPlan, layer: int, place_of: Mapping[int, int], reused: int, n_before: int
+    ) -> Part:
         """Plans of equal outline are the same block, where the same is on its way for their layer. place_of: of the
         layers that computed, by number. reused: which of them this one stands for."""
         key = self._key(plan, layer, place_of, reused, n_before)
@@ -153,16 +155,12 @@ class Schedule:
             return steps.operations
         if len(self._blocks) >= MOST_KEPT:
             self._blocks.clear()
-        sends = [
-            (one.layer - layer, one.unit, None if number is None else number - n_before) for one, number in left
-        ]
+        sends = [(one.layer - layer, one.unit, None if number is None else number - n_before) for one, number in left]
         taken = tuple(one.unit for one in was if one not in on_the_way)
         self._blocks[key] = _Known(tuple(steps.operations), taken, tuple(sends))
         return self._blocks[key].operations
 
-    def _key(
-        self, plan: DispatchPlan, layer: int, place_of: Mapping[int, int], reused: int, n_before: int
-    ) -> Hashable:
+    def _key(self, plan: DispatchPlan, layer: int, place_of: Mapping[int, int], reused: int, n_before: int) -> Hashable:
         """What the operations of a block hang on; None where more matters than is told."""
         outline = plan.outline
         if outline is None:
