@@ -99,8 +99,8 @@ def _of_machines(found: dict[Run, Compared]) -> str:
     of_gh200 = [one.gain for run, one in found.items() if run.machine == "gh200"]
     if min(of_gh200) > min(of_a6000):
         told.append(
-            f"on the A6000 {100 * min(of_a6000):.1f} to {100 * max(of_a6000):.1f} %, so that the faster GH200 gains"
-            " more in ours, where the source has faster machines gain less"
+            f"on the A6000 {100 * min(of_a6000):.1f} to {100 * max(of_a6000):.1f} %, so that at least the"
+            " short prompts gain more on the faster GH200, where the source has faster machines gain less"
         )
     return f"{', '.join(told)}; {PRICED}: the source's launches, and the real rates of its links, are not stated"
 
