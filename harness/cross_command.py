@@ -124,8 +124,8 @@ def _asked(
     problems, sheets, shape, source = [], [], None, None
     try:
         shape = shape_named(model)
-        if shape.n_experts == 0:
-            problems.append(f"--model {model}: a dense model; techniques place experts")
+        if shape.n_sparse_layers == 0:
+            problems.append(f"--model {model}: no layer of it has experts, and techniques place experts")
         if weights is not None:
             shape = quantised(shape, _forms(weights))
     except EngineError as error:

@@ -6,7 +6,7 @@ import gzip
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from engines.errors import EngineError
 from engines.pricing.generated_routing import DrawnRouting, Floats
@@ -31,7 +31,12 @@ def counted_routing(path: Path, domain: str | None = None, reuse: float | None =
     try:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         file = _ExpertCounts.model_validate_json(text)
-    except (OSError, EOFError, ValueError) as error:
+    except ValidationError as error:
+        told = error.errors(include_url=False)[0]
+        where = ".".join(map(str, told["loc"]))[:80]
+        why = f"{where}: {told['msg']}" if where else told["msg"]
+        raise EngineError(f"{path}: no counts of experts ({why}); give a JSON of counts by layer") from error
+    except (OSError, EOFError) as error:
         raise EngineError(f"{path}: no counts of experts ({error}); give a JSON of counts by layer") from error
     by_layer = _by_layer(file, domain, path)
     wrong = [

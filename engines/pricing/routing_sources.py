@@ -120,7 +120,9 @@ def read_trace(path: Path, model: str, n_experts: int) -> RecordedRouting:
         with np.load(path, allow_pickle=False) as trace:
             experts_TLK, offsets = trace["experts"], trace["offsets"]
     except (OSError, ValueError, KeyError) as error:
-        raise EngineError(f"{path}: no trace of routing ({error}); give an .npz with experts and offsets") from error
+        # What numpy says of a file that is no .npz is an invitation to load it unsafely.
+        why = "it is no .npz of numbers" if isinstance(error, ValueError) else error
+        raise EngineError(f"{path}: no trace of routing ({why}); give an .npz with experts and offsets") from error
     is_whole = experts_TLK.ndim == 3 and offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0
     if not is_whole or offsets[-1] != len(experts_TLK) or (np.diff(offsets) < 1).any():
         raise EngineError(
