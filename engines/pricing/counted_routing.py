@@ -32,9 +32,9 @@ def counted_routing(path: Path, domain: str | None = None, reuse: float | None =
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         file = _ExpertCounts.model_validate_json(text)
     except ValidationError as error:
-        told = error.errors(include_url=False)[0]
-        where = ".".join(map(str, told["loc"]))[:80]
-        why = f"{where}: {told['msg']}" if where else told["msg"]
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(map(str, fault["loc"]))[:80]
+        why = f"{where}: {fault['msg']}" if where else fault["msg"]
         raise EngineError(f"{path}: no counts of experts ({why}); give a JSON of counts by layer") from error
     except (OSError, EOFError) as error:
         raise EngineError(f"{path}: no counts of experts ({error}); give a JSON of counts by layer") from error
