@@ -86,7 +86,7 @@ class ExpertMemory:
         if backend is None:
             return Copier(self.copy_bytes_per_s, now_s)
         if self.copy_bytes_per_s is not None:
-            raise EngineError(f"copies to {backend.device} go as fast as they go; leave copy_bytes_per_s out")
+            raise EngineError(f"copy_bytes_per_s does not limit copies to {backend.device}; leave it out")
         if backend.device.type != "cuda":
             raise EngineError(f"experts are copied for the CPU or for cuda, and not for {backend.device}")
         from engines.model.cuda_streams import CudaStreams

@@ -77,7 +77,7 @@ def _host_problems(path: str, device: HostSpec) -> Iterator[str]:
             yield f"{path}.{key}: unknown meter {shown(meter)}; {nearest(meter, known)}"
         # Joules are summed by the meter's name, so one that runs twice would count twice.
         if named.count(meter) > 1:
-            yield f"{path}.{key}: {shown(meter)} stands {named.count(meter)} times; name it once"
+            yield f"{path}.{key}: {shown(meter)} is named {named.count(meter)} times; name it once"
     for first, second in combinations(dict.fromkeys(device.meters), 2):
         if shared := shared_counter(first, second):
             yield (

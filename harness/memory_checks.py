@@ -48,7 +48,7 @@ def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> 
             yield from (f"engine {engine.label}: {problem}" for problem in _problems_on_cuda(spec, device))
         if device.is_modelled and fills_buffers(spec.technique):
             yield (
-                f"engine {engine.label}: expert_memory has {name} really copy experts, and {device.name} only prices"
+                f"engine {engine.label}: with expert_memory {name} copies experts, but {device.name} only prices"
                 " copies; name other devices in the engine, or leave expert_memory out"
             )
 
@@ -56,12 +56,12 @@ def moving_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> 
 def _problems_on_cuda(spec: EngineSpec, device: DeviceSpec) -> Iterator[str]:
     name = spec.technique.technique
     if spec.copy_bytes_per_s is not None:
-        yield f"copies to the GPU of {device.name} go as fast as they go; leave copy_bytes_per_s out"
+        yield f"copy_bytes_per_s does not limit copies to the GPU of {device.name}; leave it out"
     if spec.quantise.experts is not None:
         yield f"{name} copies experts to the GPU of {device.name} as it computes with them; leave quantise.experts out"
     if spec.technique.wanted_prompts and spec.profile is None:
         yield (
-            f"{name} copies experts to the GPU of {device.name}, where it is not calibrated; give it a profile"
+            f"{name} copies experts to the GPU of {device.name} and cannot be calibrated there; give it a profile"
             " (`joulebench calibrate`)"
         )
 

@@ -344,7 +344,7 @@ def _meant(
 
 def _twice(section: str, parts: Iterable[Part[Element]]) -> list[str]:
     return [
-        f"{section}: the name {shown(name)} stands {n} times; give each its own"
+        f"{section}: the name {shown(name)} is used {n} times; give each its own"
         for name, n in sorted(Counter(part.label for part in parts).items())
         if n > 1
     ]

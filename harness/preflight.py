@@ -178,7 +178,7 @@ def _engine_problems(engine: Part[EngineSpec], computes: bool) -> Iterator[str]:
         if not technique.wanted_prompts:
             yield f"engine {engine.label}: technique {technique.technique} learns nothing offline; remove profile"
         elif "calibration_prompts" in technique.model_fields_set:
-            yield f"engine {engine.label}: a profile takes the place of calibration_prompts; remove one of them"
+            yield f"engine {engine.label}: a profile replaces calibration_prompts; remove one of them"
     elif computes and "estimator" in technique.learns:
         yield (
             f"engine {engine.label}: technique {technique.technique} needs a profile with an estimator; make one with"

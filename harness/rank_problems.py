@@ -30,9 +30,9 @@ def rank_problems(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> It
     elif place is not None and n_ranks is None and "ranks" not in engine.wrong:
         yield f"engine {engine.label}: technique {technique} computes in several processes; say how many: ranks = 2"
     if n_ranks is not None and engine.spec.cores is not None:
-        yield f"engine {engine.label}: cores would be those of every rank; remove cores, or ranks"
+        yield f"engine {engine.label}: every rank would use the same cores; remove cores or ranks"
     if n_ranks is not None and engine.spec.threads is not None and not _are_the_same(engine.spec.threads):
-        yield f"engine {engine.label}: ranks have one number of threads in both phases; give threads as one number"
+        yield f"engine {engine.label}: ranks use the same number of threads in both phases; give threads as one number"
     if place is not None and n_ranks is not None and n_ranks > 1:
         reason = why_unreachable()
         if reason is not None:
@@ -89,7 +89,7 @@ def _are_the_same(threads: ThreadCounts) -> bool:
 def _device_problems(engine: Part[EngineSpec], device: DeviceSpec, n_ranks: int) -> Iterator[str]:
     if device.computes == "mps":
         yield (
-            f"engine {engine.label}: ranks = {n_ranks} on mps have nothing to send each other by;"
+            f"engine {engine.label}: ranks = {n_ranks} cannot send each other anything on mps;"
             ' use computes = "cpu", or remove ranks'
         )
     if device.computes == "cuda" and (reason := why_not_on_gpus(n_ranks)) is not None:

@@ -396,13 +396,13 @@ def test_what_copies_nothing_is_one_line(given: dict[str, Any], words: str) -> N
         ({"name": "host", "computes": "mps"}, "est-pf loads experts for the CPU or for cuda, and host computes on mps"),
         (
             {"name": "host", "computes": "cuda"},
-            "copies to the GPU of host go as fast as they go; leave copy_bytes_per_s out",
+            "copy_bytes_per_s does not limit copies to the GPU of host; leave it out",
         ),
         (
             {"name": "host", "computes": "cuda"},
             "est-pf copies experts to the GPU of host as it computes with them; leave quantise.experts out",
         ),
-        ({"name": "model:m2-ultra"}, "expert_memory has est-pf really copy experts, and model:m2-ultra only prices"),
+        ({"name": "model:m2-ultra"}, "with expert_memory est-pf copies experts, but model:m2-ultra only prices"),
     ],
 )
 def test_copies_on_other_machines_are_refused_in_one_line(device: dict[str, Any], words: str) -> None:
@@ -421,7 +421,7 @@ def test_what_was_never_run_on_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) ->
     (told,) = checked(engine=[given], device=[{"name": "host", "computes": "cuda"}]).warnings
     assert "copies of experts to a GPU were written and tested without one, and not yet run on a GPU" in told
     (found,) = problems(engine=[arm("router-pf", expert_memory="6MB")], device=[{"name": "host", "computes": "cuda"}])
-    assert "where it is not calibrated; give it a profile" in found
+    assert "cannot be calibrated there; give it a profile" in found
 
 
 def test_a_bundled_model_has_a_profile_with_an_estimator() -> None:

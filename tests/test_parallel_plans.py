@@ -69,8 +69,11 @@ def technique(name: str, **parameters: Any) -> dict[str, Any]:
             technique("custom", place={"kind": "expert_parallel"}, backbone="gpu"),
             "place expert_parallel has attention on every rank; found backbone gpu",
         ),
-        (EP | {"cores": "0"}, "engine ep: cores would be those of every rank"),
-        (EP | {"threads": {"prefill": 2, "decode": 1}}, "engine ep: ranks have one number of threads in both phases"),
+        (EP | {"cores": "0"}, "engine ep: every rank would use the same cores"),
+        (
+            EP | {"threads": {"prefill": 2, "decode": 1}},
+            "engine ep: ranks use the same number of threads in both phases",
+        ),
     ],
 )
 def test_ranks_that_cannot_be_are_refused_in_one_line(engine: dict[str, Any], expected: str) -> None:
@@ -80,7 +83,10 @@ def test_ranks_that_cannot_be_are_refused_in_one_line(engine: dict[str, Any], ex
 
 @pytest.mark.parametrize(
     ("computes", "told"),
-    [("cuda", "ranks = 2 on cuda: each rank takes a GPU, and torch"), ("mps", "ranks = 2 on mps have nothing to send")],
+    [
+        ("cuda", "ranks = 2 on cuda: each rank takes a GPU, and torch"),
+        ("mps", "ranks = 2 cannot send each other anything on mps"),
+    ],
 )
 def test_ranks_on_an_accelerator_that_is_not_there_are_refused(computes: str, told: str) -> None:
     if torch.cuda.device_count() > 1:

@@ -100,8 +100,8 @@ from tests.plans import (
         ({"workload": [{"limit": 2}]}, ["workload[0]", "{'limit': 2}", "add name"]),
         ({"model": {}}, ["model.source: missing", "add source"]),
         # names given twice
-        ({"engine": [DROPLESS, DROPLESS]}, ["engine", "'dropless' stands 2 times", "each its own"]),
-        ({"device": [HOST, HOST]}, ["device", "'host' stands 2 times"]),
+        ({"engine": [DROPLESS, DROPLESS]}, ["engine", "'dropless' is used 2 times", "each its own"]),
+        ({"device": [HOST, HOST]}, ["device", "'host' is used 2 times"]),
         # settings that would do nothing, or count twice
         ({"device": [{"name": "host", "meters": ["modelled", "modelled"]}]}, ["device[0].meters", "2 times", "once"]),
         ({"device": [{"name": "host", "meters": ["auto", "modelled"]}]}, ["device[0].meters", "a second time"]),
@@ -123,7 +123,7 @@ from tests.plans import (
         ),
         (
             {"device": [{"name": "host", "meters": ["rapl"], "cross_check": ["perf", "perf"]}]},
-            ["device[0].cross_check", "'perf' stands 2 times", "once"],
+            ["device[0].cross_check", "'perf' is named 2 times", "once"],
         ),
         ({"device": [PHONE | {"cross_check": ["perf"]}]}, ["device[0].cross_check", "no effect on a phone", "remove"]),
         ({"device": [PHONE | {"computes": "cuda"}]}, ["device[0].computes", "no effect on a phone", "remove"]),

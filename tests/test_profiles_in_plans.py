@@ -131,7 +131,7 @@ def test_a_profile_with_another_tokenizer_is_refused(profile: str, tmp_path: Pat
         (DROPLESS, "engine dropless: technique dropless learns nothing offline; remove profile"),
         (
             {"name": "x", "technique": {"name": "npumoe-t", "calibration_prompts": 4}},
-            "engine x: a profile takes the place of calibration_prompts; remove one of them",
+            "engine x: a profile replaces calibration_prompts; remove one of them",
         ),
     ],
 )
