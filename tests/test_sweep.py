@@ -116,7 +116,8 @@ def test_a_sweep_does_not_change_the_plan_as_it_was_written() -> None:
         ({"engine.nope.prefill_chunk": [64]}, ["sweep.engine.nope.prefill_chunk", "'nope'", "dropless, tiers"]),
         ({"engine.prefil_chunk": [64]}, ["sweep.engine.prefil_chunk: unknown key", "mean prefill_chunk"]),
         ({"workload.boolq.limit": ["many"]}, ["sweep.workload.boolq.limit", "'many'", "a whole number"]),
-        ({"device.host.sheet.x": ["a"]}, ["sweep.device.host.sheet: unknown key"]),
+        ({"device.host.shoot.x": ["a"]}, ["sweep.device.host.shoot: unknown key"]),
+        ({"device.host.sheet.x": ["a"]}, ["sweep.device.host.sheet: only for modelled devices"]),
     ],
 )
 def test_a_wrong_sweep_is_told(sweep: dict[str, Any], expected: list[str]) -> None:
