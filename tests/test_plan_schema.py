@@ -138,8 +138,10 @@ def test_the_first_plan_tells_defaults_as_they_are() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/plans.md"])
 def test_plans_of_the_pages_are_valid(page: str) -> None:
-    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    assert build_plan(tomllib.loads(example)).cells
+    examples = re.findall(r"```toml\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert examples
+    for example in examples:
+        assert build_plan(tomllib.loads(example)).cells
 
 
 def test_every_spec_of_a_plan_is_a_union_that_says_its_kind() -> None:

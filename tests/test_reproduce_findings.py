@@ -111,7 +111,10 @@ def test_an_order_says_how_far_its_size_is_off(value: str, ours: Ours, order: st
 def test_an_ordering_is_tested_by_its_sign_alone() -> None:
     verdict = verdict_of(claim("ordering", "7.37", ">1"), Finding("009-001", 1.1, "priced"), lambda id_: (0.0, 0.0))
     assert verdict.has_held
-    assert verdict.error is None
+    assert verdict.outcome == "same order"
+    # How far its size is off is told, and decides nothing.
+    assert verdict.error == pytest.approx(1.1 / 7.37 - 1)
+    assert verdict.words == "same order, size off by 85 %"
 
 
 def test_a_finding_says_a_figure_or_what_is_missing() -> None:

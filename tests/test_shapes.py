@@ -105,10 +105,8 @@ def test_a_chunk_behind_a_prompt_expands_what_is_cached_again() -> None:
 
 
 def test_the_cache_of_latent_attention_is_read_once_for_each_sequence() -> None:
-    from devices.models.sheet import load_sheet
-
     shape = NAMED_SHAPES["glm-4.7-flash"]
-    (one,) = attention(PricedStep(4, 1000, "decode", 4), shape, "gpu", load_sheet("a6000"))
+    (one,) = attention(PricedStep(4, 1000, "decode", 4), shape, "gpu", apart=False, reads=True)
     assert one.moved_bytes == 4 * 1000 * (512 + 64) * 2
     assert one.weight_bytes == shape.attention_weights * 2
 
