@@ -24,8 +24,8 @@ class Finished(NamedTuple):
 
 
 def environment(data: Path | None = None) -> dict[str, str]:
-    """One thread, and no data folder but the one given: the same figures wherever the tests run."""
-    inherited = {k: v for k, v in os.environ.items() if k != "JOULEBENCH_DATA"}
+    """One thread, no data folder but the one given, and no terminal's width: the same wherever the tests run."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("JOULEBENCH_DATA", "COLUMNS")}
     return inherited | {"OMP_NUM_THREADS": "1"} | ({"JOULEBENCH_DATA": str(data)} if data else {})
 
 
