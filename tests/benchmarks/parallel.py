@@ -45,9 +45,10 @@ PAIRS = {
     "tensor-parallel": ("tensor-parallel", {}),
 }
 REMARKS = """One process of two threads, `dropless`, is the peer; a ratio above 1 is time lost by two processes of one
-thread each. In decoding experts cannot be even: of four chosen ones, two processes have 2.75 and 1.25 on average in
-place of two each (the mean of the larger part of four fair coins), and `tensor-parallel` is free of that. Attention of
-a decoded token is computed by both. A row whose turns others disturbed has no ratio: it would compare disturbances."""
+thread each. In decoding experts cannot be even: of four different ones out of eight, the busier of two processes has
+2.51 on average in place of two (the larger part of a hypergeometric draw), so that expert parallelism loses a fifth
+whatever sending costs; `tensor-parallel` is free of that. Attention of a decoded token is computed by both. A row
+whose turns others disturbed has no ratio: it would compare disturbances."""
 
 
 def write_wide(folder: Path) -> str:
