@@ -84,7 +84,9 @@ def energy_of_spans(
 
 def energy_of_requests(requests: Sequence[Completion], traces: Sequence[PowerTrace], meter: str) -> EnergyReading:
     """Of some requests of a trial together, gross; `not_alone` says of which it cannot be told."""
-    return energy_of_spans(traces, [(c.start_s, c.end_s) for c in requests], meter)
+    spans = [(c.start_s, c.end_s) for c in requests]
+    aside = _set_aside(requests)
+    return energy_of_spans(traces, outside(joined(spans), aside) if aside else spans, meter)
 
 
 def not_alone(completions: Sequence[Completion]) -> dict[str, str]:
@@ -107,14 +109,21 @@ def _why_not_alone(n_together: int) -> str:
 
 
 def phase_intervals(completions: Sequence[Completion], window: Interval) -> dict[Phase, list[Interval]]:
-    """When each phase ran. `all` is the whole window: the engine's own overhead and waiting for arrivals included.
+    """When each phase ran. `all` is the whole window: the engine's own overhead and waiting for arrivals included, and
+    not what was set aside: a program for each request loads the model each time.
 
     A batch reads all of its prompts before it decodes: a request whose prompt was read early waits for the others, and
     that time is prefill.
     """
     prefill = joined((c.start_s, c.prefill_end_s) for c in completions)
     decode = joined((c.prefill_end_s, c.token_times_s[-1]) for c in completions if c.n_generated >= 2)
-    return {"prefill": prefill, "decode": outside(decode, prefill), "all": [window]}
+    phases: dict[Phase, list[Interval]] = {"prefill": prefill, "decode": outside(decode, prefill), "all": [window]}
+    aside = _set_aside(completions)
+    return {phase: outside(spans, aside) for phase, spans in phases.items()} if aside else phases
+
+
+def _set_aside(completions: Sequence[Completion]) -> list[Interval]:
+    return joined(stretch for c in completions for stretch in c.set_aside_s)
 
 
 def remarks_on(readings: Sequence[EnergyReading]) -> tuple[str, ...]:

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from results.counters import COUNTERS
-from results.intervals import covered_s
+from results.intervals import covered_s, joined, outside
 from results.records import PHASES, Completion, EnergyReading, Method, Phase
 from results.trials import Trial
 
 NO_GENERATION = "no request generated a token (log-likelihoods end with prefill)"
 ONE_TOKEN = "no request generated two tokens or more"
+NO_STAMPS = "the engine stamps no single token"
 NO_METER = "no meter was read in this trial"
 RELATIVE_UNITS = {
     "J": "gauge unit",
@@ -95,7 +96,7 @@ def latency_observations(trial: Trial) -> list[Observation]:
     pooled: dict[str, tuple[Sequence[float], str]] = {
         "ttft": ([c.ttft_s for c in done if c.ttft_s is not None], NO_GENERATION),
         "tpot": ([c.tpot_s for c in done if c.tpot_s is not None], ONE_TOKEN),
-        "itl": (gaps_s, ONE_TOKEN),
+        "itl": (gaps_s, NO_STAMPS if any(c.is_spread for c in done) else ONE_TOKEN),
         "e2e": ([c.e2e_s for c in done], "no request was completed"),
     }
     rows = []
@@ -242,7 +243,8 @@ def _throughput(trial: Trial, phase: Phase) -> tuple[float | None, str | None]:
         "decode": lambda c: (c.prefill_end_s, c.end_s),
     }[phase]
     n_tokens = tokens_of(trial, phase)
-    busy_s = covered_s(in_phase(c) for c in trial.completions)
+    aside = joined(stretch for c in trial.completions for stretch in c.set_aside_s)
+    busy_s = covered_s(outside(joined(in_phase(c) for c in trial.completions), aside))
     if n_tokens == 0 or busy_s == 0:
         return None, f"no {phase} tokens in this trial" if n_tokens == 0 else f"{phase} took no time on this clock"
     return n_tokens / busy_s, None

@@ -146,6 +146,11 @@ class Completion(Record):
     """Of the prompt tokens, those that were not computed: the engine held them from the request before."""
     arrival_s: float | None = None
     """When the request arrived, where the workload says it; between this and `start_s` it waited in the queue."""
+    set_aside_s: tuple[tuple[float, float], ...] = ()
+    """Stretches around and within the request that are of no phase, ascending and disjoint: the program that answers
+    was started, loaded its model, or read the prompt again for a call of its own. In no latency, and in no joules."""
+    is_spread: bool = False
+    """Of `token_times_s` only the first and the last are known: those between are spread evenly over that time."""
 
     @property
     def n_computed_tokens(self) -> int:
@@ -159,7 +164,7 @@ class Completion(Record):
     @property
     def ttft_s(self) -> float | None:
         """Time to first token; None for a log-likelihood, which emits none."""
-        return self.token_times_s[0] - self.start_s if self.token_times_s else None
+        return self.lasting_s(self.start_s, self.token_times_s[0]) if self.token_times_s else None
 
     @property
     def queueing_s(self) -> float | None:
@@ -173,18 +178,23 @@ class Completion(Record):
 
     @property
     def e2e_s(self) -> float:
-        return self.end_s - self.start_s
+        return self.lasting_s(self.start_s, self.end_s)
 
     @property
     def tpot_s(self) -> float | None:
         """Time per output token, (E2E - TTFT) / (n - 1); None below two tokens."""
         n = len(self.token_times_s)
-        return (self.token_times_s[-1] - self.token_times_s[0]) / (n - 1) if n >= 2 else None
+        return self.lasting_s(self.token_times_s[0], self.token_times_s[-1]) / (n - 1) if n >= 2 else None
 
     @property
     def itl_s(self) -> tuple[float, ...]:
-        """Inter-token latencies."""
-        return tuple(map(sub, self.token_times_s[1:], self.token_times_s))
+        """Inter-token latencies; none where tokens have no stamps of their own."""
+        return () if self.is_spread else tuple(map(sub, self.token_times_s[1:], self.token_times_s))
+
+    def lasting_s(self, from_s: float, to_s: float) -> float:
+        """Without what was set aside meanwhile."""
+        aside_s = (max(0.0, min(to_s, b_s) - max(from_s, a_s)) for a_s, b_s in self.set_aside_s)
+        return to_s - from_s - sum(aside_s)
 
 
 class EngineCounters(Record):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from results.copies import DecodeStep
 from results.cpu_time import with_cpu_joules
+from results.intervals import outside
 from results.ran_operations import StoredOperations, joules_of_operations, stored_operations
 from results.records import Completion, PowerTrace
 from results.resources import resource_place, shown_resource
@@ -128,7 +129,8 @@ def _phases(i: int, one: Completion) -> Iterator[Slice]:
     yield Slice(one.start_s, one.prefill_end_s, f"prefill {i + 1}", "layer0", details=details)
     if one.n_generated > 1:
         after = details | {"tokens": one.n_generated}
-        yield Slice(one.prefill_end_s, one.token_times_s[-1], f"decode {i + 1}", "layer1", details=after)
+        for begin_s, end_s in outside([(one.prefill_end_s, one.token_times_s[-1])], one.set_aside_s):
+            yield Slice(begin_s, end_s, f"decode {i + 1}", "layer1", details=after)
 
 
 # --- threads of a measured engine -------------------------------------------------------------------------------------

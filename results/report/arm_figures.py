@@ -11,7 +11,7 @@ another in another arm: repeats do not narrow it. A reading that does not say ho
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,7 +23,7 @@ from results.compare import UnlikeError, mean_score, sample_logarithms, sample_s
 from results.derivation import not_alone
 from results.metrics import NO_METER, RELATIVE_UNITS
 from results.operations import outside_share
-from results.records import NO_MODEL, Cell, Method, Phase
+from results.records import NO_MODEL, Cell, Completion, Method, Phase
 from results.report.arms import Arm
 from results.roads import comparable_roads
 from results.runs import RunData
@@ -253,10 +253,12 @@ def _seconds(trial: Trial, phase: Phase) -> _Amount:
         return _Amount(None, "s", trial.time_method, None, "no request was completed")
     if phase == "decode" and not any(c.n_generated > 1 for c in trial.completions):
         return _Amount(None, "s", trial.time_method, None, "no request decoded a token after its first")
-    total_s = math.fsum(
-        {"all": c.e2e_s, "prefill": c.prefill_end_s - c.start_s, "decode": c.end_s - c.prefill_end_s}[phase]
-        for c in trial.completions
-    )
+    lasting_s: dict[Phase, Callable[[Completion], float]] = {
+        "all": lambda c: c.e2e_s,
+        "prefill": lambda c: c.lasting_s(c.start_s, c.prefill_end_s),
+        "decode": lambda c: c.lasting_s(c.prefill_end_s, c.end_s),
+    }
+    total_s = math.fsum(map(lasting_s[phase], trial.completions))
     arrive = any(c.arrival_s is not None for c in trial.completions)
     edges = trial.window_start_s, trial.window_end_s
     return _Amount(
