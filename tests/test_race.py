@@ -1,0 +1,81 @@
+"""Races of candidates under noise: what is chosen, when it ends, and that a killed one goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from harness.tuning.race import Answer, Ask, Failed, RaceResult, Reading, Rules, drive, race
+
+TRUTH = {"a": (20.0, 8.0), "b": (19.0, 6.0), "c": (10.0, 2.0), "d": (20.0, 9.0)}
+"""Token/s and W. b is within 8 % of the fastest and needs 0.316 J; a needs 0.4; c needs 0.2 and is too slow."""
+
+
+def noisy(sd: float, seed: int, truth: dict[str, tuple[float, float]] | None = None) -> Callable[[Ask[str]], Answer]:
+    rng = np.random.default_rng(seed)
+
+    def probe(ask: Ask[str]) -> Answer:
+        speed, power = (truth or TRUTH)[ask.arm]
+        return Reading(speed * float(np.exp(rng.normal(0, sd))), power * float(np.exp(rng.normal(0, sd))))
+
+    return probe
+
+
+def test_the_least_energy_that_is_fast_enough_is_chosen_and_the_rest_is_told() -> None:
+    found = drive(race(tuple(TRUTH), Rules()), noisy(0.03, seed=1))
+    assert found.is_separated
+    assert found.chosen == "b"
+    assert {one.arm: one.state for one in found.standings} == {
+        "a": "costlier",
+        "b": "chosen",
+        "c": "too slow",
+        "d": "costlier",
+    }
+    assert found.front[0] == "c"
+    ratio = next(one.cost_over_chosen for one in found.standings if one.arm == "a")
+    assert ratio is not None
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert ratio.low < 0.4 / (6 / 19) < ratio.high
+
+
+def test_a_session_that_was_killed_goes_on_from_its_journal() -> None:
+    journal: list[tuple[str, Answer]] = []
+    probe = noisy(0.05, seed=2)
+
+    def kept(ask: Ask[str]) -> Answer:
+        journal.append((ask.arm, probe(ask)))
+        return journal[-1][1]
+
+    whole: RaceResult[str] = drive(race(tuple(TRUTH), Rules(), seed=5), kept)
+    lines = iter(list(journal))
+
+    def replayed(ask: Ask[str]) -> Answer:
+        arm, answer = next(lines)
+        assert arm == ask.arm
+        return answer
+
+    assert drive(race(tuple(TRUTH), Rules(), seed=5), replayed) == whole
+
+
+def test_a_candidate_that_cannot_run_leaves_with_its_reason() -> None:
+    def probe(ask: Ask[str]) -> Answer:
+        return Failed("out of memory") if ask.arm == "b" else Reading(*TRUTH[ask.arm])
+
+    found = drive(race(tuple(TRUTH), Rules()), probe)
+    assert found.chosen == "a"
+    assert [(one.arm, one.reason) for one in found.standings if one.state == "failed"] == [("b", "out of memory")]
+
+
+def test_when_all_fail_every_reason_is_told() -> None:
+    with pytest.raises(ValueError, match=r"every candidate failed: .*: no"):
+        drive(race(("a", "b"), Rules()), lambda ask: Failed("no"))
+
+
+def test_spent_probes_are_told_as_not_separated() -> None:
+    twins = {"a": (20.0, 8.0), "b": (20.0, 8.0)}
+    found = drive(race(("a", "b"), Rules(most_probes=20)), noisy(0.1, seed=3, truth=twins))
+    assert not found.is_separated
+    assert found.n_probes <= 20
