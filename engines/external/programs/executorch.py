@@ -1,0 +1,92 @@
+"""ExecuTorch by its `llama_main`.
+
+    taskset f0 ./llama_main --model_path=M --tokenizer_path=T --prompt_file=P --max_new_tokens=64 --cpu_threads=4 \\
+        --temperature=0 --warmup --ignore_eos
+
+One line `PyTorchObserver {...}` holds CLOCK_REALTIME milliseconds of the phases' edges: they are placed by the device's
+clock, and nothing is derived. The prompt is text: its own tokenizer must come to as many tokens as were asked, and
+`prompt_tokens` says whether it did. One number of threads serves both phases.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engines.external.programs.program import (
+    Figures,
+    Lengths,
+    ProgramCall,
+    ProgramError,
+    ProgramOutput,
+    Settings,
+    Stretch,
+    check_ended,
+    one_setting,
+    positive,
+    said_last,
+    same,
+)
+from results.records import Record
+
+NAME = "llama_main"
+PROMPT_FILE = "prompt.txt"
+OBSERVER = "PyTorchObserver "
+UNSUPPORTED = r"[^\n]*(Missing operator|OperatorMissing|NotSupported|DelegateInvalidCompatibility)[^\n]*"
+
+
+class ExecuTorchOptions(Record):
+    warm_up: bool = True
+    """Answer once before the request that is timed."""
+
+
+class ExecuTorch:
+    name = "ExecuTorch"
+    executable = NAME
+    reads_text = True
+
+    def __init__(self, options: ExecuTorchOptions, settings: Settings, model: str, tokenizer: str) -> None:
+        """model, tokenizer: files, from the program's folder. Raises `EngineError`."""
+        self._options = options
+        self._setting = one_setting(settings, "ExecuTorch's llama_main")
+        self._model = model
+        self._tokenizer = tokenizer
+
+    def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
+        arguments = (
+            f"./{NAME}", f"--model_path={self._model}", f"--tokenizer_path={self._tokenizer}",
+            f"--prompt_file={PROMPT_FILE}", f"--max_new_tokens={lengths.n_new}",
+            f"--cpu_threads={self._setting.n_threads}", "--temperature=0", "--ignore_eos",
+            *(("--warmup",) if self._options.warm_up else ()),
+        )  # fmt: skip
+        return (ProgramCall(arguments, self._setting.cores),)
+
+    def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
+        [output] = outputs
+        check_ended(NAME, output, UNSUPPORTED)
+        told = _told(output)
+        same(told.get("prompt_tokens"), lengths.n_prompt, f"{NAME}: prompt_tokens")
+        # The first new token comes with the prompt's end: some releases count it, some do not.
+        if (generated := told.get("generated_tokens")) != lengths.n_new:
+            same(generated, lengths.n_new - 1, f"{NAME}: generated_tokens behind the first")
+        keys = ("inference_start_ms", "first_token_ms", "inference_end_ms")
+        start_s, first_s, end_s = (positive(told.get(key), f"{NAME}: {key}") * 1e-3 for key in keys)
+        if not start_s < first_s or (lengths.n_new > 1 and not first_s < end_s):
+            raise ProgramError(f"{NAME}: its stamps do not rise ({start_s}, {first_s}, {end_s} s): its clock was set")
+        prefill = Stretch(0, first_s - start_s, wall_s=(start_s, first_s))
+        decode = Stretch(0, end_s - first_s, wall_s=(first_s, end_s)) if lengths.n_new > 1 else None
+        return Figures(prefill, decode, "measured", None, ("its own stamps, in milliseconds",))
+
+
+def _told(output: ProgramOutput) -> Mapping[str, Any]:
+    """Of the last line: a warm-up may print one before."""
+    lines = [line.strip() for line in output.text.splitlines()]
+    found = [line.partition(OBSERVER)[2] for line in lines if OBSERVER in line]
+    try:
+        told = json.loads(found[-1]) if found else None
+    except ValueError as error:
+        raise ProgramError(f"{NAME}: its line {OBSERVER.strip()} was cut short ({error})") from error
+    if not isinstance(told, Mapping):
+        raise ProgramError(f"{NAME} printed no line {OBSERVER.strip()}{said_last(output)}")
+    return told

@@ -1,0 +1,91 @@
+"""LiteRT-LM by its `litert_lm_advanced_main`.
+
+    taskset f0 ./litert_lm_advanced_main --backend=cpu --model_path=M --benchmark --benchmark_prefill_tokens=512 \\
+        --benchmark_decode_tokens=64 --num_cpu_threads=4 --num_iterations=1 --async=false --boost_performance=disabled
+
+Its default raises the clocks of the CPU, and may choose cores: that is switched off. It makes up tokens. Each decode
+step gives one of the new tokens, also the first, so its time to the first token is derived: prefill and one mean step.
+One number of threads serves both phases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from engines.external.programs.program import (
+    Figures,
+    Lengths,
+    ProgramCall,
+    ProgramError,
+    ProgramOutput,
+    Settings,
+    Stretch,
+    check_ended,
+    one_setting,
+    positive,
+    said_last,
+    same,
+)
+from results.records import Record
+
+NAME = "litert_lm_advanced_main"
+UNSUPPORTED = r"[^\n]*(UNIMPLEMENTED|is not supported|unsupported model)[^\n]*"
+_TURN = r"{phase} Turn \d+: Processed (\S+) tokens in (\S+) duration"
+_SECONDS_OF = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|us|ns|h|m|s)")
+
+
+class LiteRtOptions(Record):
+    backend: Literal["cpu", "gpu"] = "cpu"
+
+
+class LiteRtLm:
+    name = "LiteRT-LM"
+    executable = NAME
+    reads_text = False
+
+    def __init__(self, options: LiteRtOptions, settings: Settings, model: str) -> None:
+        """model: the .litertlm file, from the program's folder. Raises `EngineError`."""
+        self._options = options
+        self._setting = one_setting(settings, "LiteRT-LM")
+        self._model = model
+
+    def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
+        arguments = (
+            f"./{NAME}", f"--backend={self._options.backend}", f"--model_path={self._model}", "--benchmark",
+            f"--benchmark_prefill_tokens={lengths.n_prompt}", f"--benchmark_decode_tokens={lengths.n_new}",
+            f"--num_cpu_threads={self._setting.n_threads}", "--num_iterations=1", "--async=false",
+            "--boost_performance=disabled",
+        )  # fmt: skip
+        return (ProgramCall(arguments, self._setting.cores),)
+
+    def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
+        [output] = outputs
+        check_ended(NAME, output, UNSUPPORTED)
+        prefill_s = _turn(output, "Prefill", lengths.n_prompt)
+        decoding_s = _turn(output, "Decode", lengths.n_new)
+        first_step_s = decoding_s / lengths.n_new
+        rest_s = decoding_s - first_step_s
+        prefill = Stretch(0, prefill_s + first_step_s, rest_s)
+        remark = "the first token is derived: prefill and one mean decode step, which counts as prefill"
+        return Figures(prefill, Stretch(0, rest_s) if lengths.n_new > 1 else None, "derived", None, (remark,))
+
+
+def _turn(output: ProgramOutput, phase: str, n_asked: int) -> float:
+    """Seconds of the one turn. Raises `ProgramError`."""
+    turns = re.findall(_TURN.format(phase=phase), output.text)
+    if len(turns) != 1:
+        raise ProgramError(f"{NAME}: one {phase.lower()} turn asked, {len(turns)} told{said_last(output)}")
+    n_tokens, duration = turns[0]
+    same(int(n_tokens) if n_tokens.isdigit() else n_tokens, n_asked, f"{NAME}: {phase.lower()} tokens")
+    return positive(duration_s(duration), f"{NAME}: {phase.lower()} duration {duration}")
+
+
+def duration_s(text: str) -> float:
+    """As Abseil writes durations: `872.643962ms`, `1.5s`, `1m2.25s`. Raises `ProgramError`."""
+    pieces = _PIECE.findall(text)
+    if not pieces or "".join(number + unit for number, unit in pieces) != text:
+        raise ProgramError(f"{NAME}: {text[:40]!r} is no duration")
+    return sum(float(number) * _SECONDS_OF[unit] for number, unit in pieces)

@@ -1,0 +1,192 @@
+"""What a program of another project is asked, and what it says of it: the pure halves, without a machine.
+
+A program reads so many prompt tokens of its own making and decodes so many, and prints how long each took. How it is
+called and what it prints are one small module a program; what all of them share is here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from engines.errors import EngineError
+from results.printable import printable
+
+Result = Literal["not supported", "out of memory"]
+C_LOCALE = {"LC_ALL": "C"}
+"""A program in another locale would write 1,5 for 1.5."""
+SAID_CHARACTERS = 300
+_KILLED, _SEGMENTATION, _ILLEGAL, _ABORTED, _NOT_FOUND, _NOT_EXECUTABLE = 137, 139, 132, 134, 127, 126
+_OUT_OF_MEMORY = re.compile(
+    r"bad_alloc|out of memory|cannot allocate memory|(failed|unable) to allocate|insufficient memory"
+    r"|MemoryAllocationFailed|RESOURCE_EXHAUSTED",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+class ProgramError(EngineError):
+    """A program that crashed, that is not there, or whose output does not say what was asked."""
+
+
+class UnfitError(EngineError):
+    """What a program came to that cannot do this: no fault of a run, but a result. result: its cell's text."""
+
+    def __init__(self, result: Result, why: str) -> None:
+        super().__init__(f"{result}: {why}")
+        self.result: Result = result
+
+
+class Lengths(NamedTuple):
+    """Of one request, in tokens. The first of the new tokens comes with the prompt's end."""
+
+    n_prompt: int
+    n_new: int
+
+
+class PhaseSetting(NamedTuple):
+    """n_threads: that compute. cores: the program may use; None: all."""
+
+    n_threads: int
+    cores: frozenset[int] | None = None
+
+
+class Settings(NamedTuple):
+    """Of the two phases."""
+
+    prefill: PhaseSetting
+    decode: PhaseSetting
+
+
+@dataclass(frozen=True)
+class ProgramCall:
+    """arguments: the program's file first, as `./NAME`. reads: files that it writes, wanted afterwards."""
+
+    arguments: tuple[str, ...]
+    cores: frozenset[int] | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: C_LOCALE)
+    reads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProgramOutput:
+    stdout: str
+    stderr: str
+    exit_code: int
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Programs differ in where they write; logs mostly go to the errors."""
+        return f"{self.stdout}\n{self.stderr}"
+
+
+class Stretch(NamedTuple):
+    """When one phase ran. call: which of the program's calls. seconds: how long, by the program itself.
+
+    before_end_s: between its end and that of the program, as far as the program says. wall_s: its begin and its end by
+    the machine's wall clock, where the program stamps them: then nothing has to be derived.
+    """
+
+    call: int
+    seconds: float
+    before_end_s: float = 0.0
+    wall_s: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a program said of one request. prefill: until the first token is out. decode: all tokens after it."""
+
+    prefill: Stretch
+    decode: Stretch | None
+    first_token: Literal["measured", "derived"]
+    version: str | None = None
+    remarks: tuple[str, ...] = ()
+
+
+class Program(Protocol):
+    """One program with its options."""
+
+    name: str
+    executable: str
+    """File name of the program."""
+    reads_text: bool
+    """Whether the prompt is text that it encodes itself; else it makes up tokens."""
+
+    def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
+        """Raises `EngineError` for what it cannot be asked, `UnfitError` for what it cannot do."""
+        ...
+
+    def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
+        """Raises `ProgramError`, `UnfitError`."""
+        ...
+
+
+def one_setting(settings: Settings, program: str) -> PhaseSetting:
+    """Of a program that computes both phases alike. Raises `EngineError` where they differ."""
+    if settings.prefill != settings.decode:
+        raise EngineError(
+            f"{program} has one number of threads and one set of cores for both phases; give threads and cores one"
+            " value each"
+        )
+    return settings.prefill
+
+
+def check_ended(program: str, output: ProgramOutput, unsupported: str | None = None) -> None:
+    """Raises what an exit code other than 0 means. unsupported: a pattern of the program's words for what it lacks."""
+    code, said = output.exit_code, said_last(output)
+    if code == 0:
+        return
+    if unsupported is not None and (found := re.search(unsupported, output.text)):
+        raise UnfitError("not supported", f"{program}: {printable(found[0], SAID_CHARACTERS)}")
+    if found := _OUT_OF_MEMORY.search(output.text):
+        raise UnfitError(
+            "out of memory", f"{program}: {printable(_line_at(output.text, found.start()), SAID_CHARACTERS)}"
+        )
+    if code == _KILLED:
+        raise UnfitError("out of memory", f"{program} was killed (exit code 137), as systems do that run out of memory")
+    if code == _ILLEGAL:
+        raise ProgramError(
+            f"{program} ended by an illegal instruction: it was built for another CPU; build it for this one"
+        )
+    if code in (_SEGMENTATION, _ABORTED):
+        raise ProgramError(f"{program} crashed (exit code {code}){said}")
+    if code == _NOT_FOUND:
+        raise ProgramError(f"{program} could not be started (exit code 127); is a shared library of it missing?{said}")
+    if code == _NOT_EXECUTABLE:
+        raise ProgramError(f"{program} could not be started (exit code 126): no program for this machine{said}")
+    raise ProgramError(f"{program} ended with exit code {code}{said}")
+
+
+def said_last(output: ProgramOutput) -> str:
+    """The last lines that it wrote, for a message; empty where it wrote none."""
+    for text in (output.stderr, output.stdout):
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if lines:
+            return f": {printable(' | '.join(lines[-3:]), SAID_CHARACTERS)}"
+    return ""
+
+
+def positive(value: object, what: str) -> float:
+    """A number above 0, as a number or as text. Raises `ProgramError` for NaN, infinities, 0, and 1,5."""
+    text = str(value).strip()
+    if isinstance(value, bool) or not _NUMBER.fullmatch(text):
+        raise ProgramError(f"{what}: {printable(text, SAID_CHARACTERS)!r} is no number; was the output cut short?")
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ProgramError(f"{what}: {text}, which cannot be; the program measured nothing")
+    return number
+
+
+def same(found: object, asked: int, what: str) -> None:
+    """Raises `ProgramError` where a program did something else than was asked: another length, other threads."""
+    if found != asked or isinstance(found, bool):
+        raise ProgramError(f"{what}: {asked} asked, {printable(repr(found), SAID_CHARACTERS)} done")
+
+
+def _line_at(text: str, at: int) -> str:
+    return text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0].strip()
