@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from devices.models.fit import FitError
-from devices.models.sheet import parse_sheet
+from devices.models.sheet import Sheet, parse_sheet
 from devices.models.sheet_text import sheet_text
 from devices.models.timeline import Timeline
 from engines.curves.host import FittedUnit, MadeModel, made_model
 from engines.curves.machine import FittedMachine, points_text, residual_rows, sheet_of_units
 from engines.curves.pieces import CALLS, Bench, tiled
-from engines.curves.prices import add_engine_prices, kernel_prices, link_prices
+from engines.curves.prices import Known, add_engine_prices, kernel_prices, link_prices
 from engines.curves.rounds import Measured, Piece, Point
 from engines.curves.steps import EngineRun, priced, request_of
 from engines.made_models import MadeSizes
@@ -146,18 +146,26 @@ def test_a_whole_request_is_priced_by_the_written_sheet(fitted: FittedMachine, m
     and with it the sheet gives the time of another request."""
     own = {"step.launches": 1e-3, "layer.launches": 2e-4, "decode_step.launches": 5e-4, "decode_layer.launches": 3e-5}
     prices = kernel_prices([p for p in fitted.measured["cpu"].points if p.piece.curve != "copy"])
-    runs, points, known = [], list[Point](), list[float]()
+
+    def with_few(factor: float) -> Sheet:
+        unit = FittedUnit(4.0, prices.with_few(factor), None, fitted.measured["cpu"])
+        return sheet_of_units("few", "fp32", 1, {"cpu": unit})
+
+    alone, twice, within = with_few(1), with_few(2), with_few(0.6)
+    runs, points, known = [], list[Point](), list[Known]()
     for one in models:
         for n_prompt, chunk in ((40, 16), (64, 64), (96, 48)):
             engine = one.engine(chunk, 1)
             run = EngineRun(one.name, engine, one.shape, request_of(n_prompt, 3, 2048), chunk)
-            seconds = priced(engine, fitted.sheet, one.shape, "cpu", run.request)
-            known += seconds
-            for piece, of_kernels in zip(run.pieces, seconds, strict=True):
-                points.append(Point(piece, of_kernels + made_s(piece.amounts, own), 3, True))
+            of_sheets = [priced(engine, sheet, one.shape, "cpu", run.request) for sheet in (alone, twice, within)]
+            for piece, once_s, twice_s, true_s in zip(run.pieces, *of_sheets, strict=True):
+                known.append(Known(once_s, twice_s - once_s))
+                points.append(Point(piece, true_s + made_s(piece.amounts, own), 3, True))
             runs.append((one, engine, run))
+    few_alone = prices.constants["expert_ffn.few.weight_bytes"]
     add_engine_prices(prices, points, known)
     assert {name: prices.constants[name] for name in own} == pytest.approx(own, rel=1e-3)
+    assert prices.constants["expert_ffn.few.weight_bytes"] == pytest.approx(0.6 * few_alone, rel=1e-3)
     unit = FittedUnit(4.0, prices, None, fitted.measured["cpu"])
     whole = sheet_of_units("whole", "fp32", 1, {"cpu": unit})
     for (one, engine, run), prefill, decode in zip(runs, points[::2], points[1::2], strict=True):

@@ -19,7 +19,7 @@ from devices.base import Unit
 from devices.models.sheet import Sheet
 from engines.curves.copies import copies
 from engines.curves.pieces import Bench
-from engines.curves.prices import Residual, UnitPrices, add_engine_prices, kernel_prices, link_prices
+from engines.curves.prices import Known, Residual, UnitPrices, add_engine_prices, kernel_prices, link_prices
 from engines.curves.rounds import Measured, Work, measured
 from engines.curves.steps import EngineRun, fetching_layers, priced, request_of
 from engines.expert_memory import ExpertMemory
@@ -49,14 +49,19 @@ class Grid(NamedTuple):
 
 
 SIZES = (
-    MadeSizes(512, 512, 16, 2, 5, 8, 2),
-    MadeSizes(256, 1024, 16, 4, 3, 4, 4),
-    MadeSizes(1024, 384, 16, 2, 2, 16, 4),
-    MadeSizes(384, 256, 32, 4, 8, 6, 2, vocabulary=8192),
-    MadeSizes(768, 768, 8, 2, 3, 12, 4),
+    MadeSizes(1024, 512, 16, 2, 8, 16, 2),
+    MadeSizes(512, 1024, 16, 4, 8, 8, 4),
+    MadeSizes(1536, 384, 16, 2, 4, 24, 4),
+    MadeSizes(768, 256, 32, 4, 10, 12, 2, vocabulary=8192),
+    MadeSizes(1280, 768, 8, 2, 4, 20, 4),
 )
-WHOLE = Grid(SIZES, (16, 32, 64, 256, 1024), (0, 512, 1536), (1, 2, 4), ((96, 32), (256, 128), (512, 512)), 9, 9)
-QUICK = Grid(SIZES[:4], (16, 32, 64, 512), (0, 512), (1, 2, 4), ((96, 32), (256, 256)), 6, 3)
+"""A token reads 70 to 110 MB of weights in 16 bits, twice as much in 32: more than the caches of a core's neighbourhood
+hold (32 MB are usual), for a model of real size does. A smaller model decodes from them, and faster than any price of
+memory."""
+THIN = MadeSizes(128, 64, 8, 2, 24, 2, 1)
+"""Many layers of next to no work: whole requests of it tell what a layer takes from what its products take."""
+WHOLE = Grid(SIZES, (16, 32, 64, 256, 1024), (0, 512, 1536), (1, 2, 4), ((96, 32), (256, 128), (512, 512)), 9, 7)
+QUICK = Grid(SIZES[1:4], (16, 32, 64, 512), (0, 512), (1, 2, 4), ((96, 32), (256, 256)), 6, 3)
 
 
 @dataclass(frozen=True)
@@ -125,17 +130,20 @@ def fit_unit(
     torch.set_num_threads(threads)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joulebench-fit-")))
-        made = [made_model(folder, sizes, form, seed, torch_device) for seed, sizes in enumerate(grid.sizes)]
+        sizes = (*grid.sizes, THIN)
+        made = [made_model(folder, own, form, seed, torch_device) for seed, own in enumerate(sizes)]
         works: list[Work] = []
         runs: list[tuple[EngineRun, ReferenceEngine]] = []
-        for one in made:
-            backend = find_backend(torch_device, None)
-            works += Bench(one.name, one.model, one.shape, backend).pieces(grid.tokens, grid.past, grid.few)
+        for one, own_sizes in zip(made, sizes, strict=True):
+            is_thin = own_sizes is THIN
+            if not is_thin:
+                backend = find_backend(torch_device, None)
+                works += Bench(one.name, one.model, one.shape, backend).pieces(grid.tokens, grid.past, grid.few)
             for n_prompt, chunk in grid.prompts:
                 request = request_of(n_prompt, grid.n_new, one.shape.vocabulary)
                 engine = one.engine(chunk, threads, torch_device)
                 runs.append((EngineRun(one.name, engine, one.shape, request, chunk), engine))
-            if torch_device == "cpu" and form in PLAIN_DTYPES:
+            if torch_device == "cpu" and form in PLAIN_DTYPES and not is_thin:
                 works += copies(one.name, one.from_file(form))
                 engine = one.fetching_engine(grid.prompts[0][1], threads, form)
                 request = request_of(grid.prompts[0][0], grid.n_new, one.shape.vocabulary)
@@ -147,11 +155,15 @@ def fit_unit(
         has_copies = any(point.piece.curve == "copy" for point in found.points)
         link = link_prices(prices.residuals, found.points) if has_copies else None
         bytes_per_value = made[0].shape.bytes_of("experts")
-        table = {unit: unit_table(prices, bytes_per_value)}
-        first = sheet_of("first", "prices of kernels", "measured", table, file_link(link))
-        known: list[float] = []
-        for run, engine in runs:
-            known += priced(engine, first, run.shape, unit, run.request)
+        link_table = file_link(link)
+
+        def known_seconds(few: float) -> list[float]:
+            """By the prices of kernels, those of few rows multiplied."""
+            table = {unit: unit_table(prices.with_few(few), bytes_per_value)}
+            sheet = sheet_of("first", "prices of kernels", "measured", table, link_table)
+            return [s for run, engine in runs for s in priced(engine, sheet, run.shape, unit, run.request)]
+
+        known = [Known(once, twice - once) for once, twice in zip(known_seconds(1), known_seconds(2), strict=True)]
         steps = [point for point in found.points if point.piece.curve in ("prefill", "decode")]
         add_engine_prices(prices, steps, known)
     return FittedUnit(bytes_per_value, prices, link, found)

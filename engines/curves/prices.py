@@ -7,7 +7,7 @@ decode step is one call. What the engine takes for each step and layer is fitted
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from devices.models.figures import TERMS
@@ -34,13 +34,15 @@ LINES: Mapping[str, Sequence[str]] = {
 """Amounts that have a price, by curve. The experts' own depends on the tile that fits best."""
 MOST_FEW = {"expert_ffn": FEW_ROWS, "attention": 1, "lm_head": FEW_ROWS}
 """Rows up to which a kernel has another line."""
+FEW = ".few."
+"""In the name of an amount of such a line."""
 HALF_A_ROW = 0.5
 """Between the last of the few and the first of more."""
 
 
 class Residual(NamedTuple):
     """A point, and what the fit makes of it. beside_s: of that, what the prices of its own curve do not have: of a
-    piece the calls from Python, of a whole step what was priced before."""
+    piece the calls from Python and what few rows take longer alone, of a whole step what was priced before."""
 
     point: Point
     predicted_s: float
@@ -78,6 +80,11 @@ class UnitPrices:
             Residual(point, (1 + miss) * point.seconds, own)
             for point, miss, own in zip(points, fit.residuals, beside, strict=True)
         ]
+
+    def with_few(self, factor: float) -> UnitPrices:
+        """The same, the lines of few rows multiplied."""
+        constants = {name: value * (factor if FEW in name else 1.0) for name, value in self.constants.items()}
+        return replace(self, constants=constants)
 
     def kernels(self, bytes_per_value: float) -> dict[str, Any]:
         """As a sheet has them."""
@@ -198,17 +205,54 @@ def link_prices(residuals: list[Residual], points: Sequence[Point]) -> dict[str,
     return found | ({"latency_s": {"value": _rounded(each_s), **told}} if each_s else {})
 
 
-ENGINE_LINES = {
-    "prefill": ("step.launches", "layer.launches", "layer.moved_bytes"),
-    "decode": ("decode_step.launches", "decode_layer.launches", "fetching_layer.launches"),
-}
+PREFILL_LINE = ("step.launches", "layer.launches", "layer.moved_bytes")
+DECODE_LINE = ("decode_step.launches", "decode_layer.launches", "fetching_layer.launches")
+WITHIN_A_STEP = "few rows within a step"
 
 
-def add_engine_prices(found: UnitPrices, points: Sequence[Point], known: Sequence[float]) -> None:
-    """Of whole steps, what the kernels do not take. known: seconds by the prices of kernels. Raises `FitError`."""
-    for curve, names in ENGINE_LINES.items():
-        own = [(point, taken) for point, taken in zip(points, known, strict=True) if point.piece.curve == curve]
-        amounts, seconds = [p.piece.amounts for p, _ in own], [p.seconds for p, _ in own]
-        of_kernels = [taken for _, taken in own]
-        fit = checked_fit(curve, names, amounts, seconds, of_kernels)
-        found.add(names, fit, [p for p, _ in own], of_kernels)
+class Known(NamedTuple):
+    """Seconds of a whole step by the prices of kernels; few_s of these by their lines of few rows."""
+
+    seconds: float
+    few_s: float
+
+
+def add_engine_prices(found: UnitPrices, points: Sequence[Point], known: Sequence[Known]) -> None:
+    """Of whole steps, what the kernels do not take, and what few rows take within a step. Raises `FitError`.
+
+    A call of few rows is short. Alone it wakes threads that slept, and reads memory that nothing asked for ahead; in a
+    decoded token, which is one call of the kernels, it does not. So lines of few rows are fitted for what they cost
+    beside each other, and one factor of all of them on whole decoded tokens.
+    """
+    of_decode = _of_curve("decode", points, known)
+    amounts = [{**point.piece.amounts, WITHIN_A_STEP: own.few_s} for point, own in of_decode]
+    rest = [own.seconds - own.few_s for _, own in of_decode]
+    names = (WITHIN_A_STEP, *DECODE_LINE)
+    fit = checked_fit("decode", names, amounts, [point.seconds for point, _ in of_decode], rest)
+    factor = fit.constants[0]
+    if factor <= 0:
+        raise FitError("decode: whole decoded tokens take no longer than what is not their products; nothing is fitted")
+    _scale_few(found, factor, origin_of(fit))
+    engine_alone = Fit(fit.constants[1:], fit.residuals)
+    beside = [own.seconds - (1 - factor) * own.few_s for _, own in of_decode]
+    found.add(DECODE_LINE, engine_alone, [point for point, _ in of_decode], beside)
+    of_prefill = _of_curve("prefill", points, known)
+    beside = [own.seconds - (1 - factor) * own.few_s for _, own in of_prefill]
+    own_points = [point for point, _ in of_prefill]
+    found.add(PREFILL_LINE, _fit("prefill", PREFILL_LINE, own_points, beside), own_points, beside)
+
+
+def _of_curve(curve: str, points: Sequence[Point], known: Sequence[Known]) -> list[tuple[Point, Known]]:
+    return [(point, own) for point, own in zip(points, known, strict=True) if point.piece.curve == curve]
+
+
+def _scale_few(found: UnitPrices, factor: float, told: str) -> None:
+    """What a call alone took longer is beside its line from now on, as the call from Python is."""
+    few = {name: constant for name, constant in found.constants.items() if FEW in name}
+    for name, constant in few.items():
+        found.constants[name] = factor * constant
+        found.origins[name] += f"; times {factor:.3g}, what they take within decoded tokens ({told})"
+    for i, residual in enumerate(found.residuals):
+        amounts = residual.point.piece.amounts
+        alone_s = (1 - factor) * sum(constant * amounts.get(name, 0.0) for name, constant in few.items())
+        found.residuals[i] = residual._replace(beside_s=residual.beside_s + alone_s)

@@ -1,12 +1,16 @@
 """Times of pieces of work, in turns, so that what slows the machine for a while slows all of them alike.
 
-A round goes through all pieces. A run is disturbed in which threads of this process waited for a CPU that another had;
-where the system does not tell that, the whole round in which others took too much of the CPU's time. A piece's time is
-the median of its quiet runs, and of all where too few were quiet, which is told.
+A round goes through all pieces. A run is disturbed in which threads of this process waited for a CPU that another
+process had; where the system does not tell that, the whole round in which others took too much of the CPU's time. A
+piece's time is the median of its quiet runs, and of all where too few were quiet, which is told.
+
+The system says how long threads waited, not for whom, and threads of one process wait for each other too (a pool that
+spins while another computes). Others had no more CPU time than what these threads left, so that the lesser counts.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,28 +96,40 @@ class Measured(NamedTuple):
         return sum(point.is_quiet for point in self.points) >= MOST_POINTS * len(self.points)
 
 
+class ThreadTimes(NamedTuple):
+    """Of all threads of this process so far: on a CPU, and ready to run while something else had it."""
+
+    ran_s: float
+    waited_s: float
+
+
 class Readings(NamedTuple):
-    """What tells that others used the machine. cpu_seconds: over a round. waited_s: of this process's threads, in which
-    they could have run and another had the CPU; None where the system does not tell."""
+    """What tells that others used the machine. cpu_seconds: over a round. threads: None where the system does not tell.
+    n_cpus: that this process may use."""
 
     cpu_seconds: Callable[[], CpuSeconds]
-    waited_s: Callable[[], float | None]
+    threads: Callable[[], ThreadTimes | None]
+    n_cpus: int
     now_s: Callable[[], float] = time.perf_counter
 
 
-def waited_s(tasks: Path = Path("/proc/self/task")) -> float | None:
+def thread_times(tasks: Path = Path("/proc/self/task")) -> ThreadTimes | None:
     """By the scheduler's accounting (Linux): on a CPU, waiting for one, both in nanoseconds, and slices."""
-    waited_ns = 0
+    ran_ns = waited_ns = 0
     try:
         for path in tasks.glob("*/schedstat"):
             with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
-                waited_ns += int(path.read_text().split()[1])
-    except (OSError, ValueError, IndexError):
+                ran, waited, _ = map(int, path.read_text().split())
+                ran_ns, waited_ns = ran_ns + ran, waited_ns + waited
+    except (OSError, ValueError):
         return None
-    return waited_ns * 1e-9 if waited_ns else None
+    return ThreadTimes(ran_ns * 1e-9, waited_ns * 1e-9) if waited_ns else None
 
 
-THIS_MACHINE = Readings(lambda: host_cpu_seconds(usable_cpus()), waited_s)
+def this_machine() -> Readings:
+    """Its CPUs that this process may use, as it is called."""
+    n_cpus = len(usable_cpus() or range(os.cpu_count() or 1))
+    return Readings(lambda: host_cpu_seconds(usable_cpus()), thread_times, n_cpus)
 
 
 class _Run(NamedTuple):
@@ -126,9 +142,10 @@ def measured(
     works: Sequence[Work],
     n_rounds: int,
     on_round: Callable[[int], object] = lambda done: None,
-    readings: Readings = THIS_MACHINE,
+    readings: Readings | None = None,
 ) -> Measured:
-    """One round to warm up, then n_rounds. on_round: told how many are done."""
+    """One round to warm up, then n_rounds. on_round: told how many are done. readings: of this machine if not given."""
+    readings = readings or this_machine()
     for work in works:
         work.seconds()
     runs_W: list[list[_Run]] = [[] for _ in works]
@@ -147,12 +164,14 @@ def measured(
 
 
 def _run(work: Work, readings: Readings) -> _Run:
-    before_s, begin_s = readings.waited_s(), readings.now_s()
+    before, begin_s = readings.threads(), readings.now_s()
     seconds = work.seconds()
-    took_s, after_s = readings.now_s() - begin_s, readings.waited_s()
-    if before_s is None or after_s is None:
+    took_s, after = readings.now_s() - begin_s, readings.threads()
+    if before is None or after is None:
         return _Run(seconds, None)
-    return _Run(seconds, after_s - before_s <= MAX_FOREIGN_SHARE * took_s)
+    left_s = readings.n_cpus * took_s - (after.ran_s - before.ran_s)
+    lost_s = min(after.waited_s - before.waited_s, left_s)
+    return _Run(seconds, lost_s <= MAX_FOREIGN_SHARE * took_s)
 
 
 def _points(work: Work, runs: Sequence[_Run]) -> Iterator[Point]:
