@@ -1,0 +1,124 @@
+"""A process that has imported what the commands import, and forks one for each command: a real process without the
+three seconds of imports. `python -m tests.warm_command FD` is the server; `run` in another process asks it."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+HEAVY = ("altair", "jinja2", "lm_eval.tasks", "pandas", "pyarrow.parquet", "scipy.stats", "torch", "transformers")
+ARROWS_THREAD = "jemalloc_bg_thd"
+"""pyarrow's allocator starts it anew in a forked process."""
+
+
+def run(
+    command: Sequence[str],
+    output: IO[bytes],
+    errors: IO[bytes],
+    environment: Mapping[str, str],
+    cwd: Path,
+    limit_s: float,
+) -> int:
+    """Exit code of a command of ours, as `subprocess` tells it. At the limit it is killed: `TimeoutExpired`."""
+    link = _server()
+    asked = json.dumps({"command": list(command), "environment": dict(environment), "cwd": str(cwd)}).encode()
+    socket.send_fds(link, [len(asked).to_bytes(4)], [output.fileno(), errors.fileno()])
+    link.sendall(asked)
+    pid = int.from_bytes(_exactly(link, 4))
+    link.settimeout(limit_s)
+    try:
+        return int.from_bytes(_exactly(link, 4), signed=True)
+    except TimeoutError:
+        os.kill(pid, signal.SIGKILL)
+        link.settimeout(None)
+        _exactly(link, 4)
+        raise subprocess.TimeoutExpired(list(command), limit_s) from None
+
+
+@cache
+def _server() -> socket.socket:
+    """Started once in each process that runs tests. It ends when that one does: its link ends."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        # What a test has put into the environment is told with each command.
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.warm_command", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=Path(__file__).parents[1],
+        )
+    return ours
+
+
+def _exactly(link: socket.socket, n_bytes: int) -> bytes:
+    received = b""
+    while len(received) < n_bytes:
+        piece = link.recv(n_bytes - len(received))
+        if not piece:
+            raise EOFError
+        received += piece
+    return received
+
+
+def _serve(link: socket.socket) -> None:
+    import harness
+
+    # The forked process has the default again; the server goes with its link.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for module in pkgutil.walk_packages(harness.__path__, "harness."):
+        importlib.import_module(module.name)
+    for name in HEAVY:
+        importlib.import_module(name)
+    threads = {Path(f"/proc/self/task/{number}/comm").read_text().strip() for number in os.listdir("/proc/self/task")}
+    own = Path("/proc/self/comm").read_text().strip()
+    assert threads <= {own, ARROWS_THREAD}, f"{threads}: threads do not come along into a forked process"
+    gc.collect()
+    gc.freeze()
+    with suppress(EOFError):
+        while True:
+            head, files, _, _ = socket.recv_fds(link, 4, 2)
+            if not head:
+                return
+            output, errors = files
+            asked = json.loads(_exactly(link, int.from_bytes(head)))
+            pid = os.fork()
+            if pid == 0:
+                link.close()
+                _become(asked["command"], asked["environment"], asked["cwd"], output, errors)
+                return
+            os.close(output)
+            os.close(errors)
+            link.sendall(pid.to_bytes(4))
+            _, status = os.waitpid(pid, 0)
+            link.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, signed=True))
+
+
+def _become(command: list[str], environment: dict[str, str], cwd: str, output: int, errors: int) -> None:
+    """The command, in this process."""
+    from harness.cli import main
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[:] = command
+    main()
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
