@@ -115,7 +115,7 @@ class ReferenceEngine:
         self._turns_when_reached = long_rope == "when_reached"
         stay = expert_memory.loads(technique)
         self._model = model or model_of(checkpoint, torch_device, compute_dtype, long_rope, stay)
-        self._limits = Limits(checkpoint.config.max_length, checkpoint.config.vocabulary_size)
+        self.limits = Limits(checkpoint.config.max_length, checkpoint.config.vocabulary_size)
         self._cache = self._model.new_cache()
         self._batch_caches: list[KeyValueCache] = []
         self._held = HeldTokens()
@@ -192,7 +192,6 @@ class ReferenceEngine:
         if not self.needs_calibration:
             raise EngineError(f"technique {self._parameters.technique} is complete; calibrate only while needed")
 
-    @torch.inference_mode()
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:
         """Answers one request. Raises `EngineError` before any work on one that it cannot take.
 
@@ -200,8 +199,14 @@ class ReferenceEngine:
         does at "request start" lies inside the request: keep it short. Detokenising the answer lies outside, except for
         the tail that is searched for stop strings.
         """
+        self._ready()
+        return self.run_answer(answer_to(request, self.tokenizer, self.limits), on_phase)
+
+    @torch.inference_mode()
+    def run_answer(self, answer: Answer, on_phase: PhaseListener) -> Completion:
+        """As `run`, for an answer whose maker wants to hear more of it than its completion tells. What its `take` and
+        `stamp` raise ends the request, and harms none after it."""
         technique = self._ready()
-        answer = answer_to(request, self.tokenizer, self._limits)
         start_s = self._now_s()
         on_phase("request start", start_s)
         sequence = _Sequence(answer, self._cache, self._held, self._begin(answer, technique))
@@ -232,7 +237,7 @@ class ReferenceEngine:
             raise EngineError(
                 "a batch cannot be observed, for steps are priced one sequence at a time; run its requests"
             )
-        answers = [answer_to(request, self.tokenizer, self._limits) for request in requests]
+        answers = [answer_to(request, self.tokenizer, self.limits) for request in requests]
         if not answers:
             return []
         start_s = self._now_s()
@@ -251,7 +256,7 @@ class ReferenceEngine:
         if request.kind != "loglikelihood":
             raise EngineError(f"request {request.request_id}: a {request.kind} shows none; ask for a loglikelihood")
         technique, counting, observer = self._ready(), self._counting, self.observer
-        answer = Loglikelihood(request, self._limits, listener)
+        answer = Loglikelihood(request, self.limits, listener)
         self.observer, self._counting = None, Counting()
         self.reset()
         try:

@@ -21,6 +21,7 @@ from harness.interrupts import raise_in_command
 from harness.model_command import fit
 from harness.reproduce_command import reproduce
 from harness.run_commands import plan_check, plan_schema, report, run
+from harness.serve_command import serve
 from harness.sheet_command import sheets
 from harness.terminal import EXIT_BAD_PLAN, AsJson, end_interrupted, fail, log_to_terminal, print_rows, quiet_libraries
 from harness.trace_command import trace
@@ -107,6 +108,7 @@ app.command()(run)
 app.command()(calibrate)
 app.command()(report)
 app.command()(trace)
+app.command()(serve)
 plan_app.command("check")(plan_check)
 plan_app.command("schema")(plan_schema)
 model_app.command()(fit)

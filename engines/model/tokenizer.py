@@ -93,6 +93,11 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model brought one of its own."""
+        return self._chat_template is not FALLBACK_CHAT_TEMPLATE
+
     def chat(self, messages: Sequence[dict[str, str]]) -> str:
         """The prompt of a conversation ([{"role", "content"}]) up to and including the cue for the assistant."""
         import jinja2

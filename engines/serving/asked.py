@@ -1,0 +1,153 @@
+"""What a client may ask, key by key. A key that is not served is refused: ignored, it would be another request.
+
+The keys are OpenAI's, and those that vLLM and llama-server added for measuring (`ignore_eos`, `min_tokens`,
+`return_token_ids`, `cache_prompt`, `cache_salt`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from results.printable import printable
+
+MOST_TOP = 20
+"""Alternatives of a token, as most servers allow."""
+MOST_TOKENS = 1 << 30
+MOST_STOPS = 64
+NotUsed = Annotated[float, Field(ge=0, le=0)]
+"""Keys that clients send with the value that does nothing."""
+DEFAULT_TOKENS = 16
+"""The protocol's own number, where a client gives none."""
+
+
+class BadRequestError(Exception):
+    """What a client asked wrongly, in one line: what, the value found, the remedy."""
+
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class StreamOptions(_Keys):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Asked(_Keys):
+    """Keys of both roads."""
+
+    model: str | None = None
+    temperature: float = Field(1.0, ge=0)
+    """The protocol's own value: who wants greedy asks for 0."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)
+    """0 and -1 keep all tokens."""
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Literal[1] = 1
+    user: str | None = None
+    """Told by some clients; of no effect."""
+    presence_penalty: NotUsed = 0
+    frequency_penalty: NotUsed = 0
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0)
+    return_token_ids: bool = False
+    cache_prompt: bool | None = None
+    """False: nothing that is held of the request before may be used."""
+    cache_salt: str | None = None
+    """As `cache_prompt = false`, in vLLM's words."""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def wants_fresh(self) -> bool:
+        return self.cache_prompt is False or self.cache_salt is not None
+
+    def check(self) -> None:
+        """What no single key says. Raises `BadRequestError`."""
+        if len(self.stops) > MOST_STOPS:
+            raise BadRequestError(f"stop: {len(self.stops)} strings; give at most {MOST_STOPS}")
+        if self.min_tokens and not self.ignore_eos:
+            raise BadRequestError(
+                f"min_tokens {self.min_tokens}: end tokens are never forbidden for a part of an answer; send"
+                " ignore_eos = true for an exact length"
+            )
+        if self.stream_options is not None and not self.stream:
+            raise BadRequestError("stream_options: only with stream = true")
+
+
+class CompletionAsked(Asked):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int = Field(DEFAULT_TOKENS, ge=0, le=MOST_TOKENS)
+    """0 only with echo: the prompt is scored, and nothing is added."""
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
+    echo: bool = False
+    best_of: Literal[1] = 1
+    return_tokens_as_token_ids: bool = False
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One or several, each as text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return cast(list[str] | list[list[int]], self.prompt)
+
+    def check(self) -> None:
+        super().check()
+        if not self.prompts:
+            raise BadRequestError("prompt: is an empty list; give a text, or token ids")
+        if self.max_tokens == 0 and not self.echo:
+            raise BadRequestError("max_tokens 0: asks for nothing; add echo = true to score the prompt, or ask for 1")
+        if self.stream and (len(self.prompts) > 1 or self.echo):
+            raise BadRequestError("stream: takes one prompt, and no echo; leave stream out")
+
+
+class Message(_Keys):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatAsked(Asked):
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    """The newer name of `max_tokens`."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """None: as many as the model has room for."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+A = TypeVar("A", CompletionAsked, ChatAsked)
+
+
+def read_asked(schema: type[A], body: bytes) -> A:
+    """Raises `BadRequestError` with all that is wrong."""
+    try:
+        asked = schema.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise BadRequestError(printable("; ".join(dict.fromkeys(map(_told, error.errors()))), 1000)) from error
+    asked.check()
+    return asked
+
+
+def _told(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"][:1])
+    if error["type"] == "extra_forbidden":
+        return f"{where}: this server does not know the key; leave it out"
+    if where == "prompt" and error["type"] != "missing":
+        return "prompt: must be a text, a list of token ids, or a list of several of one kind"
+    if error["type"] == "missing":
+        return f"{where}: is missing"
+    if error["type"] == "json_invalid":
+        return f"the body is no JSON ({error['msg']})"
+    return f"{where}: {error['msg']} (found {error['input']!r:.60})"

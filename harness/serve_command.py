@@ -1,0 +1,132 @@
+"""`joulebench serve`: the reference engine behind the protocol of OpenAI's servers, for programs of this machine."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from harness.interrupts import raise_in_command, words_and_code
+from harness.terminal import EXIT_BAD_PLAN, fail, quiet_libraries
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from engines.reference import ReferenceEngine
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model, as in model.source of a plan.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one, which is told.")] = 0,
+    address: Annotated[str, typer.Option(help="A loopback address: 127.0.0.1 or ::1.")] = "127.0.0.1",
+    technique: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|{...}", help="As in a plan: dropless, or '{ name = \"dropping\", capacity_factor = 1.5 }'."
+        ),
+    ] = "dropless",
+    profile: Annotated[
+        str | None, typer.Option(metavar="DIR", help="What `joulebench calibrate` wrote, for techniques that learn.")
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="How weights are stored in memory.")] = "float32",
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads; default: torch's number.")] = None,
+    chunk: Annotated[int, typer.Option(min=1, max=1 << 20, help="Tokens of a prefill step.")] = 512,
+    reuse_prefix: Annotated[
+        bool, typer.Option("--reuse-prefix", help="Start behind the tokens shared with the request before.")
+    ] = False,
+    name: Annotated[str | None, typer.Option(help="By which clients ask for the model; default: MODEL.")] = None,
+) -> None:
+    """Answer OpenAI's protocol with the reference engine, on this machine only, until Ctrl-C."""
+    import ipaddress
+
+    try:
+        is_local = ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        is_local = False
+    if not is_local:
+        fail(f"--address {address}: only a loopback address is served; use 127.0.0.1 or ::1", EXIT_BAD_PLAN)
+    quiet_libraries()
+    raise_in_command()
+    from engines.errors import EngineError
+    from engines.serving.computing import Computing
+    from engines.serving.http import LocalServer
+
+    try:
+        engine = _engine(model, technique, profile, dtype, threads, chunk, reuse_prefix)
+        computing = Computing(engine)
+        server = LocalServer(computing, name or model, address, port)
+    except EngineError as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    except (OSError, OverflowError) as error:
+        fail(f"{address}, port {port}: cannot be listened on ({error}); leave --port out for a free one", EXIT_BAD_PLAN)
+    except KeyboardInterrupt as interrupt:
+        fail(words_and_code(interrupt)[0], words_and_code(interrupt)[1])
+    told = f"{printable(server.model)} with {printable(technique)}, at most {engine.max_length} tokens"
+    typer.echo(f"{server.url}: serves {told}; Ctrl-C ends it")
+    listening = threading.Thread(target=server.serve_forever, name="listening", daemon=True)
+    listening.start()
+    try:
+        # Here and not in a thread of its own: OpenMP keeps its threads with the one that it knows.
+        computing.compute_forever()
+    except KeyboardInterrupt as interrupt:
+        words, code = words_and_code(interrupt)
+        typer.echo(f"{words}; no longer served", err=True)
+        raise typer.Exit(code) from None
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _engine(
+    model: str, technique: str, profile: str | None, dtype: str, threads: int | None, chunk: int, reuse_prefix: bool
+) -> ReferenceEngine:
+    """Raises `EngineError`; ends the command on options that are wrong."""
+    from pydantic import ValidationError
+
+    from harness.schema import TECHNIQUE
+
+    try:
+        parameters = TECHNIQUE.read(_technique(technique))
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, e['loc'][1:])) or 'name'}: {e['msg']}" for e in error.errors()[:10])
+        fail(f"--technique {technique}: {told}; `joulebench list techniques` shows them", EXIT_BAD_PLAN)
+    import torch
+
+    from engines.errors import EngineError
+    from engines.model.checkpoints import load_checkpoint
+    from engines.profile_files import profile_folder, read_profile
+    from engines.reference import ReferenceEngine
+    from harness.profiles import mismatch_with
+
+    checkpoint = load_checkpoint(model, getattr(torch, dtype))
+    engine = ReferenceEngine(checkpoint, parameters, chunk, threads=threads, reuse_prefix=reuse_prefix)
+    if not engine.needs_calibration:
+        if profile is not None:
+            fail(f"--profile {profile}: {parameters.technique} learns nothing; leave it out", EXIT_BAD_PLAN)
+        return engine
+    if profile is None:
+        fail(
+            f"--technique {parameters.technique}: learns from prompts first; give --profile with what"
+            " `joulebench calibrate` wrote",
+            EXIT_BAD_PLAN,
+        )
+    learnt = read_profile(profile_folder(profile))
+    if reason := mismatch_with(learnt, checkpoint, lambda note: None) or learnt.lacks(parameters.learns):
+        raise EngineError(f"--profile {profile}: {reason}")
+    engine.use_profile(learnt)
+    return engine
+
+
+def _technique(text: str) -> dict[str, Any]:
+    """A name, or a table in TOML."""
+    if not text.lstrip().startswith("{"):
+        return {"name": text}
+    import tomllib
+
+    try:
+        found: dict[str, Any] = tomllib.loads(f"technique = {text}")["technique"]
+    except (tomllib.TOMLDecodeError, KeyError) as error:
+        fail(f"--technique {text}: no table in TOML ({error})", EXIT_BAD_PLAN)
+    return found

@@ -1,0 +1,201 @@
+"""`joulebench serve`: the engine's own answers over real sockets, for programs of this machine only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.base import unheard
+from engines.reference import ReferenceEngine
+from engines.serving.http import LocalServer
+from engines.serving.pieces import TextPieces
+from results.records import Request, Sampling
+from tests.protocol_server import JSON, MODEL, checkpoint, engine, events, post, served
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = "The miller came home. The key is"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalServer]:
+    with served() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def own() -> ReferenceEngine:
+    return engine()
+
+
+def request(prompt_ids: list[int], n: int, **changes: object) -> Request:
+    fields = {"request_id": "r", "sample_id": "s", "kind": "generate", "prompt_ids": prompt_ids, "max_new_tokens": n}
+    return Request.model_validate(fields | changes)
+
+
+def test_stream_gives_the_engines_tokens_one_a_chunk(server: LocalServer, own: ReferenceEngine) -> None:
+    prompt_ids = own.tokenizer.encode_prompt(PROMPT)
+    expected = own.run(request(prompt_ids, 24, ignore_end_tokens=True), unheard)
+    asked = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    *chunks, last, usage, done = events(server, COMPLETIONS, asked | {"stream_options": {"include_usage": True}})
+    assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[token] for token in expected.token_ids]
+    assert chunks[0]["choices"][0]["prompt_token_ids"] == prompt_ids
+    assert "".join(chunk["choices"][0]["text"] for chunk in [*chunks, last]) == expected.text
+    assert last["choices"][0]["finish_reason"] == "length"
+    counts = {"prompt_tokens": len(prompt_ids), "completion_tokens": 24, "total_tokens": len(prompt_ids) + 24}
+    assert usage["usage"] == counts | {"prompt_tokens_details": {"cached_tokens": 0}}
+    assert done == "[DONE]"
+
+
+def test_seeded_draws_and_stop_strings_are_the_engines(server: LocalServer, own: ReferenceEngine) -> None:
+    prompt_ids = own.tokenizer.encode(PROMPT)
+    drawn = own.run(request(prompt_ids, 40, sampling=Sampling(temperature=0.9, top_p=0.9, seed=5)), unheard)
+    stop = drawn.text[9:13]
+    expected = own.run(
+        request(prompt_ids, 40, sampling=Sampling(temperature=0.9, top_p=0.9, seed=5), stop=[stop]), unheard
+    )
+    assert expected.text != drawn.text
+    asked = {"prompt": prompt_ids, "max_tokens": 40, "temperature": 0.9, "top_p": 0.9, "seed": 5, "stop": stop}
+    status, whole = post(server, COMPLETIONS, asked)
+    assert (status, whole["choices"][0]["text"]) == (200, expected.text)
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    streamed = events(server, COMPLETIONS, asked)
+    assert "".join(chunk["choices"][0]["text"] for chunk in streamed[:-1]) == expected.text
+
+
+def test_echo_gives_the_log_likelihood_of_a_continuation(own: ReferenceEngine) -> None:
+    prompt_ids, continuation_ids = own.tokenizer.encode(PROMPT), own.tokenizer.encode(" in the old mill.")
+    likelihood = {"kind": "loglikelihood", "continuation_ids": continuation_ids}
+    expected = own.run(request(prompt_ids, 0, **likelihood), unheard)
+    asked = {"prompt": [*prompt_ids, *continuation_ids], "echo": True, "logprobs": 1, "temperature": 0}
+    with served(prefill_chunk=4) as in_small_steps:
+        for n in (0, 1):
+            status, found = post(in_small_steps, COMPLETIONS, asked | {"max_tokens": n})
+            assert status == 200
+            told = found["choices"][0]["logprobs"]
+            assert len(told["tokens"]) == len(prompt_ids) + len(continuation_ids) + n
+            assert told["token_logprobs"][0] is None
+            values = told["token_logprobs"][len(prompt_ids) : len(prompt_ids) + len(continuation_ids)]
+            assert sum(values) == pytest.approx(expected.loglikelihood, abs=1e-4)
+            assert found["usage"]["completion_tokens"] == n
+
+
+def test_chat_asks_with_the_models_template(server: LocalServer, own: ReferenceEngine) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    prompt_ids = own.tokenizer.encode_prompt(own.tokenizer.chat(messages))
+    expected = own.run(request(prompt_ids, 12), unheard)
+    asked = {"messages": messages, "max_tokens": 12, "temperature": 0}
+    _, whole = post(server, CHAT, asked)
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": expected.text}
+    assert whole["usage"]["prompt_tokens"] == len(prompt_ids)
+    first, *chunks, done = events(server, CHAT, asked)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == expected.text
+    assert done == "[DONE]"
+
+
+def test_a_held_prefix_is_told_and_can_be_declined() -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+    with served(reuse_prefix=True) as holding:
+        for declined, n_cached in (({}, 0), ({}, None), ({"cache_prompt": False}, 0), ({"cache_salt": "a"}, 0)):
+            _, found = post(holding, COMPLETIONS, asked | declined)
+            n_prompt = found["usage"]["prompt_tokens"]
+            told = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+            # The last token of a prompt is always computed.
+            assert told == (n_prompt - 1 if n_cached is None else n_cached)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", ["no JSON"]),
+        ({}, ["prompt: is missing"]),
+        ({"prompt": ""}, ["prompt", "empty"]),
+        ({"prompt": [1, 10**9]}, ["token id 1000000000", "2047"]),
+        ({"prompt": [1, "a"]}, ["prompt: must be"]),
+        ({"prompt": "a", "max_tokens": "x", "tempratur": 0}, ["max_tokens", "'x'", "tempratur"]),
+        ({"prompt": "a", "max_tokens": 9000}, ["9000", "8192"]),
+        ({"prompt": "a", "temperature": 1e999}, ["temperature"]),
+        ({"prompt": "a", "min_tokens": 4}, ["ignore_eos"]),
+        ({"prompt": "a", "model": "another\x1b[2J"}, ["another", MODEL]),
+        ({"prompt": "a", "n": 2}, ["n:"]),
+    ],
+    ids=lambda value: None if isinstance(value, list) else str(value)[:24],
+)
+def test_bad_requests_get_one_clear_line(server: LocalServer, body: object, words: list[str]) -> None:
+    status, found = post(server, COMPLETIONS, body)
+    message = found["error"]["message"]
+    assert status == 400
+    assert message.isprintable()
+    assert [word for word in words if word not in message] == []
+
+
+def test_only_programs_of_this_machine_are_answered(server: LocalServer) -> None:
+    asked = json.dumps({"prompt": "a", "max_tokens": 1})
+    for headers, status in (
+        (JSON | {"Host": f"rebound.example:{server.port}"}, 403),
+        (JSON | {"Host": f"localhost:{server.port}"}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+        (JSON | {"Content-Length": str(1 << 40)}, 413),
+    ):
+        assert post(server, COMPLETIONS, asked.encode(), headers)[0] == status
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("OPTIONS", COMPLETIONS, headers={"Origin": "https://page.example"})
+    response = connection.getresponse()
+    assert response.status == 501
+    assert not [name for name, _ in response.getheaders() if name.lower().startswith("access-control")]
+    with pytest.raises(ValueError, match="other machines reach it"):
+        LocalServer(server.computing, MODEL, "0.0.0.0")
+
+
+def test_a_client_that_goes_away_ends_its_request(server: LocalServer) -> None:
+    asked = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    body = json.dumps(asked)
+    with socket.create_connection(("127.0.0.1", server.port)) as leaving:
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost:{server.port}\r\nContent-Type: application/json\r\n"
+        leaving.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        assert b"200 OK" in leaving.recv(1 << 12)
+    started_s = time.monotonic()
+    status, _ = post(server, COMPLETIONS, {"prompt": "a", "max_tokens": 2})
+    assert status == 200
+    # 8000 tokens take more than ten seconds.
+    assert time.monotonic() - started_s < 5
+
+
+@given(st.data())
+def test_pieces_make_the_whole_text(data: st.DataObject) -> None:
+    decode = checkpoint().tokenizer.decode
+    token_ids = data.draw(st.lists(st.integers(0, checkpoint().tokenizer.vocabulary_size - 1), max_size=30))
+    text = decode(token_ids)
+    stop = data.draw(st.sampled_from(["", *{text[i : i + 3] for i in range(len(text))}]))
+    whole = text.split(stop)[0] if stop else text
+    pieces = TextPieces(decode, [stop])
+    told = "".join(map(pieces.add, token_ids))
+    assert whole.startswith(told)
+    assert told + pieces.rest(whole) == whole
+
+
+def test_the_command_says_where_and_ends_on_ctrl_c() -> None:
+    command = [sys.executable, "-c", "from harness.cli import main; main()", "serve", MODEL, "--threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        assert line.startswith("http://127.0.0.1:")
+        port = int(line.split("/v1")[0].rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/v1/models")
+        assert json.loads(connection.getresponse().read())["data"][0]["id"] == MODEL
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr.read() == "interrupted; no longer served\n"
