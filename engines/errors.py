@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from results.messages import readable
+from results.trials import CellText
 
 
 class EngineError(Exception):
@@ -14,12 +13,27 @@ class EngineError(Exception):
         return readable(super().__str__())
 
 
-class NoRoomError(EngineError):
-    """Experts that fit nowhere on a machine, by the memories that its sheet states: no fault of a run, but a result.
+class ResultError(EngineError):
+    """What came to a result without figures: no fault of a run. result: the text of its cells in tables."""
 
-    result: what sources call it in their tables.
-    """
-
-    def __init__(self, result: Literal["N.S.", "oom"], why: str) -> None:
+    def __init__(self, result: CellText, why: str) -> None:
         super().__init__(f"{result}: {why}")
-        self.result: Literal["N.S.", "oom"] = result
+        self.result: CellText = result
+
+
+class NoRoomError(ResultError):
+    """Experts that fit nowhere on a machine, by the memories that its sheet states: "N.S." or "oom", as in sources."""
+
+
+class NotSupportedError(ResultError):
+    """An engine that cannot do what it is asked: a model that it does not know, tokens that it does not take."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("not supported", why)
+
+
+class OutOfMemoryError(ResultError):
+    """An engine that ran out of the machine's memory."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("out of memory", why)

@@ -13,20 +13,25 @@ from engines.techniques.parameters import Composed
 from engines.techniques.place.hosts import GPU, HostsParameters
 from engines.techniques.place.priced import PricedParameters
 from harness.device_specs import DeviceSpec, ModelledSpec
+from harness.external.base import ExternalSpec
 from harness.plan_values import shown
 from harness.problems import nearest
-from harness.schema import EngineSpec, TechniqueSpec
+from harness.schema import AnyEngineSpec, EngineSpec, TechniqueSpec
 
 AS_PLANNED = "the plan puts it on other devices"
 """No surprise to whoever wrote the plan."""
 PHASES: tuple[ChunkPhase, ChunkPhase] = ("prefill", "decode")
 
 
-def mismatch(engine: EngineSpec, device: DeviceSpec, plays: bool = False) -> str | None:
+def mismatch(engine: AnyEngineSpec, device: DeviceSpec, plays: bool = False) -> str | None:
     """Why an engine does not go onto a device, or None. A modelled device has a sheet. plays: no model runs, so that
     weights of any width can be priced."""
     if engine.devices is not None and device.name not in engine.devices:
         return AS_PLANNED
+    if isinstance(engine, ExternalSpec):
+        return _why_not_there(engine, device)
+    if device.is_phone:
+        return "joulebench's own engine computes on this host"
     if not device.is_modelled:
         return None
     if engine.quantise.asked and not plays:
@@ -38,7 +43,18 @@ def mismatch(engine: EngineSpec, device: DeviceSpec, plays: bool = False) -> str
     return unpriced(engine.technique, sheet_of(device))
 
 
-def devices_problems(path: str, engine: EngineSpec, names: Collection[str]) -> Iterator[str]:
+def _why_not_there(engine: ExternalSpec, device: DeviceSpec) -> str | None:
+    """Of an engine that is not ours."""
+    if device.is_modelled:
+        return f"a sheet prices joulebench's own plans, and {engine.runs} computes in its own way"
+    if device.tag not in engine.abilities.devices:
+        return f"{engine.runs} goes onto {' and '.join(engine.abilities.devices)} only"
+    if device.computes != "cpu":
+        return f"{engine.runs} is asked on CPUs only"
+    return None
+
+
+def devices_problems(path: str, engine: AnyEngineSpec, names: Collection[str]) -> Iterator[str]:
     """names: of the plan's devices."""
     for name in engine.devices or ():
         if name not in names:

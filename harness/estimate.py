@@ -18,6 +18,7 @@ from harness.model_specs import PlayedModelSpec
 from harness.plan import Plan
 from harness.run_parts import RunParts
 from harness.runner import rule_of
+from harness.schema import EngineSpec
 from results.records import Request
 from workloads.fitting import most_prompt_tokens
 
@@ -26,6 +27,8 @@ EFFICIENCY = 0.3
 """Share of the probe's matrix rate that small expert calls reach. Assumed."""
 LAYER_CALL_S = 1.0e-3
 """Cost of one layer call beside its arithmetic, in a decode step or a prefill chunk. Assumed."""
+OTHERS_CHUNK = 512
+"""Prompt tokens that an engine which is not ours takes through the layers at once. Assumed."""
 PRICED_LAYER_S = 1.0e-4
 """The same where no model runs, and the layer's plan is only made and priced. Assumed."""
 
@@ -50,7 +53,8 @@ def _estimate_cell(plan: Plan, cell_plan: CellPlan, run_parts: RunParts, flop_pe
     pushed = prefill_tokens(requests)
     prefill = sum(pushed)
     decode = sum(max(0, r.max_new_tokens - 1) for r in requests)
-    chunks = sum(-(-n // cell_plan.engine.prefill_chunk) for n in pushed)
+    chunk = cell_plan.engine.prefill_chunk if isinstance(cell_plan.engine, EngineSpec) else OTHERS_CHUNK
+    chunks = sum(-(-n // chunk) for n in pushed)
     if isinstance(cell_plan.model, PlayedModelSpec):
         arithmetic_s, calls_s = 0.0, PRICED_LAYER_S * run_parts.played(cell_plan.model).shape.n_layers
     else:

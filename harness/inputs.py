@@ -22,11 +22,14 @@ from engines.errors import EngineError
 from engines.model.checkpoints import decisive_files
 from engines.profile_files import profile_files, profile_folder
 from harness.device_specs import MODEL_PREFIX, HostSpec, ModelledSpec
+from harness.external.base import ExternalSpec
+from harness.external_parts import files_of
 from harness.file_digests import file_digests
 from harness.model_specs import ModelSpec, PlayedModelSpec
 from harness.plan import Plan
 from harness.played_parts import played_files
 from harness.run_parts import RunParts
+from harness.schema import EngineSpec
 from harness.state import state_folder
 from results.file_state import file_state
 from results.runs import HARDWARE_SHEET, SHA256, Input
@@ -107,8 +110,13 @@ def _files(plan: Plan, run_parts: RunParts) -> Iterator[tuple[str, Path]]:
             seen[f"watts sheet {device.watts_sheet}"] = watts_sheet_path(device.watts_sheet)
         if device.recording is not None:
             seen[f"recording {device.recording}"] = Path(device.recording)
-    for folder in dict.fromkeys(c.engine.profile for c in plan.cells if c.engine.profile is not None):
+    engines = dict.fromkeys(c.engine for c in plan.cells)
+    profiles = [engine.profile for engine in engines if isinstance(engine, EngineSpec)]
+    for folder in dict.fromkeys(profile for profile in profiles if profile is not None):
         seen |= {f"{path.name}{OF_PROFILE}{folder}": path for path in profile_files(profile_folder(folder))}
+    for engine in engines:
+        if isinstance(engine, ExternalSpec):
+            seen |= files_of(engine)
     seen |= {f"data file {path}": path for path in sorted(run_parts.data_files)}
     yield from seen.items()
 

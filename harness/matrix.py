@@ -8,14 +8,15 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, cast
 
 from harness.catalog import technique_line
 from harness.combinations import mismatch, placement
 from harness.core_sets import in_words
 from harness.device_specs import DeviceSpec
+from harness.external.base import ExternalSpec
 from harness.model_specs import AnyModelSpec, PlayedModelSpec
-from harness.schema import Element, EngineSpec, TechniqueSpec
+from harness.schema import AnyEngineSpec, Element, EngineSpec, TechniqueSpec
 from harness.workload_specs import WorkloadSpec
 from results.records import PRICED_AS, Cell
 
@@ -26,7 +27,7 @@ class CellPlan:
 
     cell: Cell
     model: AnyModelSpec
-    engine: EngineSpec
+    engine: AnyEngineSpec
     workload: WorkloadSpec
     device: DeviceSpec
     reference: CellPlan | None = None
@@ -35,6 +36,12 @@ class CellPlan:
     @property
     def is_modelled(self) -> bool:
         return self.device.is_modelled
+
+    @property
+    def own_engine(self) -> EngineSpec:
+        """For whoever computes or prices with a technique: not of a cell that another engine computes."""
+        assert isinstance(self.engine, EngineSpec)
+        return self.engine
 
 
 class Part(NamedTuple, Generic[Element]):
@@ -51,9 +58,19 @@ class Part(NamedTuple, Generic[Element]):
 
 class Parts(NamedTuple):
     models: list[Part[AnyModelSpec]]
-    engines: list[Part[EngineSpec]]
+    engines: list[Part[AnyEngineSpec]]
     workloads: list[Part[WorkloadSpec]]
     devices: list[Part[DeviceSpec]]
+
+
+def own_engines(engines: list[Part[AnyEngineSpec]]) -> list[Part[EngineSpec]]:
+    """Those of joulebench itself, which have a technique."""
+    return [cast(Part[EngineSpec], part) for part in engines if isinstance(part.spec, EngineSpec)]
+
+
+def external_engines(engines: list[Part[AnyEngineSpec]]) -> list[Part[ExternalSpec]]:
+    """Those that are not ours."""
+    return [cast(Part[ExternalSpec], part) for part in engines if isinstance(part.spec, ExternalSpec)]
 
 
 def told_apart(workloads: list[Part[WorkloadSpec]]) -> list[Part[WorkloadSpec]]:
@@ -96,7 +113,7 @@ class _CellBuilder:
     def cell_plan(
         self,
         model: Part[AnyModelSpec],
-        engine: Part[EngineSpec],
+        engine: Part[AnyEngineSpec],
         workload: Part[WorkloadSpec],
         device: Part[DeviceSpec],
     ) -> CellPlan:
@@ -110,28 +127,47 @@ class _CellBuilder:
             cell_id=hashlib.sha256(content.encode()).hexdigest()[:12],
             label=" · ".join(filter(None, (engine.label, model.suffix, workload.label, device.label))),
             engine=engine.label,
-            technique=engine.spec.technique.technique,
-            technique_line=technique_line(engine.spec.technique.technique),
-            technique_parameters=engine.spec.technique.model_dump(mode="json", exclude={"name"}),
-            technique_changes=_changes(engine.spec.technique),
-            placement=placement(engine.spec) if device.spec.is_modelled else "host",
             model=model_label,
             workload=workload.label,
             workload_parameters=workload.spec.model_dump(mode="json", exclude={"name", "label"}),
             device=device.label,
-            engine_parameters={
-                "prefill_chunk": engine.spec.prefill_chunk,
-                "dtype": model.spec.dtype,
-                **({"profile": engine.spec.profile} if engine.spec.profile is not None else {}),
-                **({"threads": in_words(engine.spec.threads)} if engine.spec.threads else {}),
-                **({"cores": in_words(engine.spec.cores)} if engine.spec.cores else {}),
-                **({"reuse_prefix": True} if engine.spec.reuse_prefix else {}),
-                **({"max_batch": engine.spec.max_batch} if engine.spec.max_batch > 1 else {}),
-                **engine.spec.quantise.asked,
-                **({"computes": device.spec.computes} if device.spec.computes != "cpu" else {}),
-            },
+            **_computed_by(engine.spec, model.spec, device.spec),
         )
         return CellPlan(cell, model.spec, engine.spec, workload.spec, device.spec)
+
+
+def _computed_by(engine: AnyEngineSpec, model: AnyModelSpec, device: DeviceSpec) -> dict[str, Any]:
+    """What a cell says of its engine: technique and placement, and its settings."""
+    settings: dict[str, Any] = {
+        **({"threads": in_words(engine.threads)} if engine.threads else {}),
+        **({"cores": in_words(engine.cores)} if engine.cores else {}),
+        **({"max_batch": engine.max_batch} if engine.max_batch > 1 else {}),
+        **({"computes": device.computes} if device.computes != "cpu" else {}),
+    }
+    if isinstance(engine, ExternalSpec):
+        return {
+            "technique": engine.runs,
+            "technique_line": engine.what,
+            "technique_parameters": engine.options,
+            "technique_changes": engine.changed_options,
+            "placement": "host" if device.tag == "host" else device.name,
+            "engine_parameters": settings,
+        }
+    return {
+        "technique": engine.technique.technique,
+        "technique_line": technique_line(engine.technique.technique),
+        "technique_parameters": engine.technique.model_dump(mode="json", exclude={"name"}),
+        "technique_changes": _changes(engine.technique),
+        "placement": placement(engine) if device.is_modelled else "host",
+        "engine_parameters": {
+            "prefill_chunk": engine.prefill_chunk,
+            "dtype": model.dtype,
+            **({"profile": engine.profile} if engine.profile is not None else {}),
+            **({"reuse_prefix": True} if engine.reuse_prefix else {}),
+            **engine.quantise.asked,
+            **settings,
+        },
+    }
 
 
 def _changes(technique: TechniqueSpec) -> dict[str, object]:

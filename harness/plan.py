@@ -24,6 +24,7 @@ from harness.combinations import devices_problems
 from harness.core_sets import too_many_threads
 from harness.device_problems import device_problems, same_name_problems, sheet_problems
 from harness.device_specs import with_sheet_path
+from harness.external.base import ExternalSpec
 from harness.matrix import CellPlan, Part, Parts, matrix, told_apart
 from harness.model_specs import ModelSpec, PlayedModelSpec
 from harness.plan_values import MAX_NAME, as_seen, shown, sift
@@ -38,8 +39,8 @@ from harness.schema import (
     PROTOCOL,
     TABLE,
     WORKLOAD,
+    AnyEngineSpec,
     Element,
-    EngineSpec,
     PlanFile,
     Section,
     TrialProtocol,
@@ -277,7 +278,10 @@ def _name_problems(name: Any) -> list[str]:
     return []
 
 
-def _engine_problems(path: str, engine: EngineSpec) -> Iterator[str]:
+def _engine_problems(path: str, engine: AnyEngineSpec) -> Iterator[str]:
+    if isinstance(engine, ExternalSpec):
+        yield from (f"{path}.{problem}" for problem in engine.problems())
+        return
     if engine.max_batch > 1 and engine.reuse_prefix:
         yield (
             f"{path}.max_batch: a batch keeps nothing of the requests before, found {engine.max_batch} with"
@@ -295,7 +299,7 @@ def _baseline_problems(baseline: object, arms: list[str]) -> Iterator[str]:
 
 
 def _table_problems(
-    tables: object, engines: Sequence[Part[EngineSpec]], workloads: Sequence[Part[WorkloadSpec]]
+    tables: object, engines: Sequence[Part[AnyEngineSpec]], workloads: Sequence[Part[WorkloadSpec]]
 ) -> Iterator[str]:
     """Of the tables that the report shall have: what they name."""
     if tables is None:

@@ -12,7 +12,7 @@ from engines.pricing.playing import MOST_TOKENS
 from engines.techniques.parameters import Composed
 from harness.combinations import mismatch, sheet_of
 from harness.device_specs import DeviceSpec
-from harness.matrix import Part, Parts
+from harness.matrix import Part, Parts, external_engines, own_engines
 from harness.model_specs import PlayedModelSpec
 from harness.played_parts import NO_TEXT, PlayedFacts, played_cell
 from harness.run_parts import RunParts
@@ -55,7 +55,12 @@ def played_problems(named: Parts, run_parts: RunParts) -> PlayedFindings:
                 f"device {device.label}: priced_as stands for another shape than the model's, and here the model is a"
                 " shape; remove the line"
             )
-    for engine in named.engines:
+    for other in external_engines(named.engines):
+        found.problems.append(
+            f"engine {other.label}: runs a model, and no model runs where shape is given; take it out, or give"
+            " model.source"
+        )
+    for engine in own_engines(named.engines):
         found.problems += _engine_problems(engine)
     for workload in named.workloads:
         found.problems += _workload_problems(workload, run_parts)
@@ -90,7 +95,7 @@ def _look_at_model(
     spec: PlayedModelSpec, wrong: frozenset[str], named: Parts, run_parts: RunParts, found: PlayedFindings
 ) -> None:
     """wrong: keys that are told already."""
-    predicting = [engine.label for engine in named.engines if _predicts(engine.spec)]
+    predicting = [engine.label for engine in own_engines(named.engines) if _predicts(engine.spec)]
     if predicting and spec.recall is None and "recall" not in wrong:
         found.problems.append(
             f"model.recall: missing; {', '.join(predicting)} predict{'s' * (len(predicting) == 1)} experts, and"
@@ -106,7 +111,7 @@ def _look_at_model(
             return
         found.problems.append(f"model.{text}" if text.startswith("routing: ") else f"model.shape: {text}")
         return
-    for engine in named.engines:
+    for engine in own_engines(named.engines):
         if not isinstance(engine.spec.technique, Composed) or (_predicts(engine.spec) and spec.recall is None):
             continue  # told
         for device in named.devices:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +22,11 @@ from engines.profile_files import DIGITS, digest_of_profile, profile_folder
 from engines.techniques.parameters import Composed
 from engines.techniques.route import PredictedParameters
 from harness.catalog import METERS
+from harness.combinations import mismatch
 from harness.device_specs import DeviceSpec, HostSpec
-from harness.matrix import CellPlan, Part
+from harness.external.base import ExternalSpec
+from harness.external_parts import external_problems, noted
+from harness.matrix import CellPlan, Part, external_engines, own_engines
 from harness.memory_checks import kept_problems, moving_problems, slot_problems, untried_warning
 from harness.model_specs import ModelSpec, PlayedModelSpec
 from harness.plan import Draft, Plan, PlanError
@@ -68,19 +71,22 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
         except EngineError as error:
             problems.append(f"model.source: {error}")
     devices = list(dict.fromkeys(device.spec for device in named.devices))
+    engines, others = own_engines(named.engines), external_engines(named.engines)
     for device in devices:
-        problems += _device_problems(device)
-    for engine in named.engines:
+        problems += _device_problems(device, others)
+    for other in others:
+        problems += external_problems(other)
+    for engine in engines:
         problems += [*_engine_problems(engine, bool(computed)), *name_problems(engine)]
         problems += unread_problems(engine, named.devices)
         problems += moving_problems(engine, devices)
         problems += rank_problems(engine, devices)
         warnings += [rank_warning(engine) if computed else None, untried_warning(engine, devices)]
     if run_parts.meeting is not None:
-        problems += launch_problems(named.engines, run_parts.meeting.n_ranks)
+        problems += launch_problems(engines, run_parts.meeting.n_ranks)
     empty: dict[tuple[str, str], tuple[str, ...]] = {}
     for found in facts.values():
-        for engine in named.engines:
+        for engine in engines:
             problems += _problems_with_model(engine, found, run_parts)
             problems += size_problems(engine, named.devices, found)
             problems += kept_problems(engine, named.devices, found)
@@ -91,7 +97,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
                     problems += slot_problems(engine, model, found)
         for device in devices:
             problems += _pricing_problems(device, found)
-        techniques = _calibrated(named.engines)
+        techniques = _calibrated(engines)
         problems += _all_workload_problems(named.workloads, found, techniques, run_parts, empty)
     found_of_played = played_problems(named, run_parts)
     problems += found_of_played.problems
@@ -117,6 +123,9 @@ def _noted(cell_plan: CellPlan, all_facts: dict[str, CheckpointFacts], run_parts
         model = run_parts.played(cell_plan.model).named(cell_plan.cell.model)
         return replace(cell_plan, cell=cell_plan.cell.model_copy(update={"model": model, "model_note": NO_MODEL}))
     facts, said = all_facts[cell_plan.model.source], dict(cell_plan.cell.engine_parameters)
+    if isinstance(cell_plan.engine, ExternalSpec):
+        told = {"model_note": facts.note, **noted(cell_plan, cell_plan.engine)}
+        return replace(cell_plan, cell=cell_plan.cell.model_copy(update=told))
     if isinstance(facts.config.rope.scaling, LongScaling):
         said["long_rope"] = cell_plan.engine.long_rope
     cell_id = cell_plan.cell.cell_id
@@ -124,8 +133,8 @@ def _noted(cell_plan: CellPlan, all_facts: dict[str, CheckpointFacts], run_parts
         digest = digest_of_profile(profile_folder(cell_plan.engine.profile))
         said["profile"] = f"{cell_plan.engine.profile} (sha256 {digest[:DIGITS]})"
         cell_id = hashlib.sha256(f"{cell_id} {digest}".encode()).hexdigest()[: len(cell_id)]
-    noted = {"cell_id": cell_id, "model_note": facts.note, "engine_parameters": said}
-    return replace(cell_plan, cell=cell_plan.cell.model_copy(update=noted))
+    known = {"cell_id": cell_id, "model_note": facts.note, "engine_parameters": said}
+    return replace(cell_plan, cell=cell_plan.cell.model_copy(update=known))
 
 
 def _backend_problems(device: HostSpec) -> Iterator[str]:
@@ -135,8 +144,9 @@ def _backend_problems(device: HostSpec) -> Iterator[str]:
         yield f"device {device.name}: computes: {error}"
 
 
-def _device_problems(device: DeviceSpec) -> Iterator[str]:
-    if device.is_phone:
+def _device_problems(device: DeviceSpec, others: Sequence[Part[ExternalSpec]]) -> Iterator[str]:
+    """others: engines that are not ours; some run on phones."""
+    if device.is_phone and all(mismatch(other.spec, device) is not None for other in others):
         yield f"device {device.name}: {NO_ENGINE_ON_PHONES.format(device=device.name)}"
     if not isinstance(device, HostSpec) or device.name != "host":
         return

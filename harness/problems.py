@@ -11,8 +11,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from harness.catalog import TECHNIQUES, WORKLOADS
+from harness.external.catalog import EXTERNAL
 from harness.plan_values import shown
-from harness.schema import ReadByName
+from harness.schema import UNKNOWN_ENGINE, AllEngines, ReadByName
 
 MAX_LINE = 1000
 """Characters of a problem: the longest list of known names, and a value."""
@@ -98,6 +99,9 @@ def _line(path: str, error: Any, schema: object, swept: Mapping[tuple[str, ...],
             tags = [t.strip("' ") for t in error["ctx"]["expected_tags"].split(",")]
             key = error["ctx"]["discriminator"].strip("'")
             return f"{where}.{key}: unknown {key} {shown(error['ctx']['tag'])}; {nearest(error['ctx']['tag'], tags)}"
+        case told_as if told_as == UNKNOWN_ENGINE:
+            runs = error["input"]["runs"]
+            return f"{where}.runs: unknown engine {shown(runs)}; {nearest(str(runs), EXTERNAL)}"
         case "union_tag_not_found":
             key = error["ctx"]["discriminator"].strip("'")
             return f'{where}: has no {key}, {found}; add {key} = "..."'
@@ -173,7 +177,7 @@ def _type_of(field: FieldInfo) -> object:
 
 
 def _members(schema: object) -> list[type[BaseModel]]:
-    read_by = [told for told in getattr(schema, "__metadata__", ()) if isinstance(told, ReadByName)]
+    read_by = [told for told in getattr(schema, "__metadata__", ()) if isinstance(told, ReadByName | AllEngines)]
     if read_by:
         return _members(read_by[0].records)
     if isinstance(schema, type) and issubclass(schema, BaseModel):

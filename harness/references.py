@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from engines.model.quantised import AS_THE_MODEL
 from harness.matrix import CellPlan
-from harness.schema import TECHNIQUE
+from harness.schema import TECHNIQUE, EngineSpec
 
 WIDEST_FIRST = ("float32", "bfloat16", "float16")
 
@@ -43,6 +43,8 @@ def _rank(plan: CellPlan) -> tuple[bool, bool, int]:
 
 def is_lossless(plan: CellPlan) -> bool:
     """Whether technique and weights leave the model's answers as they are: no matrix in another form than fp32's."""
+    if not isinstance(plan.engine, EngineSpec):
+        return False
     forms = set(plan.engine.quantise.asked.values())
     return forms <= {"fp32"} and plan.engine.technique.lossless
 
@@ -50,6 +52,9 @@ def is_lossless(plan: CellPlan) -> bool:
 def as_lossless(plan: CellPlan) -> CellPlan:
     """The cell as it would be without its technique and its narrow weights, for a plan that has no such arm."""
     dropless = TECHNIQUE.read({"name": "dropless"})
-    engine = plan.engine.model_copy(update={"technique": dropless, "quantise": AS_THE_MODEL})
+    if isinstance(plan.engine, EngineSpec):
+        engine = plan.engine.model_copy(update={"technique": dropless, "quantise": AS_THE_MODEL})
+    else:
+        engine = EngineSpec(name=plan.engine.name, technique=dropless)
     cell = plan.cell.model_copy(update={"cell_id": f"{plan.model.source}, {plan.model.dtype}, lossless"})
     return replace(plan, engine=engine, cell=cell)

@@ -13,10 +13,11 @@ from devices.clock import MonotonicClock
 from devices.conditions import host_environment
 from devices.host import Host
 from devices.models.device import ModelDevice, load_model_device
-from engines.base import Engine, SpansProcesses
+from engines.base import Engine
 from engines.cores import PhaseCores, phase_setting
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
+from engines.external.base import Closes
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation, plain_form
 from engines.model.tokenizer import Tokenizer
@@ -45,6 +46,8 @@ from harness.device_specs import (
     IPhoneSpec,
     ModelledSpec,
 )
+from harness.external.base import ExternalSpec
+from harness.external_parts import external_engine, refuse_requests
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.input_watch import InputWatch
 from harness.matrix import CellPlan
@@ -117,6 +120,7 @@ class RunParts:
         engine = self._engine(plan, device)
         workload = self.workload(plan)
         requests = workload.requests(engine.tokenizer, engine.max_length)
+        refuse_requests(plan, requests)
         if engine.needs_calibration:
             self._calibrate(plan, engine, workload)
         return PreparedCell(
@@ -131,19 +135,19 @@ class RunParts:
         )
 
     def _calibrate(self, plan: CellPlan, engine: Engine, workload: Workload) -> None:
-        if plan.engine.profile is None:
-            wanted = plan.engine.technique.wanted_prompts
+        if plan.own_engine.profile is None:
+            wanted = plan.own_engine.technique.wanted_prompts
             engine.calibrate(workload.calibration_prompts(engine.tokenizer, engine.max_length, wanted))
             return
         # Again: the weights of a hub model may not have been here when the plan was checked.
-        reason = self.profile_mismatch(plan.engine.profile, self._with_weights(plan))
+        reason = self.profile_mismatch(plan.own_engine.profile, self._with_weights(plan))
         if reason:
             raise EngineError(reason)
-        engine.use_profile(self.profile(plan.engine.profile))
+        engine.use_profile(self.profile(plan.own_engine.profile))
 
     def _with_weights(self, plan: CellPlan) -> CheckpointFacts:
         """Of a model whose files are here. Ranks read their own shards of them."""
-        if plan.engine.ranks is not None:
+        if plan.own_engine.ranks is not None:
             return self.facts(plan.model.source)
         return self._checkpoint(plan)
 
@@ -238,8 +242,11 @@ class RunParts:
             engine: Engine
             if isinstance(plan.model, PlayedModelSpec):
                 assert isinstance(device, ModelDevice)  # `preflight` refuses others
-                cell = played_cell(plan.model, self.played(plan.model), plan.engine, device.timeline.sheet)
+                cell = played_cell(plan.model, self.played(plan.model), plan.own_engine, device.timeline.sheet)
                 engine = PlayedModelEngine(cell, device.timeline, NO_TEXT)
+            elif isinstance(plan.engine, ExternalSpec):
+                facts = self.facts(plan.model.source)
+                engine = external_engine(plan, plan.engine, facts, device, self._host_clock.now_s, self.on_note)
             elif plan.engine.ranks is not None:
                 engine = self._parallel_engine(plan)
             elif not isinstance(device, ModelDevice):
@@ -249,21 +256,21 @@ class RunParts:
                 priced_as = plan.device.priced_as
                 config = checkpoint.config
                 shape = priced_shape(priced_as, config) if priced_as else own_shape(plan.model.source, config)
-                choices = plan.engine.technique.choices if isinstance(plan.engine.technique, Composed) else None
+                choices = plan.own_engine.technique.choices if isinstance(plan.own_engine.technique, Composed) else None
                 fetches = choices is not None and choices.move.moves_weights
-                technique = plan.engine.technique
+                technique = plan.own_engine.technique
                 if why := lacks_room(technique.units, fetches, device.timeline.sheet, shape, technique.backbone):
                     raise why
                 sizes = sizes_of(shape)
                 costs = None if sizes is None else SheetCosts(device.timeline.sheet, sizes)
                 reference = self._reference_engine(plan, sizes, costs)
-                backbone, own = plan.engine.technique.backbone, own_sizes(config)
+                backbone, own = plan.own_engine.technique.backbone, own_sizes(config)
                 engine = ModelledEngine(reference, device.timeline, backbone, shape, own)
             self._engines[plan.cell.cell_id] = engine
         return self._engines[plan.cell.cell_id]
 
     def _parallel_engine(self, plan: CellPlan) -> ParallelEngine:
-        spec, technique = plan.engine, plan.engine.technique
+        spec, technique = plan.own_engine, plan.own_engine.technique
         assert isinstance(technique, Composed)  # `preflight` refuses ranks of others
         assert spec.ranks is not None
         asked = RanksAsked(
@@ -285,27 +292,27 @@ class RunParts:
     ) -> ReferenceEngine:
         return ReferenceEngine(
             self._checkpoint(plan),
-            plan.engine.technique,
-            plan.engine.prefill_chunk,
+            plan.own_engine.technique,
+            plan.own_engine.prefill_chunk,
             self._host_clock.now_s,
-            reuse_prefix=plan.engine.reuse_prefix,
+            reuse_prefix=plan.own_engine.reuse_prefix,
             torch_device=plan.device.computes,
-            cores=phase_cores(plan.engine),
-            long_rope=plan.engine.long_rope,
+            cores=phase_cores(plan.own_engine),
+            long_rope=plan.own_engine.long_rope,
             model=self._model(plan),
             sizes=sizes,
             costs=costs,
-            expert_memory=expert_memory(plan.engine, plan.model),
+            expert_memory=expert_memory(plan.own_engine, plan.model),
         )
 
     def _model(self, plan: CellPlan) -> Transformer:
         """One for all arms that compute with the same weights in the same place."""
-        in_file = experts_in_file(plan.engine)
-        key = (plan.model, plan.engine.quantise, in_file, plan.device.computes, plan.engine.long_rope)
+        in_file = experts_in_file(plan.own_engine)
+        key = (plan.model, plan.own_engine.quantise, in_file, plan.device.computes, plan.own_engine.long_rope)
         if key not in self._models:
             checkpoint = self._checkpoint(plan)
             self._models[key] = model_of(
-                checkpoint, plan.device.computes, long_rope=plan.engine.long_rope, experts_stay=in_file
+                checkpoint, plan.device.computes, long_rope=plan.own_engine.long_rope, experts_stay=in_file
             )
         return self._models[key]
 
@@ -320,12 +327,12 @@ class RunParts:
             key = f"{plan.cell.workload}/{against.cell.cell_id}"
             rows = self.facts(plan.model.source).config.vocabulary_size
             files = self._kept.files(key, requests, partial(self._reference_engine, against), rows)
-            told = f"{against.engine.technique.technique}, {against.model.dtype}"
+            told = f"{against.own_engine.technique.technique}, {against.model.dtype}"
             self._arm_scores[plan.cell.cell_id] = distribution_scores(engine, workload, requests, files, told)
         return self._arm_scores[plan.cell.cell_id]
 
     def _checkpoint(self, plan: CellPlan) -> Checkpoint:
-        model, quantise, in_file = plan.model, plan.engine.quantise, experts_in_file(plan.engine)
+        model, quantise, in_file = plan.model, plan.own_engine.quantise, experts_in_file(plan.own_engine)
         key = (model, quantise, in_file)
         if key not in self._checkpoints:
             import torch
@@ -336,7 +343,7 @@ class RunParts:
 
     def close(self) -> None:
         for engine in self._engines.values():
-            if isinstance(engine, SpansProcesses):
+            if isinstance(engine, Closes):
                 engine.close()
         for device in self._devices.values():
             device.close()

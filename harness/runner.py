@@ -14,7 +14,7 @@ from typing import NamedTuple, runtime_checkable
 from typing import Protocol as TypingProtocol
 
 from devices.base import Device, DeviceError, NotReadyError, TransientDeviceError
-from engines.errors import EngineError, NoRoomError
+from engines.errors import EngineError, ResultError
 from harness.inputs import changes, inputs_of, told_changes
 from harness.matrix import CellPlan
 from harness.plan import Plan
@@ -63,7 +63,7 @@ class Gated(TypingProtocol):
 
 class RunOutcome(NamedTuple):
     """n_marked: of those that are ok, how many are in no mean of times and joules, and `marks` why. n_without_room:
-    those that came to "N.S." or "oom", which is a result."""
+    those that came to "N.S.", "oom", "not supported" or "out of memory", which is a result."""
 
     n_ok: int
     n_failed: int
@@ -323,7 +323,7 @@ class Runner:
                     self._progress.trial_repeated(label, repeat, str(error))
                     continue
                 failure = Failure(kind="transient", error=str(error), traceback=traceback.format_exc())
-            except NoRoomError as error:
+            except ResultError as error:
                 failure = Failure(kind="stable", error=str(error), result=error.result)
             except (DeviceError, EngineError, WorkloadError) as error:
                 failure = Failure(kind="stable", error=str(error), traceback=traceback.format_exc())

@@ -5,9 +5,21 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ByteSize, Field, GetCoreSchemaHandler, TypeAdapter, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    TypeAdapter,
+    create_model,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
 from engines.model.quantised import Quantisation
@@ -17,6 +29,8 @@ from engines.techniques.place.ranks import MOST_RANKS
 from harness.catalog import TECHNIQUES
 from harness.core_sets import CoresOfPhases, ThreadsOfPhases
 from harness.device_specs import DeviceSpec
+from harness.external.base import ExternalSpec
+from harness.external.catalog import EXTERNAL, keys_of_others
 from harness.model_specs import AnyModelSpec, ModelSpec, PlayedModelSpec
 from harness.plan_values import MAX_NAME
 from harness.workload_specs import WorkloadSpec
@@ -57,7 +71,10 @@ TechniqueSpec = Annotated[Composed | OracleParameters, ReadByName()]
 
 
 class EngineSpec(Record):
-    """One arm: the reference engine with a technique."""
+    """One arm: the reference engine with a technique. misplaced: keys of engines that are not ours."""
+
+    tag: ClassVar[str] = "reference"
+    misplaced: ClassVar[Mapping[str, str]] = MappingProxyType(keys_of_others())
 
     name: str = Field(min_length=1, max_length=MAX_NAME)
     technique: TechniqueSpec
@@ -89,6 +106,40 @@ class EngineSpec(Record):
     copies where it is not given."""
     quantise: Quantisation = Quantisation()
     """How each component's matrices are stored; one that is not named keeps the model's dtype."""
+
+
+UNKNOWN_ENGINE = "unknown_engine"
+"""What an element is called whose `runs` names no engine."""
+
+
+def _runs_what(raw: object) -> str | None:
+    """The tag of an engine of a plan; None, which is an error, where `runs` names none."""
+    if isinstance(raw, EngineSpec | ExternalSpec):
+        return raw.tag
+    if not isinstance(raw, Mapping) or "runs" not in raw:
+        return EngineSpec.tag
+    return raw["runs"] if isinstance(raw["runs"], str) and raw["runs"] in EXTERNAL else None
+
+
+class AllEngines:
+    """Of an engine of a plan: ours, or the record that `runs` names."""
+
+    records: Any = functools.reduce(
+        operator.or_,
+        (Annotated[spec, Tag(spec.tag)] for spec in EXTERNAL.values()),
+        Annotated[EngineSpec, Tag(EngineSpec.tag)],
+    )
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        told: dict[str, Any] = {
+            "custom_error_type": UNKNOWN_ENGINE,
+            "custom_error_message": "runs names no engine",
+        }
+        return handler.generate_schema(Annotated[self.records, Discriminator(_runs_what, **told)])
+
+
+AnyEngineSpec = Annotated[EngineSpec | ExternalSpec, AllEngines()]
+"""One arm: joulebench's own engine with a technique, or an engine that is not ours."""
 
 
 class StopSpec(Record):
@@ -152,7 +203,7 @@ class PlanFile(Record):
     baseline: str | None = None
     """The arm that reports tell the others as times of, by its name; the reference arm where it is not given."""
     model: AnyModelSpec
-    engine: tuple[EngineSpec, ...] = Field(min_length=1)
+    engine: tuple[AnyEngineSpec, ...] = Field(min_length=1)
     workload: tuple[WorkloadSpec, ...] = Field(min_length=1)
     device: tuple[DeviceSpec, ...] = Field(min_length=1)
     protocol: TrialProtocol = TrialProtocol()
@@ -165,7 +216,7 @@ class PlanFile(Record):
 # --- reading one section ----------------------------------------------------------------------------------------------
 
 S = TypeVar("S")
-Element = TypeVar("Element", bound=ModelSpec | PlayedModelSpec | EngineSpec | WorkloadSpec | DeviceSpec)
+Element = TypeVar("Element", bound=ModelSpec | PlayedModelSpec | EngineSpec | ExternalSpec | WorkloadSpec | DeviceSpec)
 """One of each makes a cell."""
 
 
@@ -189,7 +240,7 @@ class Section(Generic[S]):
 
 
 MODEL = Section[AnyModelSpec](AnyModelSpec)
-ENGINE = Section[EngineSpec](EngineSpec)
+ENGINE = Section[AnyEngineSpec](AnyEngineSpec)
 TECHNIQUE = Section[TechniqueSpec](TechniqueSpec)
 WORKLOAD = Section[WorkloadSpec](WorkloadSpec)
 DEVICE = Section[DeviceSpec](DeviceSpec)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.asked_summary import print_asked_tables
 from harness.terminal import table_of_arms
-from results.cells import disturbances
+from results.cells import disturbances, without_figures
 from results.counters import COUNTERS
 from results.operations import extrapolation_notes
 from results.rederivation import derivation_notes
@@ -79,9 +79,8 @@ def print_summary(derived: RunFrames, console: Console) -> None:
     _print_answers(derived, console)
     n_failed = sum(t.has_failed for t in run.trials)
     n_ok = sum(t.status == "ok" for t in run.trials)
-    n_without_room = len(run.trials) - n_ok - n_failed
-    without_room = f", {n_without_room} without room for the experts (N.S. or oom)" if n_without_room else ""
-    console.print(f"{n_ok} trials ok, {n_failed} failed{without_room}", highlight=False)
+    without = without_figures(run.trials)
+    console.print(f"{n_ok} trials ok, {n_failed} failed{without and f', {without}'}", highlight=False)
 
 
 def _units(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:

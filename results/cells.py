@@ -79,6 +79,12 @@ def no_room(trials: Sequence[Trial]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+def without_figures(trials: Iterable[Trial]) -> str:
+    """ "3 without figures (N.S., oom)": of trials that came to a result which is none; empty where there is none."""
+    found = [trial.no_room for trial in trials if trial.no_room is not None]
+    return f"{len(found)} without figures ({', '.join(dict.fromkeys(found))})" if found else ""
+
+
 def left_out_reason(
     trials: Sequence[Trial], with_errors: bool, kept: Callable[[Iterable[Trial]], list[Trial]] = usable
 ) -> str | None:

@@ -13,6 +13,10 @@ from results.environments import Conditions, Road
 from results.expert_heat import ExpertHeat
 from results.records import Completion, EnergyReading, EngineCounters, IdleBaseline, Record, Score
 
+CellText = Literal["N.S.", "oom", "not supported", "out of memory"]
+"""What stands in tables in the place of figures. N.S., oom: experts fit nowhere by the machine's sheet, as sources
+write it. The others: an engine that cannot do what it is asked, or that ran out of the machine's memory."""
+
 
 class Failure(Record):
     """Why a trial failed. Transient failures were retried; stable ones were not."""
@@ -20,8 +24,8 @@ class Failure(Record):
     kind: Literal["transient", "stable"]
     error: str
     traceback: str = ""
-    result: Literal["N.S.", "oom"] | None = None
-    """Of experts that fit nowhere by the machine's sheet, as sources write it: no fault of the run. None of others."""
+    result: CellText | None = None
+    """Of what is no fault of the run. None of others."""
 
 
 class Trial(Record):
@@ -90,8 +94,8 @@ class Trial(Record):
     failure: Failure | None = None
 
     @property
-    def no_room(self) -> Literal["N.S.", "oom"] | None:
-        """What the trial came to where experts fit nowhere; None elsewhere."""
+    def no_room(self) -> CellText | None:
+        """What the trial came to where that is no figure, and no fault of the run; None elsewhere."""
         return None if self.failure is None else self.failure.result
 
     @property

@@ -284,11 +284,11 @@ def test_what_has_no_room_says_so_in_its_cell_everywhere(result: Literal["N.S.",
     assert pd.isna(own.loc["6", "result"])
     page, told = html_text(found), printed(found)
     assert re.search(rf"<td[^>]*>\s*(<[^>]+>)?{re.escape(result)}", page)
-    assert "2 ok, 0 failed, 1 without room for the experts" in page
+    assert f"2 ok, 0 failed, 1 without figures ({result})" in page
     assert re.search(rf"shared +{re.escape(result)}\(1\) +4\.0×", told)
     answers = told[told.index("times base") :]
     assert re.search(rf"shared\[ndps=2\] +{re.escape(result)}", answers), "and not: missing"
-    assert "2 trials ok, 0 failed, 1 without room for the experts" in " ".join(told.split())
+    assert f"2 trials ok, 0 failed, 1 without figures ({result})" in " ".join(told.split())
     assert "trials failed" not in page
 
 
@@ -303,4 +303,4 @@ def test_a_run_whose_only_failures_are_no_room_ends_well(tmp_path: Path) -> None
     path = write_plan(tmp_path / "plan.toml", plan)
     done = CliRunner().invoke(app, ["run", str(path), "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
-    assert "0 trials ok, 0 failed, 1 without room for the experts" in " ".join(done.output.split())
+    assert "0 trials ok, 0 failed, 1 without figures (N.S.)" in " ".join(done.output.split())

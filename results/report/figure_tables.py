@@ -265,7 +265,7 @@ def _arm_row(
     good = usable(trials)
     counts = {
         "failed": sum(t.has_failed for t in trials),
-        "without room": sum(t.no_room is not None for t in trials),
+        "without figures": sum(t.no_room is not None for t in trials),
         "left out": sum(t.status == "ok" and bool(t.marks) for t in trials),
     }
     counted = ", ".join([f"{len(good)} ok", *(f"{n} {what}" for what, n in counts.items() if n)])

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from results.cells import data_sources, disturbances, mark_words, usable
+from results.cells import data_sources, disturbances, mark_words, usable, without_figures
 from results.environments import Environment
 from results.operations import extrapolation_notes
 from results.records import Cell, Method
@@ -204,12 +204,12 @@ def _numbered(section: str, found: Sequence[Chart]) -> list[tuple[str, Chart]]:
     return [(f"chart-{section.replace('_', '-')}-{n}", figure) for n, figure in enumerate(found, start=1)]
 
 
-def _counts(trials: Sequence[Trial]) -> dict[str, int]:
+def _counts(trials: Sequence[Trial]) -> dict[str, int | str]:
     return {
         "all": len(trials),
         "ok": len(usable(trials)),
         "failed": sum(t.has_failed for t in trials),
-        "no_room": sum(t.no_room is not None for t in trials),
+        "without": without_figures(trials),
         "marked": sum(t.status == "ok" and bool(t.marks) for t in trials),
         "retried": sum(t.attempts > 1 for t in trials),
     }

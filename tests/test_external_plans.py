@@ -1,0 +1,116 @@
+"""Engines of a plan that are not joulebench's own: what is read, what is refused, and what a cell says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from engines.external.base import Abilities, Found, why_not_asked
+from harness import external_parts
+from harness.external.base import ExternalSpec
+from harness.external.llama_cpp import LlamaCppSpec
+from harness.plan import PlanError, draft_plan
+from harness.preflight import preflight
+from harness.run_parts import RunParts
+from results.records import Request, Sampling
+from tests.plans import DROPLESS, M2_ULTRA, PHONE, raw_plan
+
+LLAMA: dict[str, Any] = {"name": "other", "runs": "llama.cpp"}
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library that stands for the engine's build; what it holds is its identity."""
+    library = tmp_path / "engine.so"
+    library.write_bytes(b"build 1")
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(LlamaCppSpec, "find", lambda spec: Found(str(library), "build 1", {"library": library}))
+    monkeypatch.setattr(external_parts, "found_build", lambda spec: spec.find())
+    return library
+
+
+def cell_of(raw: dict[str, Any]) -> Any:
+    draft = draft_plan(raw_plan(engine=[raw]))
+    return preflight(draft, RunParts(draft.plan.protocol)).cells[0].cell
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (LLAMA | {"runs": "lama.cpp"}, "engine[0].runs: unknown engine 'lama.cpp'; did you mean llama.cpp?"),
+        (LLAMA | {"runs": 3}, "engine[0].runs: unknown engine 3; known: "),
+        (LLAMA | {"technique": {"name": "dropless"}}, "engine[0].technique: is of joulebench's own engine"),
+        (LLAMA | {"weihgts": "f32"}, "engine[0].weihgts: unknown key, found 'f32'; did you mean weights?"),
+        (
+            DROPLESS | {"weights": "f16"},
+            'engine[0].weights: is of engines that are not ours (llama.cpp): give runs = "',
+        ),
+        (LLAMA | {"threads": 3, "cores": "0-1"}, 'engine[0].threads: 3 for prefill on cores "0-1"'),
+    ],
+)
+def test_a_key_of_the_other_kind_is_refused_with_its_reason(raw: dict[str, Any], problem: str) -> None:
+    assert [p for p in draft_plan(raw_plan(engine=[raw])).problems if p.startswith(problem)]
+
+
+def test_an_engine_that_is_not_ours_makes_cells_on_its_devices_alone(build: Path) -> None:
+    plan = draft_plan(raw_plan(engine=[DROPLESS, LLAMA], device=[{"name": "host"}, M2_ULTRA])).sound()
+    assert [(c.cell.engine, c.cell.technique, c.cell.device) for c in plan.cells] == [
+        ("dropless", "dropless", "host"),
+        ("other", "llama.cpp", "host"),
+        ("dropless", "dropless", "model:m2-ultra"),
+    ]
+    assert any("other: a sheet prices joulebench's own plans" in line for line in plan.skipped)
+    # Ours is what its answers are compared with, and it is nobody's reference.
+    assert plan.cells[1].cell.reference_id == plan.cells[0].cell.cell_id
+    on_phone = draft_plan(raw_plan(engine=[LLAMA], device=[PHONE]))
+    assert on_phone.plan.skipped == ("adb:R58M42ABCDE: other: llama.cpp goes onto host only",)
+
+
+def test_the_build_belongs_to_the_identity_of_a_cell(build: Path) -> None:
+    """So a run that was begun with one build is not resumed with another."""
+    first, again = cell_of(LLAMA), cell_of(LLAMA)
+    assert first == again
+    assert first.engine_parameters["build"] == "build 1"
+    build.write_bytes(b"build 2")
+    assert cell_of(LLAMA).cell_id != first.cell_id
+
+
+def test_what_is_not_here_is_told_before_anything_runs(build: Path) -> None:
+    build.unlink()
+    with pytest.raises(PlanError, match=r"engine other: library of llama\.cpp: no file .*engine\.so"):
+        cell_of(LLAMA | {"model_file": "nowhere.gguf"})
+
+
+class OneChoice(ExternalSpec):
+    tag: ClassVar[str] = "one"
+    abilities: ClassVar[Abilities] = Abilities(
+        token_ids=False, loglikelihoods=False, stamps="phase", only_fixed_lengths=True, stop_texts=False,
+        threads="both phases",
+    )  # fmt: skip
+
+    runs: Literal["one"]
+
+
+def test_threads_and_cores_that_an_engine_cannot_take_are_refused() -> None:
+    asked = OneChoice.model_validate(
+        {"name": "a", "runs": "one", "threads": {"prefill": 4, "decode": 2}, "cores": "0-7"}
+    )
+    threads, cores = asked.problems()
+    assert threads.startswith("threads: one takes one value for both phases, found 4 for prefill and 2 for decode")
+    assert cores == "cores: one cannot be told its cores; remove the line"
+
+
+def test_requests_beyond_an_engine_are_not_supported_with_the_reason() -> None:
+    def request(**changes: Any) -> Request:
+        return Request(**{"request_id": "r", "sample_id": "s", "kind": "generate", "prompt_ids": (1,)} | changes)
+
+    fixed, full = OneChoice.abilities, LlamaCppSpec.abilities
+    assert why_not_asked(fixed, "one", [request()], made_up=True) is None
+    assert "takes no tokens" in str(why_not_asked(fixed, "one", [request()], made_up=False))
+    scored = request(kind="loglikelihood", continuation_ids=(2,))
+    assert "no log-likelihoods" in str(why_not_asked(fixed, "one", [scored], made_up=True))
+    assert why_not_asked(full, "llama.cpp", [scored, request(stop=("\n",))], made_up=False) is None
+    drawn = request(sampling=Sampling(temperature=0.7))
+    assert "temperature = 0" in str(why_not_asked(full, "llama.cpp", [drawn], made_up=False))
