@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.models.core_clusters import CoreCluster, CoreKind, Selection
-from harness.tuning.aecs import PAPER, PRESETS, Probe, Reading, heuristic_energy_j, search, search_all
+from harness.tuning.aecs import AECS, PRESETS, Probe, heuristic_energy_j, search, search_all
 from harness.tuning.power_heuristic import PowerHeuristic, ThreadHeuristic
+from harness.tuning.race import Reading
 from harness.tuning.selections import Tree, all_selections, candidates
 
 MATE_40_PRO = [
@@ -18,7 +19,7 @@ MATE_40_PRO = [
     CoreCluster("A77 2.54", 3, "performance", 2.54),
     CoreCluster("A55 2.05", 4, "efficiency", 2.05),
 ]
-MEASURED_ALONE = PRESETS["testbed"]
+MEASURED_ALONE = PRESETS["aecs-measured"]
 
 
 def played(readings: dict[Selection, tuple[float, float]]) -> tuple[list[Selection], Probe]:
@@ -89,24 +90,24 @@ def test_capacity_stands_before_frequency_where_every_cluster_has_one() -> None:
 def test_alpha_weighs_the_two_energies() -> None:
     reading, selection = Reading(20.0, 6.0), (0, 2, 0)
     h_w = PowerHeuristic().watts(MATE_40_PRO, selection)
-    assert heuristic_energy_j(MATE_40_PRO, selection, reading, PAPER) == pytest.approx(0.75 * 0.3 + 0.25 * h_w / 20.0)
+    assert heuristic_energy_j(MATE_40_PRO, selection, reading, AECS) == pytest.approx(0.75 * 0.3 + 0.25 * h_w / 20.0)
     assert heuristic_energy_j(MATE_40_PRO, selection, reading, MEASURED_ALONE) == pytest.approx(0.3)
 
 
 def test_without_a_meter_alpha_must_be_1() -> None:
     with pytest.raises(ValueError, match="use alpha 1"):
-        heuristic_energy_j(MATE_40_PRO, (0, 2, 0), Reading(20.0, None), PAPER)
+        heuristic_energy_j(MATE_40_PRO, (0, 2, 0), Reading(20.0, None), AECS)
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_probe_that_did_not_decode_is_refused(speed: float) -> None:
     with pytest.raises(ValueError, match="it must decode"):
-        heuristic_energy_j(MATE_40_PRO, (0, 2, 0), Reading(speed, 5.0), PAPER)
+        heuristic_energy_j(MATE_40_PRO, (0, 2, 0), Reading(speed, 5.0), AECS)
 
 
 def test_all_bad_parameters_are_told_at_once() -> None:
     with pytest.raises(ValueError, match=r"slowdown is 1\.5.*alpha is -1.*first_cores is 0") as raised:
-        replace(PAPER, slowdown=1.5, alpha=-1.0, first_cores=0)
+        replace(AECS, slowdown=1.5, alpha=-1.0, first_cores=0)
     assert "least_gain" not in str(raised.value)
 
 
@@ -173,7 +174,7 @@ def test_the_choice_is_the_best_of_the_candidates_that_are_fast_enough(
     phone: tuple[list[CoreCluster], dict[Selection, Reading]], tree: Tree, slowdown: float, alpha: float
 ) -> None:
     clusters, readings = phone
-    parameters = replace(PAPER, tree=tree, slowdown=slowdown, alpha=alpha)
+    parameters = replace(AECS, tree=tree, slowdown=slowdown, alpha=alpha)
     found = search(clusters, readings.__getitem__, parameters)
     floor = (1.0 - slowdown) * readings[found.fastest].speed_tokens_per_s
     assert readings[found.chosen].speed_tokens_per_s >= floor

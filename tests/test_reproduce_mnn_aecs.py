@@ -19,7 +19,7 @@ from harness.reproduce.mnn_aecs.search_tables import REPEATS
 from harness.reproduce.mnn_aecs.searches import noiseless, noisy, outcomes, truth
 from harness.reproduce.mnn_aecs.tables import redrawn
 from harness.reproduce.printed import Span
-from harness.tuning.aecs import Reading
+from harness.tuning.race import Reading
 from tests.data_folder import data_folder
 
 FOUND = {finding.claim: finding for finding in reversed(list(findings()))}
@@ -290,7 +290,7 @@ def test_shares_and_probes_of_a_search_are_of_its_seeds(phone: str) -> None:
 def test_repeated_probes_end_nearer_to_the_optimum() -> None:
     """Nine probes of each candidate in place of one, on the phones whose optimum lies in the tree."""
     for phone in ("Mate 40 Pro", "Galaxy A56"):
-        once, often = (outcomes(phone, "normal", repeats)["paper"].near_share for repeats in (REPEATS[0], REPEATS[-1]))
+        once, often = (outcomes(phone, "normal", repeats)["aecs"].near_share for repeats in (REPEATS[0], REPEATS[-1]))
         assert often > once
 
 

@@ -7,31 +7,26 @@ cores below it (`selections.candidates`), and takes, of those that are fast enou
 
     E_h(I) = (1 - alpha) E(I) + alpha h(I) t(I)        E = P t, t = 1 / speed, h: `power_heuristic`
 
-Line 8 of Algorithm 1 is printed inverted (it throws out what is fast enough); here the slow ones go. What a probe is,
-the caller says: a function from a selection to its speed and power.
+Line 8 of Algorithm 1 is printed inverted (it throws out what is fast enough); here the slow ones go. Each candidate is
+probed once, as the source does it; `core_race` probes until noise is out of the way. A search is a generator, as a
+`race` is one; `search` runs it with a function from a selection to its speed and power.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from devices.models.core_clusters import CoreCluster, Selection
 from harness.tuning.power_heuristic import Heuristic, PowerHeuristic, ThreadHeuristic
+from harness.tuning.race import Answer, Ask, Failed, Reading, drive
 from harness.tuning.selections import Tree, all_selections, candidates, growing
 
 PROBE_TOKENS = 50
 """Decoded in a probe, so that it outlasts the battery's period of 250 ms (§4.2)."""
-
-
-class Reading(NamedTuple):
-    """What one probe found. power_w None: no meter, as on iOS."""
-
-    speed_tokens_per_s: float
-    power_w: float | None
 
 
 Probe = Callable[[Selection], Reading]
@@ -48,7 +43,7 @@ class Probed(NamedTuple):
 
 @dataclass(frozen=True)
 class AecsParameters:
-    """A version of the search. The defaults are the paper's, with what it leaves open from the authors' fork."""
+    """A version of the search. The defaults are the source's, with what it leaves open from the authors' fork."""
 
     tree: Tree = "depth2"
     slowdown: float = 0.08
@@ -86,11 +81,11 @@ class AecsParameters:
             raise ValueError("; ".join(problems))
 
 
-PAPER = AecsParameters()
+AECS = AecsParameters()
 PRESETS: dict[str, AecsParameters] = {
-    "paper": PAPER,
+    "aecs": AECS,
     "aecs-code": replace(
-        PAPER,
+        AECS,
         first_cores=2,
         most_first_probes=7,
         most_candidates=13,
@@ -98,12 +93,12 @@ PRESETS: dict[str, AecsParameters] = {
         ends_at=0.99,
         floor_from="stage 1 and last",
     ),
-    "testbed": replace(PAPER, alpha=0.0),
-    "ios": replace(PAPER, tree="threads", alpha=1.0, heuristic=ThreadHeuristic()),
+    "aecs-measured": replace(AECS, alpha=0.0),
+    "ios": replace(AECS, tree="threads", alpha=1.0, heuristic=ThreadHeuristic()),
 }
-"""`paper`: as printed, line 8 corrected. `aecs-code`: as the authors' public engine fork does otherwise. `testbed`: as
-the revision that their testbed pins, measured energy alone. `ios`: threads, without a meter. The fork also ends
-stage 2 by an estimate that its text does not make plain: that is left out."""
+"""`aecs`: as printed, line 8 corrected. `aecs-code`: as the authors' public engine fork does otherwise.
+`aecs-measured`: as the revision that their testbed pins, measured energy alone. `ios`: threads, without a meter. The
+fork also ends stage 2 by an estimate that its text does not make plain: that is left out."""
 
 
 @dataclass(frozen=True)
@@ -134,41 +129,60 @@ class SearchResult:
         return tuple(each for each in self.probed if each.reading.speed_tokens_per_s >= self.floor_tokens_per_s)
 
 
-def search(clusters: Sequence[CoreCluster], probe: Probe, parameters: AecsParameters = PAPER) -> SearchResult:
-    """Both stages. Raises ValueError where energy is to be measured and a probe has none, or a clock is not known."""
-    fastest, first = find_fastest(clusters, probe, parameters)
+Asking = Generator[Ask[Selection], Answer, SearchResult]
+
+
+def search(clusters: Sequence[CoreCluster], probe: Probe, parameters: AecsParameters = AECS) -> SearchResult:
+    """Both stages. Raises ValueError as `asking`."""
+    return drive(asking(clusters, parameters), lambda ask: probe(ask.arm))
+
+
+def asking(clusters: Sequence[CoreCluster], parameters: AecsParameters = AECS) -> Asking:
+    """Both stages. A candidate of stage 2 that cannot be probed is left out.
+
+    Raises ValueError where energy is to be measured and a probe has none, where a clock is not known, and where nothing
+    can be probed.
+    """
+    fastest, first = yield from _find_fastest(clusters, parameters)
     best = dict(first)[fastest].speed_tokens_per_s
     nodes = list(candidates(clusters, fastest, parameters.tree))[: parameters.most_candidates]
     if parameters.order == "estimated power":
         nodes.sort(key=lambda node: parameters.heuristic.watts(clusters, node))
     probed: list[Probed] = []
     for node in nodes:
-        probed.append(_judged(clusters, node, probe(node), parameters))
-        if parameters.ends_at is not None and probed[-1].reading.speed_tokens_per_s >= parameters.ends_at * best:
+        answer = yield Ask(node, 1, "candidates", len(nodes))
+        if isinstance(answer, Failed):
+            continue
+        probed.append(_judged(clusters, node, answer, parameters))
+        if parameters.ends_at is not None and answer.speed_tokens_per_s >= parameters.ends_at * best:
             break
-    if parameters.floor_from == "stage 1 and last":
+    if parameters.floor_from == "stage 1 and last" and probed:
         best = statistics.fmean((best, probed[-1].reading.speed_tokens_per_s))
     return _choice(fastest, tuple(first), tuple(probed), (1.0 - parameters.slowdown) * best)
 
 
-def find_fastest(
-    clusters: Sequence[CoreCluster], probe: Probe, parameters: AecsParameters = PAPER
-) -> tuple[Selection, list[tuple[Selection, Reading]]]:
-    """Stage 1: (the fastest selection, all that was probed in order)."""
+def _find_fastest(
+    clusters: Sequence[CoreCluster], parameters: AecsParameters
+) -> Generator[Ask[Selection], Answer, tuple[Selection, list[tuple[Selection, Reading]]]]:
+    """Stage 1: (the fastest selection, all that was probed in order). One that cannot be probed ends it."""
     probed: list[tuple[Selection, Reading]] = []
     for selection in growing(clusters, parameters.first_cores):
         if len(probed) == parameters.most_first_probes:
             break
-        reading = probe(selection)
-        probed.append((selection, reading))
+        answer = yield Ask(selection, 1, "fastest", 1)
+        if isinstance(answer, Failed):
+            if not probed:
+                raise ValueError(f"the first probe failed: {answer.reason}")
+            break
+        probed.append((selection, answer))
         if len(probed) > 1:
             before = probed[-2][1].speed_tokens_per_s
-            if reading.speed_tokens_per_s < before * (1.0 + parameters.least_gain):
+            if answer.speed_tokens_per_s < before * (1.0 + parameters.least_gain):
                 return probed[-2][0], probed
     return probed[-1][0], probed
 
 
-def search_all(clusters: Sequence[CoreCluster], probe: Probe, parameters: AecsParameters = PAPER) -> SearchResult:
+def search_all(clusters: Sequence[CoreCluster], probe: Probe, parameters: AecsParameters = AECS) -> SearchResult:
     """Every selection probed once, the yardstick: the least energy of those within the slowdown of the fastest."""
     probed = tuple(_judged(clusters, one, probe(one), parameters) for one in all_selections(clusters))
     fastest = max(probed, key=lambda each: each.reading.speed_tokens_per_s)

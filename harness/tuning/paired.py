@@ -42,6 +42,8 @@ class Fit:
 
     def standard_errors_KK(self) -> Array:
         """Of every difference of two effects."""
+        if not np.isfinite(self.noise):
+            return np.where(np.eye(len(self.effect_K)) == 1, 0.0, np.inf)
         own = np.diag(self.spread_KK)
         variance = own[:, None] + own[None, :] - 2.0 * self.spread_KK
         errors_KK: Array = self.noise * np.sqrt(np.maximum(variance, 0.0))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.tuning.paired import Array
 from harness.tuning.verdicts import Compared, compare
@@ -60,64 +61,86 @@ class Rounds(Generic[Arm]):
 
     def __init__(self, judge: Judge[Arm] | None, seed: int) -> None:
         self._judge = judge
-        self.judges = judge is not None
         self._rng = np.random.default_rng(seed)
-        self.speeds: list[dict[Arm, float]] = []
-        self.costs: list[dict[Arm, float]] = []
+        self._column: dict[Arm, int] = {}
+        self._speeds = _Table()
+        self._costs = _Table()
         self.failed: dict[Arm, str] = {}
         self.n_probes = 0
+        self.n_rounds = 0
+
+    @property
+    def has_costs(self) -> bool:
+        return self._judge is not None
 
     def probed(self, arms: Sequence[Arm], stage: Stage) -> Generator[Ask[Arm], Answer, None]:
         """One round. Raises ValueError for a reading that is none."""
-        speeds: dict[Arm, float] = {}
-        costs: dict[Arm, float] = {}
-        n_round = len(self.speeds) + 1
+        self.n_rounds += 1
         for i in self._rng.permutation(len(arms)):
             arm = arms[i]
-            answer = yield Ask(arm, n_round, stage, len(arms))
+            answer = yield Ask(arm, self.n_rounds, stage, len(arms))
             self.n_probes += 1
             if isinstance(answer, Failed):
                 self.failed[arm] = answer.reason
                 continue
             if not 0 < answer.speed_tokens_per_s < math.inf:
                 raise ValueError(f"the probe of {arm} found {answer.speed_tokens_per_s:g} token/s; it must decode")
-            speeds[arm] = answer.speed_tokens_per_s
+            place = self.n_rounds - 1, self._column.setdefault(arm, len(self._column))
+            self._speeds.put(*place, answer.speed_tokens_per_s)
             if self._judge is not None:
-                costs[arm] = self._judge(arm, answer)
-                if not 0 < costs[arm] < math.inf:
-                    raise ValueError(f"the probe of {arm} costs {costs[arm]:g}; it must cost something")
-        self.speeds.append(speeds)
-        self.costs.append(costs)
-
-    def compared(self, arms: Sequence[Arm]) -> Compared:
-        """Of `arms()`, in their order. Raises ValueError as `fit_rounds`."""
-        return compare(self.table(self.speeds, arms), self.table(self.costs, arms) if self.judges else None)
+                cost = self._judge(arm, answer)
+                if not 0 < cost < math.inf:
+                    raise ValueError(f"the probe of {arm} costs {cost:g}; it must cost something")
+                self._costs.put(*place, cost)
 
     def arms(self) -> tuple[Arm, ...]:
         """What can be compared: probed, not failed, and tied by rounds to the first such of the latest round."""
-        rounds = [[arm for arm in each if arm not in self.failed] for each in self.speeds]
-        found: dict[Arm, None] = {}
-        fresh = set(next((each[:1] for each in reversed(rounds) if each), ()))
-        while fresh:
-            found |= dict.fromkeys(fresh)
-            fresh = {arm for each in rounds if fresh.intersection(each) for arm in each} - found.keys()
-        return tuple(dict.fromkeys(arm for each in rounds for arm in each if arm in found))
+        names = tuple(self._column)
+        is_there_RK = ~np.isnan(self._speeds.filled(self.n_rounds, len(names)))
+        is_there_RK[:, [arm in self.failed for arm in names]] = False
+        rounds = np.flatnonzero(is_there_RK.any(axis=1))
+        if not len(rounds):
+            return ()
+        is_tied_K: NDArray[np.bool_] = np.zeros(len(names), dtype=np.bool_)
+        is_tied_K[np.argmax(is_there_RK[rounds[-1]])] = True
+        while True:
+            more_K: NDArray[np.bool_] = np.asarray(is_there_RK[is_there_RK[:, is_tied_K].any(axis=1)].any(axis=0))
+            if np.array_equal(more_K, is_tied_K):
+                return tuple(arm for arm, is_tied in zip(names, is_tied_K, strict=True) if is_tied)
+            is_tied_K = more_K
 
-    def table(self, rounds: Sequence[dict[Arm, float]], arms: Sequence[Arm]) -> Array:
+    def compared(self, arms: Sequence[Arm]) -> Compared:
+        """Of `arms()`, in their order. Raises ValueError as `fit_rounds`."""
+        return compare(self._of(self._speeds, arms), self._of(self._costs, arms) if self.has_costs else None)
+
+    def counts(self, arms: Sequence[Arm]) -> list[int]:
+        """Readings of each."""
+        return [int(n) for n in (~np.isnan(self._of(self._speeds, arms))).sum(axis=0)]
+
+    def _of(self, table: _Table, arms: Sequence[Arm]) -> Array:
         """R rounds, K arms; NaN where a round lacks an arm. Rounds of none are left out."""
-        column = {arm: k for k, arm in enumerate(arms)}
-        table_RK = np.full((len(rounds), len(arms)), np.nan)
-        for r, each in enumerate(rounds):
-            for arm, value in each.items():
-                if arm in column:
-                    table_RK[r, column[arm]] = value
-        kept_RK: Array = table_RK[(~np.isnan(table_RK)).any(axis=1)]
+        own_RK = table.filled(self.n_rounds, len(self._column))[:, [self._column[arm] for arm in arms]]
+        kept_RK: Array = own_RK[(~np.isnan(own_RK)).any(axis=1)]
         return kept_RK
 
-    def counts(self) -> dict[Arm, int]:
-        """Readings of each arm."""
-        found: dict[Arm, int] = {}
-        for each in self.speeds:
-            for arm in each:
-                found[arm] = found.get(arm, 0) + 1
-        return found
+
+class _Table:
+    """Figures by round and candidate that grow in both; NaN where there is none."""
+
+    def __init__(self) -> None:
+        self._values = np.full((16, 16), np.nan)
+
+    def put(self, row: int, column: int, value: float) -> None:
+        rows, columns = self._values.shape
+        if row >= rows or column >= columns:
+            larger = np.full((2 * rows if row >= rows else rows, 2 * columns if column >= columns else columns), np.nan)
+            larger[:rows, :columns] = self._values
+            self._values = larger
+        self._values[row, column] = value
+
+    def filled(self, n_rows: int, n_columns: int) -> Array:
+        """A view where it holds so many, else a copy."""
+        rows = len(self._values)
+        if n_rows > rows:
+            return np.vstack([self._values[:, :n_columns], np.full((n_rows - rows, n_columns), np.nan)])
+        return self._values[:n_rows, :n_columns]

@@ -72,15 +72,15 @@ def race_result(rounds: Rounds[Arm], rules: Rules, is_over: bool) -> RaceResult[
         raise ValueError("nothing was probed, so nothing can be chosen")
     compared = rounds.compared(arms)
     found = verdict(compared, rules)
-    counts = rounds.counts()
+    counts = rounds.counts(arms)
     speed, cost_bounds = bounds_of(compared, rules)
     standings = [
         Standing(
             arm,
             found.states[k],
-            counts[arm],
-            speed_tokens_per_s=_estimate(compared.speed, k, counts[arm]),
-            cost=None if compared.cost is None else _estimate(compared.cost, k, counts[arm]),
+            counts[k],
+            speed_tokens_per_s=_estimate(compared.speed, k, counts[k]),
+            cost=None if compared.cost is None else _estimate(compared.cost, k, counts[k]),
             cost_over_chosen=None if cost_bounds is None else _ratio(cost_bounds, k, found.leader),
             speed_over_fastest=_ratio(speed, k, found.fastest),
         )
@@ -102,7 +102,7 @@ def race_result(rounds: Rounds[Arm], rules: Rules, is_over: bool) -> RaceResult[
         speed_noise=_noise(compared.speed),
         cost_noise=None if cost is None else _noise(cost),
         n_probes=rounds.n_probes,
-        n_rounds=len(rounds.speeds),
+        n_rounds=rounds.n_rounds,
         drawn_in=compared.speed.drawn_in + (0 if cost is None else cost.drawn_in),
     )
 

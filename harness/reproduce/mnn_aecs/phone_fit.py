@@ -21,7 +21,8 @@ from devices.models.core_clusters import CoreCluster, DecodeModel, Selection, cl
 from devices.models.sheet import load_sheet
 from harness.reproduce.ledger import ledger
 from harness.reproduce.mnn_aecs.places import ANCHOR_MODEL, ANDROID, PHONES, SHEETS, TUNED, Cell, cells
-from harness.tuning.aecs import PRESETS, AecsParameters, Reading, search
+from harness.tuning.aecs import PRESETS, AecsParameters, search
+from harness.tuning.race import Reading
 from harness.tuning.selections import all_selections, selection_words
 
 N_MNN = 4
@@ -105,7 +106,7 @@ def as_table_7(model: DecodeModel, selection: Selection) -> str:
     return selection_words(model.clusters, selection).replace(" ", "")
 
 
-def preset_for(phone: str, name: str = "paper") -> AecsParameters:
+def preset_for(phone: str, name: str = "aecs") -> AecsParameters:
     """iPhones have no meter and no affinity, whatever the preset."""
     return PRESETS[name] if phone in ANDROID else PRESETS["ios"]
 

@@ -56,7 +56,7 @@ def findings() -> Iterable[Finding]:
 
 def _probes() -> Iterable[Finding]:
     found = [noiseless(phone) for phone in ANDROID]
-    for row, preset in (("002-440", "testbed"), ("002-441", "paper")):
+    for row, preset in (("002-440", "aecs-measured"), ("002-441", "aecs")):
         distinct = tuple(float(len(noiseless(phone, preset).distinct)) for phone in ANDROID)
         yield Finding(
             row,
@@ -88,7 +88,7 @@ def _probes() -> Iterable[Finding]:
 
 
 def _optimality() -> Iterable[Finding]:
-    without, with_it, whole = optimality("testbed"), optimality("paper"), optimality("exhaustive")
+    without, with_it, whole = optimality("aecs-measured"), optimality("aecs"), optimality("exhaustive")
     exact = [_exhaustive_is_optimal(phone) for phone in ANDROID]
     yield Finding(
         "002-445",
@@ -104,8 +104,8 @@ def _optimality() -> Iterable[Finding]:
     explanation = (
         f"neither order is shown: the two differ by {abs(with_it - without):.1f} points, and the standard error of each"
         f" share of {n_seeds} searches is {error:.1f}; {_missed_without_noise()}; without the Meizu 21, whose modelled"
-        f" power does not follow the heuristic, it is {optimality('testbed', others):.1f} % without and"
-        f" {optimality('paper', others):.1f} % with it; the exhaustive search itself, one probe each, ends at the"
+        f" power does not follow the heuristic, it is {optimality('aecs-measured', others):.1f} % without and"
+        f" {optimality('aecs', others):.1f} % with it; the exhaustive search itself, one probe each, ends at the"
         f" optimum in {whole:.1f} %"
     )
     pairs = {"002-446": (without, with_it, "without the heuristic, with it")}

@@ -21,8 +21,9 @@ from devices.models.core_clusters import CoreCluster, DecodeModel, Selection, de
 from devices.models.sheet import load_sheet
 from harness.reproduce.mnn_aecs.phone_fit import preset_for
 from harness.reproduce.mnn_aecs.places import ANDROID, SHEETS
-from harness.tuning.aecs import PRESETS, AecsParameters, Probe, Reading, SearchResult, search, search_all
+from harness.tuning.aecs import PRESETS, AecsParameters, Probe, SearchResult, search, search_all
 from harness.tuning.power_heuristic import Heuristic
+from harness.tuning.race import Reading
 from harness.tuning.selections import all_selections, n_selections
 
 NOISE = 0.05
@@ -30,9 +31,9 @@ N_SEEDS = 200
 NEAR = 0.02
 """Energy above the optimum's that still counts as near."""
 Noise = Literal["normal", "even"]
-Search = Literal["paper", "testbed", "aecs-code", "exhaustive"]
-SEARCHES: tuple[Search, ...] = ("paper", "testbed", "aecs-code", "exhaustive")
-"""`testbed` is the search without the heuristic: measured energy alone."""
+Search = Literal["aecs", "aecs-measured", "aecs-code", "exhaustive"]
+SEARCHES: tuple[Search, ...] = ("aecs", "aecs-measured", "aecs-code", "exhaustive")
+"""`aecs-measured` is the search without the heuristic: measured energy alone."""
 
 
 class Truth(NamedTuple):
@@ -85,11 +86,11 @@ def phone_model(phone: str) -> DecodeModel:
 def truth(phone: str) -> Truth:
     model = phone_model(phone)
     readings = {s: Reading(model.tokens_per_s(s), model.power(s)) for s in all_selections(model.selectable)}
-    best = search_all(model.selectable, readings.__getitem__, PRESETS["testbed"])
+    best = search_all(model.selectable, readings.__getitem__, PRESETS["aecs-measured"])
     return Truth(model, readings, best.chosen, best.floor_tokens_per_s)
 
 
-def noiseless(phone: str, preset: str = "paper") -> SearchResult:
+def noiseless(phone: str, preset: str = "aecs") -> SearchResult:
     """What the search does where nothing fluctuates."""
     known = truth(phone)
     return search(known.model.selectable, known.readings.__getitem__, preset_for(phone, preset))
@@ -125,7 +126,7 @@ class _Remembered:
 def _searching(phone: str, name: Search) -> Callable[[Probe], SearchResult]:
     clusters = truth(phone).model.selectable
     if name == "exhaustive":
-        return lambda probe: search_all(clusters, probe, PRESETS["testbed"])
+        return lambda probe: search_all(clusters, probe, PRESETS["aecs-measured"])
     preset: AecsParameters = preset_for(phone, name)
     preset = replace(preset, heuristic=_Remembered(preset.heuristic))
     return lambda probe: search(clusters, probe, preset)
@@ -135,7 +136,7 @@ def _searching(phone: str, name: Search) -> Callable[[Probe], SearchResult]:
 def outcomes(phone: str, noise: Noise = "normal", repeats: int = 1, n_seeds: int = N_SEEDS) -> Mapping[Search, Outcome]:
     """Every search on a phone. On an iPhone all but the exhaustive one are the same: threads, without a meter."""
     known = truth(phone)
-    names: tuple[Search, ...] = SEARCHES if phone in ANDROID else ("paper", "exhaustive")
+    names: tuple[Search, ...] = SEARCHES if phone in ANDROID else ("aecs", "exhaustive")
     runs = {
         name: [_searching(phone, name)(noisy(known.readings, noise, seed, repeats)) for seed in range(n_seeds)]
         for name in names

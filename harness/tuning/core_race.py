@@ -1,0 +1,97 @@
+"""The search of source 002 with probes that are repeated: both stages, until noise is out of the way.
+
+Stage 1 walks as the source does, and asks at each step whether one more core adds more than the noise: the best so far
+and the next are probed in pairs until that is plain, `most_pairs` times at most. Every step that is not plainly slower
+than the best is a root, so that a wrong turn of stage 1 costs probes and not the answer. Stage 2 races the candidates
+of all roots (`race`), with all readings of stage 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from devices.models.core_clusters import CoreCluster, Selection
+from harness.tuning.aecs import AecsParameters, heuristic_energy_j
+from harness.tuning.race import Answer, Ask, Judge, RaceResult, Rounds, Rules, measured_j, race
+from harness.tuning.selections import Tree, all_selections, candidates, growing
+
+Racing = Generator[Ask[Selection], Answer, RaceResult[Selection]]
+PLAIN = 2.0
+"""Standard errors beyond which a step of stage 1 is plain."""
+PLAINLY_SLOWER = 3.0
+"""Standard errors beyond which a step is no root any more. More, for its tree would be lost."""
+
+
+def core_race(
+    clusters: Sequence[CoreCluster],
+    rules: Rules,
+    judge: Judge[Selection] | None = measured_j,
+    tree: Tree = "depth2",
+    least_gain: float = 0.01,
+    most_pairs: int = 4,
+    seed: int = 0,
+) -> Racing:
+    """Both stages, as an `asking`. least_gain: stage 1 ends where one more core adds less, as a share of the speed.
+
+    Raises ValueError as `race`.
+    """
+    rounds: Rounds[Selection] = Rounds(judge, seed)
+    roots = yield from _find_roots(clusters, rounds, least_gain, most_pairs)
+    nodes = dict.fromkeys(node for root in roots for node in candidates(clusters, root, tree))
+    return (yield from race([node for node in nodes if node not in rounds.failed], rules, rounds=rounds))
+
+
+def exhaustive_race(
+    clusters: Sequence[CoreCluster], rules: Rules, judge: Judge[Selection] | None = measured_j, seed: int = 0
+) -> Racing:
+    """Of every selection: the yardstick. Raises ValueError as `race`."""
+    return race(tuple(all_selections(clusters)), rules, judge, seed)
+
+
+def judged_by(clusters: Sequence[CoreCluster], parameters: AecsParameters) -> Judge[Selection]:
+    """E_h of source 002, with its alpha and heuristic: what a race makes least where no meter is (alpha 1)."""
+    return lambda selection, reading: heuristic_energy_j(clusters, selection, reading, parameters)
+
+
+def _find_roots(
+    clusters: Sequence[CoreCluster], rounds: Rounds[Selection], least_gain: float, most_pairs: int
+) -> Generator[Ask[Selection], Answer, tuple[Selection, ...]]:
+    """Stage 1: (every selection of its walk that may be the fastest). One that cannot be probed ends the walk."""
+    path = list(growing(clusters))
+    best, walked = path[0], [path[0]]
+    for following in path[1:]:
+        walked.append(following)
+        for pair in range(1, most_pairs + 1):
+            yield from rounds.probed((best, following), "fastest")
+            if rounds.failed:
+                break
+            gain, error = _gain(rounds, following, best)
+            if pair > 1 and (gain > PLAIN * error or gain + PLAIN * error < np.log1p(least_gain)):
+                break
+        if rounds.failed:
+            break
+        if gain < np.log1p(least_gain):
+            break
+        best = following
+    walked = [one for one in walked if one not in rounds.failed]
+    if not walked:
+        raise ValueError("the first selections failed: " + "; ".join(f"{s}: {why}" for s, why in rounds.failed.items()))
+    if len(walked) == 1:
+        return tuple(walked)
+    best = best if best in walked else walked[-1]
+    return tuple(one for one in walked if one == best or _may_be_faster(rounds, one, best))
+
+
+def _may_be_faster(rounds: Rounds[Selection], one: Selection, best: Selection) -> bool:
+    gain, error = _gain(rounds, one, best)
+    return gain + PLAINLY_SLOWER * error > 0
+
+
+def _gain(rounds: Rounds[Selection], one: Selection, other: Selection) -> tuple[float, float]:
+    """(the logarithm of how much faster, its standard error)."""
+    arms = rounds.arms()
+    fit = rounds.compared(arms).speed
+    i, j = arms.index(one), arms.index(other)
+    return float(fit.effect_K[i] - fit.effect_K[j]), float(fit.standard_errors_KK()[i, j])
