@@ -63,8 +63,9 @@ class Engine(Protocol):
         """Forgets the requests answered so far, so that the next is computed whole. What was calibrated stays."""
         ...
 
-    def take_counters(self) -> EngineCounters:
-        """What the technique did since the last call, and starts counting anew."""
+    def take_counters(self) -> EngineCounters | None:
+        """What the technique did since the last call, and starts counting anew; None of an engine that tells nothing
+        of it."""
         ...
 
 
@@ -132,4 +133,13 @@ class TellsRoad(Protocol):
 
     def take_road(self) -> Road | None:
         """Of the requests answered since the last call; None where nothing was computed."""
+        ...
+
+
+@runtime_checkable
+class TellsRemarks(Protocol):
+    """An engine that says how its figures came about, where that is not by stamps on the run's own clock."""
+
+    def take_remarks(self) -> tuple[str, ...]:
+        """Of the requests answered since the last call."""
         ...

@@ -58,6 +58,7 @@ from harness.references import as_lossless
 from harness.samples import samples_of
 from harness.schema import EngineSpec, TrialProtocol
 from harness.session import ArmScores, PreparedCell
+from harness.state import state_folder
 from harness.workload_specs import WorkloadSpec
 from results.environments import Environment
 from results.records import NO_MODEL, Request, Sample
@@ -408,4 +409,4 @@ def _phone(
     from devices.android.device import AndroidDevice
 
     chosen = [m for m in ANDROID_METERS if m in spec.meters or (m == "battery" and "auto" in spec.meters)]
-    return AndroidDevice(spec.name, interval_s, clock, gates, on_wait, meter_names=chosen)
+    return AndroidDevice(spec.name, interval_s, clock, gates, on_wait, meter_names=chosen, state_folder=state_folder())

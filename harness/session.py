@@ -27,7 +27,17 @@ from devices.base import (
 from devices.cpu_cycles import CpuCycles
 from devices.peak_memory import PeakMemory, peak_memory, reset_peak_memory
 from devices.state_watch import changes, state_marks, watched
-from engines.base import Engine, HoldsWeights, PhaseEvent, SpansProcesses, TellsHeat, TellsRoad, TellsSteps, unheard
+from engines.base import (
+    Engine,
+    HoldsWeights,
+    PhaseEvent,
+    SpansProcesses,
+    TellsHeat,
+    TellsRemarks,
+    TellsRoad,
+    TellsSteps,
+    unheard,
+)
 from harness.agreement import disagreements
 from harness.schema import TrialProtocol
 from harness.serving import at_once, serve
@@ -132,6 +142,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
     _road(arm.engine)
     _heat(arm.engine)
     _steps(arm.engine)
+    _remarks(arm.engine)
     # The window's first request may gain neither from the warm-up nor from the trial before.
     arm.engine.reset()
     with watched(arm.device) as states:
@@ -179,7 +190,14 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         weight_bytes=weights.n_bytes if weights is not None else None,
         peak_memory_bytes=memory.n_bytes,
         peak_memory_remark=memory.remark,
-        notes=(*arm.workload.notes, *not_scored, *arm.unmeasured.notes, *remarks_on(energies.readings), *lost),
+        notes=(
+            *arm.workload.notes,
+            *not_scored,
+            *arm.unmeasured.notes,
+            *remarks_on(energies.readings),
+            *lost,
+            *_remarks(arm.engine),
+        ),
         disagreements=tuple(disagreements(arm.device.meters, window.traces, (window.start_s, window.end_s))),
         marks=(
             *_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
@@ -250,6 +268,10 @@ def _road(engine: Engine) -> Road | None:
 
 def _heat(engine: Engine) -> ExpertHeat | None:
     return engine.take_heat() if isinstance(engine, TellsHeat) else None
+
+
+def _remarks(engine: Engine) -> tuple[str, ...]:
+    return engine.take_remarks() if isinstance(engine, TellsRemarks) else ()
 
 
 def _steps(engine: Engine) -> tuple[DecodeStep, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,7 @@ from devices.android.topology import Topology, read_topology
 from devices.base import Clock, DeviceError
 from devices.conditions import host_environment
 from devices.cpu_cycles import CpuCycles
+from devices.device_lock import DeviceLock
 from devices.gated_phone import GatedPhone
 from devices.gates import CountdownListener, Gates
 from results.cpu_time import CpuSeconds
@@ -47,17 +49,24 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
         on_wait: CountdownListener | None = None,
         address: ServerAddress | None = None,
         meter_names: Sequence[MeterName] = ("battery",),
+        state_folder: Path | None = None,
     ) -> None:
+        """state_folder: where the lock of each phone is; None: the phone is not locked."""
         super().__init__(name, interval_s, clock, gates, on_wait)
         self.phone = Phone(name, address)
         self._meter_names = tuple(meter_names)
         self._processes: list[PhoneProcess] = []
         self._cycles = PhoneCycles(self.phone)
         self._topology: Topology | None = None
+        self._state_folder = state_folder
+        self._lock: DeviceLock | None = None
 
     def open(self) -> None:
         """Finds the phone, waits at the gates, and opens its meters. Raises `DeviceError`."""
         self.phone.reach()
+        if self._state_folder is not None:
+            self._lock = DeviceLock(self._state_folder, f"adb:{self.phone.serial}")
+            self._lock.take()
         self._facts = read_facts(self.phone)
         try:
             self._topology = read_topology(self.phone)
@@ -151,7 +160,7 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
 
         Raises `TransientDeviceError`.
         """
-        return self._cycles.read([p.pid for p in self._processes if p.result is None])
+        return self._cycles.read([p.pid for p in self._processes if p.is_running])
 
     def push(self, local: Path, remote: str) -> None:
         self.phone.push(local, remote)
@@ -178,5 +187,12 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
         return self.start_program(arguments, cores, folder).wait(timeout_s)
 
     def close(self) -> None:
+        for process in self._processes:
+            if process.is_running:
+                with suppress(DeviceError):  # of a phone that is gone, whose shell was hung up on
+                    process.kill()
+        self._processes.clear()
         self._cycles.close()
         super().close()
+        if self._lock is not None:
+            self._lock.release()

@@ -48,6 +48,8 @@ class ProcessResult:
     exit_code: int
     cpu_s: float | None
     wall_s: float | None
+    edges_s: tuple[float, float] | None = None
+    """When it began and ended, on the phone's uptime."""
 
     @property
     def cpu_use(self) -> float | None:
@@ -61,6 +63,8 @@ class PhoneProcess:
     def __init__(self, phone: Phone, stream: ShellStream, pid: int) -> None:
         self.pid = pid
         self.result: ProcessResult | None = None
+        self.is_running = True
+        """Until it ended, or was killed for certain."""
         self._phone = phone
         self._stream = stream
 
@@ -80,8 +84,10 @@ class PhoneProcess:
                 with suppress(DeviceError):  # the first error is the one to tell
                     self.kill()
                 raise
+            edges_s = uptimes_of(errors)
             errors, cpu_s, wall_s = split_account(errors)
-            self.result = ProcessResult(output, errors, exit_code, cpu_s, wall_s)
+            self.result = ProcessResult(output, errors, exit_code, cpu_s, wall_s, edges_s)
+            self.is_running = False
             self._stream.close()
         return self.result
 
@@ -89,6 +95,7 @@ class PhoneProcess:
         """Ends it now. The shell that waits for it is hung up on, should the link be lost already."""
         try:
             self._phone.run(f"kill -9 {self.pid} 2>/dev/null")
+            self.is_running = False
         finally:
             self._stream.close()
 
@@ -138,7 +145,7 @@ def parse_process_cpu_s(stat: str) -> float | None:
 
 def phone_cpu_seconds(phone: Phone, processes: Iterable[PhoneProcess]) -> CpuSeconds | None:
     """CPU time of the phone, and of those processes of it; None where either is unreadable."""
-    running = [p for p in processes if p.result is None]
+    running = [p for p in processes if p.is_running]
     ended = [p.result.cpu_s for p in processes if p.result is not None]
     files = " ".join(f"/proc/{p.pid}/stat" for p in running)
     text = phone.read(f"head -n 1 /proc/stat{f'; cat {files}' if running else ''}")
@@ -158,9 +165,16 @@ def split_account(errors: str) -> tuple[str, float | None, float | None]:
     own, found, account = errors.rpartition(f"\n{_ACCOUNT} ")
     if not found:
         return errors, None, None
-    uptimes = _UPTIMES.match(account)
+    edges_s = uptimes_of(errors)
     times = _TIMES.findall(account)
-    wall_s = float(uptimes[2]) - float(uptimes[1]) if uptimes else None
+    wall_s = edges_s[1] - edges_s[0] if edges_s else None
     # The shell's own times stand first, its children's second.
     cpu_s = sum(60 * float(m) + float(s) for m, s in (times[1][:2], times[1][2:])) if len(times) > 1 else None
     return own, cpu_s, wall_s
+
+
+def uptimes_of(errors: str) -> tuple[float, float] | None:
+    """When the program began and ended, on the phone's uptime, out of the wrapper's errors."""
+    _, found, account = errors.rpartition(f"\n{_ACCOUNT} ")
+    uptimes = _UPTIMES.match(account) if found else None
+    return (float(uptimes[1]), float(uptimes[2])) if uptimes else None

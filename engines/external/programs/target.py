@@ -1,0 +1,155 @@
+"""Where a program runs: this host, or an Android phone. Its files are put there once, and nothing is left running."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from devices.android.processes import affinity_mask
+from devices.base import Clock, TransientDeviceError
+from engines.errors import EngineError
+from engines.external.programs.program import ProgramCall, ProgramOutput
+
+MAX_FILE_BYTES = 1 << 20
+"""Of what a program writes and we read."""
+CLOCK_STEP_S = 0.03
+KILL_WAIT_S = 5.0
+_CHUNK_BYTES = 1 << 20
+
+
+class ProgramRun(NamedTuple):
+    """begun_s, ended_s: of the program, on the run's clock. of_wall_s: of the machine's wall clock onto it; None where
+    that clock was set meanwhile. remark: how well these times are known."""
+
+    output: ProgramOutput
+    begun_s: float
+    ended_s: float
+    of_wall_s: Callable[[float], float | None]
+    remark: str
+
+
+class Target(Protocol):
+    def prepare(self, files: Mapping[str, Path]) -> None:
+        """Puts files there, by their names in the program's folder. Raises `DeviceError`, `EngineError`."""
+        ...
+
+    def run(self, call: ProgramCall, texts: Mapping[str, str], timeout_s: float) -> ProgramRun:
+        """Runs a program to its end. texts: small files that it reads, by name.
+
+        Raises `TransientDeviceError` where it does not end in time, or the link breaks; nothing is left running.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends what still runs, and takes away what was put there for single runs."""
+        ...
+
+
+def file_sha256(path: Path) -> str:
+    """Raises `EngineError` where it cannot be read."""
+    whole = hashlib.sha256()
+    try:
+        with path.open("rb") as opened:
+            while chunk := opened.read(_CHUNK_BYTES):
+                whole.update(chunk)
+    except OSError as error:
+        raise EngineError(f"{path} cannot be read ({error.strerror or error})") from error
+    return whole.hexdigest()
+
+
+class HostTarget:
+    """This machine. Files are linked into a folder of their own, which goes with `close`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._running: subprocess.Popen[str] | None = None
+
+    def prepare(self, files: Mapping[str, Path]) -> None:
+        self.close()
+        self._folder = tempfile.TemporaryDirectory(prefix="joulebench-")
+        for name, path in files.items():
+            if not path.exists():
+                raise EngineError(f"{path} is not there")
+            link = Path(self._folder.name) / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path.absolute())
+
+    def run(self, call: ProgramCall, texts: Mapping[str, str], timeout_s: float) -> ProgramRun:
+        assert self._folder is not None  # `prepare` was called
+        folder = Path(self._folder.name)
+        for name in call.reads:
+            (folder / name).unlink(missing_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+        words = [*call.arguments]
+        if call.cores is not None:
+            words = ["taskset", f"{affinity_mask(call.cores):x}", *words]
+        libraries = os.pathsep.join(filter(None, (".", os.environ.get("LD_LIBRARY_PATH"))))
+        environment = {**os.environ, "LD_LIBRARY_PATH": libraries, **call.environment}
+        ahead_s, begun_s = time.time() - self._clock.now_s(), self._clock.now_s()
+        try:
+            self._running = subprocess.Popen(
+                words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise EngineError(f"{words[0]} could not be started: {error.strerror or error}") from error
+        try:
+            stdout, stderr = self._running.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise TransientDeviceError(
+                f"{call.arguments[0]} has not ended after {timeout_s:g} s; it was killed"
+            ) from error
+        finally:
+            code = self._end()
+        ended_s = self._clock.now_s()
+        is_steady = abs(time.time() - ended_s - ahead_s) < CLOCK_STEP_S
+        output = ProgramOutput(stdout, stderr, code if code >= 0 else 128 - code, _texts_of(folder, call.reads))
+        return ProgramRun(
+            output, begun_s, ended_s, lambda wall_s: wall_s - ahead_s if is_steady else None, "this host's clock"
+        )
+
+    def _end(self) -> int:
+        """Of what runs, its children too: its exit code."""
+        running, self._running = self._running, None
+        if running is None:
+            return 0
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        code = running.wait(KILL_WAIT_S)
+        for stream in (running.stdout, running.stderr):
+            if stream is not None:
+                stream.close()
+        return code
+
+    def close(self) -> None:
+        self._end()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def _texts_of(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        with suppress(OSError), (folder / name).open("rb") as opened:
+            found[name] = opened.read(MAX_FILE_BYTES).decode(errors="replace")
+    return found
+
+
+def program_path(named: str) -> Path:
+    """A program by its path, or by its name in PATH. Raises `EngineError`."""
+    found = shutil.which(named) if os.sep not in named else str(Path(named).expanduser())
+    if found is None or not Path(found).is_file():
+        raise EngineError(f"{named} is not there; give the path of the program")
+    return Path(found).absolute()

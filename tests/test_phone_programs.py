@@ -1,0 +1,227 @@
+"""Programs of other engines on a fake phone, end to end: a shell script stands for the engine, and draws power.
+
+It says what it does in a file that the fake battery follows: 8 W while it loads, 6 W in prefill, 3 W in decode, 1 W
+idle. So every joule has a closed form, and a load that counted as prefill would show.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from devices.android import battery as battery_module
+from devices.android.device import AndroidDevice
+from devices.android.server import ServerAddress
+from devices.base import DeviceError, TransientDeviceError
+from devices.clock import MonotonicClock
+from devices.gates import Gates
+from engines.base import unheard
+from engines.external.programs.engine import ProgramEngine
+from engines.external.programs.llama_bench import LlamaBench, LlamaBenchOptions
+from engines.external.programs.phone_target import ROOT, PhoneTarget
+from engines.external.programs.program import PhaseSetting, Settings
+from engines.external.programs.target import HostTarget
+from harness.schema import TrialProtocol
+from harness.session import PreparedCell, run_trial
+from results.records import Request
+from tests.fakes.adb_server import FakeAdbServer
+from tests.fakes.battery import FakeBattery
+from tests.fakes.machine import FakeWorkload, SpokenIds
+from tests.fakes.phone import FakePhone
+
+LOAD_S, PREFILL_S, DECODE_S = 0.6, 1.6, 1.8
+IDLE_W, LOAD_W, PREFILL_W, DECODE_W = 1.0, 8.0, 6.0, 3.0
+CLOCK = MonotonicClock()
+SETTINGS = Settings(PhaseSetting(2, frozenset({0})), PhaseSetting(1, frozenset({0})))
+LLAMA_BENCH = f"""#!/bin/sh
+while [ $# -gt 0 ]; do case $1 in -p) p=$2;; -n) n=$2;; -d) d=$2;; -t) t=$2;; esac; shift; done
+watts() {{ [ -z "$PHONE" ] || echo $1 >$PHONE/watts; }}
+echo loading >&2
+watts {LOAD_W}; sleep {LOAD_S}
+if [ $p -gt 0 ]; then watts {PREFILL_W}; s={PREFILL_S}; else watts {DECODE_W}; s={DECODE_S}; fi
+sleep $s; watts {IDLE_W}
+echo '['
+echo '{{"build_commit": "4dca015b", "backends": "CPU", "n_prompt": '$p', "n_gen": '$n', "n_depth": '${{d:-0}}','
+echo '"n_threads": '$t', "samples_ns": ['${{s}}e9']}}'
+echo ']'
+"""
+HANGS = "#!/bin/sh\nexec sleep 60\n"
+REQUEST = Request(
+    request_id="r",
+    sample_id="s",
+    kind="generate",
+    prompt_ids=tuple(range(16)),
+    max_new_tokens=4,
+    ignore_end_tokens=True,
+)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakePhone:
+    phone = FakePhone(tmp_path / "phone")
+    phone.file("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n")
+    phone.file("/proc/meminfo", "MemTotal:       8000000 kB\n")
+    (phone.root / "watts").write_text(f"{IDLE_W}\n")
+    return phone
+
+
+@pytest.fixture
+def server(fake: FakePhone) -> Iterator[FakeAdbServer]:
+    def power_w(at_s: float) -> float:
+        return float((fake.root / "watts").read_text().strip() or IDLE_W)
+
+    with FakeBattery(fake, power_w, update_s=0.05), FakeAdbServer(fake) as running:
+        yield running
+
+
+@pytest.fixture
+def device(server: FakeAdbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AndroidDevice]:
+    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.4)
+    opened = device_at(server, tmp_path)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def device_at(server: FakeAdbServer, tmp_path: Path) -> AndroidDevice:
+    address = ServerAddress("127.0.0.1", server.port)
+    gates = Gates(wait_s=0.0)
+    return AndroidDevice("adb:FAKE0001", 0.05, CLOCK, gates, address=address, state_folder=tmp_path / "state")
+
+
+def engine_on(
+    device: AndroidDevice, tmp_path: Path, script: str = LLAMA_BENCH, timeout_s: float = 30.0
+) -> ProgramEngine:
+    binary, model = tmp_path / "llama-bench", tmp_path / "it's a model.gguf"
+    binary.write_text(script)
+    model.write_bytes(b"GGUF")
+    program = LlamaBench(LlamaBenchOptions(), SETTINGS, model.name)
+    files = {"llama-bench": binary, model.name: model}
+    target = PhoneTarget(device, CLOCK)
+    return ProgramEngine(program, target, files, device.name, SpokenIds(), 512, CLOCK, timeout_s)  # type: ignore[arg-type]
+
+
+def running(word: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if word.encode() in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+def test_a_trial_has_the_joules_of_its_phases_and_none_of_loading(device: AndroidDevice, tmp_path: Path) -> None:
+    engine = engine_on(device, tmp_path)
+    engine.prepare()
+    arm = PreparedCell("cell", engine, FakeWorkload(), device, CLOCK, [REQUEST])
+    trial, _ = run_trial(arm, TrialProtocol(warmup=0, idle_s=0.0, sample_interval_s=0.02), repeat=0)
+    [done] = trial.completions
+    assert done.ttft_s == pytest.approx(PREFILL_S, abs=1e-3)
+    # Three steps after the first of four tokens.
+    assert done.tpot_s == pytest.approx(DECODE_S / 3, abs=1e-3)
+    assert done.e2e_s == pytest.approx(PREFILL_S + DECODE_S, abs=2e-3)
+    assert done.itl_s == ()
+    joules = {e.phase: e.energy_j for e in trial.energy if e.component == "total"}
+    assert joules["prefill"] == pytest.approx(PREFILL_W * PREFILL_S, rel=0.12)
+    assert joules["decode"] == pytest.approx(DECODE_W * DECODE_S, rel=0.12)
+    assert joules["all"] == pytest.approx(PREFILL_W * PREFILL_S + DECODE_W * DECODE_S, rel=0.12)
+    assert trial.counters is None
+    notes = " ".join(trial.notes)
+    assert "llama-bench 4dca015b (CPU): edges of phases are derived" in notes
+    assert "time to the first token is derived" in notes
+    engine.close()
+
+
+def test_files_are_pushed_once_and_again_where_one_is_damaged(
+    device: AndroidDevice, fake: FakePhone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed: list[str] = []
+    push = device.phone.push
+    monkeypatch.setattr(
+        device.phone, "push", lambda local, remote, mode=0o755: pushed.append(remote) or push(local, remote, mode)
+    )
+    own = fake.file(f"{ROOT}/0123/of-others", "x")
+    engine_on(device, tmp_path).prepare()
+    assert [Path(remote).name for remote in pushed] == ["llama-bench", "it's a model.gguf", "joulebench.manifest"]
+    engine_on(device, tmp_path).prepare()
+    assert len(pushed) == 3
+    fake.local(pushed[1]).write_bytes(b"cut short")
+    engine_on(device, tmp_path).prepare()
+    assert len(pushed) == 6
+    engine_on(device, tmp_path, HANGS).prepare()
+    assert Path(pushed[-1]).parent != Path(pushed[0]).parent
+    assert own.read_text() == "x"
+
+
+@pytest.mark.parametrize("what", ["unplugged", "server killed", "too slow"])
+def test_a_run_that_is_cut_off_is_worth_a_retry_and_leaves_nothing_running(
+    device: AndroidDevice, server: FakeAdbServer, fake: FakePhone, tmp_path: Path, what: str
+) -> None:
+    engine = engine_on(device, tmp_path, HANGS, timeout_s=0.5 if what == "too slow" else 20.0)
+    engine.prepare()
+    before = set(running("sleep\x0060"))
+    if what != "too slow":
+        Timer(0.6, fake.pull_cable if what == "unplugged" else server.stop).start()
+    with pytest.raises(TransientDeviceError, match="llama-bench"):
+        engine.run(REQUEST, unheard)
+    deadline_s = time.monotonic() + 5.0
+    while set(running("sleep\x0060")) - before and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert set(running("sleep\x0060")) - before == set()
+    if what == "server killed":
+        server.start()
+    fake.plug_in()
+    engine.close()
+
+
+def test_a_phone_that_another_process_has_is_refused_with_its_name(
+    device: AndroidDevice, server: FakeAdbServer, tmp_path: Path
+) -> None:
+    held = Path(tmp_path / "state" / "locks" / "adb%3AFAKE0001.lock")
+    assert held.read_text().startswith(f"process {os.getpid()} since 20")
+    child = os.fork()
+    if child == 0:
+        # Another process: it has neither the descriptor nor the count of this one.
+        from devices.device_lock import DeviceLock
+
+        DeviceLock._held.clear()
+        try:
+            DeviceLock(tmp_path / "state", "adb:FAKE0001").take()
+        except DeviceError as error:
+            os._exit(7 if f"used by process {os.getppid()} since" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    # Within this process it may be opened again, and is held until the last lets go.
+    other = device_at(server, tmp_path)
+    other.open()
+    other.close()
+    assert held.read_text() != ""
+    device.close()
+    assert held.read_text() == ""
+
+
+def test_the_same_program_on_this_host(tmp_path: Path) -> None:
+    binary, model = tmp_path / "llama-bench", tmp_path / "model.gguf"
+    binary.write_text(
+        LLAMA_BENCH.replace(f"sleep {LOAD_S}", "sleep 0.05").replace("sleep $s", "sleep 0.2").replace("${s}e9", "2e8")
+    )
+    binary.chmod(0o755)
+    model.write_bytes(b"GGUF")
+    program = LlamaBench(LlamaBenchOptions(), SETTINGS, model.name)
+    files = {"llama-bench": binary, model.name: model}
+    engine = ProgramEngine(program, HostTarget(CLOCK), files, "host", SpokenIds(), 512, CLOCK)  # type: ignore[arg-type]
+    done = engine.run(REQUEST, unheard)
+    assert done.ttft_s == pytest.approx(0.2, abs=1e-3)
+    assert done.e2e_s == pytest.approx(0.4, abs=2e-3)
+    assert len(done.set_aside_s) == 3
+    # A program that says it computed for longer than it ran is not believed.
+    binary.write_text(binary.read_text().replace("2e8", "9e9"))
+    with pytest.raises(Exception, match=r"computed for 9 s, and it ran 0\.\d+ s"):
+        engine.run(REQUEST, unheard)
+    engine.close()
