@@ -208,8 +208,7 @@ class Runner:
 
     def run(self) -> RunOutcome:
         """Runs what is missing. KeyboardInterrupt passes through: finished trials are in the store by then."""
-        self._check_requests()
-        self._check_samples()
+        self.check()
         done = sum(len(t) for t in self._trials.values())
         self._progress.begin(sum(self._n_expected(c) for c in self._plan.cells), done)
         for cell_plan, repeat in trial_order(self._plan):
@@ -226,6 +225,21 @@ class Runner:
         n_failed = sum(t.has_failed for t in trials)
         n_without_room = len(trials) - len(ok) - n_failed
         return RunOutcome(len(ok), n_failed, sum(bool(t.marks) for t in ok), marks, n_without_room)
+
+    def check(self) -> None:
+        """That what is asked is what the finished trials were asked. Raises `StoreError`."""
+        self._check_requests()
+        self._check_samples()
+
+    def trials_of(self, cell_id: str) -> tuple[Trial, ...]:
+        """Those that are finished, by their repeat."""
+        return tuple(sorted(self._trials[cell_id], key=lambda trial: trial.repeat))
+
+    def measure(self, cell_plan: CellPlan) -> Trial:
+        """One more trial of a cell, for whoever chooses the order: kept when this returns."""
+        have = self._trials[cell_plan.cell.cell_id]
+        self._run_one(cell_plan, 1 + max((trial.repeat for trial in have), default=-1))
+        return have[-1]
 
     def _check_requests(self) -> None:
         """Repeats of a cell ask what its finished trials were asked. Raises `StoreError` where data has changed."""
@@ -322,11 +336,12 @@ class Runner:
                     n_transient += 1
                     self._progress.trial_repeated(label, repeat, str(error))
                     continue
-                failure = Failure(kind="transient", error=str(error), traceback=traceback.format_exc())
+                failure = Failure(kind="transient", error=str(error), traceback=traceback.format_exc(), by_device=True)
             except ResultError as error:
                 failure = Failure(kind="stable", error=str(error), result=error.result)
             except (DeviceError, EngineError, WorkloadError) as error:
-                failure = Failure(kind="stable", error=str(error), traceback=traceback.format_exc())
+                lost = isinstance(error, DeviceError)
+                failure = Failure(kind="stable", error=str(error), traceback=traceback.format_exc(), by_device=lost)
             except Exception as error:  # noqa: BLE001 - the one place where whatever escaped becomes a failed trial
                 failure = Failure(
                     kind="stable", error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc()

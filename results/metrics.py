@@ -237,14 +237,20 @@ def _over(amount: float | None, per: float) -> float | None:
     return None if amount is None or per == 0 else amount / per
 
 
-def _throughput(trial: Trial, phase: Phase) -> tuple[float | None, str | None]:
+def busy_s(trial: Trial, phase: Phase) -> float:
+    """Time in which at least one request was in that phase, without what was set aside."""
     in_phase: Callable[[Completion], tuple[float, float]] = {
         "prefill": lambda c: (c.start_s, c.prefill_end_s),
         "decode": lambda c: (c.prefill_end_s, c.end_s),
+        "all": lambda c: (c.start_s, c.end_s),
     }[phase]
-    n_tokens = tokens_of(trial, phase)
     aside = joined(stretch for c in trial.completions for stretch in c.set_aside_s)
-    busy_s = covered_s(outside(joined(in_phase(c) for c in trial.completions), aside))
-    if n_tokens == 0 or busy_s == 0:
+    return covered_s(outside(joined(in_phase(c) for c in trial.completions), aside))
+
+
+def _throughput(trial: Trial, phase: Phase) -> tuple[float | None, str | None]:
+    n_tokens = tokens_of(trial, phase)
+    seconds = busy_s(trial, phase)
+    if n_tokens == 0 or seconds == 0:
         return None, f"no {phase} tokens in this trial" if n_tokens == 0 else f"{phase} took no time on this clock"
-    return n_tokens / busy_s, None
+    return n_tokens / seconds, None

@@ -26,6 +26,8 @@ class Failure(Record):
     traceback: str = ""
     result: CellText | None = None
     """Of what is no fault of the run. None of others."""
+    by_device: bool = False
+    """The device was not ready, or was lost: nothing that the arm did."""
 
 
 class Trial(Record):

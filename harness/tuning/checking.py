@@ -1,0 +1,160 @@
+"""The chosen arm beside the planned one: an ordinary run of two arms, in turns, and what their pairs say.
+
+A search takes the best of many figures, and the best of many is lucky. So what it chose is measured again, with the
+planned arm in turns, and judged by pairs of repeats alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.plan import draft_plan
+from harness.preflight import preflight
+from harness.run_parts import RunParts, data_root
+from harness.runner import Progress, Runner, open_run
+from harness.tuning.probing import Probe, SessionBrokenOffError, probe_of
+from harness.tuning.profile import Check, CheckedRatio
+from harness.tuning.space import AS_PLANNED
+from results.cells import usable
+from results.ratios import Ratio, ratio_of_means
+from results.records import Phase
+from results.report.csv import write_csv
+from results.report.html import write_html
+from results.run_frames import RunFrames
+from results.store import Store
+from results.trials import Trial
+
+TUNED_ARM = "tuned"
+CHECK_FOLDER = "check"
+INDIFFERENCE = 0.02
+"""A chosen arm that costs so much more than the planned one is as good."""
+LEAST_PAIRS = 2
+DOES = {"prefill": "reading the prompt", "decode": "decoding", "all": "a request"}
+
+Raw = dict[str, Any]
+Verdict = Literal["holds", "does not hold", "not certain"]
+
+
+def check_plan(raw: Raw, planned: Raw, keys: Mapping[str, Any], n_pairs: int) -> Raw:
+    """A plan of both arms. planned: the engine as the plan has it. keys: what the chosen arm has unlike it."""
+    plan = copy.deepcopy(raw)
+    plan.pop("sweep", None)
+    plan["engine"] = [{**planned, "name": AS_PLANNED}, {**planned, **keys, "name": TUNED_ARM}]
+    plan["baseline"] = AS_PLANNED
+    protocol = {key: value for key, value in plan.get("protocol", {}).items() if key != "stop"}
+    plan["protocol"] = {**protocol, "repeats": n_pairs, "order": "interleaved"}
+    plan["name"] = f"{plan['name']} check"[:64]
+    return plan
+
+
+def run_check(
+    raw: Raw, folder: Path, run_parts: RunParts, progress: Progress, phases: Sequence[Phase], slowdown: float,
+    objective: str,
+) -> Check:  # fmt: skip
+    """Goes on where it was broken off. Raises what `open_run` raises, `PlanError`, `SessionBrokenOffError`."""
+    plan = preflight(draft_plan(raw, data_root()), run_parts)
+    with open_run(plan, folder, Store.holds_run(folder), run_parts) as store:
+        runner = Runner(plan, store, run_parts, progress)
+        runner.run()
+        by_arm: dict[str, list[tuple[Trial, ...]]] = {AS_PLANNED: [], TUNED_ARM: []}
+        for cell_plan in plan.cells:
+            by_arm[cell_plan.engine.name].append(runner.trials_of(cell_plan.cell.cell_id))
+    with Store.view(folder) as store:
+        derived = RunFrames(store.data(), AS_PLANNED)
+        write_csv(derived.run, folder, derived)
+        write_html(derived.run, folder / "report.html", derived)
+    ratios = [ratio for phase in phases for ratio in _ratios(phase, by_arm[TUNED_ARM], by_arm[AS_PLANNED])]
+    modelled = all(cell_plan.is_modelled for cell_plan in plan.cells)
+    found = verdict_of(ratios, slowdown, objective, modelled)
+    n_pairs = len(_pairs(by_arm[TUNED_ARM], by_arm[AS_PLANNED]))
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return Check(at=at, n_pairs=n_pairs, ratios=tuple(ratios), verdict=found, words=_words(ratios, found))
+
+
+def _pairs(
+    chosen: Sequence[Sequence[Trial]], planned: Sequence[Sequence[Trial]]
+) -> list[tuple[list[Trial], list[Trial]]]:
+    """Repeats in which every workload of both arms can be used. Each argument: by workload, its trials."""
+    sides = [[{t.repeat: t for t in usable(own)} for own in side] for side in (chosen, planned)]
+    repeats = set.intersection(*(set(own) for side in sides for own in side))
+    return [([own[i] for own in sides[0]], [own[i] for own in sides[1]]) for i in sorted(repeats)]
+
+
+def _ratios(phase: Phase, chosen: Sequence[Sequence[Trial]], planned: Sequence[Sequence[Trial]]) -> list[CheckedRatio]:
+    pairs = [(probe_of(own, phase), probe_of(other, phase)) for own, other in _pairs(chosen, planned)]
+    if not pairs:
+        raise SessionBrokenOffError(
+            "the check has no pair of trials that can be used; its report says what disturbed them; put that right, and"
+            " go on with `joulebench tune --check`"
+        )
+    times = ratio_of_means([([_token_s(own) for own, _ in pairs], [_token_s(other) for _, other in pairs])])
+    found = [_checked(phase, "time", times)]
+    joules = [(_token_j(own), _token_j(other)) for own, other in pairs]
+    known = [(a, b) for a, b in joules if a is not None and b is not None]
+    if len(known) < len(pairs):
+        why = next(p.why_no_joules for pair in pairs for p in pair if p.joules is None)
+        found.append(CheckedRatio(phase=phase, quantity="energy", ratio=None, reason=why))
+    else:
+        found.append(_checked(phase, "energy", ratio_of_means([([a for a, _ in known], [b for _, b in known])])))
+    return found
+
+
+def _token_s(probe: Probe) -> float:
+    return probe.seconds / probe.tokens
+
+
+def _token_j(probe: Probe) -> float | None:
+    return None if probe.joules is None else probe.joules / probe.tokens
+
+
+def _checked(phase: Phase, quantity: Literal["time", "energy"], found: Ratio) -> CheckedRatio:
+    return CheckedRatio(
+        phase=phase, quantity=quantity, ratio=found.value, low=found.low, high=found.high, reason=found.reason
+    )
+
+
+def verdict_of(ratios: Sequence[CheckedRatio], slowdown: float, objective: str, modelled: bool) -> Verdict:
+    """By the quantity of the objective, and for energy also by the time that it may cost at most.
+
+    holds: it surely costs at most 2 % more than the planned arm, and time is within the slowdown, to the best of what
+    is known. does not hold: it surely costs more than that, or is surely too slow.
+    """
+    most_time = 1.0 / (1.0 - slowdown)
+    judged = "time" if objective == "latency" else "energy"
+    verdicts: list[Verdict] = []
+    for one in ratios:
+        if one.ratio is None:
+            verdicts += ["not certain"] if one.quantity == judged else []
+            continue
+        low, high = (one.ratio, one.ratio) if modelled else (one.low, one.high)
+        if one.quantity == judged:
+            if low is not None and low > 1.0 + INDIFFERENCE:
+                verdicts.append("does not hold")
+            else:
+                verdicts.append("holds" if high is not None and high <= 1.0 + INDIFFERENCE else "not certain")
+        elif one.quantity == "time":
+            if low is not None and low > most_time:
+                verdicts.append("does not hold")
+            elif one.ratio > most_time:
+                verdicts.append("not certain")
+    order: tuple[Verdict, ...] = ("does not hold", "not certain", "holds")
+    return next(verdict for verdict in order if verdict in verdicts)
+
+
+def _words(ratios: Sequence[CheckedRatio], verdict: Verdict) -> str:
+    parts = []
+    for phase in dict.fromkeys(one.phase for one in ratios):
+        own = {one.quantity: one for one in ratios if one.phase == phase}
+        parts.append(f"{DOES[phase]} takes {_told(own['energy'])} the joules and {_told(own['time'])} the time")
+    return f"Beside the arm as planned, {'; '.join(parts)}: the choice {verdict}."
+
+
+def _told(one: CheckedRatio) -> str:
+    if one.ratio is None:
+        return f"an unknown share of ({one.reason})"
+    interval = f" [{one.low:.2f}, {one.high:.2f}]" if one.low is not None and one.high is not None else ""
+    return f"{one.ratio:.2f}×{interval}"

@@ -1,0 +1,201 @@
+"""Probes of a tuning session: a probe is a trial of the run's own machinery, kept in the session's store.
+
+A search asks for an arm; the nth probe of an arm is its nth trial that may be used. So a session that was killed goes
+on by asking again: what is in the store is answered from there, and the search, which looks at nothing else, walks the
+same way. Where prefill and decoding are searched apart, one probe answers both, for a request has both phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from harness.matrix import CellPlan
+from harness.tuning.race import Ask, Failed, Reading
+from results.cells import mark_words, usable
+from results.metrics import busy_s, tokens_of
+from results.records import EnergyReading, Method, Phase
+from results.trials import Trial
+
+MOST_IN_VAIN = 3
+"""Probes of one arm in a row that cannot be used before the session is broken off."""
+
+Arm = TypeVar("Arm", bound=Hashable)
+Asked = TypeVar("Asked", bound=Hashable, contravariant=True)
+Result = TypeVar("Result")
+
+
+class SessionBrokenOffError(Exception):
+    """The device or its surroundings do not let it be measured now. Nothing is lost."""
+
+
+class Probe(NamedTuple):
+    """What a phase of a probe came to. joules: as the meter has them, in its unit; None with the reason."""
+
+    tokens: int
+    seconds: float
+    joules: float | None
+    method: Method | None
+    why_no_joules: str | None = None
+
+    @property
+    def reading(self) -> Reading:
+        power = None if self.joules is None else self.joules / self.seconds
+        return Reading(self.tokens / self.seconds, power)
+
+
+Probed = Mapping[Phase, Probe]
+
+
+class Prober(Protocol[Asked]):
+    """Makes probes, or finds those that were made."""
+
+    def probe(self, arm: Asked, nth: int) -> Probed | Failed:
+        """The nth one of an arm, from 1. Raises `SessionBrokenOffError`."""
+        ...
+
+    def has(self, arm: Asked, nth: int) -> bool:
+        """Whether it was made already."""
+        ...
+
+
+class Measures(Protocol):
+    """What takes trials: `harness.runner.Runner`."""
+
+    def trials_of(self, cell_id: str) -> Sequence[Trial]: ...
+    def measure(self, cell_plan: CellPlan) -> Trial: ...
+
+
+@dataclass
+class TrialProber(Generic[Arm]):
+    """Probes that are trials. An arm has a cell for each workload; its probe is one trial of each."""
+
+    measures: Measures
+    cells: Mapping[Arm, Sequence[CellPlan]]
+    phases: Sequence[Phase]
+
+    def has(self, arm: Arm, nth: int) -> bool:
+        return all(self._is_there(cell_plan, nth) for cell_plan in self.cells[arm])
+
+    def probe(self, arm: Arm, nth: int) -> Probed | Failed:
+        trials = []
+        for cell_plan in self.cells[arm]:
+            found = self._trial(cell_plan, nth)
+            if isinstance(found, Failed):
+                return found
+            trials.append(found)
+        return {phase: probe_of(trials, phase) for phase in self.phases}
+
+    def trials(self, arm: Arm) -> list[Sequence[Trial]]:
+        """Of each workload of an arm."""
+        return [self.measures.trials_of(cell_plan.cell.cell_id) for cell_plan in self.cells[arm]]
+
+    def _is_there(self, cell_plan: CellPlan, nth: int) -> bool:
+        trials = self.measures.trials_of(cell_plan.cell.cell_id)
+        nth = 1 if cell_plan.is_modelled else nth
+        return _own_failure(trials) is not None or len(usable(trials)) >= nth
+
+    def _trial(self, cell_plan: CellPlan, nth: int) -> Trial | Failed:
+        """The nth usable trial of a cell; others are measured again, for a few times. Of a modelled device every trial
+        is the first one again."""
+        cell_id = cell_plan.cell.cell_id
+        if cell_plan.is_modelled:
+            nth = 1
+        in_vain: list[str] = []
+        while True:
+            trials = self.measures.trials_of(cell_id)
+            failure = _own_failure(trials)
+            if failure is not None:
+                return failure
+            if len(usable(trials)) >= nth:
+                return usable(trials)[nth - 1]
+            if len(in_vain) >= MOST_IN_VAIN:
+                raise SessionBrokenOffError(
+                    f"{cell_plan.cell.label}: {len(in_vain)} probes in a row cannot be used ({in_vain[-1]}); put that"
+                    " right, and go on with --resume"
+                )
+            trial = self.measures.measure(cell_plan)
+            if trial.failure is not None and trial.failure.by_device:
+                raise SessionBrokenOffError(f"{trial.failure.error}; put that right, and go on with --resume")
+            if trial.marks:
+                in_vain.append(mark_words(trial))
+
+
+def _own_failure(trials: Sequence[Trial]) -> Failed | None:
+    """Why an arm cannot be probed at all. What was the device's fault says nothing of the arm."""
+    own = (t.failure for t in trials if t.failure is not None and not t.failure.by_device)
+    return next((Failed(failure.error) for failure in own), None)
+
+
+def probe_of(trials: Sequence[Trial], phase: Phase) -> Probe:
+    """Tokens, seconds and joules of one phase over the workloads of an arm. Raises `SessionBrokenOffError` where the
+    phase has no tokens: no probe of any arm would have."""
+    tokens = sum(tokens_of(trial, phase) for trial in trials)
+    seconds = sum(busy_s(trial, phase) for trial in trials)
+    if tokens <= 0 or seconds <= 0:
+        raise SessionBrokenOffError(f"the workload has no {phase} tokens to be timed; take another, or another --phase")
+    readings = [_reading(trial, phase) for trial in trials]
+    method = next((r.method for r in readings if r is not None), None)
+    amounts = [None if r is None else r.gauge_units if r.method == "relative gauge" else r.energy_j for r in readings]
+    known = [amount for amount in amounts if amount is not None]
+    if len(known) == len(trials):
+        return Probe(tokens, seconds, sum(known), method)
+    lacking = next(r for r, amount in zip(readings, amounts, strict=True) if amount is None)
+    why = "no meter was read" if lacking is None else lacking.reason or f"{lacking.meter} gave no energy"
+    return Probe(tokens, seconds, None, method, why)
+
+
+def _reading(trial: Trial, phase: Phase) -> EnergyReading | None:
+    """Of the meter that comes first: always the same one, whatever another reads."""
+    return next((r for r in trial.energy if r.component == "total" and r.phase == phase), None)
+
+
+Search = Generator[Ask[Arm], Reading | Failed, Result]
+
+
+def walk(
+    searches: Mapping[Phase, Search[Arm, Result]],
+    prober: Prober[Arm],
+    told: Callable[[Phase, Ask[Arm], int, Probe | Failed], None],
+) -> dict[Phase, Result]:
+    """Drives searches to their ends, in turns. Each counts its own probes, and shares those that another has made.
+
+    told: of each answer, with the number of the arm's probe. Raises `SessionBrokenOffError`.
+    """
+    outcomes: dict[Phase, Result] = {}
+    asks: dict[Phase, Ask[Arm]] = {}
+    counts: dict[tuple[Phase, Arm], int] = {}
+
+    def step(phase: Phase, answer: Reading | Failed | None) -> None:
+        search = searches[phase]
+        try:
+            asks[phase] = next(search) if answer is None else search.send(answer)
+        except StopIteration as end:
+            asks.pop(phase, None)
+            outcomes[phase] = end.value
+
+    for phase in searches:
+        step(phase, None)
+    while asks:
+        for phase in _turns(asks, counts, prober):
+            ask = asks[phase]
+            nth = counts.get((phase, ask.arm), 0) + 1
+            found = prober.probe(ask.arm, nth)
+            counts[phase, ask.arm] = nth
+            answer = found if isinstance(found, Failed) else found[phase]
+            told(phase, ask, nth, answer)
+            step(phase, answer if isinstance(answer, Failed) else answer.reading)
+    return outcomes
+
+
+def _turns(
+    asks: Mapping[Phase, Ask[Arm]], counts: Mapping[tuple[Phase, Arm], int], prober: Prober[Arm]
+) -> Iterator[Phase]:
+    """Those whose next probe is there already; else the one that is behind. The others have their turn after it."""
+    there = [p for p, ask in asks.items() if prober.has(ask.arm, counts.get((p, ask.arm), 0) + 1)]
+    if there:
+        yield from there
+        return
+    made = {phase: sum(n for (own, _), n in counts.items() if own == phase) for phase in asks}
+    yield min(asks, key=lambda phase: made[phase])

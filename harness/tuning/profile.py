@@ -1,0 +1,235 @@
+"""The tuned profile: what a session chose, on which device, for which engine and model, and by what evidence.
+
+    SESSION/tuned.json                     written by the session
+    STATE/tuned/NAME.json                  the same, found by its name (`harness.state` says where STATE is)
+
+It holds for the device, system, engine and model that it was made with. When one of them changes it has expired:
+`why_expired` says what changed, and `joulebench tune --check` measures again and renews it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from pydantic import Field, ValidationError
+
+from harness.plan_values import MAX_NAME
+from harness.state import state_folder
+from results.environments import Environment
+from results.printable import printable
+from results.records import Method, Phase, Record
+from results.report.files import replace_text
+
+TUNED_FORMAT: Literal[1] = 1
+UNSEALED = ""
+MOST_BYTES = 1 << 22
+DIGITS = 12
+FILE_NAME = "tuned.json"
+
+
+class TunedProfileError(Exception):
+    """A profile that is absent, damaged, expired or of something else: what, and the remedy."""
+
+
+class Fingerprint(Record):
+    """What a choice holds for. None: not told by this device."""
+
+    device: str
+    machine: str | None
+    cpu_model: str | None
+    n_threads: int | None
+    os: str | None
+    joulebench: str
+    torch: str | None
+    kernels_sha256: str | None
+    model: str
+    """Its source, as the plan names it."""
+    model_sha256: str | None
+    """Of the digests of its files. None: they were not looked at."""
+
+
+class CandidateEvidence(Record):
+    """A candidate as the session saw it. Triples are (estimate, low, high) of 95 %."""
+
+    name: str
+    state: str
+    n_probes: int
+    tokens_per_s: tuple[float, float, float] | None = None
+    energy_per_token: tuple[float, float, float] | None = None
+    reason: str | None = None
+
+
+class PhaseEvidence(Record):
+    """One search."""
+
+    phase: Phase
+    chosen: str
+    fastest: str
+    is_separated: bool
+    n_probes: int
+    floor_tokens_per_s: float | None = None
+    energy_unit: str | None = None
+    """"J/token", or the gauge's own; None: no meter."""
+    energy_method: Method | None = None
+    words: str
+    """What was chosen and why."""
+    candidates: tuple[CandidateEvidence, ...] = ()
+
+
+class CheckedRatio(Record):
+    """Chosen over planned, paired by repeats. None: not known, and why."""
+
+    phase: Phase
+    quantity: Literal["time", "energy"]
+    ratio: float | None
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+
+
+class Check(Record):
+    """The chosen arm measured beside the planned one, after the search and without its choice of luck."""
+
+    at: str
+    n_pairs: int
+    ratios: tuple[CheckedRatio, ...]
+    verdict: Literal["holds", "does not hold", "not certain"]
+    words: str
+
+
+class TunedProfile(Record):
+    """A session's result."""
+
+    tuned_format: Literal[1] = TUNED_FORMAT
+    name: str = Field(min_length=1, max_length=MAX_NAME)
+    created_at: str
+    fingerprint: Fingerprint
+    objective: str
+    slowdown: float
+    engine: dict[str, Any]
+    """The chosen arm, as a plan writes it."""
+    settings: dict[str, Any]
+    """Of it what differs from the planned arm."""
+    plan: dict[str, Any]
+    """Of both arms, asked the same: what `--check` runs."""
+    evidence: tuple[PhaseEvidence, ...]
+    check: Check | None = None
+    sha256: str = UNSEALED
+
+
+def write_profile(profile: TunedProfile, path: Path) -> Path:
+    """Replaces the one before. Raises `OSError`."""
+    sealed = profile.model_copy(update={"sha256": _seal(profile)})
+    replace_text(path, sealed.model_dump_json(indent=1) + "\n")
+    return path
+
+
+def kept_path(name: str, folder: Path | None = None) -> Path:
+    return (folder or state_folder()) / "tuned" / f"{quote(name, safe=' ')}.json"
+
+
+def read_profile(path: Path) -> TunedProfile:
+    """Raises `TunedProfileError`."""
+    shown = printable(str(path), 200)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise TunedProfileError(f"{shown}: no tuned profile there ({why}); `joulebench tune` writes one") from error
+    if len(content) > MOST_BYTES:
+        raise TunedProfileError(f"{shown}: more than {MOST_BYTES:,} bytes are no tuned profile; give its path")
+    try:
+        found = TunedProfile.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))[:80] or "it"
+        raise TunedProfileError(
+            f"{shown}: no tuned profile that this joulebench reads ({where}: {first['msg'][:160]}); tune again"
+        ) from error
+    if found.sha256 != _seal(found):
+        raise TunedProfileError(
+            f"{shown}: was changed after it was written; tune again, or write its cores in the plan"
+        )
+    return found
+
+
+def find_profile(named: str) -> tuple[TunedProfile, Path]:
+    """By its path, or by its name among those that are kept. Raises `TunedProfileError`."""
+    is_path = "/" in named or named.endswith(".json")
+    path = Path(named).expanduser() if is_path else kept_path(named)
+    if not is_path and not path.exists():
+        names = sorted(profile.name for profile, _ in kept_profiles())
+        told = f"there are {', '.join(names)}" if names else "there is none yet"
+        raise TunedProfileError(
+            f"no tuned profile is called {named[:80]!r}, {told}; `joulebench tune --name` makes one"
+        )
+    return read_profile(path / FILE_NAME if path.is_dir() else path), path
+
+
+def kept_profiles() -> Iterator[tuple[TunedProfile, Path]]:
+    """Those of the state folder that can be read."""
+    folder = state_folder() / "tuned"
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        try:
+            yield read_profile(path), path
+        except TunedProfileError:
+            continue  # it is told where it is asked for by its name
+
+
+def why_expired(then: Fingerprint, now: Fingerprint) -> list[str]:
+    """What changed, in words. Only what both tell is compared."""
+    before, after = then.model_dump(), now.model_dump()
+    return [
+        f"{key.removesuffix('_sha256').replace('_', ' ')} {_short(key, value)} -> {_short(key, after[key])}"
+        for key, value in before.items()
+        if value != after[key] and value is not None and after[key] is not None
+    ]
+
+
+def fingerprint(
+    device: str, software: Environment, own: Environment | None, model: str, model_sha256: str | None
+) -> Fingerprint:
+    """software: where joulebench runs. own: of the device; None: it was not looked at."""
+    return Fingerprint(
+        device=device,
+        machine=own and own.machine,
+        cpu_model=own and own.cpu_model,
+        n_threads=own and own.n_threads,
+        os=own and own.os,
+        joulebench=software.joulebench,
+        torch=software.packages.get("torch"),
+        kernels_sha256=own and own.build and own.build.sha256,
+        model=model,
+        model_sha256=model_sha256,
+    )
+
+
+def digest_of_model(source: str, told: Callable[[str], None]) -> str | None:
+    """Of the digests of its files; None where they are not here, or cannot be read."""
+    from engines.errors import EngineError
+    from engines.model.checkpoints import decisive_files
+    from harness.file_digests import file_digests
+
+    if not source.startswith("bundled:") and not Path(source).expanduser().is_dir():
+        return None  # a hub's: its files may not be here, and a check fetches nothing
+    try:
+        digests = file_digests(decisive_files(source), state_folder(), told)
+    except (EngineError, OSError):
+        return None
+    rows = sorted(f"{path.name} {digest}" for path, digest in digests.items())
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def _seal(profile: TunedProfile) -> str:
+    rest = profile.model_dump(mode="json", exclude={"sha256"})
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _short(key: str, value: object) -> str:
+    return str(value)[:DIGITS] if key.endswith("sha256") else str(value)

@@ -1,0 +1,189 @@
+"""A tuning session: the searches over a space, walked with probes that are trials of an ordinary run folder.
+
+The folder is the run's: its store is the journal, one committed trial a probe, with what decides the figures (machine,
+software, files, plan) beside it. A session that was killed goes on from it, and one whose surroundings have changed is
+refused as any run is. After the searches the chosen arm is measured beside the planned one, in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, Literal
+from urllib.parse import quote
+
+from filelock import FileLock, Timeout
+
+from harness.plan import Plan
+from harness.run_parts import RunParts
+from harness.runner import Progress, Runner, open_run
+from harness.state import state_folder
+from harness.tuning.probing import Arm, Probe, Search, SessionBrokenOffError, TrialProber, walk
+from harness.tuning.race import Ask, Failed, Objective, RaceResult
+from harness.tuning.space import Space
+from results.records import Method, Phase, Record
+from results.store import Store, StoreError
+
+OPTIONS_KEY = "tune"
+"""Beside the plan's own keys, in the run that a session is."""
+GAUGE_UNIT = "gauge unit/token"
+
+log = logging.getLogger(__name__)
+
+
+class TuneOptions(Record):
+    """What a session is asked for. Part of its identity: a resume with others is refused."""
+
+    objective: Objective = "energy"
+    slowdown: float = 0.08
+    search: str = "race"
+    """"race", "exhaustive", "optuna", or a preset of the tree search."""
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    seed: int = 0
+    most_probes: int = 600
+    """Of each search."""
+    accuracy_floor: float | None = None
+    """The most that the accuracy may fall, as a share of all answers."""
+    weights_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class SearchProbe(Generic[Arm]):
+    """What one probe of a phase found, as its search asked for it. nth: of its arm."""
+
+    ask: Ask[Arm]
+    nth: int
+    found: Probe | Failed
+
+
+@dataclass(frozen=True)
+class PhaseFound(Generic[Arm]):
+    """One search's end."""
+
+    phase: Phase
+    result: RaceResult[Arm]
+    probes: tuple[SearchProbe[Arm], ...]
+
+    @property
+    def method(self) -> Method | None:
+        """Of the joules. None: no meter."""
+        return next((p.found.method for p in self.probes if isinstance(p.found, Probe) and p.found.method), None)
+
+    @property
+    def energy_unit(self) -> str | None:
+        return None if self.method is None else GAUGE_UNIT if self.method == "relative gauge" else "J/token"
+
+
+@dataclass(frozen=True)
+class SessionFound(Generic[Arm]):
+    space: Space[Arm]
+    options: TuneOptions
+    phases: tuple[PhaseFound[Arm], ...]
+    excluded: Mapping[Arm, str]
+    """Candidates that a constraint keeps out, and why."""
+    time_method: Literal["measured", "modelled"]
+
+
+def device_lock(device: str) -> FileLock:
+    """Two sessions on one device measure each other. Raises `StoreError` where another process has it."""
+    folder = state_folder() / "locks"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{quote(device, safe='')}.lock", timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise StoreError(
+            f"{device} is in use by another tuning session; wait for it, or name another device"
+        ) from error
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be written ({error.strerror}); set JOULEBENCH_STATE to a folder") from error
+    return lock
+
+
+def run_session(
+    plan: Plan,
+    space: Space[Arm],
+    options: TuneOptions,
+    directory: Path,
+    resume: bool,
+    run_parts: RunParts,
+    progress: Progress,
+    searches: Callable[[Space[Arm], Mapping[Arm, str]], Mapping[Phase, Search[Arm, RaceResult[Arm]]]],
+    told: Callable[[Phase, Ask[Arm], int, Probe | Failed], None],
+) -> SessionFound[Arm]:
+    """Walks all searches to their ends. searches: made of the space and of what constraints keep out of it.
+
+    Raises `StoreError`, `DeviceNotReadyError`, `SessionBrokenOffError`; KeyboardInterrupt passes through. Every
+    finished probe is in the store by then.
+    """
+    asked = replace(plan, raw={**plan.raw, OPTIONS_KEY: options.model_dump(mode="json")})
+    with ExitStack() as closing:
+        closing.enter_context(device_lock(plan.cells[0].device.name))
+        store = closing.enter_context(open_run(asked, directory, resume, run_parts))
+        _check_options(store, options)
+        runner = Runner(asked, store, run_parts, progress)
+        runner.check()
+        prober = TrialProber(runner, space.cells, options.phases)
+        excluded = _excluded(space, options, prober)
+        probes: dict[Phase, list[SearchProbe[Arm]]] = {phase: [] for phase in options.phases}
+
+        def noted(phase: Phase, ask: Ask[Arm], nth: int, found: Probe | Failed) -> None:
+            probes[phase].append(SearchProbe(ask, nth, found))
+            if isinstance(found, Probe) and found.joules is None and options.objective != "latency":
+                raise SessionBrokenOffError(
+                    f"{space.names[ask.arm]}: no joules ({found.why_no_joules}); put that right and go on with"
+                    " --resume, or tune for speed alone with --objective latency"
+                )
+            told(phase, ask, nth, found)
+
+        try:
+            results = walk(searches(space, excluded), prober, noted)
+        except ValueError as error:
+            raise SessionBrokenOffError(str(error)) from error
+    found = tuple(PhaseFound(phase, results[phase], tuple(probes[phase])) for phase in options.phases)
+    modelled = all(cell_plan.is_modelled for cell_plan in plan.cells)
+    return SessionFound(space, options, found, excluded, "modelled" if modelled else "measured")
+
+
+def _check_options(store: Store, options: TuneOptions) -> None:
+    """Raises `StoreError` where the folder holds another session, or a run that is none."""
+    then = store.info().plan.get(OPTIONS_KEY)
+    now = options.model_dump(mode="json")
+    if not isinstance(then, dict):
+        raise StoreError(f"{store.directory} holds a run and no tuning session; name another folder with --out")
+    changed = [f"{key} {then.get(key)} -> {value}" for key, value in now.items() if then.get(key) != value]
+    if changed:
+        raise StoreError(
+            f"{store.directory} was begun with other options ({'; '.join(changed)}); resume with those of then, or name"
+            " another folder with --out"
+        )
+
+
+def _excluded(space: Space[Arm], options: TuneOptions, prober: TrialProber[Arm]) -> dict[Arm, str]:
+    """What constraints keep out of the searches, after one probe of each candidate."""
+    if options.accuracy_floor is None and options.weights_limit_bytes is None:
+        return {}
+    from harness.tuning.constraints import too_heavy, too_wrong
+
+    planned = TrialProber(prober.measures, {0: space.planned}, prober.phases)
+    found: dict[Arm, str] = {}
+    if options.accuracy_floor is not None and isinstance(failure := planned.probe(0, 1), Failed):
+        raise SessionBrokenOffError(f"the planned arm, which accuracy is compared with, failed: {failure.reason}")
+    for arm in space.cells:
+        if isinstance(prober.probe(arm, 1), Failed):
+            continue  # the race tells why
+        reasons = [too_heavy(trials, options.weights_limit_bytes) for trials in prober.trials(arm)]
+        if options.accuracy_floor is not None:
+            pairs = zip(prober.trials(arm), planned.trials(0), strict=True)
+            reasons += [too_wrong(own, others, options.accuracy_floor) for own, others in pairs]
+        reason = next(filter(None, reasons), None)
+        if reason is not None:
+            found[arm] = reason
+    if len(found) == len(space.cells):
+        raise SessionBrokenOffError(
+            "no candidate keeps the limits: " + "; ".join(f"{space.names[arm]}: {why}" for arm, why in found.items())
+        )
+    return found

@@ -1,0 +1,158 @@
+"""Plans that name a tuned profile: `cores = "tuned"`, `cores = "tuned:NAME"`, and `engine = "tuned:NAME"`.
+
+They are replaced by plain values before anything else reads the plan, so that cells, resume and report know what was
+run and not where it came from. A profile of another device or model, or one that has expired, is a problem of the plan.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from harness.plan_values import shown
+from harness.tuning.profile import (
+    Fingerprint,
+    TunedProfile,
+    TunedProfileError,
+    digest_of_model,
+    find_profile,
+    fingerprint,
+    kept_profiles,
+    why_expired,
+)
+
+TUNED = "tuned"
+HOST = "host"
+
+log = logging.getLogger(__name__)
+
+
+class Resolved(NamedTuple):
+    """raw: without names of profiles. notes: what was taken from which."""
+
+    raw: dict[str, Any]
+    problems: list[str]
+    notes: list[str]
+
+
+def is_tuned(value: object) -> bool:
+    return isinstance(value, str) and (value == TUNED or value.startswith(f"{TUNED}:"))
+
+
+def names_profiles(raw: dict[str, Any]) -> bool:
+    return any(is_tuned(value) for _, value in _places(raw))
+
+
+def resolved(raw: dict[str, Any]) -> Resolved:
+    """Never raises. What cannot be resolved is a problem, and left out of the plan."""
+    if not names_profiles(raw):
+        return Resolved(raw, [], [])
+    plan = copy.deepcopy(raw)
+    problems: list[str] = []
+    notes: list[str] = []
+    engines = plan["engine"]
+    if is_tuned(engines):
+        engines = plan["engine"] = [engines]
+    for i, engine in enumerate(engines):
+        path = f"engine[{i}]"
+        try:
+            if is_tuned(engine):
+                profile = _profile(engine, plan)
+                engines[i] = dict(profile.engine)
+            elif isinstance(engine, dict) and is_tuned(engine.get("cores")):
+                path = f"{path}.cores"
+                profile = _profile(engine["cores"], plan)
+                engine.pop("cores")
+                engine |= _core_keys(profile, engine)
+            else:
+                continue
+        except TunedProfileError as error:
+            problems.append(f"{path}: {error}")
+            if isinstance(engine, dict):
+                engine.pop("cores", None)
+            continue
+        keys = ", ".join(f"{key} = {_words(value)}" for key, value in profile.settings.items()) or "as planned"
+        notes.append(f"{path}: from the tuned profile {profile.name} of {profile.created_at}: {keys}")
+    plan["engine"] = [engine for engine in engines if not is_tuned(engine)]
+    return Resolved(plan, problems, notes)
+
+
+def _places(raw: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    engines = raw.get("engine")
+    if isinstance(engines, str):
+        yield "engine", engines
+    for engine in engines if isinstance(engines, list) else ():
+        yield "engine", engine.get("cores") if isinstance(engine, dict) else engine
+
+
+def _core_keys(profile: TunedProfile, engine: dict[str, Any]) -> dict[str, Any]:
+    found = {key: value for key, value in profile.settings.items() if key in ("cores", "threads")}
+    if not found and {"cores", "threads"} & profile.engine.keys():
+        found = {key: profile.engine[key] for key in ("cores", "threads") if key in profile.engine}
+    if "threads" in engine and found:
+        raise TunedProfileError(f"threads: the profile {profile.name} chooses them too; remove the line")
+    if not found and profile.settings:
+        raise TunedProfileError(
+            f"the profile {profile.name} chose {', '.join(profile.settings)} and no cores; write engine ="
+            f' "tuned:{profile.name}"'
+        )
+    return found
+
+
+def _profile(value: str, plan: dict[str, Any]) -> TunedProfile:
+    """Raises `TunedProfileError` also where it does not hold here."""
+    name = value.removeprefix(TUNED).removeprefix(":")
+    now = fingerprint_of_plan(plan)
+    if not name:
+        return _of_this_machine(now)
+    profile, _ = find_profile(name)
+    changed = why_expired(profile.fingerprint, now)
+    if changed:
+        raise TunedProfileError(_expired(profile, changed))
+    return profile
+
+
+def _of_this_machine(now: Fingerprint) -> TunedProfile:
+    """The newest of those that hold for what the plan has."""
+    kept = [profile for profile, _ in kept_profiles()]
+    holding = [profile for profile in kept if not why_expired(profile.fingerprint, now)]
+    if holding:
+        return max(holding, key=lambda profile: profile.created_at)
+    remedy = "`joulebench tune` makes one"
+    if not kept:
+        raise TunedProfileError(f"no tuned profile is kept on this machine; {remedy}")
+    near = min(kept, key=lambda profile: len(why_expired(profile.fingerprint, now)))
+    raise TunedProfileError(_expired(near, why_expired(near.fingerprint, now)))
+
+
+def _expired(profile: TunedProfile, changed: list[str]) -> str:
+    remedy = f"`joulebench tune --check {profile.name}` measures again and renews it"
+    if {line.split(" ", 1)[0] for line in changed} & {"device", "model", "machine", "cpu"}:
+        remedy = "`joulebench tune` makes one for this"
+    return f"the tuned profile {profile.name} does not hold here ({'; '.join(changed)}); {remedy}"
+
+
+def fingerprint_of_plan(plan: dict[str, Any]) -> Fingerprint:
+    """Of this machine, and of the model that a plan names. Raises `TunedProfileError` where it names no one device."""
+    from devices.conditions import host_environment
+    from engines.road import build
+
+    devices, model = plan.get("device"), plan.get("model")
+    names = [one.get("name") for one in devices if isinstance(one, dict)] if isinstance(devices, list) else []
+    if len(names) != 1 or not isinstance(names[0], str):
+        raise TunedProfileError(f"a profile is of one device, and the plan has {len(names)}; write the cores instead")
+    source = model.get("source") if isinstance(model, dict) else None
+    if not isinstance(source, str):
+        raise TunedProfileError(f"a profile is of one model, and the plan has {shown(source)}; write the cores instead")
+    here = host_environment()
+    # A phone is looked at when it is opened, and not to check a plan.
+    own = here.model_copy(update={"build": build()}) if names[0] == HOST else None
+    return fingerprint(names[0], here, own, source, digest_of_model(source, log.info))
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{inner} for {phase}" for phase, inner in value.items() if inner is not None)
+    return str(value)
