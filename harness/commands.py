@@ -25,6 +25,7 @@ from harness.serve_command import serve
 from harness.sheet_command import sheets
 from harness.terminal import EXIT_BAD_PLAN, AsJson, end_interrupted, fail, log_to_terminal, print_rows, quiet_libraries
 from harness.trace_command import trace
+from harness.tune_command import tune
 from results.printable import printable
 
 LISTS = ("engines", "techniques", "workloads", "devices", "meters", "plans")
@@ -118,6 +119,7 @@ app.command()(doctor)
 app.command()(record)
 app.command()(reproduce)
 app.command()(cross)
+app.command()(tune)
 
 
 @app.command("list")

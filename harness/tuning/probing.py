@@ -74,6 +74,8 @@ class TrialProber(Generic[Arm]):
     measures: Measures
     cells: Mapping[Arm, Sequence[CellPlan]]
     phases: Sequence[Phase]
+    needs_joules: bool = True
+    """A trial without joules of a phase cannot be used: a probe too short for its meter, or a source that stopped."""
 
     def has(self, arm: Arm, nth: int) -> bool:
         return all(self._is_there(cell_plan, nth) for cell_plan in self.cells[arm])
@@ -94,7 +96,7 @@ class TrialProber(Generic[Arm]):
     def _is_there(self, cell_plan: CellPlan, nth: int) -> bool:
         trials = self.measures.trials_of(cell_plan.cell.cell_id)
         nth = 1 if cell_plan.is_modelled else nth
-        return _own_failure(trials) is not None or len(usable(trials)) >= nth
+        return _own_failure(trials) is not None or len(self._usable(trials)) >= nth
 
     def _trial(self, cell_plan: CellPlan, nth: int) -> Trial | Failed:
         """The nth usable trial of a cell; others are measured again, for a few times. Of a modelled device every trial
@@ -108,8 +110,9 @@ class TrialProber(Generic[Arm]):
             failure = _own_failure(trials)
             if failure is not None:
                 return failure
-            if len(usable(trials)) >= nth:
-                return usable(trials)[nth - 1]
+            found = self._usable(trials)
+            if len(found) >= nth:
+                return found[nth - 1]
             if len(in_vain) >= MOST_IN_VAIN:
                 raise SessionBrokenOffError(
                     f"{cell_plan.cell.label}: {len(in_vain)} probes in a row cannot be used ({in_vain[-1]}); put that"
@@ -118,8 +121,19 @@ class TrialProber(Generic[Arm]):
             trial = self.measures.measure(cell_plan)
             if trial.failure is not None and trial.failure.by_device:
                 raise SessionBrokenOffError(f"{trial.failure.error}; put that right, and go on with --resume")
-            if trial.marks:
-                in_vain.append(mark_words(trial))
+            reason = mark_words(trial) if trial.marks else self._lacks(trial)
+            if reason is not None:
+                in_vain.append(reason)
+
+    def _usable(self, trials: Sequence[Trial]) -> list[Trial]:
+        return [trial for trial in usable(trials) if self._lacks(trial) is None]
+
+    def _lacks(self, trial: Trial) -> str | None:
+        """Why a trial has no joules that are needed."""
+        if not self.needs_joules or trial.failure is not None:
+            return None
+        reasons = (probe_of([trial], phase).why_no_joules for phase in self.phases)
+        return next((f"no joules: {why}; longer probes (--requests)" for why in reasons if why is not None), None)
 
 
 def _own_failure(trials: Sequence[Trial]) -> Failed | None:

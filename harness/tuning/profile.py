@@ -32,6 +32,10 @@ DIGITS = 12
 FILE_NAME = "tuned.json"
 
 
+Triple = tuple[float, float | None, float | None]
+"""(estimate, low, high) of 95 %; without an interval where there are too few probes."""
+
+
 class TunedProfileError(Exception):
     """A profile that is absent, damaged, expired or of something else: what, and the remedy."""
 
@@ -54,13 +58,13 @@ class Fingerprint(Record):
 
 
 class CandidateEvidence(Record):
-    """A candidate as the session saw it. Triples are (estimate, low, high) of 95 %."""
+    """A candidate as the session saw it."""
 
     name: str
     state: str
     n_probes: int
-    tokens_per_s: tuple[float, float, float] | None = None
-    energy_per_token: tuple[float, float, float] | None = None
+    tokens_per_s: Triple | None = None
+    energy_per_token: Triple | None = None
     reason: str | None = None
 
 

@@ -126,17 +126,12 @@ def run_session(
         _check_options(store, options)
         runner = Runner(asked, store, run_parts, progress)
         runner.check()
-        prober = TrialProber(runner, space.cells, options.phases)
+        prober = TrialProber(runner, space.cells, options.phases, options.objective != "latency")
         excluded = _excluded(space, options, prober)
         probes: dict[Phase, list[SearchProbe[Arm]]] = {phase: [] for phase in options.phases}
 
         def noted(phase: Phase, ask: Ask[Arm], nth: int, found: Probe | Failed) -> None:
             probes[phase].append(SearchProbe(ask, nth, found))
-            if isinstance(found, Probe) and found.joules is None and options.objective != "latency":
-                raise SessionBrokenOffError(
-                    f"{space.names[ask.arm]}: no joules ({found.why_no_joules}); put that right and go on with"
-                    " --resume, or tune for speed alone with --objective latency"
-                )
             told(phase, ask, nth, found)
 
         try:
@@ -168,7 +163,7 @@ def _excluded(space: Space[Arm], options: TuneOptions, prober: TrialProber[Arm])
         return {}
     from harness.tuning.constraints import too_heavy, too_wrong
 
-    planned = TrialProber(prober.measures, {0: space.planned}, prober.phases)
+    planned = TrialProber(prober.measures, {0: space.planned}, prober.phases, needs_joules=False)
     found: dict[Arm, str] = {}
     if options.accuracy_floor is not None and isinstance(failure := planned.probe(0, 1), Failed):
         raise SessionBrokenOffError(f"the planned arm, which accuracy is compared with, failed: {failure.reason}")

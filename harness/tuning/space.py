@@ -14,6 +14,7 @@ from typing import Any, Generic
 from harness import sweep
 from harness.matrix import CellPlan
 from harness.plan import PlanError
+from harness.schema import EngineSpec
 from harness.tuning.probing import Arm
 from results.records import Phase
 
@@ -149,9 +150,12 @@ def swept_space(cells: Sequence[CellPlan]) -> Space[str]:
 def _table(cell_plan: CellPlan) -> Raw:
     """An arm as a plan writes it, but for its name."""
     spec = cell_plan.engine
-    technique = {"name": spec.technique.technique, **spec.technique.model_dump(mode="json", exclude_defaults=True)}
-    rest: Raw = spec.model_dump(mode="json", exclude={"name", "technique"})
-    return {**{key: value for key, value in rest.items() if value is not None}, "technique": technique}
+    rest: Raw = {k: v for k, v in spec.model_dump(mode="json", exclude={"name"}).items() if v is not None}
+    if isinstance(spec, EngineSpec):
+        # Its name is the tag of a union, and may be a default of the record.
+        own = spec.technique.model_dump(mode="json", exclude_defaults=True)
+        rest["technique"] = {"name": spec.technique.technique, **own}
+    return rest
 
 
 def _without_name(label: str) -> str:

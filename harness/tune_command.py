@@ -1,0 +1,210 @@
+"""`joulebench tune`: searches the settings with which this device spends least, and keeps what it found."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.interrupts import raise_in_command
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    EXIT_DEVICE_NOT_READY,
+    EXIT_NONE_USABLE,
+    EXIT_NOT_WRITTEN,
+    console_of,
+    end_interrupted,
+    fail,
+    print_rows,
+    quiet_libraries,
+)
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from harness.tuning.asked import Asked
+
+OBJECTIVES = ("energy", "latency", "pareto")
+MODEL = "bundled:tiny-qwen3-moe"
+PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%|(0?\.\d{1,8}|0|1)")
+
+
+def tune(
+    plan_path: Annotated[
+        Path | None, typer.Argument(metavar="[PLAN]", help="A plan of one engine and one device, in place of options.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="As a plan names it: host, model:SHEET, adb:SERIAL, ios:UDID.")] = "host",
+    engine: Annotated[str, typer.Option(metavar="TECHNIQUE", help="Technique of the engine.")] = "dropless",
+    model: Annotated[str, typer.Option(help="As a plan names its source.")] = MODEL,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a probe's prompt.")] = 64,
+    decode: Annotated[int, typer.Option(min=1, help="Tokens that a probe decodes; source 002 takes 50.")] = 50,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a probe.")] = 4,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="engine.KEY=[...]",
+            help="Tune this key in the place of cores. May be repeated: all combinations are candidates.",
+        ),
+    ] = None,
+    objective: Annotated[str, typer.Option(metavar="|".join(OBJECTIVES), help="What is to be least.")] = "energy",
+    slowdown: Annotated[str, typer.Option(help="Of energy: how much slower than the fastest, such as 8%.")] = "8%",
+    search: Annotated[
+        str | None, typer.Option(help="How cores are searched; `--exhaustive` takes every selection.")
+    ] = None,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Every candidate in every round to the end: the yardstick.")
+    ] = False,
+    accuracy_floor: Annotated[
+        str | None, typer.Option(help="The most that accuracy may fall below the planned arm's, such as 1%.")
+    ] = None,
+    weights_limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The most that a candidate's weights may take: 2GB.")
+    ] = None,
+    probes: Annotated[int, typer.Option(min=1, help="The most probes of each search.")] = 600,
+    pairs: Annotated[int, typer.Option(min=0, help="Pairs that compare the chosen with the planned arm; 0: none.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of the order of probes.")] = 0,
+    name: Annotated[str | None, typer.Option(help="Of the tuned profile; default: device and model.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the session; default: runs/tune-NAME.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override a value of the plan. May be repeated.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the session in the folder.")] = False,
+    check: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Measure a tuned profile (name or path) again beside the planned arm."),
+    ] = None,
+) -> None:
+    """Search the cores, or other keys of a plan, that cost least on a device; write a tuned profile."""
+    quiet_libraries()
+    raise_in_command()
+    from harness.tuning.asked import Asked
+
+    problems: list[str] = []
+    shares = {"--slowdown": _share(slowdown, "--slowdown", problems)}
+    if accuracy_floor is not None:
+        shares["--accuracy-floor"] = _share(accuracy_floor, "--accuracy-floor", problems)
+    if objective not in OBJECTIVES:
+        problems.append(f"--objective {objective}: no such objective; take one of {', '.join(OBJECTIVES)}")
+    limit_bytes = None if weights_limit is None else _size(weights_limit, problems)
+    _end_with(problems)
+    asked = Asked(
+        plan_path, device, engine, model, prompt, decode, requests, tuple(space or ()), objective,
+        shares["--slowdown"], search, exhaustive, shares.get("--accuracy-floor"), limit_bytes, probes, pairs, seed,
+        name, out, tuple(settings or ()), resume,
+    )  # fmt: skip
+    try:
+        if check is not None:
+            _check(check, pairs, out)
+        else:
+            _tune(asked)
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, "finished probes are kept, go on with --resume")
+
+
+def _tune(asked: Asked) -> None:
+    from harness.plan import PlanError
+    from harness.runner import DeviceNotReadyError
+    from harness.tuning.asked import begin, conclude
+    from harness.tuning.display import ProbeLines, candidate_rows, sentence
+    from harness.tuning.pages import write_session
+    from harness.tuning.probing import SessionBrokenOffError
+    from harness.tuning.profile import FILE_NAME, kept_path, write_profile
+    from results.store import StoreError
+
+    console = console_of()
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    try:
+        with contextlib.ExitStack() as closing:
+            lines = closing.enter_context(ProbeLines(console))
+            session = closing.enter_context(begin(asked, say))
+            found = session.run(lines)
+            profile = conclude(session, found, lines)
+        for one in found.phases:
+            print_rows(candidate_rows(found, one), False, f"{one.phase}: candidates, the cheapest first")
+            say(sentence(found, one))
+        if profile.check is not None:
+            say(profile.check.words)
+        written = [
+            write_profile(profile, session.folder / FILE_NAME),
+            write_profile(profile, kept_path(profile.name)),
+            *write_session(found, profile, session.folder),
+        ]
+    except PlanError as error:
+        _end_with(list(error.problems))
+    except StoreError as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    except DeviceNotReadyError as error:
+        fail(str(error), EXIT_DEVICE_NOT_READY)
+    except SessionBrokenOffError as error:
+        fail(f"{error}; every finished probe is kept", EXIT_NONE_USABLE)
+    except OSError as error:
+        fail(f"{error.filename}: cannot be written ({error.strerror}); go on with --resume", EXIT_NOT_WRITTEN)
+    for path in written:
+        say(str(path))
+    say(f'a plan takes it by engine = "tuned:{profile.name}"')
+
+
+def _check(named: str, pairs: int, out: Path | None) -> None:
+    from harness.plan import PlanError
+    from harness.runner import DeviceNotReadyError
+    from harness.tuning.asked import check_again
+    from harness.tuning.display import ProbeLines
+    from harness.tuning.probing import SessionBrokenOffError
+    from harness.tuning.profile import TunedProfileError
+    from results.store import StoreError
+
+    console = console_of()
+    try:
+        with ProbeLines(console) as lines:
+            profile, paths, folder = check_again(named, pairs, out, lines)
+    except PlanError as error:
+        _end_with(list(error.problems))
+    except (TunedProfileError, StoreError) as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    except DeviceNotReadyError as error:
+        fail(str(error), EXIT_DEVICE_NOT_READY)
+    except SessionBrokenOffError as error:
+        fail(str(error), EXIT_NONE_USABLE)
+    assert profile.check is not None
+    for line in (profile.check.words, f"figures of both arms: {folder / 'report.html'}"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if profile.check.verdict != "holds":
+        fail(
+            f"the tuned profile {profile.name} {profile.check.verdict}; `joulebench tune` searches anew, and more"
+            " --pairs make a check more certain",
+            EXIT_NONE_USABLE,
+        )
+    for path in paths:
+        typer.echo(f"{printable(shlex.quote(str(path)))}: renewed")
+
+
+def _share(text: str, option: str, problems: list[str]) -> float:
+    match = PERCENT.fullmatch(text.strip())
+    found = 1.0 if match is None else float(match[1]) / 100 if match[1] is not None else float(match[2])
+    if match is None or not 0 <= found < 1:
+        problems.append(f"{option} {text[:40]}: must be a share from 0 to below 1; write 8% or 0.08")
+    return found
+
+
+def _size(text: str, problems: list[str]) -> int | None:
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        problems.append(f"--weights-limit {text[:40]}: must be a size; write 2GB or 512MiB")
+        return None
+
+
+def _end_with(problems: list[Any]) -> None:
+    """All at once; returns where there is none."""
+    for problem in problems:
+        typer.echo(f"error: {printable(str(problem))}", err=True)
+    if problems:
+        raise typer.Exit(EXIT_BAD_PLAN)

@@ -1,0 +1,293 @@
+"""A session from what its user asked for: the plan, the space, the searches; afterwards the check and the profile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from devices.conditions import host_environment
+from harness.plan import Plan, PlanError, draft_plan, read_toml
+from harness.preflight import preflight
+from harness.run_parts import RunParts, data_root
+from harness.runner import Progress
+from harness.sweep import PathError, set_value
+from harness.tuning.checking import CHECK_FOLDER, check_plan, run_check
+from harness.tuning.cores import core_candidates, core_searches
+from harness.tuning.probing import Search
+from harness.tuning.profile import (
+    CandidateEvidence,
+    PhaseEvidence,
+    TunedProfile,
+    TunedProfileError,
+    digest_of_model,
+    find_profile,
+    fingerprint,
+    kept_path,
+    why_expired,
+    write_profile,
+)
+from harness.tuning.race import Estimate, Objective, RaceResult, Rules, measured_j, race
+from harness.tuning.session import PhaseFound, SessionFound, TuneOptions, device_lock, run_session
+from harness.tuning.space import Space, core_space, one_arm, quick_plan, swept_space, with_axes, with_selections
+from harness.tuning.tuned_plans import HOST, fingerprint_of_plan
+from results.records import Phase
+
+WHOLE, APART = cast("tuple[Phase, ...]", ("all",)), cast("tuple[Phase, ...]", ("prefill", "decode"))
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+"""A profile's name stands in plans, in a shell and in a file's name."""
+MOST_NAME = 64
+LASTING = ("device", "machine", "cpu model", "model")
+"""What a check cannot renew: another device or model needs a search of its own."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `joulebench tune`."""
+
+    plan_path: Path | None
+    device: str
+    technique: str
+    model: str
+    prompt_tokens: int
+    decode_tokens: int
+    requests: int
+    space: tuple[str, ...]
+    objective: str
+    slowdown: float
+    search: str | None
+    exhaustive: bool
+    accuracy_floor: float | None
+    weights_limit_bytes: int | None
+    most_probes: int
+    n_pairs: int
+    seed: int
+    name: str | None
+    out: Path | None
+    settings: tuple[str, ...]
+    resume: bool
+
+
+@dataclass(frozen=True)
+class Session:
+    """Ready to run. base: the plan of one arm that it came from."""
+
+    asked: Asked
+    base: dict[str, Any]
+    plan: Plan
+    space: Space[Any]
+    options: TuneOptions
+    name: str
+    folder: Path
+    run_parts: RunParts
+    searches: Callable[[Space[Any], Mapping[Any, str]], Mapping[Phase, Search[Any, RaceResult[Any]]]]
+    say: Callable[[str], None]
+
+    def run(self, progress: Any) -> SessionFound[Any]:
+        """progress: `harness.tuning.display.ProbeLines`. Raises what `run_session` raises."""
+        self.run_parts.on_wait, self.run_parts.on_note = progress.waiting, self.say
+        told = partial(progress.told, self.space.names.__getitem__)
+        return run_session(
+            self.plan, self.space, self.options, self.folder, self.asked.resume, self.run_parts, progress,
+            self.searches, told,
+        )  # fmt: skip
+
+
+@contextmanager
+def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
+    """Reads and checks everything; nothing is written. Raises `PlanError` with all problems."""
+    base = _base_plan(asked)
+    is_swept = bool(asked.space) or bool(base.get("sweep"))
+    problems = one_arm(base)
+    if problems:
+        raise PlanError(problems)
+    device = base["device"][0].get("name") if isinstance(base.get("device"), list) else None
+    if is_swept and asked.search is not None:
+        raise PlanError(
+            [f"--search {asked.search}: is for cores, and a space of keys was given; leave one of them out"]
+        )
+    candidates = None
+    if is_swept:
+        raw = with_axes(base, asked.space)
+    else:
+        candidates = core_candidates(str(device))
+        raw = with_selections(base, {name: candidates.keys[arm] for arm, name in candidates.names.items()})
+    draft = draft_plan(raw, data_root(), folder=asked.plan_path.parent if asked.plan_path else Path())
+    run_parts = RunParts(draft.plan.protocol)
+    try:
+        plan = preflight(draft, run_parts)
+        options = TuneOptions(
+            objective=cast("Objective", asked.objective),
+            slowdown=asked.slowdown,
+            search="exhaustive" if asked.exhaustive else asked.search or "default",
+            phases=WHOLE if is_swept else APART,
+            seed=asked.seed,
+            most_probes=asked.most_probes,
+            accuracy_floor=asked.accuracy_floor,
+            weights_limit_bytes=asked.weights_limit_bytes,
+        )
+        rules = Rules(
+            objective=options.objective,
+            slowdown=options.slowdown,
+            most_probes=options.most_probes,
+            is_even=asked.exhaustive,
+        )
+        space: Space[Any]
+        if candidates is None:
+            space = swept_space(plan.cells)
+            searches = _raced(options, rules)
+        else:
+            space = core_space(plan.cells, candidates.names, candidates.keys)
+            searches = core_searches(candidates, options, rules)
+        name = asked.name or _name_of(str(device), str(base["model"].get("source", "model")))
+        if NOT_IN_NAMES.search(name) or len(name) > MOST_NAME:
+            raise PlanError([f"--name {name[:80]}: letters, digits, '.', '_' and '-' alone, at most {MOST_NAME}"])
+        folder = asked.out or Path("runs") / f"tune-{name}"
+        yield Session(asked, base, plan, space, options, name, folder, run_parts, searches, say)
+    finally:
+        run_parts.close()
+
+
+def _base_plan(asked: Asked) -> dict[str, Any]:
+    """Raises `PlanError`."""
+    if asked.plan_path is not None:
+        raw = read_toml(asked.plan_path)
+    else:
+        raw = quick_plan(
+            asked.device, asked.technique, asked.model, asked.prompt_tokens, asked.decode_tokens, asked.requests
+        )
+    problems = []
+    for assignment in asked.settings:
+        try:
+            set_value(raw, assignment)
+        except PathError as error:
+            problems.append(f"--set {assignment[:80]}: {error}")
+    if not (isinstance(raw.get("engine"), list) and raw["engine"] and isinstance(raw["engine"][0], dict)):
+        problems.append("engine: missing; add [[engine]]")
+    if not (isinstance(raw.get("device"), list) and raw["device"] and isinstance(raw["device"][0], dict)):
+        problems.append("device: missing; add [[device]]")
+    if not isinstance(raw.get("model"), dict):
+        problems.append("model: missing; add [model]")
+    if problems:
+        raise PlanError(problems)
+    return raw
+
+
+def _raced(
+    options: TuneOptions, rules: Rules
+) -> Callable[[Space[Any], Mapping[Any, str]], Mapping[Phase, Search[Any, RaceResult[Any]]]]:
+    """All candidates against each other, but for those that a limit keeps out."""
+
+    def searches(space: Space[Any], excluded: Mapping[Any, str]) -> Mapping[Phase, Search[Any, RaceResult[Any]]]:
+        arms = [arm for arm in space.cells if arm not in excluded]
+        judge = None if options.objective == "latency" else measured_j
+        return {phase: race(arms, rules, judge, options.seed) for phase in options.phases}
+
+    return searches
+
+
+def _name_of(device: str, model: str) -> str:
+    last = model.rstrip("/").replace(":", "-").rpartition("/")[2] or "model"
+    return NOT_IN_NAMES.sub("-", f"{device}-{last}")[:MOST_NAME].strip("-.") or "tuned"
+
+
+def conclude(session: Session, found: SessionFound[Any], progress: Progress) -> TunedProfile:
+    """Measures the chosen beside the planned arm, and puts the profile together. Raises as `run_check`."""
+    keys = found.space.chosen_keys({one.phase: one.result.chosen for one in found.phases})
+    (planned,) = session.base["engine"]
+    raw = check_plan(session.base, planned, keys, max(1, session.asked.n_pairs))
+    check = None
+    if session.asked.n_pairs:
+        check = run_check(
+            raw, session.folder / CHECK_FOLDER, session.run_parts, progress, found.options.phases,
+            found.options.slowdown, found.options.objective,
+        )  # fmt: skip
+    device, source = session.plan.cells[0].device, session.plan.cells[0].model.source
+    environment = session.run_parts.environment(session.plan.cells[0])
+    marked = fingerprint(device.name, host_environment(), environment, source, digest_of_model(source, session.say))
+    if device.name != HOST and not device.is_phone:
+        marked = marked.model_copy(update={"os": None, "kernels_sha256": None})  # a sheet has neither
+    return TunedProfile(
+        name=session.name,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        fingerprint=marked,
+        objective=found.options.objective,
+        slowdown=found.options.slowdown,
+        engine={**planned, **keys},
+        settings=keys,
+        plan=raw,
+        evidence=tuple(_evidence(found, one) for one in found.phases),
+        check=check,
+    )
+
+
+def _evidence(session: SessionFound[Any], found: PhaseFound[Any]) -> PhaseEvidence:
+    from harness.tuning.display import sentence
+
+    result, names = found.result, session.space.names
+    return PhaseEvidence(
+        phase=found.phase,
+        chosen=names[result.chosen],
+        fastest=names[result.fastest],
+        is_separated=result.is_separated,
+        n_probes=result.n_probes,
+        floor_tokens_per_s=result.floor_tokens_per_s,
+        energy_unit=found.energy_unit,
+        energy_method=found.method,
+        words=sentence(session, found),
+        candidates=tuple(
+            CandidateEvidence(
+                name=names[one.arm],
+                state=one.state,
+                n_probes=one.n_probes,
+                tokens_per_s=_triple(one.speed_tokens_per_s),
+                energy_per_token=_triple(one.cost),
+                reason=one.reason,
+            )
+            for one in result.standings
+        ),
+    )
+
+
+def _triple(estimate: Estimate | None) -> tuple[float, float | None, float | None] | None:
+    return None if estimate is None else (estimate.value, estimate.low, estimate.high)
+
+
+def check_again(named: str, n_pairs: int, out: Path | None, progress: Any) -> tuple[TunedProfile, list[Path], Path]:
+    """(the profile with its new check, the files that were renewed, the folder of the check).
+
+    What holds is renewed for the system and engine of now. Raises `TunedProfileError` for another device or model.
+    """
+    profile, path = find_profile(named)
+    now = fingerprint_of_plan(profile.plan)
+    changed = why_expired(profile.fingerprint, now)
+    lasting = [line for line in changed if line.startswith(LASTING)]
+    if lasting:
+        raise TunedProfileError(
+            f"the tuned profile {profile.name} is of something else ({'; '.join(lasting)}); `joulebench tune` makes one"
+        )
+    raw = {**profile.plan, "protocol": {**profile.plan.get("protocol", {}), "repeats": max(2, n_pairs)}}
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    folder = out or Path("runs") / f"check-{profile.name}-{stamp}"
+    draft = draft_plan(raw, data_root())
+    run_parts = RunParts(draft.plan.protocol)
+    phases = tuple(one.phase for one in profile.evidence)
+    try:
+        run_parts.on_wait = progress.waiting
+        with device_lock(now.device):
+            found = run_check(raw, folder, run_parts, progress, phases, profile.slowdown, profile.objective)
+    finally:
+        run_parts.close()
+    renewed = profile.model_copy(update={"check": found})
+    paths: list[Path] = []
+    if found.verdict == "holds":
+        known = {key: value for key, value in now.model_dump().items() if value is not None}
+        renewed = renewed.model_copy(update={"fingerprint": profile.fingerprint.model_copy(update=known)})
+        for each in dict.fromkeys((path, kept_path(profile.name))):
+            paths.append(write_profile(renewed, each))
+    return renewed, paths, folder

@@ -1,0 +1,176 @@
+"""What a person sees of a session: a line a probe, then candidates with intervals, and why one was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from harness.progress import PlainProgress
+from harness.tuning.probing import Arm, Probe
+from harness.tuning.race import Ask, Estimate, Failed, RaceResult, Standing
+from harness.tuning.session import PhaseFound, SessionFound
+from results.records import Phase
+from results.trials import Trial
+
+DOES = {"prefill": "prefill", "decode": "decoding", "all": "requests"}
+STATE_WORDS = {
+    "chosen": "chosen",
+    "as good": "as good as the chosen",
+    "on the front": "on the front",
+    "costlier": "costs more",
+    "slower": "slower",
+    "too slow": "below the floor",
+    "beaten": "beaten in both",
+    "undecided": "not told apart",
+    "failed": "failed",
+}
+
+
+class ProbeLines(PlainProgress):
+    """Waits and repetitions as of any run; each probe has its own line from `told`."""
+
+    def trial_finished(self, cell: str, trial: Trial) -> None:
+        if trial.failure is not None or trial.marks:
+            super().trial_finished(cell, trial)
+        self._n_done += 1
+
+    def told(self, name: Callable[[Arm], str], phase: Phase, ask: Ask[Arm], nth: int, found: Probe | Failed) -> None:
+        head = f"{DOES[phase]:8} round {ask.round:<3} {ask.n_in} in · {name(ask.arm)} · probe {nth}"
+        if isinstance(found, Failed):
+            self._say(f"{head} · cannot be probed: {found.reason}")
+            return
+        joules = "no joules" if found.joules is None else f"{si(found.joules / found.tokens)}J/token {found.method}"
+        self._say(f"{head} · {found.tokens / found.seconds:.4g} token/s · {joules}")
+
+
+def si(value: float) -> str:
+    """12.3 m, 1.2, ...: for joules of a token."""
+    if value >= 1 or value == 0:
+        return f"{value:.3g} "
+    return f"{value * 1e3:.3g} m" if value >= 1e-3 else f"{value * 1e6:.3g} µ"
+
+
+def with_interval(estimate: Estimate | None, shown: Callable[[float], str]) -> str:
+    if estimate is None:
+        return ""
+    if estimate.low is None or estimate.high is None:
+        return shown(estimate.value)
+    return f"{shown(estimate.value)} [{shown(estimate.low)}, {shown(estimate.high)}]"
+
+
+def speed_words(estimate: Estimate | None) -> str:
+    return with_interval(estimate, lambda value: f"{value:.4g}")
+
+
+def energy_words(estimate: Estimate | None) -> str:
+    """In mJ of a token, or thousandths of the gauge's unit."""
+    return with_interval(estimate, lambda value: f"{1e3 * value:.3g}")
+
+
+def ratio_words(estimate: Estimate | None) -> str:
+    return with_interval(estimate, lambda value: f"{value:.2f}×")
+
+
+def candidate_rows(session: SessionFound[Arm], found: PhaseFound[Arm]) -> list[dict[str, Any]]:
+    """For the terminal, and in full for the CSV by `candidate_records`."""
+    return [
+        {
+            "candidate": session.space.names[one.arm],
+            "probes": one.n_probes,
+            f"token/s, {session.time_method}": speed_words(one.speed_tokens_per_s),
+            f"m{found.energy_unit or 'J/token'}, {found.method or 'no meter'}": energy_words(one.cost),
+            "energy over chosen": ratio_words(one.cost_over_chosen),
+            "speed over fastest": ratio_words(one.speed_over_fastest),
+            "outcome": one.reason or state_words(found.result, one),
+        }
+        for one in found.result.standings
+    ]
+
+
+def state_words(result: RaceResult[Arm], one: Standing[Arm]) -> str:
+    words = STATE_WORDS[one.state]
+    if one.arm == result.chosen and one.state != "chosen":
+        words = "chosen"
+    return f"{words}, on the edge of the floor" if one.arm in result.on_edge else words
+
+
+def candidate_records(session: SessionFound[Arm], found: PhaseFound[Arm]) -> list[dict[str, Any]]:
+    """One row a candidate. Energy in the unit that stands in its column of that name."""
+
+    def triple(key: str, estimate: Estimate | None) -> dict[str, float | None]:
+        value, low, high = estimate or (None, None, None)
+        return {key: value, f"{key}_low": low, f"{key}_high": high}
+
+    rows: list[dict[str, Any]] = [
+        {
+            "phase": found.phase,
+            "candidate": session.space.names[one.arm],
+            "state": one.state,
+            "n_probes": one.n_probes,
+            "time_method": session.time_method,
+            **triple("speed_tokens_per_s", one.speed_tokens_per_s),
+            "energy_method": found.method or "missing",
+            "energy_unit": found.energy_unit,
+            **triple("energy_per_token", one.cost),
+            **triple("energy_over_chosen", one.cost_over_chosen),
+            **triple("speed_over_fastest", one.speed_over_fastest),
+            "reason": one.reason,
+        }
+        for one in found.result.standings
+    ]
+    blank = dict.fromkeys(rows[0]) if rows else {}
+    return rows + [
+        {**blank, "phase": found.phase, "candidate": session.space.names[arm], "state": "kept out", "n_probes": 0,
+         "reason": why}
+        for arm, why in session.excluded.items()
+    ]  # fmt: skip
+
+
+def probe_records(session: SessionFound[Arm], found: PhaseFound[Arm]) -> list[dict[str, Any]]:
+    """One row a probe, in the order in which its search asked."""
+    rows = []
+    for i, one in enumerate(found.probes):
+        probe = one.found if isinstance(one.found, Probe) else None
+        rows.append(
+            {
+                "phase": found.phase,
+                "asked": i + 1,
+                "round": one.ask.round,
+                "stage": one.ask.stage,
+                "candidate": session.space.names[one.ask.arm],
+                "probe": one.nth,
+                "tokens": probe and probe.tokens,
+                "seconds": probe and probe.seconds,
+                "energy": probe and probe.joules,
+                "energy_unit": None if found.energy_unit is None else found.energy_unit.removesuffix("/token"),
+                "energy_method": (probe and probe.method) or "missing",
+                "reason": probe.why_no_joules if probe else one.found.reason if isinstance(one.found, Failed) else None,
+            }
+        )
+    return rows
+
+
+def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
+    """What was chosen and why."""
+    result, names, options = found.result, session.space.names, session.options
+    chosen = next(one for one in result.standings if one.arm == result.chosen)
+    speed = f"{speed_words(chosen.speed_tokens_per_s)} token/s"
+    energy = "" if chosen.cost is None else f"{energy_words(chosen.cost)} m{found.energy_unit}"
+    n = len(result.standings)
+    if options.objective == "latency":
+        why = f"is the fastest of {n} at {speed}"
+    elif options.objective == "pareto":
+        why = f"costs least of the {len(result.front)} on the front of {n}: {energy} ({found.method}) at {speed}"
+    else:
+        floor = f"{result.floor_tokens_per_s:.4g}" if result.floor_tokens_per_s is not None else "none"
+        why = (
+            f"costs least of the {n} candidates that may be slower by {options.slowdown:.0%}: {energy} ({found.method})"
+            f" at {speed}; the floor is {floor}, the fastest is {names[result.fastest]}"
+        )
+    if result.is_separated:
+        sure = "No other may be better by more than the indifference, with 95 % confidence."
+    else:
+        open_ones = [names[one.arm] for one in result.standings if one.state in ("undecided", "as good")]
+        told = f" ({', '.join(open_ones[:4])})" if open_ones else ""
+        sure = f"Not certain: {result.n_probes} probes were spent before all others were told apart{told}."
+    return f"{DOES[found.phase].capitalize()}: {names[result.chosen]} {why}. {sure}"

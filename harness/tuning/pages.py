@@ -1,0 +1,181 @@
+"""The page of a tuning session: what was chosen, how it was found, and how it does beside the planned arm."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from harness.tuning.display import candidate_records, candidate_rows, probe_records, sentence
+from harness.tuning.probing import Arm, Probe
+from harness.tuning.profile import TunedProfile
+from harness.tuning.session import PhaseFound, SessionFound
+from results.report.charts import page_spec
+from results.report.csv import csv_text
+from results.report.files import replace_text
+from results.report.plain_pages import frame, write_plain_pages
+
+PAGE, CANDIDATES_CSV, PROBES_CSV = "tune.html", "candidates.csv", "probes.csv"
+TITLES = {"prefill": "Prefill", "decode": "Decoding", "all": "Whole requests"}
+STYLE = "td.chosen, th.chosen { font-weight: 600; } table.figures { width: auto; }"
+ROW_PX, HEAD_PX = 22, 48
+
+Charts = list[tuple[str, dict[str, Any]]]
+
+
+class PhaseShown(NamedTuple):
+    title: str
+    words: str
+    columns: list[str]
+    rows: list[tuple[bool, list[str]]]
+    """(whether it is the chosen, its cells)."""
+    front_chart: str
+    search_chart: str
+    n_probes: int
+    n_selections: int
+    noise: str
+    method: str
+
+
+def write_session(session: SessionFound[Arm], profile: TunedProfile, folder: Path) -> list[Path]:
+    """The page and the tables. Raises `OSError`."""
+    tables = {CANDIDATES_CSV: candidate_records, PROBES_CSV: probe_records}
+    written = []
+    for name, records in tables.items():
+        rows = [row for found in session.phases for row in records(session, found)]
+        replace_text(folder / name, csv_text(pd.DataFrame(rows)))
+        written.append(folder / name)
+    shown = context(session, profile)
+    return written + write_plain_pages("harness.tuning", {PAGE: ("tune.html.j2", shown)}, folder)
+
+
+def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]:
+    charts: Charts = []
+    phases = [_phase(session, found, charts) for found in session.phases]
+    return {
+        **frame(f"Tuned: {profile.name}", charts, STYLE),
+        "profile": profile,
+        "phases": phases,
+        "excluded": [(session.space.names[arm], why) for arm, why in session.excluded.items()],
+        "settings": [f"{key} = {toml_value(value)}" for key, value in profile.settings.items()],
+        "check_command": f"joulebench tune --check {shlex.quote(profile.name)}",
+        "modelled": session.time_method == "modelled",
+    }
+
+
+def _phase(session: SessionFound[Arm], found: PhaseFound[Arm], charts: Charts) -> PhaseShown:
+    rows = candidate_rows(session, found)
+    chosen = session.space.names[found.result.chosen]
+    front = search = ""
+    if any(one.cost for one in found.result.standings):
+        front = f"front-{found.phase}"
+        charts.append((front, front_chart(session, found)))
+    if found.probes:
+        search = f"search-{found.phase}"
+        charts.append((search, search_chart(session, found)))
+    noise = [
+        f"{what} {value:.1%}"
+        for what, value in (("speed", found.result.speed_noise), ("energy", found.result.cost_noise))
+        if value is not None
+    ]
+    return PhaseShown(
+        TITLES[found.phase],
+        sentence(session, found),
+        list(rows[0]),
+        [(row["candidate"] == chosen, [str(value) for value in row.values()]) for row in rows],
+        front,
+        search,
+        found.result.n_probes,
+        len(session.space.cells),
+        ", ".join(noise) or "not known",
+        found.method or "no meter",
+    )
+
+
+def toml_value(value: Any) -> str:
+    """As a plan writes it; a JSON string or number is one of TOML too."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml_value(own)}" for key, own in value.items() if own is not None) + " }"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def front_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str, Any]:
+    """Energy of a token over speed, with intervals; the floor, and the front as a line."""
+    import altair as alt
+
+    result = found.result
+    values = []
+    for one in result.standings:
+        speed, cost = one.speed_tokens_per_s, one.cost
+        if speed is None or cost is None:
+            continue
+        values.append(
+            {
+                "name": session.space.names[one.arm],
+                "speed": speed.value,
+                "speed_low": speed.value if speed.low is None else speed.low,
+                "speed_high": speed.value if speed.high is None else speed.high,
+                "energy": 1e3 * cost.value,
+                "energy_low": 1e3 * (cost.value if cost.low is None else cost.low),
+                "energy_high": 1e3 * (cost.value if cost.high is None else cost.high),
+                "chosen": one.arm == result.chosen,
+                "front": one.arm in result.front,
+            }
+        )
+    base = alt.Chart(alt.InlineData(values=values))
+    x = alt.X("speed:Q", title="token/s", scale=alt.Scale(zero=False, nice=True, padding=30))
+    y = alt.Y("energy:Q", title=f"m{found.energy_unit}", scale=alt.Scale(zero=False, nice=True, padding=20))
+    ink = alt.value("var(--ink-2)")
+    layers = [
+        base.mark_rule(strokeWidth=1).encode(x="speed_low:Q", x2="speed_high:Q", y=y, color=ink),
+        base.mark_rule(strokeWidth=1).encode(x=x, y="energy_low:Q", y2="energy_high:Q", color=ink),
+    ]
+    if len(result.front) > 1:
+        layers.append(
+            base.transform_filter("datum.front").mark_line(strokeDash=[4, 3], color="var(--ink-2)").encode(x=x, y=y)
+        )
+    if result.floor_tokens_per_s is not None:
+        floor = alt.Chart(alt.InlineData(values=[{"floor": result.floor_tokens_per_s, "words": "floor"}]))
+        layers.append(floor.mark_rule(color="var(--accent-2)", strokeWidth=1.5).encode(x="floor:Q"))
+        layers.append(
+            floor.mark_text(align="right", dx=-4, baseline="top", color="var(--ink)").encode(
+                x="floor:Q", y=alt.value(4), text="words:N"
+            )
+        )
+    fill = alt.condition("datum.chosen", alt.value("var(--accent)"), alt.value("var(--paper, white)"))
+    points = base.mark_circle(size=110, stroke="var(--accent)", strokeWidth=1.5, opacity=1).encode(x=x, y=y, fill=fill)
+    words = base.mark_text(align="left", dx=9, dy=-9, color="var(--ink)").encode(x=x, y=y, text="name:N")
+    return page_spec(alt.layer(*layers, points, words), 300, f"{TITLES[found.phase]}: energy over speed")
+
+
+def search_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str, Any]:
+    """A row for each candidate, a mark for each probe: when a candidate leaves, its row ends."""
+    import altair as alt
+
+    names = session.space.names
+    order = list(dict.fromkeys(names[one.ask.arm] for one in found.probes))
+    stages = {"fastest": "in search of the fastest", "candidates": "raced"}
+    values = [
+        {
+            "name": names[one.ask.arm],
+            "round": one.ask.round,
+            "stage": stages[one.ask.stage] if isinstance(one.found, Probe) else "failed",
+        }
+        for one in found.probes
+    ]
+    base = alt.Chart(alt.InlineData(values=values))
+    y = alt.Y(
+        "name:N", title=None, sort=order, axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=260)
+    )
+    x = alt.X("round:Q", title="round of probes", axis=alt.Axis(tickMinStep=1, format="d"))
+    shape = alt.Shape("stage:N", legend=alt.Legend(title=None, orient="top", labelColor="var(--ink)")).scale(
+        domain=[*stages.values(), "failed"], range=["triangle-up", "circle", "cross"]
+    )
+    line = base.mark_line(color="var(--rule-2)").encode(x=x, y=y, detail="name:N")
+    points = base.mark_point(filled=True, size=55, color="var(--accent)", opacity=1).encode(x=x, y=y, shape=shape)
+    return page_spec(
+        alt.layer(line, points), HEAD_PX + ROW_PX * len(order), f"{TITLES[found.phase]}: probes of each candidate"
+    )
