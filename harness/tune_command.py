@@ -52,7 +52,7 @@ def tune(
     objective: Annotated[str, typer.Option(metavar="|".join(OBJECTIVES), help="What is to be least.")] = "energy",
     slowdown: Annotated[str, typer.Option(help="Of energy: how much slower than the fastest, such as 8%.")] = "8%",
     search: Annotated[
-        str | None, typer.Option(help="How cores are searched; `--exhaustive` takes every selection.")
+        str | None, typer.Option(help="How cores are searched: tree, as source 002 does, or exhaustive.")
     ] = None,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Every candidate in every round to the end: the yardstick.")

@@ -18,7 +18,7 @@ from harness.run_parts import RunParts, data_root
 from harness.runner import Progress
 from harness.sweep import PathError, set_value
 from harness.tuning.checking import CHECK_FOLDER, check_plan, run_check
-from harness.tuning.cores import core_candidates, core_searches
+from harness.tuning.cores import TREE, WHOLE, check_search, core_candidates, core_searches
 from harness.tuning.probing import Search
 from harness.tuning.profile import (
     CandidateEvidence,
@@ -38,7 +38,7 @@ from harness.tuning.space import Space, core_space, one_arm, quick_plan, swept_s
 from harness.tuning.tuned_plans import HOST, fingerprint_of_plan
 from results.records import Phase
 
-WHOLE, APART = cast("tuple[Phase, ...]", ("all",)), cast("tuple[Phase, ...]", ("prefill", "decode"))
+ALL, APART = cast("tuple[Phase, ...]", ("all",)), cast("tuple[Phase, ...]", ("prefill", "decode"))
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 """A profile's name stands in plans, in a shell and in a file's name."""
 MOST_NAME = 64
@@ -111,6 +111,8 @@ def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
         raise PlanError(
             [f"--search {asked.search}: is for cores, and a space of keys was given; leave one of them out"]
         )
+    search = WHOLE if asked.exhaustive or is_swept else asked.search or TREE
+    check_search(search)
     candidates = None
     if is_swept:
         raw = with_axes(base, asked.space)
@@ -124,8 +126,8 @@ def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
         options = TuneOptions(
             objective=cast("Objective", asked.objective),
             slowdown=asked.slowdown,
-            search="exhaustive" if asked.exhaustive else asked.search or "default",
-            phases=WHOLE if is_swept else APART,
+            search=search,
+            phases=ALL if is_swept else APART,
             seed=asked.seed,
             most_probes=asked.most_probes,
             accuracy_floor=asked.accuracy_floor,

@@ -91,7 +91,8 @@ def state_words(result: RaceResult[Arm], one: Standing[Arm]) -> str:
     words = STATE_WORDS[one.state]
     if one.arm == result.chosen and one.state != "chosen":
         words = "chosen"
-    return f"{words}, on the edge of the floor" if one.arm in result.on_edge else words
+    is_on_edge = one.arm in result.on_edge and one.arm != result.fastest
+    return f"{words}, on the edge of the floor" if is_on_edge else words
 
 
 def candidate_records(session: SessionFound[Arm], found: PhaseFound[Arm]) -> list[dict[str, Any]]:

@@ -39,8 +39,8 @@ class TuneOptions(Record):
 
     objective: Objective = "energy"
     slowdown: float = 0.08
-    search: str = "race"
-    """"race", "exhaustive", "optuna", or a preset of the tree search."""
+    search: str = "exhaustive"
+    """ "tree" of source 002, of cores; "exhaustive"; "optuna"."""
     phases: tuple[Phase, ...] = ("prefill", "decode")
     seed: int = 0
     most_probes: int = 600
