@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -50,6 +51,16 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     process = joulebench("run", str(plan), "--out", str(folder / "run"))
     assert process.code == 0, process.stderr
     return FinishedRun(plan, folder / "run", process)
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """As many threads of arithmetic after a test as before: two of an engine that is gone slow all that follow."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else None
+    yield
+    if torch and torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture
