@@ -8,6 +8,7 @@ of all roots (`race`), with all readings of stage 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from devices.models.core_clusters import CoreCluster, Selection
 from harness.tuning.aecs import AecsParameters, heuristic_energy_j
 from harness.tuning.race import Answer, Ask, Judge, RaceResult, Rounds, Rules, measured_j, race
 from harness.tuning.selections import Tree, all_selections, candidates, growing
+from harness.tuning.verdicts import as_student
 
 Racing = Generator[Ask[Selection], Answer, RaceResult[Selection]]
 PLAIN = 2.0
@@ -63,16 +65,16 @@ def _find_roots(
     best, walked = path[0], [path[0]]
     for following in path[1:]:
         walked.append(following)
-        for pair in range(1, most_pairs + 1):
+        for _ in range(most_pairs):
             yield from rounds.probed((best, following), "fastest")
             if rounds.failed:
                 break
-            gain, error = _gain(rounds, following, best)
-            if pair > 1 and (gain > PLAIN * error or gain + PLAIN * error < np.log1p(least_gain)):
+            gain, half = _gain(rounds, following, best, PLAIN)
+            if gain > half or gain + half < math.log1p(least_gain):
                 break
         if rounds.failed:
             break
-        if gain < np.log1p(least_gain):
+        if gain < math.log1p(least_gain):
             break
         best = following
     walked = [one for one in walked if one not in rounds.failed]
@@ -85,13 +87,17 @@ def _find_roots(
 
 
 def _may_be_faster(rounds: Rounds[Selection], one: Selection, best: Selection) -> bool:
-    gain, error = _gain(rounds, one, best)
-    return gain + PLAINLY_SLOWER * error > 0
+    gain, half = _gain(rounds, one, best, PLAINLY_SLOWER)
+    return gain + half > 0
 
 
-def _gain(rounds: Rounds[Selection], one: Selection, other: Selection) -> tuple[float, float]:
-    """(the logarithm of how much faster, its standard error)."""
+def _gain(rounds: Rounds[Selection], one: Selection, other: Selection, z: float) -> tuple[float, float]:
+    """(the logarithm of how much faster, what it may be off by at z standard errors of a normal)."""
     arms = rounds.arms()
     fit = rounds.compared(arms).speed
     i, j = arms.index(one), arms.index(other)
-    return float(fit.effect_K[i] - fit.effect_K[j]), float(fit.standard_errors_KK()[i, j])
+    gain = float(fit.effect_K[i] - fit.effect_K[j])
+    if fit.dof < 1:
+        return gain, math.inf
+    t = float(as_student(np.array([z]), fit.dof)[0])
+    return gain, t * float(fit.standard_errors_KK()[i, j])

@@ -109,7 +109,7 @@ def differences(fit: Fit, indifference: float, alpha: float) -> Differences:
 
 def bound(standard_error: Array, indifference: float, alpha: float, dof: int) -> Array:
     """The half-width of the module's text; infinite without degrees of freedom."""
-    from scipy.special import ndtr, ndtri, stdtrit
+    from scipy.special import ndtri
 
     if dof < 1:
         return np.where(standard_error == 0.0, 0.0, np.inf)
@@ -117,10 +117,17 @@ def bound(standard_error: Array, indifference: float, alpha: float, dof: int) ->
     errors, places = np.unique(np.round(standard_error, 12), return_inverse=True)
     c = LOOKS * -float(ndtri(alpha))
     z = c * np.sqrt(np.maximum(1.0, errors * c / indifference))
-    # Beyond 37 a normal's tail is no number any more.
-    t = -stdtrit(dof, ndtr(-np.minimum(z, 37.0)))
-    half: Array = np.where(errors == 0.0, 0.0, t * errors)[places].reshape(standard_error.shape)
+    half: Array = np.where(errors == 0.0, 0.0, as_student(z, dof) * errors)[places].reshape(standard_error.shape)
     return half
+
+
+def as_student(z: Array, dof: int) -> Array:
+    """Student's t that is as rare as z of a normal."""
+    from scipy.special import ndtr, stdtrit
+
+    # Beyond 37 a normal's tail is no number any more.
+    t: Array = -stdtrit(dof, ndtr(-np.minimum(z, 37.0)))
+    return t
 
 
 def bounds_of(compared: Compared, rules: Rules) -> tuple[Differences, Differences | None]:
