@@ -20,6 +20,8 @@ FEWEST_TO_JUDGE = 8
 """Degrees of freedom from which on a reading can be told to lie far from the rest."""
 NORMAL_MAD = 1.4826
 """Standard deviation of normal values over their median absolute deviation."""
+TINY = 1e-9
+"""Readings of no noise at all differ by how they are rounded."""
 
 Array = NDArray[np.float64]
 
@@ -50,21 +52,17 @@ class Fit:
         return errors_KK
 
 
-def fit_rounds(values_RK: Array) -> Fit:
-    """Of values above 0, NaN where a round lacks a candidate; a round has one at least.
-
-    Raises ValueError where the rounds do not connect all candidates.
-    """
+def fit_rounds(values_RK: Array, spread_KK: Array) -> Fit:
+    """Of values above 0, NaN where a round lacks a candidate; a round has one at least. spread_KK: of `spread`."""
     x_RK = np.log(values_RK)
     is_there_RK = ~np.isnan(x_RK)
-    spread_KK = _spread(is_there_RK)
     dof = int(is_there_RK.sum() - is_there_RK.shape[0] - is_there_RK.shape[1] + 1)
     effect_K, round_R = _solve(x_RK, is_there_RK, spread_KK)
     drawn_in = 0
     residual_RK = x_RK - effect_K - round_R[:, None]
     if dof >= FEWEST_TO_JUDGE:
         n = int(is_there_RK.sum())
-        scale = NORMAL_MAD * float(np.median(np.abs(residual_RK[is_there_RK]))) * np.sqrt(n / dof)
+        scale = NORMAL_MAD * float(np.median(np.abs(residual_RK[is_there_RK]))) * np.sqrt(n / dof) + TINY
         far_RK = np.abs(residual_RK) > MOST_DEVIATION * scale
         drawn_in = int(far_RK.sum())
         if drawn_in:
@@ -76,8 +74,12 @@ def fit_rounds(values_RK: Array) -> Fit:
     return Fit(effect_K, spread_KK, noise, dof, drawn_in, float(round_R.mean()))
 
 
-def _spread(is_there_RK: NDArray[np.bool_]) -> Array:
-    """Pseudo-inverse of the design's Laplacian: rounds are its blocks."""
+def spread(values_RK: Array) -> Array:
+    """Covariance of the effects at a noise of 1: the pseudo-inverse of the design's Laplacian, rounds being its blocks.
+
+    Raises ValueError where the rounds do not connect all candidates.
+    """
+    is_there_RK = ~np.isnan(values_RK)
     there_RK = is_there_RK.astype(np.float64)
     size_R = there_RK.sum(axis=1)
     laplacian_KK = np.diag(there_RK.sum(axis=0)) - there_RK.T @ (there_RK / size_R[:, None])

@@ -66,17 +66,19 @@ def race(
         n_failed = len(rounds.failed)
         yield from rounds.probed(inside, "candidates")
         n_own += 1
+        is_due = n_own >= next_look
+        if len(rounds.failed) > n_failed:
+            inside = tuple(arm for arm in inside if arm not in rounds.failed)
+            is_due = is_due or n_own >= rules.first_rounds or len(inside) < 2
+        if not is_due and len(inside) > 1:
+            continue
+        next_look = max(n_own + 1, math.ceil(n_own * LOOK_GROWTH))
         alive = rounds.arms()
         if not alive:
             raise ValueError("every candidate failed: " + "; ".join(f"{a}: {why}" for a, why in rounds.failed.items()))
-        inside = tuple(arm for arm in inside if arm not in rounds.failed)
-        if len(alive) == 1:
-            is_over = True
-        elif n_own >= next_look or (len(rounds.failed) > n_failed and n_own >= rules.first_rounds):
-            next_look = max(n_own + 1, math.ceil(n_own * LOOK_GROWTH))
-            found = verdict(rounds.compared(alive), rules)
-            is_over = found.is_over
-            inside = alive if rules.is_even else tuple(alive[k] for k in found.still_in)
+        found = verdict(rounds.compared(alive), rules)
+        is_over = found.is_over
+        inside = alive if rules.is_even else tuple(alive[k] for k in found.still_in)
     return race_result(rounds, rules, is_over)
 
 

@@ -110,7 +110,7 @@ class Rounds(Generic[Arm]):
             is_tied_K = more_K
 
     def compared(self, arms: Sequence[Arm]) -> Compared:
-        """Of `arms()`, in their order. Raises ValueError as `fit_rounds`."""
+        """Of `arms()`, in their order. Raises ValueError as `compare`."""
         return compare(self._of(self._speeds, arms), self._of(self._costs, arms) if self.has_costs else None)
 
     def counts(self, arms: Sequence[Arm]) -> list[int]:

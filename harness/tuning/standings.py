@@ -71,7 +71,7 @@ def race_result(rounds: Rounds[Arm], rules: Rules, is_over: bool) -> RaceResult[
     if not arms:
         raise ValueError("nothing was probed, so nothing can be chosen")
     compared = rounds.compared(arms)
-    found = verdict(compared, rules)
+    found = verdict(compared, rules, at_end=True)
     counts = rounds.counts(arms)
     speed, cost_bounds = bounds_of(compared, rules)
     standings = [

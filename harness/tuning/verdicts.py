@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.tuning.paired import Array, Fit, fit_rounds
+from harness.tuning.paired import Array, Fit, fit_rounds, spread
 
 Objective = Literal["energy", "latency", "pareto"]
 State = Literal["chosen", "as good", "on the front", "costlier", "slower", "too slow", "beaten", "undecided", "failed"]
@@ -74,8 +74,9 @@ class Compared:
 
 
 def compare(speed_RK: Array, cost_RK: Array | None) -> Compared:
-    """Of tables of rounds and candidates, NaN where a round lacks one. Raises ValueError as `fit_rounds`."""
-    return Compared(fit_rounds(speed_RK), None if cost_RK is None else fit_rounds(cost_RK))
+    """Of tables of rounds and candidates, NaN where a round lacks one, in both. Raises ValueError as `spread`."""
+    spread_KK = spread(speed_RK)
+    return Compared(fit_rounds(speed_RK, spread_KK), None if cost_RK is None else fit_rounds(cost_RK, spread_KK))
 
 
 @dataclass(frozen=True)
@@ -142,17 +143,17 @@ def bounds_of(compared: Compared, rules: Rules) -> tuple[Differences, Difference
     )
 
 
-def verdict(compared: Compared, rules: Rules) -> Verdict:
-    """Of one candidate or more. Raises ValueError where energy is asked for and nothing has a cost."""
+def verdict(compared: Compared, rules: Rules, at_end: bool = False) -> Verdict:
+    """Of one candidate or more. at_end: no more is probed, so that estimates decide where nothing is certain. Raises ValueError where energy is asked for and nothing has a cost."""
     if rules.objective != "latency" and compared.cost is None:
         raise ValueError(f"the objective is {rules.objective}, and no probe has a cost")
     speed, cost = bounds_of(compared, rules)
     if cost is None:
         return _latency(speed, rules)
-    return _energy(speed, cost, rules) if rules.objective == "energy" else _pareto(speed, cost, rules)
+    return _energy(speed, cost, rules, at_end) if rules.objective == "energy" else _pareto(speed, cost, rules)
 
 
-def _energy(speed: Differences, cost: Differences, rules: Rules) -> Verdict:
+def _energy(speed: Differences, cost: Differences, rules: Rules, at_end: bool) -> Verdict:
     floor, edge, tie = math.log1p(-rules.slowdown), math.log1p(rules.edge), math.log1p(rules.indifference)
     fastest = int(np.argmax(speed.value.sum(axis=1)))
     behind_K = speed.value[:, fastest]
@@ -163,10 +164,12 @@ def _energy(speed: Differences, cost: Differences, rules: Rules) -> Verdict:
     # The fastest by estimate is never slower than the floor, but early its bound may say nothing: then nobody is sure.
     sure = np.flatnonzero(is_allowed_K if is_allowed_K.any() else is_fast_K)
     leader = int(sure[np.argmin(cost.value[sure].sum(axis=1))])
-    is_costlier_K = cost.low[:, leader] >= -tie
-    is_open_K = ~is_slow_K & ~is_costlier_K
+    is_open_K = ~is_slow_K & (cost.low[:, leader] < -tie)
     is_open_K[leader] = not is_allowed_K[leader]
     is_over = not is_open_K.any()
+    if at_end and not is_over:
+        sure = np.flatnonzero(is_fast_K)
+        leader = int(sure[np.argmin(cost.value[sure].sum(axis=1))])
     inside_K = is_open_K.copy()
     if not is_over:
         inside_K[leader] = True
