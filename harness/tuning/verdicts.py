@@ -144,7 +144,10 @@ def bounds_of(compared: Compared, rules: Rules) -> tuple[Differences, Difference
 
 
 def verdict(compared: Compared, rules: Rules, at_end: bool = False) -> Verdict:
-    """Of one candidate or more. at_end: no more is probed, so that estimates decide where nothing is certain. Raises ValueError where energy is asked for and nothing has a cost."""
+    """Of one candidate or more. at_end: no more is probed, so that estimates decide where nothing is certain.
+
+    Raises ValueError where energy is asked for and nothing has a cost.
+    """
     if rules.objective != "latency" and compared.cost is None:
         raise ValueError(f"the objective is {rules.objective}, and no probe has a cost")
     speed, cost = bounds_of(compared, rules)
