@@ -4,8 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCHMARKS := m2_ultra_calibration model_validation dispatch_plans cells cross_table copies technique_rows host_units ndp_units moe_block core_switch parallel eplb_gap harness_overhead shared_context decode_roads loading quantisation time_stamps meter_truth power_coverage doubtful_sources trace_caches sampler tiny_training tiny_arms prediction_accuracy lm_eval_speed engine_speed
 
-# Many tests wait rather than compute; a file's tests share what it builds, and stay together.
+# A file's tests share what it builds, and stay together.
 TWO_WORKERS := -n 2 --dist loadfile
+
+# They wait for phones and gauges of a fixed pace, and compute next to nothing: two cores carry six of them.
+SIX_WORKERS := -n 6 --dist load
 
 # What a processor with AVX-512 computes without it: arithmetic that most machines have, by a smaller instruction set.
 HELD_TO_AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 JOULEBENCH_KERNEL_FLAGS=-march=x86-64-v3
@@ -29,7 +32,8 @@ demo: $(VENV)/.installed
 	$(BIN)/joulebench run plans/demo.toml --out runs/demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow and not alone" $(TWO_WORKERS)
+	$(BIN)/python -m pytest -m "waits and not slow and not alone" $(SIX_WORKERS)
+	$(BIN)/python -m pytest -m "not slow and not alone and not waits" $(TWO_WORKERS)
 	$(BIN)/python -m pytest -m "alone and not slow"
 	$(MAKE) numbers-avx2
 	$(BIN)/python -m pytest -m slow $(TWO_WORKERS)
@@ -52,7 +56,8 @@ floors: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 quick: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow and not alone" -q $(TWO_WORKERS)
+	$(BIN)/python -m pytest -m "waits and not slow and not alone" -q $(SIX_WORKERS)
+	$(BIN)/python -m pytest -m "not slow and not alone and not waits" -q $(TWO_WORKERS)
 	$(BIN)/python -m pytest -m "alone and not slow" -q
 
 bench: $(VENV)/.installed-dev

@@ -31,6 +31,8 @@ from tests.fakes.battery import FakeBattery
 from tests.fakes.phone import DISCHARGING, FakePhone
 from tests.fakes.waveforms import StepPower
 
+pytestmark = pytest.mark.waits
+
 CLOCK = MonotonicClock()
 INTERVAL_S = 0.05
 

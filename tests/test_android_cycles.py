@@ -22,6 +22,8 @@ from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.phone import FakePhone
 from tests.fakes.simpleperf import FakeSimpleperf
 
+pytestmark = pytest.mark.waits
+
 HARDENED = (
     "simpleperf E environment.cpp:394] perf_event_paranoid is 3, set security.perf_harden to 0 to allow profiling"
 )

@@ -25,6 +25,8 @@ from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.phone import DISCHARGING, THERMAL, FakePhone
 
+pytestmark = pytest.mark.waits
+
 CLOCK = MonotonicClock()
 CPUINFO = "".join(
     f"processor\t: {core}\nCPU implementer\t: 0x41\nCPU variant\t: 0x0\nCPU part\t: {part}\n\n"

@@ -31,6 +31,8 @@ from tests.fakes.phone import DISCHARGING, FakePhone
 from tests.fakes.waveforms import StepPower
 from tests.meter_windows import measure, sleep, total
 
+pytestmark = pytest.mark.waits
+
 CLOCK = MonotonicClock()
 FAR_S = 1e6
 

@@ -40,6 +40,8 @@ from tests.fakes.machine import FakeBench, FakeDevice, FakeEngine, FakeMachine, 
 from tests.fakes.phone import DISCHARGING, THERMAL, FakePhone
 from tests.plans import FAST, raw_plan
 
+pytestmark = pytest.mark.waits
+
 POWER_W = 2.0
 PROTOCOL = TrialProtocol(warmup=0, idle_s=1.5, sample_interval_s=0.05)
 

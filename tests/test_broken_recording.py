@@ -32,6 +32,8 @@ from tests.fakes.phone import STDOUT, FakePhone
 from tests.fakes.waveforms import StepPower, trace
 from tests.test_android_limits import dripping, flooding, packet
 
+pytestmark = pytest.mark.waits
+
 POWER_W = 2.0
 RAIL_W = 3.0
 

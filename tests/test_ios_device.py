@@ -23,6 +23,8 @@ from results.records import EnergyReading, PowerTrace
 from tests.fakes.ios_phone import BATTERY, ENGINE_PID, UDID, FakeIphone, Plist, ServedIphone, eventually
 from tests.fakes.ios_tunneld import FakeTunneld
 
+pytestmark = pytest.mark.waits
+
 APP = "com.example.engine"
 CLOCK = MonotonicClock()
 AT_ONCE = Gates(wait_s=0.0)

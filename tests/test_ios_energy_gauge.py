@@ -22,6 +22,8 @@ from results.energy import NO_JOULES, energy_between
 from tests.fakes.ios_phone import ENGINE_PID, FakeIphone, ServedIphone, eventually, gauge_sample
 from tests.fakes.ios_tunneld import FakeTunneld
 
+pytestmark = pytest.mark.waits
+
 APP = "com.example.engine"
 CLOCK = MonotonicClock()
 UPDATE_S = 0.1

@@ -27,7 +27,7 @@ from results.records import EnergyReading
 from tests.fakes.ios_phone import BATTERY, UDID, FakeIphone, Plist, ServedIphone
 from tests.fakes.ios_tunneld import FakeTunneld
 
-pytestmark = pytest.mark.usefixtures("no_usbmuxd")
+pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("no_usbmuxd")]
 
 CLOCK = MonotonicClock()
 OTHER_UDID = "00008110-000000000000BEEF"

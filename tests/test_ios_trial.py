@@ -27,6 +27,8 @@ from tests.fakes.ios_phone import BATTERY, UDID, FakeIphone, Plist, ServedIphone
 from tests.fakes.ios_tunneld import FakeTunneld
 from tests.fakes.machine import FakeDevice, FakeEngine, FakeMachine, FakeWorkload, fake_requests
 
+pytestmark = pytest.mark.waits
+
 CLOCK = MonotonicClock()
 PROTOCOL = TrialProtocol(warmup=0, idle_s=1.5)
 UPDATE_S = 0.1

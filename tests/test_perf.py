@@ -13,6 +13,8 @@ from tests.fakes.libraries import watts, window_code
 from tests.fakes.perf import FakePerf
 from tests.meter_windows import CLOCK
 
+pytestmark = pytest.mark.waits
+
 
 @pytest.fixture(scope="module")
 def perf(tmp_path_factory: pytest.TempPathFactory) -> FakePerf:

@@ -12,6 +12,8 @@ from devices.meters.rails import HwmonMeter, JetsonMeter
 from tests.fakes.sysfs import Sysfs
 from tests.meter_windows import CLOCK, measure, sleep, total
 
+pytestmark = pytest.mark.waits
+
 
 def ina3221(
     rails: dict[str, tuple[float, float]], shunt_microohm: int = 5000, interval_ms: int = 9
