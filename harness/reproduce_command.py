@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -65,6 +65,8 @@ def reproduce(
         raise typer.Exit(EXIT_BAD_PLAN) from error
     is_whole = all(len(word) == 3 for word in words)
     folder = out or (FOLDER if is_whole else None)
+    if folder is not None:
+        _check(folder)
     try:
         done = reproduced(book, claims, is_whole, lambda line: typer.echo(line, err=True))
         changed = _changed(done, claims) if sensitivity else []
@@ -82,6 +84,21 @@ def reproduce(
         _say_flips(changed)
     if folder is not None:
         _write(book, done, changed, folder, is_whole)
+
+
+def _check(folder: Path) -> None:
+    """Before minutes of computing."""
+    from results.report.files import check_folder
+
+    try:
+        check_folder(folder)
+    except OSError as error:
+        _not_written(folder, error)
+
+
+def _not_written(folder: Path, error: OSError) -> NoReturn:
+    reason = error.strerror or error
+    fail(f"--out {folder}: cannot be written ({reason}); name another folder", EXIT_NOT_WRITTEN)
 
 
 def _changed(done: list[Reproduced], claims: list[str]) -> list[Tested]:
@@ -119,6 +136,6 @@ def _write(book: Ledger, done: list[Reproduced], changed: list[Tested], folder: 
             written.append(folder / FLIPS_CSV)
         written += write_pages(book, done, folder, changed) if with_pages else []
     except OSError as error:
-        fail(f"--out {folder}: cannot be written ({error.strerror or error})", EXIT_NOT_WRITTEN)
+        _not_written(folder, error)
     for path in written:
         typer.echo(f"{printable(str(path))}: written", err=True)

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from engines.dispatch import DispatchPlan, Integers, Routing
+from engines.dispatch import DispatchPlan, Integers
+from engines.pricing.played import routing_of
+from engines.pricing.routing_sources import read_trace
 from engines.profile import Profile
 from engines.shown import Shown
 from engines.techniques.base import Technique
@@ -32,9 +33,8 @@ def gpt_oss_sequences() -> list[Integers]:
     """experts_TLK of each recorded answer of gpt-oss-20b: its generated tokens, the heaviest expert first. Skips the
     test where the data are not there."""
     path = data_folder() / "traces" / "moe" / "gpt-oss-20b_decode_trace.npz"
-    with np.load(path, allow_pickle=False) as trace:
-        experts_TLK: Integers = trace["experts"].astype(np.int64)
-        return np.split(experts_TLK, trace["offsets"][1:-1])
+    sequences = read_trace(path, "gpt-oss-20b", GPT_OSS_20B.n_experts).sequences
+    return [experts_TLK.astype(np.int64) for experts_TLK in sequences]
 
 
 def counted(sequences: Iterable[Integers], sizes: ModelSizes = GPT_OSS_20B) -> Profile:
@@ -73,8 +73,8 @@ def played(
             steps.insert(0, (experts_TLK[:n_prompt], "prefill"))
         for step_TLK, phase in steps:
             shown.start_step(0)
-            for layer, ids_TK in enumerate(torch.from_numpy(step_TLK).unbind(1)):
-                routing = Routing(ids_TK, torch.full(ids_TK.shape, 1 / sizes.top_k), sizes.n_experts)
+            for layer, ids_TK in enumerate(step_TLK.swapaxes(0, 1)):
+                routing = routing_of(ids_TK, sizes.n_experts)
                 seen = shown.layer(layer, phase, routing, None, None)  # type: ignore[arg-type]
                 plan = technique.plan(seen)
                 shown.ran(seen, plan)

@@ -12,12 +12,13 @@ from harness.reproduce.outcome import ClassChange, Reproduced, aims, as_declared
 from harness.reproduce.printed import Number, Span, parse_printed
 from harness.reproduce.rounding import meets, span_of
 from harness.reproduce.sources import SOURCES, Source
+from harness.reproduce.told import verdict_text
 from tests.test_reproduce_ledger import handed_rows
 
 
 def claim(klass: Class, value: str, order: str = "", tolerance: float | None = 0.15, id_: str = "009-001") -> Claim:
     return Claim(
-        id_, "009", "Table 1", "time", "", value, "s", "", "", parse_printed(value), klass,
+        id_, "009", "Table 1", f"time of {id_}", "", value, "s", "", "", parse_printed(value), klass,
         0.0 if klass in ("exact", "contradicted", "input") else tolerance, order, "because",
     )  # fmt: skip
 
@@ -207,7 +208,7 @@ def test_counts_and_aims_are_those_of_the_verdicts() -> None:
     assert (told["predicted"].held, told["predicted"].explained, told["predicted"].open_) == (4, 1, 0)
     assert (told["consistent"].held, told["consistent"].explained) == (0, 1)
     assert told["input"].untested == 1
-    assert [tuple(way) for way in ways(done)] == [("000", "because", 5, 4)]
+    assert [tuple(way) for way in ways(done)] == [("000", "because", 5, 5, 4)]
     assert all(aim.is_met for aim in aims(done)), aims(done)
     without = [finding if finding.claim != "009-008" else dataclasses.replace(finding, explanation="")
                for finding in findings if finding.claim not in ("009-004", "009-007")]  # fmt: skip
@@ -217,6 +218,32 @@ def test_counts_and_aims_are_those_of_the_verdicts() -> None:
         "7 of 9", "0 of 1", "0 the same and 0 explained of 1", "3 of 5, 60 %; 4 would be enough",
         "1 without an explanation",
     ]  # fmt: skip
+
+
+def test_a_figure_in_several_places_is_told_to_count_once() -> None:
+    """Three rows are the same sentence, in abstract, introduction and evaluation: 4 rows of 5, and 2 figures of 3."""
+    same = [dataclasses.replace(claim("predicted", "100", id_=f"009-{n:03}"), quantity="gain") for n in range(1, 4)]
+    others = [claim("predicted", "100", id_=f"009-{n:03}") for n in (4, 5)]
+    book = book_of(*same, *others)
+    ours = {"009-005": 200.0}
+    findings = [Finding(one, ours.get(one, 100.0), "priced", explanation="x" * (one in ours)) for one in book.claims]
+    done = [Reproduced(SOURCES[0], tuple(judged(book, findings, list(book.claims))), ())]
+    (way,) = ways(done)
+    assert (way.rows, way.figures, way.held) == (5, 3, 4)
+    (told,) = [aim.told for aim in aims(done) if "predicted" in aim.words]
+    assert told == ("4 of 5, 80 %; 2 of 3, 66.6 %, where a figure that the source states in several places counts once")
+
+
+def test_an_input_that_differs_says_whether_it_is_explained() -> None:
+    rows = [claim("input", "5", id_="009-001"), claim("input", "5", id_="009-002")]
+    findings = [Finding("009-001", 6.0, "plan", explanation="of GiB"), Finding("009-002", 6.0, "plan", note="of GiB")]
+    book = book_of(*rows)
+    done = Reproduced(SOURCES[0], tuple(judged(book, findings, list(book.claims))), ())
+    assert [verdict_text(row) for row in done.rows] == [
+        "input, and ours differs, explained", "input, and ours differs, not explained",
+    ]  # fmt: skip
+    last = aims([done])[-1]
+    assert (last.is_met, last.told) == (False, "1 without an explanation, 1 of them inputs, which test nothing")
 
 
 # --- the sources' own findings ---------------------------------------------------------------------------------------

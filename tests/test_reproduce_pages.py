@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.reproduce.charts import ratio_chart
+from harness.reproduce.charts import ratio_chart, table_chart
 from harness.reproduce.findings import Finding, judged
 from harness.reproduce.ledger import ledger
 from harness.reproduce.outcome import Reproduced, reproduce
@@ -61,7 +61,10 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     done = joulebench("reproduce", "004-006", "--out", str(tmp_path / "taken"))
     assert done.code == 7
-    assert f"error: --out {tmp_path / 'taken'}: cannot be written" in done.stderr
+    assert done.problems == [f"error: --out {tmp_path / 'taken'}: cannot be written (File exists); name another folder"]
+    # Told before anything is computed, so nothing of a source was begun.
+    assert "Neuron" not in done.stderr
+    assert done.stdout == ""
 
 
 def hostile_source() -> Reproduced:
@@ -114,6 +117,21 @@ def test_charts_have_both_series(tmp_path: Path) -> None:
         assert points >= {(s, v) for s, v in [("theirs", "2.0"), ("ours", "1.0"), ("theirs", "5.0"), ("ours", "4.0")]}
 
 
+def test_a_scatter_has_a_dot_for_each_row_with_both_figures() -> None:
+    """Theirs of arm `a` has no y, so nothing is drawn of it."""
+    entries = (
+        Entry("a", "TTFT, s", 2.0, theirs=3.0), Entry("a", "energy, mJ", 50.0),
+        Entry("b", "TTFT, s", 4.0, theirs=5.0), Entry("b", "energy, mJ", 60.0, theirs=70.0),
+    )  # fmt: skip
+    table = SourceTable("Fig. 13", "t", "s; mJ", "arm", entries, "n", picture="dots")
+    told = json.dumps(table_chart(ledger(), table))
+    for dot in ({"x": 2.0, "y": 50.0}, {"x": 4.0, "y": 60.0}, {"x": 5.0, "y": 70.0}):
+        assert json.dumps(dot)[1:-1] in told
+    assert '"x": 3.0' not in told
+    with pytest.raises(ValueError, match="two columns, x and y, and it has 1"):
+        SourceTable("Fig. 13", "t", "s", "arm", entries[:1], "n", picture="dots")
+
+
 def test_a_table_has_no_place_twice() -> None:
     with pytest.raises(ValueError, match="stands there twice"):
         SourceTable("Table 1", "t", "", "r", (Entry("a", "b", 1.0), Entry("a", "b", 2.0)), "n")
@@ -127,7 +145,7 @@ def test_an_input_of_which_ours_differs_is_told_among_what_differs(tmp_path: Pat
     assert [row.differs for row in rows] == [True, False]
     write_pages(ledger(), [Reproduced(SOURCES[4], tuple(rows), ())], tmp_path)
     text = (tmp_path / SUMMARY).read_text(encoding="utf-8")
-    assert "input, and ours differs" in text
+    assert "input, and ours differs, not explained" in text
     assert "input, as printed" not in text
 
 

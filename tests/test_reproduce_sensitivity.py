@@ -8,7 +8,17 @@ from multiprocessing import get_context
 import pytest
 
 from devices.models.sheet import load_sheet
-from harness.reproduce.sensitivity import Change, Flip, Outcome, Tested, changed_verdicts, constant_rows, flip_records
+from harness.reproduce.sensitivity import (
+    Change,
+    Flip,
+    Outcome,
+    Tested,
+    _base,
+    _hangs_on,
+    changed_verdicts,
+    constant_rows,
+    flip_records,
+)
 
 CLAIM = "000-192"
 """Table 5, eight experts of 128 rows in one launch: milliseconds a row, at most 15 % from 0.14."""
@@ -29,6 +39,15 @@ def test_a_figure_moves_as_its_formula_says() -> None:
     moved_ms = float(more[CLAIM].ours) - float(same[CLAIM].ours)
     assert moved_ms == pytest.approx(0.2 * launch.value / 1024 * 1e3, rel=0.05)
     assert moved_ms > 0
+
+
+@pytest.mark.slow
+def test_a_sheet_on_which_no_asked_row_hangs_is_not_changed() -> None:
+    """000-192 is of the sheet m2-ultra; the source's other rows are priced on two more."""
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        before = pool.submit(_base, [CLAIM]).result()[0]
+        asked = {name: pool.submit(_hangs_on, name, [CLAIM], before) for name in ("m2-ultra", "m2-max")}
+        assert {name: one.result() for name, one in asked.items()} == {"m2-ultra": True, "m2-max": False}
 
 
 def test_constants_are_listed_by_how_many_verdicts_they_flip() -> None:

@@ -16,6 +16,7 @@ from harness.reproduce.ledger import ledger
 from harness.reproduce.printed import Number
 from harness.reproduce.speculating import trends
 from harness.reproduce.speculating.accuracy import Accuracy, accuracies, averages, recovered
+from harness.reproduce.speculating.drawn import table_3
 from harness.reproduce.speculating.estimators import Widths, fitting, millions
 from harness.reproduce.speculating.found import findings
 from harness.reproduce.speculating.tpot import (
@@ -143,6 +144,16 @@ def test_estimator_sizes_by_hand() -> None:
     assert Widths(720, 2) in fitting(NAMED_SHAPES["gpt-oss-20b"], 4)
     assert Widths(1024, 7) in fitting(NAMED_SHAPES["qwen3-30b-a3b"], 17)
     assert fitting(NAMED_SHAPES["qwen3-30b-a3b"], 18) != fitting(NAMED_SHAPES["qwen3-30b-a3b"], 17)
+
+
+def test_table_3_is_drawn_from_the_sheets_that_times_are_priced_on() -> None:
+    """Printed 48/128/PCIe 4.0, 80/256/PCIe 4.0 and 96/480/NVLink-C2C; PCIe 4.0 x16 has 31.5 GB/s a way."""
+    table = table_3()
+    found = {row: [table.at(row, column) for column in table.columns] for row in table.rows}
+    assert [entry and entry.theirs for entry in found["A6000"]] == ["48", "128", "PCIe 4.0"]
+    assert [entry and entry.ours for entry in found["A6000"]] == ["48 GiB", "128 GiB", "31.5 GB/s each way, the peak"]
+    assert [entry and entry.theirs for entry in found["GH200"]] == ["96", "480", "NVLink-C2C"]
+    assert [entry and entry.ours for entry in found["GH200"]][:2] == ["96 GiB", "480 GiB"]
 
 
 # --- Table 1 ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ LEAST_GAP = 0.06
 """Between names of lines, of the chart's height."""
 LINE_COLOURS = tuple(f"var(--arm-{n})" for n in range(2, 8))
 """Of the page's style, without the two that tell theirs from ours."""
-BAR_PX, LINES_PX, HEAD_PX = 17, 260, 26
+BAR_PX, LINES_PX, DOTS_PX, HEAD_PX = 17, 260, 320, 26
 
 
 def theirs_of(book: Ledger, entry: Entry) -> float | str | None:
@@ -38,6 +38,8 @@ def table_chart(book: Ledger, table: SourceTable) -> dict[str, Any]:
     """Bars or lines of the entries that are numbers on either side."""
     points = _points(book, table)
     described = f"{table.name}: {table.title}, theirs and ours"
+    if table.picture == "dots":
+        return _dots(table, points, described)
     return _bars(table, points, described) if table.picture == "bars" else _lines(table, points, described)
 
 
@@ -104,6 +106,31 @@ def _bars(table: SourceTable, points: list[dict[str, Any]], described: str) -> d
     n_places = len({point["place"] for point in named})
     n_series = len({point["series"] for point in named})
     return page_spec(alt.layer(drawn, words), HEAD_PX + BAR_PX * n_series * n_places, described)
+
+
+def _dots(table: SourceTable, points: list[dict[str, Any]], described: str) -> dict[str, Any]:
+    """A dot a row and series that has both columns, with the row's name beside it; theirs hollow, ours filled."""
+    import altair as alt
+
+    across, up = table.columns
+    both: dict[tuple[str, str], dict[str, float]] = {}
+    """By row and series, then by column."""
+    for point in points:
+        both.setdefault((point["row"], point["series"]), {})[point["column"]] = point["value"]
+    values = [
+        {"row": row, "series": series, "x": found[across], "y": found[up]}
+        for (row, series), found in both.items()
+        if len(found) == 2
+    ]
+    most = max((found[across] for found in both.values() if across in found), default=1.0)
+    x = alt.X("x:Q", title=across, scale=alt.Scale(nice=False, domain=[0, (1 + NAMES_SHARE) * most])).axis(tickCount=6)
+    y = alt.Y("y:Q", title=up, scale=alt.Scale(zero=True)).axis(tickCount=5)
+    base = alt.Chart(alt.InlineData(values=values))
+    fill = alt.Fill("series:N", legend=None).scale(domain=list(SERIES), range=["transparent", FILLS[1]])
+    stroke = alt.Stroke("series:N", legend=None).scale(domain=list(SERIES), range=list(FILLS))
+    dots = base.mark_point(size=36).encode(x=x, y=y, fill=fill, stroke=stroke, tooltip=["row:N", "x:Q", "y:Q"])
+    words = base.mark_text(align="left", dx=7, color="var(--ink)", fontSize=10).encode(x=x, y=y, text="row:N")
+    return page_spec(alt.layer(dots, words), DOTS_PX, described)
 
 
 def _lines(table: SourceTable, points: list[dict[str, Any]], described: str) -> dict[str, Any]:

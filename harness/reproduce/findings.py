@@ -131,8 +131,8 @@ class Judged:
 
     @property
     def is_explained(self) -> bool:
-        """Of one that does not hold: somebody says why."""
-        return self.verdict.has_held is False and self.finding is not None and bool(self.finding.explanation)
+        """Of one that differs: somebody says why."""
+        return self.differs and self.finding is not None and bool(self.finding.explanation)
 
 
 def judged(book: Ledger, findings: Iterable[Finding], claims: Iterable[str]) -> list[Judged]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from harness.reproduce.orders import parse_order
-from harness.reproduce.printed import Number, Printed, parse_printed
+from harness.reproduce.printed import Number, Printed, Range, parse_printed
 from results.printable import printable
 
 Class = Literal["exact", "predicted", "ordering", "consistent", "input", "not predictable", "contradicted"]
@@ -138,6 +138,13 @@ class Ledger:
         if not isinstance(printed, Number):
             raise TypeError(f"{claim}: {printed} is no single number")
         return printed
+
+    def ends(self, claim: str) -> tuple[float, float]:
+        """Least and most of a printed range. Raises `TypeError` of a row that is none."""
+        printed = self.claims[claim].printed
+        if not isinstance(printed, Range):
+            raise TypeError(f"{claim}: {printed} is no range")
+        return printed.low.value, printed.high.value
 
     def rows_of(self, origin: str) -> tuple[str, ...]:
         """The rows that a fitted figure of a sheet rests on, by what the sheet says of its origin."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Picture = Literal["bars", "lines"]
+Picture = Literal["bars", "lines", "dots"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Entry:
 class SourceTable:
     """name: as the source calls it, "Table 4" or "Fig. 13". title: what it shows, in our words. unit: of all entries;
     a table of several units is drawn once for each. rows_are: what the first column lists. picture: how it is drawn as
-    a chart, theirs and ours as two series; rows of `lines` are numbers in rising order. note: how ours came to be.
+    a chart, theirs and ours as two series; rows of `lines` are numbers in rising order, and `dots` have two
+    columns, x and y, each named with its unit. note: how ours came to be.
 
     >>> SourceTable(
     ...     "Table 4", "time of the operations of an MoE layer", "ms", "operation",
@@ -48,6 +49,8 @@ class SourceTable:
         twice = next((place for place in places if places.count(place) > 1), None)
         if not places or twice:
             raise ValueError(f"{self.name}: {'has no entry' if not places else f'{twice} stands there twice'}")
+        if self.picture == "dots" and len(self.columns) != 2:
+            raise ValueError(f"{self.name}: dots need two columns, x and y, and it has {len(self.columns)}")
 
     @property
     def rows(self) -> list[str]:

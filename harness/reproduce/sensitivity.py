@@ -1,6 +1,7 @@
 """Which constants of the hardware sheets a verdict hangs on: one at a time, a fifth less and a fifth more.
 
 Each change is computed in a process of its own, from the sheet on: whatever a source's package keeps was made with it.
+A sheet on which none of the asked rows hangs is left out: one computation with all of its constants changed tells.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Tested(NamedTuple):
     flips: tuple[Flip, ...]
     failed: Mapping[Change, str]
     """Changes with which nothing could be computed, and why."""
+    unused: tuple[str, ...] = ()
+    """Sheets that were read and on which none of these claims hangs: they were not changed."""
 
 
 def tested(source: str, claims: Sequence[str], say: Callable[[str], object]) -> Tested:
@@ -64,9 +67,15 @@ def tested(source: str, claims: Sequence[str], say: Callable[[str], object]) -> 
     own = [claim for claim in claims if claim.startswith(f"{source}-")]
     with _alone() as first:
         before, asked = first.submit(_base, own).result()
+    with _alone() as pool:
+        hang = list(pool.map(_hangs_on, asked, [own] * len(asked), [before] * len(asked)))
+    unused = tuple(name for name, hangs in zip(asked, hang, strict=True) if not hangs)
+    for name in unused:
+        say(f"{name}: no row hangs on it")
     changes = [
         Change(name, constant.name, factor)
         for name in asked
+        if name not in unused
         for constant in constants(load_sheet(name))
         for factor in FACTORS
     ]
@@ -87,7 +96,7 @@ def tested(source: str, claims: Sequence[str], say: Callable[[str], object]) -> 
                 for claim in own
                 if before[claim].has_held != after[claim].has_held
             ]
-    return Tested(source, tuple(changes), moved, tuple(flips), failed)
+    return Tested(source, tuple(changes), moved, tuple(flips), failed, unused)
 
 
 def _alone() -> ProcessPoolExecutor:
@@ -101,11 +110,27 @@ def _base(claims: Sequence[str]) -> tuple[dict[str, Outcome], list[str]]:
     return found, sorted(in_place.asked)
 
 
+def _hangs_on(name: str, claims: Sequence[str], before: Mapping[str, Outcome]) -> bool:
+    """Whether any figure moves, or cannot be computed, where all constants of a sheet change: each by another factor,
+    so that no ratio of two of them stays."""
+    sheet = load_sheet(name)
+    for number, constant in enumerate(constants(sheet)):
+        sheet = varied(sheet, constant, 1.1 + 0.017 * number)
+    in_place.changed[name] = sheet
+    after = _outcomes(claims)
+    return isinstance(after, str) or any(before[claim].ours != after[claim].ours for claim in claims)
+
+
 def changed_verdicts(change: Change, claims: Sequence[str]) -> dict[str, Outcome] | str:
     """Verdicts, or why there are none."""
     sheet = load_sheet(change.sheet)
     constant = next(one for one in constants(sheet) if one.name == change.constant)
     in_place.changed[change.sheet] = varied(sheet, constant, change.factor)
+    return _outcomes(claims)
+
+
+def _outcomes(claims: Sequence[str]) -> dict[str, Outcome] | str:
+    """Verdicts, or why there are none."""
     try:
         return _verdicts(claims)
     except (DeviceError, EngineError, ValueError) as error:

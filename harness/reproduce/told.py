@@ -64,7 +64,9 @@ def also_text(row: Judged) -> str:
 
 
 def verdict_text(row: Judged) -> str:
-    return f"{row.verdict.words}, explained" if row.is_explained else row.verdict.words
+    if not row.differs or row.verdict.outcome == "not computed":
+        return row.verdict.words
+    return f"{row.verdict.words}, {'explained' if row.is_explained else 'not explained'}"
 
 
 def csv_rows(done: Iterable[Reproduced]) -> list[dict[str, Any]]:

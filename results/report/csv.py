@@ -20,6 +20,9 @@ from results.trial_tables import request_frames, trials
 
 _EXECUTED = re.compile(r"^(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
 """Text that a spreadsheet takes for a formula (full-width signs too), or that a tab or line break moves on."""
+_NUMBER = r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_NUMBERS = re.compile(rf"{_NUMBER}(?:; {_NUMBER})*", re.ASCII)
+"""Numbers alone, which compute nothing: with a ' they could not be read back."""
 
 
 def write_csv(run: RunData, directory: Path, derived: RunFrames | None = None) -> list[Path]:
@@ -55,12 +58,14 @@ def write_csv(run: RunData, directory: Path, derived: RunFrames | None = None) -
 
 
 def csv_text(frame: pd.DataFrame, header: bool = True) -> str:
-    """A frame as CSV with LF line ends; a text cell or heading that a spreadsheet would execute gets a leading '."""
+    """A frame as CSV with LF line ends; a text cell or heading that a spreadsheet would execute gets a leading '.
+
+    Numbers stay as they are, in columns of text too."""
     safe = frame.rename(columns=neutralised)
     for column in safe.columns:
         if not pd.api.types.is_numeric_dtype(safe[column]):
             # Most text stands in many rows: each is looked at once.
-            executed = {t: neutralised(t) for t in safe[column].unique() if isinstance(t, str) and _EXECUTED.match(t)}
+            executed = {t: neutralised(t) for t in safe[column].unique() if isinstance(t, str) and neutralised(t) != t}
             if executed:
                 safe[column] = safe[column].map(lambda t, own=executed: own.get(t, t), na_action="ignore")
     return safe.to_csv(index=False, header=header, lineterminator="\n")
@@ -68,4 +73,4 @@ def csv_text(frame: pd.DataFrame, header: bool = True) -> str:
 
 def neutralised(text: str) -> str:
     """ "=1+1" -> "'=1+1": shown as text, not computed."""
-    return f"'{text}" if _EXECUTED.match(text) else text
+    return f"'{text}" if _EXECUTED.match(text) and not _NUMBERS.fullmatch(text) else text

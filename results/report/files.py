@@ -28,6 +28,21 @@ def replace_text(path: Path, text: str | Iterable[str]) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def check_folder(folder: Path) -> None:
+    """That a file can be made there, before what it will hold is computed. Leaves nothing behind: a folder that it made
+    is removed again. Raises `OSError`."""
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=".check.", dir=folder)
+        os.close(handle)
+        os.unlink(temporary)
+    finally:
+        for one in made:
+            with contextlib.suppress(OSError):
+                one.rmdir()
+
+
 def _replace(path: Path, text: str | Iterable[str]) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -22,17 +22,14 @@ from engines.calls import CallKind, Calls, ExpertCall
 from engines.dispatch import DispatchPlan
 from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
 from engines.pricing.schedule import PricedStep, lm_head, operations
+from harness.reproduce.npumoe.grid import STATED
 
 SHEET = load_sheet("m2-ultra")
 AS_TABLE_4 = load_sheet("m2-ultra-table4")
 ALIGNMENT = 16
 N_HOT = 4
 SMALLEST_CAPACITY = 32
-DECODED = 8
-"""Tokens that the source's workloads generate on average (§5.1)."""
-
-# Prompt and chunk of §5.3.
-GRID = ((1024, 256), (1024, 512), (4096, 512), (4096, 1024))
+GRID = STATED
 
 Counts = Sequence[int]
 """Pairs of each expert in one chunk."""

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from devices.models.operation import Operation, operation_joules, operation_seconds
 from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
+from harness.reproduce.ledger import ledger
+from harness.reproduce.npumoe.arithmetic import STATED_TTFT_GAINS
+from results.records import EngineCounters
 from tests.benchmarks import m2_ultra_arms as arms
 from tests.benchmarks import m2_ultra_fits as fits
 from tests.benchmarks.m2_ultra_arms import ANEMLL, BASE, CPU, GRID, NAIVE, SHEET, TG, TWO_GROUPS, Arm, T
@@ -18,12 +21,7 @@ Range = tuple[float, float]
 BASELINES = (CPU, NAIVE, ANEMLL)
 # Over NPUMoE, by (prompt, chunk): Core ML CPU, naive, ANEMLL. TTFT: §5.3. Energy: §5.4 and §5.8 (chunks 256 and 1024),
 # where 1024/256 has one range for all three: its upper end is naive's, its lower one Core ML CPU's or ANEMLL's.
-TTFT_STATED = {
-    (1024, 256): (2.07, 5.55, 1.95),
-    (1024, 512): (1.32, 3.44, 1.33),
-    (4096, 512): (1.58, 3.85, 1.50),
-    (4096, 1024): (1.72, 3.70, 1.56),
-}
+TTFT_STATED = {at: tuple(map(ledger().figure, claims)) for at, claims in STATED_TTFT_GAINS.items()}
 ENERGY_STATED: dict[tuple[int, int], tuple[Range, Range, Range]] = {
     (1024, 256): ((2.01, 6.30), (6.30, 6.30), (2.01, 6.30)),
     (1024, 512): ((3.19, 3.19), (7.37, 7.37), (3.43, 3.43)),
@@ -162,6 +160,16 @@ def attention_section() -> str:
 # --- the whole prefill -----------------------------------------------------------------------------------------------
 
 
+def counters(arm: Arm, every: Sequence[arms.Counts], chunk: int) -> list[EngineCounters]:
+    """Of every chunk."""
+    return [arms.plan(chunk, arm.calls(counts, chunk, every)).counters() for counts in every]
+
+
+def dropped_share(counted: Iterable[EngineCounters]) -> float:
+    counted = list(counted)
+    return sum(c.dropped_pairs for c in counted) / sum(c.routed_pairs for c in counted)
+
+
 def seconds_section(routing: str) -> str:
     rows = []
     every_arm = (*BASELINES, BASE, T, TG)
@@ -169,8 +177,8 @@ def seconds_section(routing: str) -> str:
         every = arms.chunk_counts(routing, prompt, chunk)
         lines = [arms.prefill(arm, every, chunk) for arm in every_arm]
         cells = [f"{line.now_s():.1f} s, {arms.total_j(line) / prompt * 1e3:.0f} mJ" for line in lines]
-        counted = [arms.plan(chunk, TG.calls(counts, chunk, every)).counters() for counts in every]
-        dropped = sum(c.dropped_pairs for c in counted) / sum(c.routed_pairs for c in counted)
+        counted = counters(TG, every, chunk)
+        dropped = dropped_share(counted)
         padded = sum(c.padded_rows for c in counted) / sum(c.computed_rows for c in counted)
         mj = arms.total_j(lines[-1]) / prompt * 1e3
         outside = percent(beyond(mj, STATED_MJ))

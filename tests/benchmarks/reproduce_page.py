@@ -40,7 +40,7 @@ def page(book: Ledger, done: Sequence[Reproduced]) -> str:
             [(len(one.claims), one.declared, one.now, one.because, _rows(one.claims)) for one in class_changes(done)],
         ),
         counts=table(list(counted[0]), [list(row.values()) for row in counted]),
-        ways=table(("source", "how", "rows", "within"), [tuple(way) for way in ways(done)]),
+        ways=table(("source", "how", "rows", "figures", "rows within"), [tuple(way) for way in ways(done)]),
         classes=table(("class", "what it means"), [(klass, MEANINGS[klass]) for klass in CLASSES]),
         methods=table(("by", "what gives our figure"), list(METHODS.items())),
         differing=_differing(done),
@@ -97,7 +97,7 @@ these machines ([0026](decisions/0026-one-rule-of-time.md)).
 and rows that their own source contradicts.
 
 Rows that are predicted in the same way are right or wrong together. So many rows of one way count as much as one row.
-The ways are:
+*Figures* counts a figure once that the source states in several places. The ways are:
 
 {ways}
 
@@ -124,6 +124,8 @@ writes a verdict by hand.
   too, ours is a range (in brackets), and the row holds if the printed figure may lie in this range.
 - **Predicted and consistent** rows must be within 15 %. Two ranges are compared end by end. A range and a figure are
   compared at the nearer end.
+- **Units**: GB is 1e9 bytes and GiB is 2^30 bytes. A row is compared in the unit that is printed. Where a source prints
+  GB and means GiB, ours is in GiB and the row says so.
 
 A row that misses stays in the table, with the reason.
 

@@ -82,8 +82,8 @@ def table_1(sheet: Sheet) -> Iterator[Finding]:
         (32, "no figure of ours rests on it: the DIMM's bandwidth is that of its ranks"),
     ):
         yield Finding(f"001-{number:03}", None, note=told, missing=SETTING)
-    yield Finding("001-024", gpu / GIB, "sheet")
-    yield Finding("001-029", dimm / GIB, "sheet")
+    yield Finding("001-024", gpu / GIB, "sheet", "GiB")
+    yield Finding("001-029", dimm / GIB, "sheet", "GiB")
     yield Finding(
         "001-031", 4.0, "formula", "DDR4 has 4 bank groups, 8 are of DDR5 (JESD79-4); no figure of ours rests on it"
     )
@@ -95,7 +95,7 @@ def table_1(sheet: Sheet) -> Iterator[Finding]:
     )
     n_ndps = sum(name.startswith("ndp:") for name in sheet.units)
     yield Finding("001-035", float(n_ndps), "sheet")
-    yield Finding("001-036", N_DIMMS * DIMM_BYTES / GIB, "formula", "six DIMMs of 32 GB")
+    yield Finding("001-036", N_DIMMS * DIMM_BYTES / GIB, "formula", "GiB, of six DIMMs of 32 GiB")
     yield Finding(
         "001-037", host.bytes_per_s.value / 1e9, "sheet", "of DDR5-5600; its DIMMs are DDR4-3200, 25.6 GB/s a channel"
     )

@@ -39,6 +39,11 @@ def span(found: Iterable[float]) -> Span:
     return Span(min(values), max(values))
 
 
+def stated_base_gain() -> float:
+    """§5.8: base over all techniques."""
+    return printed(claim(214))
+
+
 def own_figures() -> Mapping[str, Ours]:
     """By claim."""
     return {**_latency(), **_accuracy(), **_layer(), **_groups(), **_qwen(), **_gpu()}

@@ -14,6 +14,8 @@ from harness.reproduce.npumoe import arithmetic
 from harness.reproduce.npumoe.routing import STATED_IMBALANCE, QuartileRouting
 from results.records import COMM
 
+IMBALANCES = (1.0, 1.5, 2.0, 2.4, 3.0)
+"""Times that a quarter of the experts is as busy as the mean: the source states 2 as an example, and publishes none."""
 STATED = ((1024, 256), (1024, 512), (4096, 512), (4096, 1024))
 """(prompt, chunk) of §5.3."""
 PROMPTS, CHUNKS = (1024, 4096), (256, 512, 1024)
@@ -94,6 +96,22 @@ def in_groups(prompt: int, chunk: int, model: str, group: int, capacity: int) ->
 def ttft_gain(arm: str, prompt: int, chunk: int, ours: str = OURS, given: Given = ()) -> float:
     """TTFT of an arm over ours. given: of the arm."""
     return prefill(arm, prompt, chunk, given=given).seconds / prefill(ours, prompt, chunk).seconds
+
+
+def of_imbalance(arm: str, prompt: int, chunk: int, imbalance: float) -> PhaseCost:
+    """A prefill on another routing."""
+    found = priced(arm, prompt, chunk, decode_steps=0, imbalance=imbalance).prefill
+    assert found is not None
+    return found
+
+
+@cache
+def gains_by_imbalance(arm: str, prompt: int, chunk: int) -> tuple[float, ...]:
+    """TTFT of an arm over ours, for each of `IMBALANCES`."""
+    return tuple(
+        of_imbalance(arm, prompt, chunk, one).seconds / of_imbalance(OURS, prompt, chunk, one).seconds
+        for one in IMBALANCES
+    )
 
 
 def ttft_s(arm: str, prompt: int, chunk: int) -> float:

@@ -32,6 +32,8 @@ class Layer:
 
     seconds: Mapping[str, float]
     joules: Mapping[str, float]
+    n_launches: int = 0
+    """Of experts."""
 
     @property
     def wall_s(self) -> float:
@@ -63,7 +65,7 @@ def layer(arm: str, model: str, sheet_name: str = "m2-ultra", given: Given = ())
     assert memory is not None
     joules["cpu"] -= busy_w.value * head_s
     joules[COMM] -= memory.comm_w.value * head_s
-    return Layer(seconds, joules)
+    return Layer(seconds, joules, phase.counters.expert_calls)
 
 
 def table_4(arm: str) -> Mapping[str, float]:

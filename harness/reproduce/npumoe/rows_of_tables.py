@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.reproduce.findings import Finding, Ours
-from harness.reproduce.npumoe import explained, grid, layer, machine, places
+from harness.reproduce.npumoe import explained, grid, inputs, layer, machine, places
 from harness.reproduce.npumoe.arithmetic import own_figures, rounding
 from harness.reproduce.npumoe.layer import TABLE_4_ARMS
 from harness.reproduce.npumoe.places import MODES, TABLE_3, TABLE_4, TABLE_5, claim
@@ -24,19 +24,28 @@ OWN_NOTES = {
     claim(225): "§5.3 at 4096/1024",
     claim(271): "s of Table 4's MoE block alone, its rows added up",
 }
+UNITS = {
+    claim(20): "GiB: eight experts of 150 MiB, which are 1.26 GB",
+    claim(21): "MiB",
+    claim(37): "GB, in FP16",
+    claim(38): "GB, in FP16",
+    claim(39): "GB in FP16; GiB in 8 bits",
+}
+"""Of the figures that are printed in MB and GB."""
 SAMPLE_ROUTING = "of the generated routing, which is of no data set"
 
 
 def findings() -> Iterator[Finding]:
     rounded = rounding()
     for id_, ours in own_figures().items():
-        yield Finding(id_, ours, "its own figures", OWN_NOTES.get(id_, ""), rounding=rounded.get(id_, ()))
+        note, why = OWN_NOTES.get(id_, ""), inputs.OWN_POWER.get(id_, "")
+        yield Finding(id_, ours, "its own figures", note, why, rounding=rounded.get(id_, ()))
     active = {claim(29): MODELS[1], claim(34): MODELS[2]}
     for id_, figures in sizes().items():
         why = other_counts(active[id_]) if id_ in active else ""
-        yield Finding(id_, _one(figures), "shape", explanation=why)
+        yield Finding(id_, _one(figures), "shape", UNITS.get(id_, ""), why)
     for id_, figures in examples().items():
-        yield Finding(id_, _one(figures), "plan")
+        yield Finding(id_, _one(figures), "plan", UNITS.get(id_, ""))
     packed = packing()
     yield Finding(
         claim(286), f"({','.join(map(str, packed.tokens))}) in C={packed.capacity}", "plan",
@@ -84,23 +93,18 @@ def _table_5() -> Iterator[Finding]:
 
 
 def _tables_6_to_9() -> Iterator[Finding]:
-    read = (
-        "one layer of Qwen3-30B-A3B in FP16 over 1024 tokens in chunks of 256; the source does not say what it measured"
-    )
     for mode in MODES:
         found = layer.qwen(mode)
         spent = (found.wall_s, found.seconds["expert FFN"], found.seconds["attention"])
         for column, ours in zip(places.TABLE_6_COLUMNS[:3], spent, strict=True):
-            why = explained.HALF_THE_ATTENTION if column == "attention s" else ""
-            yield Finding(places.table_6(mode, column), ours, "priced", read, why)
+            yield Finding(places.table_6(mode, column), ours, "priced", *inputs.of_table_6(mode, column))
         for column, component in (("CPU J", "cpu"), ("ANE J", "npu"), ("comm J", "comm")):
-            why = explained.cpu_joules() if (mode, component) == ("ours", "cpu") else ""
-            yield Finding(places.table_7(mode, column), found.joules[component], "priced", read, why)
-    shape = f"{machine.KERNEL_ROWS} rows of one layer of Phi-3.5-MoE; the source states no shape"
+            joules, told = found.joules[component], inputs.of_table_7(mode, column)
+            yield Finding(places.table_7(mode, column), joules, "priced", *told)
     for number, unit in enumerate(("gpu", "npu")):
         kernel = machine.attention(unit)
-        yield Finding(places.table_8("runtime", number), kernel.seconds * 1e3, "sheet", shape)
-        yield Finding(places.table_8("energy", number), kernel.joules * 1e3, "sheet", shape)
+        for metric, ours in (("runtime", kernel.seconds * 1e3), ("energy", kernel.joules * 1e3)):
+            yield Finding(places.table_8(metric, number), ours, "sheet", *inputs.of_table_8(metric, unit))
     block = layer.layer("npumoe", grid.PHI)
     whole = "one layer of Phi-3.5-MoE over 1024 tokens in chunks of 256; the source states no shape"
     yield Finding(places.table_9("runtime", 1), block.wall_s, "priced", whole)

@@ -10,7 +10,18 @@ from harness.reproduce.redrawn import Entry, SourceTable
 from harness.reproduce.speculating import trends
 from harness.reproduce.speculating.accuracy import Accuracy, accuracies, arm_of_average, averages
 from harness.reproduce.speculating.estimators import fitting, millions
-from harness.reproduce.speculating.found import COMPUTE_SHARE, COPY_SHARE, ESTIMATORS, GAIN, GIB, TABLE_2, published
+from harness.reproduce.speculating.found import (
+    COMPUTE_SHARE,
+    COPY_SHARE,
+    ESTIMATORS,
+    GAIN,
+    GIB,
+    TABLE_2,
+    TABLE_3,
+    TABLE_3_COLUMNS,
+    machine_of,
+    published,
+)
 from harness.reproduce.speculating.tpot import (
     EVALUATED,
     LENGTHS,
@@ -36,8 +47,8 @@ BUNDLED = (
 def tables() -> list[SourceTable]:
     book = ledger()
     return [
-        *table_1(book), table_2(), bytes_a_token(), *fig_3_and_4(), fig_5(), fig_7(), *fig_8(), all_machines(),
-        *fig_9_and_10(), estimator_sizes(book),
+        *table_1(book), table_2(), table_3(), bytes_a_token(), *fig_3_and_4(), fig_5(), fig_7(), *fig_8(),
+        all_machines(), *fig_9_and_10(), estimator_sizes(book),
     ]  # fmt: skip
 
 
@@ -98,6 +109,23 @@ def table_2() -> SourceTable:
         note="From the published configurations; printed as GB, and in GiB throughout. GPT-OSS-120B stands there with"
         " the"
         " shape of the 20B (which has 35.6 GiB of experts), Qwen3-235B-A22B with about its size in 8 bits.",
+    )  # fmt: skip
+
+
+def table_3() -> SourceTable:
+    """Theirs as printed, in one text a machine; ours the sheets that its times are priced on."""
+    book, entries = ledger(), []
+    for machine, number in TABLE_3.items():
+        claim = f"003-{number:03}"
+        printed = str(book.claims[claim].printed).split("/")
+        gpu_gib, host_gib, link_gb_per_s = machine_of(machine)
+        ours = (f"{gpu_gib} GiB", f"{host_gib} GiB", f"{link_gb_per_s:g} GB/s each way, the peak")
+        for column, own, theirs in zip(TABLE_3_COLUMNS, ours, printed, strict=True):
+            entries.append(Entry(machine.upper(), column, own, theirs))
+    return SourceTable(
+        "Table 3", "machines", "", "machine", tuple(entries),
+        note="Ours are the sheets on which its times are priced: settings that are taken over, and nothing that is"
+        " found. The source prints no rate of a link.",
     )  # fmt: skip
 
 
