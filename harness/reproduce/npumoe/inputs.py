@@ -105,9 +105,10 @@ def _communication(mode: str) -> str:
     memory = machine.m2_ultra().memory
     assert memory is not None
     theirs_s, theirs_j = _theirs_s(mode)[0], arithmetic.printed(places.table_7(mode, "comm J"))
+    longer = 100 * (qwen(mode).wall_s / theirs_s - 1)
     return (
         f"One power, {memory.comm_w.value:.2f} W, is fitted on all runs of the table: it is {theirs_j / theirs_s:.2f} W"
-        f" in this one, and our time is {100 * (qwen(mode).wall_s / theirs_s - 1):+.1f} % off."
+        f" in this one, and our time is {abs(longer):.1f} % {'longer' if longer > 0 else 'shorter'}."
     )
 
 

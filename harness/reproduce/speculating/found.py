@@ -105,12 +105,12 @@ def shares() -> Iterator[Finding]:
     token = f"{expert_bytes_a_token(MODELS[QWEN3]) / 1e9:.2f} GB a token at 31.5 GB/s"
     yield Finding(
         COPY_SHARE, Span(min(copy), max(copy)), "priced", token,
-        "Launches take no time on the sheet, so nothing idles in ours: theirs leaves up to 8 % to it, and the copies'"
-        " share is that much less.",
+        "Launches take no time on the sheet, so nothing idles in ours: theirs leaves up to 8 % to it, and less to"
+        " copies.",
     )  # fmt: skip
     yield Finding(
         COMPUTE_SHARE, Span(min(compute), max(compute)), "priced", PRICED,
-        "As 003-004: launches take no time on the sheet, which a short prompt's compute is mostly made of.",
+        "As 003-004: launches take no time on the sheet, and its rates are peaks.",
     )  # fmt: skip
 
 
