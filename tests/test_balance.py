@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.techniques.place.balance import Times, balanced, most_on_gpu
-
-pytestmark = pytest.mark.numbers
 
 EPSILON = Fraction(1, 10**9)
 
@@ -74,13 +73,11 @@ def test_what_balances_is_what_trying_every_share_finds(
 
 
 @pytest.mark.parametrize("n_units", range(1, 7))
-@pytest.mark.parametrize("edge", range(9))
-@pytest.mark.parametrize("off", [-1, 0, 1])
 @pytest.mark.parametrize("gpu", ["1/3", "6", "40"])
-def test_at_every_edge_of_the_sawtooth(n_units: int, edge: int, off: int, gpu: str) -> None:
+def test_at_every_edge_of_the_sawtooth(n_units: int, gpu: str) -> None:
     """Times that balance just below, at and just above each whole E_g of 8 experts, by the right limit and by the left:
     T_w E_g + T_g E_g' = (N + 1) T_a + T_n (8 - E_g) with T_w = 2, T_n = 1."""
-    for tooth in (Fraction(0), Fraction(gpu) / n_units):
+    for edge, off, tooth in product(range(9), (-1, 0, 1), (Fraction(0), Fraction(gpu) / n_units)):
         activation = (3 * edge - 8 + tooth + off * EPSILON) / (n_units + 1)
         if activation >= 0:
             check(Times(Fraction(2), Fraction(gpu), Fraction(1), activation), n_units, 8)  # type: ignore[arg-type]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,82 +210,6 @@ def test_experts_in_their_file_stay_views_of_it() -> None:
     assert mlp.experts.experts[3].down_HI.dtype == torch.bfloat16
     whole: Any = load_checkpoint(str(BUNDLED), torch.float32).weights.layers[0].mlp
     assert not is_mapped(whole.experts.experts[3].down_HI)
-
-
-# --- the memory of the process ---------------------------------------------------------------------------------------
-
-MIB = 1 << 20
-RESIDENT = """
-import sys, torch
-from engines.base import unheard
-from engines.expert_memory import ExpertMemory
-from engines.kernels.library import library
-from engines.model.quantised import Quantisation
-from tests.test_expert_slots import engine, request, resident
-torch.set_num_threads(1); library()
-folder, name, budget, form, dtype = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], getattr(torch, sys.argv[5])
-before = resident(folder)
-others = {} if name == "dropless" else {"expert_memory": ExpertMemory(budget, form)}
-if form not in ("fp32", "bf16"):
-    others["quantise"] = Quantisation(experts=form)
-if name == "static":
-    others["parameters"] = {"calibration_prompts": 1}
-made = engine(folder, name, dtype, **others)
-made.run(request(96, 24), unheard)
-counters = made.take_counters()
-print(*(after - one for after, one in zip(resident(folder), before)), counters.misses)
-"""
-
-
-def resident(folder: str) -> tuple[int, int]:
-    """Bytes of this process that are private, and those of files in the folder, or of files without a name."""
-    status = Path("/proc/self/status").read_text()
-    private = int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) * 1024
-    in_files, is_own = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split(" ")[0]:
-            is_own = folder in line or "(deleted)" in line
-        elif is_own and line.startswith("Rss:"):
-            in_files += int(line.split()[1]) * 1024
-    return private, in_files
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """64 experts in each of 3 layers: 144 MiB of bf16 in the file, 288 in fp32; all else is 2 MiB."""
-    import transformers
-
-    folder = tmp_path_factory.mktemp("large")
-    sizes = {"hidden_size": 256, "moe_intermediate_size": 512, "num_experts": 64, "num_experts_per_tok": 4}
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=2048, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-        max_position_embeddings=512, eos_token_id=0, bos_token_id=None, **sizes,
-    )  # fmt: skip
-    transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    copy_tokenizer(folder)
-    return folder
-
-
-def grown(folder: Path, name: str, budget: int, form: Form = "fp32", dtype: str = "float32") -> Sequence[int]:
-    command = [sys.executable, "-c", RESIDENT, str(folder), name, str(budget), form, dtype]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return [0 if word == "None" else int(word) for word in done.stdout.split()[-3:]]
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is resident")
-@pytest.mark.parametrize(("name", "form"), [("lru", "fp32"), ("static", "fp32"), ("lru", "int8")])
-def test_the_process_keeps_to_the_memory_of_the_plan(name: str, form: Form, large: Path) -> None:
-    """Of 24 MiB of slots, beside what everything else takes: and no page of an expert in the file stays either.
-
-    Everything else: 10 MiB for the other weights, the cache and what torch keeps, 64 MiB of what an allocator may hold
-    back. All experts in memory, as a yardstick of the measurement, are 288 MiB.
-    """
-    private, in_files, misses = grown(large, name, 24 * MIB, form)
-    assert misses > 0
-    assert private < (24 + 10 + 64) * MIB
-    assert in_files < 4 * MIB
-    assert grown(large, "dropless", 0)[0] > 288 * MIB
 
 
 # --- in a plan -------------------------------------------------------------------------------------------------------

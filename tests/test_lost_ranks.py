@@ -32,8 +32,6 @@ from tests.ranks import (
     technique,
 )
 
-pytestmark = pytest.mark.numbers
-
 
 @pytest.fixture(scope="module")
 def one() -> ReferenceEngine:

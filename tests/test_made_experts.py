@@ -31,7 +31,7 @@ from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import copy_tokenizer
 from tests.test_compositions import MOVES, ROUTES
 from tests.test_copies import engine as copying
-from tests.test_expert_slots import MIB, all_logits, arm, counted, engine, grown, request
+from tests.test_expert_slots import all_logits, arm, counted, engine, request
 from tests.test_preflight import checked, problems
 
 pytestmark = pytest.mark.numbers
@@ -208,28 +208,6 @@ def test_slots_are_filled_from_files_alone(folders: dict[str, Path]) -> None:
     technique = CustomParameters.model_validate({"move": MOVES["lru"]["move"]})
     with pytest.raises(EngineError, match="experts lie in memory; load them experts_as_filed"):
         ReferenceEngine(checkpoint, technique, 32)
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is resident")
-@pytest.mark.parametrize("form", ["bf16", "int8"])
-def test_the_process_keeps_to_the_memory_of_the_plan(form: Form, tmp_path: Path) -> None:
-    """GPT-OSS of 64 experts in each of 3 layers, 144 MiB in bf16: private memory as in `test_expert_slots`, and neither
-    the file that experts are made into nor the checkpoint's stacks stay. The rest of the checkpoint, which is mapped,
-    is 3 MiB."""
-    import transformers
-
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_local_experts": 64, "num_experts_per_tok": 4}
-    config = transformers.GptOssConfig(
-        vocab_size=2048, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-        max_position_embeddings=512, eos_token_id=0, bos_token_id=None, pad_token_id=None, **sizes,
-    )  # fmt: skip
-    transformers.GptOssForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
-    copy_tokenizer(tmp_path)
-    private, in_files, misses = grown(tmp_path, "lru", 24 * MIB, form, "bfloat16")
-    assert misses > 0
-    assert private < (24 + 10 + 64) * MIB
-    assert in_files < (3 + 4) * MIB
-    assert grown(tmp_path, "dropless", 0, "bf16", "bfloat16")[0] > 144 * MIB
 
 
 # --- in a plan -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -173,6 +174,7 @@ SECTIONS_OF_A_PLAN: list[tuple[type[BaseModel], tuple[str, ...]]] = [
 ]
 
 
+@cache
 def names_read(packages: tuple[str, ...]) -> set[str]:
     """Attributes that are loaded anywhere in the packages, and keys looked up in dicts by a literal."""
     read: set[str] = set()

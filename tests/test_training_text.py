@@ -19,8 +19,6 @@ from workloads.lm_eval_bridge import lm_eval_tasks
 from workloads.passages import boolq_rows
 from workloads.small_talk import dialogue, sharegpt_rows
 
-pytestmark = pytest.mark.numbers
-
 SIXTEEN = Stage(n_steps=1, n_rows=16, length=256, lessons="all")
 
 
