@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -34,11 +34,56 @@ def host_cpu_seconds(cpus: Collection[int] | None = None) -> CpuSeconds:
     """
     busy_s, available_s = parse_cpu_seconds(PROC_STAT.read_text(), cpus) if PROC_STAT.is_file() else _of_all_cpus()
     me = psutil.Process()
+    children_s = _children_s(me) + (_running_children_s(me) if _has_children() else 0.0)
     return CpuSeconds(
         busy_s=busy_s,
-        ours_s=time.process_time() + _children_s(me) + (_running_children_s(me) if _has_children() else 0.0),
+        ours_s=time.process_time() + children_s + _working.seconds(descendants=False),
         available_s=available_s,
     )
+
+
+class _Working:
+    """Processes that compute for us, each with the CPU time that was last read of it and whether we descend to it."""
+
+    def __init__(self, process_ids: Collection[int] = ()) -> None:
+        own = {child.pid for child in psutil.Process().children(recursive=True)} if process_ids else set()
+        self._found: list[tuple[psutil.Process, bool]] = []
+        self._last_s: dict[int, float] = {}
+        for pid in process_ids:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                self._found.append((psutil.Process(pid), pid in own))
+
+    def seconds(self, descendants: bool) -> float:
+        """Of all of them, or without those that we started."""
+        total_s = 0.0
+        for process, is_own in self._found:
+            if is_own and not descendants:
+                continue
+            # One that has ended used what it had used when it was last looked at, and a little more.
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                times = process.cpu_times()
+                self._last_s[process.pid] = float(times.user + times.system) + _children_s(process)
+            total_s += self._last_s.get(process.pid, 0.0)
+        return total_s
+
+
+_working = _Working()
+
+
+@contextmanager
+def counted_as_ours(process_ids: Collection[int]) -> Iterator[None]:
+    """Meanwhile the CPU time of these processes is ours: a server that answers us, ranks that compute with us."""
+    global _working
+    before, _working = _working, _Working(process_ids)
+    try:
+        yield
+    finally:
+        _working = before
+
+
+def own_cpu_seconds() -> float:
+    """Of this process and of those that are `counted_as_ours`; read in microseconds each."""
+    return time.process_time() + _working.seconds(descendants=True)
 
 
 def parse_cpu_seconds(stat: str, cpus: Collection[int] | None = None) -> tuple[float, float]:

@@ -110,6 +110,24 @@ class SpansProcesses(Protocol):
 
 
 @runtime_checkable
+class AsksServer(Protocol):
+    """An engine whose answers another program computes, which we did not start; perhaps on another machine."""
+
+    def why_unseen(self, by_cpu_time: bool) -> str | None:
+        """Why the device's meters do not see it; None where they do. by_cpu_time: they go by CPU time."""
+        ...
+
+
+@runtime_checkable
+class TellsMarks(Protocol):
+    """An engine that knows of its answers what keeps them out of a mean."""
+
+    def take_marks(self) -> tuple[str, ...]:
+        """Of the requests answered since the last call."""
+        ...
+
+
+@runtime_checkable
 class TellsHeat(Protocol):
     """An engine that says which experts its routers chose."""
 

@@ -13,7 +13,8 @@ from devices.clock import MonotonicClock
 from devices.conditions import host_environment
 from devices.host import Host
 from devices.models.device import ModelDevice, load_model_device
-from engines.base import Engine
+from devices.unseen import UnseenDevice
+from engines.base import AsksServer, Engine
 from engines.cores import PhaseCores, phase_setting
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
@@ -122,14 +123,15 @@ class RunParts:
         workload = self.workload(plan)
         requests = workload.requests(engine.tokenizer, engine.max_length)
         refuse_requests(plan, requests)
+        clock = clock_of(device, self._host_clock)
         if engine.needs_calibration:
             self._calibrate(plan, engine, workload)
         return PreparedCell(
             cell_id=plan.cell.cell_id,
             engine=engine,
             workload=workload,
-            device=device,
-            clock=clock_of(device, self._host_clock),
+            device=seen_device(device, engine, clock),
+            clock=clock,
             requests=requests,
             max_batch=plan.engine.max_batch,
             unmeasured=self._unmeasured(plan, engine, workload, requests),
@@ -379,6 +381,13 @@ def experts_in_file(engine: EngineSpec) -> bool:
 def clock_of(device: Device, host_clock: Clock) -> Clock:
     """A modelled device has a clock of its own."""
     return device.timeline if isinstance(device, ModelDevice) else host_clock
+
+
+def seen_device(device: Device, engine: Engine, clock: Clock) -> Device:
+    """The device, or one that reads nothing where what it reads is of a machine or a process that does not compute."""
+    if isinstance(engine, AsksServer) and engine.why_unseen(any(m.method == "modelled" for m in device.meters)):
+        return UnseenDevice(device, clock)
+    return device
 
 
 def build_device(spec: DeviceSpec, protocol: TrialProtocol, clock: Clock, on_wait: WaitListener) -> Device:

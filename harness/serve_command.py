@@ -56,7 +56,10 @@ def serve(
     try:
         engine = _engine(model, technique, profile, dtype, threads, chunk, reuse_prefix)
         computing = Computing(engine)
-        server = LocalServer(computing, name or model, address, port)
+        settings = f"{technique}, {dtype}" + "".join(
+            f", {key} {value}" for key, value in (("profile", profile), ("threads", threads)) if value is not None
+        )
+        server = LocalServer(computing, name or model, address, port, f"joulebench {_version()}: {settings}")
     except EngineError as error:
         fail(str(error), EXIT_BAD_PLAN)
     except (OSError, OverflowError) as error:
@@ -77,6 +80,15 @@ def serve(
     finally:
         server.shutdown()
         server.server_close()
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("joulebench")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _engine(

@@ -25,14 +25,17 @@ from devices.base import (
     Meter,
 )
 from devices.cpu_cycles import CpuCycles
+from devices.cpu_seconds import counted_as_ours
 from devices.peak_memory import PeakMemory, peak_memory, reset_peak_memory
 from devices.state_watch import changes, state_marks, watched
 from engines.base import (
+    AsksServer,
     Engine,
     HoldsWeights,
     PhaseEvent,
     SpansProcesses,
     TellsHeat,
+    TellsMarks,
     TellsRemarks,
     TellsRoad,
     TellsSteps,
@@ -56,6 +59,8 @@ from workloads.base import Workload, WorkloadError
 
 Traces = dict[str, Sequence[PowerTrace]]
 NO_CYCLES = CpuCycles(None, "CPU cycles: this device does not count them")
+NO_CYCLES_OF_SERVER = CpuCycles(None, "CPU cycles: a server computed, and those of its processes are not counted")
+NO_MEMORY_OF_SERVER = PeakMemory(None, "peak memory: a server computed, and its processes are not known here")
 NO_MEMORY = PeakMemory(None, "peak memory: this device does not tell it")
 PROC = Path("/proc")
 CPU_TICK_S = 0.01
@@ -143,6 +148,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
     _heat(arm.engine)
     _steps(arm.engine)
     _remarks(arm.engine)
+    _own_marks(arm.engine)
     # The window's first request may gain neither from the warm-up nor from the trial before.
     arm.engine.reset()
     with watched(arm.device) as states:
@@ -202,6 +208,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         marks=(
             *_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
             *((CORES_NOT_KEPT,) if lost else ()),
+            *_own_marks(arm.engine),
         ),
     )
     return trial, traces
@@ -210,14 +217,23 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
 def _measure(arm: PreparedCell) -> _Window:
     """The window: meters start before it, and stop after it, whatever happens."""
     window = _Window()
+    others = other_processes(arm.engine)
+    with counted_as_ours([int(process.name) for process in others]):
+        _measure_window(arm, window, others)
+    return window
+
+
+def _measure_window(arm: PreparedCell, window: _Window, others: Sequence[Path]) -> None:
     meters = arm.device.meters
 
     def on_phase(event: PhaseEvent, at_s: float) -> None:
         for meter in meters:
             meter.mark()
 
-    others = other_processes(arm.engine)
-    if isinstance(arm.device, CountsMemory):
+    asks_server = isinstance(arm.engine, AsksServer)
+    if asks_server and not others:
+        window.memory = NO_MEMORY_OF_SERVER
+    elif isinstance(arm.device, CountsMemory):
         window.memory = arm.device.reset_peak_memory() or next(filter(None, map(reset_peak_memory, others)), None)
     with running_meters(meters) as window.traces:
         window.cpu_before, cycles_before = arm.device.cpu_seconds(), _cycles(arm.device)
@@ -228,11 +244,13 @@ def _measure(arm: PreparedCell) -> _Window:
         window.end_s = arm.clock.now_s()
         window.cpu_after, cycles_after = arm.device.cpu_seconds(), _cycles(arm.device)
     if isinstance(arm.device, CountsMemory) and window.memory is None:
-        window.memory = memory_together([arm.device.peak_memory(), *map(peak_memory, others)])
+        own = [] if asks_server else [arm.device.peak_memory()]
+        window.memory = memory_together([*own, *map(peak_memory, others)])
     window.raw = raw_traces(meters)
-    if cycles_before is not None and cycles_after is not None:
+    if asks_server:
+        window.cycles = NO_CYCLES_OF_SERVER
+    elif cycles_before is not None and cycles_after is not None:
         window.cycles = _cycles_between(cycles_before, cycles_after)
-    return window
 
 
 def other_processes(engine: Engine) -> list[Path]:
@@ -268,6 +286,10 @@ def _road(engine: Engine) -> Road | None:
 
 def _heat(engine: Engine) -> ExpertHeat | None:
     return engine.take_heat() if isinstance(engine, TellsHeat) else None
+
+
+def _own_marks(engine: Engine) -> tuple[str, ...]:
+    return engine.take_marks() if isinstance(engine, TellsMarks) else ()
 
 
 def _remarks(engine: Engine) -> tuple[str, ...]:

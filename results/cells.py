@@ -18,6 +18,10 @@ CORES_NOT_KEPT = "cores not kept"
 """The mark of a trial whose threads were found elsewhere than its plan asked; its notes say where."""
 
 
+CACHE_NOT_KNOWN = "prefix cache not known"
+"""The mark of a trial whose engine may have held prompts of earlier requests, and does not say so."""
+
+
 def trials_of(run: RunData) -> dict[str, list[Trial]]:
     """Trials by cell, in the order of their repeats."""
     found: dict[str, list[Trial]] = {cell.cell_id: [] for cell in run.cells}
@@ -32,8 +36,9 @@ def usable(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def answering(trials: Iterable[Trial]) -> list[Trial]:
-    """What may enter an accuracy: a neighbour on the CPU makes answers late, and changes none; nor do other cores."""
-    return [t for t in trials if t.status == "ok" and set(t.marks) <= {CONTENDED, CORES_NOT_KEPT}]
+    """What may enter an accuracy: a neighbour on the CPU makes answers late, a cache makes them early, and neither changes
+    one; nor do other cores."""
+    return [t for t in trials if t.status == "ok" and set(t.marks) <= {CONTENDED, CORES_NOT_KEPT, CACHE_NOT_KNOWN}]
 
 
 def counters_of(trials: Iterable[Trial]) -> str | None:

@@ -1,4 +1,6 @@
-"""The meter of a machine without one: CPU time of this process x watts of a sheet. Modelled, and labelled so.
+"""The meter of a machine without one: CPU time x watts of a sheet. Modelled, and labelled so.
+
+The CPU time is that of this process, and of those that compute for it (`devices.cpu_seconds.counted_as_ours`).
 
 The formula stands in `results.cpu_time`; CPU time and sheet are kept beside the joules. It sees how much of the CPU a
 window used, not how hard (no frequency, no memory traffic, no other process).
@@ -14,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from devices.base import Channel, Clock, MeterUnavailableError
+from devices.cpu_seconds import own_cpu_seconds
 from devices.meters.polled import Array, PolledMeter
 from devices.toml_records import read_record
 from results.cpu_time import CPU_TIME, WattsSheet
@@ -68,7 +71,7 @@ class ModelledMeter(PolledMeter):
 
     def read(self) -> Sequence[float]:
         """CPU time, from which `traces` makes joules."""
-        return [time.process_time()]
+        return [own_cpu_seconds()]
 
     def traces(self, times_s: Array, values: Array) -> Sequence[PowerTrace]:
         cpu_s = values[:, 0]

@@ -42,14 +42,17 @@ class LocalServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, computing: Computing, model: str, address: str = "127.0.0.1", port: int = 0) -> None:
-        """model: the name by which clients ask for it. Raises `OSError` where the port cannot be had, `ValueError` for
+    def __init__(
+        self, computing: Computing, model: str, address: str = "127.0.0.1", port: int = 0, version: str = ""
+    ) -> None:
+        """model: the name by which clients ask for it. version: what else decides its answers, for who keeps figures of
+        it. Raises `OSError` where the port cannot be had, `ValueError` for
         an address that other machines reach."""
         if not ipaddress.ip_address(address).is_loopback:
             raise ValueError(f"address {address}: other machines reach it, and whoever asks is answered; use 127.0.0.1")
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address, port), _Handler)
-        self.computing, self.model = computing, model
+        self.computing, self.model, self.version = computing, model, version
         self.port = int(self.server_address[1])
         shown = f"[{address}]" if ":" in address else address
         self.url = f"http://{shown}:{self.port}/v1"
@@ -77,13 +80,16 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         roads: dict[str, Callable[[], dict[str, Any]]] = {
             "/health": lambda: {"status": "ok"},
+            "/version": lambda: {"version": self.server.version},
             "/v1/models": self._models,
         }
         if not self._is_from_here():
             return
         road = roads.get(self.path)
         if road is None:
-            self._refuse(HTTPStatus.NOT_FOUND, f"{self.path}: there are /health, /v1/models, and, with POST, {POSTS}")
+            self._refuse(
+                HTTPStatus.NOT_FOUND, f"{self.path}: there are /health, /version, /v1/models, and, with POST, {POSTS}"
+            )
         else:
             self._reply(HTTPStatus.OK, road())
 
@@ -135,9 +141,6 @@ class _Handler(BaseHTTPRequestHandler):
                 return body
             self._refuse(HTTPStatus.BAD_REQUEST, f"body of {len(body)} bytes: {length} were announced")
         return None
-
-    def _health(self) -> dict[str, Any]:
-        return {"status": "ok"}
 
     def _models(self) -> dict[str, Any]:
         own = {"id": self.server.model, "object": "model", "created": self.server.started_s, "owned_by": "joulebench"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from harness.external.base import ExternalSpec
 from harness.external.llama_cpp import LlamaCppSpec
+from harness.external.openai import OpenAISpec
 
-EXTERNAL: dict[str, type[ExternalSpec]] = {spec.tag: spec for spec in (LlamaCppSpec,)}
+EXTERNAL: dict[str, type[ExternalSpec]] = {spec.tag: spec for spec in (LlamaCppSpec, OpenAISpec)}
 
 
 def keys_of_others() -> dict[str, str]:
