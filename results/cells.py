@@ -36,8 +36,7 @@ def usable(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def answering(trials: Iterable[Trial]) -> list[Trial]:
-    """What may enter an accuracy: a neighbour on the CPU makes answers late, a cache makes them early, and neither changes
-    one; nor do other cores."""
+    """What may enter an accuracy: neighbours, other cores and caches make answers later or earlier, and change none."""
     return [t for t in trials if t.status == "ok" and set(t.marks) <= {CONTENDED, CORES_NOT_KEPT, CACHE_NOT_KNOWN}]
 
 
