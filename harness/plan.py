@@ -45,6 +45,7 @@ from harness.schema import (
     Section,
     TrialProtocol,
 )
+from harness.tuning.tuned_plans import resolved
 from harness.workload_specs import NamedWorkload, WorkloadSpec
 
 MAX_BYTES = 1 << 20
@@ -163,6 +164,7 @@ def draft_plan(
     folder: Path = Path(),
 ) -> Draft:
     """Never raises. earlier: problems found before. folder: where paths of hardware sheets start."""
+    raw, unresolved, notes = resolved(raw)
     sifted = sift(raw)
     entries, problems = sweep.expand(sifted.raw, max_cells)
     too_many = any(problem.startswith(sweep.TOO_MANY) for problem in problems)
@@ -203,8 +205,8 @@ def draft_plan(
     named = Parts(named_models, named_engines, parts.workloads, named_devices)
     cells, skipped = ([], []) if too_many else matrix(parts, data_root)
     name = raw.get("name")
-    plan = Plan(str(name), raw, protocol, tuple(with_references(cells)), tuple(skipped))
-    everything = [*earlier, *sifted.problems.values(), *sifted.others(problems)]
+    plan = Plan(str(name), raw, protocol, tuple(with_references(cells)), tuple(skipped), warnings=tuple(notes))
+    everything = [*earlier, *unresolved, *sifted.problems.values(), *sifted.others(problems)]
     return Draft(plan, parts, named, tuple(dict.fromkeys(everything)))
 
 

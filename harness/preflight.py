@@ -62,7 +62,7 @@ def preflight(draft: Draft, run_parts: RunParts) -> Plan:
     with all problems, those of the draft first.
     """
     problems = list(draft.problems)
-    warnings: list[str | None] = []
+    warnings: list[str | None] = [*draft.plan.warnings]
     named, facts = draft.named, {}
     computed = [model.spec for model in named.models if isinstance(model.spec, ModelSpec)]
     for source in dict.fromkeys(model.source for model in computed):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +12,14 @@ import pandas as pd
 from harness.tuning.display import candidate_records, candidate_rows, probe_records, sentence
 from harness.tuning.probing import Arm, Probe
 from harness.tuning.profile import TunedProfile
+from harness.tuning.race import Estimate
 from harness.tuning.session import PhaseFound, SessionFound
 from results.report.charts import page_spec
 from results.report.csv import csv_text
 from results.report.files import replace_text
+from results.report.picture import LOG_FROM
 from results.report.plain_pages import frame, write_plain_pages
+from results.report.plan_text import value_text
 
 PAGE, CANDIDATES_CSV, PROBES_CSV = "tune.html", "candidates.csv", "probes.csv"
 TITLES = {"prefill": "Prefill", "decode": "Decoding", "all": "Whole requests"}
@@ -60,14 +63,15 @@ def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]
         "profile": profile,
         "phases": phases,
         "excluded": [(session.space.names[arm], why) for arm, why in session.excluded.items()],
-        "settings": [f"{key} = {toml_value(value)}" for key, value in profile.settings.items()],
+        "settings": [f"{key} = {value_text(value)}" for key, value in profile.settings.items()],
         "check_command": f"joulebench tune --check {shlex.quote(profile.name)}",
+        "methods": [phase.method for phase in phases],
         "modelled": session.time_method == "modelled",
     }
 
 
 def _phase(session: SessionFound[Arm], found: PhaseFound[Arm], charts: Charts) -> PhaseShown:
-    rows = candidate_rows(session, found)
+    rows = [{"": str(i), **row} for i, row in enumerate(candidate_rows(session, found), start=1)]
     chosen = session.space.names[found.result.chosen]
     front = search = ""
     if any(one.cost for one in found.result.standings):
@@ -95,26 +99,19 @@ def _phase(session: SessionFound[Arm], found: PhaseFound[Arm], charts: Charts) -
     )
 
 
-def toml_value(value: Any) -> str:
-    """As a plan writes it; a JSON string or number is one of TOML too."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {toml_value(own)}" for key, own in value.items() if own is not None) + " }"
-    return json.dumps(value, ensure_ascii=False)
-
-
 def front_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str, Any]:
     """Energy of a token over speed, with intervals; the floor, and the front as a line."""
     import altair as alt
 
     result = found.result
     values = []
-    for one in result.standings:
+    for number, one in enumerate(result.standings, start=1):
         speed, cost = one.speed_tokens_per_s, one.cost
         if speed is None or cost is None:
             continue
         values.append(
             {
-                "name": session.space.names[one.arm],
+                "name": f"{number}: {session.space.names[one.arm]}" if one.arm == result.chosen else str(number),
                 "speed": speed.value,
                 "speed_low": speed.value if speed.low is None else speed.low,
                 "speed_high": speed.value if speed.high is None else speed.high,
@@ -126,8 +123,8 @@ def front_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str,
             }
         )
     base = alt.Chart(alt.InlineData(values=values))
-    x = alt.X("speed:Q", title="token/s", scale=alt.Scale(zero=False, nice=True, padding=30))
-    y = alt.Y("energy:Q", title=f"m{found.energy_unit}", scale=alt.Scale(zero=False, nice=True, padding=20))
+    x = alt.X("speed:Q", title="token/s", scale=_scale([one.speed_tokens_per_s for one in result.standings]))
+    y = alt.Y("energy:Q", title=f"m{found.energy_unit}", scale=_scale([one.cost for one in result.standings]))
     ink = alt.value("var(--ink-2)")
     layers = [
         base.mark_rule(strokeWidth=1).encode(x="speed_low:Q", x2="speed_high:Q", y=y, color=ink),
@@ -151,12 +148,22 @@ def front_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str,
     return page_spec(alt.layer(*layers, points, words), 300, f"{TITLES[found.phase]}: energy over speed")
 
 
+def _scale(estimates: Sequence[Estimate | None]) -> Any:
+    """Of powers of ten where candidates differ much, as on the first screen of a run."""
+    import altair as alt
+
+    values = [estimate.value for estimate in estimates if estimate is not None]
+    if max(values) / min(values) >= LOG_FROM:
+        return alt.Scale(type="log", nice=True)
+    return alt.Scale(zero=False, nice=True, padding=30)
+
+
 def search_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str, Any]:
     """A row for each candidate, a mark for each probe: when a candidate leaves, its row ends."""
     import altair as alt
 
     names = session.space.names
-    order = list(dict.fromkeys(names[one.ask.arm] for one in found.probes))
+    order = [names[one.arm] for one in found.result.standings]
     stages = {"fastest": "in search of the fastest", "candidates": "raced"}
     values = [
         {
@@ -170,7 +177,7 @@ def search_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str
     y = alt.Y(
         "name:N", title=None, sort=order, axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=260)
     )
-    x = alt.X("round:Q", title="round of probes", axis=alt.Axis(tickMinStep=1, format="d"))
+    x = alt.X("round:Q", title="round of probes", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(zero=False))
     shape = alt.Shape("stage:N", legend=alt.Legend(title=None, orient="top", labelColor="var(--ink)")).scale(
         domain=[*stages.values(), "failed"], range=["triangle-up", "circle", "cross"]
     )

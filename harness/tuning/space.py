@@ -159,6 +159,6 @@ def _table(cell_plan: CellPlan) -> Raw:
 
 
 def _without_name(label: str) -> str:
-    """`prefill_chunk=64` of `dropless[prefill_chunk=64]`: all arms are of one engine."""
+    """`prefill_chunk 64, threads 1` of `dropless[prefill_chunk=64,threads=1]`: all arms are of one engine."""
     _, bracket, suffix = label.partition("[")
-    return suffix.removesuffix("]") if bracket else label
+    return suffix.removesuffix("]").replace(",", ", ").replace("=", " ") if bracket else label

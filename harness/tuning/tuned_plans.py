@@ -6,7 +6,6 @@ run and not where it came from. A profile of another device or model, or one tha
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from harness.tuning.profile import (
 
 TUNED = "tuned"
 HOST = "host"
+UNKNOWN_ARM = {"name": TUNED, "technique": {"name": "dropless"}}
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +49,11 @@ def resolved(raw: dict[str, Any]) -> Resolved:
     """Never raises. What cannot be resolved is a problem, and left out of the plan."""
     if not names_profiles(raw):
         return Resolved(raw, [], [])
-    plan = copy.deepcopy(raw)
+    engines = raw["engine"]
+    engines = [engines] if is_tuned(engines) else [dict(one) if isinstance(one, dict) else one for one in engines]
+    plan = {**raw, "engine": engines}
     problems: list[str] = []
     notes: list[str] = []
-    engines = plan["engine"]
-    if is_tuned(engines):
-        engines = plan["engine"] = [engines]
     for i, engine in enumerate(engines):
         path = f"engine[{i}]"
         try:
@@ -72,10 +71,13 @@ def resolved(raw: dict[str, Any]) -> Resolved:
             problems.append(f"{path}: {error}")
             if isinstance(engine, dict):
                 engine.pop("cores", None)
+            else:
+                engines[i] = None
             continue
         keys = ", ".join(f"{key} = {_words(value)}" for key, value in profile.settings.items()) or "as planned"
         notes.append(f"{path}: from the tuned profile {profile.name} of {profile.created_at}: {keys}")
-    plan["engine"] = [engine for engine in engines if not is_tuned(engine)]
+    # A problem is told once: an arm that could not be found stands in for itself, so that none seems to be missing.
+    plan["engine"] = [UNKNOWN_ARM if engine is None else engine for engine in engines]
     return Resolved(plan, problems, notes)
 
 

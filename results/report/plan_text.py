@@ -16,7 +16,7 @@ def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     nested = {k: v for k, v in table.items() if isinstance(v, Mapping) or _is_table_array(v)}
     for key, value in table.items():
         if key not in nested:
-            yield f"# {_key(key)} is not set" if value is None else f"{_key(key)} = {_value(value)}"
+            yield f"# {_key(key)} is not set" if value is None else f"{_key(key)} = {value_text(value)}"
     for key, value in nested.items():
         name = ".".join(_key(part) for part in (*path, key))
         for entry in [value] if isinstance(value, Mapping) else value:
@@ -31,15 +31,15 @@ def _is_table_array(value: Any) -> bool:
 
 def _key(key: str) -> str:
     bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else _value(key)
+    return key if bare else value_text(key)
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
     """JSON's strings, numbers and booleans are TOML's too, but for lists with None and tables in lists."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + " }"
+        return "{ " + ", ".join(f"{_key(k)} = {value_text(v)}" for k, v in value.items() if v is not None) + " }"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(v) for v in value if v is not None) + "]"
+        return "[" + ", ".join(value_text(v) for v in value if v is not None) + "]"
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, bool | int | str):

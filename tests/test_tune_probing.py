@@ -1,0 +1,206 @@
+"""Probes of a tuning session over made-up trials: what is used, what is measured again, and what ends a session."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from harness.matrix import CellPlan
+from harness.tuning.checking import verdict_of
+from harness.tuning.constraints import too_wrong
+from harness.tuning.probing import Probe, SessionBrokenOffError, TrialProber, walk
+from harness.tuning.profile import CheckedRatio
+from harness.tuning.race import Ask, Failed, Reading
+from results.records import Completion, EnergyReading, Phase, Score
+from results.trials import Failure, Trial
+
+APART: tuple[Phase, ...] = ("prefill", "decode")
+
+
+class FakeCell(NamedTuple):
+    """As much of a `CellPlan` as a prober asks for."""
+
+    cell_id: str
+    is_modelled: bool = False
+
+    @property
+    def cell(self) -> Any:
+        return self
+
+    @property
+    def label(self) -> str:
+        return self.cell_id
+
+
+def trial(
+    cell: str = "a",
+    repeat: int = 0,
+    prefill_s: float = 0.5,
+    decode_s: float = 2.0,
+    joules: float | None = 3.0,
+    marks: tuple[str, ...] = (),
+    failure: Failure | None = None,
+    scores: Sequence[Score] = (),
+) -> Trial:
+    """64 tokens of a prompt and 50 decoded ones."""
+    end_s = 10.0 + prefill_s + decode_s
+    done = Completion(
+        request_id="r",
+        sample_id="s",
+        n_prompt_tokens=64,
+        start_s=10.0,
+        prefill_end_s=10.0 + prefill_s,
+        end_s=end_s,
+        token_ids=(1,) * 51,
+        token_times_s=(10.0 + prefill_s, *[end_s] * 50),
+    )
+    read = [
+        EnergyReading(
+            phase=phase, meter="m", component="total", method="counter", duration_s=1.0, energy_j=joules,
+            reason=None if joules is not None else "the counter stood still",
+        )
+        for phase in ("prefill", "decode", "all")
+    ]  # fmt: skip
+    return Trial(
+        trial_id=f"{cell}{repeat}",
+        cell_id=cell,
+        repeat=repeat,
+        status="ok" if failure is None else "failed",
+        started_at="",
+        prefill_tokens=64,
+        decode_tokens=50,
+        completions=() if failure else (done,),
+        energy=() if failure else tuple(read),
+        marks=marks,
+        failure=failure,
+        scores=tuple(scores),
+    )
+
+
+class Tape:
+    """Measures what was recorded for each cell, in order."""
+
+    def __init__(self, **recorded: list[Trial]) -> None:
+        self.left = recorded
+        self.kept: dict[str, list[Trial]] = {}
+
+    def trials_of(self, cell_id: str) -> Sequence[Trial]:
+        return tuple(self.kept.get(cell_id, ()))
+
+    def measure(self, cell_plan: CellPlan) -> Trial:
+        cell_id = cell_plan.cell.cell_id
+        kept = self.kept.setdefault(cell_id, [])
+        kept.append(self.left[cell_id].pop(0).model_copy(update={"repeat": len(kept)}))
+        return kept[-1]
+
+
+def prober(tape: Tape, *cells: str, **options: Any) -> TrialProber[str]:
+    return TrialProber(tape, {cell: (FakeCell(cell),) for cell in cells}, APART, **options)  # type: ignore[dict-item]
+
+
+def test_a_probe_gives_the_rate_and_the_power_of_each_phase() -> None:
+    found = prober(Tape(a=[trial()]), "a").probe("a", 1)
+    assert not isinstance(found, Failed)
+    assert found["prefill"].reading == Reading(64 / 0.5, 3.0 / 0.5)
+    assert found["decode"].reading == Reading(50 / 2.0, 3.0 / 2.0)
+
+
+def test_a_disturbed_probe_is_made_again_and_one_without_joules_too() -> None:
+    tape = Tape(a=[trial(marks=("contended",)), trial(joules=None), trial(decode_s=4.0), trial(decode_s=5.0)])
+    found = prober(tape, "a").probe("a", 1)
+    assert not isinstance(found, Failed)
+    assert found["decode"].seconds == 4.0
+    assert len(tape.trials_of("a")) == 3
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (trial(marks=("charging",)), "charging"),
+        (trial(joules=None), "the counter stood still"),
+        (trial(failure=Failure(kind="transient", error="adb: device offline", by_device=True)), "device offline"),
+    ],
+)
+def test_a_device_that_cannot_be_measured_ends_the_session_and_blames_no_candidate(bad: Trial, words: str) -> None:
+    tape = Tape(a=[bad] * 9 + [trial()])
+    with pytest.raises(SessionBrokenOffError, match=words) as caught:
+        prober(tape, "a").probe("a", 1)
+    assert "--resume" in str(caught.value)
+    # What is resumed has its patience back, and takes the first good one.
+    while not isinstance(found := _again(tape), dict):
+        assert tape.left["a"]
+    assert found["decode"].seconds == 2.0
+
+
+def _again(tape: Tape) -> Any:
+    try:
+        return prober(tape, "a").probe("a", 1)
+    except SessionBrokenOffError as error:
+        return error
+
+
+def test_a_candidate_that_fails_by_itself_leaves_the_search_with_its_reason() -> None:
+    tape = Tape(a=[trial(failure=Failure(kind="stable", error="out of memory"))])
+    assert prober(tape, "a").probe("a", 1) == Failed("out of memory")
+    assert prober(tape, "a").has("a", 5)
+
+
+def test_searches_of_both_phases_share_probes_and_a_second_session_walks_the_same_way_without_measuring() -> None:
+    def search(n: int) -> Generator[Ask[str], Reading | Failed, list[Reading | Failed]]:
+        found = []
+        for i in range(n):
+            for arm in ("a", "b"):
+                found.append((yield Ask(arm, i + 1, "candidates", 2)))
+        return found
+
+    tape = Tape(a=[trial("a", decode_s=1.0 + i) for i in range(4)], b=[trial("b", decode_s=9.0 + i) for i in range(4)])
+    told: list[tuple[Phase, str, int]] = []
+
+    def tell(phase: Phase, ask: Ask[str], nth: int, found: Probe | Failed) -> None:
+        told.append((phase, ask.arm, nth))
+
+    first = walk({"prefill": search(1), "decode": search(3)}, prober(tape, "a", "b"), tell)
+    # Three rounds of decoding, of which the first serves prefill too.
+    assert {cell: len(own) for cell, own in tape.kept.items()} == {"a": 3, "b": 3}
+    assert [r.speed_tokens_per_s for r in first["decode"] if isinstance(r, Reading)] == pytest.approx(
+        [50 / s for s in (1, 9, 2, 10, 3, 11)]
+    )
+    assert len(told) == 8
+    before = list(told)
+    told.clear()
+    tape.left = {}
+    again = walk({"prefill": search(1), "decode": search(3)}, prober(tape, "a", "b"), tell)
+    assert again == first
+    assert sorted(told) == sorted(before)
+
+
+def answers(*right: int) -> list[Trial]:
+    return [trial(scores=[Score(metric="acc", value=float(v), sample_id=str(i)) for i, v in enumerate(right)])]
+
+
+def test_the_accuracy_floor_keeps_out_what_is_not_proven() -> None:
+    same = answers(*[1, 0, 1, 1] * 25)
+    assert too_wrong(same, same, 0.0) is None
+    # 10 of 100 lost: -11/102 + 1/102 +- 1.96 sqrt((12/102 - (10/102)^2) / 102), so [-0.162, -0.034] by hand.
+    worse = answers(*[1, 0, 1, 1] * 15, *[0, 0, 1, 1] * 10)
+    assert too_wrong(worse, same, 0.2) is None
+    assert "acc -10.00%" in str(too_wrong(worse, same, 0.1))
+    assert "right or wrong" in str(too_wrong([trial()], [trial()], 0.1))
+
+
+def test_a_check_holds_only_where_it_surely_costs_no_more() -> None:
+    def ratio(quantity: Any, value: float, low: float, high: float) -> CheckedRatio:
+        return CheckedRatio(phase="decode", quantity=quantity, ratio=value, low=low, high=high)
+
+    as_fast = ratio("time", 1.0, 0.9, 1.1)
+    assert verdict_of([as_fast, ratio("energy", 0.8, 0.7, 0.9)], 0.08, "energy", False) == "holds"
+    assert verdict_of([as_fast, ratio("energy", 0.9, 0.7, 1.1)], 0.08, "energy", False) == "not certain"
+    assert verdict_of([as_fast, ratio("energy", 1.1, 1.05, 1.2)], 0.08, "energy", False) == "does not hold"
+    # 1 / 0.92 is 1.087 times the time: surely more than that is too slow, however little it costs.
+    too_slow = ratio("time", 1.3, 1.2, 1.4)
+    assert verdict_of([too_slow, ratio("energy", 0.5, 0.4, 0.6)], 0.08, "energy", False) == "does not hold"
+    unknown = CheckedRatio(phase="decode", quantity="energy", ratio=None, reason="no meter")
+    assert verdict_of([as_fast, unknown], 0.08, "energy", False) == "not certain"
+    assert verdict_of([ratio("time", 0.8, 0.7, 0.9), unknown], 0.08, "latency", False) == "holds"

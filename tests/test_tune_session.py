@@ -1,0 +1,146 @@
+"""`joulebench tune` on this machine, end to end: killed in mid-search and resumed, checked, and used by a plan."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.plan import build_plan
+from harness.tuning.profile import TunedProfile, read_profile
+from results.store import Store
+from tests.command import joulebench, start
+from tests.plans import DROPLESS, problems, raw_plan
+
+SMALL = (
+    "--prompt", "16", "--decode", "8", "--requests", "1", "--probes", "12", "--pairs", "2", "--name", "here",
+    "--set", "protocol.max_foreign_cpu_share=1", "--set", "protocol.warmup=0",
+    "--set", "protocol.sample_interval_s=0.001",
+)  # fmt: skip
+STARTED_S = 60
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def session(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Killed once some probes are there, then resumed to its end."""
+    folder = tmp_path_factory.mktemp("tune") / "session"
+    command = ("tune", "--out", str(folder), *SMALL)
+    os.environ["JOULEBENCH_STATE"] = str(state)
+    try:
+        with (folder.parent / "out.txt").open("w") as output:
+            process = start(*command, output=output)
+            wait_for_probes(folder, 3)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        with Store.view(folder) as store:
+            before = {trial.trial_id for trial in store.trials()}
+        found = joulebench(*command, "--resume")
+        assert found.code == 0, found.stderr
+        with Store.view(folder) as store:
+            after = {trial.trial_id: trial for trial in store.trials()}
+        assert len(before) >= 3
+        assert before <= after.keys()
+        # Each probe that the searches asked for is a trial, none twice.
+        assert len({(trial.cell_id, trial.repeat) for trial in after.values()}) == len(after)
+        assert "chosen" in found.stdout
+    finally:
+        del os.environ["JOULEBENCH_STATE"]
+    return folder
+
+
+def wait_for_probes(folder: Path, n: int) -> None:
+    deadline_s = time.monotonic() + STARTED_S
+    while time.monotonic() < deadline_s:
+        if (folder / "run.sqlite").exists():
+            try:
+                with Store.view(folder) as store:
+                    if len(store.trials()) >= n:
+                        return
+            except Exception:  # noqa: BLE001 - it is being made
+                pass
+        time.sleep(0.02)
+    raise TimeoutError(f"{folder}: no {n} probes in {STARTED_S} s")
+
+
+def test_the_probes_that_a_session_tells_are_the_trials_of_its_store(session: Path) -> None:
+    with (session / "probes.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["phase"] == "decode"]
+    with Store.view(session) as store:
+        names = {cell.cell_id: cell.engine for cell in store.data().cells}
+        trials = {(names[t.cell_id], t.repeat + 1): t for t in store.trials()}
+    assert len(rows) >= 4
+    for row in rows:
+        trial = trials[row["candidate"], int(row["probe"])]
+        (done,) = trial.completions
+        assert float(row["seconds"]) == pytest.approx(done.end_s - done.prefill_end_s)
+        assert row["energy_method"] == "modelled"
+        assert int(row["tokens"]) == 8
+
+
+def test_the_page_escapes_and_tells_the_choice(session: Path) -> None:
+    page = (session / "tune.html").read_text()
+    profile = read_profile(session / "tuned.json")
+    assert profile.check is not None
+    assert profile.check.words in page.replace("&#39;", "'")
+    assert "engine = &#34;tuned:here&#34;" in page or 'engine = "tuned:here"' in page
+
+
+def test_a_resume_with_other_options_is_refused(session: Path) -> None:
+    found = joulebench("tune", "--out", str(session), *SMALL, "--resume", "--slowdown", "20%")
+    assert found.code == 2
+    assert "slowdown 0.08 -> 0.2" in found.stderr
+
+
+@pytest.fixture
+def profile(session: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> TunedProfile:
+    monkeypatch.setenv("JOULEBENCH_STATE", str(state))
+    return read_profile(session / "tuned.json")
+
+
+def test_a_plan_that_names_a_profile_has_the_cells_of_one_that_writes_its_cores(profile: TunedProfile) -> None:
+    plain = build_plan(raw_plan(engine=[DROPLESS | {"cores": profile.settings["cores"]}]))
+    for cores in ("tuned", "tuned:here"):
+        named = build_plan(raw_plan(engine=[DROPLESS | {"cores": cores}]))
+        assert [c.cell.cell_id for c in named.cells] == [c.cell.cell_id for c in plain.cells]
+        assert named.plan_hash == plain.plan_hash
+    whole = build_plan(raw_plan(engine="tuned:here"))
+    assert whole.cells[0].engine.cores == plain.cells[0].engine.cores
+
+
+def test_an_expired_changed_or_unknown_profile_is_one_problem_of_the_plan(
+    profile: TunedProfile, state: Path, tmp_path: Path
+) -> None:
+    from harness.tuning.profile import write_profile
+
+    older = profile.fingerprint.model_copy(update={"os": "Linux 4.19"})
+    write_profile(profile.model_copy(update={"fingerprint": older, "name": "old"}), state / "tuned" / "old.json")
+    (told,) = problems(raw_plan(engine=[DROPLESS | {"cores": "tuned:old"}]))
+    assert "os Linux 4.19 -> " in told
+    assert "`joulebench tune --check old`" in told
+    (told,) = problems(raw_plan(engine="tuned:nobody"))
+    assert "there are here, old" in told
+    changed = json.loads((state / "tuned" / "here.json").read_text())
+    changed["settings"]["cores"] = {"prefill": "7", "decode": "7"}
+    (tmp_path / "changed.json").write_text(json.dumps(changed))
+    (told,) = problems(raw_plan(engine=[DROPLESS | {"cores": f"tuned:{tmp_path}/changed.json"}]))
+    assert "was changed after it was written" in told
+    (told,) = problems(raw_plan(engine=[DROPLESS | {"cores": "tuned:here"}], model={"source": "/nowhere/else"}))
+    assert "model bundled:tiny-qwen3-moe -> /nowhere/else" in told
+
+
+def test_bad_options_are_told_at_once(tmp_path: Path) -> None:
+    found = joulebench("tune", "--slowdown", "much", "--objective", "cheap", "--weights-limit", "big")
+    assert found.code == 2
+    assert len(found.problems) == 3
+    found = joulebench("tune", "--space", "workload.limit=[1,2]", "--space", "engine.prefill_chunk=64")
+    assert [line.split(":")[0] for line in found.problems] == ["error"] * 2
