@@ -50,8 +50,9 @@ from results.records import NO_MODEL
 from workloads.base import TellsEarly, Workload, WorkloadError
 
 NO_ENGINE_ON_PHONES = (
-    "no engine of joulebench computes on a phone yet, and the reference engine computes on this host; take the device"
-    " out of the plan, and measure what runs on the phone by itself with `joulebench record --device {device}`"
+    "no engine of the plan goes onto it: the reference engine computes on this host; name one that does, such as"
+    ' runs = "llama-bench" (docs/engines), or take the device out, and measure what runs there by itself with'
+    " `joulebench record --device {device}`"
 )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
+from rich.console import Console
 
 from devices.android import battery as battery_module
 from devices.android.device import AndroidDevice
@@ -27,13 +28,20 @@ from engines.external.programs.llama_bench import LlamaBench, LlamaBenchOptions
 from engines.external.programs.phone_target import ROOT, PhoneTarget
 from engines.external.programs.program import PhaseSetting, Settings
 from engines.external.programs.target import HostTarget
+from harness.plan import PlanError, draft_plan
+from harness.preflight import preflight
+from harness.progress import PlainProgress
+from harness.run_parts import RunParts
+from harness.runner import Runner, open_run
 from harness.schema import TrialProtocol
 from harness.session import PreparedCell, run_trial
 from results.records import Request
+from results.store import Store
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.machine import FakeWorkload, SpokenIds
 from tests.fakes.phone import FakePhone
+from tests.plans import FAST, raw_plan
 
 LOAD_S, PREFILL_S, DECODE_S = 0.6, 1.6, 1.8
 IDLE_W, LOAD_W, PREFILL_W, DECODE_W = 1.0, 8.0, 6.0, 3.0
@@ -103,8 +111,8 @@ def engine_on(
     model.write_bytes(b"GGUF")
     program = LlamaBench(LlamaBenchOptions(), SETTINGS, model.name)
     files = {"llama-bench": binary, model.name: model}
-    target = PhoneTarget(device, CLOCK)
-    return ProgramEngine(program, target, files, device.name, SpokenIds(), 512, CLOCK, timeout_s)  # type: ignore[arg-type]
+    target = PhoneTarget(device, CLOCK.now_s)
+    return ProgramEngine(program, target, files, device.name, SpokenIds(), 512, CLOCK.now_s, timeout_s)  # type: ignore[arg-type]
 
 
 def running(word: str) -> list[int]:
@@ -215,7 +223,7 @@ def test_the_same_program_on_this_host(tmp_path: Path) -> None:
     model.write_bytes(b"GGUF")
     program = LlamaBench(LlamaBenchOptions(), SETTINGS, model.name)
     files = {"llama-bench": binary, model.name: model}
-    engine = ProgramEngine(program, HostTarget(CLOCK), files, "host", SpokenIds(), 512, CLOCK)  # type: ignore[arg-type]
+    engine = ProgramEngine(program, HostTarget(CLOCK.now_s), files, "host", SpokenIds(), 512, CLOCK.now_s)  # type: ignore[arg-type]
     done = engine.run(REQUEST, unheard)
     assert done.ttft_s == pytest.approx(0.2, abs=1e-3)
     assert done.e2e_s == pytest.approx(0.4, abs=2e-3)
@@ -225,3 +233,45 @@ def test_the_same_program_on_this_host(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"computed for 9 s, and it ran 0\.\d+ s"):
         engine.run(REQUEST, unheard)
     engine.close()
+
+
+def test_a_plan_runs_programs_on_a_phone_and_tells_which_ran_out_of_memory(
+    server: FakeAdbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.4)
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    quick = (
+        LLAMA_BENCH.replace(f"sleep {LOAD_S}", "sleep 0.05").replace("sleep $s", "sleep 0.2").replace("${s}e9", "2e8")
+    )
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    arms = []
+    for name, script in (("small", quick), ("large", "#!/bin/sh\necho Killed >&2\nexit 137\n")):
+        binary = tmp_path / name / "llama-bench"
+        binary.parent.mkdir()
+        binary.write_text(script)
+        own = {"name": name, "runs": "llama-bench", "program": str(binary), "cores": "0"}
+        arms.append(own | {"model_file": str(tmp_path / "model.gguf")})
+    lengths = {"name": "fixed_lengths", "prompt_tokens": 16, "new_tokens": 4, "limit": 1}
+    raw = raw_plan(engine=arms, workload=[lengths], device=[{"name": "adb:FAKE0001"}], protocol=FAST)
+    draft = draft_plan(raw)
+    run_parts = RunParts(draft.plan.protocol)
+    plan = preflight(draft, run_parts)
+    with open_run(plan, tmp_path / "run", False, run_parts) as store:
+        Runner(plan, store, run_parts, PlainProgress(Console(quiet=True))).run()
+    run_parts.close()
+    with Store.view(tmp_path / "run") as store:
+        small, large = store.trials()
+    cell = plan.cells[0].cell
+    assert (small.status, cell.technique, cell.device) == ("ok", "llama-bench", "adb:FAKE0001")
+    assert "sha256 " in str(cell.engine_parameters["program of llama-bench"])
+    assert small.completions[0].ttft_s == pytest.approx(0.2, abs=1e-3)
+    assert {e.method for e in small.energy} == {"battery gauge"}
+    assert large.failure is not None
+    assert large.failure.result == "out of memory"
+
+
+def test_a_plan_whose_engines_do_not_go_onto_its_phone_says_which_would() -> None:
+    draft = draft_plan(raw_plan(device=[{"name": "adb:FAKE0001"}]))
+    with pytest.raises(PlanError, match=r"no engine of the plan goes onto it.*runs = \"llama-bench\""):
+        preflight(draft, RunParts(draft.plan.protocol))

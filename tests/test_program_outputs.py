@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.errors import EngineError
+from engines.errors import EngineError, ResultError
 from engines.external.programs.executorch import ExecuTorch, ExecuTorchOptions
 from engines.external.programs.litert_lm import LiteRtLm, LiteRtOptions, duration_s
 from engines.external.programs.llama_bench import LlamaBench, LlamaBenchOptions
@@ -25,7 +25,6 @@ from engines.external.programs.program import (
     ProgramOutput,
     Settings,
     Stretch,
-    UnfitError,
     positive,
 )
 
@@ -98,7 +97,7 @@ def test_one_setting_for_both_phases_is_said(build: Callable[..., Program]) -> N
 
 def test_mllm_runs_its_one_model_only() -> None:
     other = Mllm(MllmOptions(model_name="llama-3.2"), ALIKE, "model.mllm", "config.json")
-    with pytest.raises(UnfitError, match=r"^not supported: mllm's benchmark knows qwen3-w4a32-kai alone"):
+    with pytest.raises(ResultError, match=r"^not supported: mllm's benchmark knows qwen3-w4a32-kai alone"):
         other.calls(ASKED)
 
 
@@ -143,7 +142,7 @@ def test_the_app_of_an_iphone() -> None:
         app_figures(ASKED, golden("mnn_app.console.txt").replace("[MNN_BENCH_DONE]", ""))
     with pytest.raises(ProgramError, match="MNN's app: createLLM failed"):
         app_figures(ASKED, "x [MNN_BENCH_ERROR] createLLM failed\n")
-    with pytest.raises(UnfitError, match=r"^out of memory"):
+    with pytest.raises(ResultError, match=r"^out of memory"):
         app_figures(ASKED, "x [MNN_BENCH_ERROR] alloc failed\n")
 
 
@@ -210,7 +209,7 @@ def test_how_a_program_ended_is_told_apart(name: str) -> None:
 
 def test_a_model_that_a_program_does_not_know_is_not_supported() -> None:
     said = "error loading model: unknown model architecture: 'deepseek9'\n"
-    with pytest.raises(UnfitError, match=r"^not supported: .*unknown model architecture: 'deepseek9'"):
+    with pytest.raises(ResultError, match=r"^not supported: .*unknown model architecture: 'deepseek9'"):
         LLAMA.figures(ASKED, [printed("", said, 1)])
 
 

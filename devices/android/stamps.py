@@ -5,14 +5,14 @@ The gauge's loop has markers of its own, which are known only once it ends. A pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from devices.android.device_clock import UPTIME_RESOLUTION_S, ClockMap, Marker, fit_clock, steady_stamps
 from devices.android.shell import STDOUT, Phone
-from devices.base import Clock, TransientDeviceError
+from devices.base import TransientDeviceError
 
 MARKERS = 12
 ECHO_TIMEOUT_S = 5.0
@@ -38,18 +38,18 @@ class PhoneTimes(NamedTuple):
         return None if self.wall is None else float(self.wall.to_host_s(np.asarray([wall_s]))[0])
 
 
-def burst(phone: Phone, clock: Clock) -> tuple[Marker, ...]:
+def burst(phone: Phone, now_s: Callable[[], float]) -> tuple[Marker, ...]:
     """Markers there and back. Raises `TransientDeviceError`."""
     stream = phone.stream(_SCRIPT)
     found = []
     try:
         for k in range(MARKERS):
-            sent_s = clock.now_s()
+            sent_s = now_s()
             stream.send(f"{k}\n")
             wall, uptime, number, *_ = [*stream.await_line(STDOUT, ECHO_TIMEOUT_S).split(","), "", ""]
             if number != str(k):
                 raise TransientDeviceError(f"the phone answered marker {k} with {number[:40]!r}; try again")
-            found.append(Marker(sent_s, _number(wall), _number(uptime), clock.now_s()))
+            found.append(Marker(sent_s, _number(wall), _number(uptime), now_s()))
     finally:
         stream.close()
     return tuple(found)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from harness.external.base import ExternalSpec
 from harness.external.llama_cpp import LlamaCppSpec
 from harness.external.openai import OpenAISpec
+from harness.external.programs import PROGRAMS
 
-EXTERNAL: dict[str, type[ExternalSpec]] = {spec.tag: spec for spec in (LlamaCppSpec, OpenAISpec)}
+_KINDS: tuple[type[ExternalSpec], ...] = (LlamaCppSpec, OpenAISpec, *PROGRAMS)
+EXTERNAL: dict[str, type[ExternalSpec]] = {spec.tag: spec for spec in _KINDS}
 
 
 def keys_of_others() -> dict[str, str]:

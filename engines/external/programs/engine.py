@@ -9,11 +9,11 @@ hold them. Tokens between the first and the last have no stamps.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from devices.base import Clock, DeviceError, TransientDeviceError
+from devices.base import DeviceError, TransientDeviceError
 from engines.base import EngineError, PhaseListener
 from engines.external.programs.program import Lengths, Program, ProgramError, Stretch
 from engines.external.programs.target import ProgramRun, Target
@@ -43,7 +43,7 @@ class ProgramEngine:
         device: str,
         tokenizer: Tokenizer,
         max_length: int,
-        clock: Clock,
+        now_s: Callable[[], float],
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.device = device
@@ -52,7 +52,7 @@ class ProgramEngine:
         self._program = program
         self._target = target
         self._files = files
-        self._clock = clock
+        self._now_s = now_s
         self._timeout_s = timeout_s
         self._is_prepared = False
         self._remarks: dict[str, None] = {}
@@ -68,9 +68,9 @@ class ProgramEngine:
         lengths = self._lengths(request)
         self.prepare()
         texts = {PROMPT_FILE: self.tokenizer.decode(request.prompt_ids)} if self._program.reads_text else {}
-        asked_s = self._clock.now_s()
+        asked_s = self._now_s()
         runs = [self._target.run(call, texts, self._timeout_s) for call in self._program.calls(lengths)]
-        answered_s = self._clock.now_s()
+        answered_s = self._now_s()
         figures = self._program.figures(lengths, [run.output for run in runs])
         prefill_s = _placed(figures.prefill, runs, self._program.name)
         stretches = [prefill_s]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from engines.errors import NotSupportedError
 from engines.external.programs.program import (
     Figures,
     Lengths,
@@ -21,7 +22,6 @@ from engines.external.programs.program import (
     ProgramOutput,
     Settings,
     Stretch,
-    UnfitError,
     check_ended,
     one_setting,
     positive,
@@ -57,9 +57,9 @@ class Mllm:
     def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
         o = self._options
         if o.model_name.lower() != ONLY_MODEL:
-            raise UnfitError("not supported", f"mllm's benchmark knows {ONLY_MODEL} alone, not {o.model_name}")
+            raise NotSupportedError(f"mllm's benchmark knows {ONLY_MODEL} alone, not {o.model_name}")
         if sum(lengths) > o.cache_length:
-            raise UnfitError("not supported", f"{sum(lengths)} tokens, and cache_length is {o.cache_length}; raise it")
+            raise NotSupportedError(f"{sum(lengths)} tokens, and cache_length is {o.cache_length}; raise it")
         arguments = (
             f"./{NAME}", "-n", o.model_name, "-m", self._model, "-c", self._config, "-t", str(self._setting.n_threads),
             "-pp", str(lengths.n_prompt), "-tg", str(lengths.n_new), "-cl", str(o.cache_length),

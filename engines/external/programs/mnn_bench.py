@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from engines.errors import OutOfMemoryError
 from engines.external.programs.program import (
     Figures,
     Lengths,
@@ -23,7 +24,6 @@ from engines.external.programs.program import (
     ProgramOutput,
     Settings,
     Stretch,
-    UnfitError,
     check_ended,
     one_setting,
     positive,
@@ -114,11 +114,11 @@ def app_arguments(lengths: Lengths, setting_threads: int, backend: Literal["cpu"
 
 
 def app_figures(lengths: Lengths, console: str) -> Figures:
-    """Of what the app printed until it was done. Raises `ProgramError`, `UnfitError`."""
+    """Of what the app printed until it was done. Raises `ProgramError`, `OutOfMemoryError`."""
     if error := _ERROR.search(console):
         why = printable(error[1].strip(), 300)
         if re.search(r"memory|alloc", why, re.IGNORECASE):
-            raise UnfitError("out of memory", f"MNN's app: {why}")
+            raise OutOfMemoryError(f"MNN's app: {why}")
         raise ProgramError(f"MNN's app: {why}")
     if DONE not in console:
         raise ProgramError("MNN's app ended without saying that it was done: its output was cut short, or it crashed")

@@ -11,14 +11,14 @@ import hashlib
 import logging
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from devices.android.device import AndroidDevice
 from devices.android.processes import WORK_FOLDER
 from devices.android.stamps import burst, phone_times
-from devices.base import Clock, DeviceError, TransientDeviceError
+from devices.base import DeviceError, TransientDeviceError
 from engines.errors import EngineError
 from engines.external.programs.program import ProgramCall, ProgramOutput
 from engines.external.programs.target import MAX_FILE_BYTES, ProgramRun, file_sha256
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 class PhoneTarget:
     """device: opened. Its lock keeps other runs away."""
 
-    def __init__(self, device: AndroidDevice, clock: Clock) -> None:
+    def __init__(self, device: AndroidDevice, now_s: Callable[[], float]) -> None:
         self._device = device
         self._phone = device.phone
-        self._clock = clock
+        self._now_s = now_s
         self._folder: str | None = None
         self._for_single_runs: set[str] = set()
 
@@ -97,7 +97,7 @@ class PhoneTarget:
         self._remove(call.reads)  # else a program that fails leaves the result of the run before
         for name, text in texts.items():
             self._write(f"{self._folder}/{name}", text)
-        before = burst(self._phone, self._clock)
+        before = burst(self._phone, self._now_s)
         environment = {"LD_LIBRARY_PATH": ".", **call.environment}
         process = self._device.start_program(call.arguments, call.cores, self._folder, environment)
         try:
@@ -108,7 +108,7 @@ class PhoneTarget:
             with suppress(DeviceError):
                 process.kill()
             raise
-        times = phone_times([before, burst(self._phone, self._clock)])
+        times = phone_times([before, burst(self._phone, self._now_s)])
         if result.edges_s is None:
             raise TransientDeviceError(f"{self._device.name}: when {call.arguments[0]} ran is not known; try again")
         output = ProgramOutput(result.stdout, result.stderr, result.exit_code, self._texts(call.reads))

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from engines.errors import EngineError
+from engines.errors import EngineError, NotSupportedError, OutOfMemoryError
 from results.printable import printable
 
-Result = Literal["not supported", "out of memory"]
 C_LOCALE = {"LC_ALL": "C"}
 """A program in another locale would write 1,5 for 1.5."""
 SAID_CHARACTERS = 300
@@ -30,14 +29,6 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 class ProgramError(EngineError):
     """A program that crashed, that is not there, or whose output does not say what was asked."""
-
-
-class UnfitError(EngineError):
-    """What a program came to that cannot do this: no fault of a run, but a result. result: its cell's text."""
-
-    def __init__(self, result: Result, why: str) -> None:
-        super().__init__(f"{result}: {why}")
-        self.result: Result = result
 
 
 class Lengths(NamedTuple):
@@ -118,11 +109,11 @@ class Program(Protocol):
     """Whether the prompt is text that it encodes itself; else it makes up tokens."""
 
     def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
-        """Raises `EngineError` for what it cannot be asked, `UnfitError` for what it cannot do."""
+        """Raises `EngineError` for what it cannot be asked, `NotSupportedError` for what it cannot do."""
         ...
 
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
-        """Raises `ProgramError`, `UnfitError`."""
+        """Raises `ProgramError`, `ResultError`."""
         ...
 
 
@@ -142,13 +133,11 @@ def check_ended(program: str, output: ProgramOutput, unsupported: str | None = N
     if code == 0:
         return
     if unsupported is not None and (found := re.search(unsupported, output.text)):
-        raise UnfitError("not supported", f"{program}: {printable(found[0], SAID_CHARACTERS)}")
+        raise NotSupportedError(f"{program}: {printable(found[0], SAID_CHARACTERS)}")
     if found := _OUT_OF_MEMORY.search(output.text):
-        raise UnfitError(
-            "out of memory", f"{program}: {printable(_line_at(output.text, found.start()), SAID_CHARACTERS)}"
-        )
+        raise OutOfMemoryError(f"{program}: {printable(_line_at(output.text, found.start()), SAID_CHARACTERS)}")
     if code == _KILLED:
-        raise UnfitError("out of memory", f"{program} was killed (exit code 137), as systems do that run out of memory")
+        raise OutOfMemoryError(f"{program} was killed (exit code 137), as systems do that run out of memory")
     if code == _ILLEGAL:
         raise ProgramError(
             f"{program} ended by an illegal instruction: it was built for another CPU; build it for this one"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from devices.android.processes import affinity_mask
-from devices.base import Clock, TransientDeviceError
+from devices.base import TransientDeviceError
 from engines.errors import EngineError
 from engines.external.programs.program import ProgramCall, ProgramOutput
 
@@ -69,8 +69,8 @@ def file_sha256(path: Path) -> str:
 class HostTarget:
     """This machine. Files are linked into a folder of their own, which goes with `close`."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._running: subprocess.Popen[str] | None = None
 
@@ -96,7 +96,7 @@ class HostTarget:
             words = ["taskset", f"{affinity_mask(call.cores):x}", *words]
         libraries = os.pathsep.join(filter(None, (".", os.environ.get("LD_LIBRARY_PATH"))))
         environment = {**os.environ, "LD_LIBRARY_PATH": libraries, **call.environment}
-        ahead_s, begun_s = time.time() - self._clock.now_s(), self._clock.now_s()
+        ahead_s, begun_s = time.time() - self._now_s(), self._now_s()
         try:
             self._running = subprocess.Popen(
                 words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -112,7 +112,7 @@ class HostTarget:
             ) from error
         finally:
             code = self._end()
-        ended_s = self._clock.now_s()
+        ended_s = self._now_s()
         is_steady = abs(time.time() - ended_s - ahead_s) < CLOCK_STEP_S
         output = ProgramOutput(stdout, stderr, code if code >= 0 else 128 - code, _texts_of(folder, call.reads))
         return ProgramRun(

@@ -1,0 +1,245 @@
+"""Engines that are programs: started for each request, here or on an Android phone over adb."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from engines.base import Engine
+from engines.errors import EngineError
+from engines.external.base import Abilities, Found, PerPhase, Surroundings
+from engines.external.programs.executorch import ExecuTorch, ExecuTorchOptions
+from engines.external.programs.litert_lm import LiteRtLm, LiteRtOptions
+from engines.external.programs.llama_bench import LlamaBench, LlamaBenchOptions
+from engines.external.programs.mllm import ONLY_MODEL, Mllm, MllmOptions
+from engines.external.programs.mnn_bench import MnnBench, MnnOptions
+from engines.external.programs.program import PhaseSetting, Program, Settings
+from harness.external.base import ExternalSpec
+from results.core_lists import parse_cores
+
+MOST_MODEL_FILES = 200
+MODEL_FOLDER = "model"
+
+
+def _abilities(per_phase: PerPhase, token_ids: bool = False) -> Abilities:
+    return Abilities(
+        token_ids=token_ids,
+        loglikelihoods=False,
+        stamps="phase",
+        only_fixed_lengths=True,
+        stop_texts=False,
+        threads=per_phase,
+        cores=per_phase,
+        devices=("host", "adb"),
+    )
+
+
+class ProgramSpec(ExternalSpec):
+    """One arm that a program of another project computes. executable: what its file is called where it runs."""
+
+    executable: ClassVar[str]
+
+    program: str = Field(min_length=1)
+    """Path of the program, built for the device: for Android arm64 where it goes onto a phone. A name is looked for in
+    PATH."""
+    libraries: tuple[str, ...] = Field((), max_length=64)
+    """Paths of shared libraries that it needs beside it."""
+    timeout_s: float = Field(1800.0, gt=0, le=86_400)
+    """After which one start of it is killed, and the trial taken again."""
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.model_file is None:
+            yield f"model_file: give the model in the form that {self.runs} reads"
+        for phase in ("prefill", "decode"):
+            if getattr(self.threads, phase, None) is None and getattr(self.cores, phase, None) is None:
+                yield f"threads: {self.runs} is started with a number of threads; give threads or cores for {phase}"
+        try:
+            names = [name for name, _ in self._placed()]
+        except EngineError:
+            return  # told with the engine's other files
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"libraries: two files would be called {name} beside the program; rename one"
+
+    def find(self) -> Found:
+        from engines.external.programs.target import program_path
+
+        path = program_path(self.program)
+        libraries = {f"library {Path(named).name}": Path(named).expanduser() for named in self.libraries}
+        return Found(str(path), None, {"program": path, **libraries})
+
+    def own_files(self) -> dict[str, Path]:
+        return {f"{self.runs} {name}": path for name, path in self._model_files()}
+
+    def _model_files(self) -> list[tuple[str, Path]]:
+        """(name in the program's folder, file) of all but the program and its libraries."""
+        return [_beside(self.model_file)] if self.model_file is not None else []
+
+    def _placed(self) -> list[tuple[str, Path]]:
+        libraries = [_beside(named) for named in self.libraries]
+        return [(self.executable, Path(self.program)), *libraries, *self._model_files()]
+
+    @property
+    def settings(self) -> Settings:
+        """A thread for each core, where `threads` does not say otherwise."""
+        return Settings(self._setting("prefill"), self._setting("decode"))
+
+    def _setting(self, phase: str) -> PhaseSetting:
+        listed, threads = getattr(self.cores, phase, None), getattr(self.threads, phase, None)
+        cores = None if listed is None else parse_cores(listed)
+        return PhaseSetting(threads or len(cores or ()) or 1, cores)
+
+    def asked(self) -> Program:
+        """The program with its options. Raises `EngineError`."""
+        raise NotImplementedError
+
+    def build(self, around: Surroundings) -> Engine:
+        from devices.android.device import AndroidDevice
+        from engines.external.programs.engine import ProgramEngine
+        from engines.external.programs.phone_target import PhoneTarget
+        from engines.external.programs.target import HostTarget, program_path
+
+        device = around.device
+        make: Callable[[], PhoneTarget | HostTarget] = partial(HostTarget, around.now_s)
+        if isinstance(device, AndroidDevice):
+            make = partial(PhoneTarget, device, around.now_s)
+        files = {**dict(self._placed()), self.executable: program_path(self.program)}
+        engine = ProgramEngine(
+            self.asked(),
+            make(),
+            files,
+            device.name,
+            around.facts.tokenizer,
+            around.facts.config.max_length,
+            around.now_s,
+            self.timeout_s,
+        )
+        around.on_note(f"{self.name}: its files are put onto {device.name}")
+        engine.prepare()
+        return engine
+
+
+def _beside(named: str) -> tuple[str, Path]:
+    path = Path(named).expanduser()
+    return path.name, path
+
+
+def _at(named: str | None) -> str:
+    """As the program is told it: in its folder, and never taken for a flag."""
+    return f"./{Path(named or '').name}"
+
+
+class LlamaBenchSpec(ProgramSpec):
+    """llama.cpp by its own benchmark: the peer for speed, and the one way onto a phone."""
+
+    tag: ClassVar[str] = "llama-bench"
+    what: ClassVar[str] = "llama.cpp by llama-bench, here or on an Android phone: lengths only"
+    abilities: ClassVar[Abilities] = _abilities("each phase")
+    executable: ClassVar[str] = LlamaBench.executable
+
+    runs: Literal["llama-bench"]
+    flash_attention: bool = False
+    poll: int | None = Field(None, ge=0, le=100)
+    """How long threads that wait keep their cores busy; its own default where it is not given."""
+
+    def asked(self) -> Program:
+        options = LlamaBenchOptions(flash_attention=self.flash_attention, poll=self.poll)
+        return LlamaBench(options, self.settings, _at(self.model_file))
+
+
+class MnnSpec(ProgramSpec):
+    """MNN by its llm_bench."""
+
+    tag: ClassVar[str] = "mnn"
+    what: ClassVar[str] = "MNN by llm_bench, here or on an Android phone: lengths only"
+    abilities: ClassVar[Abilities] = _abilities("both phases")
+    executable: ClassVar[str] = MnnBench.executable
+
+    runs: Literal["mnn"]
+    precision: Literal["normal", "high", "low"] | None = None
+
+    def _model_files(self) -> list[tuple[str, Path]]:
+        """`model_file` is the config.json of a folder, all of which it reads."""
+        if self.model_file is None:
+            return []
+        folder = Path(self.model_file).expanduser().absolute().parent
+        files = (path for path in folder.rglob("*") if path.is_file())
+        found = sorted(itertools.islice(files, MOST_MODEL_FILES + 1))
+        if len(found) > MOST_MODEL_FILES:
+            raise EngineError(
+                f"model_file {self.model_file}: its folder holds more than {MOST_MODEL_FILES} files; give it a"
+                " folder of its own"
+            )
+        return [(f"{MODEL_FOLDER}/{path.relative_to(folder)}", path) for path in found]
+
+    def asked(self) -> Program:
+        config = f"{MODEL_FOLDER}/{Path(self.model_file or '').name}"
+        return MnnBench(MnnOptions(precision=self.precision), self.settings, config)
+
+
+class ExecuTorchSpec(ProgramSpec):
+    """ExecuTorch by its llama_main."""
+
+    tag: ClassVar[str] = "executorch"
+    what: ClassVar[str] = "ExecuTorch by llama_main, here or on an Android phone: lengths only"
+    abilities: ClassVar[Abilities] = _abilities("both phases")
+    executable: ClassVar[str] = ExecuTorch.executable
+
+    runs: Literal["executorch"]
+    tokenizer_file: str = Field(min_length=1)
+    """Its tokenizer, that of the plan's model: each prompt must come to as many tokens as in ours."""
+    warm_up: bool = True
+    """Answer once before the request that is timed."""
+
+    def _model_files(self) -> list[tuple[str, Path]]:
+        return [*super()._model_files(), _beside(self.tokenizer_file)]
+
+    def asked(self) -> Program:
+        options = ExecuTorchOptions(warm_up=self.warm_up)
+        return ExecuTorch(options, self.settings, _at(self.model_file), _at(self.tokenizer_file))
+
+
+class LiteRtSpec(ProgramSpec):
+    """LiteRT-LM by its litert_lm_advanced_main."""
+
+    tag: ClassVar[str] = "litert-lm"
+    what: ClassVar[str] = "LiteRT-LM by litert_lm_advanced_main, here or on an Android phone: lengths only"
+    abilities: ClassVar[Abilities] = _abilities("both phases")
+    executable: ClassVar[str] = LiteRtLm.executable
+
+    runs: Literal["litert-lm"]
+
+    def asked(self) -> Program:
+        return LiteRtLm(LiteRtOptions(), self.settings, _at(self.model_file))
+
+
+class MllmSpec(ProgramSpec):
+    """mllm by its mllm-llm-benchmark."""
+
+    tag: ClassVar[str] = "mllm"
+    what: ClassVar[str] = "mllm by mllm-llm-benchmark, on Arm: one model, lengths only"
+    abilities: ClassVar[Abilities] = _abilities("both phases")
+    executable: ClassVar[str] = Mllm.executable
+
+    runs: Literal["mllm"]
+    config_file: str = Field(min_length=1)
+    """Its config.json of the model."""
+    model_name: str = Field(ONLY_MODEL, min_length=1, max_length=100)
+    """As its -n."""
+    cache_length: int = Field(2048, ge=1, le=1 << 20)
+    """Tokens that its cache holds."""
+
+    def _model_files(self) -> list[tuple[str, Path]]:
+        return [*super()._model_files(), _beside(self.config_file)]
+
+    def asked(self) -> Program:
+        options = MllmOptions(model_name=self.model_name, cache_length=self.cache_length)
+        return Mllm(options, self.settings, _at(self.model_file), _at(self.config_file))
+
+
+PROGRAMS: tuple[type[ProgramSpec], ...] = (LlamaBenchSpec, MnnSpec, ExecuTorchSpec, LiteRtSpec, MllmSpec)
