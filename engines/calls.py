@@ -46,6 +46,14 @@ class CallKind:
     overlaps: bool = False
     once: bool = False
 
+    def __hash__(self) -> int:
+        """Computed once: plans of every layer of every step are told by their kinds."""
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
+            object.__setattr__(self, "_hash", known)
+        return known
+
     @property
     def is_whole(self) -> bool:
         return self.width is None and self.hidden is None

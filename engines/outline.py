@@ -1,8 +1,9 @@
 """What the price and the counters of a plan hang on, so that plans of equal outline are priced and counted once.
 
-Which experts are called and which tokens stand in which rows is left out, but for which call waits for which transfer.
+Which experts are called and which tokens stand in which rows is left out, but for which call waits for which transfer;
+of rows that carry tokens, how many each kind of call has.
 
-Legend: S segments, C calls, M transfers.
+Legend: S segments, C calls, K kinds of calls, M transfers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from engines.calls import Calls
     from engines.dispatch import DispatchPlan
+
+
+class Key:
+    """What is told, with its hash computed once: it is looked up for every layer of every step."""
+
+    __slots__ = ("_hash", "told")
+
+    def __init__(self, told: Hashable) -> None:
+        self.told, self._hash = told, hash(told)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Key) and self._hash == other._hash and self.told == other.told)
 
 
 class Outline(NamedTuple):
@@ -45,7 +62,7 @@ def outline(plan: DispatchPlan) -> Outline | None:
             awaited = tuple(places.get(expert) for expert in calls.expert_S.tolist())
         columns = _told(transfers.n_bytes_M), _told(transfers.link_M), of_layer, awaited
         travelling = transfers.links, transfers.as_one, *columns
-    key = (
+    told = (
         plan.n_tokens,
         plan.routed_pairs,
         plan.dropped_pairs,
@@ -55,14 +72,23 @@ def outline(plan: DispatchPlan) -> Outline | None:
         plan.prefetched,
         calls.kinds,
         _told(calls.rows_S),
-        _told(calls.valid_S),
+        _valid_K(calls),
         _told(calls.starts_C),
         _told(calls.kind_C),
         _told(calls.weight_loads_C),
         travelling,
         plan.exchanges,
     )
-    return Outline(key, layers, transfers.as_one)
+    return Outline(Key(told), layers, transfers.as_one)
+
+
+def _valid_K(calls: Calls) -> int | bytes:
+    """Rows that carry tokens, by kind of call."""
+    n = len(calls.kinds)
+    if n == 1 or calls.kind_C is None:
+        return int(calls.valid_S.sum())
+    kind_S = calls.kind_C if len(calls.kind_C) == len(calls.valid_S) else calls.kind_C[calls.call_S]
+    return np.bincount(kind_S, calls.valid_S, n).tobytes()
 
 
 def _told(values: NDArray[np.int64] | None) -> bytes | None:

@@ -62,11 +62,13 @@ class Residency:
             for layer, expert in slots.from_start:
                 self._columns_LE2[unit][layer, expert] = 0, self._expert_width
                 self._whole_LE[unit][layer, expert] = True
-            for layer in {layer for layer, _ in slots.from_start}:
-                self._check_room(unit, layer)
+        self._n_held_L = {unit: self._n_columns(unit, slice(None)) for unit in self.slots}
         self._waiting_LE = np.zeros(self._shape, dtype=np.bool_)
         self._n_waiting = self._n_unused = 0
         self._has_prefetched = False
+        for unit, slots in self.slots.items():
+            for layer in {layer for layer, _ in slots.from_start}:
+                self._check_room(unit, layer)
 
     def copy(self) -> Residency:
         """The same, to go on apart."""
@@ -75,6 +77,7 @@ class Residency:
         made.n_plans_1 = self.n_plans_1.copy()
         made._columns_LE2 = {unit: columns_LE2.copy() for unit, columns_LE2 in self._columns_LE2.items()}
         made._whole_LE = {unit: whole_LE.copy() for unit, whole_LE in self._whole_LE.items()}
+        made._n_held_L = {unit: n_held_L.copy() for unit, n_held_L in self._n_held_L.items()}
         made._waiting_LE = self._waiting_LE.copy()
         return made
 
@@ -101,9 +104,14 @@ class Residency:
 
     def n_free(self, unit: Unit, layer: int) -> float:
         """Slots that nothing lies in: of the layer, or of the model. Slices take their share of one."""
-        slots, held_LE2 = self.slots[unit], self._columns_LE2[unit]
-        held = held_LE2[layer] if slots.of == "layer" else held_LE2
-        return slots.n - float((held[..., 1] - held[..., 0]).sum()) / self._expert_width
+        slots, n_held_L = self.slots[unit], self._n_held_L[unit]
+        return slots.n - int(n_held_L[layer] if slots.of == "layer" else n_held_L.sum()) / self._expert_width
+
+    def _n_columns(self, unit: Unit, layers: slice) -> Integers:
+        """Of each of these layers, the columns of all experts that it holds."""
+        held_LE2 = self._columns_LE2[unit][layers]
+        found: Integers = held_LE2[..., 1].sum(axis=1) - held_LE2[..., 0].sum(axis=1)
+        return found
 
     def apply(self, layer: int, plan: DispatchPlan) -> None:
         """What lies where once the plan of a layer ran. Raises `EngineError` where it fills more slots than there
@@ -136,6 +144,11 @@ class Residency:
     def _move(self, layer: int, transfers: Transfers) -> None:
         n_experts = self._shape[1]
         link_M = np.zeros(len(transfers), dtype=np.int64) if transfers.link_M is None else transfers.link_M
+        if len(transfers.links) == 1 and transfers.stays_M is None and transfers.width_M2 is None:
+            (link,) = transfers.links
+            if link.target in self.slots and not self._n_waiting and bool((transfers.layer_M == layer).all()):
+                self._exchange_whole(link.target, layer, transfers)
+                return
         for number, link in enumerate(transfers.links):
             if link.target not in self.slots:
                 continue
@@ -155,6 +168,28 @@ class Residency:
                 columns_M2 = transfers.width_M2[own_M]
             self._exchange(link.target, leaving_M, arriving_M, columns_M2, layer_M > layer)
 
+    def _exchange_whole(self, unit: Unit, layer: int, transfers: Transfers) -> None:
+        """As `_exchange`, of whole experts of the layer that ran: a cache's, at every layer of every step."""
+        n_experts, expert_M = self._shape[1], transfers.expert_M
+        event_X = np.full(2 * len(expert_M), -1)
+        event_X[1::2] = layer * n_experts + expert_M
+        if transfers.replaced_M2 is not None:
+            replaced_M2 = transfers.replaced_M2
+            event_X[::2] = np.where(replaced_M2[:, 1] < 0, -1, replaced_M2[:, 0] * n_experts + replaced_M2[:, 1])
+        comes_X = np.arange(len(event_X)) % 2 == 1
+        happens_X = event_X >= 0
+        event_X, comes_X = event_X[happens_X], comes_X[happens_X]
+        self._columns_LE2[unit].reshape(-1, 2)[event_X, 0] = 0
+        self._columns_LE2[unit].reshape(-1, 2)[event_X, 1] = comes_X * self._expert_width
+        self._whole_LE[unit].reshape(-1)[event_X] = comes_X
+        self._changed(unit, event_X)
+        self._check_room(unit, layer)
+
+    def _changed(self, unit: Unit, event_X: Integers) -> None:
+        """Counts again what is held of the layers of these experts."""
+        for layer in {event // self._shape[1] for event in event_X.tolist()}:
+            self._n_held_L[unit][layer : layer + 1] = self._n_columns(unit, slice(layer, layer + 1))
+
     def _exchange(
         self, unit: Unit, leaving_M: Integers, arriving_M: Integers, columns_M2: Integers, ahead_M: Booleans
     ) -> None:
@@ -173,6 +208,7 @@ class Residency:
             self._n_waiting = int(waiting_P.sum())
         self._columns_LE2[unit].reshape(-1, 2)[event_X] = columns_X2
         self._whole_LE[unit].reshape(-1)[event_X] = columns_X2[:, 1] - columns_X2[:, 0] == self._expert_width
+        self._changed(unit, event_X)
         for moved_layer in {int(event) // self._shape[1] for event in arriving_M}:
             self._check_room(unit, moved_layer)
 

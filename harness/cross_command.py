@@ -12,6 +12,7 @@ from harness.interrupts import raise_in_command
 from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_NOT_WRITTEN,
+    EXIT_SOME_FAILED,
     AsJson,
     end_interrupted,
     fail,
@@ -62,31 +63,46 @@ def cross(
     sensitivity: Annotated[
         bool, typer.Option(help="Change each constant of the sheets by a fifth, and say which conclusions flip.")
     ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Processes that price rows; default: one a core, 4 at most, 1 for few rows."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the CSV and the page.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Price every technique on every machine where it makes sense, for one model and one request. All is modelled."""
     quiet_libraries()
     raise_in_command()
+    from concurrent.futures.process import BrokenProcessPool
+
     from harness.conclusions import effect_records
+    from harness.cross.arms import arms_on
+    from harness.cross.pricing import pricing, wanted_processes
     from harness.cross.sensitivity import effects
-    from harness.cross.table import cross_table, records, row_of
+    from harness.cross.table import cross_table, records
 
     question, sheets, techniques = _asked(model, weights, prompt, decode, chunk, recall, routing, machine, technique)
 
     def say(line: str) -> None:
         typer.echo(printable(line), err=True)
 
+    n_rows = sum(len(arms_on(sheet, question.shape, techniques)) for sheet in sheets)
+    n_processes = wanted_processes(jobs, n_rows, sensitivity)
     try:
-        rows = cross_table(question, sheets, techniques, say)
-        found: list[Effect] | None = None
-        if sensitivity:
-            found = []
-            for sheet in sheets:
-                own = [row for row in rows if row.machine == sheet.name]
-                found += effects(sheet, question.shape, own, lambda arm, other: row_of(question, arm, other), say)
+        with pricing(question, n_processes) as price:
+            rows = cross_table(question, sheets, techniques, say, price)
+            found: list[Effect] | None = None
+            if sensitivity:
+                found = []
+                for sheet in sheets:
+                    own = [row for row in rows if row.machine == sheet.name]
+                    found += effects(sheet, question.shape, own, price, say)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "nothing was written")
+    except BrokenProcessPool:
+        fail(
+            f"one of {n_processes} processes was ended from outside; for want of memory? Try --jobs 1", EXIT_SOME_FAILED
+        )
     if as_json:
         effects_told = {} if found is None else {"sensitivity": list(effect_records(found))}
         print_rows([{"rows": list(records(rows)), **effects_told}], True, "")

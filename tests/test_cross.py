@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 
 import numpy as np
@@ -172,7 +172,7 @@ def priced(arm: Arm, sheet: Sheet) -> Row:
 def found_effects() -> list[Effect]:
     arms = [Arm("coreml-cpu"), Arm("gpu"), Arm("blockwise")]
     rows = [priced(arm, TOY) for arm in arms]
-    return effects(TOY, SMALL, rows, priced, lambda line: None)
+    return effects(TOY, SMALL, rows, lambda asked: starmap(priced, asked), lambda line: None)
 
 
 def test_a_lead_below_a_fifth_flips_with_the_constants_that_make_it() -> None:

@@ -63,7 +63,7 @@ class RepeatingTimeline(Timeline):
         return self._line_s + self._again_s
 
     def run(self, operations: Iterable[Operation]) -> None:
-        if not isinstance(operations, tuple) or self._host.queues or not self.is_at_rest:
+        if not isinstance(operations, tuple) or self._host.queues or self._latest_s > self._line_s:
             super().run(operations)
             return
         part = self._parts.get(id(operations))
@@ -84,7 +84,7 @@ class RepeatingTimeline(Timeline):
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing is under way for which the line does not wait."""
-        return max(self._free_s.values(), default=0.0) <= self._line_s
+        return self._latest_s <= self._line_s
 
     def energy_j(self, component: str) -> float:
         again_j = sum(part.n_again * self._joules_of(part)[component] for part in self._parts.values() if part.n_again)

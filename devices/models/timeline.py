@@ -75,6 +75,8 @@ class Timeline:
         self._line_s = 0.0
         self._free_s: dict[str, float] = defaultdict(float)
         """When each resource is done with what it was asked."""
+        self._latest_s = 0.0
+        """When the last of them is."""
         self._known: dict[Operation, _Asked] = {}
         self._tuples: dict[int, tuple[tuple[Operation, ...], list[_Asked]]] = {}
         """By the identity of the tuple, which each keeps."""
@@ -113,7 +115,9 @@ class Timeline:
     def run(self, operations: Iterable[Operation]) -> None:
         """Advances until the line is done. Raises `DeviceError` on an operation that the sheet cannot price."""
         line_s = group_s = self._line_s
-        free_s, ran, starts_s, ends_s, waits_s = self._free_s, self._ran, self._starts_s, self._ends_s, self._waited_s
+        latest_s, free_s, ends_s = self._latest_s, self._free_s, self._ends_s
+        add_ran, add_start, add_end = self._ran.append, self._starts_s.append, ends_s.append
+        add_waited, n_ran = self._waited_s.append, len(ends_s)
         host, queues = self._host, self._host.queues
         for operation, place, unit, in_line, is_aside, after, seconds in self._asked(operations):
             if in_line:
@@ -124,21 +128,22 @@ class Timeline:
             if ready_s < line_s:
                 ready_s = line_s
             start_s = ready_s
-            if after:
-                n = len(ends_s)
-                for back in after:
-                    if back <= n and ends_s[-back] > start_s:
-                        start_s = ends_s[-back]
-            waits_s.append(start_s - ready_s)
+            for back in after:
+                if back <= n_ran and ends_s[-back] > start_s:
+                    start_s = ends_s[-back]
+            add_waited(start_s - ready_s)
+            n_ran += 1
             if is_aside or after:
-                self._n_named = len(waits_s)
-            if unit in queues:
+                self._n_named = n_ran
+            if queues and unit in queues:
                 start_s = host.start_s(operation, self._launch_s[place], seconds, start_s)
             end_s = start_s + seconds
             free_s[unit] = end_s
-            ran.append(place)
-            starts_s.append(start_s)
-            ends_s.append(end_s)
+            if end_s > latest_s:
+                latest_s = end_s
+            add_ran(place)
+            add_start(start_s)
+            add_end(end_s)
             if in_line:
                 line_s = end_s
             if not is_aside:
@@ -146,7 +151,7 @@ class Timeline:
                     group_s = end_s
                 if queues:
                     host.did(operation, end_s)
-        self._line_s = group_s
+        self._line_s, self._latest_s = group_s, latest_s
 
     def _asked(self, operations: Iterable[Operation]) -> Sequence[_Asked]:
         """What is known of each; of the same tuple the same list."""
@@ -188,7 +193,7 @@ class Timeline:
 
     def settle(self) -> None:
         """Waits for what is aside, and drops all that ran: its joules stay counted, and nothing to come can name it."""
-        self.sleep_until_s(max(self._free_s.values(), default=0.0))
+        self.sleep_until_s(self._latest_s)
         places, starts_s, ends_s = self._arrays()
         self._usage.forget(places, starts_s, ends_s)
         for place, n in zip(*np.unique(places, return_counts=True), strict=True):

@@ -280,9 +280,15 @@ class _CallTable:
     def gathered(self) -> tuple[int, int, int]:
         """Valid rows of static shapes, of others, and rows of padding that are filled. Slices share their rows."""
         kinds = self._calls.kinds
+        rows_K, valid_K = [0] * len(kinds), [0] * len(kinds)
+        if len(kinds) == 1:
+            rows_K, valid_K = [sum(self.rows_C)], [sum(self._valid_C)]
+        else:
+            for number, n_rows, n_valid in zip(self.kind_C, self.rows_C, self._valid_C, strict=True):
+                rows_K[number] += n_rows
+                valid_K[number] += n_valid
         valid_static = valid_dynamic = padded = 0
-        for number, n_rows, n_valid in zip(self.kind_C, self.rows_C, self._valid_C, strict=True):
-            kind = kinds[number]
+        for kind, n_rows, n_valid in zip(kinds, rows_K, valid_K, strict=True):
             if not kind.is_first_slice:
                 continue
             if kind.static:

@@ -10,6 +10,7 @@ Legend: L layers with experts, T tokens, E experts, K experts per token.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +82,13 @@ class Foresight:
 
 def routing_of(ids_TK: Integers, n_experts: int) -> Routing:
     """With equal weights: what a plan costs does not hang on them."""
-    return Routing(torch.from_numpy(ids_TK), torch.full(ids_TK.shape, 1 / ids_TK.shape[1]), n_experts)
+    return Routing(torch.from_numpy(ids_TK), _equal_weights(*ids_TK.shape), n_experts)
+
+
+@lru_cache(maxsize=64)
+def _equal_weights(n_tokens: int, top_k: int) -> torch.Tensor:
+    """[T, K]. Nobody writes to them."""
+    return torch.full((n_tokens, top_k), 1 / top_k)
 
 
 def profile_of_source(source: RoutingSource, sizes: ModelSizes, n_tokens: int, n_prompts: int) -> Profile:
@@ -185,10 +192,11 @@ def _planned(
     saliency_T = torch.ones(n_tokens) if technique.needs_saliency else None
     n_dense = sizes.n_layers - sizes.n_sparse_layers
     plans: list[DispatchPlan | None] = [None] * n_dense
+    ids_LTK = np.ascontiguousarray(ids_LTK)
     for layer, ids_TK in enumerate(ids_LTK, n_dense):
         plan = token_plans.known(layer) if is_token else None
         if plan is None:
-            routing = routing_of(np.ascontiguousarray(ids_TK), sizes.n_experts)
+            routing = routing_of(ids_TK, sizes.n_experts)
             seen = shown.layer(layer, phase, routing, saliency_T, None)
             plan = technique.plan(seen)
             shown.ran(seen, plan)

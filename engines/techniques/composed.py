@@ -60,6 +60,7 @@ class ComposedTechnique:
         self._place = place
         self._layouts = layouts
         self._known: dict[int, OneToken | None] = {}
+        self._of_all_layers: OneToken | None = None
         # What is computed layer by layer only because something moves is, bit for bit, what it would be without.
         self._is_sorted = self._move is None or not context.routers_order
         self._n_experts = context.sizes.n_experts if context.sizes is not None else 0
@@ -155,10 +156,14 @@ class ComposedTechnique:
         return self._known[seen.layer]
 
     def _ask_one_token(self, seen: LayerInput) -> OneToken | None:
+        if self._of_all_layers is not None:
+            return self._of_all_layers
         if isinstance(self._place, Ndp):
-            return OnNdp(self._place, seen.routing.expert_ids_TK.shape[1], self._made)
+            self._of_all_layers = OnNdp(self._place, seen.routing.expert_ids_TK.shape[1], self._made)
+            return self._of_all_layers
         if isinstance(self._place, BetweenTwo):
-            return BetweenUnits(self._place, _kinds(self._place.whole, self._layouts["decode"]))
+            self._of_all_layers = BetweenUnits(self._place, _kinds(self._place.whole, self._layouts["decode"]))
+            return self._of_all_layers
         if isinstance(self._place, Ranks) and isinstance(self._layouts["decode"], Exact):
             on_ranks = self._place.shares_of(seen.layer)
             kinds = [_kinds(share, self._layouts["decode"]) for share in on_ranks]

@@ -8,7 +8,7 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from devices.models.sheet import Sheet
@@ -28,13 +28,13 @@ NO_ROOM: Final = ("N.S.", "oom")
 LIMITS: Final = ("memories", "memory", "graph_bytes_limit")
 """Where figures stand that say what fits."""
 
-Priced = Callable[[Arm, Sheet], Row]
+Priced = Callable[[Sequence[tuple[Arm, Sheet]]], Iterable[Row]]
 
 
 def effects(
     sheet: Sheet, shape: ModelShape, rows: Sequence[Row], priced: Priced, say: Callable[[str], object]
 ) -> list[Effect]:
-    """rows: of that machine. priced: an arm on a sheet. say: is told each constant before it is changed."""
+    """rows: of that machine. priced: arms on sheets, in order. say: is told each constant before it is changed."""
     by_metric = {metric: _costs(rows, metric) for metric in METRICS}
     near = {metric: near_the_first(costs) for metric, costs in by_metric.items() if costs}
     near_costs = {metric: {name: by_metric[metric][name] for name in names} for metric, names in near.items()}
@@ -51,7 +51,8 @@ def effects(
             other = varied(sheet, constant, factor)
             techniques = tuple(dict.fromkeys(technique for technique, _ in asked))
             arms = [arm for arm in arms_on(other, shape, techniques) if _key(arm) in asked]
-            again = {asked[_key(arm)]: priced(arm, other) for arm in arms}
+            found_rows = priced([(arm, other) for arm in arms])
+            again = {asked[_key(arm)]: row for arm, row in zip(arms, found_rows, strict=True)}
             for metric, costs in near_costs.items():
                 changed = {
                     name: _cost(row, metric)

@@ -116,17 +116,25 @@ def predicts(technique: Composed) -> bool:
     return technique.choices.route.kind == "predicted"
 
 
+Asked = tuple[Arm, Sheet]
+Pricing = Callable[[Sequence[Asked]], Iterator["Row"]]
+"""Rows in the order in which they are asked."""
+
+
 def cross_table(
     question: Question,
     sheets: Sequence[Sheet],
     techniques: tuple[str, ...],
     say: Callable[[str], object] = lambda line: None,
+    price: Pricing | None = None,
 ) -> list[Row]:
-    """Machine by machine; the Pareto front of each is marked."""
+    """Machine by machine; the Pareto front of each is marked. price: None: here, one after another."""
     rows: list[Row] = []
+    asked = [(arm, sheet) for sheet in sheets for arm in arms_on(sheet, question.shape, techniques)]
+    found = (row_of(question, *one) for one in asked) if price is None else price(asked)
     for sheet in sheets:
         say(f"{sheet.name}: {sheet.description}")
-        own = [row_of(question, arm, sheet) for arm in arms_on(sheet, question.shape, techniques)]
+        own = [next(found) for _, its in asked if its is sheet]
         there = {row.arm.technique for row in own if row.result != "not priced"}
         # One that stands on another unit of the machine is not told to be absent too.
         rows += with_front(row for row in own if row.result != "not priced" or row.arm.technique not in there)

@@ -7,8 +7,6 @@ A sheet on which none of the asked rows hangs is left out: one computation with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any, Final, NamedTuple
 
 from devices.base import DeviceError
@@ -16,6 +14,7 @@ from devices.models import in_place
 from devices.models.sheet import load_sheet
 from devices.models.variations import constants, varied
 from engines.errors import EngineError
+from harness.processes import processes
 from harness.reproduce.ledger import ledger
 from harness.reproduce.outcome import reproduce
 from harness.reproduce.told import ours_text
@@ -65,7 +64,7 @@ class Tested(NamedTuple):
 def tested(source: str, claims: Sequence[str], say: Callable[[str], object]) -> Tested:
     """source: its id. claims: those of them that are looked at."""
     own = [claim for claim in claims if claim.startswith(f"{source}-")]
-    with _alone() as first:
+    with processes(N_PROCESSES, once=True) as first:
         before, asked = first.submit(_base, own).result()
     with _alone() as pool:
         hang = list(pool.map(_hangs_on, asked, [own] * len(asked), [before] * len(asked)))
@@ -82,7 +81,7 @@ def tested(source: str, claims: Sequence[str], say: Callable[[str], object]) -> 
     moved: dict[Change, int] = {}
     flips: list[Flip] = []
     failed: dict[Change, str] = {}
-    with _alone() as pool:
+    with processes(N_PROCESSES, once=True) as pool:
         waiting = [(change, pool.submit(changed_verdicts, change, own)) for change in changes]
         for change, done in waiting:
             after = done.result()
@@ -97,11 +96,6 @@ def tested(source: str, claims: Sequence[str], say: Callable[[str], object]) -> 
                 if before[claim].has_held != after[claim].has_held
             ]
     return Tested(source, tuple(changes), moved, tuple(flips), failed, unused)
-
-
-def _alone() -> ProcessPoolExecutor:
-    """A process for each task."""
-    return ProcessPoolExecutor(N_PROCESSES, mp_context=get_context("spawn"), max_tasks_per_child=1)
 
 
 def _base(claims: Sequence[str]) -> tuple[dict[str, Outcome], list[str]]:

@@ -13,8 +13,9 @@ from engines.pricing.routing_specs import parse_routing, routing_of_spec
 from engines.pricing.shapes import shape_named, sizes_of
 from engines.techniques.presets import PRESETS
 from harness.conclusions import Effect, ranking
+from harness.cross.pricing import pricing
 from harness.cross.sensitivity import METRICS, effects
-from harness.cross.table import Question, Row, cross_table, row_of
+from harness.cross.table import Question, Row, cross_table
 from tests.benchmarks.measurement import Measurement, measured, write_page
 
 NAME = "cross-table"
@@ -102,11 +103,12 @@ def main() -> None:
     routing = routing_of_spec(parse_routing("uniform"), sizes)
     question = Question(shape, routing, prompt_tokens=512, decode_steps=32)
     sheets = [sheet for sheet in map(load_sheet, available_sheets()) if sheet.only_for is None]
-    rows = cross_table(question, sheets, tuple(PRESETS), lambda line: print(line, file=sys.stderr))
     found: list[Effect] = []
-    for sheet in sheets:
-        own = [row for row in rows if row.machine == sheet.name]
-        found += effects(sheet, shape, own, lambda arm, other: row_of(question, arm, other), lambda line: None)
+    with pricing(question, 2) as price:
+        rows = cross_table(question, sheets, tuple(PRESETS), lambda line: print(line, file=sys.stderr), price)
+        for sheet in sheets:
+            own = [row for row in rows if row.machine == sheet.name]
+            found += effects(sheet, shape, own, price, lambda line: None)
     remarks = REMARKS.format(asked=question.words, first=first_table(rows, sheets), flips=flips_table(found))
     write_page(NAME, TITLE, measurements(rows), remarks)
 

@@ -138,14 +138,16 @@ class Cache:
         called = list(dict.fromkeys(called_S.tolist()))
         if is_hit_S.all() and (prediction is None or not self.prefetches):
             return Moved(hits=len(called), misses=0)
-        goes, n_free = self._given_up(seen.residency, seen.layer, called)
+        # More than are called, and than are predicted, never go.
+        n_ahead = seen.residency.uses_LE.shape[1] if prediction is not None and self.prefetches else 0
+        goes, n_free = self._given_up(seen.residency, seen.layer, called, n_ahead)
         hits = set(called_S[is_hit_S].tolist())
         fetched, ran, n_free = _fetched(seen.layer, called, hits, self._stays(seen.layer), goes, n_free)
         ahead: list[_Fetch] = []
         if prediction is not None and self.prefetches:
             if self._is_of_layer:
                 wanted = _experts(prediction)
-                goes, n_free = self._given_up(seen.residency, prediction.layer, wanted)
+                goes, n_free = self._given_up(seen.residency, prediction.layer, wanted, n_ahead)
             else:
                 goes.extend(LayerExpert(seen.layer, expert) for expert in ran)
             ahead = self._ahead(seen.residency, prediction, goes, n_free)
@@ -186,8 +188,11 @@ class Cache:
             found.append((LayerExpert(layer, expert), replaced))
         return found
 
-    def _given_up(self, held: Residency, layer: int, called: Sequence[int]) -> tuple[deque[LayerExpert], int]:
-        """What lies in shared slots and is not called, in the order in which it goes; and how many of them are free."""
+    def _given_up(
+        self, held: Residency, layer: int, called: Sequence[int], n_ahead: int
+    ) -> tuple[deque[LayerExpert], int]:
+        """What lies in shared slots and is not called, in the order in which it goes, the first of them for whatever is
+        called and n_ahead more; and how many slots are free."""
         first, end = (layer, layer + 1) if self._is_of_layer else (0, None)
         goes_LE = held.whole_LE(self._unit)[first:end].copy()
         if self._stays_LE is not None:
@@ -197,7 +202,11 @@ class Cache:
         layer_X, expert_X = goes_LE.nonzero()
         layer_X += first
         last_X = held.last_use_LE[layer_X, expert_X]
-        order_X = np.lexsort((last_X, held.uses_LE[layer_X, expert_X] if self._by_use else last_X))
+        if self._by_use:
+            order_X = np.lexsort((last_X, held.uses_LE[layer_X, expert_X]))
+        else:
+            order_X = np.argsort(last_X, kind="stable")
+        order_X = order_X[: len(called) + n_ahead]
         places = zip(layer_X[order_X].tolist(), expert_X[order_X].tolist(), strict=True)
         return deque(LayerExpert(*place) for place in places), n_free
 

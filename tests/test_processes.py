@@ -1,0 +1,72 @@
+"""Tasks in several processes: what ends them, and that rows of the cross table come back as from one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from devices.models.sheet import load_sheet
+from engines.pricing.routing_sources import UniformRouting
+from engines.pricing.shapes import NAMED_SHAPES
+from harness.cross.pricing import pricing, wanted_processes
+from harness.cross.table import Question, cross_table
+from harness.processes import processes
+
+
+def test_rows_of_two_processes_are_those_of_one() -> None:
+    question = Question(NAMED_SHAPES["mixtral-8x7b"], UniformRouting(1), 16, 2, 8)
+    asked = [load_sheet("a100"), load_sheet("m2-ultra")], ("gpu", "npumoe", "monde", "router-pf")
+    with pricing(question, 2) as price:
+        found = cross_table(question, *asked, price=price)
+    assert {row.result for row in found} >= {"ok", "not priced"}
+    assert found == cross_table(question, *asked)
+
+
+@pytest.mark.parametrize(("jobs", "n_rows", "wanted"), [(None, 5, 1), (3, 2, 2), (1, 500, 1), (3, 500, 3)])
+def test_few_rows_start_no_processes(jobs: int | None, n_rows: int, wanted: int) -> None:
+    assert wanted_processes(jobs, n_rows, False) == wanted
+
+
+def test_an_error_of_a_task_is_raised_here_and_ends_the_others() -> None:
+    def divide_while_another_sleeps() -> None:
+        with processes(2) as pool:
+            pool.submit(time.sleep, 60)
+            pool.submit(divmod, 1, 0).result()
+
+    began_s = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        divide_while_another_sleeps()
+    assert time.monotonic() - began_s < 30
+
+
+SLEEPING = """
+import time
+from harness.processes import processes
+if __name__ == "__main__":
+    with processes(2) as pool:
+        waiting = [pool.submit(time.sleep, 60) for _ in range(2)]
+        print("began", flush=True)
+        waiting[0].result()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ctrl_c_and_a_kill_leave_no_process(number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C comes to the whole group, a kill to the first process alone."""
+    script = tmp_path / "sleeping.py"
+    script.write_text(SLEEPING, encoding="utf-8")
+    first = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert first.stdout is not None
+    assert first.stdout.readline() == "began\n"
+    (os.killpg if number == signal.SIGINT else os.kill)(first.pid, number)
+    # Its children hold the same pipe: it ends when the last of them does.
+    _, errors = first.communicate(timeout=30)
+    assert errors.count("KeyboardInterrupt\n") == (number == signal.SIGINT), errors
