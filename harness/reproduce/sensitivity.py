@@ -66,7 +66,7 @@ def tested(source: str, claims: Sequence[str], say: Callable[[str], object]) -> 
     own = [claim for claim in claims if claim.startswith(f"{source}-")]
     with processes(N_PROCESSES, once=True) as first:
         before, asked = first.submit(_base, own).result()
-    with _alone() as pool:
+    with processes(N_PROCESSES, once=True) as pool:
         hang = list(pool.map(_hangs_on, asked, [own] * len(asked), [before] * len(asked)))
     unused = tuple(name for name, hangs in zip(asked, hang, strict=True) if not hangs)
     for name in unused:
