@@ -21,6 +21,7 @@ from harness.file_digests import file_digests
 from harness.matrix import CellPlan, Part
 from harness.state import state_folder
 from results.records import Request
+from workloads.fitting import most_prompt_tokens
 
 DIGITS = 12
 MODELS_FOLDER = "models"
@@ -81,3 +82,10 @@ def refuse_requests(cell_plan: CellPlan, requests: Sequence[Request]) -> None:
     if isinstance(cell_plan.engine, ExternalSpec):
         made_up = cell_plan.workload.asks_lengths
         refuse_what_it_cannot(cell_plan.engine.abilities, cell_plan.engine.runs, requests, made_up)
+
+
+def most_positions(requests: Sequence[Request]) -> int:
+    """Of the longest sequence: a prompt, and what is added to it."""
+    prompts = most_prompt_tokens(requests)
+    added = (max(r.max_new_tokens, len(r.continuation_ids) - 1) for r in requests)
+    return max(prompt + more for prompt, more in zip(prompts, added, strict=True))

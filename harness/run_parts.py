@@ -18,7 +18,7 @@ from engines.base import AsksServer, Engine
 from engines.cores import PhaseCores, phase_setting
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
-from engines.external.base import Closes
+from engines.external.base import Closes, MakesRoom
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation, plain_form
 from engines.model.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ from harness.device_specs import (
     ModelledSpec,
 )
 from harness.external.base import ExternalSpec
-from harness.external_parts import external_engine, refuse_requests
+from harness.external_parts import external_engine, most_positions, refuse_requests
 from harness.fidelity import KeptDistributions, distribution_scores
 from harness.input_watch import InputWatch
 from harness.matrix import CellPlan
@@ -124,6 +124,8 @@ class RunParts:
         requests = workload.requests(engine.tokenizer, engine.max_length)
         refuse_requests(plan, requests)
         clock = clock_of(device, self._host_clock)
+        if isinstance(engine, MakesRoom):
+            engine.make_room(most_positions(requests))
         if engine.needs_calibration:
             self._calibrate(plan, engine, workload)
         return PreparedCell(

@@ -94,7 +94,8 @@ class PhaseThreads(Record):
 class Road(Record):
     """What computed the tokens of a window. Two arms with unlike roads differ in more than their techniques."""
 
-    arithmetic: Literal["kernels", "torch"]
+    arithmetic: Literal["kernels", "torch"] | str
+    """Ours by name; of another engine its name."""
     prefill: Literal["grouped", "expert by expert", "both"] | None = None
     """How steps that prefill computed the experts of a layer: all in one call, or one after the other in Python. None:
     no experts, or not kept, as in stores of before."""

@@ -75,8 +75,13 @@ def comparable_roads(trials: Sequence[Trial], phase: Phase = "all") -> frozenset
     their requests. Threads and the width of the arithmetic are not in it: a plan chooses them. Empty where a model
     gives the times."""
     other = {"prefill": "decoding ", "decode": "prefill "}.get(phase)
-    parts = (_parts(road, with_chosen=False) for road in _distinct(_timed(trials)))
+    parts = (_parts(road, with_chosen=False) for road in _distinct(_timed(trials)) if of_ours(road))
     return frozenset(", ".join(p for p in own if other is None or not p.startswith(other)) for own in parts)
+
+
+def of_ours(road: Road) -> bool:
+    """Whether joulebench's own engine computed. Another engine is compared whole: its road is what the arm is about."""
+    return road.arithmetic in ("kernels", "torch")
 
 
 def _timed(trials: Sequence[Trial]) -> list[Trial]:

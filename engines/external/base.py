@@ -19,6 +19,8 @@ from results.records import Request
 Stamps = Literal["token", "chunk", "phase"]
 """token: each token has its own; chunk: so have the pieces in which it answers, of one token or more; phase: the ends
 of prefill and of decoding alone."""
+Form = Literal["f32", "f16", "q8_0", "q4_0"]
+"""Of a model's matrices in a GGUF file."""
 PerPhase = Literal["each phase", "both phases", "no"]
 """Whether its threads, or cores, can be chosen: for each phase, one choice for both, or not at all."""
 
@@ -76,6 +78,15 @@ class Closes(Protocol):
     """An engine with something to give back: a process, a program on a phone, memory."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class MakesRoom(Protocol):
+    """An engine that holds memory for the longest sequence that it will be asked: outside any window."""
+
+    def make_room(self, n_positions: int) -> None:
+        """n_positions: of a prompt with its answer. Raises `EngineError`, `OutOfMemoryError`."""
+        ...
 
 
 def why_not_asked(abilities: Abilities, name: str, requests: Sequence[Request], made_up: bool) -> str | None:
