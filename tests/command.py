@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -47,6 +48,16 @@ def joulebench(*arguments: str, data: Path | None = None, cwd: Path | None = Non
         else:
             code = warm_command.run(command, output, errors, own, cwd or Path.cwd(), TIMEOUT_S)
         return Finished(code, _text(output), _text(errors))
+
+
+def run_python(code: str, *arguments: str, cwd: Path | None = None) -> Finished:
+    """Runs code around a command, in a forked process that has imported what commands import."""
+    command = ["-c", *arguments]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        returned = warm_command.run(
+            command, output, errors, environment(), cwd or Path.cwd(), TIMEOUT_S, textwrap.dedent(code)
+        )
+        return Finished(returned, _text(output), _text(errors))
 
 
 def _text(written: IO[bytes]) -> str:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from typer.testing import CliRunner
 from harness.commands import app
 from harness.runner import RunOutcome
 from results.self_tests import SelfTest
-from tests.command import environment
+from tests.command import run_python
 from tests.conftest import FinishedRun
 from tests.fakes.machine import FakeBench
 from tests.plans import FAST, raw_plan, write_plan
@@ -51,11 +48,8 @@ def test_what_nobody_foresaw_is_one_line_and_whole_on_request(tmp_path: Path) ->
     """
     plan = write_plan(tmp_path / "plan.toml", raw_plan())
     for verbose in ([], ["--verbose"]):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script), *verbose, "plan", "check", str(plan)],
-            capture_output=True, text=True, env=environment(), check=False,
-        )  # fmt: skip
-        assert done.returncode == 1
+        done = run_python(script, *verbose, "plan", "check", str(plan))
+        assert done.code == 1
         if verbose:
             assert "Traceback" in done.stderr
             assert "in broken" in done.stderr
@@ -90,9 +84,8 @@ def test_a_file_of_weights_that_is_cut_short_under_a_run_does_not_end_it_without
     """
     plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST))
     arguments = ["run", str(plan), "--out", str(tmp_path / "run"), str(tmp_path / "weights")]
-    command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
-    assert done.returncode == -signal.SIGBUS, done.stderr
+    done = run_python(script, *arguments)
+    assert done.code == -signal.SIGBUS, done.stderr
     assert "Fatal Python error: Bus error" in done.stderr
 
 

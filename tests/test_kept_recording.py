@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,24 +11,9 @@ from typer.testing import CliRunner
 
 from harness.commands import app
 from results.trace_files import read_traces
-from tests.command import Finished, environment
+from tests.command import Finished, run_python
 
 SECONDS = "60"
-
-
-def run_python(code: str, cwd: Path) -> Finished:
-    process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment(),
-        cwd=cwd,
-        # A test run in the background of a shell ignores SIGINT, and its children would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
-        check=False,
-    )
-    return Finished(process.returncode, process.stdout, process.stderr)
 
 
 def recorded(folder: Path, meanwhile: str, seconds: str = SECONDS, arguments: Sequence[str] = ()) -> Finished:
@@ -60,7 +41,7 @@ def recorded(folder: Path, meanwhile: str, seconds: str = SECONDS, arguments: Se
         recording.record = begun
         app(["record", "t.parquet", "--meter", "modelled", "--seconds", {seconds!r}, *{list(arguments)!r}])
         """,
-        folder,
+        cwd=folder,
     )
 
 
@@ -160,7 +141,7 @@ def test_a_second_signal_after_a_while_ends_at_once(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         print("not reached")
         """,
-        tmp_path,
+        cwd=tmp_path,
     )
     assert done == (130, "", "held\nerror: interrupted\n")
 

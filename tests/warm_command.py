@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 HEAVY = ("altair", "jinja2", "lm_eval.tasks", "pandas", "pyarrow.parquet", "scipy.stats", "torch", "transformers")
 ARROWS_THREAD = "jemalloc_bg_thd"
@@ -30,10 +30,15 @@ def run(
     environment: Mapping[str, str],
     cwd: Path,
     limit_s: float,
+    code: str | None = None,
 ) -> int:
-    """Exit code of a command of ours, as `subprocess` tells it. At the limit it is killed: `TimeoutExpired`."""
+    """Exit code of a command of ours, as `subprocess` tells it. At the limit it is killed: `TimeoutExpired`.
+
+    code: Python that is run in its place, as by `python -c`; the command's arguments are its own.
+    """
     link = _server()
-    asked = json.dumps({"command": list(command), "environment": dict(environment), "cwd": str(cwd)}).encode()
+    wanted = {"command": list(command), "environment": dict(environment), "cwd": str(cwd), "code": code}
+    asked = json.dumps(wanted).encode()
     socket.send_fds(link, [len(asked).to_bytes(4)], [output.fileno(), errors.fileno()])
     link.sendall(asked)
     pid = int.from_bytes(_exactly(link, 4))
@@ -97,7 +102,7 @@ def _serve(link: socket.socket) -> None:
             pid = os.fork()
             if pid == 0:
                 link.close()
-                _become(asked["command"], asked["environment"], asked["cwd"], output, errors)
+                _become(asked, output, errors)
                 return
             os.close(output)
             os.close(errors)
@@ -106,18 +111,21 @@ def _serve(link: socket.socket) -> None:
             link.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, signed=True))
 
 
-def _become(command: list[str], environment: dict[str, str], cwd: str, output: int, errors: int) -> None:
+def _become(asked: dict[str, Any], output: int, errors: int) -> None:
     """The command, in this process."""
     from harness.cli import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(output, 1)
     os.dup2(errors, 2)
-    os.chdir(cwd)
+    os.chdir(asked["cwd"])
     os.environ.clear()
-    os.environ.update(environment)
-    sys.argv[:] = command
-    main()
+    os.environ.update(asked["environment"])
+    sys.argv[:] = asked["command"]
+    if asked["code"] is None:
+        main()
+    else:
+        exec(compile(asked["code"], "<string>", "exec"), {"__name__": "__main__"})
 
 
 if __name__ == "__main__":
