@@ -3,8 +3,8 @@
     log x[r, k] = round[r] + candidate[k] + noise          r rounds, k candidates; a round may lack candidates
 
 Least squares, with one noise for all candidates, for it is the meter's and the machine's. In logarithms a fluctuation
-of 5 % is as large for a fast candidate as for a slow one. A reading far from the rest (another app woke up) is drawn in
-to `MOST_DEVIATION` robust standard deviations before the last fit, and counted.
+of 5 % is as large for a fast candidate as for a slow one. A reading far from the rest (another app woke up) weighs no
+more than one at `MOST_DEVIATION` robust standard deviations (Huber's fit), and is counted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ FEWEST_TO_JUDGE = 8
 """Degrees of freedom from which on a reading can be told to lie far from the rest."""
 NORMAL_MAD = 1.4826
 """Standard deviation of normal values over their median absolute deviation."""
+MOST_STEPS, SETTLED = 20, 0.01
+"""Of Huber's fit, which ends when no residual moves by more than this share of the noise."""
 TINY = 1e-9
 """Readings of no noise at all differ by how they are rounded."""
 
@@ -56,21 +58,30 @@ def fit_rounds(values_RK: Array, spread_KK: Array) -> Fit:
     """Of values above 0, NaN where a round lacks a candidate; a round has one at least. spread_KK: of `spread`."""
     x_RK = np.log(values_RK)
     is_there_RK = ~np.isnan(x_RK)
-    dof = int(is_there_RK.sum() - is_there_RK.shape[0] - is_there_RK.shape[1] + 1)
+    n = int(is_there_RK.sum())
+    dof = n - is_there_RK.shape[0] - is_there_RK.shape[1] + 1
     effect_K, round_R = _solve(x_RK, is_there_RK, spread_KK)
-    drawn_in = 0
     residual_RK = x_RK - effect_K - round_R[:, None]
+    drawn_in = 0
     if dof >= FEWEST_TO_JUDGE:
-        n = int(is_there_RK.sum())
         scale = NORMAL_MAD * float(np.median(np.abs(residual_RK[is_there_RK]))) * np.sqrt(n / dof) + TINY
-        far_RK = np.abs(residual_RK) > MOST_DEVIATION * scale
-        drawn_in = int(far_RK.sum())
-        if drawn_in:
-            most = MOST_DEVIATION * scale
-            x_RK = x_RK - residual_RK + np.clip(residual_RK, -most, most)
-            effect_K, round_R = _solve(x_RK, is_there_RK, spread_KK)
-            residual_RK = x_RK - effect_K - round_R[:, None]
-    noise = float(np.sqrt(np.nansum(residual_RK**2) / dof)) if dof > 0 else np.inf
+        most = MOST_DEVIATION * scale
+        # Huber's fit: one far reading pulls its round along at first, and less each time.
+        for _ in range(MOST_STEPS):
+            far = int((np.abs(residual_RK) > most).sum())
+            if not far:
+                break
+            kept_RK = x_RK - residual_RK + np.clip(residual_RK, -most, most)
+            effect_K, round_R = _solve(kept_RK, is_there_RK, spread_KK)
+            moved_RK = x_RK - effect_K - round_R[:, None]
+            is_still = bool(np.nanmax(np.abs(moved_RK - residual_RK)) < SETTLED * scale)
+            residual_RK = moved_RK
+            if is_still:
+                break
+        drawn_in = int((np.abs(residual_RK) > most).sum())
+        residual_RK = np.clip(residual_RK, -most, most)
+    # What is drawn in tells nothing of the candidate, so that the rest weighs less than its number.
+    noise = float(np.sqrt(np.nansum(residual_RK**2) / dof)) * n / (n - drawn_in) if dof > 0 else np.inf
     return Fit(effect_K, spread_KK, noise, dof, drawn_in, float(round_R.mean()))
 
 

@@ -15,13 +15,12 @@ still be better by more than the indifference. The race is over when nobody may,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 from harness.tuning.rounds import Answer, Arm, Ask, Failed, Judge, Reading, Rounds, measured_j
 from harness.tuning.standings import Estimate, RaceResult, Standing, race_result
-from harness.tuning.verdicts import Objective, Rules, State, verdict
+from harness.tuning.verdicts import Objective, Rules, State, following_look, verdict
 
 __all__ = [
     "Answer",
@@ -41,8 +40,6 @@ __all__ = [
     "race",
 ]
 Found = TypeVar("Found")
-LOOK_GROWTH = 1.1
-"""Verdicts are made after so many rounds more: each look has its chance to err."""
 
 
 def race(
@@ -72,7 +69,7 @@ def race(
             is_due = is_due or n_own >= rules.first_rounds or len(inside) < 2
         if not is_due and len(inside) > 1:
             continue
-        next_look = max(n_own + 1, math.ceil(n_own * LOOK_GROWTH))
+        next_look = following_look(n_own)
         alive = rounds.arms()
         if not alive:
             raise ValueError("every candidate failed: " + "; ".join(f"{a}: {why}" for a, why in rounds.failed.items()))

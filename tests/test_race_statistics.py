@@ -1,0 +1,126 @@
+"""The arithmetic of a race: paired least squares against numpy's, the bound against simulated sessions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from harness.tuning.paired import fit_rounds, spread
+from harness.tuning.verdicts import Rules, bound, compare, following_look, verdict
+
+Array = NDArray[np.float64]
+
+
+def fallen_out(seed: int = 1) -> Array:
+    """12 rounds of 4 candidates; one is out after the third round, one joins at the sixth."""
+    values_RK = np.exp(np.random.default_rng(seed).normal(0, 0.05, (12, 4)) + np.arange(4) / 10)
+    values_RK[3:, 1] = np.nan
+    values_RK[:5, 3] = np.nan
+    return values_RK
+
+
+def test_effects_and_errors_are_those_of_ordinary_least_squares() -> None:
+    """Rounds and candidates as columns of noughts and ones, solved by numpy; the errors by its covariance."""
+    values_RK = fallen_out()
+    fit = fit_rounds(values_RK, spread(values_RK))
+    rows, columns = np.nonzero(~np.isnan(values_RK))
+    design = np.zeros((len(rows), 12 + 4))
+    design[np.arange(len(rows)), rows] = 1
+    design[np.arange(len(rows)), 12 + columns] = 1
+    design = design[:, :-1]  # the last candidate is the reference
+    y = np.log(values_RK[rows, columns])
+    solution, (squares,), rank, _ = np.linalg.lstsq(design, y)
+    dof = len(y) - rank
+    covariance = np.linalg.inv(design.T @ design) * squares / dof
+    assert fit.dof == dof
+    assert fit.drawn_in == 0
+    assert fit.noise == pytest.approx(np.sqrt(squares / dof))
+    errors_KK = fit.standard_errors_KK()
+    for k in range(3):
+        assert fit.effect_K[k] - fit.effect_K[3] == pytest.approx(solution[12 + k])
+        assert errors_KK[k, 3] == pytest.approx(np.sqrt(covariance[12 + k, 12 + k]))
+
+
+def test_drift_between_rounds_changes_no_comparison() -> None:
+    values_RK = fallen_out()
+    drift_R = np.exp(np.linspace(0, -0.4, 12))
+    fit, drifted = (fit_rounds(x_RK, spread(x_RK)) for x_RK in (values_RK, values_RK * drift_R[:, None]))
+    assert drifted.effect_K == pytest.approx(fit.effect_K)
+    assert drifted.noise == pytest.approx(fit.noise)
+
+
+def test_one_disturbed_probe_is_drawn_in_and_counted() -> None:
+    values_RK = np.exp(np.random.default_rng(3).normal(0, 0.02, (20, 4)))
+    disturbed_RK = values_RK.copy()
+    disturbed_RK[7, 2] *= 0.5
+    clean, found = (fit_rounds(x_RK, spread(x_RK)) for x_RK in (values_RK, disturbed_RK))
+    assert found.drawn_in == clean.drawn_in + 1
+    # As it was, the mean would be off by log(2) / 20 = 0.035 against the others'.
+    assert abs(found.effect_K[2] - clean.effect_K[2]) < 0.012
+    # And its noise sqrt(3/4 log(2)^2 / 57) = 0.08 larger, 3.6 times.
+    assert found.noise < 1.5 * clean.noise
+
+
+def test_rounds_that_share_no_candidate_cannot_be_compared() -> None:
+    apart_RK = np.array([[1.0, 2.0, np.nan, np.nan], [np.nan, np.nan, 3.0, 4.0]])
+    with pytest.raises(ValueError, match="do not connect all candidates"):
+        spread(apart_RK)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.025, 0.005])
+def test_looking_often_the_bound_errs_no_more_often_than_stated(alpha: float) -> None:
+    """Simulated: the mean of n normal values against its bound at each look, until the bound can tell d."""
+    indifference = 0.3
+    looks = [3]
+    while bound(np.array([1 / np.sqrt(looks[-1])]), indifference, alpha, dof=10**9)[0] > indifference:
+        looks.append(following_look(looks[-1]))
+    half_L = bound(1 / np.sqrt(looks), indifference, alpha, dof=10**9)
+    sums = np.random.default_rng(7).standard_normal((20_000, looks[-1])).cumsum(axis=1)
+    wrong = float((sums[:, np.array(looks) - 1] / np.array(looks) > half_L).any(axis=1).mean())
+    assert 0.3 * alpha < wrong < alpha + 3 * np.sqrt(alpha / 20_000)
+
+
+def test_few_readings_widen_the_bound_as_student_has_it() -> None:
+    """At a standard error below what tells d the boundary is flat, made as rare as t."""
+    wide = bound(np.array([0.001]), 0.02, 0.01, dof=3)[0] / 0.001
+    assert stats.t.sf(wide, 3) == pytest.approx(stats.norm.sf(np.sqrt(stats.norm.isf(0.01) ** 2 + 1.2)))
+
+
+def test_all_bad_rules_are_told_at_once() -> None:
+    with pytest.raises(ValueError, match=r"indifference is 0.*slowdown is 1.*first_rounds is 1.*most_probes is 0"):
+        Rules(indifference=0.0, slowdown=1.0, first_rounds=1, most_probes=0)
+
+
+def exact(columns: list[tuple[float, float]]) -> tuple[Array, Array]:
+    """Four rounds without noise of (token/s, J)."""
+    table = np.array(columns)
+    return np.tile(table[:, 0], (4, 1)), np.tile(table[:, 1], (4, 1))
+
+
+def test_the_front_holds_what_no_other_beats() -> None:
+    """By hand: 2 is slower and costlier than 1; 3 is as fast as 1 and costlier."""
+    found = verdict(compare(*exact([(10, 1.0), (20, 2.0), (15, 2.5), (20, 2.2), (30, 4.0)])), Rules("pareto"))
+    assert found.is_over
+    assert found.front == (0, 1, 4)
+    assert found.states[2] == found.states[3] == "beaten"
+
+
+def test_latency_takes_the_fastest_and_tells_who_is_as_good() -> None:
+    speed_RK, _ = exact([(10, 1.0), (20, 2.0), (19.8, 2.5), (19.0, 1.0)])
+    found = verdict(compare(speed_RK, None), Rules("latency"))
+    assert found.states == ("slower", "chosen", "as good", "slower")
+
+
+def test_one_on_the_floor_is_told_as_on_the_edge() -> None:
+    """At 92 % of the fastest, with noise: an estimate decides, and the verdict says so."""
+    rng = np.random.default_rng(5)
+    speed_RK = np.array([20.0, 0.923 * 20.0]) * np.exp(rng.normal(0, 0.02, (60, 2)))
+    cost_RK = np.array([1.0, 0.5]) * np.exp(rng.normal(0, 0.02, (60, 2)))
+    assert verdict(compare(speed_RK, cost_RK), Rules()).on_edge == (1,)
+
+
+def test_energy_without_a_cost_is_refused() -> None:
+    with pytest.raises(ValueError, match="the objective is energy, and no probe has a cost"):
+        verdict(compare(exact([(1, 1), (2, 2)])[0], None), Rules())
