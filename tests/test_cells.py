@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
-from safetensors.torch import save_file
 
 from devices.models.sheet import load_sheet
 from devices.models.timeline import Timeline
 from engines.base import PhaseEvent
 from engines.calls import Integers
 from engines.errors import EngineError
-from engines.model.checkpoints import Checkpoint, load_checkpoint, tensor_shapes
-from engines.model.model_config import read_model_config
+from engines.model.checkpoints import Checkpoint
 from engines.observers import SparseLayerStep
 from engines.pricing.block import Travels
 from engines.pricing.cells import Cell, PricedCell, build, parameters, price_cell
@@ -33,6 +28,7 @@ from engines.reference import ReferenceEngine
 from engines.shown import Shown
 from engines.techniques.context import ChunkPhase, ModelSizes
 from results.records import Completion, EngineCounters, Request
+from tests.fakes.word_models import word_model
 
 VOCABULARY, N_PROMPT, N_NEW, CHUNK = 11, 37, 9, 16
 QWEN3 = NAMED_SHAPES["qwen3-30b-a3b"]
@@ -45,9 +41,6 @@ QWEN3 = NAMED_SHAPES["qwen3-30b-a3b"]
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """Random weights: three layers, the first dense, 16 experts, top-4, a shared one."""
     folder = tmp_path_factory.mktemp("random-moe")
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    tokenizer.save(str(folder / "tokenizer.json"))
     raw = {
         "architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 64, "num_attention_heads": 4,
         "num_key_value_heads": 2, "num_hidden_layers": 3, "intermediate_size": 24, "vocab_size": VOCABULARY,
@@ -55,13 +48,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 16, "mlp_only_layers": [0],
         "decoder_sparse_step": 1, "norm_topk_prob": False,
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(raw))
-    generator = torch.Generator().manual_seed(7)
-    shapes = tensor_shapes(read_model_config(Path(folder)))
-    save_file(
-        {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}, folder / "model.safetensors"
-    )
-    return load_checkpoint(str(folder), torch.float32)
+    return word_model(folder, raw)
 
 
 class Heard:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import tokenizers
 import torch
-from safetensors.torch import save_file
 
 from devices.models.timeline import Timeline
 from engines.base import Engine, EngineError, PhaseEvent, PhaseListener
 from engines.calls import CallKind, Calls, ExpertCall
 from engines.dispatch import DispatchPlan
-from engines.model.checkpoints import Checkpoint, load_checkpoint, tensor_shapes
-from engines.model.model_config import read_model_config
+from engines.model.checkpoints import Checkpoint
 from engines.pricing.modelled import ModelledEngine, StepObserver
 from engines.pricing.shapes import ModelShape, own_shape
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.environments import Road
 from results.records import Completion, CountedLayers, EngineCounters, Request
+from tests.fakes.word_models import word_model
 from tests.techniques import NpumoeT
 from tests.toy_sheet import toy_sheet
 
@@ -189,22 +185,13 @@ def test_counters_name_the_layers_that_ran_where_others_are_priced() -> None:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """Random weights: two layers, 16 experts, top-2."""
     folder = tmp_path_factory.mktemp("random-moe")
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    tokenizer.save(str(folder / "tokenizer.json"))
     raw = {
         "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 8, "num_attention_heads": 4, "head_dim": 2,
         "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24, "vocab_size": VOCABULARY,
         "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "num_experts": 16, "num_experts_per_tok": 2,
         "moe_intermediate_size": 6, "eos_token_id": 0,
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(raw))
-    generator = torch.Generator().manual_seed(7)
-    shapes = tensor_shapes(read_model_config(Path(folder)))
-    save_file(
-        {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}, folder / "model.safetensors"
-    )
-    return load_checkpoint(str(folder), torch.float32)
+    return word_model(folder, raw)
 
 
 def generate(n_new: int) -> Request:
