@@ -21,8 +21,8 @@ from results.trial_tables import request_frames, trials
 _EXECUTED = re.compile(r"^(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
 """Text that a spreadsheet takes for a formula (full-width signs too), or that a tab or line break moves on."""
 _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
-_NUMBERS = re.compile(rf"{_NUMBER}(?:; {_NUMBER})*", re.ASCII)
-"""Numbers alone, which compute nothing: with a ' they could not be read back."""
+_NUMBERS = re.compile(rf"{_NUMBER}(?:; {_NUMBER})*|-", re.ASCII)
+"""Numbers alone, or the dash of a place without one, compute nothing: with a ' they could not be read back."""
 
 
 def write_csv(run: RunData, directory: Path, derived: RunFrames | None = None) -> list[Path]:

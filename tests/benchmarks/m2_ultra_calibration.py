@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from devices.models.operation import Operation, operation_joules, operation_seconds
 from engines.pricing.published_shapes import PHI_3_5_MOE as PHI
 from harness.reproduce.ledger import ledger
+from harness.reproduce.npumoe import grid
 from harness.reproduce.npumoe.arithmetic import STATED_TTFT_GAINS
 from results.records import EngineCounters
 from tests.benchmarks import m2_ultra_arms as arms
@@ -284,9 +285,9 @@ def checks() -> list[tuple[str, float, str, Range]]:
     ttft = {name: line[name].now_s() for name in line}
     joules = {name: arms.total_j(line[name]) for name in line}
     steps = decode_steps()
-    cpu_8, ours_8 = (arms.DECODED * steps[name] for name in ("Core ML CPU", "T, a 1x32 graph an expert"))
-    anemll_8 = arms.DECODED * steps["ANEMLL"]
-    naive_8 = arms.DECODED * steps["Core ML naive, the prefill's graphs (`coreml-naive`)"]
+    cpu_8, ours_8 = (grid.DECODED * steps[name] for name in ("Core ML CPU", "T, a 1x32 graph an expert"))
+    anemll_8 = grid.DECODED * steps["ANEMLL"]
+    naive_8 = grid.DECODED * steps["Core ML naive, the prefill's graphs (`coreml-naive`)"]
     whole = ttft["TG"] + ours_8
 
     def share(arm: Arm) -> float:
