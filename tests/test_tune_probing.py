@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from harness.matrix import CellPlan
@@ -12,7 +13,8 @@ from harness.tuning.checking import verdict_of
 from harness.tuning.constraints import too_wrong
 from harness.tuning.probing import Probe, SessionBrokenOffError, TrialProber, walk
 from harness.tuning.profile import CheckedRatio
-from harness.tuning.race import Ask, Failed, Reading
+from harness.tuning.race import Ask, Failed, Reading, Rules, drive, measured_j
+from harness.tuning.suggested import suggested_race
 from results.records import Completion, EnergyReading, Phase, Score
 from results.trials import Failure, Trial
 
@@ -204,3 +206,30 @@ def test_a_check_holds_only_where_it_surely_costs_no_more() -> None:
     unknown = CheckedRatio(phase="decode", quantity="energy", ratio=None, reason="no meter")
     assert verdict_of([as_fast, unknown], 0.08, "energy", False) == "not certain"
     assert verdict_of([ratio("time", 0.8, 0.7, 0.9), unknown], 0.08, "latency", False) == "holds"
+
+
+def test_a_large_space_ends_at_its_optimum_and_its_seed_walks_the_same_way_again() -> None:
+    """64 candidates on a grid, 3 % noise: J fall with the first key and speed with the second; the floor decides."""
+    values = [8, 8]
+    arms = [f"{i} {j}" for i in range(8) for j in range(8)]
+
+    def answered(seed: int) -> tuple[str, list[str]]:
+        rng = np.random.default_rng(7)
+        asked: list[str] = []
+
+        def answer(ask: Ask[str]) -> Reading:
+            asked.append(ask.arm)
+            i, j = map(int, ask.arm.split())
+            speed = 100.0 - 3.0 * j
+            joules = 2.0 + (i - 5) ** 2 + 0.3 * (7 - j)
+            noise = np.exp(rng.normal(0.0, 0.03, 2))
+            return Reading(speed * noise[0], joules * speed * noise[0] * noise[1])
+
+        rules = Rules(most_probes=400, indifference=0.05)
+        return drive(suggested_race(arms, values, rules, measured_j, seed), answer).chosen, asked
+
+    chosen, asked = answered(1)
+    # By hand: the least of 2 + (i - 5)^2 + 0.3 (7 - j) with 100 - 3 j >= 92 is at i = 5, j = 2.
+    assert chosen == "5 2"
+    assert len(set(asked)) < 64
+    assert answered(1) == (chosen, asked)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ from harness.tuning.profile import (
 from harness.tuning.race import Estimate, Objective, RaceResult, Rules, measured_j, race
 from harness.tuning.session import PhaseFound, SessionFound, TuneOptions, device_lock, run_session
 from harness.tuning.space import Space, core_space, one_arm, quick_plan, swept_space, with_axes, with_selections
+from harness.tuning.suggested import SMALL_SPACE, SUGGESTED, check_optuna, suggested_race
 from harness.tuning.tuned_plans import HOST, fingerprint_of_plan
 from results.records import Phase
 
@@ -85,7 +87,7 @@ class Session:
     name: str
     folder: Path
     run_parts: RunParts
-    searches: Callable[[Space[Any], Mapping[Any, str]], Mapping[Phase, Search[Any, RaceResult[Any]]]]
+    searches: Mapping[Phase, Search[Any, RaceResult[Any]]]
     say: Callable[[str], None]
 
     def run(self, progress: Any) -> SessionFound[Any]:
@@ -111,12 +113,17 @@ def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
         raise PlanError(
             [f"--search {asked.search}: is for cores, and a space of keys was given; leave one of them out"]
         )
-    search = WHOLE if asked.exhaustive or is_swept else asked.search or TREE
-    check_search(search)
     candidates = None
+    n_values: list[int] = []
     if is_swept:
         raw = with_axes(base, asked.space)
+        n_values = [len(values) for values in raw["sweep"].values()]
+        search = WHOLE if asked.exhaustive or prod(n_values) <= SMALL_SPACE else SUGGESTED
+        if search == SUGGESTED:
+            check_optuna(prod(n_values))
     else:
+        search = WHOLE if asked.exhaustive else asked.search or TREE
+        check_search(search)
         candidates = core_candidates(str(device))
         raw = with_selections(base, {name: candidates.keys[arm] for arm, name in candidates.names.items()})
     draft = draft_plan(raw, data_root(), folder=asked.plan_path.parent if asked.plan_path else Path())
@@ -140,9 +147,10 @@ def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
             is_even=asked.exhaustive,
         )
         space: Space[Any]
+        searches: Mapping[Phase, Search[Any, RaceResult[Any]]]
         if candidates is None:
             space = swept_space(plan.cells)
-            searches = _raced(options, rules)
+            searches = _swept_searches(space, n_values, options, rules)
         else:
             space = core_space(plan.cells, candidates.names, candidates.keys)
             searches = core_searches(candidates, options, rules)
@@ -180,17 +188,19 @@ def _base_plan(asked: Asked) -> dict[str, Any]:
     return raw
 
 
-def _raced(
-    options: TuneOptions, rules: Rules
-) -> Callable[[Space[Any], Mapping[Any, str]], Mapping[Phase, Search[Any, RaceResult[Any]]]]:
-    """All candidates against each other, but for those that a limit keeps out."""
-
-    def searches(space: Space[Any], excluded: Mapping[Any, str]) -> Mapping[Phase, Search[Any, RaceResult[Any]]]:
-        arms = [arm for arm in space.cells if arm not in excluded]
-        judge = None if options.objective == "latency" else measured_j
+def _swept_searches(
+    space: Space[str], values: Sequence[int], options: TuneOptions, rules: Rules
+) -> Mapping[Phase, Search[str, RaceResult[str]]]:
+    """Small spaces whole; in large ones Optuna says what to probe. values: how many each key has."""
+    judge = None if options.objective == "latency" else measured_j
+    arms = tuple(space.cells)
+    if options.search == WHOLE:
         return {phase: race(arms, rules, judge, options.seed) for phase in options.phases}
-
-    return searches
+    if len(arms) != prod(values):
+        raise PlanError(
+            [f"{prod(values) - len(arms)} of {prod(values)} combinations make no cell of a plan; name fewer"]
+        )
+    return {phase: suggested_race(arms, values, rules, judge, options.seed) for phase in options.phases}
 
 
 def _name_of(device: str, model: str) -> str:

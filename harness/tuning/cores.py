@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,9 @@ from harness.plan import PlanError
 from harness.problems import nearest
 from harness.tuning.core_race import core_race
 from harness.tuning.probing import Search
-from harness.tuning.race import Answer, Ask, Failed, RaceResult, Rules, measured_j, race
+from harness.tuning.race import RaceResult, Rules, measured_j, race
 from harness.tuning.selections import all_selections
 from harness.tuning.session import TuneOptions
-from harness.tuning.space import Space
 from results.core_lists import core_words
 from results.records import Phase
 
@@ -56,36 +55,9 @@ def check_search(search: str) -> None:
         raise PlanError([f"--search {search[:40]}: no such search of cores; {nearest(search, SEARCHES)}"])
 
 
-def core_searches(
-    candidates: CoreCandidates, options: TuneOptions, rules: Rules
-) -> Callable[[Space[Selection], Mapping[Selection, str]], Mapping[Phase, CoreSearch]]:
-    """The tree of source 002 with probes that are repeated, or every selection. Without a meter (`latency`) speed alone
-    is raced."""
-
-    def searches(space: Space[Selection], excluded: Mapping[Selection, str]) -> Mapping[Phase, CoreSearch]:
-        judge = None if options.objective == "latency" else measured_j
-        arms = [arm for arm in candidates.names if arm not in excluded]
-        if options.search == WHOLE or len(arms) <= SMALL:
-            return {phase: race(arms, rules, judge, options.seed) for phase in options.phases}
-        return {
-            phase: without(core_race(candidates.clusters, rules, judge, seed=options.seed), excluded)
-            for phase in options.phases
-        }
-
-    return searches
-
-
-def without(search: CoreSearch, excluded: Mapping[Selection, str]) -> CoreSearch:
-    """What a limit keeps out is told to the search as what cannot be probed."""
-
-    def walked() -> Generator[Ask[Selection], Answer, RaceResult[Selection]]:
-        answer: Answer | None = None
-        while True:
-            try:
-                ask = next(search) if answer is None else search.send(answer)
-            except StopIteration as end:
-                found: RaceResult[Selection] = end.value
-                return found
-            answer = Failed(excluded[ask.arm]) if ask.arm in excluded else (yield ask)
-
-    return walked()
+def core_searches(candidates: CoreCandidates, options: TuneOptions, rules: Rules) -> Mapping[Phase, CoreSearch]:
+    """The tree of source 002 with probes that are repeated, or every selection. Of latency speed alone is raced."""
+    judge = None if options.objective == "latency" else measured_j
+    if options.search == WHOLE or len(candidates.names) <= SMALL:
+        return {phase: race(tuple(candidates.names), rules, judge, options.seed) for phase in options.phases}
+    return {phase: core_race(candidates.clusters, rules, judge, seed=options.seed) for phase in options.phases}

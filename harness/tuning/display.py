@@ -102,7 +102,7 @@ def candidate_records(session: SessionFound[Arm], found: PhaseFound[Arm]) -> lis
         value, low, high = estimate or (None, None, None)
         return {key: value, f"{key}_low": low, f"{key}_high": high}
 
-    rows: list[dict[str, Any]] = [
+    return [
         {
             "phase": found.phase,
             "candidate": session.space.names[one.arm],
@@ -119,12 +119,6 @@ def candidate_records(session: SessionFound[Arm], found: PhaseFound[Arm]) -> lis
         }
         for one in found.result.standings
     ]
-    blank = dict.fromkeys(rows[0]) if rows else {}
-    return rows + [
-        {**blank, "phase": found.phase, "candidate": session.space.names[arm], "state": "kept out", "n_probes": 0,
-         "reason": why}
-        for arm, why in session.excluded.items()
-    ]  # fmt: skip
 
 
 def probe_records(session: SessionFound[Arm], found: PhaseFound[Arm]) -> list[dict[str, Any]]:

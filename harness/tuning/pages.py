@@ -62,7 +62,6 @@ def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]
         **frame(f"Tuned: {profile.name}", charts, STYLE),
         "profile": profile,
         "phases": phases,
-        "excluded": [(session.space.names[arm], why) for arm, why in session.excluded.items()],
         "settings": [f"{key} = {value_text(value)}" for key, value in profile.settings.items()],
         "check_command": f"joulebench tune --check {shlex.quote(profile.name)}",
         "methods": [phase.method for phase in phases],
@@ -163,8 +162,9 @@ def search_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str
     import altair as alt
 
     names = session.space.names
-    order = [names[one.arm] for one in found.result.standings]
-    stages = {"fastest": "in search of the fastest", "candidates": "raced"}
+    probed = dict.fromkeys(names[one.ask.arm] for one in found.probes)
+    order = [*dict.fromkeys([*(names[one.arm] for one in found.result.standings), *probed])]
+    stages = {"fastest": "in search of the fastest", "suggested": "suggested by Optuna", "candidates": "raced"}
     values = [
         {
             "name": names[one.ask.arm],
@@ -179,7 +179,7 @@ def search_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str
     )
     x = alt.X("round:Q", title="round of probes", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(zero=False))
     shape = alt.Shape("stage:N", legend=alt.Legend(title=None, orient="top", labelColor="var(--ink)")).scale(
-        domain=[*stages.values(), "failed"], range=["triangle-up", "circle", "cross"]
+        domain=[*stages.values(), "failed"], range=["triangle-up", "diamond", "circle", "cross"]
     )
     line = base.mark_line(color="var(--rule-2)").encode(x=x, y=y, detail="name:N")
     points = base.mark_point(filled=True, size=55, color="var(--accent)", opacity=1).encode(x=x, y=y, shape=shape)

@@ -8,7 +8,7 @@ same way. Where prefill and decoding are searched apart, one probe answers both,
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from harness.matrix import CellPlan
@@ -76,6 +76,9 @@ class TrialProber(Generic[Arm]):
     phases: Sequence[Phase]
     needs_joules: bool = True
     """A trial without joules of a phase cannot be used: a probe too short for its meter, or a source that stopped."""
+    limit: Callable[[Sequence[Sequence[Trial]]], str | None] | None = None
+    """Why an arm is kept out, by its trials of each workload so far; None: it may stay."""
+    kept_out: dict[Arm, str | None] = field(default_factory=dict)
 
     def has(self, arm: Arm, nth: int) -> bool:
         return all(self._is_there(cell_plan, nth) for cell_plan in self.cells[arm])
@@ -87,11 +90,13 @@ class TrialProber(Generic[Arm]):
             if isinstance(found, Failed):
                 return found
             trials.append(found)
+        if self.limit is not None:
+            if arm not in self.kept_out:
+                self.kept_out[arm] = self.limit([[trial] for trial in trials])
+            reason = self.kept_out[arm]
+            if reason is not None:
+                return Failed(f"kept out: {reason}")
         return {phase: probe_of(trials, phase) for phase in self.phases}
-
-    def trials(self, arm: Arm) -> list[Sequence[Trial]]:
-        """Of each workload of an arm."""
-        return [self.measures.trials_of(cell_plan.cell.cell_id) for cell_plan in self.cells[arm]]
 
     def _is_there(self, cell_plan: CellPlan, nth: int) -> bool:
         trials = self.measures.trials_of(cell_plan.cell.cell_id)

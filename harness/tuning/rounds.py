@@ -13,8 +13,9 @@ from harness.tuning.paired import Array
 from harness.tuning.verdicts import Compared, compare
 
 Arm = TypeVar("Arm", bound=Hashable)
-Stage = Literal["fastest", "candidates"]
-"""Of a search on clusters: stage 1 finds the fastest, stage 2 races candidates. Any other race has the second alone."""
+Stage = Literal["fastest", "suggested", "candidates"]
+"""Of a search on clusters: stage 1 finds the fastest, stage 2 races candidates. In a large space Optuna suggests whom
+to race. Any other race has the last alone."""
 
 
 class Reading(NamedTuple):

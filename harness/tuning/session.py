@@ -8,7 +8,7 @@ refused as any run is. After the searches the chosen arm is measured beside the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +24,10 @@ from harness.state import state_folder
 from harness.tuning.probing import Arm, Probe, Search, SessionBrokenOffError, TrialProber, walk
 from harness.tuning.race import Ask, Failed, Objective, RaceResult
 from harness.tuning.space import Space
+from results.cells import usable
 from results.records import Method, Phase, Record
 from results.store import Store, StoreError
+from results.trials import Trial
 
 OPTIONS_KEY = "tune"
 """Beside the plan's own keys, in the run that a session is."""
@@ -82,8 +84,6 @@ class SessionFound(Generic[Arm]):
     space: Space[Arm]
     options: TuneOptions
     phases: tuple[PhaseFound[Arm], ...]
-    excluded: Mapping[Arm, str]
-    """Candidates that a constraint keeps out, and why."""
     time_method: Literal["measured", "modelled"]
 
 
@@ -111,10 +111,10 @@ def run_session(
     resume: bool,
     run_parts: RunParts,
     progress: Progress,
-    searches: Callable[[Space[Arm], Mapping[Arm, str]], Mapping[Phase, Search[Arm, RaceResult[Arm]]]],
+    searches: Mapping[Phase, Search[Arm, RaceResult[Arm]]],
     told: Callable[[Phase, Ask[Arm], int, Probe | Failed], None],
 ) -> SessionFound[Arm]:
-    """Walks all searches to their ends. searches: made of the space and of what constraints keep out of it.
+    """Walks all searches, which have not begun, to their ends.
 
     Raises `StoreError`, `DeviceNotReadyError`, `SessionBrokenOffError`; KeyboardInterrupt passes through. Every
     finished probe is in the store by then.
@@ -127,7 +127,7 @@ def run_session(
         runner = Runner(asked, store, run_parts, progress)
         runner.check()
         prober = TrialProber(runner, space.cells, options.phases, options.objective != "latency")
-        excluded = _excluded(space, options, prober)
+        prober.limit = _limit(space, options, prober)
         probes: dict[Phase, list[SearchProbe[Arm]]] = {phase: [] for phase in options.phases}
 
         def noted(phase: Phase, ask: Ask[Arm], nth: int, found: Probe | Failed) -> None:
@@ -135,12 +135,12 @@ def run_session(
             told(phase, ask, nth, found)
 
         try:
-            results = walk(searches(space, excluded), prober, noted)
+            results = walk(searches, prober, noted)
         except ValueError as error:
             raise SessionBrokenOffError(str(error)) from error
     found = tuple(PhaseFound(phase, results[phase], tuple(probes[phase])) for phase in options.phases)
     modelled = all(cell_plan.is_modelled for cell_plan in plan.cells)
-    return SessionFound(space, options, found, excluded, "modelled" if modelled else "measured")
+    return SessionFound(space, options, found, "modelled" if modelled else "measured")
 
 
 def _check_options(store: Store, options: TuneOptions) -> None:
@@ -157,28 +157,26 @@ def _check_options(store: Store, options: TuneOptions) -> None:
         )
 
 
-def _excluded(space: Space[Arm], options: TuneOptions, prober: TrialProber[Arm]) -> dict[Arm, str]:
-    """What constraints keep out of the searches, after one probe of each candidate."""
-    if options.accuracy_floor is None and options.weights_limit_bytes is None:
-        return {}
+def _limit(
+    space: Space[Arm], options: TuneOptions, prober: TrialProber[Arm]
+) -> Callable[[Sequence[Sequence[Trial]]], str | None] | None:
+    """What an arm's first probe is held against: the size of weights, and answers beside the planned arm's."""
+    floor, most_bytes = options.accuracy_floor, options.weights_limit_bytes
+    if floor is None and most_bytes is None:
+        return None
     from harness.tuning.constraints import too_heavy, too_wrong
 
-    planned = TrialProber(prober.measures, {0: space.planned}, prober.phases, needs_joules=False)
-    found: dict[Arm, str] = {}
-    if options.accuracy_floor is not None and isinstance(failure := planned.probe(0, 1), Failed):
-        raise SessionBrokenOffError(f"the planned arm, which accuracy is compared with, failed: {failure.reason}")
-    for arm in space.cells:
-        if isinstance(prober.probe(arm, 1), Failed):
-            continue  # the race tells why
-        reasons = [too_heavy(trials, options.weights_limit_bytes) for trials in prober.trials(arm)]
-        if options.accuracy_floor is not None:
-            pairs = zip(prober.trials(arm), planned.trials(0), strict=True)
-            reasons += [too_wrong(own, others, options.accuracy_floor) for own, others in pairs]
-        reason = next(filter(None, reasons), None)
-        if reason is not None:
-            found[arm] = reason
-    if len(found) == len(space.cells):
-        raise SessionBrokenOffError(
-            "no candidate keeps the limits: " + "; ".join(f"{space.names[arm]}: {why}" for arm, why in found.items())
-        )
-    return found
+    reference: list[Trial] = []
+    if floor is not None:
+        planned = TrialProber(prober.measures, {0: space.planned}, prober.phases, needs_joules=False)
+        if isinstance(failure := planned.probe(0, 1), Failed):
+            raise SessionBrokenOffError(f"the planned arm, which accuracy is compared with, failed: {failure.reason}")
+        reference = [usable(prober.measures.trials_of(c.cell.cell_id))[0] for c in space.planned]
+
+    def limit(trials: Sequence[Sequence[Trial]]) -> str | None:
+        reasons = [too_heavy(own, most_bytes) for own in trials]
+        if floor is not None:
+            reasons += [too_wrong(own, [other], floor) for own, other in zip(trials, reference, strict=True)]
+        return next(filter(None, reasons), None)
+
+    return limit
