@@ -416,7 +416,7 @@ def _phone(
         from devices.ios.device import IosDevice
 
         wanted = [m for m in IOS_METERS if m in spec.meters or (m == "battery" and "auto" in spec.meters)]
-        return IosDevice(spec.name, interval_s, clock, gates, on_wait, spec.app, wanted)
+        return IosDevice(spec.name, interval_s, clock, gates, on_wait, spec.app, wanted, state_folder=state_folder())
     from devices.android.device import AndroidDevice
 
     chosen = [m for m in ANDROID_METERS if m in spec.meters or (m == "battery" and "auto" in spec.meters)]

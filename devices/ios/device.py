@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 from devices.base import Clock, DeviceError, Meter
 from devices.conditions import host_environment
+from devices.device_lock import DeviceLock
 from devices.gated_phone import GatedPhone
 from devices.gates import CountdownListener, Gates, Lasting, too_hot_or_empty
+from devices.ios.app_console import AppRun, run_app
 from devices.ios.battery import BatteryMeter
 from devices.ios.energy_gauge import EnergyGaugeMeter
 from devices.ios.phone import Phone
@@ -61,8 +64,9 @@ class IosDevice(GatedPhone[PhoneFacts]):
         app: str | None = None,
         meter_names: Sequence[MeterName] = ("battery",),
         tunneld: TunneldAddress = TUNNELD,
+        state_folder: Path | None = None,
     ) -> None:
-        """app: whose energy the gauge follows."""
+        """app: whose energy the gauge follows. state_folder: where its lock is; None: it is not locked."""
         if "energy gauge" in meter_names and app is None:
             raise DeviceError(f"{name}: the energy gauge follows one app; name it by its bundle identifier")
         super().__init__(name, interval_s, clock, gates, on_wait)
@@ -71,6 +75,8 @@ class IosDevice(GatedPhone[PhoneFacts]):
             self.watch_every_s = None  # it sees the state with every reading
         self._app = app
         self._meter_names = tuple(meter_names)
+        self._state_folder = state_folder
+        self._lock: DeviceLock | None = None
 
     def open(self) -> None:
         """Finds the phone, waits at the gates, starts the app where it does not run, and opens the meters.
@@ -78,6 +84,9 @@ class IosDevice(GatedPhone[PhoneFacts]):
         Raises `DeviceError`.
         """
         self.phone.reach()
+        if self._state_folder is not None:
+            self._lock = DeviceLock(self._state_folder, f"ios:{self.phone.udid}")
+            self._lock.take()
         self._facts = self.phone.facts()
         log.info("%s: %s, %s, through %s", self.name, self._facts.model, self._facts.os, self.phone.way)
         self.wait_until_ready()
@@ -129,6 +138,13 @@ class IosDevice(GatedPhone[PhoneFacts]):
         """Starts an installed app anew, ending one that runs: its process id. Raises `DeviceError`."""
         return self.phone.launch(app, arguments, environment)
 
+    def run_app(self, app: str, arguments: Sequence[str], last_words: Sequence[str], limit_s: float) -> AppRun:
+        """Starts an installed app anew, reads its console until it says one of the last words, and ends it.
+
+        Raises `TransientDeviceError` where it does not say any in time, or is gone before; the app is ended then too.
+        """
+        return run_app(self.phone, app, arguments, last_words, limit_s, self._clock)
+
     def stop_app(self, process_id: int) -> None:
         """Raises `DeviceError`."""
         self.phone.kill(process_id)
@@ -136,3 +152,5 @@ class IosDevice(GatedPhone[PhoneFacts]):
     def close(self) -> None:
         super().close()
         self.phone.close()
+        if self._lock is not None:
+            self._lock.release()

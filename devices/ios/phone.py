@@ -68,16 +68,16 @@ class Phone:
                         raise
                     time.sleep(every_s)
 
-    def ask(self, question: Callable[[Link], Coroutine[Any, Any, T]], what: str) -> T:
+    def ask(self, question: Callable[[Link], Coroutine[Any, Any, T]], what: str, limit_s: float | None = None) -> T:
         """The answer of the phone. A link that failed is given up, and opened again by the next `reach` or `ask`.
 
-        what: for messages, such as "battery". Raises `DeviceError`.
+        what: for messages, such as "battery". limit_s: of an answer that takes longer. Raises `DeviceError`.
         """
         link = self._linked()
         subject = f"ios: {link.udid}: {what}"
         try:
             with ios_errors(subject):
-                return self._run(question(link), self._answer_timeout_s, subject)
+                return self._run(question(link), limit_s or self._answer_timeout_s, subject)
         except TransientDeviceError:
             self._give_up(link)
             raise

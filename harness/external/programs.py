@@ -242,4 +242,50 @@ class MllmSpec(ProgramSpec):
         return Mllm(options, self.settings, _at(self.model_file), _at(self.config_file))
 
 
-PROGRAMS: tuple[type[ProgramSpec], ...] = (LlamaBenchSpec, MnnSpec, ExecuTorchSpec, LiteRtSpec, MllmSpec)
+class MnnAppSpec(ExternalSpec):
+    """MNN by its app on an iPhone, started with --bench-cmd."""
+
+    tag: ClassVar[str] = "mnn-app"
+    what: ClassVar[str] = "MNN by its app on an iPhone: lengths only"
+    abilities: ClassVar[Abilities] = Abilities(
+        token_ids=False,
+        loglikelihoods=False,
+        stamps="phase",
+        only_fixed_lengths=True,
+        stop_texts=False,
+        threads="both phases",
+        devices=("ios",),
+    )
+
+    runs: Literal["mnn-app"]
+    app: str = Field(min_length=1, max_length=200)
+    """Its bundle identifier. The app carries the model."""
+    timeout_s: float = Field(1800.0, gt=0, le=86_400)
+    """After which one start of it is ended, and the trial taken again."""
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.model_file is not None:
+            yield "model_file: the app carries its model; remove the line"
+        if self.threads is None or self.threads.prefill is None or self.threads.decode is None:
+            yield "threads: the app is told a number of threads; give one"
+
+    def find(self) -> Found:
+        """Whether it is installed is seen when it is started."""
+        return Found(f"{self.app} on the phone", None)
+
+    def build(self, around: Surroundings) -> Engine:
+        from devices.ios.device import IosDevice
+        from engines.external.programs.engine import ProgramEngine
+        from engines.external.programs.iphone_target import IphoneTarget, MnnApp
+
+        assert isinstance(around.device, IosDevice)  # it goes onto no other
+        assert self.threads is not None  # `problems`
+        facts, target = around.facts, IphoneTarget(around.device, self.app)
+        program = MnnApp(self.threads.prefill or 1)
+        longest = facts.config.max_length
+        name = around.device.name
+        return ProgramEngine(program, target, {}, name, facts.tokenizer, longest, around.now_s, self.timeout_s)
+
+
+PROGRAMS: tuple[type[ExternalSpec], ...] = (LlamaBenchSpec, MnnSpec, ExecuTorchSpec, LiteRtSpec, MllmSpec, MnnAppSpec)

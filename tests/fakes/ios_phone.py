@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hyperframe.frame import DataFrame, Frame, HeadersFrame, SettingsFrame, WindowUpdateFrame
-from pymobiledevice3.dtx import DTXConnection, DTXService, dtx_on_invoke
+from pymobiledevice3.dtx import DTXConnection, DTXService, dtx_method, dtx_on_invoke
 from pymobiledevice3.remote.remotexpc import HTTP2_MAGIC, ROOT_CHANNEL
 from pymobiledevice3.remote.xpc_message import (
     XpcUInt64Type,
@@ -29,6 +29,7 @@ from pymobiledevice3.remote.xpc_message import (
 
 UDID = "00008140-0001100100000001"
 ENGINE_PID = 4242
+SIGKILL = 9
 T = TypeVar("T")
 Plist = dict[str, Any]
 _FRAME_HEADER_BYTES = 9
@@ -102,6 +103,8 @@ class FakeIphone:
     """Words of `FAULTS`."""
     answers_as: str | None = None
     """The UDID that its discovery tells, where the tunnel's port has gone to another phone."""
+    console: Callable[[tuple[str, ...]], list[tuple[float, str]]] = lambda arguments: []
+    """Of the arguments an app was started with: what it prints, each so many seconds after the one before."""
     log: list[tuple[Any, ...]] = field(default_factory=list)
     """What it was told to do."""
 
@@ -334,7 +337,16 @@ class _ProcessControl(DTXService):  # type: ignore[misc]
         if app == "com.example.missing":
             return 0
         self.phone.running[app] = ENGINE_PID + len(self.phone.running)
+        self.printing = asyncio.create_task(self._print(self.phone.running[app], tuple(arguments)))
         return self.phone.running[app]
+
+    async def _print(self, process_id: int, arguments: tuple[str, ...]) -> None:
+        for after_s, text in self.phone.console(arguments):
+            await asyncio.sleep(after_s)
+            await self.output(text, process_id, 0)
+
+    @dtx_method("outputReceived:fromProcess:atTime:", expects_reply=False)  # type: ignore[untyped-decorator]
+    async def output(self, message: str, process_id: int, at: int) -> None: ...
 
     @dtx_on_invoke("processIdentifierForBundleIdentifier:")  # type: ignore[untyped-decorator]
     async def find(self, app: str) -> int:
@@ -344,6 +356,8 @@ class _ProcessControl(DTXService):  # type: ignore[misc]
     @dtx_on_invoke("sendSignal:toPid:")  # type: ignore[untyped-decorator]
     async def signal(self, signal: int, process_id: int) -> None:
         self.phone.log.append(("signal", int(signal), int(process_id)))
+        if signal == SIGKILL:
+            self.phone.running = {app: pid for app, pid in self.phone.running.items() if pid != process_id}
 
 
 class _DeviceInformation(DTXService):  # type: ignore[misc]

@@ -38,7 +38,7 @@ JSON_FILE = "bench.json"
 REMARK = "times follow from its speeds; a first round, not in its figures, warms up"
 _RUN = re.compile(r"\[MNN_BENCH\] run=(\d+)\b.*?prefill_tok_s=(\S+).*?decode_tok_s=(\S+)")
 _ERROR = re.compile(r"\[MNN_BENCH_ERROR\]([^\n]*)")
-DONE = "[MNN_BENCH_DONE]"
+DONE, APP_ERROR = "[MNN_BENCH_DONE]", "[MNN_BENCH_ERROR]"
 
 
 class MnnOptions(Record):

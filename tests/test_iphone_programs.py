@@ -1,0 +1,84 @@
+"""MNN's app on a fake iPhone: started with a command, its console read, ended afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("pymobiledevice3", reason="the extra joulebench[ios] is not installed")
+
+from devices.base import TransientDeviceError
+from devices.clock import MonotonicClock
+from devices.ios import app_console
+from devices.ios.device import IosDevice
+from engines.base import unheard
+from engines.errors import EngineError
+from engines.external.programs.engine import ProgramEngine
+from engines.external.programs.iphone_target import IphoneTarget, MnnApp
+from tests.fakes.ios_phone import UDID, FakeIphone, eventually
+from tests.fakes.ios_tunneld import FakeTunneld
+from tests.fakes.machine import SpokenIds
+from tests.test_phone_programs import REQUEST
+
+APP = "com.example.mnn"
+CLOCK = MonotonicClock()
+LOADED, DONE = "1 MNN [MNN_BENCH] model_loaded", "4 MNN [MNN_BENCH_DONE]"
+
+
+@pytest.fixture
+def fake() -> FakeIphone:
+    # 16 tokens in 0.2 s, 4 in 0.4 s; nobody asks its battery here.
+    run = "2 MNN [MNN_BENCH] run=1 prefill_tok_s=80.00 decode_tok_s=10.00"
+    return FakeIphone(console=lambda arguments: [(0.1, LOADED), (0.7, run), (0.0, DONE)])
+
+
+@pytest.fixture
+def engine(tunneld: FakeTunneld, no_usbmuxd: None) -> Iterator[ProgramEngine]:
+    device = IosDevice(f"ios:{UDID}", 0.01, CLOCK, meter_names=(), tunneld=tunneld.address)
+    device.phone.reach()
+    target = IphoneTarget(device, APP)
+    yield ProgramEngine(MnnApp(4), target, {}, device.name, SpokenIds(), 512, CLOCK.now_s, 3.0)  # type: ignore[arg-type]
+    device.close()
+
+
+def test_an_apps_figures_are_placed_before_its_last_word(engine: ProgramEngine, fake: FakeIphone) -> None:
+    begun_s = CLOCK.now_s()
+    done = engine.run(REQUEST, unheard)
+    assert done.ttft_s == pytest.approx(0.2)
+    assert done.e2e_s == pytest.approx(0.6)
+    assert begun_s + 0.8 < done.end_s < CLOCK.now_s()
+    [launched] = [entry for entry in fake.log if entry[0] == "launch"]
+    assert launched[1:3] == (APP, ("--bench-cmd", "bench cpu 16 4 1 4"))
+    assert eventually(lambda: APP not in fake.running)
+    assert any("later by the link's delay" in remark for remark in engine.take_remarks())
+
+
+def test_an_app_that_says_an_error_fails_with_its_words(engine: ProgramEngine, fake: FakeIphone) -> None:
+    fake.console = lambda arguments: [(0.0, "1 MNN [MNN_BENCH_ERROR] createLLM failed")]
+    with pytest.raises(EngineError, match="MNN's app: createLLM failed"):
+        engine.run(REQUEST, unheard)
+    fake.console = lambda arguments: [(0.0, DONE)]
+    with pytest.raises(EngineError, match="was done and told no run"):
+        engine.run(REQUEST, unheard)
+
+
+def test_an_app_that_dies_or_hangs_is_worth_a_retry(
+    engine: ProgramEngine, fake: FakeIphone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_console, "LOOK_EVERY_S", 0.2)
+    fake.console = lambda arguments: [(0.0, LOADED)]
+    begun_s = time.monotonic()
+    with pytest.raises(TransientDeviceError, match="has not said that it is done after 3 s"):
+        engine.run(REQUEST, unheard)
+    assert time.monotonic() - begun_s < 6.0
+    assert eventually(lambda: APP not in fake.running)
+
+    def dies(arguments: tuple[str, ...]) -> list[tuple[float, str]]:
+        fake.running.pop(APP, None)
+        return [(0.0, LOADED)]
+
+    fake.console = dies
+    with pytest.raises(TransientDeviceError, match="is gone before it said that it was done"):
+        engine.run(REQUEST, unheard)
