@@ -154,6 +154,7 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
     from harness.plan import PlanError
     from harness.runner import DeviceNotReadyError
     from harness.tuning.asked import check_again
+    from harness.tuning.checking import VERDICT_WORDS
     from harness.tuning.display import ProbeLines
     from harness.tuning.probing import SessionBrokenOffError
     from harness.tuning.profile import TunedProfileError
@@ -176,8 +177,8 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if profile.check.verdict != "holds":
         fail(
-            f"the tuned profile {profile.name} {profile.check.verdict}; `joulebench tune` searches anew, and more"
-            " --pairs make a check more certain",
+            f"the tuned profile {profile.name} {VERDICT_WORDS[profile.check.verdict]}; `joulebench tune` searches anew,"
+            " and more --pairs make a check more certain",
             EXIT_NONE_USABLE,
         )
     for path in paths:

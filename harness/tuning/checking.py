@@ -32,7 +32,7 @@ TUNED_ARM = "tuned"
 CHECK_FOLDER = "check"
 INDIFFERENCE = 0.02
 """A chosen arm that costs so much more than the planned one is as good."""
-LEAST_PAIRS = 2
+VERDICT_WORDS = {"holds": "holds", "does not hold": "does not hold", "not certain": "is not certain"}
 DOES = {"prefill": "reading the prompt", "decode": "decoding", "all": "a request"}
 
 Raw = dict[str, Any]
@@ -150,7 +150,7 @@ def _words(ratios: Sequence[CheckedRatio], verdict: Verdict) -> str:
     for phase in dict.fromkeys(one.phase for one in ratios):
         own = {one.quantity: one for one in ratios if one.phase == phase}
         parts.append(f"{DOES[phase]} takes {_told(own['energy'])} the joules and {_told(own['time'])} the time")
-    return f"Beside the arm as planned, {'; '.join(parts)}: the choice {verdict}."
+    return f"Beside the arm as planned, {'; '.join(parts)}: the choice {VERDICT_WORDS[verdict]}."
 
 
 def _told(one: CheckedRatio) -> str:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from devices.base import DeviceError
+from devices.clock import MonotonicClock
 from devices.cpu_seconds import usable_cpus
 from devices.models.core_clusters import CoreCluster, Selection
+from harness.device_specs import ANDROID_PREFIX
 from harness.plan import PlanError
 from harness.problems import nearest
+from harness.run_parts import build_device, log_waiting
+from harness.runner import DeviceNotReadyError
+from harness.schema import DEVICE, TrialProtocol
+from harness.tuning.core_places import CorePlaces, host_places, phone_places, read_host_files, thread_places
 from harness.tuning.core_race import core_race
 from harness.tuning.probing import Search
 from harness.tuning.race import RaceResult, Rules, measured_j, race
 from harness.tuning.selections import all_selections
 from harness.tuning.session import TuneOptions
+from harness.tuning.tuned_plans import HOST
 from results.core_lists import core_words
 from results.records import Phase
 
@@ -36,17 +45,45 @@ class CoreCandidates:
 
 
 def core_candidates(device: str) -> CoreCandidates:
-    """Raises `PlanError` where this device's cores cannot be chosen."""
-    if device != "host":
+    """Of this host, or of an Android phone, which is opened for it.
+
+    Raises `PlanError` where its cores cannot be chosen, `DeviceNotReadyError` where it cannot be opened.
+    """
+    places = _places(device)
+    names, keys = {}, {}
+    for one in all_selections(places.clusters):
+        cores = places.cores_of(one)
+        names[one] = f"{sum(one)} threads" if cores is None else f"cores {core_words(cores)}"
+        keys[one] = {"threads": sum(one)} if cores is None else {"cores": core_words(cores)}
+    return CoreCandidates(places.clusters, names, keys)
+
+
+def _places(device: str) -> CorePlaces:
+    if device == HOST:
+        usable = usable_cpus()
+        if usable is None:
+            return thread_places(os.cpu_count() or 1)
+        try:
+            return host_places(read_host_files(), usable)
+        except ValueError as error:
+            raise PlanError([f"device {device}: {error}; tune keys of the plan with --space"]) from error
+    if not device.startswith(ANDROID_PREFIX):
         raise PlanError([f"device {device}: its cores cannot be chosen here; tune keys of the plan with --space"])
-    usable = sorted(usable_cpus() or ())
-    clusters = (CoreCluster("CPU", len(usable), "prime"),)
-    found = {one: core_words(usable[: one[0]]) for one in all_selections(clusters)}
-    return CoreCandidates(
-        clusters,
-        {one: f"cores {cores}" for one, cores in found.items()},
-        {one: {"cores": cores} for one, cores in found.items()},
-    )
+    return _places_of_phone(device)
+
+
+def _places_of_phone(name: str) -> CorePlaces:
+    from devices.android.device import AndroidDevice
+
+    device = build_device(DEVICE.read({"name": name}), TrialProtocol(), MonotonicClock(), log_waiting)
+    assert isinstance(device, AndroidDevice)
+    try:
+        device.open()
+        return phone_places(device.topology)
+    except DeviceError as error:
+        raise DeviceNotReadyError(str(error)) from error
+    finally:
+        device.close()
 
 
 def check_search(search: str) -> None:
