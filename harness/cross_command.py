@@ -11,11 +11,12 @@ import typer
 from harness.interrupts import raise_in_command
 from harness.terminal import (
     EXIT_BAD_PLAN,
-    EXIT_NOT_WRITTEN,
     EXIT_SOME_FAILED,
     AsJson,
+    check_out,
     end_interrupted,
     fail,
+    fail_unwritten,
     print_rows,
     quiet_libraries,
 )
@@ -82,6 +83,8 @@ def cross(
     from harness.cross.table import cross_table, records
 
     question, sheets, techniques = _asked(model, weights, prompt, decode, chunk, recall, routing, machine, technique)
+    if out is not None:
+        check_out(out)
 
     def say(line: str) -> None:
         typer.echo(printable(line), err=True)
@@ -246,6 +249,6 @@ def _write(question: Question, sheets: list[Sheet], rows: list[Row], found: list
             written.append(folder / EFFECTS_CSV)
         written.append(write_page(question, sheets, rows, found, folder))
     except OSError as error:
-        fail(f"--out {folder}: cannot be written ({error.strerror or error})", EXIT_NOT_WRITTEN)
+        fail_unwritten(folder, error)
     for path in written:
         typer.echo(f"{printable(str(path))}: written", err=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.interrupts import raise_in_command
 from harness.terminal import (
     EXIT_BAD_PLAN,
-    EXIT_NOT_WRITTEN,
     AsJson,
+    check_out,
     end_interrupted,
-    fail,
+    fail_unwritten,
     print_rows,
     quiet_libraries,
 )
@@ -66,7 +66,7 @@ def reproduce(
     is_whole = all(len(word) == 3 for word in words)
     folder = out or (FOLDER if is_whole else None)
     if folder is not None:
-        _check(folder)
+        check_out(folder)
     try:
         done = reproduced(book, claims, is_whole, lambda line: typer.echo(line, err=True))
         changed = _changed(done, claims) if sensitivity else []
@@ -84,21 +84,6 @@ def reproduce(
         _say_flips(changed)
     if folder is not None:
         _write(book, done, changed, folder, is_whole)
-
-
-def _check(folder: Path) -> None:
-    """Before minutes of computing."""
-    from results.report.files import check_folder
-
-    try:
-        check_folder(folder)
-    except OSError as error:
-        _not_written(folder, error)
-
-
-def _not_written(folder: Path, error: OSError) -> NoReturn:
-    reason = error.strerror or error
-    fail(f"--out {folder}: cannot be written ({reason}); name another folder", EXIT_NOT_WRITTEN)
 
 
 def _changed(done: list[Reproduced], claims: list[str]) -> list[Tested]:
@@ -136,6 +121,6 @@ def _write(book: Ledger, done: list[Reproduced], changed: list[Tested], folder: 
             written.append(folder / FLIPS_CSV)
         written += write_pages(book, done, folder, changed) if with_pages else []
     except OSError as error:
-        _not_written(folder, error)
+        fail_unwritten(folder, error)
     for path in written:
         typer.echo(f"{printable(str(path))}: written", err=True)

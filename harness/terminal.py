@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -79,6 +80,20 @@ def rounded(value: Any) -> Any:
 def fail(message: str, code: int) -> NoReturn:
     typer.echo(f"error: {printable(message)}", err=True)
     raise typer.Exit(code)
+
+
+def check_out(folder: Path) -> None:
+    """Ends a command whose --out cannot be written, before it computes for minutes."""
+    from results.report.files import check_folder
+
+    try:
+        check_folder(folder)
+    except OSError as error:
+        fail_unwritten(folder, error)
+
+
+def fail_unwritten(folder: Path, error: OSError) -> NoReturn:
+    fail(f"--out {folder}: cannot be written ({error.strerror or error}); name another folder", EXIT_NOT_WRITTEN)
 
 
 def end_interrupted(interrupt: KeyboardInterrupt, what_stays: str) -> NoReturn:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from results import tables
 from results.report.csv import csv_text, neutralised, write_csv
-from results.report.files import replace_text
+from results.report.files import check_folder, replace_text
 from tests.run_builders import TABLES, cell, example_run, failed, run, trial
 
 
@@ -55,6 +55,17 @@ def is_float(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new" / "deep")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="exists"):
+        check_folder(tmp_path / "file")
+    with pytest.raises(OSError, match="Not a directory"):
+        check_folder(tmp_path / "file" / "below")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_negative_numbers_stay_numbers() -> None:

@@ -164,8 +164,9 @@ def test_each_miss_says_why_and_nothing_else_does() -> None:
 
 def test_llama_cpps_larger_models_come_out_from_its_smallest() -> None:
     """A second figure beside the first: 509.6 x 3.0857 / 1.2357 = 1272, printed 1143 (the first has 1544)."""
-    second = [f for f in findings() if f.claim == "002-159"][1]
+    first, second = (f for f in findings() if f.claim == "002-159")
     assert second.ours == pytest.approx(1272.5, abs=1)
+    assert "from Llama3.2-1B this row is +11 % off" in first.explanation, "1272.5 over 1143.0"
 
 
 # --- fixed lengths ---------------------------------------------------------------------------------------------------
