@@ -258,11 +258,13 @@ def check_places_nothing(cell: Cell) -> None:
 
 
 def lacks_room_for(cell: Cell) -> NoRoomError | None:
-    """Why its experts fit nowhere on its sheet, or None."""
+    """Why its experts, or the keys and values of its requests, fit nowhere on its sheet; or None."""
     units = cell.technique.units
     if units == ("rank:0",):
         units = tuple(f"rank:{i}" for i in range(cell.ranks))
-    return lacks_room(units, cell.technique.choices.move.moves_weights, cell.sheet, cell.shape, cell.unit)
+    cached_tokens = cell.batch * (cell.cached_tokens + cell.prompt_tokens + cell.decode_steps)
+    moves = cell.technique.choices.move.moves_weights
+    return lacks_room(units, moves, cell.sheet, cell.shape, cell.unit, cached_tokens)
 
 
 def foresight_of(cell: Cell, sizes: ModelSizes) -> Foresight | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from devices.base import Unit
 from devices.models.sheet import Sheet
@@ -12,14 +12,20 @@ from engines.pricing.shapes import ModelShape
 
 
 def lacks_room(
-    units: Sequence[Unit], fetches: bool, sheet: Sheet, shape: ModelShape, backbone: Unit | None = None
+    units: Sequence[Unit],
+    fetches: bool,
+    sheet: Sheet,
+    shape: ModelShape,
+    backbone: Unit | None = None,
+    cached_tokens: int = 0,
 ) -> NoRoomError | None:
     """Why they do not, as "N.S." of NDP units or else "oom"; or None: where nobody states a memory too.
 
     units: where experts are computed. fetches: whether they travel there. Those of NDP units lie in them; others that
     are fetched lie in the CPU's memory; else each unit holds a part. backbone: the unit that holds what every token
-    passes through (attention, dense blocks, shared experts, head); None: that is not looked at. Keys and values are not
-    counted: how many there are hangs on the requests. A memory that all units share holds everything.
+    passes through (attention, dense blocks, shared experts, head); None: that is not looked at. cached_tokens: of all
+    sequences at their longest, whose keys and values lie beside that; 0 where the requests are not known. A memory that
+    all units share holds everything.
     """
     ndps = [unit for unit in units if unit.startswith("ndp:")]
     homes = ndps or (["cpu"] if fetches else list(units))
@@ -27,43 +33,77 @@ def lacks_room(
         experts_bytes, others_bytes = shape.routed_bytes, shape.others_bytes
     except EngineError:
         return None  # how many layers have experts is not known
+    rest = _Rest(others_bytes, float(cached_tokens * shape.n_layers * shape.cached_values * shape.bytes_per_value))
+    is_told = rest.cached_bytes >= SHOWN_BYTES
+    cached = f" and {_gb(rest.cached_bytes)} of keys and values of {cached_tokens} tokens" if is_told else ""
     if sheet.memory is not None and sheet.memory.capacity_bytes is not None:
-        return _beyond(sheet.memory.capacity_bytes.value, experts_bytes, others_bytes, sheet, shape)
+        return _beyond(sheet.memory.capacity_bytes.value, experts_bytes, rest, cached, sheet, shape)
     lies_there = backbone in homes
     found = _lacking(
-        homes, experts_bytes, others_bytes if lies_there else 0.0, f"of experts of {shape.name}", sheet,
+        homes, experts_bytes, rest if lies_there else NO_REST, f"of experts of {shape.name}", cached, sheet,
         "N.S." if ndps else "oom",
     )  # fmt: skip
     if found is None and backbone is not None and not lies_there:
         words = f"of what every token of {shape.name} passes through"
-        return _lacking([backbone], others_bytes, 0.0, words, sheet, "oom")
+        return _lacking([backbone], others_bytes, rest._replace(weights_bytes=0.0), words, cached, sheet, "oom")
     return found
 
 
+class _Rest(NamedTuple):
+    """Beside the experts: weights that every token passes through, and keys and values."""
+
+    weights_bytes: float
+    cached_bytes: float
+
+    @property
+    def n_bytes(self) -> float:
+        return self.weights_bytes + self.cached_bytes
+
+
+NO_REST = _Rest(0.0, 0.0)
+SHOWN_BYTES = 0.05e9
+"""Fewer are 0.0 GB."""
+
+
+def _gb(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:.1f} GB"
+
+
 def _beyond(
-    held_bytes: float, experts_bytes: float, others_bytes: float, sheet: Sheet, shape: ModelShape
+    held_bytes: float, experts_bytes: float, rest: _Rest, cached: str, sheet: Sheet, shape: ModelShape
 ) -> NoRoomError | None:
     """Of units that share one memory."""
-    if experts_bytes + others_bytes <= held_bytes:
+    if experts_bytes + rest.n_bytes <= held_bytes:
         return None
+    shorter = ", a shorter context" if cached else ""
     return NoRoomError(
         "oom",
-        f"{experts_bytes / 1e9:.1f} GB of experts of {shape.name} beside {others_bytes / 1e9:.1f} GB of the rest, and"
-        f" the memory of sheet {sheet.name} holds {held_bytes / 1e9:.1f} GB; take narrower weights or a smaller model",
+        f"{_gb(experts_bytes)} of experts of {shape.name} beside {_gb(rest.weights_bytes)} of the rest{cached}, and"
+        f" the memory of sheet {sheet.name} holds {_gb(held_bytes)}; take narrower weights{shorter} or a smaller model",
     )
 
 
 def _lacking(
-    homes: Sequence[Unit], n_bytes: float, besides_bytes: float, what: str, sheet: Sheet, result: Literal["N.S.", "oom"]
+    homes: Sequence[Unit],
+    n_bytes: float,
+    rest: _Rest,
+    what: str,
+    cached: str,
+    sheet: Sheet,
+    result: Literal["N.S.", "oom"],
 ) -> NoRoomError | None:
-    """besides_bytes: of what every token passes through, in the same memory."""
+    """rest: in the same memory. cached: its keys and values in words."""
     capacities = [sheet.capacity_bytes(unit) for unit in homes]
     held_bytes = sum(one for one in capacities if one is not None)
-    if None in capacities or n_bytes + besides_bytes <= held_bytes:
+    if None in capacities or n_bytes + rest.n_bytes <= held_bytes:
         return None
-    besides = "" if n_bytes > held_bytes or not besides_bytes else f" beside {besides_bytes / 1e9:.1f} GB of the rest"
+    besides = shorter = ""
+    if n_bytes <= held_bytes and rest.n_bytes:
+        besides = f" beside {_gb(rest.weights_bytes)} of the rest" if rest.weights_bytes else ""
+        if cached:
+            besides, shorter = besides + cached, ", a shorter context"
     return NoRoomError(
         result,
-        f"{n_bytes / 1e9:.1f} GB {what}{besides}, and {', '.join(homes)} of sheet {sheet.name}"
-        f" hold {held_bytes / 1e9:.1f} GB; use narrower weights, more units, or a smaller model",
+        f"{_gb(n_bytes)} {what}{besides}, and {', '.join(homes)} of sheet {sheet.name}"
+        f" hold {_gb(held_bytes)}; use narrower weights, more units{shorter}, or a smaller model",
     )
