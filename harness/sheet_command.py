@@ -14,9 +14,17 @@ from harness.terminal import EXIT_BAD_PLAN, AsJson, fail, print_rows
 from results.printable import printable
 
 if TYPE_CHECKING:
+    from devices.models.links import LinkSheet
     from devices.models.sheet import Sheet, SheetRef
 
 KINDS = ("stated", "fitted", "assumed")
+UNITS = {
+    "bytes_per_s": "B/s", "flops_per_s": "FLOP/s", "s_per_flop": "s/FLOP", "j_per_flop": "J/FLOP",
+    "s_per_weight_byte": "s/B", "s_per_moved_byte": "s/B", "_launch": "s/launch", "_bytes": "B",
+    "graph_bytes_limit": "B", "_w": "W", "_hz": "Hz", "latency_s": "s",
+}  # fmt: skip
+"""By how a key ends. All take a prefix."""
+PLAIN_UNITS = {"pj_per_bit": "pJ/bit", "tokens_per_s": "token/s"}
 
 
 def sheets(
@@ -69,11 +77,12 @@ def _figures(sheet: Sheet) -> Iterator[dict[str, Any]]:
     """Each with its key, its value, its kind and its origin; units of one table once."""
     from devices.models.efficiency import EfficiencyPoint
     from devices.models.figures import Misses, SheetFigure
+    from devices.models.links import LinkSheet
     from results.records import Record
 
     def of(key: str, value: object) -> Iterator[dict[str, Any]]:
         if isinstance(value, SheetFigure):
-            yield {"key": key, "value": f"{value.value:.6g}", "kind": value.kind, "origin": value.origin}
+            yield {"key": key, "value": _with_unit(key, value.value), "kind": value.kind, "origin": value.origin}
         elif isinstance(value, EfficiencyPoint):
             row = {"key": key, "value": f"{value.share:.4g} at {value.at:.6g}"}
             yield row | {"kind": value.kind, "origin": value.origin}
@@ -86,12 +95,30 @@ def _figures(sheet: Sheet) -> Iterator[dict[str, Any]]:
             for i, one in enumerate(value):
                 yield from of(f"{key}[{i}]", one)
         elif isinstance(value, Record):
+            if isinstance(value, LinkSheet):
+                yield {"key": key, "value": _joined(value), "kind": "", "origin": ""}
             for name in type(value).model_fields:
                 yield from of(f"{key}.{name}" if key else name, getattr(value, name))
 
     once = {id(unit): (name, unit) for name, unit in reversed(sheet.units.items())}
     units = dict(reversed(once.values()))
     yield from of("", sheet.model_copy(update={"units": units}))
+
+
+def _joined(link: LinkSheet) -> str:
+    return f"{', '.join(link.source)} to {', '.join(link.target)} and back, {link.kind}"
+
+
+def _with_unit(key: str, value: float) -> str:
+    from results.units import with_prefix
+
+    if key.startswith("memories."):
+        return with_prefix(value, "B")
+    for ending, unit in PLAIN_UNITS.items():
+        if key.endswith(ending):
+            return f"{value:.6g} {unit}"
+    unit = next((unit for ending, unit in UNITS.items() if key.endswith(ending)), "")
+    return with_prefix(value, unit) if unit else f"{value:.6g}"
 
 
 def _write(ref: SheetRef, name: str, out: Path) -> None:

@@ -21,6 +21,8 @@ from results.tracks import LINKS, REQUESTS, THREADS, UNITS, Timelines
 GROUPS: Final = (REQUESTS, THREADS, UNITS, LINKS)
 """In the order in which a reader shows them; power comes behind."""
 POWER: Final = "power"
+POWER_DIGITS: Final = 6
+"""Watts are joules over seconds: beyond, rounding makes 19.99999999 of 20."""
 Event = dict[str, Any]
 
 
@@ -85,7 +87,8 @@ def _counters(timelines: Timelines) -> Iterator[Event]:
         for at_s, value in zip(power.times_s.tolist(), power.values.tolist(), strict=True):
             if math.isfinite(value):
                 ts = _ns(at_s, timelines.begin_s) / 1000
-                yield {"ph": "C", "name": name, "ts": ts, "pid": pid, "tid": 0, "args": {power.unit: value}}
+                told = float(f"{value:.{POWER_DIGITS}g}")
+                yield {"ph": "C", "name": name, "ts": ts, "pid": pid, "tid": 0, "args": {power.unit: told}}
 
 
 def _ns(at_s: float, zero_s: float) -> int:

@@ -35,6 +35,13 @@ def si_scale(magnitude: float, unit: str) -> tuple[float, str]:
     return float(Decimal(10) ** exponent), dict(_PREFIXES)[exponent] + name
 
 
+def with_prefix(value: float, unit: str, digits: int = 6) -> str:
+    """For figures that are copied, of any unit that takes a prefix: 6.3e10 "B/s" is "63 GB/s"."""
+    exponent = 0 if value == 0 else 3 * (Decimal(f"{abs(value):.{digits - 1}e}").adjusted() // 3)
+    exponent = min(max(exponent, _PREFIXES[0][0]), _PREFIXES[-1][0])
+    return f"{value / 10.0**exponent:.{digits}g} {dict(_PREFIXES)[exponent]}{unit}"
+
+
 def format_number(value: float, uncertainty: float | None = None) -> str:
     """A number in the unit of its column, with its standard uncertainty or half interval where known."""
     if uncertainty is None:

@@ -310,7 +310,9 @@ def test_sheets_are_listed_shown_and_written_out(tmp_path: Path) -> None:
     assert mine == a100.model_copy(update={"name": "mine"})
     shown = joulebench("sheets", str(written)).stdout
     assert "units.gpu.roofline.bytes_per_s" in shown
-    assert "1.935e+12" in shown
+    assert "1.935 TB/s" in shown
+    assert "85.8993 GB" in shown, "80 GiB"
+    assert "cpu to gpu and back, duplex" in shown
     assert joulebench("sheets", "a100", "--out", str(written)).code == 2
     assert joulebench("sheets", "a100", "--out", str(tmp_path / "gh200.toml")).code == 2
     assert "no hardware sheet has this name" in joulebench("sheets", "a1000").stderr

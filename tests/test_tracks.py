@@ -138,6 +138,15 @@ def test_readings_become_watts_from_then_on(given: PowerTrace, watts: list[tuple
     assert [pair for one in found.power for pair in zip(one.times_s, one.values, strict=True)] == watts
 
 
+def test_watts_of_a_difference_are_told_without_its_rounding() -> None:
+    """1.5 J in 0.075 s are 20 W; the differences of the joules and of the times give 1.2e-11 less."""
+    given = trace("counter", [1000.0, 1000.075], [5000.0, 5001.5])
+    (one,) = timelines((1000.0, 1000.075), {"window": [given]}).power
+    assert one.values[0] != 20.0
+    counters = [event for event in events(timelines((1000.0, 1000.075), {"window": [given]})) if event["ph"] == "C"]
+    assert [event["args"] for event in counters] == [{"W": 20.0}]
+
+
 def test_steps_of_a_measured_engine_end_when_their_tokens_are_known() -> None:
     step = DecodeStep(
         duration_s=0.4,

@@ -18,6 +18,7 @@ from results.units import (
     si_scale,
     signed,
     uncertainty_digit,
+    with_prefix,
 )
 
 PREFIX_POWERS = {"p": -12, "n": -9, "µ": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12}
@@ -118,3 +119,11 @@ def test_a_small_p_is_not_made_up_to_digits() -> None:
 )
 def test_a_stated_error_leaves_its_digits_two_at_least(value: float, error: float | None, expected: str) -> None:
     assert format_known(value, error) == expected
+
+
+def test_a_figure_that_is_copied_keeps_its_digits() -> None:
+    assert with_prefix(6.3e10, "B/s") == "63 GB/s"
+    assert with_prefix(206158430208, "B") == "206.158 GB"
+    assert with_prefix(1.5007e-13, "s/FLOP") == "0.15007 ps/FLOP", "below the least prefix"
+    assert with_prefix(999999.9, "W") == "1 MW", "as it is shown"
+    assert with_prefix(0.0, "s") == "0 s"
