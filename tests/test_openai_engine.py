@@ -258,8 +258,7 @@ def test_cpu_time_of_a_server_is_ours_and_not_foreign() -> None:
     burn = "import time\nwhile time.process_time() < 20: pass"
     # It keeps no pipe of ours (-3 is DEVNULL), for whose end we would wait.
     start = (
-        "import subprocess, sys\n"
-        f"print(subprocess.Popen([sys.executable, '-c', {burn!r}], stdout=-3, stderr=-3).pid)"
+        f"import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', {burn!r}], stdout=-3, stderr=-3).pid)"
     )
     pid = int(subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True).stdout)
     try:
