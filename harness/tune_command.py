@@ -37,7 +37,7 @@ def tune(
         Path | None, typer.Argument(metavar="[PLAN]", help="A plan of one engine and one device, in place of options.")
     ] = None,
     device: Annotated[str, typer.Option(help="As a plan names it: host, model:SHEET, adb:SERIAL, ios:UDID.")] = "host",
-    engine: Annotated[str, typer.Option(metavar="TECHNIQUE", help="Technique of the engine.")] = "dropless",
+    engine: Annotated[str, typer.Option(help="A technique, or another engine by its `runs`.")] = "dropless",
     model: Annotated[str, typer.Option(help="As a plan names its source.")] = MODEL,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of a probe's prompt.")] = 64,
     decode: Annotated[int, typer.Option(min=1, help="Tokens that a probe decodes; source 002 takes 50.")] = 50,

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from devices.conditions import host_environment
+from harness.external.catalog import EXTERNAL
 from harness.plan import Plan, PlanError, draft_plan, read_toml
 from harness.preflight import preflight
 from harness.run_parts import RunParts, data_root
 from harness.runner import Progress
 from harness.sweep import PathError, set_value
 from harness.tuning.checking import CHECK_FOLDER, check_plan, run_check
-from harness.tuning.cores import TREE, WHOLE, check_search, core_candidates, core_searches
+from harness.tuning.cores import TREE, WHOLE, check_search, choosable, core_candidates, core_searches
 from harness.tuning.probing import Search
 from harness.tuning.profile import (
     CandidateEvidence,
@@ -54,7 +55,7 @@ class Asked:
 
     plan_path: Path | None
     device: str
-    technique: str
+    engine: str
     model: str
     prompt_tokens: int
     decode_tokens: int
@@ -114,6 +115,7 @@ def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
             [f"--search {asked.search}: is for cores, and a space of keys was given; leave one of them out"]
         )
     candidates = None
+    is_whole = is_swept
     n_values: list[int] = []
     if is_swept:
         raw = with_axes(base, asked.space)
@@ -124,7 +126,9 @@ def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
     else:
         search = WHOLE if asked.exhaustive else asked.search or TREE
         check_search(search)
-        candidates = core_candidates(str(device))
+        can = choosable(base["engine"][0])
+        is_whole = not can.is_by_phase
+        candidates = core_candidates(str(device), can.key)
         raw = with_selections(base, {name: candidates.keys[arm] for arm, name in candidates.names.items()})
     draft = draft_plan(raw, data_root(), folder=asked.plan_path.parent if asked.plan_path else Path())
     run_parts = RunParts(draft.plan.protocol)
@@ -134,7 +138,7 @@ def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
             objective=cast("Objective", asked.objective),
             slowdown=asked.slowdown,
             search=search,
-            phases=ALL if is_swept else APART,
+            phases=ALL if is_whole else APART,
             seed=asked.seed,
             most_probes=asked.most_probes,
             accuracy_floor=asked.accuracy_floor,
@@ -168,9 +172,9 @@ def _base_plan(asked: Asked) -> dict[str, Any]:
     if asked.plan_path is not None:
         raw = read_toml(asked.plan_path)
     else:
-        raw = quick_plan(
-            asked.device, asked.technique, asked.model, asked.prompt_tokens, asked.decode_tokens, asked.requests
-        )
+        own = {"runs": asked.engine} if asked.engine in EXTERNAL else {"technique": {"name": asked.engine}}
+        engine = {"name": asked.engine, **own}
+        raw = quick_plan(asked.device, engine, asked.model, asked.prompt_tokens, asked.decode_tokens, asked.requests)
     problems = []
     for assignment in asked.settings:
         try:

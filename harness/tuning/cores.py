@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from devices.base import DeviceError
 from devices.clock import MonotonicClock
 from devices.cpu_seconds import usable_cpus
 from devices.models.core_clusters import CoreCluster, Selection
 from harness.device_specs import ANDROID_PREFIX
+from harness.external.catalog import EXTERNAL
 from harness.plan import PlanError
 from harness.problems import nearest
 from harness.run_parts import build_device, log_waiting
@@ -44,16 +45,39 @@ class CoreCandidates:
     keys: Mapping[Selection, dict[str, Any]]
 
 
-def core_candidates(device: str) -> CoreCandidates:
-    """Of this host, or of an Android phone, which is opened for it.
+class Choosable(NamedTuple):
+    """What of an engine's cores or threads can be chosen, and whether for each phase."""
+
+    key: Literal["cores", "threads"]
+    is_by_phase: bool
+
+
+def choosable(engine: Mapping[str, Any]) -> Choosable:
+    """Of an engine as a plan writes it. Raises `PlanError` where it can be told neither its cores nor its threads."""
+    runs = engine.get("runs")
+    spec = EXTERNAL.get(runs) if isinstance(runs, str) else None
+    if spec is None:
+        return Choosable("cores", True)  # ours, or one that the plan's check refuses by its name
+    if spec.abilities.cores != "no":
+        return Choosable("cores", spec.abilities.cores == "each phase")
+    if spec.abilities.threads != "no":
+        return Choosable("threads", spec.abilities.threads == "each phase")
+    raise PlanError([f"engine {runs}: cannot be told its cores or threads; tune other keys of it with --space"])
+
+
+def core_candidates(device: str, key: Literal["cores", "threads"] = "cores") -> CoreCandidates:
+    """Of this host, or of an Android phone, which is opened for it. key: threads are chosen where the engine cannot be
+    told its cores.
 
     Raises `PlanError` where its cores cannot be chosen, `DeviceNotReadyError` where it cannot be opened.
     """
     places = _places(device)
+    if key == "threads":
+        places = thread_places(sum(cluster.n_cores for cluster in places.clusters))
     names, keys = {}, {}
     for one in all_selections(places.clusters):
         cores = places.cores_of(one)
-        names[one] = f"{sum(one)} threads" if cores is None else f"cores {core_words(cores)}"
+        names[one] = f"threads {sum(one)}" if cores is None else f"cores {core_words(cores)}"
         keys[one] = {"threads": sum(one)} if cores is None else {"cores": core_words(cores)}
     return CoreCandidates(places.clusters, names, keys)
 

@@ -44,14 +44,16 @@ class Space(Generic[Arm]):
         return {key: {phase: self.keys[arm][key] for phase, arm in chosen.items()} for key in keys}
 
 
-def quick_plan(device: str, technique: str, model: str, prompt_tokens: int, decode_tokens: int, requests: int) -> Raw:
+def quick_plan(
+    device: str, engine: Mapping[str, Any], model: str, prompt_tokens: int, decode_tokens: int, requests: int
+) -> Raw:
     """A plan for who has none: requests of fixed lengths, of one arm. The first token is prefill's, so one more is
     asked than is decoded."""
     return {
         "schema": 1,
         "name": "tune",
         "model": {"source": model},
-        "engine": [{"name": technique, "technique": {"name": technique}}],
+        "engine": [dict(engine)],
         "workload": [
             {
                 "name": "fixed_lengths",
