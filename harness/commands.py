@@ -17,6 +17,7 @@ from harness.bundled_plans import FIRST_PLAN, bundled_plans, write_bundled_plan
 from harness.calibrate_command import calibrate
 from harness.cross_command import cross
 from harness.device_commands import devices, doctor, record
+from harness.engine_commands import engines_app
 from harness.interrupts import raise_in_command
 from harness.model_command import fit
 from harness.reproduce_command import reproduce
@@ -40,6 +41,7 @@ plan_app = typer.Typer(no_args_is_help=True, help="Check a plan, or print the sc
 app.add_typer(plan_app, name="plan")
 model_app = typer.Typer(no_args_is_help=True, help="Make a hardware sheet of this machine.")
 app.add_typer(model_app, name="model")
+app.add_typer(engines_app, name="engines")
 
 
 def _names_starting(names: Iterable[str]) -> Callable[[str], list[str]]:

@@ -12,6 +12,7 @@ from engines.techniques.parameters import Composed, CustomParameters
 from harness.bundled_plans import about_plan, bundled_plans
 from harness.catalog import METERS, TECHNIQUES, WORKLOADS
 from harness.device_specs import HostSpec
+from harness.external.catalog import EXTERNAL
 from harness.schema import TECHNIQUE, TrialProtocol
 from results.records import Record
 
@@ -24,6 +25,7 @@ def catalog_rows(what: str) -> list[Row]:
         return [
             {"name": "reference", "what": "torch, on this host: every technique through its dispatch plan"},
             {"name": "modelled", "what": "the same plans priced on a hardware sheet: chosen by a model:NAME device"},
+            *({"name": name, "what": spec.what} for name, spec in EXTERNAL.items()),
         ]
     if what == "devices":
         sheets = [

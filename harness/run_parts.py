@@ -18,6 +18,7 @@ from engines.base import AsksServer, Engine
 from engines.cores import PhaseCores, phase_setting
 from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory
+from engines.external import gate
 from engines.external.base import Closes, MakesRoom
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
 from engines.model.quantised import Quantisation, plain_form
@@ -105,6 +106,9 @@ class RunParts:
         self._profiles: dict[str, Profile | EngineError] = {}
         self._kept = KeptDistributions()
         self._arm_scores: dict[str, ArmScores] = {}
+        self._gates: dict[str, tuple[str, ...]] = {}
+        self._own_answers: dict[str, list[tuple[int, ...]]] = {}
+        """By the model: our answers to the questions of the gate."""
         self.on_wait: WaitListener = log_waiting
         self.on_note: Callable[[str], None] = log.info
         """Told what takes long before the first trial."""
@@ -137,7 +141,22 @@ class RunParts:
             requests=requests,
             max_batch=plan.engine.max_batch,
             unmeasured=self._unmeasured(plan, engine, workload, requests),
+            gate_faults=self._gate_faults(plan, engine),
         )
+
+    def _gate_faults(self, plan: CellPlan, engine: Engine) -> tuple[str, ...]:
+        """Of an engine that takes our tokens and is not ours, once a cell."""
+        if not isinstance(plan.engine, ExternalSpec) or not plan.engine.is_gated:
+            return ()
+        cell_id, source = plan.cell.cell_id, f"{plan.model.source}, {plan.model.dtype}"
+        if cell_id not in self._gates:
+            asked = gate.requests_of(engine.tokenizer.encode_prompt)
+            if source not in self._own_answers:
+                self._own_answers[source] = gate.answers_of(self._reference_engine(as_lossless(plan)), asked)
+            theirs = gate.answers_of(engine, asked)
+            faults = gate.faults(self._own_answers[source], theirs, engine.tokenizer.decode)
+            self._gates[cell_id] = tuple(f"{plan.cell.engine}: {fault}" for fault in faults)
+        return self._gates[cell_id]
 
     def _calibrate(self, plan: CellPlan, engine: Engine, workload: Workload) -> None:
         if plan.own_engine.profile is None:

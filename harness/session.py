@@ -44,7 +44,7 @@ from engines.base import (
 from harness.agreement import disagreements
 from harness.schema import TrialProtocol
 from harness.serving import at_once, serve
-from results.cells import CONTENDED, CORES_NOT_KEPT
+from results.cells import CONTENDED, CORES_NOT_KEPT, WRONG_ANSWERS
 from results.copies import DecodeStep
 from results.cpu_time import CpuSeconds, foreign_share
 from results.derivation import PricedBy, derived_by, energies_of, remarks_on
@@ -112,6 +112,8 @@ class PreparedCell:
     """How many of the requests that wait the engine takes together."""
     unmeasured: ArmScores = field(default_factory=ArmScores)
     """The same for every repeat."""
+    gate_faults: tuple[str, ...] = ()
+    """Of an engine that is not ours: what is wrong with its answers to short questions; it is marked with that."""
 
 
 @dataclass
@@ -202,12 +204,14 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             *arm.unmeasured.notes,
             *remarks_on(energies.readings),
             *lost,
+            *arm.gate_faults,
             *_remarks(arm.engine),
         ),
         disagreements=tuple(disagreements(arm.device.meters, window.traces, (window.start_s, window.end_s))),
         marks=(
             *_marks(conditions, arm.device.meters, window, protocol.max_foreign_cpu_share),
             *((CORES_NOT_KEPT,) if lost else ()),
+            *((WRONG_ANSWERS,) if arm.gate_faults else ()),
             *_own_marks(arm.engine),
         ),
     )

@@ -21,6 +21,9 @@ CORES_NOT_KEPT = "cores not kept"
 CACHE_NOT_KNOWN = "prefix cache not known"
 """The mark of a trial whose engine may have held prompts of earlier requests, and does not say so."""
 
+WRONG_ANSWERS = "wrong answers"
+"""The mark of a trial of another engine that does not answer short questions as the same weights do here."""
+
 
 def trials_of(run: RunData) -> dict[str, list[Trial]]:
     """Trials by cell, in the order of their repeats."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from engines.base import Engine
+from engines.errors import EngineError
 from engines.external.base import Abilities, Found, Surroundings
 from harness.core_sets import CoresOfPhases, ThreadsOfPhases, too_many_threads
 from harness.plan_values import MAX_NAME
@@ -40,6 +41,8 @@ class ExternalSpec(Record):
         "copy_bytes_per_s", "quantise", why=OF_OURS,
     )  # fmt: skip
     max_batch: ClassVar[int] = 1
+    is_gated: ClassVar[bool] = False
+    """Whether its answers to a few short questions are held against ours before it is measured."""
 
     name: str = Field(min_length=1, max_length=MAX_NAME)
     runs: str
@@ -68,6 +71,11 @@ class ExternalSpec(Record):
                     f" {asked.prefill} for prefill and {asked.decode} for decode; give one"
                 )
         yield from too_many_threads(self.cores, self.threads)
+
+    @classmethod
+    def look(cls) -> Found:
+        """What of it is here without a plan. Raises `EngineError`: what is missing, and how to get it."""
+        raise EngineError("a plan names where it is; see docs/engines")
 
     @property
     def options(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ class LlamaCppSpec(ExternalSpec):
 
     tag: ClassVar[str] = "llama.cpp"
     what: ClassVar[str] = "llama.cpp on this host's CPU, by its C API (the wheel xllamacpp)"
+    is_gated: ClassVar[bool] = True
     abilities: ClassVar[Abilities] = Abilities(
         token_ids=True,
         loglikelihoods=True,
@@ -36,10 +37,14 @@ class LlamaCppSpec(ExternalSpec):
     micro_batch: int = Field(512, ge=1, le=1 << 16)
     """Prompt tokens that go through the layers at once."""
 
-    def find(self) -> Found:
+    @classmethod
+    def look(cls) -> Found:
         from engines.external.llama_cpp import find_wheel
 
         return find_wheel()
+
+    def find(self) -> Found:
+        return self.look()
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,15 @@ class ProgramSpec(ExternalSpec):
             return  # told with the engine's other files
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"libraries: two files would be called {name} beside the program; rename one"
+
+    @classmethod
+    def look(cls) -> Found:
+        found = shutil.which(cls.executable)
+        if found is None:
+            raise EngineError(
+                f"no program {cls.executable} in PATH; a plan may name one elsewhere, as program = PATH (docs/engines)"
+            )
+        return Found(found, None)
 
     def find(self) -> Found:
         from engines.external.programs.target import program_path
