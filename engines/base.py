@@ -161,3 +161,10 @@ class TellsRemarks(Protocol):
     def take_remarks(self) -> tuple[str, ...]:
         """Of the requests answered since the last call."""
         ...
+
+
+@runtime_checkable
+class StartsPrograms(Protocol):
+    """An engine that starts a program for each request: what is told of this process is not told of it."""
+
+    starts_programs: Literal[True]

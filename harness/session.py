@@ -34,6 +34,7 @@ from engines.base import (
     HoldsWeights,
     PhaseEvent,
     SpansProcesses,
+    StartsPrograms,
     TellsHeat,
     TellsMarks,
     TellsRemarks,
@@ -61,6 +62,7 @@ Traces = dict[str, Sequence[PowerTrace]]
 NO_CYCLES = CpuCycles(None, "CPU cycles: this device does not count them")
 NO_CYCLES_OF_SERVER = CpuCycles(None, "CPU cycles: a server computed, and those of its processes are not counted")
 NO_MEMORY_OF_SERVER = PeakMemory(None, "peak memory: a server computed, and its processes are not known here")
+NO_MEMORY_OF_PROGRAM = PeakMemory(None, "peak memory: a program computed that was started for each request")
 NO_MEMORY = PeakMemory(None, "peak memory: this device does not tell it")
 PROC = Path("/proc")
 CPU_TICK_S = 0.01
@@ -237,6 +239,8 @@ def _measure_window(arm: PreparedCell, window: _Window, others: Sequence[Path]) 
     asks_server = isinstance(arm.engine, AsksServer)
     if asks_server and not others:
         window.memory = NO_MEMORY_OF_SERVER
+    elif isinstance(arm.engine, StartsPrograms):
+        window.memory = NO_MEMORY_OF_PROGRAM
     elif isinstance(arm.device, CountsMemory):
         window.memory = arm.device.reset_peak_memory() or next(filter(None, map(reset_peak_memory, others)), None)
     with running_meters(meters) as window.traces:

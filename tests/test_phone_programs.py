@@ -140,6 +140,8 @@ def test_a_trial_has_the_joules_of_its_phases_and_none_of_loading(device: Androi
     assert joules["decode"] == pytest.approx(DECODE_W * DECODE_S, rel=0.12)
     assert joules["all"] == pytest.approx(PREFILL_W * PREFILL_S + DECODE_W * DECODE_S, rel=0.12)
     assert trial.counters is None
+    assert trial.peak_memory_bytes is None
+    assert "a program computed" in str(trial.peak_memory_remark)
     notes = " ".join(trial.notes)
     assert "llama-bench 4dca015b (CPU): edges of phases are derived" in notes
     assert "time to the first token is derived" in notes

@@ -34,6 +34,7 @@ class ProgramEngine:
 
     time_method: Literal["measured", "modelled"] = "measured"
     needs_calibration = False
+    starts_programs: Literal[True] = True
 
     def __init__(
         self,
