@@ -40,7 +40,7 @@ def core_race(
     Raises ValueError as `race`.
     """
     rounds: Rounds[Selection] = Rounds(judge, seed)
-    roots = yield from _find_roots(clusters, rounds, least_gain, most_pairs)
+    roots = yield from _find_roots(clusters, rounds, least_gain, most_pairs, rules.most_probes)
     nodes = dict.fromkeys(node for root in roots for node in candidates(clusters, root, tree))
     return (yield from race([node for node in nodes if node not in rounds.failed], rules, rounds=rounds))
 
@@ -58,14 +58,18 @@ def judged_by(clusters: Sequence[CoreCluster], parameters: AecsParameters) -> Ju
 
 
 def _find_roots(
-    clusters: Sequence[CoreCluster], rounds: Rounds[Selection], least_gain: float, most_pairs: int
+    clusters: Sequence[CoreCluster], rounds: Rounds[Selection], least_gain: float, most_pairs: int, most_probes: int
 ) -> Generator[Ask[Selection], Answer, tuple[Selection, ...]]:
     """Stage 1: (every selection of its walk that may be the fastest). One that cannot be probed ends the walk."""
     path = list(growing(clusters))
     best, walked = path[0], [path[0]]
     for following in path[1:]:
+        if rounds.n_probes + 2 > most_probes:
+            break
         walked.append(following)
         for _ in range(most_pairs):
+            if rounds.n_probes + 2 > most_probes:
+                break
             yield from rounds.probed((best, following), "fastest")
             if rounds.failed:
                 break
@@ -87,6 +91,8 @@ def _find_roots(
 
 
 def _may_be_faster(rounds: Rounds[Selection], one: Selection, best: Selection) -> bool:
+    if not {one, best} <= set(rounds.arms()):
+        return True  # what stood between them failed
     gain, half = _gain(rounds, one, best, PLAINLY_SLOWER)
     return gain + half > 0
 

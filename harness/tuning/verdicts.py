@@ -45,6 +45,7 @@ class Rules:
     first_rounds: int = 3
     """Before the first verdict."""
     most_probes: int = 600
+    """One round of all candidates is made in any case."""
     is_even: bool = False
     """Every candidate in every round, to the end: the yardstick."""
 
