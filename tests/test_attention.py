@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from engines.model.architecture import AttentionConfig, Span
-from engines.model.attention import mix_values, view_of
+from engines.model.attention import mix_values
+from engines.model.key_value_cache import view_of
 
 pytestmark = pytest.mark.numbers
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from devices.models.timeline import Timeline
 from engines.base import EngineError
-from engines.model.attention import KeyValueCache
 from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.model.key_value_cache import KeyValueCache
 from engines.model.rope import LongScaling, RopeConfig
 from engines.oracle import OracleParameters
 from engines.prefix import HeldTokens, turned_alike

@@ -23,8 +23,9 @@ from devices.models.operation import Operation
 from engines.curves.rounds import Called, Piece, Work
 from engines.dispatch import DispatchPlan, Routing
 from engines.model.accelerator import Backend, StackedExperts, execute_stacked, synchronised
-from engines.model.attention import Chunk, Step, attend, kernel_table, view_of
+from engines.model.attention import attend, kernel_table
 from engines.model.experts import execute
+from engines.model.key_value_cache import Chunk, Step, view_of
 from engines.model.rope import rope_frequencies, rotation
 from engines.model.router import route
 from engines.model.transformer import Transformer

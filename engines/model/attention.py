@@ -1,4 +1,4 @@
-"""Attention over key/value caches: grouped-query and latent, with what families add to the softmax.
+"""Attention: grouped-query and latent, with what families add to the softmax.
 
 A step holds the new tokens of one sequence or of several, row after row. Projections are computed for all rows at once,
 so that their weights are read once; scores and sums for each sequence alone, against its own cache.
@@ -12,16 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.errors import EngineError
 from engines.kernels import native
-from engines.model.architecture import AttentionConfig, LatentConfig, ModelConfig, Span, Temperature
+from engines.model.architecture import AttentionConfig, LatentConfig, ModelConfig, Temperature
 from engines.model.experts import widened_linear
+from engines.model.key_value_cache import SharedRows, Step
 from engines.model.norms import NormWeights
 from engines.model.quantised import Matrix
 from engines.model.rope import turn
@@ -59,131 +58,6 @@ class LatentWeights:
     key_up_NDR: Tensor
     value_up_NVR: Tensor
     out_HQ: Matrix
-
-
-class KeyValueCache:
-    """What attention keeps of one sequence, in buffers of fixed size.
-
-    keys, values: per layer [M, positions, D]; for latent attention keys are [1, positions, R + turned features] and
-    values, which are the keys' first R features, take no room.
-    """
-
-    def __init__(
-        self, config: ModelConfig, device: torch.device | None = None, dtype: torch.dtype = torch.float32
-    ) -> None:
-        """device: None is the CPU."""
-        self._device = device
-        self._config = config
-        self._dtype = dtype
-        self.length = 0
-        self.n_positions = 0
-        self.turned_for = 0
-        """The length whose rotary factors the keys are turned by: `engines.model.rope.LongRope`."""
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def start(self, n_positions: int, n_kept: int = 0, turned_for: int | None = None) -> None:
-        """For a sequence of up to n_positions that begins with the first n_kept held now. turned_for: None is the most
-        that it may reach.
-
-        Buffers stay where they are long enough.
-        """
-        if n_kept > self.length:
-            raise EngineError(f"cache holds {self.length} positions and cannot keep {n_kept}; keep fewer")
-        if not self.keys or self.keys[0].shape[1] < n_positions:
-            keys, values = (
-                [torch.empty(shape, device=self._device, dtype=self._dtype) for _ in range(self._config.n_layers)]
-                for shape in _cached_shapes(self._config, n_positions)
-            )
-            if n_kept:
-                for new, old in zip([*keys, *values], [*self.keys, *self.values], strict=True):
-                    new[:, :n_kept] = old[:, :n_kept]
-            self.keys, self.values = keys, values
-        self.length, self.n_positions = n_kept, n_positions
-        self.turned_for = n_positions if turned_for is None else turned_for
-
-
-def _cached_shapes(config: ModelConfig, n_positions: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    latent = config.attention.latent
-    if latent is not None:
-        return (1, n_positions, latent.kv_rank + latent.rope_dim), (1, n_positions, 0)
-    shape = (config.n_kv_heads, n_positions, config.head_dim)
-    return shape, shape
-
-
-@dataclass(frozen=True)
-class View:
-    """What a chunk sees of the cache in a layer: positions from `first` on, and of those where mask_TS is true."""
-
-    first: int
-    mask_TS: Tensor | None
-
-
-def view_of(span: Span | None, position: int, n_tokens: int, device: torch.device | None = None) -> View:
-    """The chunk at `position` sees its past through the span. No mask where everything from `first` on is seen."""
-    first = 0
-    if span is not None and span.kind == "sliding":
-        first = max(0, position - span.n_tokens + 1)
-    elif span is not None:
-        first = position // span.n_tokens * span.n_tokens
-    if n_tokens == 1:
-        return View(first, None)
-    query_T1 = torch.arange(position, position + n_tokens, device=device)[:, None]
-    key_S = torch.arange(first, position + n_tokens, device=device)
-    mask_TS = key_S <= query_T1
-    if span is not None and span.kind == "sliding":
-        mask_TS &= key_S > query_T1 - span.n_tokens
-    elif span is not None:
-        mask_TS &= key_S // span.n_tokens == query_T1 // span.n_tokens
-    return View(first, mask_TS)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """The new tokens of one sequence: where they stand in it, and which rows of the step they are."""
-
-    cache: KeyValueCache
-    position: int
-    n_tokens: int
-    first_row: int
-    views: dict[Span | None, View]
-
-    @property
-    def end(self) -> int:
-        return self.position + self.n_tokens
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.first_row, self.first_row + self.n_tokens)
-
-
-class SharedRows(Protocol):
-    """Of a step whose rows are dealt to several processes: who has the others."""
-
-    @property
-    def chunks(self) -> Sequence[Chunk]:
-        """Of all rows."""
-        ...
-
-    def gathered(self, own_TX: Tensor) -> Tensor:
-        """The rows of all processes, in order. All of them call it."""
-        ...
-
-
-@dataclass(frozen=True)
-class Step:
-    """The chunks that are computed together. cos_TP and sin_TP turn the queries and keys of all rows, in layers that do
-    so. shared: where these rows are some of a step's: queries are of these, keys and values of all."""
-
-    chunks: Sequence[Chunk]
-    cos_TP: Tensor
-    sin_TP: Tensor
-    shared: SharedRows | None = None
-
-    @property
-    def cached(self) -> Sequence[Chunk]:
-        """Whose keys and values are kept."""
-        return self.chunks if self.shared is None else self.shared.chunks
 
 
 def attend(

@@ -27,8 +27,8 @@ from engines.errors import EngineError
 from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, LayoutTable, layout_table
 from engines.kernels.native import AttentionTable, ExpertTable
 from engines.model.architecture import SWIGLU, ModelConfig
-from engines.model.attention import KeyValueCache
 from engines.model.experts import GatedWeights
+from engines.model.key_value_cache import KeyValueCache
 from engines.model.router import kernel_router
 from engines.model.weights import LayerWeights, ModelWeights, SparseWeights
 from engines.residency import Residency

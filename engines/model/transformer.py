@@ -34,11 +34,12 @@ from engines.model.accelerator import (
     moved,
     multiplies_groups,
 )
-from engines.model.attention import Chunk, Step, attend, kernel_table, view_of
-from engines.model.attention import KeyValueCache as KeyValueCache
+from engines.model.attention import attend, kernel_table
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import AskedLayouts, Computed, SaidLayouts, StepPlans, fused_decoder
 from engines.model.experts import GatedWeights, execute, gated_ffn, is_grouped, widened_linear
+from engines.model.key_value_cache import Chunk, Step, view_of
+from engines.model.key_value_cache import KeyValueCache as KeyValueCache
 from engines.model.rope import LongRope, as_transformers, rope_frequencies, rotation
 from engines.model.router import route
 from engines.model.weights import SparseWeights

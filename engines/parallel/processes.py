@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from engines.errors import EngineError
-from engines.model.attention import KeyValueCache
+from engines.model.key_value_cache import KeyValueCache
 from engines.parallel.messages import REPORT, START, STEP, STOP, Channel, LostError
 from engines.parallel.settings import RankSettings
 from engines.parallel.torchrun import GONE, Guest, Meeting

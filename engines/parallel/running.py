@@ -12,9 +12,9 @@ from typing import Literal
 from torch import Tensor
 
 from engines.errors import EngineError
-from engines.model.attention import KeyValueCache
 from engines.model.checkpoints import CheckpointFacts, decisive_files
 from engines.model.held_weights import held_weights
+from engines.model.key_value_cache import KeyValueCache
 from engines.model.quantised import AS_THE_MODEL, Quantisation
 from engines.model.rope import LongRope
 from engines.parallel.links import Backend, Links

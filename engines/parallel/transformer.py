@@ -27,10 +27,10 @@ from engines.errors import EngineError
 from engines.kernels import native
 from engines.kernels.decoder import layout_table
 from engines.model.accelerator import Backend
-from engines.model.attention import Chunk, KeyValueCache, Step, view_of
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import Computed, SaidLayouts, StepPlans
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn
+from engines.model.key_value_cache import Chunk, KeyValueCache, Step, view_of
 from engines.model.router import choose, route, router_logits
 from engines.model.transformer import Asked, RoutingListener, Transformer
 from engines.model.weights import SparseWeights
@@ -44,7 +44,7 @@ from engines.techniques.over_ranks import OverRanks, own_segments, rows_of, toke
 
 @dataclass(frozen=True)
 class DealtRows:
-    """Who has the rows of a step: rank r has rows_N[r] of them, in order. An `attention.SharedRows`."""
+    """Who has the rows of a step: rank r has rows_N[r] of them, in order. An `key_value_cache.SharedRows`."""
 
     chunks: Sequence[Chunk]
     links: Links

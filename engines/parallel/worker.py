@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from engines.errors import EngineError
-from engines.model.attention import KeyValueCache
 from engines.model.held_weights import held_weights
+from engines.model.key_value_cache import KeyValueCache
 from engines.parallel.links import Links
 from engines.parallel.messages import REPORT, START, STEP, STOP, Channel, LostError
 from engines.parallel.settings import RankPart, RankSettings

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from engines.dispatch import Prediction, Routing
 from engines.expert_memory import expert_layers
-from engines.model.attention import KeyValueCache
 from engines.model.buffers import LayerBuffers
 from engines.model.checkpoints import load_checkpoint
 from engines.model.copier import Copier
+from engines.model.key_value_cache import KeyValueCache
 from engines.model.transformer import Transformer
 from engines.observers import SparseLayerStep
 from engines.prediction import KnownState
