@@ -117,7 +117,7 @@ class OpenAIEngine:
         if self._n_cached:
             notes.append(f"the server held {self._n_cached} prompt tokens from before; they count as not computed")
         if self._link.n_again:
-            notes.append(f"{self._link.n_again} requests were sent again before anything of their answer had come")
+            notes.append(f"requests sent again, before anything of their answer had come: {self._link.n_again}")
         if not self._cache_known:
             notes.append(
                 "the server cannot be told to forget earlier prompts, and does not say how much of them it used: its"
@@ -154,6 +154,7 @@ class OpenAIEngine:
             if self._flavour.least is not None:
                 body[self._flavour.least] = request.max_new_tokens
         streamed = Streamed()
+        self._link.ready()
         start_s = self._now_s()
         on_phase("request start", start_s)
         for chunk in self._link.stream("/completions", body):
@@ -238,6 +239,7 @@ class OpenAIEngine:
         body = self._asked(asked_ids) | {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
         if self._flavour.names_ids:
             body["return_tokens_as_token_ids"] = True
+        self._link.ready()
         start_s = self._now_s()
         on_phase("request start", start_s)
         end_s, told = self._link.post("/completions", body)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -45,6 +46,8 @@ class ServerLink:
         self._timeout_s, self._now_s = timeout_s, now_s
         self._key = None if key_variable is None else _key(key_variable)
         self._connection: http.client.HTTPConnection | None = None
+        self._has_answered = False
+        """On this connection: one that has not may be ended for what was asked."""
         self.n_again = 0
 
     @property
@@ -96,6 +99,18 @@ class ServerLink:
             if not finished:
                 self.close()
 
+    def ready(self) -> None:
+        """Connects where no connection stands, so that no request's time holds that. llama-server ends each after a
+        stream. A server that is not there is told by the request."""
+        kept = None if self._connection is None else self._connection.sock
+        if kept is not None and not select.select([kept], [], [], 0)[0]:
+            return
+        # What can be read before anything was asked is the end of the connection.
+        self.close()
+        self._connection = self._made()
+        with suppress(OSError):
+            self._connection.connect()
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -107,7 +122,7 @@ class ServerLink:
         """The head of the answer. Asked again only while nothing has come: a connection that the server had closed
         meanwhile, or a server that says it is busy."""
         for left in reversed(range(MOST_TRIES)):
-            is_kept = self._connection is not None
+            is_kept = self._has_answered
             try:
                 response = self._asked(method, path, body)
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
@@ -121,6 +136,7 @@ class ServerLink:
                 self.close()
                 raise EngineError(f"{self.url}: no server answers ({self._told(str(error))}); start it") from error
             else:
+                self._has_answered = True
                 if response.status == http.client.OK:
                     return response
                 if response.status not in BUSY or not left:
@@ -132,8 +148,7 @@ class ServerLink:
 
     def _asked(self, method: str, path: str, body: bytes | None) -> http.client.HTTPResponse:
         if self._connection is None:
-            made = http.client.HTTPSConnection if self._split.scheme == "https" else http.client.HTTPConnection
-            self._connection = made(self.host, self.port, timeout=self._timeout_s)
+            self._connection = self._made()
         headers = {"Accept": "application/json, text/event-stream"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -141,6 +156,11 @@ class ServerLink:
             headers["Authorization"] = f"Bearer {self._key}"
         self._connection.request(method, path, body, headers)
         return self._connection.getresponse()
+
+    def _made(self) -> http.client.HTTPConnection:
+        self._has_answered = False
+        made = http.client.HTTPSConnection if self._split.scheme == "https" else http.client.HTTPConnection
+        return made(self.host, self.port, timeout=self._timeout_s)
 
     def _refusal(self, response: http.client.HTTPResponse) -> str:
         """What the server says, in its own words."""
