@@ -68,6 +68,7 @@ def test_llama_cpp_and_ours_answer_a_window_alike_and_a_wrong_model_is_marked(
     assert [c.token_ids for c in its.completions] == [c.token_ids for c in own.completions]
     assert its.requests_sha256 == own.requests_sha256
     assert its.marks == own.marks
+    assert its.counters is None, "what its experts did is not told, and 0 would be a figure"
     assert its.road is not None
     assert its.road.arithmetic == "llama.cpp"
     # The same file with the embedding turned around: fast, well-formed, and wrong.

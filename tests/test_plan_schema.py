@@ -21,6 +21,7 @@ from engines.techniques.parameters import Composed
 from harness.catalog import TECHNIQUES
 from harness.commands import app
 from harness.device_specs import DEVICE_KINDS, AndroidSpec, HostSpec, IPhoneSpec, ModelledSpec
+from harness.external.catalog import EXTERNAL
 from harness.model_specs import ModelSpec
 from harness.plan import build_plan, load_plan
 from harness.schema import DEVICE, TECHNIQUE, EngineSpec, PlanFile, StopSpec, TechniqueSpec, TrialProtocol
@@ -166,6 +167,7 @@ SECTIONS_OF_A_PLAN: list[tuple[type[BaseModel], tuple[str, ...]]] = [
     (ModelSpec, ("harness",)),
     (EngineSpec, ("harness",)),
     (Quantisation, ("engines",)),
+    *((spec, ("harness",)) for spec in EXTERNAL.values()),
     *((kind, ("harness",)) for kind in DEVICE_KINDS),
     (TrialProtocol, ("harness",)),
     (StopSpec, ("harness",)),

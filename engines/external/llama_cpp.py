@@ -191,9 +191,9 @@ class LlamaCppEngine:
         n_parameters = int(self._library("llama_model_n_params", self._model))
         return HeldWeights(n_parameters, int(self._library("llama_model_size", self._model)))
 
-    def take_counters(self) -> EngineCounters:
-        """llama.cpp does not tell what its experts did."""
-        return EngineCounters()
+    def take_counters(self) -> EngineCounters | None:
+        """None: what it does with experts is not told."""
+        return None
 
     def take_road(self) -> Road:
         """`lost_cores` of it says where threads did not stay on the cores that were asked for."""
