@@ -272,7 +272,7 @@ at `depth2`.
 
 At `depth2` the tree holds a selection within 2 % on every phone, and lacks the optimum of the V30 Pro, which takes
 efficiency cores, and of the Xiaomi 15 Pro, where stage 1 stops one core early. Our race has that core's tree too. What
-surely holds the optimum is the race of every selection (`--exhaustive`), at the cost above.
+surely holds the optimum is the race of every selection (`--search exhaustive`), at the cost above.
 
 ## Table 11 of the source
 
