@@ -24,7 +24,7 @@ ARROWS_THREAD = "jemalloc_bg_thd"
 
 
 def run(
-    command: Sequence[str],
+    command: Sequence[str | Path],
     output: IO[bytes],
     errors: IO[bytes],
     environment: Mapping[str, str],
@@ -37,7 +37,12 @@ def run(
     code: Python that is run in its place, as by `python -c`; the command's arguments are its own.
     """
     link = _server()
-    wanted = {"command": list(command), "environment": dict(environment), "cwd": str(cwd), "code": code}
+    wanted = {
+        "command": [os.fspath(part) for part in command],
+        "environment": dict(environment),
+        "cwd": str(cwd),
+        "code": code,
+    }
     asked = json.dumps(wanted).encode()
     socket.send_fds(link, [len(asked).to_bytes(4)], [output.fileno(), errors.fileno()])
     link.sendall(asked)
@@ -49,7 +54,7 @@ def run(
         os.kill(pid, signal.SIGKILL)
         link.settimeout(None)
         _exactly(link, 4)
-        raise subprocess.TimeoutExpired(list(command), limit_s) from None
+        raise subprocess.TimeoutExpired(wanted["command"], limit_s) from None
 
 
 @cache
