@@ -95,7 +95,7 @@ def _ratios(phase: Phase, chosen: Sequence[Sequence[Trial]], planned: Sequence[S
     found = [_checked(phase, "time", times)]
     joules = [(_token_j(own), _token_j(other)) for own, other in pairs]
     known = [(a, b) for a, b in joules if a is not None and b is not None]
-    if len(known) < len(pairs):
+    if len(known) < min(2, len(pairs)):
         why = next(p.why_no_joules for pair in pairs for p in pair if p.joules is None)
         found.append(CheckedRatio(phase=phase, quantity="energy", ratio=None, reason=why))
     else:
@@ -149,12 +149,13 @@ def _words(ratios: Sequence[CheckedRatio], verdict: Verdict) -> str:
     parts = []
     for phase in dict.fromkeys(one.phase for one in ratios):
         own = {one.quantity: one for one in ratios if one.phase == phase}
-        parts.append(f"{DOES[phase]} takes {_told(own['energy'])} the joules and {_told(own['time'])} the time")
+        joules = f"{_told(own['energy'])} the joules"
+        if own["energy"].ratio is None:
+            joules = f"joules that are not known ({own['energy'].reason})"
+        parts.append(f"{DOES[phase]} takes {joules} and {_told(own['time'])} the time")
     return f"Beside the arm as planned, {'; '.join(parts)}: the choice {VERDICT_WORDS[verdict]}."
 
 
 def _told(one: CheckedRatio) -> str:
-    if one.ratio is None:
-        return f"an unknown share of ({one.reason})"
     interval = f" [{one.low:.2f}, {one.high:.2f}]" if one.low is not None and one.high is not None else ""
     return f"{one.ratio:.2f}×{interval}"

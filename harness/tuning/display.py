@@ -13,6 +13,8 @@ from results.records import Phase
 from results.trials import Trial
 
 DOES = {"prefill": "prefill", "decode": "decoding", "all": "requests"}
+EXACT = 1e4
+"""From here on four digits would need an exponent."""
 STATE_WORDS = {
     "chosen": "chosen",
     "as good": "as good as the chosen",
@@ -59,7 +61,7 @@ def with_interval(estimate: Estimate | None, shown: Callable[[float], str]) -> s
 
 
 def speed_words(estimate: Estimate | None) -> str:
-    return with_interval(estimate, lambda value: f"{value:.4g}")
+    return with_interval(estimate, lambda value: f"{value:.4g}" if value < EXACT else f"{value:.0f}")
 
 
 def energy_words(estimate: Estimate | None) -> str:
@@ -159,8 +161,8 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
     else:
         floor = f"{result.floor_tokens_per_s:.4g}" if result.floor_tokens_per_s is not None else "none"
         why = (
-            f"costs least of the {n} candidates that may be slower by {options.slowdown:.0%}: {energy} ({found.method})"
-            f" at {speed}; the floor is {floor}, the fastest is {names[result.fastest]}"
+            f"costs least of those of {n} candidates that are at most {options.slowdown:.0%} slower than the fastest:"
+            f" {energy} ({found.method}) at {speed}; the floor is {floor}, the fastest is {names[result.fastest]}"
         )
     if result.is_separated:
         sure = "No other may be better by more than the indifference, with 95 % confidence."

@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.tuning.display import candidate_records, candidate_rows, probe_records, sentence
 from harness.tuning.probing import Arm, Probe
-from harness.tuning.profile import TunedProfile
+from harness.tuning.profile import CheckedRatio, TunedProfile
 from harness.tuning.race import Estimate
 from harness.tuning.session import PhaseFound, SessionFound
 from results.report.charts import page_spec
@@ -25,6 +25,8 @@ PAGE, CANDIDATES_CSV, PROBES_CSV = "tune.html", "candidates.csv", "probes.csv"
 TITLES = {"prefill": "Prefill", "decode": "Decoding", "all": "Whole requests"}
 STYLE = "td.chosen, th.chosen { font-weight: 600; } table.figures { width: auto; }"
 ROW_PX, HEAD_PX = 22, 48
+MARGIN = 1.15
+"""Around the intervals of a chart, for the words beside its points."""
 
 Charts = list[tuple[str, dict[str, Any]]]
 
@@ -65,8 +67,16 @@ def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]
         "settings": [f"{key} = {value_text(value)}" for key, value in profile.settings.items()],
         "check_command": f"joulebench tune --check {shlex.quote(profile.name)}",
         "methods": [phase.method for phase in phases],
+        "checked": _by_phase(profile),
         "modelled": session.time_method == "modelled",
     }
+
+
+def _by_phase(profile: TunedProfile) -> list[tuple[str, list[CheckedRatio]]]:
+    """The check's ratios of time and energy, prefill first."""
+    ratios = () if profile.check is None else profile.check.ratios
+    phases = dict.fromkeys(one.phase for one in ratios)
+    return [(phase, [one for one in ratios if one.phase == phase]) for phase in phases]
 
 
 def _phase(session: SessionFound[Arm], found: PhaseFound[Arm], charts: Charts) -> PhaseShown:
@@ -123,7 +133,7 @@ def front_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str,
         )
     base = alt.Chart(alt.InlineData(values=values))
     x = alt.X("speed:Q", title="token/s", scale=_scale([one.speed_tokens_per_s for one in result.standings]))
-    y = alt.Y("energy:Q", title=f"m{found.energy_unit}", scale=_scale([one.cost for one in result.standings]))
+    y = alt.Y("energy:Q", title=f"m{found.energy_unit}", scale=_scale([one.cost for one in result.standings], 1e3))
     ink = alt.value("var(--ink-2)")
     layers = [
         base.mark_rule(strokeWidth=1).encode(x="speed_low:Q", x2="speed_high:Q", y=y, color=ink),
@@ -147,14 +157,17 @@ def front_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str,
     return page_spec(alt.layer(*layers, points, words), 300, f"{TITLES[found.phase]}: energy over speed")
 
 
-def _scale(estimates: Sequence[Estimate | None]) -> Any:
-    """Of powers of ten where candidates differ much, as on the first screen of a run."""
+def _scale(estimates: Sequence[Estimate | None], shown_times: float = 1.0) -> Any:
+    """Whole intervals are in it. Of powers of ten where candidates differ much, as on the first screen of a run."""
     import altair as alt
 
-    values = [estimate.value for estimate in estimates if estimate is not None]
-    if max(values) / min(values) >= LOG_FROM:
-        return alt.Scale(type="log", nice=True)
-    return alt.Scale(zero=False, nice=True, padding=30)
+    known = [estimate for estimate in estimates if estimate is not None]
+    low = shown_times * min(one.value if one.low is None else one.low for one in known)
+    high = shown_times * max(one.value if one.high is None else one.high for one in known)
+    if max(one.value for one in known) / min(one.value for one in known) >= LOG_FROM:
+        return alt.Scale(type="log", domain=[low / MARGIN, high * MARGIN])
+    room = MARGIN - 1.0
+    return alt.Scale(domain=[max(0.0, low - room * (high - low)), high + 2 * room * (high - low) + 1e-12], zero=False)
 
 
 def search_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str, Any]:
@@ -178,8 +191,10 @@ def search_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str
         "name:N", title=None, sort=order, axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=260)
     )
     x = alt.X("round:Q", title="round of probes", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(zero=False))
+    seen = {str(value["stage"]) for value in values}
+    shapes = dict(zip([*stages.values(), "failed"], ("triangle-up", "diamond", "circle", "cross"), strict=True))
     shape = alt.Shape("stage:N", legend=alt.Legend(title=None, orient="top", labelColor="var(--ink)")).scale(
-        domain=[*stages.values(), "failed"], range=["triangle-up", "diamond", "circle", "cross"]
+        domain=[name for name in shapes if name in seen], range=[mark for name, mark in shapes.items() if name in seen]
     )
     line = base.mark_line(color="var(--rule-2)").encode(x=x, y=y, detail="name:N")
     points = base.mark_point(filled=True, size=55, color="var(--accent)", opacity=1).encode(x=x, y=y, shape=shape)
