@@ -116,7 +116,7 @@ def main() -> None:
         merged(read_json("cells"), found),
         "Plans are the techniques' own. Where what a token does hangs on its experts, or on what lies in caches, a plan"
         " is made for every token and layer: there plans cost most. Each cell is one request, with cold caches. Targets"
-        " are upper bounds. Seconds of the clock hang on what else the machine does; CPU seconds hardly do.",
+        " are upper bounds. On a machine that other programs share, CPU seconds rise too, by a half at times.",
     )
 
 
