@@ -24,6 +24,7 @@ from devices.clock import MonotonicClock
 from devices.gates import Gates
 from engines.base import unheard
 from engines.external.programs.engine import ProgramEngine
+from engines.external.programs.executorch import ExecuTorch, ExecuTorchOptions
 from engines.external.programs.llama_bench import LlamaBench, LlamaBenchOptions
 from engines.external.programs.phone_target import ROOT, PhoneTarget
 from engines.external.programs.program import PhaseSetting, Settings
@@ -188,6 +189,36 @@ def test_a_run_that_is_cut_off_is_worth_a_retry_and_leaves_nothing_running(
         server.start()
     fake.plug_in()
     engine.close()
+
+
+def test_stamps_of_the_phones_wall_clock_are_placed_on_the_runs(
+    device: AndroidDevice, fake: FakePhone, tmp_path: Path
+) -> None:
+    """ExecuTorch stamps its phases itself, and reads the prompt as text."""
+    script = """#!/bin/sh
+sleep 0.3; a=$(date +%s%3N); sleep 0.3; b=$(date +%s%3N); sleep 0.2; c=$(date +%s%3N); sleep 0.4
+echo 'PyTorchObserver {"prompt_tokens":16,"generated_tokens":3,"inference_start_ms":'$a\\
+',"first_token_ms":'$b',"inference_end_ms":'$c'}'
+"""
+    files = {}
+    for name, text in (("llama_main", script), ("model.pte", "PTE"), ("tokenizer.json", "{}")):
+        (tmp_path / name).write_text(text)
+        files[name] = tmp_path / name
+    one = PhaseSetting(1)
+    program = ExecuTorch(ExecuTorchOptions(), Settings(one, one), "model.pte", "tokenizer.json")
+    target = PhoneTarget(device, CLOCK.now_s)
+    engine = ProgramEngine(program, target, files, device.name, SpokenIds(), 512, CLOCK.now_s)  # type: ignore[arg-type]
+    engine.prepare()
+    begun_s = CLOCK.now_s()
+    done = engine.run(REQUEST, unheard)
+    [prompt] = fake.root.rglob("prompt.txt")
+    assert prompt.read_text() == " ".join(map(str, REQUEST.prompt_ids))
+    assert done.ttft_s == pytest.approx(0.3, abs=0.1)
+    # Bound from both sides: it slept 0.3 s before, and 0.4 s after its last stamp. Nothing follows from its end.
+    assert begun_s + 0.3 < done.start_s < done.end_s < CLOCK.now_s() - 0.4
+    assert any("the program's own stamps; the phone's wall clock" in remark for remark in engine.take_remarks())
+    engine.close()
+    assert not list(fake.root.rglob("prompt.txt"))
 
 
 def test_a_phone_that_another_process_has_is_refused_with_its_name(
