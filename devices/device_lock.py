@@ -24,8 +24,9 @@ class DeviceLock:
 
     _held: dict[Path, tuple[int, int]] = {}  # noqa: RUF012 - of the process: path -> (descriptor, times taken)
 
-    def __init__(self, state_folder: Path, device: str) -> None:
-        self._path = state_folder / FOLDER / f"{quote(device, safe='')[:LONGEST_NAME]}.lock"
+    def __init__(self, state_folder: Path, device: str, through: str = "") -> None:
+        """through: the server that has the device; others know other devices by the same name."""
+        self._path = state_folder / FOLDER / f"{quote(device + through, safe='')[:LONGEST_NAME]}.lock"
         self._device = device
         self._taken = False
 

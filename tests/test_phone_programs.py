@@ -224,7 +224,8 @@ echo 'PyTorchObserver {"prompt_tokens":16,"generated_tokens":3,"inference_start_
 def test_a_phone_that_another_process_has_is_refused_with_its_name(
     device: AndroidDevice, server: FakeAdbServer, tmp_path: Path
 ) -> None:
-    held = Path(tmp_path / "state" / "locks" / "adb%3AFAKE0001.lock")
+    [held] = (tmp_path / "state" / "locks").iterdir()
+    through = f" 127.0.0.1:{server.port}"
     assert held.read_text().startswith(f"process {os.getpid()} since 20")
     child = os.fork()
     if child == 0:
@@ -233,7 +234,7 @@ def test_a_phone_that_another_process_has_is_refused_with_its_name(
 
         DeviceLock._held.clear()
         try:
-            DeviceLock(tmp_path / "state", "adb:FAKE0001").take()
+            DeviceLock(tmp_path / "state", "adb:FAKE0001", through).take()
         except DeviceError as error:
             os._exit(7 if f"used by process {os.getppid()} since" in str(error) else 8)
         os._exit(9)

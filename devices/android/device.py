@@ -18,7 +18,7 @@ from devices.android.processes import (
     phone_cpu_seconds,
     start_process,
 )
-from devices.android.server import ServerAddress
+from devices.android.server import ServerAddress, server_address
 from devices.android.shell import Phone
 from devices.android.simpleperf import PhoneCycles
 from devices.android.state import PhoneFacts, PhoneState, parse_battery, read_facts, read_state, read_watched_state
@@ -58,6 +58,7 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
         self._processes: list[PhoneProcess] = []
         self._cycles = PhoneCycles(self.phone)
         self._topology: Topology | None = None
+        self._address = address
         self._state_folder = state_folder
         self._lock: DeviceLock | None = None
 
@@ -65,7 +66,8 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
         """Finds the phone, waits at the gates, and opens its meters. Raises `DeviceError`."""
         self.phone.reach()
         if self._state_folder is not None:
-            self._lock = DeviceLock(self._state_folder, f"adb:{self.phone.serial}")
+            host, port = self._address or server_address()
+            self._lock = DeviceLock(self._state_folder, f"adb:{self.phone.serial}", f" {host}:{port}")
             self._lock.take()
         self._facts = read_facts(self.phone)
         try:
