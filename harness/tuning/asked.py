@@ -138,6 +138,7 @@ def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
             objective=cast("Objective", asked.objective),
             slowdown=asked.slowdown,
             search=search,
+            is_even=asked.exhaustive,
             phases=ALL if is_whole else APART,
             seed=asked.seed,
             most_probes=asked.most_probes,
@@ -148,7 +149,7 @@ def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
             objective=options.objective,
             slowdown=options.slowdown,
             most_probes=options.most_probes,
-            is_even=asked.exhaustive,
+            is_even=options.is_even,
         )
         space: Space[Any]
         searches: Mapping[Phase, Search[Any, RaceResult[Any]]]

@@ -42,7 +42,9 @@ class TuneOptions(Record):
     objective: Objective = "energy"
     slowdown: float = 0.08
     search: str = "exhaustive"
-    """ "tree" of source 002, of cores; "exhaustive"; "optuna"."""
+    """ "tree" of source 002, of cores; "exhaustive"; "suggested" by Optuna."""
+    is_even: bool = False
+    """Every candidate in every round to the end."""
     phases: tuple[Phase, ...] = ("prefill", "decode")
     seed: int = 0
     most_probes: int = 600
