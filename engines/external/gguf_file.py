@@ -72,7 +72,10 @@ def why_not_written(config: ModelConfig, form: Form) -> str | None:
     """Why a model has no such file, or None."""
     known = KNOWN.get(config.architecture)
     if known is None:
-        return f"{config.architecture} is not written as GGUF here; there is {', '.join(KNOWN)}"
+        return (
+            f"{config.architecture} is not written as GGUF here; convert it with llama.cpp's own converter and name the"
+            f" file as model_file, or take one of {', '.join(KNOWN)}"
+        )
     reasons = [text for is_so, text in _differences(config, known) if is_so]
     widths = [config.hidden, config.n_heads * config.head_dim, *([config.dense_width] if config.dense_width else [])]
     widths += [config.moe.expert_width] if config.moe is not None else []
