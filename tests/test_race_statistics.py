@@ -82,6 +82,37 @@ def test_looking_often_the_bound_errs_no_more_often_than_stated(alpha: float) ->
     assert 0.3 * alpha < wrong < alpha + 3 * np.sqrt(alpha / 20_000)
 
 
+@pytest.mark.parametrize("indifference", [1.0, 0.3])
+def test_the_bound_of_two_candidates_errs_no_more_often_though_their_noise_is_estimated(indifference: float) -> None:
+    """Simulated: differences of two candidates alone, so that n rounds have n - 1 degrees of freedom."""
+    alpha, n_sessions = 0.0125, 20_000
+    looks = [3]
+    while looks[-1] < 140 / indifference:
+        looks.append(following_look(looks[-1]))
+    values = np.random.default_rng(11).standard_normal((n_sessions, looks[-1]))
+    n_L = np.array(looks)
+    mean = values.cumsum(axis=1)[:, n_L - 1] / n_L
+    squares = (values**2).cumsum(axis=1)[:, n_L - 1] - n_L * mean**2
+    error = np.sqrt(squares / (n_L - 1) / n_L)
+    half = np.stack([bound(error[:, i], indifference, alpha, int(n) - 1) for i, n in enumerate(n_L)], axis=1)
+    is_asked = np.cumsum(half < indifference, axis=1) <= 1  # the race ends once it is told
+    wrong = float(((mean > half) & is_asked).any(axis=1).mean())
+    assert 0.3 * alpha < wrong < 1.15 * alpha + 3 * np.sqrt(alpha / n_sessions)
+
+
+def test_candidates_far_apart_are_told_apart_at_once_however_large_the_noise() -> None:
+    """A busy laptop: one candidate costs 15 times the other, and probes fluctuate by 60 %. ln 15 is 10 standard errors
+    of 10 rounds (0.6 sqrt(2 / 10))."""
+    rng = np.random.default_rng(2)
+    told = 0
+    for _ in range(40):
+        noise_RK = np.exp(rng.normal(0, 0.6, (10, 2)))
+        speed_RK, cost_RK = np.array([15.0, 1.0]) * noise_RK, np.array([1.0, 15.0]) / noise_RK
+        found = verdict(compare(speed_RK, cost_RK), Rules())
+        told += found.is_over and found.leader == 0
+    assert told >= 36
+
+
 def test_few_readings_widen_the_bound_as_student_has_it() -> None:
     """At a standard error below what tells d the boundary is flat, made as rare as t."""
     wide = bound(np.array([0.001]), 0.02, 0.01, dof=3)[0] / 0.001

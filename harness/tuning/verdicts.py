@@ -3,12 +3,15 @@
 Differences of logarithms, each with a bound that holds at every look at once. For a standard error s and an
 indifference d it is
 
-    t(z) s      z = c max(1, (s c / d) ^ 1/2)      c^2 = z_a^2 + 1.2      a = (1 - confidence) / comparisons
+    t(z) s      z = min(c max(1, (s' c / d) ^ 1/2), z_m)      c^2 = z_a^2 + 1.2      a = (1 - confidence) / comparisons
 
 the boundary of Wang and Tsiatis with shape 1/4: wide at first, so that looking often costs little, and near the bound
 of a single look when s is small enough to tell d. Then the bound is no wider than d, and every question has an answer.
-1.2 pays for the looks (a test simulates it). t(z) is Student's t that is as rare as z of a normal, for the noise is
-estimated, from all candidates together. Comparisons: one of speed and one of energy for each candidate but one.
+1.2 pays for the looks. No look is held to more than z_m, which a normal value exceeds with a chance of a / 500: at a
+noise of 60 % the boundary alone would ask for 15 standard errors, and tell nothing apart. t(z) is Student's t that is
+as rare as z of a normal, for the noise is estimated, from all candidates together. s' is the standard error that the
+readings do not exclude at 5 %: where the noise is underestimated by luck, a race must not think itself near its end.
+A test simulates all of it. Comparisons: one of speed and one of energy for each candidate but one.
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ State = Literal["chosen", "as good", "on the front", "costlier", "slower", "too 
 LOOKS = 1.2
 """What looking often adds to the square of a bound. Found by simulation, for looks as `following_look` has them."""
 LOOK_GROWTH = 1.1
+RAREST = 1 / 500
+"""Of the chance to err: no look is held to a bound that is rarer. Sixty such looks add a tenth to the chance at most."""
+UNDERESTIMATED = 0.05
+"""The chance that the noise is larger than the width of the boundary takes it to be."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +119,16 @@ def differences(fit: Fit, indifference: float, alpha: float) -> Differences:
 
 def bound(standard_error: Array, indifference: float, alpha: float, dof: int) -> Array:
     """The half-width of the module's text; infinite without degrees of freedom."""
-    from scipy.special import ndtri
+    from scipy.special import chdtri, ndtri
 
     if dof < 1:
         return np.where(standard_error == 0.0, 0.0, np.inf)
     # Candidates of the same rounds have the same standard error, so that few are worked out.
     errors, places = np.unique(np.round(standard_error, 12), return_inverse=True)
     c = math.sqrt(float(ndtri(alpha)) ** 2 + LOOKS)
-    z = c * np.sqrt(np.maximum(1.0, errors * c / indifference))
+    wider = math.sqrt(dof / float(chdtri(dof, 1.0 - UNDERESTIMATED)))
+    z = c * np.sqrt(np.maximum(1.0, errors * wider * c / indifference))
+    z = np.minimum(z, max(c, -float(ndtri(alpha * RAREST))))
     half: Array = np.where(errors == 0.0, 0.0, as_student(z, dof) * errors)[places].reshape(standard_error.shape)
     return half
 
