@@ -9,14 +9,16 @@ of all roots (`race`), with all readings of stage 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from devices.models.core_clusters import CoreCluster, Selection
 from harness.tuning.aecs import AecsParameters, heuristic_energy_j
 from harness.tuning.race import Answer, Ask, Judge, RaceResult, Rounds, Rules, measured_j, race
-from harness.tuning.selections import Tree, all_selections, candidates, growing
+from harness.tuning.selections import Tree, all_selections, candidates, descent, growing
+from harness.tuning.standings import Step
 from harness.tuning.verdicts import as_student
 
 Racing = Generator[Ask[Selection], Answer, RaceResult[Selection]]
@@ -40,9 +42,22 @@ def core_race(
     Raises ValueError as `race`.
     """
     rounds: Rounds[Selection] = Rounds(judge, seed)
-    roots = yield from _find_roots(clusters, rounds, least_gain, most_pairs, rules.most_probes)
+    walked, roots = yield from _find_roots(clusters, rounds, least_gain, most_pairs, rules.most_probes)
     nodes = dict.fromkeys(node for root in roots for node in candidates(clusters, root, tree))
-    return (yield from race([node for node in nodes if node not in rounds.failed], rules, rounds=rounds))
+    result = yield from race([node for node in nodes if node not in rounds.failed], rules, rounds=rounds)
+    return replace(result, steps=steps_of(clusters, walked, roots, tree))
+
+
+def steps_of(
+    clusters: Sequence[CoreCluster], walked: Sequence[Selection], roots: Iterable[Selection], tree: Tree
+) -> tuple[Step[Selection], ...]:
+    """How a search came to each selection: stage 1's walk, then the trees below its roots."""
+    found = {walked[0]: Step[Selection](walked[0], None, "stage 1 begins")}
+    for before, one in zip(walked, walked[1:], strict=False):
+        found[one] = Step(one, before, "one more core")
+    for link in (link for root in roots for link in descent(clusters, root, tree)):
+        found.setdefault(link.selection, Step(*link))
+    return tuple(found.values())
 
 
 def exhaustive_race(
@@ -59,8 +74,8 @@ def judged_by(clusters: Sequence[CoreCluster], parameters: AecsParameters) -> Ju
 
 def _find_roots(
     clusters: Sequence[CoreCluster], rounds: Rounds[Selection], least_gain: float, most_pairs: int, most_probes: int
-) -> Generator[Ask[Selection], Answer, tuple[Selection, ...]]:
-    """Stage 1: (every selection of its walk that may be the fastest). One that cannot be probed ends the walk."""
+) -> Generator[Ask[Selection], Answer, tuple[tuple[Selection, ...], tuple[Selection, ...]]]:
+    """Stage 1: (its walk, every selection of it that may be the fastest). One that cannot be probed ends the walk."""
     path = list(growing(clusters))
     best, walked = path[0], [path[0]]
     for following in path[1:]:
@@ -81,13 +96,14 @@ def _find_roots(
         if gain < math.log1p(least_gain):
             break
         best = following
+    whole = tuple(walked)
     walked = [one for one in walked if one not in rounds.failed]
     if not walked:
         raise ValueError("the first selections failed: " + "; ".join(f"{s}: {why}" for s, why in rounds.failed.items()))
     if len(walked) == 1:
-        return tuple(walked)
+        return whole, tuple(walked)
     best = best if best in walked else walked[-1]
-    return tuple(one for one in walked if one == best or _may_be_faster(rounds, one, best))
+    return whole, tuple(one for one in walked if one == best or _may_be_faster(rounds, one, best))
 
 
 def _may_be_faster(rounds: Rounds[Selection], one: Selection, best: Selection) -> bool:

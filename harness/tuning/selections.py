@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from devices.models.core_clusters import CoreCluster, Selection
 
@@ -65,18 +65,33 @@ def candidates(clusters: Sequence[CoreCluster], root: Selection, tree: Tree = "d
 
     Raises ValueError for a root that these clusters do not have.
     """
+    return (root, *(link.selection for link in descent(clusters, root, tree)))
+
+
+class Link(NamedTuple):
+    """A selection of the tree, and the move that led to it."""
+
+    selection: Selection
+    parent: Selection
+    move: str
+
+
+def descent(clusters: Sequence[CoreCluster], root: Selection, tree: Tree = "depth2") -> tuple[Link, ...]:
+    """`candidates` without the root, each with the parent that led to it first. Raises as `candidates`."""
     _check(clusters, root)
-    found = [root]
+    found = {root}
+    links: list[Link] = []
     level = [root]
     for depth in (1, 2):
         children: list[Selection] = []
         for parent in level:
-            for child in _moves(clusters, parent, tree, depth):
+            for child, move in _moves(clusters, parent, tree, depth):
                 if any(child) and child not in found:
-                    found.append(child)
+                    found.add(child)
+                    links.append(Link(child, parent, move))
                     children.append(child)
         level = children
-    return tuple(found)
+    return tuple(links)
 
 
 def _check(clusters: Sequence[CoreCluster], selection: Selection) -> None:
@@ -87,27 +102,31 @@ def _check(clusters: Sequence[CoreCluster], selection: Selection) -> None:
         raise ValueError(f"{selection} does not fit into clusters of {sizes} cores")
 
 
-def _moves(clusters: Sequence[CoreCluster], parent: Selection, tree: Tree, depth: int) -> Iterator[Selection]:
+def _moves(
+    clusters: Sequence[CoreCluster], parent: Selection, tree: Tree, depth: int
+) -> Iterator[tuple[Selection, str]]:
+    """(the selection that a move makes, which may be empty; the move in words)."""
     if tree == "threads":
         if depth == 1:
-            yield _without_smallest(parent, 1)
+            yield _without_smallest(parent, 1), "one thread less"
         return
     if depth == 1:
-        yield _without_smallest(parent, 1)
+        yield _without_smallest(parent, 1), "one core less"
         if sum(parent) > 1:
-            yield _without_smallest(parent, 2)
+            yield _without_smallest(parent, 2), "two cores less"
     selected = [i for i, n in enumerate(parent) if n]
     for bigger in selected:
         for smaller in selected:
             if smaller > bigger and parent[smaller] < clusters[smaller].n_cores:
-                yield _swapped(parent, bigger, smaller, 1)
+                yield _swapped(parent, bigger, smaller, 1), "a smaller core for a bigger"
     if depth == 2 and tree == "fig6":
         return
     for bigger in selected:
         for smaller in range(bigger + 1, len(clusters)):
             allowed = tree == "efficiency" or clusters[smaller].kind != "efficiency"
             if parent[smaller] == 0 and allowed:
-                yield _swapped(parent, bigger, smaller, parent[bigger], clusters[smaller].n_cores)
+                own = _swapped(parent, bigger, smaller, parent[bigger], clusters[smaller].n_cores)
+                yield own, "a smaller cluster for a bigger"
 
 
 def _without_smallest(selection: Selection, n: int) -> Selection:

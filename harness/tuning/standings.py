@@ -23,6 +23,14 @@ class Estimate(NamedTuple):
     high: float | None
 
 
+class Step(NamedTuple, Generic[Arm]):
+    """How a search came to an arm. parent None: it began there."""
+
+    arm: Arm
+    parent: Arm | None
+    move: str
+
+
 class Standing(NamedTuple, Generic[Arm]):
     """A candidate at the end. Intervals are of 95 %. None: nothing was probed, or there is no energy, or no second."""
 
@@ -63,6 +71,8 @@ class RaceResult(Generic[Arm]):
     n_rounds: int
     drawn_in: int
     """Readings far from the rest, of speed and of cost, that were drawn in."""
+    steps: tuple[Step[Arm], ...] = ()
+    """Of a search on a tree, parents first; each arm once. Empty where all candidates were given from the start."""
 
 
 def race_result(rounds: Rounds[Arm], rules: Rules, is_over: bool) -> RaceResult[Arm]:
