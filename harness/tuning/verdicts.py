@@ -31,7 +31,7 @@ LOOKS = 1.2
 """What looking often adds to the square of a bound. Found by simulation, for looks as `following_look` has them."""
 LOOK_GROWTH = 1.1
 RAREST = 1 / 500
-"""Of the chance to err: no look is held to a bound that is rarer. Sixty such looks add a tenth to the chance at most."""
+"""Of the chance to err: no look is held to a rarer bound. Sixty such looks add a tenth to the chance at most."""
 UNDERESTIMATED = 0.05
 """The chance that the noise is larger than the width of the boundary takes it to be."""
 
