@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -53,7 +54,7 @@ def steps_of(
 ) -> tuple[Step[Selection], ...]:
     """How a search came to each selection: stage 1's walk, then the trees below its roots."""
     found = {walked[0]: Step[Selection](walked[0], None, "stage 1 begins")}
-    for before, one in zip(walked, walked[1:], strict=False):
+    for before, one in pairwise(walked):
         found[one] = Step(one, before, "one more core")
     for link in (link for root in roots for link in descent(clusters, root, tree)):
         found.setdefault(link.selection, Step(*link))
