@@ -27,12 +27,24 @@ from results.printable import printable
 if TYPE_CHECKING:
     from harness.tuning.asked import Asked
 
+READ_BY_CHECK = ("check", "pairs", "out")
+"""Options that `--check` reads."""
+IN_PLANS = {
+    "device": "with --set device.0.name=...",
+    "engine": "take another plan",
+    "model": "with --set model.source=...",
+    "prompt": "in its [[workload]]",
+    "decode": "in its [[workload]]",
+    "requests": "in its [[workload]]",
+}
+"""Options that stand in for a plan, and how a plan's own value is changed."""
 OBJECTIVES = ("energy", "latency", "pareto")
 MODEL = "bundled:tiny-qwen3-moe"
 PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%|(0?\.\d{1,8}|0|1)")
 
 
 def tune(
+    context: typer.Context,
     plan_path: Annotated[
         Path | None, typer.Argument(metavar="[PLAN]", help="A plan of one engine and one device, in place of options.")
     ] = None,
@@ -83,6 +95,7 @@ def tune(
     from harness.tuning.asked import Asked
 
     problems: list[str] = []
+    problems += _unread(context, plan_path is not None, check is not None)
     shares = {"--slowdown": _share(slowdown, "--slowdown", problems)}
     if accuracy_floor is not None:
         shares["--accuracy-floor"] = _share(accuracy_floor, "--accuracy-floor", problems)
@@ -172,17 +185,40 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
         fail(str(error), EXIT_DEVICE_NOT_READY)
     except SessionBrokenOffError as error:
         fail(str(error), EXIT_NONE_USABLE)
+    except OSError as error:
+        fail(f"{error.filename}: cannot be written ({error.strerror})", EXIT_NOT_WRITTEN)
     assert profile.check is not None
     for line in (profile.check.words, f"figures of both arms: {folder / 'report.html'}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for path in paths:
+        typer.echo(f"{printable(shlex.quote(str(path)))}: {'renewed' if profile.check.verdict == 'holds' else 'noted'}")
     if profile.check.verdict != "holds":
         fail(
             f"the tuned profile {profile.name} {VERDICT_WORDS[profile.check.verdict]}; `joulebench tune` searches anew,"
             " and more --pairs make a check more certain",
             EXIT_NONE_USABLE,
         )
-    for path in paths:
-        typer.echo(f"{printable(shlex.quote(str(path)))}: renewed")
+
+
+def _unread(context: typer.Context, has_plan: bool, is_check: bool) -> list[str]:
+    """Options that were given and that nothing would read."""
+    given = {}
+    for parameter in context.command.params:
+        source = parameter.name and context.get_parameter_source(parameter.name)
+        if source and source.name != "DEFAULT":
+            given[parameter.name] = max(parameter.opts, key=len)
+    if is_check:
+        return [
+            f"{'PLAN' if name == 'plan_path' else option}: has no part in --check, which runs the profile's own plan;"
+            " leave it out"
+            for name, option in given.items()
+            if name not in READ_BY_CHECK
+        ]
+    if not has_plan:
+        return []
+    return [
+        f"{given[name]}: the plan says it; change it there, or {how}" for name, how in IN_PLANS.items() if name in given
+    ]
 
 
 def _share(text: str, option: str, problems: list[str]) -> float:

@@ -149,6 +149,25 @@ def test_a_candidate_that_fails_by_itself_leaves_the_search_with_its_reason() ->
     assert prober(tape, "a").has("a", 5)
 
 
+@pytest.mark.parametrize("mark", ["wrong answers", "cores not kept"])
+def test_a_candidate_whose_own_marks_do_not_end_leaves_the_search_and_the_session_goes_on(mark: str) -> None:
+    tape = Tape(a=[trial(marks=(mark,)) for _ in range(9)])
+    assert prober(tape, "a").probe("a", 1) == Failed(mark)
+    assert len(tape.kept["a"]) == 3
+    # What is resumed measures it no more.
+    assert prober(tape, "a").has("a", 1)
+    assert prober(tape, "a").probe("a", 1) == Failed(mark)
+    assert len(tape.kept["a"]) == 3
+
+
+def test_a_session_that_goes_on_finds_what_came_before_a_failure() -> None:
+    tape = Tape(a=[trial(decode_s=4.0), trial(failure=Failure(kind="stable", error="out of memory"))])
+    first = [prober(tape, "a").probe("a", n) for n in (1, 2)]
+    assert isinstance(first[0], dict)
+    assert first[1] == Failed("out of memory")
+    assert [prober(tape, "a").probe("a", n) for n in (1, 2)] == first
+
+
 def test_searches_of_both_phases_share_probes_and_a_second_session_walks_the_same_way_without_measuring() -> None:
     def search(n: int) -> Generator[Ask[str], Reading | Failed, list[Reading | Failed]]:
         found = []

@@ -143,6 +143,59 @@ def test_an_expired_changed_or_unknown_profile_is_one_problem_of_the_plan(
     assert "model bundled:tiny-qwen3-moe -> /nowhere/else" in told
 
 
+def test_a_profile_of_another_engine_or_other_weights_is_no_profile_of_this_one(profile: TunedProfile) -> None:
+    (told,) = problems(raw_plan(engine=[{"name": "x", "technique": {"name": "blockwise"}, "cores": "tuned:here"}]))
+    assert "engine dropless -> blockwise" in told
+    (told,) = problems(raw_plan(engine=[DROPLESS | {"quantise": {"experts": "int8"}, "cores": "tuned"}]))
+    assert "weights float32 -> float32, experts int8" in told
+
+
+def test_a_profile_that_its_check_refutes_is_refused_and_an_uncertain_one_is_noted(
+    profile: TunedProfile, state: Path
+) -> None:
+    from harness.tuning.profile import write_profile
+    from harness.tuning.tuned_plans import resolved
+
+    assert profile.check is not None
+    for verdict in ("does not hold", "not certain"):
+        check = profile.check.model_copy(update={"verdict": verdict, "words": f"It {verdict}."})
+        write_profile(profile.model_copy(update={"check": check, "name": "shaky"}), state / "tuned" / "shaky.json")
+        found = resolved(raw_plan(engine=[DROPLESS | {"cores": "tuned:shaky"}]))
+        if verdict == "not certain":
+            assert not found.problems
+            assert "not certain: its check is not certain" in found.notes[0]
+        else:
+            assert "It does not hold." in found.problems[0]
+    (state / "tuned" / "shaky.json").unlink()
+
+
+def test_a_name_that_is_kept_for_another_engine_or_objective_is_refused(profile: TunedProfile) -> None:
+    found = joulebench("tune", *SMALL, "--objective", "latency", "--engine", "blockwise")
+    assert found.code == 2
+    assert "engine dropless, and here blockwise; objective energy, and here latency" in found.stderr
+
+
+def test_two_sessions_do_not_share_a_device(state: Path, profile: TunedProfile) -> None:
+    from devices.device_lock import DeviceLock
+
+    lock = DeviceLock(state, "host")
+    lock.take()
+    try:
+        for command in (("tune", *SMALL), ("tune", "--check", "here")):
+            found = joulebench(*command)
+            assert found.code == 4, found.stderr
+            assert f"host is used by process {os.getpid()}" in found.stderr
+    finally:
+        lock.release()
+
+
+def test_an_option_that_nothing_would_read_is_refused(tmp_path: Path) -> None:
+    found = joulebench("tune", "plan.toml", "--model", "/other", "--requests", "9")
+    assert [line.split(":")[1].strip() for line in found.problems] == ["--model", "--requests"]
+    found = joulebench("tune", "--check", "here", "--slowdown", "20%")
+    assert "--slowdown: has no part in --check" in found.stderr
+
+
 def test_bad_options_are_told_at_once(tmp_path: Path) -> None:
     found = joulebench("tune", "--slowdown", "much", "--objective", "cheap", "--weights-limit", "big")
     assert found.code == 2

@@ -21,6 +21,7 @@ from harness.runner import Progress
 from harness.sweep import PathError, set_value
 from harness.tuning.checking import CHECK_FOLDER, check_plan, run_check
 from harness.tuning.cores import TREE, WHOLE, check_search, choosable, core_candidates, core_searches
+from harness.tuning.engine_marks import engine_mark
 from harness.tuning.probing import Search
 from harness.tuning.profile import (
     CandidateEvidence,
@@ -31,6 +32,7 @@ from harness.tuning.profile import (
     find_profile,
     fingerprint,
     kept_path,
+    read_profile,
     why_expired,
     write_profile,
 )
@@ -103,8 +105,17 @@ class Session:
 
 @contextmanager
 def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
-    """Reads and checks everything; nothing is written. Raises `PlanError` with all problems."""
+    """Reads and checks everything; nothing is written. The device is this process's alone until the context ends.
+
+    Raises `PlanError` with all problems, `DeviceNotReadyError`.
+    """
     base = _base_plan(asked)
+    with device_lock(str(base["device"][0].get("name"))):
+        yield from _begun(base, asked, say)
+
+
+def _begun(base: dict[str, Any], asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
+    """As `begin`, of a plan that was read."""
     is_swept = bool(asked.space) or bool(base.get("sweep"))
     problems = one_arm(base)
     if problems:
@@ -159,9 +170,10 @@ def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
         else:
             space = core_space(plan.cells, candidates.names, candidates.keys)
             searches = core_searches(candidates, options, rules)
-        name = asked.name or _name_of(str(device), str(base["model"].get("source", "model")))
+        name = asked.name or _name_of(base, options.objective)
         if NOT_IN_NAMES.search(name) or len(name) > MOST_NAME:
             raise PlanError([f"--name {name[:80]}: letters, digits, '.', '_' and '-' alone, at most {MOST_NAME}"])
+        _refuse_name_of_another(name, base, options.objective)
         folder = asked.out or Path("runs") / f"tune-{name}"
         yield Session(asked, base, plan, space, options, name, folder, run_parts, searches, say)
     finally:
@@ -208,9 +220,35 @@ def _swept_searches(
     return {phase: suggested_race(arms, values, rules, judge, options.seed) for phase in options.phases}
 
 
-def _name_of(device: str, model: str) -> str:
+def _name_of(base: dict[str, Any], objective: str) -> str:
+    """Of device, model and engine, and of an objective that is not energy."""
+    (engine,) = base["engine"]
+    model = str(base["model"].get("source", "model"))
     last = model.rstrip("/").replace(":", "-").rpartition("/")[2] or "model"
-    return NOT_IN_NAMES.sub("-", f"{device}-{last}")[:MOST_NAME].strip("-.") or "tuned"
+    told = [str(base["device"][0].get("name")), last, engine_mark(engine, base["model"]).engine]
+    name = "-".join(told if objective == Rules.objective else [*told, objective])
+    return NOT_IN_NAMES.sub("-", name)[:MOST_NAME].strip("-.") or "tuned"
+
+
+def _refuse_name_of_another(name: str, base: dict[str, Any], objective: str) -> None:
+    """Plans name profiles: one may only be replaced by its like. Raises `PlanError`."""
+    path = kept_path(name)
+    if not path.exists():
+        return
+    try:
+        kept = read_profile(path)
+    except TunedProfileError:
+        return  # of an older joulebench, or damaged: nothing relies on it
+    now = engine_mark(base["engine"][0], base["model"])
+    pairs = {
+        "device": (kept.fingerprint.device, base["device"][0].get("name")),
+        "model": (kept.fingerprint.model, base["model"].get("source")),
+        "engine": (kept.fingerprint.engine, now.engine),
+        "objective": (kept.objective, objective),
+    }
+    unlike = [f"{key} {then}, and here {own}" for key, (then, own) in pairs.items() if then != own]
+    if unlike:
+        raise PlanError([f"--name {name}: is kept for another ({'; '.join(unlike)}); give this one a name of its own"])
 
 
 def conclude(session: Session, found: SessionFound[Any], progress: Progress) -> TunedProfile:
@@ -226,7 +264,9 @@ def conclude(session: Session, found: SessionFound[Any], progress: Progress) -> 
         )  # fmt: skip
     device, source = session.plan.cells[0].device, session.plan.cells[0].model.source
     environment = session.run_parts.environment(session.plan.cells[0])
-    marked = fingerprint(device.name, host_environment(), environment, source, digest_of_model(source, session.say))
+    mark = engine_mark({**planned, **keys}, session.base["model"])
+    digest = digest_of_model(source, session.say)
+    marked = fingerprint(device.name, host_environment(), environment, source, digest, mark)
     if device.name != HOST and not device.is_phone:
         marked = marked.model_copy(update={"os": None, "kernels_sha256": None})  # a sheet has neither
     return TunedProfile(
@@ -278,10 +318,11 @@ def _triple(estimate: Estimate | None) -> tuple[float, float | None, float | Non
 def check_again(named: str, n_pairs: int, out: Path | None, progress: Any) -> tuple[TunedProfile, list[Path], Path]:
     """(the profile with its new check, the files that were renewed, the folder of the check).
 
-    What holds is renewed for the system and engine of now. Raises `TunedProfileError` for another device or model.
+    The verdict is kept; what holds is renewed for the system and engine of now. Raises `TunedProfileError` for another
+    device or model, and `OSError`.
     """
     profile, path = find_profile(named)
-    now = fingerprint_of_plan(profile.plan)
+    now = fingerprint_of_plan(profile.plan, profile.engine)
     changed = why_expired(profile.fingerprint, now)
     lasting = [line for line in changed if line.startswith(LASTING)]
     if lasting:
@@ -301,10 +342,9 @@ def check_again(named: str, n_pairs: int, out: Path | None, progress: Any) -> tu
     finally:
         run_parts.close()
     renewed = profile.model_copy(update={"check": found})
-    paths: list[Path] = []
     if found.verdict == "holds":
         known = {key: value for key, value in now.model_dump().items() if value is not None}
         renewed = renewed.model_copy(update={"fingerprint": profile.fingerprint.model_copy(update=known)})
-        for each in dict.fromkeys((path, kept_path(profile.name))):
-            paths.append(write_profile(renewed, each))
+    # A verdict against it is kept too, so that no plan relies on it any more.
+    paths = [write_profile(renewed, each) for each in dict.fromkeys((path, kept_path(profile.name)))]
     return renewed, paths, folder

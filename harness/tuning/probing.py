@@ -13,13 +13,15 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from harness.matrix import CellPlan
 from harness.tuning.race import Ask, Failed, Reading
-from results.cells import mark_words, usable
+from results.cells import CORES_NOT_KEPT, WRONG_ANSWERS, mark_words, usable
 from results.metrics import busy_s, tokens_of
 from results.records import EnergyReading, Method, Phase
 from results.trials import Trial
 
 MOST_IN_VAIN = 3
-"""Probes of one arm in a row that cannot be used before the session is broken off."""
+"""Probes of one arm in a row that cannot be used before the session is broken off, or the arm is left out."""
+OF_THE_ARM = {WRONG_ANSWERS, CORES_NOT_KEPT}
+"""Marks of which the arm is the cause, and not what happened on the device."""
 
 Arm = TypeVar("Arm", bound=Hashable)
 Asked = TypeVar("Asked", bound=Hashable, contravariant=True)
@@ -101,7 +103,7 @@ class TrialProber(Generic[Arm]):
     def _is_there(self, cell_plan: CellPlan, nth: int) -> bool:
         trials = self.measures.trials_of(cell_plan.cell.cell_id)
         nth = 1 if cell_plan.is_modelled else nth
-        return _own_failure(trials) is not None or len(self._usable(trials)) >= nth
+        return len(self._usable(trials)) >= nth or _own_failure(trials) is not None
 
     def _trial(self, cell_plan: CellPlan, nth: int) -> Trial | Failed:
         """The nth usable trial of a cell; others are measured again, for a few times. Of a modelled device every trial
@@ -112,12 +114,13 @@ class TrialProber(Generic[Arm]):
         in_vain: list[str] = []
         while True:
             trials = self.measures.trials_of(cell_id)
+            found = self._usable(trials)
+            # First, for a session that goes on asks again for what came before a failure.
+            if len(found) >= nth:
+                return found[nth - 1]
             failure = _own_failure(trials)
             if failure is not None:
                 return failure
-            found = self._usable(trials)
-            if len(found) >= nth:
-                return found[nth - 1]
             if len(in_vain) >= MOST_IN_VAIN:
                 raise SessionBrokenOffError(
                     f"{cell_plan.cell.label}: {len(in_vain)} probes in a row cannot be used ({in_vain[-1]}); put that"
@@ -142,9 +145,15 @@ class TrialProber(Generic[Arm]):
 
 
 def _own_failure(trials: Sequence[Trial]) -> Failed | None:
-    """Why an arm cannot be probed at all. What was the device's fault says nothing of the arm."""
+    """Why an arm cannot be probed (any more). What was the device's fault says nothing of the arm."""
     own = (t.failure for t in trials if t.failure is not None and not t.failure.by_device)
-    return next((Failed(failure.error) for failure in own), None)
+    failed = next((Failed(failure.error) for failure in own), None)
+    if failed is not None:
+        return failed
+    last = trials[-MOST_IN_VAIN:]
+    if len(last) == MOST_IN_VAIN and all(OF_THE_ARM & set(trial.marks) for trial in last):
+        return Failed(mark_words(last[-1]))
+    return None
 
 
 def probe_of(trials: Sequence[Trial], phase: Phase) -> Probe:

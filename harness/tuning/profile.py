@@ -20,12 +20,13 @@ from pydantic import Field, ValidationError
 
 from harness.plan_values import MAX_NAME
 from harness.state import state_folder
+from harness.tuning.engine_marks import EngineMark
 from results.environments import Environment
 from results.printable import printable
 from results.records import Method, Phase, Record
 from results.report.files import replace_text
 
-TUNED_FORMAT: Literal[1] = 1
+TUNED_FORMAT: Literal[2] = 2
 UNSEALED = ""
 MOST_BYTES = 1 << 22
 DIGITS = 12
@@ -55,6 +56,11 @@ class Fingerprint(Record):
     """Its source, as the plan names it."""
     model_sha256: str | None
     """Of the digests of its files. None: they were not looked at."""
+    engine: str
+    """Our engine's technique, or another engine's name."""
+    weights: str
+    program_sha256: str | None
+    """Of another engine's version, program, libraries and model file. None: ours, or it could not be read."""
 
 
 class CandidateEvidence(Record):
@@ -107,9 +113,9 @@ class Check(Record):
 
 
 class TunedProfile(Record):
-    """A session's result."""
+    """A session's result, and what the latest check said of it."""
 
-    tuned_format: Literal[1] = TUNED_FORMAT
+    tuned_format: Literal[2] = TUNED_FORMAT
     name: str = Field(min_length=1, max_length=MAX_NAME)
     created_at: str
     fingerprint: Fingerprint
@@ -173,7 +179,8 @@ def find_profile(named: str) -> tuple[TunedProfile, Path]:
         raise TunedProfileError(
             f"no tuned profile is called {named[:80]!r}, {told}; `joulebench tune --name` makes one"
         )
-    return read_profile(path / FILE_NAME if path.is_dir() else path), path
+    path = path / FILE_NAME if path.is_dir() else path
+    return read_profile(path), path
 
 
 def kept_profiles() -> Iterator[tuple[TunedProfile, Path]]:
@@ -184,6 +191,24 @@ def kept_profiles() -> Iterator[tuple[TunedProfile, Path]]:
             yield read_profile(path), path
         except TunedProfileError:
             continue  # it is told where it is asked for by its name
+
+
+def doubts(profile: TunedProfile) -> list[str]:
+    """Why it should not be relied on yet, in words; empty where a check says that it holds."""
+    found = []
+    if profile.check is None:
+        found.append("its choice was not measured beside the planned arm")
+    elif profile.check.verdict != "holds":
+        found.append(f"its check {'does not hold' if is_refuted(profile) else 'is not certain'}")
+    unsure = [one.phase for one in profile.evidence if not one.is_separated]
+    if unsure:
+        found.append(f"the search of {' and '.join(unsure)} did not tell all candidates apart")
+    return found
+
+
+def is_refuted(profile: TunedProfile) -> bool:
+    """The latest check says that it costs more than the planned arm, or is too slow."""
+    return profile.check is not None and profile.check.verdict == "does not hold"
 
 
 def why_expired(then: Fingerprint, now: Fingerprint) -> list[str]:
@@ -197,7 +222,12 @@ def why_expired(then: Fingerprint, now: Fingerprint) -> list[str]:
 
 
 def fingerprint(
-    device: str, software: Environment, own: Environment | None, model: str, model_sha256: str | None
+    device: str,
+    software: Environment,
+    own: Environment | None,
+    model: str,
+    model_sha256: str | None,
+    engine: EngineMark,
 ) -> Fingerprint:
     """software: where joulebench runs. own: of the device; None: it was not looked at."""
     return Fingerprint(
@@ -207,10 +237,13 @@ def fingerprint(
         n_threads=own and own.n_threads,
         os=own and own.os,
         joulebench=software.joulebench,
-        torch=software.packages.get("torch"),
-        kernels_sha256=own and own.build and own.build.sha256,
+        torch=software.packages.get("torch") if engine.is_ours else None,
+        kernels_sha256=own and own.build and own.build.sha256 if engine.is_ours else None,
         model=model,
         model_sha256=model_sha256,
+        engine=engine.engine,
+        weights=engine.weights,
+        program_sha256=engine.program_sha256,
     )
 
 

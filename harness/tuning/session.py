@@ -8,18 +8,17 @@ refused as any run is. After the searches the chosen arm is measured beside the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal
-from urllib.parse import quote
 
-from filelock import FileLock, Timeout
-
+from devices.base import DeviceError
+from devices.device_lock import DeviceLock
 from harness.plan import Plan
 from harness.run_parts import RunParts
-from harness.runner import Progress, Runner, open_run
+from harness.runner import DeviceNotReadyError, Progress, Runner, open_run
 from harness.state import state_folder
 from harness.tuning.probing import Arm, Probe, Search, SessionBrokenOffError, TrialProber, walk
 from harness.tuning.race import Ask, Failed, Objective, RaceResult
@@ -89,20 +88,19 @@ class SessionFound(Generic[Arm]):
     time_method: Literal["measured", "modelled"]
 
 
-def device_lock(device: str) -> FileLock:
-    """Two sessions on one device measure each other. Raises `StoreError` where another process has it."""
-    folder = state_folder() / "locks"
+@contextmanager
+def device_lock(device: str) -> Iterator[None]:
+    """Held from the first probe to the last pair of the check. Raises `DeviceNotReadyError` where another process has
+    the device."""
+    lock = DeviceLock(state_folder(), device)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{quote(device, safe='')}.lock", timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        raise StoreError(
-            f"{device} is in use by another tuning session; wait for it, or name another device"
-        ) from error
-    except OSError as error:
-        raise StoreError(f"{folder}: cannot be written ({error.strerror}); set JOULEBENCH_STATE to a folder") from error
-    return lock
+        lock.take()
+    except DeviceError as error:
+        raise DeviceNotReadyError(str(error)) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def run_session(
@@ -123,7 +121,6 @@ def run_session(
     """
     asked = replace(plan, raw={**plan.raw, OPTIONS_KEY: options.model_dump(mode="json")})
     with ExitStack() as closing:
-        closing.enter_context(device_lock(plan.cells[0].device.name))
         store = closing.enter_context(open_run(asked, directory, resume, run_parts))
         _check_options(store, options)
         runner = Runner(asked, store, run_parts, progress)

@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from harness.plan_values import shown
+from harness.tuning.engine_marks import engine_mark
 from harness.tuning.profile import (
     Fingerprint,
     TunedProfile,
     TunedProfileError,
     digest_of_model,
+    doubts,
     find_profile,
     fingerprint,
+    is_refuted,
     kept_profiles,
     why_expired,
 )
@@ -58,11 +61,11 @@ def resolved(raw: dict[str, Any]) -> Resolved:
         path = f"engine[{i}]"
         try:
             if is_tuned(engine):
-                profile = _profile(engine, plan)
+                profile = _profile(engine, plan, None)
                 engines[i] = dict(profile.engine)
             elif isinstance(engine, dict) and is_tuned(engine.get("cores")):
                 path = f"{path}.cores"
-                profile = _profile(engine["cores"], plan)
+                profile = _profile(engine["cores"], plan, engine)
                 engine.pop("cores")
                 engine |= _core_keys(profile, engine)
             else:
@@ -75,7 +78,8 @@ def resolved(raw: dict[str, Any]) -> Resolved:
                 engines[i] = None
             continue
         keys = ", ".join(f"{key} = {_words(value)}" for key, value in profile.settings.items()) or "as planned"
-        notes.append(f"{path}: from the tuned profile {profile.name} of {profile.created_at}: {keys}")
+        unsure = f"; not certain: {', '.join(doubts(profile))}" if doubts(profile) else ""
+        notes.append(f"{path}: from the tuned profile {profile.name} of {profile.created_at}: {keys}{unsure}")
     # A problem is told once: an arm that could not be found stands in for itself, so that none seems to be missing.
     plan["engine"] = [UNKNOWN_ARM if engine is None else engine for engine in engines]
     return Resolved(plan, problems, notes)
@@ -103,25 +107,34 @@ def _core_keys(profile: TunedProfile, engine: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _profile(value: str, plan: dict[str, Any]) -> TunedProfile:
-    """Raises `TunedProfileError` also where it does not hold here."""
+def _profile(value: str, plan: dict[str, Any], engine: dict[str, Any] | None) -> TunedProfile:
+    """engine: the arm that takes its cores; None: it takes the whole arm of the profile.
+
+    Raises `TunedProfileError` also where it does not hold here.
+    """
     name = value.removeprefix(TUNED).removeprefix(":")
-    now = fingerprint_of_plan(plan)
     if not name:
-        return _of_this_machine(now)
+        if engine is None:
+            raise TunedProfileError('name a profile: engine = "tuned:NAME"; cores = "tuned" finds the newest by itself')
+        return _of_this_machine(fingerprint_of_plan(plan, engine))
     profile, _ = find_profile(name)
-    changed = why_expired(profile.fingerprint, now)
+    changed = why_expired(profile.fingerprint, fingerprint_of_plan(plan, profile.engine if engine is None else engine))
     if changed:
         raise TunedProfileError(_expired(profile, changed))
+    if is_refuted(profile):
+        raise TunedProfileError(_refuted(profile))
     return profile
 
 
 def _of_this_machine(now: Fingerprint) -> TunedProfile:
     """The newest of those that hold for what the plan has."""
     kept = [profile for profile, _ in kept_profiles()]
-    holding = [profile for profile in kept if not why_expired(profile.fingerprint, now)]
+    fitting = [profile for profile in kept if not why_expired(profile.fingerprint, now)]
+    holding = [profile for profile in fitting if not is_refuted(profile)]
     if holding:
         return max(holding, key=lambda profile: profile.created_at)
+    if fitting:
+        raise TunedProfileError(_refuted(max(fitting, key=lambda profile: profile.created_at)))
     remedy = "`joulebench tune` makes one"
     if not kept:
         raise TunedProfileError(f"no tuned profile is kept on this machine; {remedy}")
@@ -129,15 +142,21 @@ def _of_this_machine(now: Fingerprint) -> TunedProfile:
     raise TunedProfileError(_expired(near, why_expired(near.fingerprint, now)))
 
 
+def _refuted(profile: TunedProfile) -> str:
+    words = "" if profile.check is None else profile.check.words
+    return f"the tuned profile {profile.name} does not hold: {words} `joulebench tune` searches anew"
+
+
 def _expired(profile: TunedProfile, changed: list[str]) -> str:
     remedy = f"`joulebench tune --check {profile.name}` measures again and renews it"
-    if {line.split(" ", 1)[0] for line in changed} & {"device", "model", "machine", "cpu"}:
+    if {line.split(" ", 1)[0] for line in changed} & {"device", "model", "machine", "cpu", "engine", "weights"}:
         remedy = "`joulebench tune` makes one for this"
     return f"the tuned profile {profile.name} does not hold here ({'; '.join(changed)}); {remedy}"
 
 
-def fingerprint_of_plan(plan: dict[str, Any]) -> Fingerprint:
-    """Of this machine, and of the model that a plan names. Raises `TunedProfileError` where it names no one device."""
+def fingerprint_of_plan(plan: dict[str, Any], engine: dict[str, Any]) -> Fingerprint:
+    """Of this machine, the model that a plan names, and one engine of it. Raises `TunedProfileError` where it names no
+    one device."""
     from devices.conditions import host_environment
     from engines.road import build
 
@@ -151,7 +170,8 @@ def fingerprint_of_plan(plan: dict[str, Any]) -> Fingerprint:
     here = host_environment()
     # A phone is looked at when it is opened, and not to check a plan.
     own = here.model_copy(update={"build": build()}) if names[0] == HOST else None
-    return fingerprint(names[0], here, own, source, digest_of_model(source, log.info))
+    assert isinstance(model, dict)
+    return fingerprint(names[0], here, own, source, digest_of_model(source, log.info), engine_mark(engine, model))
 
 
 def _words(value: object) -> str:
