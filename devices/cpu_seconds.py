@@ -8,6 +8,8 @@ takes none of them away: there the time that others use still is time that we do
 from __future__ import annotations
 
 import os
+import resource
+import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -81,9 +83,54 @@ def counted_as_ours(process_ids: Collection[int]) -> Iterator[None]:
         _working = before
 
 
+class _Programs:
+    """Programs that we start one after another, and what they used. Its sum never falls: a program that has ended used
+    what its parent's clock says once it was waited for, or what was last read of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[int, float] = {}
+        """By process id: the most that was read of it and of what it started."""
+        self._ended_s = 0.0
+
+    def seconds(self) -> float:
+        with self._lock:
+            for pid, before_s in self._running.items():
+                self._running[pid] = max(before_s, _tree_s(pid))
+            return self._ended_s + sum(self._running.values())
+
+    def begin(self, pid: int) -> None:
+        with self._lock:
+            self._running[pid] = 0.0
+
+    def end(self, pid: int, waited_s: float) -> None:
+        with self._lock:
+            self._ended_s += max(self._running.pop(pid, 0.0), waited_s)
+
+
+_programs = _Programs()
+
+
+@contextmanager
+def program_of_ours(pid: int) -> Iterator[None]:
+    """A program that we have just started, and that is waited for before this ends: its CPU time is ours."""
+    before_s = _waited_s()
+    _programs.begin(pid)
+    try:
+        yield
+    finally:
+        _programs.end(pid, _waited_s() - before_s)
+
+
+def _waited_s() -> float:
+    """CPU time of all children that were waited for, to microseconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def own_cpu_seconds() -> float:
-    """Of this process and of those that are `counted_as_ours`; read in microseconds each."""
-    return time.process_time() + _working.seconds(descendants=True)
+    """Of this process, of those that are `counted_as_ours` and of each `program_of_ours`; read in microseconds each."""
+    return time.process_time() + _working.seconds(descendants=True) + _programs.seconds()
 
 
 def parse_cpu_seconds(stat: str, cpus: Collection[int] | None = None) -> tuple[float, float]:
@@ -118,6 +165,20 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def _tree_s(pid: int) -> float:
+    """CPU time of a process that runs, and of what it started: by /proc's own list of children, as a search through
+    all processes would cost more than is measured. Where there is no such list: of the process, and of its children
+    once they have ended."""
+    total_s = 0.0
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError, ValueError):
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        total_s = float(times.user + times.system) + _children_s(process)
+        for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+            total_s += sum(_tree_s(int(child)) for child in listed.read_text().split())
+    return total_s
 
 
 def _running_children_s(process: psutil.Process) -> float:

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from devices.android.processes import affinity_mask
 from devices.base import TransientDeviceError
+from devices.cpu_seconds import program_of_ours
 from engines.errors import EngineError
 from engines.external.programs.program import ProgramCall, ProgramOutput
 
@@ -23,6 +24,8 @@ MAX_FILE_BYTES = 1 << 20
 """Of what a program writes and we read."""
 CLOCK_STEP_S = 0.03
 KILL_WAIT_S = 5.0
+WATCH = 'read -r group && { read -r _; kill -s KILL -- "-$group"; }'
+"""A shell that waits until we are gone, whatever ended us (`kill -9`), and then ends the program's process group."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -97,21 +100,24 @@ class HostTarget:
         libraries = os.pathsep.join(filter(None, (".", os.environ.get("LD_LIBRARY_PATH"))))
         environment = {**os.environ, "LD_LIBRARY_PATH": libraries, **call.environment}
         ahead_s, begun_s = time.time() - self._now_s(), self._now_s()
-        try:
-            self._running = subprocess.Popen(
-                words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise EngineError(f"{words[0]} could not be started: {error.strerror or error}") from error
-        try:
-            stdout, stderr = self._running.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise TransientDeviceError(
-                f"{call.arguments[0]} has not ended after {timeout_s:g} s; it was killed"
-            ) from error
-        finally:
-            code = self._end()
+        with _ends_with_us() as tell_group:
+            try:
+                self._running = subprocess.Popen(
+                    words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise EngineError(f"{words[0]} could not be started: {error.strerror or error}") from error
+            tell_group(self._running.pid)
+            with program_of_ours(self._running.pid):
+                try:
+                    stdout, stderr = self._running.communicate(timeout=timeout_s)
+                except subprocess.TimeoutExpired as error:
+                    raise TransientDeviceError(
+                        f"{call.arguments[0]} has not ended after {timeout_s:g} s; it was killed"
+                    ) from error
+                finally:
+                    code = self._end()
         ended_s = self._now_s()
         is_steady = abs(time.time() - ended_s - ahead_s) < CLOCK_STEP_S
         output = ProgramOutput(stdout, stderr, code if code >= 0 else 128 - code, _texts_of(folder, call.reads))
@@ -137,6 +143,32 @@ class HostTarget:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+@contextmanager
+def _ends_with_us() -> Iterator[Callable[[int], None]]:
+    """Yields what is told the id of a process group, that of a program: the group is killed should we be killed
+    meanwhile, by a shell at the other end of a pipe that closes when we are gone."""
+    watcher = subprocess.Popen(
+        ["/bin/sh", "-c", WATCH], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    assert watcher.stdin is not None
+
+    def tell(group: int) -> None:
+        assert watcher.stdin is not None
+        with suppress(BrokenPipeError):
+            watcher.stdin.write(f"{group}\n".encode())
+            watcher.stdin.flush()
+
+    try:
+        yield tell
+    finally:
+        # Before the pipe closes: the group's number may be another's by now.
+        watcher.kill()
+        watcher.wait()
+        with suppress(BrokenPipeError):
+            watcher.stdin.close()
 
 
 def _texts_of(folder: Path, names: Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,104 @@
+"""Programs that we start on this host: their CPU time is ours, and they end with us, whatever ends us."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from devices.cpu_seconds import own_cpu_seconds
+from engines.external.programs.program import ProgramCall
+from engines.external.programs.target import HostTarget
+
+BURNS = f"""#!/bin/sh
+# As a wrapper around the program would: its child computes.
+{sys.executable} -c 'import time
+while time.process_time() < 0.6: pass'
+exit 0
+"""
+STARTS_AND_WAITS = """
+import sys, time
+from pathlib import Path
+from engines.external.programs.program import ProgramCall
+from engines.external.programs.target import HostTarget
+target = HostTarget(time.monotonic)
+target.prepare({"program": Path(sys.argv[1])})
+target.run(ProgramCall(("./program",)), {}, 60.0)
+"""
+
+
+def program(folder: Path, text: str) -> Path:
+    path = folder / "program"
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def until(is_so: Callable[[], bool], within_s: float = 20.0) -> bool:
+    end_s = time.monotonic() + within_s
+    while not (found := is_so()) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    return found
+
+
+def test_cpu_time_of_a_program_is_ours_while_it_runs_and_once_it_has_ended(tmp_path: Path) -> None:
+    """By the system's own account of children that have ended: modelled joules follow from it."""
+    target, seen_s = HostTarget(time.monotonic), [0.0]
+    target.prepare({"program": program(tmp_path, BURNS)})
+    over = threading.Event()
+
+    def others_s() -> float:
+        """Without our own process."""
+        return own_cpu_seconds() - time.process_time()
+
+    begin_s = others_s()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            seen_s.append(others_s() - begin_s)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    target.run(ProgramCall(("./program",)), {}, 60.0)
+    over.set()
+    watcher.join()
+    used, found_s = resource.getrusage(resource.RUSAGE_CHILDREN), others_s() - begin_s
+    target.close()
+    children_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    assert found_s == pytest.approx(children_s, abs=0.05)
+    assert found_s >= 0.6
+    # Read twice, process time moves on by microseconds.
+    assert all(later >= earlier - 1e-3 for earlier, later in itertools.pairwise(seen_s))
+    assert any(0.1 < so_far_s < 0.6 for so_far_s in seen_s)
+
+
+def test_a_program_ends_when_we_are_killed(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    waits = program(tmp_path, f"#!/bin/sh\nsleep 120 &\necho $$ $! >{told}.new; mv {told}.new {told}; wait\n")
+    ours = subprocess.Popen([sys.executable, "-c", STARTS_AND_WAITS, str(waits)])
+    try:
+        assert until(told.is_file)
+        groups = {pid: os.getpgid(int(pid)) for pid in told.read_text().split()}
+    finally:
+        ours.send_signal(signal.SIGKILL)
+        ours.wait()
+    assert len(set(groups.values())) == 1
+    assert until(lambda: not any(map(is_running, groups)))
+
+
+def is_running(pid: str) -> bool:
+    """A process that has ended and that nobody has waited for does not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
