@@ -20,7 +20,7 @@ import pandas as pd
 from results.binary_scores import binary_metrics
 from results.cells import model_name, technique_name, trials_of, usable
 from results.derivation import energy_of_requests, not_alone
-from results.metrics import NO_METER
+from results.metrics import NO_METER, time_method
 from results.records import Cell, Completion, Method, Sample
 from results.runs import RunData
 from results.trial_traces import TrialTraces, traces_of
@@ -200,7 +200,7 @@ def _answers(
         for sample_id, once in _of_trial(run, trial, texts):
             by_sample.setdefault(sample_id, []).append(once)
     for sample_id, seen in by_sample.items():
-        yield sample_id, _mean_answer(cell, trials[0].time_method, seen)
+        yield sample_id, _mean_answer(cell, time_method(trials[0].time_method, trials[0].completions, "all"), seen)
 
 
 def _of_trial(run: RunData, trial: Trial, texts: Mapping[str, Sample]) -> Iterator[tuple[str, _Once]]:

@@ -101,15 +101,28 @@ def latency_observations(trial: Trial) -> list[Observation]:
     }
     rows = []
     for metric, phase, unit in LATENCY_METRICS:
+        method = time_method(trial.time_method, done, phase, of_first_token=metric == "ttft")
         if metric == "throughput":
             value, reason = _throughput(trial, phase)
-            rows.append(Observation(metric, phase, unit, trial.time_method, value, reason))
+            rows.append(Observation(metric, phase, unit, method, value, reason))
             continue
         values, why_none = pooled[metric]
         mean = math.fsum(values) / len(values) if values else None
         reason = None if values else why_none
-        rows.append(Observation(metric, phase, unit, trial.time_method, mean, reason, pooled=tuple(values)))
+        rows.append(Observation(metric, phase, unit, method, mean, reason, pooled=tuple(values)))
     return rows
+
+
+def time_method(clock: Method, completions: Sequence[Completion], phase: Phase, of_first_token: bool = False) -> Method:
+    """How the seconds of a phase came to be, or those until the first token. clock: of the trial."""
+    parts: dict[Phase, set[str]] = {"prefill": {"prefill"}, "decode": {"decode"}, "all": {"prefill", "decode"}}
+    asked = parts[phase] | ({"first token"} if of_first_token else set())
+    return "derived" if any(asked & {*c.derived} for c in completions) else clock
+
+
+def time_words(whole: str, first_token: str) -> str:
+    """How the seconds of whole requests came to be, and those of their first tokens where that is another way."""
+    return whole if first_token in (whole, "missing") else f"{whole}, first token {first_token}"
 
 
 def load_observations(trial: Trial) -> list[Observation]:
@@ -130,7 +143,7 @@ def load_observations(trial: Trial) -> list[Observation]:
             metric,
             phase,
             unit,
-            trial.time_method,
+            time_method(trial.time_method, trial.completions, phase or "all", of_first_token=phase is not None),
             means[metric],
             reasons[metric] if means[metric] is None else None,
             pooled=tuple(pooled.get(metric, ())),

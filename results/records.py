@@ -28,7 +28,8 @@ Method = Literal[
     "missing",
 ]
 """How a figure came to be. `measured` is for clocks, memory and scores, `derived` for sizes that follow from what was
-loaded; the others are for energy. Never mixed in one row."""
+loaded and for times that follow from a speed or another time; the others are for energy. Never mixed in one row."""
+DerivedTime = Literal["first token", "prefill", "decode"]
 
 BACK = ":back"
 """Behind the name of a modelled duplex link: its way from target to source. Both ways draw the link's energy."""
@@ -149,6 +150,9 @@ class Completion(Record):
     set_aside_s: tuple[tuple[float, float], ...] = ()
     """Stretches around and within the request that are of no phase, ascending and disjoint: the program that answers
     was started, loaded its model, or read the prompt again for a call of its own. In no latency, and in no joules."""
+    derived: tuple[DerivedTime, ...] = ()
+    """Of its times, those that no clock told: the first token counted as the prompt's end, a phase as tokens over a
+    speed that was told."""
     is_spread: bool = False
     """Of `token_times_s` only the first and the last are known: those between are spread evenly over that time."""
 

@@ -52,6 +52,7 @@ from results.metrics import (
     load_observations,
     size_observations,
     technique_observations,
+    time_words,
     unseen,
 )
 from results.records import Cell, Method
@@ -351,7 +352,7 @@ def _wide(trials: list[Trial], rows: list[dict[str, Any]]) -> dict[str, Any]:
         "n": len(usable(trials)),
         "n_failed": sum(t.has_failed for t in trials),
         "n_marked": sum(t.status == "ok" and bool(t.marks) for t in trials),
-        "time_method": first["e2e", "all"]["method"],
+        "time_method": time_words(first["e2e", "all"]["method"], first["ttft", "prefill"]["method"]),
         "counters_of": counters_of(trials),
     }
     for column, metric, phase, scale in _WIDE:

@@ -5,7 +5,7 @@ A run of 20,000 trials has hundreds of thousands of requests: their table comes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,6 +13,7 @@ import pandas as pd
 
 from results.cells import data_sources, trials_of
 from results.derivation import energy_of_requests, not_alone
+from results.metrics import time_method, time_words
 from results.operations import operations_table, outside_share
 from results.records import Completion
 from results.roads import road_words
@@ -100,7 +101,7 @@ def _trial_cells(trial: Trial) -> dict[str, Any]:
         "attempts": trial.attempts,
         "status": trial.status,
         "started_at": trial.started_at,
-        "time_method": trial.time_method,
+        "time_method": _time_words(trial, trial.completions),
         "requests": len(trial.completions),
         "marks": ", ".join(trial.marks),
         "failure": trial.failure.error if trial.failure else None,
@@ -112,6 +113,11 @@ def _trial_cells(trial: Trial) -> dict[str, Any]:
         "road": road_words(trial.road) if trial.road is not None else None,
         "derived_by": trial.derived_by,
     }
+
+
+def _time_words(trial: Trial, completions: Sequence[Completion]) -> str:
+    whole = time_method(trial.time_method, completions, "all")
+    return time_words(whole, time_method(trial.time_method, completions, "prefill", of_first_token=True))
 
 
 def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
@@ -134,7 +140,7 @@ def _request_cells(trial: Trial, completion: Completion) -> dict[str, Any]:
     return {
         "cell": trial.cell_id,
         "repeat": trial.repeat,
-        "time_method": trial.time_method,
+        "time_method": _time_words(trial, [completion]),
         "arrival_s": None if arrival_s is None or window_start_s is None else arrival_s - window_start_s,
         "queueing_s": completion.queueing_s,
         "ttft_from_arrival_s": completion.ttft_from_arrival_s,

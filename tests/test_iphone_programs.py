@@ -30,8 +30,12 @@ LOADED, DONE = "1 MNN [MNN_BENCH] model_loaded", "4 MNN [MNN_BENCH_DONE]"
 @pytest.fixture
 def fake() -> FakeIphone:
     # 16 tokens in 0.2 s, 4 in 0.4 s; nobody asks its battery here.
-    run = "2 MNN [MNN_BENCH] run=1 prefill_tok_s=80.00 decode_tok_s=10.00"
-    return FakeIphone(console=lambda arguments: [(0.1, LOADED), (0.7, run), (0.0, DONE)])
+    speeds = "prompt=16 decode=4 prefill_tok_s=80.00 decode_tok_s=10.00"
+    run, average = (
+        f"2 MNN [MNN_BENCH] run=1 backend=cpu {speeds}",
+        f"3 MNN [MNN_BENCH] avg backend=cpu threads=4 {speeds}",
+    )
+    return FakeIphone(console=lambda arguments: [(0.1, LOADED), (0.7, run), (0.0, average), (0.0, DONE)])
 
 
 @pytest.fixture
@@ -48,6 +52,7 @@ def test_an_apps_figures_are_placed_before_its_last_word(engine: ProgramEngine, 
     done = engine.run(REQUEST, unheard)
     assert done.ttft_s == pytest.approx(0.2)
     assert done.e2e_s == pytest.approx(0.6)
+    assert done.derived == ("first token", "prefill", "decode")
     assert begun_s + 0.8 < done.end_s < CLOCK.now_s()
     [launched] = [entry for entry in fake.log if entry[0] == "launch"]
     assert launched[1:3] == (APP, ("--bench-cmd", "bench cpu 16 4 1 4"))

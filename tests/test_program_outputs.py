@@ -110,12 +110,12 @@ STAMPS_S = (1791379689.0, 1791379690.5, 1791379693.65)
     ("name", "prefill", "decode", "first_token"),
     [
         ("llama-bench", Stretch(0, 2.0), Stretch(1, 3.15), "derived"),
-        ("MNN", Stretch(0, 2.0, 2.0), Stretch(0, 2.0), "derived"),
+        ("MNN", Stretch(0, 2.0, 2.0, is_derived=True), Stretch(0, 2.0, is_derived=True), "derived"),
         ("ExecuTorch", Stretch(0, 1.5, 0.0, STAMPS_S[:2]), Stretch(0, 3.15, 0.0, STAMPS_S[1:]), "measured"),
         # Decoding took 3.2 s for 64 steps: the first of them gives the first token.
-        ("LiteRT-LM", Stretch(0, 2.05, 3.15), Stretch(0, 3.15), "derived"),
+        ("LiteRT-LM", Stretch(0, 2.05, 3.15, is_derived=True), Stretch(0, 3.15, is_derived=True), "derived"),
         # The third of its runs, and not their average.
-        ("mllm", Stretch(0, 2.0, 3.2), Stretch(0, 3.2), "measured"),
+        ("mllm", Stretch(0, 2.0, 3.2), Stretch(0, 3.2, is_derived=True), "measured"),
     ],
 )
 def test_golden_outputs(name: str, prefill: Stretch, decode: Stretch, first_token: str) -> None:
@@ -124,7 +124,7 @@ def test_golden_outputs(name: str, prefill: Stretch, decode: Stretch, first_toke
     assert figures.first_token == first_token
     for found, expected in ((figures.prefill, prefill), (figures.decode, decode)):
         assert found is not None
-        assert (found.call, found.wall_s) == (expected.call, expected.wall_s)
+        assert (found.call, found.wall_s, found.is_derived) == (expected.call, expected.wall_s, expected.is_derived)
         assert found.seconds == pytest.approx(expected.seconds, abs=1e-6)
         assert found.before_end_s == pytest.approx(expected.before_end_s, abs=1e-6)
 
@@ -135,15 +135,20 @@ def test_llama_bench_tells_its_build() -> None:
 
 
 def test_the_app_of_an_iphone() -> None:
-    figures = app_figures(ASKED, golden("mnn_app.console.txt"))
-    assert figures.prefill == Stretch(0, 2.0, 2.0)
-    assert figures.decode == Stretch(0, 2.0)
+    console = golden("mnn_app.console.txt")
+    figures = app_figures(ASKED, 4, console)
+    assert figures.prefill == Stretch(0, 2.0, 2.0, is_derived=True)
+    assert figures.decode == Stretch(0, 2.0, is_derived=True)
+    # It ends at an end token, and tells how many tokens it really made.
+    for said, other in (("decode=64", "decode=3"), ("prompt=512", "prompt=17"), ("threads=4", "threads=1")):
+        with pytest.raises(ProgramError, match=other.replace("=", r": \d+ asked, ") + " done"):
+            app_figures(ASKED, 4, console.replace(said, other))
     with pytest.raises(ProgramError, match="cut short, or it crashed"):
-        app_figures(ASKED, golden("mnn_app.console.txt").replace("[MNN_BENCH_DONE]", ""))
+        app_figures(ASKED, 4, console.replace("[MNN_BENCH_DONE]", ""))
     with pytest.raises(ProgramError, match="MNN's app: createLLM failed"):
-        app_figures(ASKED, "x [MNN_BENCH_ERROR] createLLM failed\n")
+        app_figures(ASKED, 4, "x [MNN_BENCH_ERROR] createLLM failed\n")
     with pytest.raises(ResultError, match=r"^out of memory"):
-        app_figures(ASKED, "x [MNN_BENCH_ERROR] alloc failed\n")
+        app_figures(ASKED, 4, "x [MNN_BENCH_ERROR] alloc failed\n")
 
 
 # --- what may not become a number ------------------------------------------------------------------------------------

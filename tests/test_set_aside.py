@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from results.derivation import phase_intervals
-from results.records import Completion
+from results.metrics import latency_observations
+from results.records import Completion, DerivedTime
+from tests.run_builders import trial
 
 # The program loads from 9 to 10 and prefills to 11; a second one loads and reads the prompt to 14, decodes to 16, and
 # ends at 16.5.
@@ -42,3 +44,26 @@ def test_what_was_set_aside_is_in_no_phase_and_not_in_the_whole() -> None:
 def test_what_lies_outside_a_request_does_not_shorten_it(aside: tuple[tuple[float, float], ...]) -> None:
     other = ONE.model_copy(update={"set_aside_s": aside})
     assert (other.ttft_s, other.e2e_s) == (1.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("derived", "others"),
+    [
+        ((), {}),
+        (("first token",), {"ttft": "derived"}),
+        (("decode",), {"tpot": "derived", "itl": "derived", "e2e": "derived", "throughput decode": "derived"}),
+        (("prefill",), {"ttft": "derived", "e2e": "derived", "throughput prefill": "derived"}),
+    ],
+)
+def test_a_time_that_no_clock_told_is_derived_in_its_own_row(
+    derived: tuple[DerivedTime, ...], others: dict[str, str]
+) -> None:
+    one = ONE.model_copy(update={"derived": derived})
+    found = {
+        f"{o.metric} {o.phase}" if o.metric == "throughput" else o.metric: o.method
+        for o in latency_observations(trial(completions=[one]))
+    }
+    assert (
+        found
+        == dict.fromkeys(("ttft", "tpot", "itl", "e2e", "throughput prefill", "throughput decode"), "measured") | others
+    )

@@ -21,7 +21,7 @@ from results.binary_scores import binary_metrics
 from results.cells import answering, left_out_reason, no_room, trials_of, usable
 from results.compare import UnlikeError, mean_score, sample_logarithms, sample_scores
 from results.derivation import not_alone
-from results.metrics import NO_METER, RELATIVE_UNITS
+from results.metrics import NO_METER, RELATIVE_UNITS, time_method
 from results.operations import outside_share
 from results.records import NO_MODEL, Cell, Completion, Method, Phase
 from results.report.arms import Arm
@@ -79,8 +79,9 @@ class ArmFigure:
 
     @property
     def way(self) -> tuple[Method, str | None, str]:
-        """How it came to be. Figures of two ways are not compared."""
-        return self.method, self.meter, self.unit
+        """How it came to be. Figures of two ways are not compared. Seconds that follow from a speed that a program told
+        are a clock's too."""
+        return "measured" if self.method == "derived" else self.method, self.meter, self.unit
 
     @property
     def spoken_way(self) -> str:
@@ -264,7 +265,7 @@ def _seconds(trial: Trial, phase: Phase) -> _Amount:
     return _Amount(
         total_s,
         "s",
-        trial.time_method,
+        time_method(trial.time_method, trial.completions, phase),
         None,
         None,
         overlaps=not arrive and bool(not_alone(trial.completions)),

@@ -15,11 +15,11 @@ from typing import Literal
 
 from devices.base import DeviceError, TransientDeviceError
 from engines.base import EngineError, PhaseListener
-from engines.external.programs.program import Lengths, Program, ProgramError, Stretch
+from engines.external.programs.program import Figures, Lengths, Program, ProgramError, Stretch
 from engines.external.programs.target import ProgramRun, Target
 from engines.model.tokenizer import Tokenizer
 from engines.profile import Profile
-from results.records import Completion, EngineCounters, Request
+from results.records import Completion, DerivedTime, EngineCounters, Request
 
 NO_TOKEN = 0
 """In the place of tokens that nobody tells."""
@@ -101,6 +101,7 @@ class ProgramEngine:
             token_ids=(NO_TOKEN,) * lengths.n_new,
             token_times_s=times_s,
             set_aside_s=tuple(_between((asked_s, answered_s), stretches)),
+            derived=_derived(figures),
             is_spread=True,
         )
 
@@ -138,6 +139,17 @@ class ProgramEngine:
     def close(self) -> None:
         self._target.close()
         self._is_prepared = False
+
+
+def _derived(figures: Figures) -> tuple[DerivedTime, ...]:
+    """Of its times, those that the program does not tell as such."""
+    decode = figures.decode is not None and figures.decode.is_derived
+    is_so: dict[DerivedTime, bool] = {
+        "first token": figures.first_token == "derived",
+        "prefill": figures.prefill.is_derived,
+        "decode": decode,
+    }
+    return tuple(name for name, so in is_so.items() if so)
 
 
 def _placed(stretch: Stretch, runs: Sequence[ProgramRun], program: str) -> tuple[float, float]:

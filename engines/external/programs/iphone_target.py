@@ -28,7 +28,7 @@ class MnnApp:
 
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
         [output] = outputs
-        return app_figures(lengths, output.stdout)
+        return app_figures(lengths, self._n_threads, output.stdout)
 
 
 class IphoneTarget:

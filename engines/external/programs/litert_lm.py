@@ -68,9 +68,10 @@ class LiteRtLm:
         decoding_s = _turn(output, "Decode", lengths.n_new)
         first_step_s = decoding_s / lengths.n_new
         rest_s = decoding_s - first_step_s
-        prefill = Stretch(0, prefill_s + first_step_s, rest_s)
+        prefill = Stretch(0, prefill_s + first_step_s, rest_s, is_derived=True)
+        decode = Stretch(0, rest_s, is_derived=True) if lengths.n_new > 1 else None
         remark = "the first token is derived: prefill and one mean decode step, which counts as prefill"
-        return Figures(prefill, Stretch(0, rest_s) if lengths.n_new > 1 else None, "derived", None, (remark,))
+        return Figures(prefill, decode, "derived", None, (remark,))
 
 
 def _turn(output: ProgramOutput, phase: str, n_asked: int) -> float:

@@ -72,7 +72,7 @@ class Mllm:
         _check_lengths(output, lengths)
         first_token_s = _last(output, "TTFT", "ms") * 1e-3
         decode_s = lengths.n_new / _last(output, "Decode Speed", "tokens/s") if lengths.n_new > 1 else 0.0
-        decode = Stretch(0, decode_s) if lengths.n_new > 1 else None
+        decode = Stretch(0, decode_s, is_derived=True) if lengths.n_new > 1 else None
         remark = "decode time follows from its speed, which counts the first token too"
         return Figures(Stretch(0, first_token_s, decode_s), decode, "measured", None, (remark,))
 

@@ -36,7 +36,7 @@ from results.records import Record
 NAME = "llm_bench"
 JSON_FILE = "bench.json"
 REMARK = "times follow from its speeds; a first round, not in its figures, warms up"
-_RUN = re.compile(r"\[MNN_BENCH\] run=(\d+)\b.*?prefill_tok_s=(\S+).*?decode_tok_s=(\S+)")
+_LINE = re.compile(r"\[MNN_BENCH\] (run=\d+|avg) ([^\n]*)")
 _ERROR = re.compile(r"\[MNN_BENCH_ERROR\]([^\n]*)")
 DONE, APP_ERROR = "[MNN_BENCH_DONE]", "[MNN_BENCH_ERROR]"
 
@@ -93,8 +93,8 @@ def speeds(lengths: Lengths, prefill_tps: object, decode_tps: object) -> Figures
     """Its last computation, by its two speeds in tokens a second."""
     prefill_s = lengths.n_prompt / positive(prefill_tps, "MNN: prefill_tps")
     decode_s = lengths.n_new / positive(decode_tps, "MNN: decode_tps") if lengths.n_new > 1 else 0.0
-    decode = Stretch(0, decode_s) if lengths.n_new > 1 else None
-    return Figures(Stretch(0, prefill_s, decode_s), decode, "derived", None, (REMARK,))
+    decode = Stretch(0, decode_s, is_derived=True) if lengths.n_new > 1 else None
+    return Figures(Stretch(0, prefill_s, decode_s, is_derived=True), decode, "derived", None, (REMARK,))
 
 
 def _told(output: ProgramOutput) -> Mapping[str, Any]:
@@ -113,8 +113,9 @@ def app_arguments(lengths: Lengths, setting_threads: int, backend: Literal["cpu"
     return "--bench-cmd", command
 
 
-def app_figures(lengths: Lengths, console: str) -> Figures:
-    """Of what the app printed until it was done. Raises `ProgramError`, `OutOfMemoryError`."""
+def app_figures(lengths: Lengths, setting_threads: int, console: str) -> Figures:
+    """Of what the app printed until it was done. It ends at an end token: then it made fewer tokens than were asked,
+    and there is no figure. Raises `ProgramError`, `OutOfMemoryError`."""
     if error := _ERROR.search(console):
         why = printable(error[1].strip(), 300)
         if re.search(r"memory|alloc", why, re.IGNORECASE):
@@ -122,8 +123,19 @@ def app_figures(lengths: Lengths, console: str) -> Figures:
         raise ProgramError(f"MNN's app: {why}")
     if DONE not in console:
         raise ProgramError("MNN's app ended without saying that it was done: its output was cut short, or it crashed")
-    runs = _RUN.findall(console.partition(DONE)[0])
-    if not runs:
-        raise ProgramError("MNN's app was done and told no run")
-    _, prefill_tps, decode_tps = runs[-1]
-    return speeds(lengths, prefill_tps, decode_tps)
+    told = [(which, _values(rest)) for which, rest in _LINE.findall(console.partition(DONE)[0])]
+    runs, averages = ([values for which, values in told if (which == "avg") == is_avg] for is_avg in (False, True))
+    if not runs or not averages:
+        raise ProgramError(f"MNN's app was done and told {'no average' if runs else 'no run'}")
+    same(_whole(runs[-1].get("prompt")), lengths.n_prompt, "MNN's app: prompt")
+    same(_whole(runs[-1].get("decode")), lengths.n_new, "MNN's app: decode")
+    same(_whole(averages[-1].get("threads")), setting_threads, "MNN's app: threads")
+    return speeds(lengths, runs[-1].get("prefill_tok_s"), runs[-1].get("decode_tok_s"))
+
+
+def _values(text: str) -> dict[str, str]:
+    return dict(re.findall(r"(\w+)=(\S+)", text))
+
+
+def _whole(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text

@@ -79,13 +79,15 @@ class Stretch(NamedTuple):
     """When one phase ran. call: which of the program's calls. seconds: how long, by the program itself.
 
     before_end_s: between its end and that of the program, as far as the program says. wall_s: its begin and its end by
-    the machine's wall clock, where the program stamps them: then nothing has to be derived.
+    the machine's wall clock, where the program stamps them: then nothing has to be derived. is_derived: its seconds
+    follow from a speed, or from a mean.
     """
 
     call: int
     seconds: float
     before_end_s: float = 0.0
     wall_s: tuple[float, float] | None = None
+    is_derived: bool = False
 
 
 @dataclass(frozen=True)
