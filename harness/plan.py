@@ -45,7 +45,7 @@ from harness.schema import (
     Section,
     TrialProtocol,
 )
-from harness.tuning.tuned_plans import resolved
+from harness.tuning.tuned_plans import TunedFor, resolved
 from harness.workload_specs import NamedWorkload, WorkloadSpec
 
 MAX_BYTES = 1 << 20
@@ -77,6 +77,8 @@ class Plan:
     """Cells that make sense and have nothing to ask of their model, and why: prompts longer than its context, ..."""
     warnings: tuple[str, ...] = ()
     """What runs and is hardly what was meant: blocks that a chunk leaves mostly empty, more threads than cores."""
+    tuned_for: tuple[TunedFor, ...] = ()
+    """Of phones, which are compared when they are opened: what the tuned profiles that were taken hold for."""
 
     @property
     def plan_hash(self) -> str:
@@ -164,7 +166,7 @@ def draft_plan(
     folder: Path = Path(),
 ) -> Draft:
     """Never raises. earlier: problems found before. folder: where paths of hardware sheets start."""
-    raw, unresolved, notes = resolved(raw)
+    raw, unresolved, notes, tuned_for = resolved(raw)
     sifted = sift(raw)
     entries, problems = sweep.expand(sifted.raw, max_cells)
     too_many = any(problem.startswith(sweep.TOO_MANY) for problem in problems)
@@ -205,7 +207,7 @@ def draft_plan(
     named = Parts(named_models, named_engines, parts.workloads, named_devices)
     cells, skipped = ([], []) if too_many else matrix(parts, data_root)
     name = raw.get("name")
-    plan = Plan(str(name), raw, protocol, tuple(with_references(cells)), tuple(skipped), warnings=tuple(notes))
+    plan = Plan(str(name), raw, protocol, tuple(with_references(cells)), tuple(skipped), (), tuple(notes), tuned_for)
     everything = [*earlier, *unresolved, *sifted.problems.values(), *sifted.others(problems)]
     return Draft(plan, parts, named, tuple(dict.fromkeys(everything)))
 

@@ -25,6 +25,7 @@ from harness.session import PreparedCell, Traces, run_trial
 from harness.sheets import own_sheets, sheet_purposes
 from harness.state import last_self_test, state_folder
 from harness.stopping import StoppingRule, stopping_rule
+from harness.tuning.tuned_plans import why_another_phone
 from results.cells import CONTENDED
 from results.environments import Build, Environment
 from results.requests import requests_sha256, whole_requests
@@ -84,6 +85,8 @@ def open_run(plan: Plan, directory: Path, resume: bool, run_parts: RunParts) -> 
     """A new run folder, or with `resume` the one that is there. Raises `StoreError`, `DeviceNotReadyError`."""
     _check_folder(directory, resume)
     environments = _environments(plan, run_parts)
+    if plan.tuned_for and (other := why_another_phone(plan.tuned_for, *environments.values())):
+        raise StoreError("; ".join(other))
     try:
         inputs = inputs_of(plan, run_parts)
     except OSError as error:

@@ -12,12 +12,14 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
+from devices.base import DeviceError
 from devices.conditions import host_environment
 from harness.external.catalog import EXTERNAL
+from harness.matrix import CellPlan
 from harness.plan import Plan, PlanError, draft_plan, read_toml
 from harness.preflight import preflight
 from harness.run_parts import RunParts, data_root
-from harness.runner import Progress
+from harness.runner import DeviceNotReadyError, Progress
 from harness.sweep import PathError, set_value
 from harness.tuning.checking import CHECK_FOLDER, check_plan, run_check
 from harness.tuning.cores import TREE, WHOLE, check_search, choosable, core_candidates, core_searches
@@ -25,6 +27,7 @@ from harness.tuning.engine_marks import engine_mark
 from harness.tuning.probing import Search
 from harness.tuning.profile import (
     CandidateEvidence,
+    Fingerprint,
     PhaseEvidence,
     TunedProfile,
     TunedProfileError,
@@ -40,7 +43,7 @@ from harness.tuning.race import Estimate, Objective, RaceResult, Rules, measured
 from harness.tuning.session import PhaseFound, SessionFound, TuneOptions, device_lock, run_session
 from harness.tuning.space import Space, core_space, one_arm, quick_plan, swept_space, with_axes, with_selections
 from harness.tuning.suggested import SMALL_SPACE, SUGGESTED, check_optuna, suggested_race
-from harness.tuning.tuned_plans import HOST, fingerprint_of_plan
+from harness.tuning.tuned_plans import HOST, fingerprint_of_plan, is_phone, seen_open
 from results.records import Phase
 
 ALL, APART = cast("tuple[Phase, ...]", ("all",)), cast("tuple[Phase, ...]", ("prefill", "decode"))
@@ -323,12 +326,7 @@ def check_again(named: str, n_pairs: int, out: Path | None, progress: Any) -> tu
     """
     profile, path = find_profile(named)
     now = fingerprint_of_plan(profile.plan, profile.engine)
-    changed = why_expired(profile.fingerprint, now)
-    lasting = [line for line in changed if line.startswith(LASTING)]
-    if lasting:
-        raise TunedProfileError(
-            f"the tuned profile {profile.name} is of something else ({'; '.join(lasting)}); `joulebench tune` makes one"
-        )
+    _refuse_another(profile, now)
     raw = {**profile.plan, "protocol": {**profile.plan.get("protocol", {}), "repeats": max(2, n_pairs)}}
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     folder = out or Path("runs") / f"check-{profile.name}-{stamp}"
@@ -337,6 +335,8 @@ def check_again(named: str, n_pairs: int, out: Path | None, progress: Any) -> tu
     phases = tuple(one.phase for one in profile.evidence)
     try:
         run_parts.on_wait = progress.waiting
+        if is_phone(now.device):
+            now = _of_open_phone(profile, now, draft.sound().cells[0], run_parts)
         with device_lock(now.device):
             found = run_check(raw, folder, run_parts, progress, phases, profile.slowdown, profile.objective)
     finally:
@@ -348,3 +348,22 @@ def check_again(named: str, n_pairs: int, out: Path | None, progress: Any) -> tu
     # A verdict against it is kept too, so that no plan relies on it any more.
     paths = [write_profile(renewed, each) for each in dict.fromkeys((path, kept_path(profile.name)))]
     return renewed, paths, folder
+
+
+def _of_open_phone(profile: TunedProfile, known: Fingerprint, cell_plan: CellPlan, run_parts: RunParts) -> Fingerprint:
+    """Raises `TunedProfileError` for another phone, `DeviceNotReadyError`."""
+    try:
+        now = seen_open(known, run_parts.environment(cell_plan))
+    except DeviceError as error:
+        raise DeviceNotReadyError(str(error)) from error
+    _refuse_another(profile, now)
+    return now
+
+
+def _refuse_another(profile: TunedProfile, now: Fingerprint) -> None:
+    """Raises `TunedProfileError` for another device or model."""
+    lasting = [line for line in why_expired(profile.fingerprint, now) if line.startswith(LASTING)]
+    if lasting:
+        raise TunedProfileError(
+            f"the tuned profile {profile.name} is of something else ({'; '.join(lasting)}); `joulebench tune` makes one"
+        )

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from devices.base import DeviceError
-from devices.clock import MonotonicClock
 from devices.cpu_seconds import usable_cpus
 from devices.models.core_clusters import CoreCluster, Selection
-from harness.device_specs import ANDROID_PREFIX
+from harness.device_specs import ANDROID_PREFIX, IOS_PREFIX
 from harness.external.catalog import EXTERNAL
 from harness.plan import PlanError
 from harness.problems import nearest
-from harness.run_parts import build_device, log_waiting
 from harness.runner import DeviceNotReadyError
-from harness.schema import DEVICE, TrialProtocol
 from harness.tuning.core_places import CorePlaces, host_places, phone_places, read_host_files, thread_places
 from harness.tuning.core_race import core_race
 from harness.tuning.probing import Search
@@ -66,10 +63,10 @@ def choosable(engine: Mapping[str, Any]) -> Choosable:
 
 
 def core_candidates(device: str, key: Literal["cores", "threads"] = "cores") -> CoreCandidates:
-    """Of this host, or of an Android phone, which is opened for it. key: threads are chosen where the engine cannot be
-    told its cores.
+    """Of this host, or of a phone, which is looked at for it. key: threads are chosen where the engine cannot be told
+    its cores.
 
-    Raises `PlanError` where its cores cannot be chosen, `DeviceNotReadyError` where it cannot be opened.
+    Raises `PlanError` where its cores cannot be chosen, `DeviceNotReadyError` where the phone cannot be reached.
     """
     places = _places(device)
     if key == "threads":
@@ -91,23 +88,45 @@ def _places(device: str) -> CorePlaces:
             return host_places(read_host_files(), usable)
         except ValueError as error:
             raise PlanError([f"device {device}: {error}; tune keys of the plan with --space"]) from error
+    if device.startswith(IOS_PREFIX):
+        return thread_places(_n_cores_of_iphone(device))
     if not device.startswith(ANDROID_PREFIX):
         raise PlanError([f"device {device}: its cores cannot be chosen here; tune keys of the plan with --space"])
     return _places_of_phone(device)
 
 
 def _places_of_phone(name: str) -> CorePlaces:
-    from devices.android.device import AndroidDevice
+    """Its state does not matter yet: gates are passed, and its lock is taken, when it is opened to be measured."""
+    from devices.android.shell import Phone
+    from devices.android.topology import read_topology
 
-    device = build_device(DEVICE.read({"name": name}), TrialProtocol(), MonotonicClock(), log_waiting)
-    assert isinstance(device, AndroidDevice)
+    phone = Phone(name)
     try:
-        device.open()
-        return phone_places(device.topology)
+        phone.reach()
+        return phone_places(read_topology(phone))
+    except DeviceError as error:
+        raise DeviceNotReadyError(str(error)) from error
+    except ValueError as error:
+        raise DeviceNotReadyError(f"{name}: {error}; is this an Android phone?") from error
+
+
+def _n_cores_of_iphone(name: str) -> int:
+    from devices.ios.phone import Phone
+
+    phone = Phone(name)
+    try:
+        phone.reach()
+        found = phone.facts().n_cores
     except DeviceError as error:
         raise DeviceNotReadyError(str(error)) from error
     finally:
-        device.close()
+        phone.close()
+    if found is None:
+        raise DeviceNotReadyError(
+            f"{name}: does not tell how many cores it has; switch its Developer Mode on, or name the threads to try,"
+            ' as --space "engine.threads=[1,2,3,4]"'
+        )
+    return found
 
 
 def check_search(search: str) -> None:

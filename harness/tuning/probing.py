@@ -141,7 +141,10 @@ class TrialProber(Generic[Arm]):
         if not self.needs_joules or trial.failure is not None:
             return None
         reasons = (probe_of([trial], phase).why_no_joules for phase in self.phases)
-        return next((f"no joules: {why}; longer probes (--requests)" for why in reasons if why is not None), None)
+        return next(
+            (f"no joules: {why}; ask for longer probes (--prompt, --decode)" for why in reasons if why is not None),
+            None,
+        )
 
 
 def _own_failure(trials: Sequence[Trial]) -> Failed | None:

@@ -7,9 +7,10 @@ run and not where it came from. A profile of another device or model, or one tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from harness.device_specs import ANDROID_PREFIX, IOS_PREFIX
 from harness.plan_values import shown
 from harness.tuning.engine_marks import engine_mark
 from harness.tuning.profile import (
@@ -24,6 +25,7 @@ from harness.tuning.profile import (
     kept_profiles,
     why_expired,
 )
+from results.environments import Environment
 
 TUNED = "tuned"
 HOST = "host"
@@ -32,12 +34,20 @@ UNKNOWN_ARM = {"name": TUNED, "technique": {"name": "dropless"}}
 log = logging.getLogger(__name__)
 
 
+class TunedFor(NamedTuple):
+    """A profile that a plan has taken, and what it holds for."""
+
+    name: str
+    holds_for: Fingerprint
+
+
 class Resolved(NamedTuple):
-    """raw: without names of profiles. notes: what was taken from which."""
+    """raw: without names of profiles. notes: what was taken from which. tuned_for: profiles of phones."""
 
     raw: dict[str, Any]
     problems: list[str]
     notes: list[str]
+    tuned_for: tuple[TunedFor, ...] = ()
 
 
 def is_tuned(value: object) -> bool:
@@ -57,6 +67,7 @@ def resolved(raw: dict[str, Any]) -> Resolved:
     plan = {**raw, "engine": engines}
     problems: list[str] = []
     notes: list[str] = []
+    taken: dict[str, TunedFor] = {}
     for i, engine in enumerate(engines):
         path = f"engine[{i}]"
         try:
@@ -77,12 +88,14 @@ def resolved(raw: dict[str, Any]) -> Resolved:
             else:
                 engines[i] = None
             continue
+        if is_phone(profile.fingerprint.device):
+            taken[profile.sha256] = TunedFor(profile.name, profile.fingerprint)
         keys = ", ".join(f"{key} = {_words(value)}" for key, value in profile.settings.items()) or "as planned"
         unsure = f"; not certain: {', '.join(doubts(profile))}" if doubts(profile) else ""
         notes.append(f"{path}: from the tuned profile {profile.name} of {profile.created_at}: {keys}{unsure}")
     # A problem is told once: an arm that could not be found stands in for itself, so that none seems to be missing.
     plan["engine"] = [UNKNOWN_ARM if engine is None else engine for engine in engines]
-    return Resolved(plan, problems, notes)
+    return Resolved(plan, problems, notes, tuple(taken.values()))
 
 
 def _places(raw: dict[str, Any]) -> Iterator[tuple[str, object]]:
@@ -148,10 +161,14 @@ def _refuted(profile: TunedProfile) -> str:
 
 
 def _expired(profile: TunedProfile, changed: list[str]) -> str:
-    remedy = f"`joulebench tune --check {profile.name}` measures again and renews it"
+    return _does_not_hold(profile.name, changed)
+
+
+def _does_not_hold(name: str, changed: list[str]) -> str:
+    remedy = f"`joulebench tune --check {name}` measures again and renews it"
     if {line.split(" ", 1)[0] for line in changed} & {"device", "model", "machine", "cpu", "engine", "weights"}:
         remedy = "`joulebench tune` makes one for this"
-    return f"the tuned profile {profile.name} does not hold here ({'; '.join(changed)}); {remedy}"
+    return f"the tuned profile {name} does not hold here ({'; '.join(changed)}); {remedy}"
 
 
 def fingerprint_of_plan(plan: dict[str, Any], engine: dict[str, Any]) -> Fingerprint:
@@ -172,6 +189,24 @@ def fingerprint_of_plan(plan: dict[str, Any], engine: dict[str, Any]) -> Fingerp
     own = here.model_copy(update={"build": build()}) if names[0] == HOST else None
     assert isinstance(model, dict)
     return fingerprint(names[0], here, own, source, digest_of_model(source, log.info), engine_mark(engine, model))
+
+
+def is_phone(device: str) -> bool:
+    return device.startswith((ANDROID_PREFIX, IOS_PREFIX))
+
+
+def seen_open(known: Fingerprint, own: Environment) -> Fingerprint:
+    """With what only a phone that is open tells."""
+    return known.model_copy(
+        update={"machine": own.machine, "cpu_model": own.cpu_model, "n_threads": own.n_threads, "os": own.os}
+    )
+
+
+def why_another_phone(tuned_for: Iterable[TunedFor], own: Environment) -> list[str]:
+    """Of each profile that does not hold for the phone that was opened: `adb:` is whichever is there, and an address
+    may be another's tomorrow."""
+    changes = ((one.name, why_expired(one.holds_for, seen_open(one.holds_for, own))) for one in tuned_for)
+    return [_does_not_hold(name, changed) for name, changed in changes if changed]
 
 
 def _words(value: object) -> str:
