@@ -64,7 +64,12 @@ def tune(
     objective: Annotated[str, typer.Option(metavar="|".join(OBJECTIVES), help="What is to be least.")] = "energy",
     slowdown: Annotated[str, typer.Option(help="Of energy: how much slower than the fastest, such as 8%.")] = "8%",
     search: Annotated[
-        str | None, typer.Option(help="How cores are searched: tree, as source 002 does, or exhaustive.")
+        str | None,
+        typer.Option(help="Of cores: tree (repeated probes), exhaustive, or of source 002 aecs, aecs-code, ..."),
+    ] = None,
+    constant: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Of a search of cores, such as alpha=1: by the heuristic, no meter."),
     ] = None,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Every candidate in every round to the end: the yardstick.")
@@ -105,8 +110,8 @@ def tune(
     _end_with(problems)
     asked = Asked(
         plan_path, device, engine, model, prompt, decode, requests, tuple(space or ()), objective,
-        shares["--slowdown"], search, exhaustive, shares.get("--accuracy-floor"), limit_bytes, probes, pairs, seed,
-        name, out, tuple(settings or ()), resume,
+        shares["--slowdown"], search, tuple(constant or ()), exhaustive, shares.get("--accuracy-floor"), limit_bytes,
+        probes, pairs, seed, name, out, tuple(settings or ()), resume,
     )  # fmt: skip
     try:
         if check is not None:

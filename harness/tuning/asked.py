@@ -21,9 +21,11 @@ from harness.preflight import preflight
 from harness.run_parts import RunParts, data_root
 from harness.runner import DeviceNotReadyError, Progress
 from harness.sweep import PathError, set_value
+from harness.tuning.aecs import AECS, PRESETS, AecsParameters
 from harness.tuning.checking import CHECK_FOLDER, check_plan, run_check
 from harness.tuning.cores import TREE, WHOLE, check_search, choosable, core_candidates, core_searches
 from harness.tuning.engine_marks import engine_mark
+from harness.tuning.presets import check_clocks, parameters_of, told
 from harness.tuning.probing import Search
 from harness.tuning.profile import (
     CandidateEvidence,
@@ -69,6 +71,7 @@ class Asked:
     objective: str
     slowdown: float
     search: str | None
+    constants: tuple[str, ...]
     exhaustive: bool
     accuracy_floor: float | None
     weights_limit_bytes: int | None
@@ -124,11 +127,11 @@ def _begun(base: dict[str, Any], asked: Asked, say: Callable[[str], None]) -> It
     if problems:
         raise PlanError(problems)
     device = base["device"][0].get("name") if isinstance(base.get("device"), list) else None
-    if is_swept and asked.search is not None:
-        raise PlanError(
-            [f"--search {asked.search}: is for cores, and a space of keys was given; leave one of them out"]
-        )
+    if is_swept and (asked.search is not None or asked.constants):
+        told_first = f"--search {asked.search}" if asked.search is not None else f"--constant {asked.constants[0][:40]}"
+        raise PlanError([f"{told_first}: is for cores, and a space of keys was given; leave one of them out"])
     candidates = None
+    parameters = AECS
     is_whole = is_swept
     n_values: list[int] = []
     if is_swept:
@@ -139,10 +142,11 @@ def _begun(base: dict[str, Any], asked: Asked, say: Callable[[str], None]) -> It
             check_optuna(prod(n_values))
     else:
         search = WHOLE if asked.exhaustive else asked.search or TREE
-        check_search(search)
+        parameters = _core_parameters(asked, search)
         can = choosable(base["engine"][0])
         is_whole = not can.is_by_phase
         candidates = core_candidates(str(device), can.key)
+        check_clocks(candidates.clusters, parameters)
         raw = with_selections(base, {name: candidates.keys[arm] for arm, name in candidates.names.items()})
     draft = draft_plan(raw, data_root(), folder=asked.plan_path.parent if asked.plan_path else Path())
     run_parts = RunParts(draft.plan.protocol)
@@ -152,6 +156,7 @@ def _begun(base: dict[str, Any], asked: Asked, say: Callable[[str], None]) -> It
             objective=cast("Objective", asked.objective),
             slowdown=asked.slowdown,
             search=search,
+            constants={} if is_swept else told(parameters),
             is_even=asked.exhaustive,
             phases=ALL if is_whole else APART,
             seed=asked.seed,
@@ -172,7 +177,7 @@ def _begun(base: dict[str, Any], asked: Asked, say: Callable[[str], None]) -> It
             searches = _swept_searches(space, n_values, options, rules)
         else:
             space = core_space(plan.cells, candidates.names, candidates.keys)
-            searches = core_searches(candidates, options, rules)
+            searches = core_searches(candidates, options, rules, parameters)
         name = asked.name or _name_of(base, options.objective)
         if NOT_IN_NAMES.search(name) or len(name) > MOST_NAME:
             raise PlanError([f"--name {name[:80]}: letters, digits, '.', '_' and '-' alone, at most {MOST_NAME}"])
@@ -181,6 +186,18 @@ def _begun(base: dict[str, Any], asked: Asked, say: Callable[[str], None]) -> It
         yield Session(asked, base, plan, space, options, name, folder, run_parts, searches, say)
     finally:
         run_parts.close()
+
+
+def _core_parameters(asked: Asked, search: str) -> AecsParameters:
+    """Raises `PlanError`."""
+    check_search(search)
+    if asked.exhaustive and asked.search not in (None, WHOLE):
+        raise PlanError([f"--exhaustive: races every selection, and --search {asked.search} does not; take one"])
+    if search in PRESETS and asked.objective != "energy":
+        raise PlanError(
+            [f"--search {search}: looks for the least energy; take --search tree for --objective {asked.objective}"]
+        )
+    return parameters_of(search, asked.slowdown, asked.constants)
 
 
 def _base_plan(asked: Asked) -> dict[str, Any]:
@@ -298,7 +315,7 @@ def _evidence(session: SessionFound[Any], found: PhaseFound[Any]) -> PhaseEviden
         n_probes=result.n_probes,
         floor_tokens_per_s=result.floor_tokens_per_s,
         energy_unit=found.energy_unit,
-        energy_method=found.method,
+        energy_method="modelled" if session.options.alpha else found.method,
         words=sentence(session, found),
         candidates=tuple(
             CandidateEvidence(

@@ -15,10 +15,12 @@ from harness.external.catalog import EXTERNAL
 from harness.plan import PlanError
 from harness.problems import nearest
 from harness.runner import DeviceNotReadyError
+from harness.tuning.aecs import PRESETS, AecsParameters
 from harness.tuning.core_places import CorePlaces, host_places, phone_places, read_host_files, thread_places
-from harness.tuning.core_race import core_race
+from harness.tuning.core_race import core_race, judged_by
+from harness.tuning.presets import probed_once
 from harness.tuning.probing import Search
-from harness.tuning.race import RaceResult, Rules, measured_j, race
+from harness.tuning.race import Judge, RaceResult, Rules, measured_j, race
 from harness.tuning.selections import all_selections
 from harness.tuning.session import TuneOptions
 from harness.tuning.tuned_plans import HOST
@@ -26,7 +28,7 @@ from results.core_lists import core_words
 from results.records import Phase
 
 TREE, WHOLE = "tree", "exhaustive"
-SEARCHES = (TREE, WHOLE)
+SEARCHES = (TREE, WHOLE, *PRESETS)
 SMALL = 6
 """So few selections are raced whole: the tree of stage 2 has as many."""
 
@@ -135,9 +137,18 @@ def check_search(search: str) -> None:
         raise PlanError([f"--search {search[:40]}: no such search of cores; {nearest(search, SEARCHES)}"])
 
 
-def core_searches(candidates: CoreCandidates, options: TuneOptions, rules: Rules) -> Mapping[Phase, CoreSearch]:
-    """The tree of source 002 with probes that are repeated, or every selection. Of latency speed alone is raced."""
-    judge = None if options.objective == "latency" else measured_j
+def core_searches(
+    candidates: CoreCandidates, options: TuneOptions, rules: Rules, parameters: AecsParameters
+) -> Mapping[Phase, CoreSearch]:
+    """The tree of source 002 with probes that are repeated, its searches that probe once, or every selection. Of
+    latency speed alone is raced."""
+    clusters = candidates.clusters
+    if options.search in PRESETS:
+        return {phase: probed_once(clusters, parameters) for phase in options.phases}
+    judge: Judge[Selection] | None = None
+    if options.objective != "latency":
+        judge = judged_by(clusters, parameters) if options.alpha else measured_j
     if options.search == WHOLE or len(candidates.names) <= SMALL:
         return {phase: race(tuple(candidates.names), rules, judge, options.seed) for phase in options.phases}
-    return {phase: core_race(candidates.clusters, rules, judge, seed=options.seed) for phase in options.phases}
+    tree, gain = parameters.tree, parameters.least_gain
+    return {phase: core_race(clusters, rules, judge, tree, gain, seed=options.seed) for phase in options.phases}

@@ -24,6 +24,7 @@ STATE_WORDS = {
     "too slow": "below the floor",
     "beaten": "beaten in both",
     "undecided": "not told apart",
+    "not raced": "probed, not raced",
     "failed": "failed",
 }
 
@@ -80,7 +81,7 @@ def candidate_rows(session: SessionFound[Arm], found: PhaseFound[Arm]) -> list[d
             "candidate": session.space.names[one.arm],
             "probes": one.n_probes,
             f"token/s, {session.time_method}": speed_words(one.speed_tokens_per_s),
-            f"m{found.energy_unit or 'J/token'}, {found.method or 'no meter'}": energy_words(one.cost),
+            f"m{found.energy_unit or 'J/token'}, {session.cost_method(found) or 'no meter'}": energy_words(one.cost),
             "energy over chosen": ratio_words(one.cost_over_chosen),
             "speed over fastest": ratio_words(one.speed_over_fastest),
             "outcome": one.reason or state_words(found.result, one),
@@ -112,7 +113,7 @@ def candidate_records(session: SessionFound[Arm], found: PhaseFound[Arm]) -> lis
             "n_probes": one.n_probes,
             "time_method": session.time_method,
             **triple("speed_tokens_per_s", one.speed_tokens_per_s),
-            "energy_method": found.method or "missing",
+            "energy_method": session.cost_method(found) or "missing",
             "energy_unit": found.energy_unit,
             **triple("energy_per_token", one.cost),
             **triple("energy_over_chosen", one.cost_over_chosen),
@@ -153,19 +154,33 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
     chosen = next(one for one in result.standings if one.arm == result.chosen)
     speed = f"{speed_words(chosen.speed_tokens_per_s)} token/s"
     energy = "" if chosen.cost is None else f"{energy_words(chosen.cost)} m{found.energy_unit}"
-    n = len(result.standings)
+    n = sum(one.state not in ("not raced", "failed") for one in result.standings)
+    method = session.cost_method(found)
     if options.objective == "latency":
         why = f"is the fastest of {n} at {speed}"
     elif options.objective == "pareto":
-        why = f"costs least of the {len(result.front)} on the front of {n}: {energy} ({found.method}) at {speed}"
+        why = f"costs least of the {len(result.front)} on the front of {n}: {energy} ({method}) at {speed}"
     else:
         floor = f"{result.floor_tokens_per_s:.4g}" if result.floor_tokens_per_s is not None else "none"
         why = (
             f"costs least of those of {n} candidates that are at most {options.slowdown:.0%} slower than the fastest:"
-            f" {energy} ({found.method}) at {speed}; the floor is {floor}, the fastest is {names[result.fastest]}"
+            f" {energy} ({method}) at {speed}; the floor is {floor}, the fastest is {names[result.fastest]}"
         )
-    if result.is_separated:
-        sure = "No other may be better by more than the indifference, with 95 % confidence."
+    speed_now = chosen.speed_tokens_per_s
+    if (
+        options.is_once
+        and speed_now is not None
+        and result.floor_tokens_per_s is not None
+        and speed_now.value < result.floor_tokens_per_s
+    ):
+        why = f"is stage 1's fastest: no candidate was fast enough when it was probed; {energy} ({method}) at {speed}"
+    n_rest = len(session.space.cells) - n
+    if options.is_once:
+        sure = "Each was probed once or twice, as source 002 does: how far noise decided is not known."
+    elif result.is_separated:
+        sure = "No other of them may be better by more than the indifference, with 95 % confidence."
+        if n_rest:
+            sure += f" Nothing is claimed of the other {n_rest} that there are: they were not raced."
     else:
         open_ones = [names[one.arm] for one in result.standings if one.state in ("undecided", "as good")]
         told = f" ({', '.join(open_ones[:4])})" if open_ones else ""

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from harness.tuning.choice_table import choice_cells, choice_records
 from harness.tuning.display import candidate_records, candidate_rows, probe_records, sentence
 from harness.tuning.probing import Arm, Probe
 from harness.tuning.profile import CheckedRatio, TunedProfile
 from harness.tuning.race import Estimate
 from harness.tuning.session import PhaseFound, SessionFound
+from harness.tuning.tree_picture import tree_chart, tree_rows
 from results.report.charts import page_spec
 from results.report.csv import csv_text
 from results.report.files import replace_text
@@ -21,7 +23,7 @@ from results.report.picture import LOG_FROM
 from results.report.plain_pages import frame, write_plain_pages
 from results.report.plan_text import value_text
 
-PAGE, CANDIDATES_CSV, PROBES_CSV = "tune.html", "candidates.csv", "probes.csv"
+PAGE, CANDIDATES_CSV, PROBES_CSV, CHOICE_CSV = "tune.html", "candidates.csv", "probes.csv", "choice.csv"
 TITLES = {"prefill": "Prefill", "decode": "Decoding", "all": "Whole requests"}
 STYLE = "td.chosen, th.chosen { font-weight: 600; } table.figures { width: auto; }"
 ROW_PX, HEAD_PX = 22, 48
@@ -39,6 +41,8 @@ class PhaseShown(NamedTuple):
     """(whether it is the chosen, its cells)."""
     front_chart: str
     search_chart: str
+    tree_chart: str
+    choice: list[str]
     n_probes: int
     n_selections: int
     noise: str
@@ -53,13 +57,16 @@ def write_session(session: SessionFound[Arm], profile: TunedProfile, folder: Pat
         rows = [row for found in session.phases for row in records(session, found)]
         replace_text(folder / name, csv_text(pd.DataFrame(rows)))
         written.append(folder / name)
+    choice = choice_records(session, profile)
+    replace_text(folder / CHOICE_CSV, csv_text(pd.DataFrame(choice)))
+    written.append(folder / CHOICE_CSV)
     shown = context(session, profile)
     return written + write_plain_pages("harness.tuning", {PAGE: ("tune.html.j2", shown)}, folder)
 
 
 def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]:
     charts: Charts = []
-    phases = [_phase(session, found, charts) for found in session.phases]
+    phases = [_phase(session, found, profile, charts) for found in session.phases]
     return {
         **frame(f"Tuned: {profile.name}", charts, STYLE),
         "profile": profile,
@@ -67,6 +74,7 @@ def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]
         "settings": [f"{key} = {value_text(value)}" for key, value in profile.settings.items()],
         "check_command": f"joulebench tune --check {shlex.quote(profile.name)}",
         "methods": [phase.method for phase in phases],
+        "alpha": session.options.alpha,
         "checked": _by_phase(profile),
         "modelled": session.time_method == "modelled",
     }
@@ -79,16 +87,19 @@ def _by_phase(profile: TunedProfile) -> list[tuple[str, list[CheckedRatio]]]:
     return [(phase, [one for one in ratios if one.phase == phase]) for phase in phases]
 
 
-def _phase(session: SessionFound[Arm], found: PhaseFound[Arm], charts: Charts) -> PhaseShown:
+def _phase(session: SessionFound[Arm], found: PhaseFound[Arm], profile: TunedProfile, charts: Charts) -> PhaseShown:
     rows = [{"": str(i), **row} for i, row in enumerate(candidate_rows(session, found), start=1)]
     chosen = session.space.names[found.result.chosen]
-    front = search = ""
+    front = search = tree = ""
     if any(one.cost for one in found.result.standings):
         front = f"front-{found.phase}"
         charts.append((front, front_chart(session, found)))
     if found.probes:
         search = f"search-{found.phase}"
         charts.append((search, search_chart(session, found)))
+    if branches := tree_rows(session, found):
+        tree = f"tree-{found.phase}"
+        charts.append((tree, tree_chart(branches, f"{TITLES[found.phase]}: the search as a tree")))
     noise = [
         f"{what} {value:.1%}"
         for what, value in (("speed", found.result.speed_noise), ("energy", found.result.cost_noise))
@@ -101,10 +112,12 @@ def _phase(session: SessionFound[Arm], found: PhaseFound[Arm], charts: Charts) -
         [(row["candidate"] == chosen, [str(value) for value in row.values()]) for row in rows],
         front,
         search,
+        tree,
+        choice_cells(session, found, profile),
         found.result.n_probes,
         len(session.space.cells),
         ", ".join(noise) or "not known",
-        found.method or "no meter",
+        session.cost_method(found) or "no meter",
     )
 
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, Literal
+from typing import Any, Generic, Literal
+
+from pydantic import Field
 
 from devices.base import DeviceError
 from devices.device_lock import DeviceLock
@@ -20,6 +22,7 @@ from harness.plan import Plan
 from harness.run_parts import RunParts
 from harness.runner import DeviceNotReadyError, Progress, Runner, open_run
 from harness.state import state_folder
+from harness.tuning.aecs import PRESETS
 from harness.tuning.probing import Arm, Probe, Search, SessionBrokenOffError, TrialProber, walk
 from harness.tuning.race import Ask, Failed, Objective, RaceResult
 from harness.tuning.space import Space
@@ -41,7 +44,9 @@ class TuneOptions(Record):
     objective: Objective = "energy"
     slowdown: float = 0.08
     search: str = "exhaustive"
-    """ "tree" of source 002, of cores; "exhaustive"; "suggested" by Optuna."""
+    """ "tree" of source 002, of cores; a preset of `aecs`; "exhaustive"; "suggested" by Optuna."""
+    constants: dict[str, Any] = Field(default_factory=dict)
+    """Of a search of cores, all of them."""
     is_even: bool = False
     """Every candidate in every round to the end."""
     phases: tuple[Phase, ...] = ("prefill", "decode")
@@ -51,6 +56,20 @@ class TuneOptions(Record):
     accuracy_floor: float | None = None
     """The most that the accuracy may fall, as a share of all answers."""
     weights_limit_bytes: int | None = None
+
+    @property
+    def alpha(self) -> float:
+        """The heuristic's share of the energy that candidates are judged by."""
+        return float(self.constants.get("alpha", 0.0)) if self.objective != "latency" else 0.0
+
+    @property
+    def is_once(self) -> bool:
+        """Whether each candidate is probed once, as source 002 does."""
+        return self.search in PRESETS
+
+    @property
+    def needs_joules(self) -> bool:
+        return self.objective != "latency" and self.alpha < 1.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +105,15 @@ class SessionFound(Generic[Arm]):
     options: TuneOptions
     phases: tuple[PhaseFound[Arm], ...]
     time_method: Literal["measured", "modelled"]
+
+    def cost_method(self, found: PhaseFound[Arm]) -> str | None:
+        """Of the energy that candidates were judged by. None: no meter, and no heuristic."""
+        alpha = self.options.alpha
+        if alpha == 1.0:
+            return "modelled by the heuristic alone"
+        if alpha == 0.0 or found.method is None:
+            return found.method
+        return f"{found.method}, and {alpha:.0%} the heuristic's"
 
 
 @contextmanager
@@ -125,7 +153,7 @@ def run_session(
         _check_options(store, options)
         runner = Runner(asked, store, run_parts, progress)
         runner.check()
-        prober = TrialProber(runner, space.cells, options.phases, options.objective != "latency")
+        prober = TrialProber(runner, space.cells, options.phases, options.needs_joules)
         prober.limit = _limit(space, options, prober)
         probes: dict[Phase, list[SearchProbe[Arm]]] = {phase: [] for phase in options.phases}
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from harness.plan import PlanError
-from harness.tuning.race import Answer, Ask, Failed, Judge, RaceResult, Reading, Rules, race
+from harness.tuning.race import Answer, Ask, Estimate, Failed, Judge, RaceResult, Reading, Rules, Standing, race
 
 SUGGESTED = "suggested"
 SMALL_SPACE = 32
@@ -69,7 +69,17 @@ def suggested_race(
     n_spent = sum(map(len, found.values())) + len(failed)
     left = replace(rules, most_probes=max(rules.most_probes - n_spent, rules.first_rounds * len(finalists)))
     result = yield from race(finalists, left, judge, seed)
-    return replace(result, n_probes=result.n_probes + n_spent)
+    raced = {one.arm for one in result.standings}
+    rest = [_not_raced(arm, own, judge) for arm, own in found.items() if arm not in raced]
+    rest += [Standing(arm, "failed", 0, reason=why) for arm, why in failed.items() if arm not in raced]
+    return replace(result, n_probes=result.n_probes + n_spent, standings=(*result.standings, *rest))
+
+
+def _not_raced(arm: str, readings: Sequence[Reading], judge: Judge[str] | None) -> Standing[str]:
+    """Suggested, and no finalist: means without an interval."""
+    speed = fmean(one.speed_tokens_per_s for one in readings)
+    cost = None if judge is None else Estimate(fmean(judge(arm, one) for one in readings), None, None)
+    return Standing(arm, "not raced", len(readings), Estimate(speed, None, None), cost)
 
 
 def _position(chosen: Sequence[int], values: Sequence[int]) -> int:

@@ -26,7 +26,9 @@ from numpy.typing import NDArray
 from harness.tuning.paired import Array, Fit, fit_rounds, spread
 
 Objective = Literal["energy", "latency", "pareto"]
-State = Literal["chosen", "as good", "on the front", "costlier", "slower", "too slow", "beaten", "undecided", "failed"]
+State = Literal[
+    "chosen", "as good", "on the front", "costlier", "slower", "too slow", "beaten", "undecided", "not raced", "failed"
+]
 LOOKS = 1.2
 """What looking often adds to the square of a bound. Found by simulation, for looks as `following_look` has them."""
 LOOK_GROWTH = 1.1

@@ -1,0 +1,113 @@
+"""Source 002's own searches in a session: their result, their constants, and the tree that is shown of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.plan import PlanError
+from harness.tuning.aecs import PRESETS
+from harness.tuning.choice_table import savings
+from harness.tuning.core_race import core_race
+from harness.tuning.power_heuristic import PowerHeuristic, ThreadHeuristic
+from harness.tuning.presets import parameters_of, probed_once, told
+from harness.tuning.race import Ask, Estimate, Failed, Reading, Rules, drive
+from harness.tuning.tree_picture import tree_rows
+from tests.test_aecs import FIGURE_5, MATE_40_PRO
+
+
+def exact(ask: Ask[Any]) -> Reading:
+    return Reading(*FIGURE_5[ask.arm])
+
+
+def test_a_preset_ends_where_the_source_ends_and_claims_no_certainty() -> None:
+    """6.2 / 20.6 = 0.301 J is the least of those within 8 % of 21.8 token/s; {1, 3} was tried in stage 1 alone."""
+    found = drive(probed_once(MATE_40_PRO, PRESETS["aecs-measured"]), exact)
+    assert found.chosen == (0, 2, 0)
+    assert not found.is_separated
+    states = {one.arm: one.state for one in found.standings}
+    assert states[1, 3, 0] == "not raced"
+    assert states[0, 2, 0] == "chosen"
+    assert states[1, 0, 0] == "too slow"
+    assert found.floor_tokens_per_s == pytest.approx(0.92 * 21.8)
+    assert all(one.cost is not None and one.cost.low is None for one in found.standings)
+
+
+def test_a_candidate_that_fails_is_told_by_a_preset_too() -> None:
+    def probe(ask: Ask[Any]) -> Reading | Failed:
+        return Failed("not supported") if ask.arm == (0, 2, 0) else exact(ask)
+
+    found = drive(probed_once(MATE_40_PRO, PRESETS["aecs-measured"]), probe)
+    assert [(one.arm, one.reason) for one in found.standings if one.state == "failed"] == [((0, 2, 0), "not supported")]
+
+
+def test_constants_are_read_and_all_bad_ones_told_at_once() -> None:
+    found = parameters_of("aecs", 0.1, ["alpha=0.5", "scale_efficiency=0.3", "static_w=0.8", "tree=efficiency"])
+    assert (found.alpha, found.slowdown, found.tree) == (0.5, 0.1, "efficiency")
+    assert isinstance(found.heuristic, PowerHeuristic)
+    assert (found.heuristic.scales["efficiency"], found.heuristic.scales["prime"]) == (0.3, 1.0)
+    assert found.heuristic.static_w == 0.8
+    assert told(found)["scale_efficiency"] == 0.3
+    raced = parameters_of("tree", 0.08, ["alpha=1", "w_per_thread=2.5"])
+    assert raced.heuristic == ThreadHeuristic(w_per_thread=2.5)
+    # A race judges by what was measured, unless it is told otherwise.
+    assert parameters_of("tree", 0.08, []).alpha == 0.0
+    with pytest.raises(PlanError) as caught:
+        parameters_of("tree", 0.08, ["alpha=2", "ends_at=0.9", "tree=oak", "alpha", "least_gain=true"])
+    assert len(caught.value.problems) == 5
+
+
+def test_every_preset_says_what_it_is_by_its_constants() -> None:
+    for name, preset in PRESETS.items():
+        assert parameters_of(name, 0.08, [f"{k}={v}" for k, v in told(preset).items() if v is not None]) == preset
+
+
+def shown(result: Any) -> Any:
+    names = {one.arm: str(one.arm) for one in result.standings} | {step.arm: str(step.arm) for step in result.steps}
+    return SimpleNamespace(space=SimpleNamespace(names=names)), SimpleNamespace(result=result)
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_the_tree_shows_which_move_made_which_candidate(repeats: bool) -> None:
+    """By hand, Figure 6 below stage 1's {1 big, 2 middle}."""
+    search: Any = core_race(MATE_40_PRO, Rules()) if repeats else probed_once(MATE_40_PRO, PRESETS["aecs-measured"])
+    rows = tree_rows(*shown(drive(search, exact)))
+    by_name = {one["name"]: one for one in rows}
+    assert [one["name"] for one in rows][:2] == ["(1, 0, 0)", "(1, 1, 0)"]
+    assert {name: (one["parent_row"] is not None and rows[one["parent_row"]]["name"], one["move"])
+            for name, one in by_name.items()} == {
+        "(1, 0, 0)": (False, "stage 1 begins"),
+        "(1, 1, 0)": ("(1, 0, 0)", "one more core"),
+        "(1, 2, 0)": ("(1, 1, 0)", "one more core"),
+        "(1, 3, 0)": ("(1, 2, 0)", "one more core"),
+        "(0, 3, 0)": ("(1, 2, 0)", "a smaller core for a bigger"),
+        "(0, 2, 0)": ("(1, 1, 0)", "a smaller core for a bigger"),
+        "(0, 1, 0)": ("(1, 0, 0)", "a smaller cluster for a bigger"),
+    }  # fmt: skip
+    assert by_name["(0, 2, 0)"]["chosen"]
+    # Each stands behind its parent.
+    assert all(one["parent_row"] is None or one["parent_row"] < one["row"] for one in rows)
+
+
+def test_savings_are_told_against_the_planned_arm_and_the_fastest() -> None:
+    result = drive(probed_once(MATE_40_PRO, PRESETS["aecs-measured"]), exact)
+    check = SimpleNamespace(
+        ratios=[SimpleNamespace(phase="decode", quantity="energy", ratio=0.8, low=0.7, high=0.95, reason=None)]
+    )
+    found: Any = SimpleNamespace(phase="decode", result=result)
+    rows = {(one.against, one.quantity): one for one in savings(found, SimpleNamespace(check=check))}  # type: ignore[arg-type]
+    assert rows["as planned", "energy"][2:5] == pytest.approx((0.2, 0.05, 0.3))
+    fast, least = FIGURE_5[1, 2, 0], FIGURE_5[0, 2, 0]
+    assert rows["the fastest", "energy"].value == pytest.approx(1 - (least[1] / least[0]) / (fast[1] / fast[0]))
+    assert rows["the fastest", "time"].value == pytest.approx(1 - fast[0] / least[0])
+    # 1.25 of the chosen's energy, [1.1, 1.6]: a fifth less, between 1 - 1/1.1 and 1 - 1/1.6.
+    standings = tuple(
+        one._replace(cost_over_chosen=Estimate(1.25, 1.1, 1.6)) if one.arm == (1, 2, 0) else one
+        for one in result.standings
+    )
+    found.result = replace(result, standings=standings)
+    (saved,) = [one for one in savings(found, SimpleNamespace(check=None)) if one[:2] == ("the fastest", "energy")]  # type: ignore[arg-type]
+    assert saved[2:5] == pytest.approx((0.2, 1 - 1 / 1.1, 1 - 1 / 1.6))
