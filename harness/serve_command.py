@@ -14,6 +14,7 @@ from results.printable import printable
 if TYPE_CHECKING:
     from engines.reference import ReferenceEngine
 
+DIGITS = 12
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -56,10 +57,10 @@ def serve(
     try:
         engine = _engine(model, technique, profile, dtype, threads, chunk, reuse_prefix)
         computing = Computing(engine)
-        settings = f"{technique}, {dtype}" + "".join(
-            f", {key} {value}" for key, value in (("profile", profile), ("threads", threads)) if value is not None
-        )
-        server = LocalServer(computing, name or model, address, port, f"joulebench {_version()}: {settings}")
+        settings = {"threads": threads or "torch's", "chunk": chunk, "reuse-prefix": reuse_prefix, "profile": profile}
+        told = ", ".join(f"{key} {value}" for key, value in settings.items() if value not in (None, False))
+        version = f"joulebench {_version()}, {served_digest(model, profile)}: {technique}, {dtype}, {told}"
+        server = LocalServer(computing, name or model, address, port, version)
     except EngineError as error:
         fail(str(error), EXIT_BAD_PLAN)
     except (OSError, OverflowError) as error:
@@ -89,6 +90,26 @@ def _version() -> str:
         return version("joulebench")
     except PackageNotFoundError:
         return "not installed"
+
+
+def served_digest(model: str, profile: str | None) -> str:
+    """Of config, weights and tokenizer, and of a profile: a server that was started again with others is another one.
+
+    Raises `EngineError`, `OSError`.
+    """
+    from engines.model.checkpoints import inspect_checkpoint
+    from engines.profile_files import profile_folder
+    from harness.file_digests import file_digests
+    from harness.profiles import model_digests, sha256_of
+    from harness.state import state_folder
+
+    digests = model_digests(inspect_checkpoint(model), lambda note: typer.echo(note, err=True))
+    told = f"model sha256 {sha256_of(digests)[:DIGITS]}"
+    if profile is None:
+        return told
+    files = sorted(path for path in profile_folder(profile).rglob("*") if path.is_file())
+    learnt = file_digests(files, state_folder(), lambda note: None)
+    return f"{told}, profile sha256 {sha256_of([[path.name, learnt[path]] for path in files])[:DIGITS]}"
 
 
 def _engine(

@@ -5,21 +5,25 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.base import unheard
+from engines.model.checkpoints import BUNDLED_FOLDER, BUNDLED_PREFIX
 from engines.reference import ReferenceEngine
 from engines.serving.http import LocalServer
 from engines.serving.pieces import TextPieces
+from harness.serve_command import served_digest
 from results.records import Request, Sampling
 from tests.protocol_server import JSON, MODEL, checkpoint, engine, events, post, served
 
@@ -185,8 +189,12 @@ def test_pieces_make_the_whole_text(data: st.DataObject) -> None:
     assert told + pieces.rest(whole) == whole
 
 
-def test_the_command_says_where_and_ends_on_ctrl_c() -> None:
-    command = [sys.executable, "-c", "from harness.cli import main; main()", "serve", MODEL, "--threads", "1"]
+def test_the_command_says_where_and_which_weights_and_ends_on_ctrl_c(tmp_path: Path) -> None:
+    """A server that was started again with other weights of the same name is another server."""
+    model = tmp_path / "model"
+    shutil.copytree(BUNDLED_FOLDER / MODEL.removeprefix(BUNDLED_PREFIX), model)
+    first = served_digest(str(model), None)
+    command = [sys.executable, "-c", "from harness.cli import main; main()", "serve", str(model), "--threads", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -195,7 +203,15 @@ def test_the_command_says_where_and_ends_on_ctrl_c() -> None:
         port = int(line.split("/v1")[0].rpartition(":")[2])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         connection.request("GET", "/v1/models")
-        assert json.loads(connection.getresponse().read())["data"][0]["id"] == MODEL
+        assert json.loads(connection.getresponse().read())["data"][0]["id"] == str(model)
+        connection.request("GET", "/version")
+        version = json.loads(connection.getresponse().read())["version"]
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(20) == 130
         assert process.stderr.read() == "interrupted; no longer served\n"
+    assert f"{first}: dropless, float32, threads 1, chunk 512" in version
+    [weights] = model.glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert served_digest(str(model), None) != first

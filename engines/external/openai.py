@@ -27,6 +27,8 @@ from results.cells import CACHE_NOT_KNOWN
 from results.printable import printable
 from results.records import Completion, EngineCounters, Request
 
+MOST_VERSION = 400
+"""Characters of what a server says of its build."""
 TOLERANCE = 1e-3
 """A log-probability above 0 by less than this was rounded."""
 
@@ -307,4 +309,4 @@ def told_version(link: ServerLink, flavour: FlavourName) -> str | None:
     except EngineError:
         return None
     found = [str(told[key]) for key in keys if isinstance(told, dict) and told.get(key)]
-    return printable(" ".join(found), 80) or None
+    return printable(" ".join(found), MOST_VERSION) or None
