@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from engines.dispatch import DispatchPlan, Routing
+from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.errors import EngineError
 from engines.kernels.decoder import HeldTable
 from engines.model.slots import ExpertSlots
@@ -133,10 +133,14 @@ class Shown:
             self._prefill_left,
         )
 
+    def foretell(self, prediction: Prediction) -> None:
+        """What was guessed for a later layer of this step, where no plan that was made for it says so."""
+        self._predicted[prediction.layer] = prediction.routing
+
     def ran(self, seen: LayerInput, plan: DispatchPlan) -> None:
         """Once for each layer of a step, when its calls ran."""
         if plan.prediction is not None:
-            self._predicted[plan.prediction.layer] = plan.prediction.routing
+            self.foretell(plan.prediction)
         if self.counts is not None:
             self.counts.add(seen.layer, seen.phase, seen.routing.expert_ids_TK)
         if self.residency is not None:

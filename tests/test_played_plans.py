@@ -61,6 +61,7 @@ SAME = (
     ("rtx5080-ndp", "monde", {"ndps": 2}, None),
     ("rtx5080-ndp", "ndp", {"ndps": 2}, None),
     ("rtx5080-ndp", "router-pf", {}, 0.9),
+    ("rtx5080-ndp", "prefetch-hint", {}, 0.7),
     ("m2-ultra", "npumoe-tg", {"align": 4}, None),
     ("m2-ultra", "blockwise", {"block_size": 8}, None),
 )

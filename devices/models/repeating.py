@@ -2,16 +2,22 @@
 
 Where nothing is under way, what a tuple of operations takes hangs on nothing that ran before it. So the same tuple,
 told by its identity, is counted and not run; in between the timeline's own time stands still. What it all came to can
-be asked, and not operation by operation. Where launches queue, every operation runs: a queue remembers.
+be asked, and not operation by operation.
+
+Where transfers are under way, what a tuple takes hangs on how much longer: on when the resources that it asks for are
+free, and on when the operations that it names are done. Where both are as before, it is not worked out again: all its
+operations are written down as they stood then, from now on. Where launches queue, every operation runs: a queue
+remembers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from devices.models.operation import Operation
 from devices.models.sheet import Sheet
@@ -47,6 +53,34 @@ class _Part:
     use: MachineUse | None = None
 
 
+SAME_PER_S = 2.0**40
+"""Stretches of less than a picosecond's difference are the same: sums of seconds differ by rounding."""
+MOST_FLOWS = 1 << 15
+
+
+class _Leans(NamedTuple):
+    """What the start of a tuple's operations hangs on besides the line. named: how far before its first operation
+    stand those that it names; they may be under way."""
+
+    operations: tuple[Operation, ...]
+    resources: tuple[str, ...]
+    named: tuple[int, ...]
+
+
+class _Flow(NamedTuple):
+    """What a tuple came to once, in seconds from when it was asked. free_s: of its resources. n_named: its operations
+    until the last that stands aside or names another."""
+
+    ran: bytes
+    starts_s: NDArray[np.float64]
+    ends_s: NDArray[np.float64]
+    waited_s: bytes
+    line_s: float
+    latest_s: float
+    free_s: tuple[tuple[str, float], ...]
+    n_named: int
+
+
 class RepeatingTimeline(Timeline):
     def __init__(self, sheet: Sheet) -> None:
         super().__init__(sheet)
@@ -55,6 +89,10 @@ class RepeatingTimeline(Timeline):
         self._again_s = 0.0
         """Of all that was not run again; times of the timeline itself leave it out."""
         self._n_again = 0
+        self._leans: dict[int, _Leans] = {}
+        """By the identity of the tuple, which each keeps."""
+        self._flows: dict[Hashable, _Flow] = {}
+        """By the tuple and how long what it leans on is under way."""
         self._read_s = 0.0
         self._read_n: dict[int, int] = {}
         """When `use` was asked last, and how often each part had come again."""
@@ -63,8 +101,11 @@ class RepeatingTimeline(Timeline):
         return self._line_s + self._again_s
 
     def run(self, operations: Iterable[Operation]) -> None:
-        if not isinstance(operations, tuple) or self._host.queues or self._latest_s > self._line_s:
+        if not isinstance(operations, tuple) or self._host.queues:
             super().run(operations)
+            return
+        if not self.is_at_rest:
+            self._flow(operations)
             return
         part = self._parts.get(id(operations))
         if part is not None:
@@ -76,6 +117,43 @@ class RepeatingTimeline(Timeline):
         super().run(operations)
         if self.is_at_rest:
             self._parts[id(operations)] = _Part(operations, first, len(self._ran), start_s, self._line_s)
+
+    def _flow(self, operations: tuple[Operation, ...]) -> None:
+        """Runs them while something is under way."""
+        leans = self._leans.get(id(operations))
+        if leans is None:
+            leans = self._leans[id(operations)] = _leans(operations)
+        line_s, ends_s, n = self._line_s, self._ends_s, len(self._ends_s)
+        left_s = [self._free_s[one] - line_s for one in leans.resources]
+        left_s += [ends_s[n - back] - line_s for back in leans.named if back <= n]
+        key = id(operations), *[round(one * SAME_PER_S) if one > 0 else 0 for one in left_s]
+        flow = self._flows.get(key)
+        if flow is not None:
+            self._ran.frombytes(flow.ran)
+            self._starts_s.frombytes((flow.starts_s + line_s).tobytes())
+            ends_s.frombytes((flow.ends_s + line_s).tobytes())
+            self._waited_s.frombytes(flow.waited_s)
+            self._line_s = line_s + flow.line_s
+            self._latest_s = max(self._latest_s, line_s + flow.latest_s)
+            for resource, free_s in flow.free_s:
+                self._free_s[resource] = line_s + free_s
+            if flow.n_named:
+                self._n_named = n + flow.n_named
+            return
+        super().run(operations)
+        if len(self._flows) >= MOST_FLOWS:
+            self._flows.clear()
+        own_ends_s = np.array(ends_s[n:])
+        self._flows[key] = _Flow(
+            self._ran[n:].tobytes(),
+            np.array(self._starts_s[n:]) - line_s,
+            own_ends_s - line_s,
+            self._waited_s[n:].tobytes(),
+            self._line_s - line_s,
+            float(own_ends_s.max()) - line_s,
+            tuple((one, self._free_s[one] - line_s) for one in leans.resources),
+            max(self._n_named - n, 0),
+        )
 
     @property
     def n_run(self) -> int:
@@ -134,3 +212,8 @@ class RepeatingTimeline(Timeline):
         if part.use is None:
             part.use = self._used(part.start_s, part.end_s, part.first, part.end)
         return part.use
+
+
+def _leans(operations: tuple[Operation, ...]) -> _Leans:
+    named = {back - place for place, one in enumerate(operations) for back in one.after if back > place}
+    return _Leans(operations, tuple(dict.fromkeys(one.unit for one in operations)), tuple(sorted(named)))

@@ -223,7 +223,9 @@ def price_cell(cell: Cell) -> PricedCell:
         numbers = range(request * cell.batch, (request + 1) * cell.batch)
         sequences = [drawn(cell.routing, sizes, n_tokens, number) for number in numbers]
         pricing.start()
-        for played in played_steps(technique, shown, sequences, sizes, cell.chunk, cell.prompt_tokens, foresight):
+        for played in played_steps(
+            technique, shown, sequences, sizes, cell.chunk, cell.prompt_tokens, foresight, own_predictions=False
+        ):
             pricing.add(played)
         prefetched_unused = shown.take_unused()
     return pricing.priced(prefetched_unused)

@@ -24,6 +24,7 @@ from engines.pricing.schedule import PricedStep
 from engines.profile import Profile
 from engines.shown import Shown
 from engines.techniques.base import Technique
+from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import NOTHING, ChunkPhase, ModelSizes
 
 
@@ -47,6 +48,7 @@ class Foresight:
         self.restart()
         self._true_LTK: Sequence[Integers] | Integers = ()
         self._told_LTK: Integers | None = None
+        self._recalled_L: list[int] | None = None
         self._first = sizes.n_layers - sizes.n_sparse_layers
 
     def restart(self) -> None:
@@ -55,16 +57,30 @@ class Foresight:
 
     def start_step(self, ids_LTK: Integers) -> None:
         """What the routers of this step choose."""
-        self._true_LTK, self._told_LTK = ids_LTK, None
+        self._true_LTK, self._told_LTK, self._recalled_L = ids_LTK, None, None
 
     def __call__(self, layer: int) -> Prediction | None:
         """After a layer, of the next one with experts; None after the last. Asked for all layers of a step or none."""
         ahead = layer + 1 - self._first
         if ahead >= len(self._true_LTK):
             return None
+        return Prediction(layer + 1, routing_of(self._told_once()[ahead - 1], self._sizes.n_experts))
+
+    def recalled(self, layer: int) -> int | None:
+        """How many of the pairs that this layer's router chooses are predicted; None of the first, of which nothing
+        is."""
+        if layer <= self._first:
+            return None
+        if self._recalled_L is None:
+            told_LTK = self._told_once()
+            is_told_LTK = (np.asarray(self._true_LTK)[1:, :, :, None] == told_LTK[:, :, None, :]).any(-1)
+            self._recalled_L = is_told_LTK.sum((1, 2)).tolist()
+        return self._recalled_L[layer - self._first - 1]
+
+    def _told_once(self) -> Integers:
         if self._told_LTK is None:
             self._told_LTK = self._told(np.asarray(self._true_LTK)[1:])
-        return Prediction(layer + 1, routing_of(self._told_LTK[ahead - 1], self._sizes.n_experts))
+        return self._told_LTK
 
     def _told(self, true_LTK: Integers) -> Integers:
         """Of all layers of a step at once."""
@@ -110,14 +126,16 @@ def played_steps(
     chunk: int,
     n_prompt: int,
     foresight: Foresight | None = None,
+    own_predictions: bool = True,
 ) -> Iterator[PlayedStep]:
     """One request for each sequence, together: prompts one after another in chunks, then a token of each in each step.
 
     shown: keeps what the technique asks for, from request to request. sequences: ids_LTK of each, the first n_prompt
-    tokens of which are its prompt; all of the same length.
+    tokens of which are its prompt; all of the same length. own_predictions: whether each plan has what was predicted
+    for its own token; else it may have that of another, of which as much came true.
     """
     shown.start_request()
-    token_plans = TokenPlans(technique)
+    token_plans = TokenPlans(technique, None if own_predictions else foresight)
     n_left = n_prompt * len(sequences)
     for ids_LTK in sequences:
         for first in range(0, n_prompt, chunk):
@@ -145,33 +163,45 @@ def dense_steps(n_layers: int, batch: int, chunk: int, n_prompt: int, n_decode: 
 class TokenPlans:
     """Plans of one decoded token that are the same for every token, by what the technique says of them before."""
 
-    def __init__(self, technique: Technique) -> None:
-        self._technique = technique
+    def __init__(self, technique: Technique, foresight: Foresight | None = None) -> None:
+        """foresight: of this step, where plans that differ in nothing but what was predicted count as the same."""
+        self._technique, self._foresight = technique, foresight
         self._says_all = technique.asks == NOTHING
         self._of: dict[DecodeLayout, DispatchPlan] = {}
-        self._of_layer: dict[int, DispatchPlan] = {}
-        """Of those that weights travel for."""
+        self._of_layer: dict[tuple[int, int | None], DispatchPlan] = {}
+        """Of those that weights travel for, by how many experts of the layer were predicted."""
         self._layouts: dict[int, DecodeLayout | None] = {}
 
     def known(self, layer: int) -> DispatchPlan | None:
         """None where there is none yet, or where experts matter."""
         said = self._said(layer)
-        return None if said is None else self._of_layer.get(layer) or self._of.get(said)
+        return None if said is None else self._of_layer.get((layer, self._recalled(layer))) or self._of.get(said)
 
     def keep(self, layer: int, plan: DispatchPlan) -> None:
         """Weights that travel one by one hang on which experts they are; in a buffer, on their number."""
         said = self._said(layer)
-        if said is not None and not len(plan.transfers):
+        if said is None:
+            return
+        if plan.transfers.as_one or self._foresight is not None:
+            self._of_layer[layer, self._recalled(layer)] = plan
+        elif not len(plan.transfers):
             self._of[said] = plan
-        elif said is not None and plan.transfers.as_one:
-            self._of_layer[layer] = plan
+
+    def _recalled(self, layer: int) -> int | None:
+        return None if self._foresight is None else self._foresight.recalled(layer)
 
     def _said(self, layer: int) -> DecodeLayout | None:
         if layer not in self._layouts:
-            said = self._technique.decode_layout(layer) if self._says_all else None
+            said = self._said_before(layer)
             is_alike = said is not None and said.group_of_E is None and len(set(said.rows_E or ())) <= 1
             self._layouts[layer] = said if is_alike else None
         return self._layouts[layer]
+
+    def _said_before(self, layer: int) -> DecodeLayout | None:
+        technique = self._technique
+        if self._foresight is not None:
+            return technique.told_layout(layer) if isinstance(technique, ComposedTechnique) else None
+        return technique.decode_layout(layer) if self._says_all else None
 
 
 def _planned(
@@ -192,15 +222,20 @@ def _planned(
     saliency_T = torch.ones(n_tokens) if technique.needs_saliency else None
     n_dense = sizes.n_layers - sizes.n_sparse_layers
     plans: list[DispatchPlan | None] = [None] * n_dense
-    ids_LTK = np.ascontiguousarray(ids_LTK)
+    ids_LTK, is_reused = np.ascontiguousarray(ids_LTK), False
     for layer, ids_TK in enumerate(ids_LTK, n_dense):
         plan = token_plans.known(layer) if is_token else None
-        if plan is None:
+        if plan is not None:
+            is_reused = True
+        else:
+            if is_reused and foresight is not None and (told := foresight(layer - 1)) is not None:
+                shown.foretell(told)  # the plan before speaks of another token
             routing = routing_of(ids_TK, sizes.n_experts)
             seen = shown.layer(layer, phase, routing, saliency_T, None)
             plan = technique.plan(seen)
             shown.ran(seen, plan)
             if is_token:
                 token_plans.keep(layer, plan)
+            is_reused = False
         plans.append(plan)
     return tuple(plans)

@@ -27,13 +27,14 @@ from engines.techniques.layout.capacity import Capacity
 from engines.techniques.layout.exact import Exact, exact_rows
 from engines.techniques.layout.tiers import Tiers
 from engines.techniques.move.nothing import NothingMoves
+from engines.techniques.move.two_buffers import TwoBuffers
 from engines.techniques.one_token import BetweenUnits, ChosenAlone, InGroups, Made, OneToken, OnNdp, OnRanks
 from engines.techniques.place.hosts import BetweenTwo
 from engines.techniques.place.ndp import Ndp
 from engines.techniques.place.ranks import Ranks
 from engines.techniques.place.residency import ByCost
 from engines.techniques.place.units import DecodesOn
-from engines.techniques.route import PredictedRoute, RoutersChoice
+from engines.techniques.route import PredictedRoute, RoutersChoice, ToldRoute
 
 NOTHING_MOVED = Moved()
 
@@ -135,6 +136,16 @@ class ComposedTechnique:
         asks = self.asks
         can_wait = not (asks.hidden_state or asks.counts or asks.waits) and self._route is None
         return self._said_layout(layer) if can_wait else None
+
+    def told_layout(self, layer: int) -> DecodeLayout | None:
+        """As `decode_layout`, of a route that is told its predictions. The price and the counters of a token's plan
+        hang besides on how many of the experts that its router chose were predicted, and on nothing else.
+
+        None of every other route, and where what lies somewhere outlasts its layer.
+        """
+        is_told = isinstance(self._route, ToldRoute) and isinstance(self._move, TwoBuffers)
+        asks_more = self.asks.hidden_state or self.asks.counts or self.asks.slots
+        return self._said_layout(layer) if is_told and not asks_more else None
 
     def _said_layout(self, layer: int) -> DecodeLayout | None:
         shares = self._place.decode_shares(layer)
