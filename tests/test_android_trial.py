@@ -234,6 +234,7 @@ def test_a_cable_pulled_in_a_run_is_retried_and_costs_no_finished_trial(
 ) -> None:
     """Pulled in the second trial's window: plugged in again 0.3 s later, or never."""
     monkeypatch.setattr(arm.device.meters[0], "_reconnect_s", 0.0)
+    monkeypatch.setattr(arm.device, "reconnect_s", 0.0)
     answer, asked = arm.engine.run, []
 
     def pull_at_the_third(request: Request, on_phase: PhaseListener) -> Completion:

@@ -5,9 +5,12 @@ The phone runs as the sheet's model says, so that the right choice is a minimum 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
+from typing import NamedTuple
 
 import pytest
 from click.testing import Result
@@ -18,27 +21,36 @@ from devices.android import battery as battery_module
 from devices.models.core_clusters import decode_model
 from devices.models.sheet import load_sheet
 from harness.commands import app
-from harness.tuning.profile import read_profile
+from harness.terminal import EXIT_BAD_PLAN, EXIT_NONE_USABLE
+from harness.tuning.profile import TunedProfile, read_profile
 from harness.tuning.selections import all_selections
 from results.core_lists import core_words
 from results.records import Phase
+from results.store import Store
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
+from tests.fakes.phone import DISCHARGING, PROPERTIES, THERMAL
 from tests.fakes.sheet_phone import LLAMA_BENCH, SheetPhone
+from tests.plans import FAST, Raw, problems, raw_plan, write_plan
+from tests.test_phone_programs import running
 
 pytestmark = pytest.mark.waits
 
 SLOWDOWN = 0.08
-PLANNED = "0-2"
+CHARGING = DISCHARGING.replace("USB powered: false", "USB powered: true").replace("status: 3", "status: 2")
+HOT = DISCHARGING.replace("temperature: 312", "temperature: 412")
+THROTTLED = THERMAL.replace("Thermal Status: 0", "Thermal Status: 2")
+RESTARTED = "00000000-5c6e-4b0d-9a52-1d9f6c0c7a11\n"
+LENGTHS = {"name": "fixed_lengths", "prompt_tokens": 200, "new_tokens": 31, "limit": 1}
 
 
-def small_phone(root: Path, serial: str = "FAKE0001") -> SheetPhone:
+def small_phone(root: Path) -> SheetPhone:
     """The big and two of the middle cores of source 002's Mate 40 Pro: five selections."""
     sheet = load_sheet("mate-40-pro")
     assert sheet.decode is not None
     clusters = dict(list(sheet.clusters.items())[:2])
     clusters["middle"] = clusters["middle"].model_copy(update={"n_cores": 2})
-    return SheetPhone(root, decode_model(clusters, sheet.decode), serial, faster=5.0, noise=0.01)
+    return SheetPhone(root, decode_model(clusters, sheet.decode), faster=5.0, noise=0.01)
 
 
 def cheapest(phone: SheetPhone, phase: Phase) -> str:
@@ -50,43 +62,165 @@ def cheapest(phone: SheetPhone, phase: Phase) -> str:
     return core_words([core for own, n in zip(phone.cores, best, strict=True) for core in own[:n]])
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> SheetPhone:
-    return small_phone(tmp_path / "phone")
+Mishap = tuple[int, Callable[[], object], float, Callable[[], object]]
 
 
-@pytest.fixture
-def server(fake: SheetPhone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAdbServer]:
-    monkeypatch.setattr(battery_module, "CALIBRATION_S", 0.4)
-    monkeypatch.setattr(gates, "Gates", partial(gates.Gates, look_every_s=0.1))
-    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
-    with FakeBattery(fake, fake.power_w, update_s=0.02), FakeAdbServer(fake) as running:
-        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(running.port))
-        yield running
+class Mishaps:
+    """Each begins while the program of so many a probe runs, and is over `for_s` later."""
+
+    def __init__(
+        self, fake: SheetPhone, *mishaps: tuple[int, Callable[[], object], float, Callable[[], object]]
+    ) -> None:
+        self._fake = fake
+        self._left = list(mishaps)
+        self._ended = Event()
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Mishaps:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._left and not self._ended.wait(0.02):
+            nth, begin, for_s, end = self._left[0]
+            if sum(run.startswith("prefill") for run in self._fake.runs()) >= nth:
+                begin()
+                self._ended.wait(for_s)
+                end()
+                del self._left[0]
 
 
-def tune(tmp_path: Path, *more: str, device: str = "adb:FAKE0001") -> Result:
-    (tmp_path / "llama-bench").write_text(LLAMA_BENCH)
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+class Tuned(NamedTuple):
+    fake: SheetPhone
+    folder: Path
+    broken_off: Result
+    resumed: Result
+    left_running: list[int]
+
+    @property
+    def profile(self) -> TunedProfile:
+        return read_profile(self.folder / "session" / "tuned.json")
+
+
+def tune(folder: Path, *more: str) -> Result:
+    (folder / "llama-bench").write_text(LLAMA_BENCH)
+    (folder / "model.gguf").write_bytes(b"GGUF")
     return CliRunner().invoke(
         app,
         [
-            "tune", "--device", device, "--engine", "llama-bench", "--prompt", "200", "--decode", "30",
-            "--requests", "1", "--pairs", "0", "--name", "fake", "--out", str(tmp_path / "session"),
-            "--set", f"engine.program={tmp_path}/llama-bench", "--set", f"engine.model_file={tmp_path}/model.gguf",
-            "--set", f'engine.cores="{PLANNED}"', "--set", "protocol.warmup=0",
+            "tune", "--device", "adb:FAKE0001", "--engine", "llama-bench", "--prompt", "200", "--decode", "30",
+            "--requests", "1", "--pairs", "0", "--name", "fake", "--out", str(folder / "session"),
+            "--set", f"engine.program={folder}/llama-bench", "--set", f"engine.model_file={folder}/model.gguf",
+            "--set", 'engine.cores="0-2"', "--set", "engine.timeout_s=1.5", "--set", "protocol.warmup=0",
             "--set", "protocol.sample_interval_s=0.01", "--set", "protocol.max_foreign_cpu_share=1",
-            *more,
+            "--set", "protocol.gate_wait_s=4", *more,
         ],
     )  # fmt: skip
 
 
-def test_a_session_finds_what_costs_least_of_each_phase(
-    server: FakeAdbServer, fake: SheetPhone, tmp_path: Path
-) -> None:
-    found = tune(tmp_path)
-    assert found.exit_code == 0, found.output
-    profile = read_profile(tmp_path / "session" / "tuned.json")
-    assert {one.phase: one.is_separated for one in profile.evidence} == {"prefill": True, "decode": True}
-    assert profile.settings == {"cores": {"prefill": cheapest(fake, "prefill"), "decode": cheapest(fake, "decode")}}
-    assert profile.settings["cores"] == {"prefill": "0-2", "decode": "0-1"}
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
+    """A session that a charger broke off, and that went on through every other mishap."""
+    folder = tmp_path_factory.mktemp("phone")
+    fake = small_phone(folder / "phone")
+    boot_id = fake.local("/proc/sys/kernel/random/boot_id").read_text()
+    before = set(running("sleep\x0060"))
+
+    def battery(text: str) -> Callable[[], None]:
+        return lambda: fake.answer("dumpsys battery", text)
+
+    def heat(text: str) -> Callable[[], None]:
+        return lambda: fake.answer("dumpsys thermalservice", text)
+
+    def booted(text: str) -> Callable[[], object]:
+        return lambda: fake.file("/proc/sys/kernel/random/boot_id", text)
+
+    with pytest.MonkeyPatch.context() as patch, FakeBattery(fake, fake.power_w, update_s=0.02):
+        patch.setattr(battery_module, "CALIBRATION_S", 0.4)
+        patch.setattr(gates, "Gates", partial(gates.Gates, look_every_s=0.1))
+        patch.setenv("JOULEBENCH_STATE", str(folder / "state"))
+        with FakeAdbServer(fake) as server:
+            patch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
+            with Mishaps(fake, (2, battery(CHARGING), 20.0, battery(DISCHARGING))):
+                broken_off = tune(folder)
+            n = len(fake.runs()) // 2
+            mishaps: tuple[Mishap, ...] = (
+                (n + 1, server.stop, 1.0, server.start),
+                (n + 3, (fake.root / "hang").touch, 0.0, lambda: None),
+                (n + 6, booted(RESTARTED), 1.5, booted(boot_id)),
+                (n + 9, battery(HOT), 1.5, battery(DISCHARGING)),
+                (n + 11, heat(THROTTLED), 1.2, heat(THERMAL)),
+                (n + 15, battery(CHARGING), 1.5, battery(DISCHARGING)),
+            )
+            with Mishaps(fake, *mishaps):
+                resumed = tune(folder, "--resume")
+            deadline_s = time.monotonic() + 5.0
+            while (left := set(running("sleep\x0060")) - before) and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+            yield Tuned(fake, folder, broken_off, resumed, sorted(left))
+
+
+def test_a_charger_that_stays_breaks_the_session_off_with_the_remedy(tuned: Tuned) -> None:
+    assert tuned.broken_off.exit_code == EXIT_NONE_USABLE
+    assert "the battery is charging (USB), and its gauge does not see the load; unplug it" in tuned.broken_off.output
+    assert "go on with --resume; every finished probe is kept" in tuned.broken_off.output
+
+
+def test_whatever_happens_to_the_phone_the_right_cores_are_found_for_each_phase(tuned: Tuned) -> None:
+    assert tuned.resumed.exit_code == 0, tuned.resumed.output
+    found = {one.phase: one for one in tuned.profile.evidence}
+    assert [one.is_separated for one in found.values()] == [True, True]
+    right = {phase: cheapest(tuned.fake, phase) for phase in found}
+    assert right == {"prefill": "0-2", "decode": "0-1"}
+    assert tuned.profile.settings == {"cores": right}
+    # What the battery told, against the model's: the program tells its time, to 1 %.
+    for phase, one in found.items():
+        assert one.energy_method == "battery gauge"
+        for selection in all_selections(tuned.fake.model.clusters):
+            own = core_words([c for at, n in zip(tuned.fake.cores, selection, strict=True) for c in at[:n]])
+            [seen] = [each for each in one.candidates if each.name == f"cores {own}"]
+            model = tuned.fake.readings(selection)[phase]
+            assert seen.energy_per_token is not None
+            assert model.power_w is not None
+            assert seen.energy_per_token[0] == pytest.approx(model.power_w / model.speed_tokens_per_s, rel=0.06)
+
+
+def test_each_mishap_was_seen_and_nothing_is_left_running(tuned: Tuned) -> None:
+    with Store.view(tuned.folder / "session") as store:
+        trials = store.trials()
+    marks = [mark for trial in trials for mark in trial.marks]
+    assert sorted(set(marks)) == ["charging", "restarted", "throttled"]
+    assert sum(trial.attempts > 1 for trial in trials) >= 2  # the server that was killed, and the program that hung
+    assert tuned.left_running == []
+    assert not (tuned.fake.root / "hang").exists()
+    assert {mask for _, mask in map(str.split, tuned.fake.runs())} == {"1", "3", "4", "5", "7"}
+
+
+def plan_of(tuned: Tuned, **changes: object) -> Raw:
+    arm = {"name": "here", "runs": "llama-bench", "program": f"{tuned.folder}/llama-bench", "cores": "tuned"}
+    arm["model_file"] = f"{tuned.folder}/model.gguf"
+    return raw_plan(**({"engine": [arm], "workload": [LENGTHS], "device": [{"name": "adb:FAKE0001"}]} | changes))
+
+
+def test_a_plan_takes_the_cores_on_this_phone_and_on_no_other(tuned: Tuned, tmp_path: Path) -> None:
+    path = write_plan(tmp_path / "plan.toml", plan_of(tuned, protocol=FAST))
+    n_before = len(tuned.fake.runs())
+    done = CliRunner().invoke(app, ["run", str(path), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert tuned.fake.runs()[n_before:] == ["prefill 7", "decode 3"]
+    [told] = problems(plan_of(tuned, device=[{"name": "adb:FAKE0002"}]))
+    assert "device adb:FAKE0001 -> adb:FAKE0002" in told
+    # Another phone at the same address: it is seen when it is opened.
+    other = PROPERTIES | {"ro.product.model": "Phone Two"}
+    tuned.fake.answer("getprop", "".join(f"[{k}]: [{v}]\n" for k, v in other.items()))
+    done = CliRunner().invoke(app, ["run", str(path), "--out", str(tmp_path / "other")])
+    checked = CliRunner().invoke(app, ["tune", "--check", "fake", "--out", str(tmp_path / "check")])
+    tuned.fake.answer("getprop", "".join(f"[{k}]: [{v}]\n" for k, v in PROPERTIES.items()))
+    for refused in (done, checked):
+        assert refused.exit_code == EXIT_BAD_PLAN, refused.output
+        assert "cpu model Example Phone One, SM8650" in refused.output
+    assert not (tmp_path / "other").exists()

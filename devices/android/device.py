@@ -19,7 +19,7 @@ from devices.android.processes import (
     start_process,
 )
 from devices.android.server import ServerAddress, server_address
-from devices.android.shell import Phone
+from devices.android.shell import RECONNECT_S, Phone
 from devices.android.simpleperf import PhoneCycles
 from devices.android.state import PhoneFacts, PhoneState, parse_battery, read_facts, read_state, read_watched_state
 from devices.android.topology import Topology, read_topology
@@ -57,6 +57,8 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
         self._meter_names = tuple(meter_names)
         self._processes: list[PhoneProcess] = []
         self._cycles = PhoneCycles(self.phone)
+        self.reconnect_s = RECONNECT_S
+        """How long a trial waits for a phone or a server that went away, before it is one more that failed."""
         self._topology: Topology | None = None
         self._address = address
         self._state_folder = state_folder
@@ -93,6 +95,10 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
     @property
     def _reads_battery(self) -> bool:
         return "battery" in self._meter_names
+
+    def wait_until_ready(self) -> None:
+        """Also for a phone that restarts, or whose link is gone for a moment. Raises `NotReadyError`, `DeviceError`."""
+        self.phone.reached(super().wait_until_ready, self.reconnect_s)
 
     def why_not_ready(self) -> str | None:
         battery = parse_battery(self.phone.read("dumpsys battery") or "")

@@ -39,12 +39,20 @@ def engine_mark(engine: Mapping[str, Any], model: Mapping[str, Any]) -> EngineMa
         forms = [f"{key} {form}" for key, form in sorted(quantise.items())] if isinstance(quantise, Mapping) else []
         return EngineMark(str(name), ", ".join([dtype, *forms]), True, None)
     try:
-        read = spec.model_validate({"name": spec.tag, **engine})
+        read = spec.model_validate({"name": spec.tag, **on_any_cores(engine)})
     except ValidationError:
         return EngineMark(spec.tag, dtype, False, None)
     own = getattr(read, "weights", dtype)
     weights = str(own) if read.model_file is None else f"of {read.model_file}"
     return EngineMark(spec.tag, weights, False, _program(read))
+
+
+def on_any_cores(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """An arm of another engine without its cores, which may be `tuned` and not known yet. Some must be told a number of
+    threads: one."""
+    rest = {key: value for key, value in engine.items() if key not in ("cores", "threads")}
+    spec = EXTERNAL.get(str(engine.get("runs")))
+    return rest if spec is None or spec.abilities.threads == "no" else {**rest, "threads": 1}
 
 
 def _program(spec: ExternalSpec) -> str | None:

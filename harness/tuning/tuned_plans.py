@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from harness.device_specs import ANDROID_PREFIX, IOS_PREFIX
 from harness.plan_values import shown
-from harness.tuning.engine_marks import engine_mark
+from harness.tuning.engine_marks import engine_mark, on_any_cores
 from harness.tuning.profile import (
     Fingerprint,
     TunedProfile,
@@ -85,6 +85,8 @@ def resolved(raw: dict[str, Any]) -> Resolved:
             problems.append(f"{path}: {error}")
             if isinstance(engine, dict):
                 engine.pop("cores", None)
+                # Told once: that some arms need a number of threads is no second problem.
+                engines[i] = on_any_cores(engine) if "threads" not in engine else engine
             else:
                 engines[i] = None
             continue
