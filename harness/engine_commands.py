@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harness.terminal import AsJson, print_rows
+
+if TYPE_CHECKING:
+    from harness.external.base import ExternalSpec
 
 engines_app = typer.Typer(no_args_is_help=True, help="Engines that are not ours: which are here, and what they can.")
 
@@ -26,12 +29,40 @@ def engines_doctor(
     kind = DEVICE.read({"name": device}).tag
     if kind not in {own.tag for own in DEVICE_KINDS} or kind == "model" or (kind == "host" and device != "host"):
         fail(f"--device {device}: engines go onto host, adb:SERIAL or ios:UDID; a sheet runs none", EXIT_BAD_PLAN)
+    if kind == "adb":
+        typer.echo(phone_words(device), err=True)
     print_rows(engine_rows(kind), as_json, f"Engines that are not ours, on {device}")
+
+
+def phone_words(device: str) -> str:
+    """Whether a plan could use this phone now."""
+    from devices.android.server import find_phone
+    from devices.base import DeviceError
+
+    try:
+        return f"{device}: attached and ready ({find_phone(device).serial})"
+    except DeviceError as error:
+        return f"{device}: not there or not ready: {error}"
+
+
+NAMED = {
+    "adb": "a plan names the program, built for Android arm64, and joulebench puts it there (docs/engines)",
+    "ios": "a plan names the app, which is installed beforehand (docs/engines)",
+}
+
+
+def _on_this_host(spec: type[ExternalSpec]) -> dict[str, Any]:
+    from engines.errors import EngineError
+
+    try:
+        found = spec.look()
+    except EngineError as error:
+        return {"here": False, "remark": str(error)}
+    return {"version": found.version, "remark": found.where}
 
 
 def engine_rows(kind: str) -> list[dict[str, Any]]:
     """One row an engine that goes onto this kind of device."""
-    from engines.errors import EngineError
     from harness.external.catalog import EXTERNAL
 
     rows: list[dict[str, Any]] = []
@@ -40,11 +71,11 @@ def engine_rows(kind: str) -> list[dict[str, Any]]:
         if kind not in can.devices:
             continue
         row: dict[str, Any] = {"runs": name, "here": True, "version": None, "what": spec.what}
-        try:
-            found = spec.look()
-            row |= {"version": found.version, "remark": found.where}
-        except EngineError as error:
-            row |= {"here": False, "remark": str(error)}
+        if kind != "host":
+            # What lies in this host's PATH was built for it, and not for a phone.
+            row |= {"here": None, "remark": f"not looked for on a phone; {NAMED[kind]}"}
+        else:
+            row |= _on_this_host(spec)
         row |= {
             "asked": "lengths only" if can.only_fixed_lengths else "our token ids",
             "log_likelihoods": can.loglikelihoods,

@@ -87,6 +87,26 @@ def test_llama_cpp_and_ours_answer_a_window_alike_and_a_wrong_model_is_marked(
     assert any(note.startswith("other: ") for note in marked.notes)
 
 
+def test_a_program_of_this_host_is_not_on_a_phone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "llama-bench"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    # Nothing listens there.
+    monkeypatch.setenv("ADB_SERVER_SOCKET", "tcp:127.0.0.1:1")
+
+    def row(device: str) -> tuple[dict[str, object], str]:
+        done = CliRunner().invoke(app, ["engines", "doctor", "--device", device, "--json"])
+        return next(r for r in json.loads(done.stdout) if r["runs"] == "llama-bench"), done.stderr
+
+    on_host, said_of_host = row("host")
+    on_phone, said_of_phone = row("adb:X")
+    assert (on_host["here"], on_host["remark"], said_of_host) == (True, str(program), "")
+    assert on_phone["here"] is None
+    assert "not looked for on a phone" in str(on_phone["remark"])
+    assert "adb:X: not there or not ready: adb: " in said_of_phone
+
+
 def test_the_doctor_of_engines_says_what_is_here_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     done = CliRunner().invoke(app, ["engines", "doctor", "--json"])

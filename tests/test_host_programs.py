@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from devices.cpu_seconds import own_cpu_seconds
+from engines.errors import EngineError
 from engines.external.programs.program import ProgramCall
 from engines.external.programs.target import HostTarget
+from harness.external.programs import LlamaBenchSpec
 
 BURNS = f"""#!/bin/sh
 # As a wrapper around the program would: its child computes.
@@ -102,3 +105,15 @@ def is_running(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_libraries_beside_a_program_belong_to_its_build_and_cores_are_those_of_this_host(tmp_path: Path) -> None:
+    """It loads them without being told of them; and taskset takes any mask that has one core of this machine."""
+    binary = program(tmp_path, "#!/bin/sh\n")
+    (tmp_path / "libggml.so.0").write_bytes(b"1")
+    given = {"name": "x", "runs": "llama-bench", "program": str(binary), "model_file": "m.gguf", "threads": 1}
+    assert LlamaBenchSpec.model_validate(given).find().files["library libggml.so.0"].read_bytes() == b"1"
+    spec = LlamaBenchSpec.model_validate(given | {"cores": f"{min(os.sched_getaffinity(0))},1000"})
+    around = SimpleNamespace(device=SimpleNamespace(name="host"))
+    with pytest.raises(EngineError, match=r"x: cores .* for prefill: this process may not use core 1000"):
+        spec.build(around)  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def why_not_asked(abilities: Abilities, name: str, requests: Sequence[Request], 
     """Why an engine cannot answer requests as ours does, or None. made_up: they are of a workload of fixed lengths,
     whose tokens say nothing."""
     if (abilities.only_fixed_lengths or not abilities.token_ids) and not made_up:
-        return f"{name} makes up its prompts and takes no tokens; ask it the workload fixed-lengths"
+        return f"{name} makes up its prompts and takes no tokens; ask it the workload fixed_lengths"
     if not abilities.loglikelihoods and any(r.kind == "loglikelihood" for r in requests):
         return f"{name} tells no log-likelihoods of a given answer, by which this workload is scored"
     if not abilities.samples and any(r.sampling.temperature > 0 for r in requests):

@@ -24,6 +24,7 @@ from harness.external.base import ExternalSpec
 from results.core_lists import parse_cores
 
 MOST_MODEL_FILES = 200
+MOST_LIBRARIES = 200
 MODEL_FOLDER = "model"
 
 
@@ -80,8 +81,9 @@ class ProgramSpec(ExternalSpec):
         from engines.external.programs.target import program_path
 
         path = program_path(self.program)
-        libraries = {f"library {Path(named).name}": Path(named).expanduser() for named in self.libraries}
-        return Found(str(path), None, {"program": path, **libraries})
+        beside = {f"library {other.name}": other for other in _libraries_beside(path)}
+        named = {f"library {Path(name).name}": Path(name).expanduser() for name in self.libraries}
+        return Found(str(path), None, {"program": path, **beside, **named})
 
     def own_files(self) -> dict[str, Path]:
         return {f"{self.runs} {name}": path for name, path in self._model_files()}
@@ -108,6 +110,22 @@ class ProgramSpec(ExternalSpec):
         """The program with its options. Raises `EngineError`."""
         raise NotImplementedError
 
+    def _check_cores(self) -> None:
+        """Of this host: taskset takes any mask that has one core of it. Raises `EngineError`."""
+        import os
+
+        from devices.cpu_seconds import usable_cpus
+
+        usable = usable_cpus()
+        for phase in ("prefill", "decode"):
+            listed = getattr(self.cores, phase, None)
+            lacking = () if listed is None or usable is None else sorted(parse_cores(listed) - usable)
+            if lacking:
+                raise EngineError(
+                    f'{self.name}: cores "{listed}" for {phase}: this process may not use core {lacking[0]}'
+                    f" ({os.cpu_count()} here); name cores that it may use"
+                )
+
     def build(self, around: Surroundings) -> Engine:
         from devices.android.device import AndroidDevice
         from engines.external.programs.engine import ProgramEngine
@@ -115,6 +133,8 @@ class ProgramSpec(ExternalSpec):
         from engines.external.programs.target import HostTarget, program_path
 
         device = around.device
+        if not isinstance(device, AndroidDevice):
+            self._check_cores()
         make: Callable[[], PhoneTarget | HostTarget] = partial(HostTarget, around.now_s)
         if isinstance(device, AndroidDevice):
             make = partial(PhoneTarget, device, around.now_s)
@@ -132,6 +152,14 @@ class ProgramSpec(ExternalSpec):
         around.on_note(f"{self.name}: its files are put onto {device.name}")
         engine.prepare()
         return engine
+
+
+def _libraries_beside(program: Path) -> list[Path]:
+    """Shared libraries in the program's folder, which it may load without being told of them (RPATH $ORIGIN, plug-ins
+    of backends): they decide its figures as it does."""
+    folder = program.resolve().parent
+    found = (path for pattern in ("*.so", "*.so.*", "*.dylib") for path in folder.glob(pattern) if path.is_file())
+    return sorted(found)[:MOST_LIBRARIES]
 
 
 def _beside(named: str) -> tuple[str, Path]:
