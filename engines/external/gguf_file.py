@@ -1,6 +1,6 @@
 """A checkpoint of ours written as GGUF, the file that llama.cpp reads, with the Python package gguf.
 
-Tokens go in and out by their ids: the file holds no tokenizer ("no_vocab"), so programs that read text cannot use it.
+Tokens go in and out by their ids. A tokenizer that GGUF knows is in the file too, for programs that show text.
 As in llama.cpp's own conversion, vectors and routers stay f32 in every form; the head of a q4_0 file is q8_0 (its own
 quantiser takes q6_K, which the package reads and does not write).
 
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from engines.errors import EngineError, NotSupportedError
 from engines.external.base import Form
+from engines.external.gguf_vocabulary import add_vocabulary
 from engines.model.architecture import SWIGLU, GatedUnit, ModelConfig
 from engines.model.attention import AttentionWeights
 from engines.model.checkpoints import CheckpointFacts, decisive_files_of, load_checkpoint
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
 
 PACKAGE = "gguf"
-WRITER = 1
+WRITER = 2
 """Raised where the same checkpoint is written otherwise: files of before are not taken up again."""
 BLOCK = 32
 """Columns that share a scale in the narrow forms."""
@@ -165,6 +166,7 @@ def write_gguf(facts: CheckpointFacts, path: Path, form: Form) -> None:
     weights = load_checkpoint(facts.source, facts.config.weight_dtype).weights
     writer = gguf.GGUFWriter(path, KNOWN[facts.config.architecture].name)
     _add_sizes(writer, facts.config)
+    add_vocabulary(writer, facts)
     for name, tensor in _tensors(facts.config, weights):
         kind = _kind(name, len(tensor.shape), form)
         shape = gguf.quants.quant_shape_to_byte_shape(tensor.shape, kind) if kind.name[0] == "Q" else tensor.shape
@@ -211,7 +213,6 @@ def _add_sizes(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_rope_dimension_count(config.rope.dim)
     writer.add_vocab_size(config.vocabulary_size)
-    writer.add_tokenizer_model("no_vocab")
     if config.moe is not None:
         writer.add_expert_count(config.moe.n_experts)
         writer.add_expert_used_count(config.moe.top_k)
