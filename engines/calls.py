@@ -58,7 +58,7 @@ class CallKind:
     def is_whole(self) -> bool:
         return self.width is None and self.hidden is None
 
-    @property
+    @cached_property
     def is_first_slice(self) -> bool:
         """Or whole: slices of an expert share the rows of its first."""
         return all(part is None or part.first == 0 for part in (self.width, self.hidden))

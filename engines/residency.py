@@ -143,12 +143,12 @@ class Residency:
 
     def _move(self, layer: int, transfers: Transfers) -> None:
         n_experts = self._shape[1]
-        link_M = np.zeros(len(transfers), dtype=np.int64) if transfers.link_M is None else transfers.link_M
         if len(transfers.links) == 1 and transfers.stays_M is None and transfers.width_M2 is None:
             (link,) = transfers.links
             if link.target in self.slots and not self._n_waiting and bool((transfers.layer_M == layer).all()):
                 self._exchange_whole(link.target, layer, transfers)
                 return
+        link_M = np.zeros(len(transfers), dtype=np.int64) if transfers.link_M is None else transfers.link_M
         for number, link in enumerate(transfers.links):
             if link.target not in self.slots:
                 continue

@@ -78,6 +78,14 @@ class Travels:
         self._known[source, target] = found
         return found
 
+    def arriving(self, layer: int) -> dict[Unit, dict[int, Arrival]]:
+        """What is on its way for calls of that layer one by one: by unit and expert."""
+        found: dict[Unit, dict[int, Arrival]] = {}
+        for one in self.on_the_way:
+            if one.layer == layer and one.expert is not None:
+                found.setdefault(one.unit, {})[one.expert] = one
+        return found
+
     @property
     def has_links(self) -> bool:
         return self.sheet.memory is None
@@ -137,6 +145,8 @@ class Block:
             rows_C = [next(rows) if n else 0 for n in rows_C]
         columns = zip(table.kind_C, rows_C, table.n_experts_C, table.loads_C, strict=True)
         waited: set[tuple[str, Unit]] = set()
+        arriving = {} if travels is None else travels.arriving(layer)
+        expert_S, starts_C = (calls.expert_S.tolist(), calls.starts_C.tolist()) if arriving else ([], [])
         for call, (number, n_rows, n_experts, n_loads) in enumerate(columns):
             if not n_rows:
                 continue
@@ -150,8 +160,11 @@ class Block:
                 if (operation.unit, kind.unit) not in waited:
                     waited.add((operation.unit, kind.unit))
                     after = waits.get(kind.unit, ())
-                if travels.on_the_way:
-                    after = [*after, *self._arriving(calls, call, kind.unit, layer)]
+                if own_experts := arriving.get(kind.unit):
+                    first = starts_C[call]
+                    called = expert_S[first : first + n_experts]
+                    there = [own_experts.pop(expert) for expert in called if expert in own_experts]
+                    after = [*after, *(travels.on_the_way.pop(one) for one in there)]
             last[operation.unit] = steps.add(operation, after)
         results = [] if travels is None else self._add_results(steps, plan, tokens, last, travels)
         steps.add(
@@ -188,13 +201,6 @@ class Block:
             return None
         resource = travels.link(source, target, "experts")
         return resource, target, travels.sheet.links[resource.removesuffix(BACK)].whole_layers
-
-    def _arriving(self, calls: Calls, call: int, unit: Unit, layer: int) -> Iterator[int | None]:
-        """Numbers of what brings its experts."""
-        assert self._travels is not None
-        on_the_way = self._travels.on_the_way
-        for expert in calls.expert_S[calls.starts_C[call] : calls.ends_C[call]].tolist():
-            yield on_the_way.pop(Arrival(layer, unit, expert), None)
 
     def _add_rows(
         self, steps: Steps, plan: DispatchPlan, tokens: Mapping[Unit, int], travels: Travels

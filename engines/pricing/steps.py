@@ -30,8 +30,8 @@ class Steps:
             return None
         number = self._n_before + len(self.operations)
         if after:
-            backs = tuple(sorted({number - one for one in after if one is not None}))
+            backs = {number - one for one in after if one is not None}
             if backs:
-                operation = _waiting(operation, backs)
+                operation = _waiting(operation, tuple(sorted(backs)) if len(backs) > 1 else tuple(backs))
         self.operations.append(operation)
         return number
