@@ -361,7 +361,9 @@ def check_again(named: str, n_pairs: int, out: Path | None, progress: Any) -> tu
     renewed = profile.model_copy(update={"check": found})
     if found.verdict == "holds":
         known = {key: value for key, value in now.model_dump().items() if value is not None}
-        renewed = renewed.model_copy(update={"fingerprint": profile.fingerprint.model_copy(update=known)})
+        fresh = profile.fingerprint.model_copy(update=known)
+        before = profile.searched_on or (profile.fingerprint if why_expired(profile.fingerprint, fresh) else None)
+        renewed = renewed.model_copy(update={"fingerprint": fresh, "searched_on": before})
     # A verdict against it is kept too, so that no plan relies on it any more.
     paths = [write_profile(renewed, each) for each in dict.fromkeys((path, kept_path(profile.name)))]
     return renewed, paths, folder

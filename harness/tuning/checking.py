@@ -33,6 +33,7 @@ CHECK_FOLDER = "check"
 INDIFFERENCE = 0.02
 """A chosen arm that costs so much more than the planned one is as good."""
 VERDICT_WORDS = {"holds": "holds", "does not hold": "does not hold", "not certain": "is not certain"}
+MODELLED_WORDS = " The joules are modelled from CPU time: a meter may say otherwise, and no interval holds how wrong they are."
 DOES = {"prefill": "reading the prompt", "decode": "decoding", "all": "a request"}
 
 Raw = dict[str, Any]
@@ -72,7 +73,15 @@ def run_check(
     found = verdict_of(ratios, slowdown, objective, modelled)
     n_pairs = len(_pairs(by_arm[TUNED_ARM], by_arm[AS_PLANNED]))
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    return Check(at=at, n_pairs=n_pairs, ratios=tuple(ratios), verdict=found, words=_words(ratios, found))
+    words = _words(ratios, found)
+    if _is_modelled_energy(by_arm[TUNED_ARM]) and not modelled:
+        words += MODELLED_WORDS
+    return Check(at=at, n_pairs=n_pairs, ratios=tuple(ratios), verdict=found, words=words)
+
+
+def _is_modelled_energy(trials: Sequence[Sequence[Trial]]) -> bool:
+    methods = {reading.method for own in trials for trial in usable(own) for reading in trial.energy}
+    return methods == {"modelled"}
 
 
 def _pairs(

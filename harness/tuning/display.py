@@ -185,4 +185,6 @@ def sentence(session: SessionFound[Arm], found: PhaseFound[Arm]) -> str:
         open_ones = [names[one.arm] for one in result.standings if one.state in ("undecided", "as good")]
         told = f" ({', '.join(open_ones[:4])})" if open_ones else ""
         sure = f"Not certain: {result.n_probes} probes were spent before all others were told apart{told}."
+    if found.method == "modelled" and options.needs_joules and session.time_method == "measured":
+        sure += " The joules are modelled from CPU time, and a meter may say otherwise."
     return f"{DOES[found.phase].capitalize()}: {names[result.chosen]} {why}. {sure}"

@@ -43,6 +43,18 @@ class Fit:
     """Readings that lay far from the rest."""
     level: float
     """What is added to an effect for the logarithm of a candidate's value in a mean round."""
+    level_error: float
+    """Standard error of it, by how rounds differ; infinite of one round."""
+    n_rounds: int
+
+    def value_error(self, k: int) -> tuple[float, float]:
+        """(standard error of the logarithm of a candidate's value, degrees of freedom by Satterthwaite): of its effect
+        among the others, and of the level of the rounds, which drifts."""
+        within, between = self.noise**2 * float(self.spread_KK[k, k]), self.level_error**2
+        total = within + between
+        if self.dof < 1 or self.n_rounds < 2 or total == 0.0:
+            return float(np.sqrt(total)), float(min(self.dof, self.n_rounds - 1))
+        return float(np.sqrt(total)), total**2 / (within**2 / self.dof + between**2 / (self.n_rounds - 1))
 
     def standard_errors_KK(self) -> Array:
         """Of every difference of two effects."""
@@ -82,7 +94,9 @@ def fit_rounds(values_RK: Array, spread_KK: Array) -> Fit:
         residual_RK = np.clip(residual_RK, -most, most)
     # What is drawn in tells nothing of the candidate, so that the rest weighs less than its number.
     noise = float(np.sqrt(np.nansum(residual_RK**2) / dof)) * n / (n - drawn_in) if dof > 0 else np.inf
-    return Fit(effect_K, spread_KK, noise, dof, drawn_in, float(round_R.mean()))
+    n_rounds = len(round_R)
+    level_error = float(round_R.std(ddof=1) / np.sqrt(n_rounds)) if n_rounds > 1 else np.inf
+    return Fit(effect_K, spread_KK, noise, dof, drawn_in, float(round_R.mean()), level_error, n_rounds)
 
 
 def spread(values_RK: Array) -> Array:

@@ -129,6 +129,8 @@ class TunedProfile(Record):
     """Of both arms, asked the same: what `--check` runs."""
     evidence: tuple[PhaseEvidence, ...]
     check: Check | None = None
+    searched_on: Fingerprint | None = None
+    """What the evidence is of, where a check has renewed the profile for another system or engine since."""
     sha256: str = UNSEALED
 
 

@@ -89,8 +89,8 @@ def race_result(rounds: Rounds[Arm], rules: Rules, is_over: bool) -> RaceResult[
             arm,
             found.states[k],
             counts[k],
-            speed_tokens_per_s=_estimate(compared.speed, k, counts[k]),
-            cost=None if compared.cost is None else _estimate(compared.cost, k, counts[k]),
+            speed_tokens_per_s=_estimate(compared.speed, k),
+            cost=None if compared.cost is None else _estimate(compared.cost, k),
             cost_over_chosen=None if cost_bounds is None else _ratio(cost_bounds, k, found.leader),
             speed_over_fastest=_ratio(speed, k, found.fastest),
         )
@@ -117,13 +117,14 @@ def race_result(rounds: Rounds[Arm], rules: Rules, is_over: bool) -> RaceResult[
     )
 
 
-def _estimate(fit: Fit, k: int, n: int) -> Estimate:
+def _estimate(fit: Fit, k: int) -> Estimate:
     from scipy.special import stdtrit
 
     value = math.exp(float(fit.effect_K[k]) + fit.level)
-    if fit.dof < 1:
+    error, dof = fit.value_error(k)
+    half = float(stdtrit(dof, 0.5 + CONFIDENCE / 2)) * error if dof >= 1 and math.isfinite(error) else math.inf
+    if 2 * half >= MOST_WIDTH:
         return Estimate(value, None, None)
-    half = float(stdtrit(fit.dof, 0.5 + CONFIDENCE / 2)) * fit.noise / math.sqrt(n)
     return Estimate(value, value * math.exp(-half), value * math.exp(half))
 
 

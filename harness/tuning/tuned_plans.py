@@ -93,6 +93,8 @@ def resolved(raw: dict[str, Any]) -> Resolved:
         if is_phone(profile.fingerprint.device):
             taken[profile.sha256] = TunedFor(profile.name, profile.fingerprint)
         keys = ", ".join(f"{key} = {_words(value)}" for key, value in profile.settings.items()) or "as planned"
+        if profile.searched_on is not None:
+            keys += " (searched before the system or engine changed, and checked since)"
         unsure = f"; not certain: {', '.join(doubts(profile))}" if doubts(profile) else ""
         notes.append(f"{path}: from the tuned profile {profile.name} of {profile.created_at}: {keys}{unsure}")
     # A problem is told once: an arm that could not be found stands in for itself, so that none seems to be missing.
@@ -106,6 +108,10 @@ def _places(raw: dict[str, Any]) -> Iterator[tuple[str, object]]:
         yield "engine", engines
     for engine in engines if isinstance(engines, list) else ():
         yield "engine", engine.get("cores") if isinstance(engine, dict) else engine
+
+
+def chooses_cores(profile: TunedProfile) -> bool:
+    return bool({"cores", "threads"} & profile.settings.keys())
 
 
 def _core_keys(profile: TunedProfile, engine: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +149,7 @@ def _profile(value: str, plan: dict[str, Any], engine: dict[str, Any] | None) ->
 
 def _of_this_machine(now: Fingerprint) -> TunedProfile:
     """The newest of those that hold for what the plan has."""
-    kept = [profile for profile, _ in kept_profiles()]
+    kept = [profile for profile, _ in kept_profiles() if chooses_cores(profile)]
     fitting = [profile for profile in kept if not why_expired(profile.fingerprint, now)]
     holding = [profile for profile in fitting if not is_refuted(profile)]
     if holding:
@@ -152,7 +158,7 @@ def _of_this_machine(now: Fingerprint) -> TunedProfile:
         raise TunedProfileError(_refuted(max(fitting, key=lambda profile: profile.created_at)))
     remedy = "`joulebench tune` makes one"
     if not kept:
-        raise TunedProfileError(f"no tuned profile is kept on this machine; {remedy}")
+        raise TunedProfileError(f"no tuned profile that chose cores is kept on this machine; {remedy}")
     near = min(kept, key=lambda profile: len(why_expired(profile.fingerprint, now)))
     raise TunedProfileError(_expired(near, why_expired(near.fingerprint, now)))
 
