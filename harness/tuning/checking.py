@@ -33,7 +33,7 @@ CHECK_FOLDER = "check"
 INDIFFERENCE = 0.02
 """A chosen arm that costs so much more than the planned one is as good."""
 VERDICT_WORDS = {"holds": "holds", "does not hold": "does not hold", "not certain": "is not certain"}
-MODELLED_WORDS = " The joules are modelled from CPU time: a meter may say otherwise, and no interval holds how wrong they are."
+MODELLED_WORDS = " The joules are modelled from CPU time: a meter may say otherwise, beyond any interval."
 DOES = {"prefill": "reading the prompt", "decode": "decoding", "all": "a request"}
 
 Raw = dict[str, Any]

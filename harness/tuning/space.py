@@ -121,9 +121,11 @@ def with_axes(raw: Raw, axes: Sequence[str]) -> Raw:
         problems.append("nothing to choose from: name keys and their values with --space, or in the plan's [sweep]")
     if problems:
         raise PlanError(problems)
-    prefix = f"engine.{name}."
+    # A path of a sweep is cut at dots, so that an arm called llama.cpp goes by its place.
+    prefix = "engine.0." if "." in name else f"engine.{name}."
+    own = f"engine.{name}."
     plan["sweep"] = {
-        path if not path.startswith("engine.") or path.startswith(prefix) else prefix + path.removeprefix("engine."): v
+        prefix + path.removeprefix(own).removeprefix(prefix).removeprefix("engine."): v
         for path, v in swept.items()
     }
     plan["engine"].append({**base, "name": AS_PLANNED})
