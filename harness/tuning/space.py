@@ -124,10 +124,8 @@ def with_axes(raw: Raw, axes: Sequence[str]) -> Raw:
     # A path of a sweep is cut at dots, so that an arm called llama.cpp goes by its place.
     prefix = "engine.0." if "." in name else f"engine.{name}."
     own = f"engine.{name}."
-    plan["sweep"] = {
-        prefix + path.removeprefix(own).removeprefix(prefix).removeprefix("engine."): v
-        for path, v in swept.items()
-    }
+    keys = {path.removeprefix(own).removeprefix(prefix).removeprefix("engine."): v for path, v in swept.items()}
+    plan["sweep"] = {prefix + key: v for key, v in keys.items()}
     plan["engine"].append({**base, "name": AS_PLANNED})
     plan.pop("baseline", None)
     return plan
