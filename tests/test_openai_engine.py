@@ -305,6 +305,20 @@ def test_the_server_that_answers_belongs_to_a_cell(server: LocalServer) -> None:
         spec.model_copy(update={"url": "http://127.0.0.1:1/v1"}).find()
 
 
+def test_a_server_that_was_exchanged_between_trials_is_refused(server: LocalServer) -> None:
+    before = server.version
+    through = client(server.url)
+    through.reset()
+    server.version = "joulebench 2: dropping"
+    try:
+        with pytest.raises(EngineError, match="and is joulebench 2: dropping; trials of two servers are in no mean"):
+            through.reset()
+    finally:
+        server.version = before
+        through.close()
+    through.reset()
+
+
 def test_a_run_through_the_protocol_answers_as_the_engine_does(server: LocalServer, tmp_path: Path) -> None:
     """Accuracy, tokens and samples of both arms are equal; the joules of the server's process are counted."""
     arm = {"name": "server", "runs": "openai", "url": server.url, "flavour": "joulebench"}

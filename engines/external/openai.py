@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+import psutil
+
 from engines.answers import StopStrings
 from engines.base import PhaseListener
 from engines.errors import EngineError, NotSupportedError
@@ -27,6 +29,7 @@ from results.cells import CACHE_NOT_KNOWN
 from results.printable import printable
 from results.records import Completion, EngineCounters, Request
 
+NO_VERSION = "a server that tells no version"
 MOST_VERSION = 400
 """Characters of what a server says of its build."""
 TOLERANCE = 1e-3
@@ -65,6 +68,8 @@ class OpenAIEngine:
         self._options, self._flavour, self._now_s = options, FLAVOURS[options.flavour], now_s
         self._link = ServerLink(options.url, options.key_variable, options.timeout_s, now_s)
         self._model = options.model or only_model(self._link)
+        self._build: str | None = None
+        """What it said of itself before the first window."""
         self._where = whereabouts(self._link.host, self._link.port)
         self._n_tokens = self._n_shared = self._n_encoded = self._n_cached = 0
         self._cache_known = True
@@ -81,7 +86,17 @@ class OpenAIEngine:
         raise EngineError(f"{self._link.url}: a server learns nothing from prompts; leave the profile out")
 
     def reset(self) -> None:
-        """Every request asks for itself that nothing of earlier ones is used."""
+        """Before a window: the server must be that of the first one. That nothing of earlier prompts is used, every
+        request asks for itself. Raises `EngineError`."""
+        build = told_version(self._link, self._options.flavour) or NO_VERSION
+        self._build = self._build or build
+        if build != self._build:
+            raise EngineError(
+                f"{self._link.url}: was {self._build} at the first trial, and is {build}; trials of two servers are in"
+                " no mean: begin a new run"
+            )
+        if not all(map(psutil.pid_exists, self._where.process_ids)):
+            self._where = whereabouts(self._link.host, self._link.port)
 
     def take_counters(self) -> EngineCounters | None:
         """None: what it does with experts is not told."""

@@ -79,10 +79,10 @@ class MnnBench:
             if isinstance(results, list)
             else []
         )
-        if len(found) != 1:
+        if len(found) != 1 or {found[0].get("prefill_tps"), found[0].get("decode_tps")} == {None}:
             raise ProgramError(
-                f"{NAME}: {len(found)} results of prefill and decode together, one was asked; is it older than the"
-                " builds that tell both speeds of -pg?"
+                f"{NAME}: {len(found)} results of prefill and decode together, one with both speeds was asked; take"
+                " a build that tells both speeds of -pg"
             )
         same(found[0].get("prompt_len"), lengths.n_prompt, f"{NAME}: prompt_len")
         same(found[0].get("generate_len"), lengths.n_new, f"{NAME}: generate_len")
