@@ -62,13 +62,18 @@ def tree_chart(rows: list[dict[str, Any]], description: str) -> dict[str, Any]:
     ]  # fmt: skip
     deepest = max(one["depth"] for one in rows)
     # Words stand right of the points, and the deepest needs room for them.
-    x = alt.X("depth:Q", axis=None, scale=alt.Scale(domain=[-0.2, deepest + 6]))
-    y = alt.Y("row:Q", axis=None, scale=alt.Scale(domain=[len(rows) - 0.5, -0.5], nice=False))
+    across_scale = alt.Scale(domain=[-0.2, deepest + 6], nice=False)
+    down_scale = alt.Scale(domain=[len(rows) - 0.5, -0.5], nice=False)
+
+    def at(x: str, y: str) -> dict[str, Any]:
+        # Every layer says it alike: one that says nothing would bring axes back.
+        return {"x": alt.X(f"{x}:Q", axis=None, scale=across_scale), "y": alt.Y(f"{y}:Q", axis=None, scale=down_scale)}
+
     lines = alt.Chart(alt.InlineData(values=edges))
     ink = alt.value("var(--rule-2)")
-    down = lines.mark_rule().encode(x=alt.X("left:Q"), y=alt.Y("up:Q"), y2="row:Q", color=ink)
-    across = lines.mark_rule().encode(x=alt.X("left:Q"), x2="depth:Q", y=alt.Y("row:Q"), color=ink)
-    base = alt.Chart(alt.InlineData(values=points)).encode(x=x, y=y)
+    down = lines.mark_rule().encode(**at("left", "up"), y2="row:Q", color=ink)
+    across = lines.mark_rule().encode(**at("left", "row"), x2="depth:Q", color=ink)
+    base = alt.Chart(alt.InlineData(values=points)).encode(**at("depth", "row"))
     fill = alt.condition("datum.chosen", alt.value("var(--accent)"), alt.value("var(--paper, white)"))
     dots = base.mark_circle(size=80, stroke="var(--accent)", strokeWidth=1.5, opacity=1).encode(fill=fill)
     words = base.mark_text(align="left", dx=9, color="var(--ink)").encode(text="words:N")

@@ -151,6 +151,11 @@ def table(found: Found, noise: float, searches: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def is_cut_off(ended: Sequence[Session]) -> bool:
+    """Whether fewer than half of the sessions reached their certainty, so that the median of probes is the budget's."""
+    return 2 * sum(one.is_separated for one in ended) < len(ended)
+
+
 def ratio_table(found: Found) -> str:
     """Median probes of our race over those of an exhaustive search to the same certainty."""
     others = ("exhaustive, even", "exhaustive race")
@@ -161,7 +166,8 @@ def ratio_table(found: Found) -> str:
         for noise, other in product(NOISES, others):
             own = found[phone, noise]
             ours, theirs = (statistics.median(s.n_probes for s in own[name]) for name in ("race", other))
-            cells.append(f"1/{theirs / ours:.1f}")
+            # A race that its budget cut off did not reach the yardstick's certainty.
+            cells.append("cut off" if is_cut_off(own["race"]) else f"1/{theirs / ours:.1f}")
         lines.append(f"| {phone} | {n_selections(truth(phone).model.selectable)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -229,7 +235,9 @@ A session is **right** if what it chose is truly fast enough and needs at most 2
 ## Probes for the same certainty
 
 Median probes of our race over those of an exhaustive search that ends by the same rule, at the same confidence
-(95 %). "Evenly" probes every selection equally often; the race of every selection drops those that are out.
+(95 %). "Evenly" probes every selection equally often; the race of every selection drops those that are out. The
+exhaustive searches have no limit of probes, and our race has one of {most}. "Cut off": fewer than half of its sessions
+were certain by then, so that there is no ratio at the same certainty.
 
 {ratios}
 
@@ -312,7 +320,9 @@ def verdict(found: Found) -> str:
     missed = []
     for (phone, noise), own in found.items():
         ours, even = (statistics.median(s.n_probes for s in own[name]) for name in ("race", "exhaustive, even"))
-        if 5 * ours > even:
+        if is_cut_off(own["race"]):
+            missed.append(f"{phone} at {100 * noise:g} % (cut off)")
+        elif 5 * ours > even:
             missed.append(f"{phone} at {100 * noise:g} % (1/{even / ours:.1f})")
     right = ", ".join(f"{100 * noise:g} %: {least:.0f} %" for noise, least in worst.items())
     text = f"The aim was 95 % right with a fifth of the probes. The worst phone's share right at a noise of {right}."
