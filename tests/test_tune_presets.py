@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import vl_convert
 
 from harness.plan import PlanError
 from harness.tuning.aecs import PRESETS
@@ -15,7 +17,7 @@ from harness.tuning.core_race import core_race
 from harness.tuning.power_heuristic import PowerHeuristic, ThreadHeuristic
 from harness.tuning.presets import parameters_of, probed_once, told
 from harness.tuning.race import Ask, Estimate, Failed, Reading, Rules, drive
-from harness.tuning.tree_picture import tree_rows
+from harness.tuning.tree_picture import tree_chart, tree_rows
 from tests.test_aecs import FIGURE_5, MATE_40_PRO
 
 
@@ -90,6 +92,9 @@ def test_the_tree_shows_which_move_made_which_candidate(repeats: bool) -> None:
     assert by_name["(0, 2, 0)"]["chosen"]
     # Each stands behind its parent.
     assert all(one["parent_row"] is None or one["parent_row"] < one["row"] for one in rows)
+    # Vega-Lite refuses a picture whose layers disagree on their axes.
+    drawn = vl_convert.vegalite_to_vega(tree_chart(rows, "tree") | {"width": 700})
+    assert "(0, 2, 0): a smaller core for a bigger; chosen" in json.dumps(drawn)
 
 
 def test_savings_are_told_against_the_planned_arm_and_the_fastest() -> None:
