@@ -49,6 +49,25 @@ def external_problems(engine: Part[ExternalSpec]) -> Iterator[str]:
     for name, path in files.items():
         if not path.is_file():
             yield f"engine {engine.label}: {name}: no file {path}; paths start where joulebench is called"
+    yield from _no_model(engine)
+
+
+def _no_model(engine: Part[ExternalSpec]) -> Iterator[str]:
+    """A model file that is there and that the engine cannot read."""
+    spec = engine.spec
+    if spec.model_file is None or not spec.model_begins or not Path(spec.model_file).expanduser().is_file():
+        return
+    try:
+        with Path(spec.model_file).expanduser().open("rb") as file:
+            begins = file.read(len(spec.model_begins))
+    except OSError as error:
+        yield f"engine {engine.label}: model_file {spec.model_file}: cannot be read ({error.strerror})"
+        return
+    if begins != spec.model_begins:
+        yield (
+            f"engine {engine.label}: model_file {spec.model_file}: begins with {begins!r}, and a model that"
+            f" {spec.runs} reads with {spec.model_begins!r}; name a GGUF file"
+        )
 
 
 def noted(cell_plan: CellPlan, spec: ExternalSpec) -> dict[str, object]:

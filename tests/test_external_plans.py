@@ -83,6 +83,15 @@ def test_what_is_not_here_is_told_before_anything_runs(build: Path) -> None:
         cell_of(LLAMA | {"model_file": "nowhere.gguf"})
 
 
+def test_a_model_file_that_is_no_model_is_told_before_anything_runs(build: Path, tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("# A page")
+    with pytest.raises(
+        PlanError, match=r"README\.md: begins with b'# A ', and a model that llama\.cpp reads with b'GGUF'"
+    ):
+        cell_of(LLAMA | {"model_file": str(page)})
+
+
 class OneChoice(ExternalSpec):
     tag: ClassVar[str] = "one"
     abilities: ClassVar[Abilities] = Abilities(

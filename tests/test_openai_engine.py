@@ -119,6 +119,12 @@ def test_a_warm_cache_is_no_prefill() -> None:
         off = client(silent.url, flavour="openai", cache_is_off=True)
         off.run(asked, unheard)
         assert off.take_marks() == ()
+    ids = stream(chunk(" the", token_ids=checkpoint().tokenizer.encode(" the")), end(), usage(n, 1))
+    with scripted(ids) as silent:
+        asking = client(silent.url, flavour="vllm")
+        asking.run(asked, unheard)
+        # What was asked is not what was done.
+        assert any("does not say whether it did" in note for note in asking.take_remarks())
 
 
 def test_several_tokens_of_a_chunk_share_its_stamp() -> None:

@@ -71,7 +71,7 @@ class OpenAIEngine:
         self._build: str | None = None
         """What it said of itself before the first window."""
         self._where = whereabouts(self._link.host, self._link.port)
-        self._n_tokens = self._n_shared = self._n_encoded = self._n_cached = 0
+        self._n_tokens = self._n_shared = self._n_encoded = self._n_cached = self._n_untold = 0
         self._cache_known = True
 
     # --- what is asked of every engine --------------------------------------------------------------------------------
@@ -135,12 +135,17 @@ class OpenAIEngine:
             notes.append(f"the server held {self._n_cached} prompt tokens from before; they count as not computed")
         if self._link.n_again:
             notes.append(f"requests sent again, before anything of their answer had come: {self._link.n_again}")
+        if self._n_untold:
+            notes.append(
+                f"{self._n_untold} requests asked the server to use nothing of earlier prompts; it does not say whether"
+                " it did"
+            )
         if not self._cache_known:
             notes.append(
                 "the server cannot be told to forget earlier prompts, and does not say how much of them it used: its"
                 " prefill may be none; with its prefix cache off, say cache_is_off = true"
             )
-        self._n_tokens = self._n_shared = self._n_encoded = self._n_cached = self._link.n_again = 0
+        self._n_tokens = self._n_shared = self._n_encoded = self._n_cached = self._n_untold = self._link.n_again = 0
         return tuple(notes)
 
     def run(self, request: Request, on_phase: PhaseListener) -> Completion:
@@ -239,6 +244,7 @@ class OpenAIEngine:
         """Prompt tokens that were not computed; the last one always is."""
         asked_fresh = bool(self._flavour.fresh) or self._flavour.salt is not None
         if usage.n_cached is None:
+            self._n_untold += asked_fresh and not self._options.cache_is_off
             self._cache_known = self._cache_known and (asked_fresh or self._options.cache_is_off)
             return 0
         n_cached = min(usage.n_cached, n_prompt)

@@ -41,6 +41,8 @@ class ExternalSpec(Record):
         "copy_bytes_per_s", "quantise", why=OF_OURS,
     )  # fmt: skip
     max_batch: ClassVar[int] = 1
+    model_begins: ClassVar[bytes] = b""
+    """With which bytes a model file begins that it reads; empty where nothing tells."""
     is_gated: ClassVar[bool] = False
     """Whether its answers to a few short questions are held against ours before it is measured."""
 

@@ -179,6 +179,7 @@ class LlamaBenchSpec(ProgramSpec):
     what: ClassVar[str] = "llama.cpp by llama-bench, here or on an Android phone: lengths only"
     abilities: ClassVar[Abilities] = _abilities("each phase")
     executable: ClassVar[str] = LlamaBench.executable
+    model_begins: ClassVar[bytes] = b"GGUF"
 
     runs: Literal["llama-bench"]
     flash_attention: bool = False
