@@ -165,7 +165,7 @@ def probe_of(trials: Sequence[Trial], phase: Phase) -> Probe:
     tokens = sum(tokens_of(trial, phase) for trial in trials)
     seconds = sum(busy_s(trial, phase) for trial in trials)
     if tokens <= 0 or seconds <= 0:
-        raise SessionBrokenOffError(f"the workload has no {phase} tokens to be timed; take another, or another --phase")
+        raise SessionBrokenOffError(f"the workload has no {phase} tokens to be timed; take one that has some")
     readings = [_reading(trial, phase) for trial in trials]
     method = next((r.method for r in readings if r is not None), None)
     amounts = [None if r is None else r.gauge_units if r.method == "relative gauge" else r.energy_j for r in readings]
