@@ -202,3 +202,6 @@ def test_bad_options_are_told_at_once(tmp_path: Path) -> None:
     assert len(found.problems) == 3
     found = joulebench("tune", "--space", "workload.limit=[1,2]", "--space", "engine.prefill_chunk=64")
     assert [line.split(":")[0] for line in found.problems] == ["error"] * 2
+    for options in (("--exhaustive",), ("--objective", "latency"), ("--space", "engine.threads=[1,2]")):
+        (problem,) = joulebench("tune", "--search", "aecs", *options).problems
+        assert "aecs" in problem
