@@ -116,8 +116,8 @@ def main() -> None:
         merged(read_json("cells"), found),
         "Plans are the techniques' own. Where what a token does hangs on its experts, or on what lies in caches, a plan"
         " is made for every token and layer: there plans cost most. Each cell is one request, with cold caches. Targets"
-        " are upper bounds. On a machine that other programs share, CPU seconds rise too, by a half at times. The thousand"
-        " cells have shorter prompts and answers than the single ones, as their row says, and take less each.",
+        " are upper bounds. On a machine that other programs share, CPU seconds rise too, by a half at times. The"
+        " thousand cells have shorter prompts and answers than the single ones, as their row says, and take less each.",
     )
 
 
