@@ -81,7 +81,8 @@ def test_an_engine_tells_its_decode_steps_and_adds_them_up() -> None:
     assert len(steps) == 7
     assert made.take_decode_steps() == ()
     assert [layer.layer for layer in steps[0].layers] == [0, 1, 2, 3]
-    assert [copy.layer for copy in steps[0].copies] == [0, 1, 2, 3]
+    # Copies of a layer are told as one unless the machine was busy between them.
+    assert list(dict.fromkeys(copy.layer for copy in steps[0].copies)) == [0, 1, 2, 3]
     assert not any(copy.is_ahead for own in steps for copy in own.copies)
     assert sum(copy.n_bytes for copy in steps[3].copies) == 4 * 2 * EXPERT * 2
     # Two experts of 147 kB at 50 MB/s are 5.9 ms a layer.
