@@ -77,6 +77,7 @@ def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]
         "alpha": session.options.alpha,
         "checked": _by_phase(profile),
         "modelled": session.time_method == "modelled",
+        "energy_unit": f"m{session.phases[0].energy_unit or 'J/token'}",
     }
 
 
