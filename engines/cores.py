@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -60,6 +60,12 @@ def phase_setting(cores: str | None, threads: int | None) -> PhaseSetting:
     if threads is not None and threads > len(wanted):
         raise EngineError(f'{threads} threads on cores "{cores}": at most one on each core')
     return PhaseSetting(threads or len(wanted), wanted)
+
+
+def phase_threads(setting: PhaseSetting, found: Iterable[str]) -> PhaseThreads:
+    """What was asked of a phase, and where its threads were found, in words of `core_words`."""
+    asked = None if setting.cores is None else core_words(setting.cores)
+    return PhaseThreads(n_threads=setting.n_threads, cores=asked, found=tuple(found))
 
 
 def why_not_bound(cores: frozenset[int]) -> str | None:
@@ -183,11 +189,7 @@ class PhaseCores:
         return self._told("prefill", found), self._told("decode", found)
 
     def _told(self, phase: ChunkPhase, found: dict[ChunkPhase, dict[str, None]]) -> PhaseThreads | None:
-        setting = self._settings[phase]
-        if not self._tells or phase not in found:
-            return None
-        asked = None if setting.cores is None else core_words(setting.cores)
-        return PhaseThreads(n_threads=setting.n_threads, cores=asked, found=tuple(found[phase]))
+        return phase_threads(self._settings[phase], found[phase]) if self._tells and phase in found else None
 
     def _read_back(self) -> None:
         """Where the threads may be that computed the phase now at its end."""

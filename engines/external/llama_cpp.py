@@ -24,7 +24,7 @@ import torch
 
 from engines.answers import Answer, Limits, answer_to
 from engines.base import HeldWeights, PhaseListener
-from engines.cores import PhaseSetting
+from engines.cores import PhaseSetting, phase_threads
 from engines.errors import EngineError
 from engines.external.base import Found
 from engines.external.llama_api import CACHE_TYPES, TokenBatch, library, thread_pool
@@ -267,11 +267,7 @@ class _Threads:
         return self._told("prefill", found), self._told("decode", found)
 
     def _told(self, phase: ChunkPhase, found: dict[ChunkPhase, dict[str, None]]) -> PhaseThreads | None:
-        setting = self.settings[phase]
-        if not self._tells or phase not in found:
-            return None
-        asked = None if setting.cores is None else core_words(setting.cores)
-        return PhaseThreads(n_threads=setting.n_threads, cores=asked, found=tuple(found[phase]))
+        return phase_threads(self.settings[phase], found[phase]) if self._tells and phase in found else None
 
     def _read_back(self) -> None:
         """Where the threads may be that computed the phase now at its end."""
