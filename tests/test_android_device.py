@@ -195,6 +195,14 @@ def test_a_program_is_not_left_on_a_phone_whose_cable_was_pulled(fake: FakePhone
     assert is_gone(process.pid)
 
 
+def test_a_link_that_goes_as_soon_as_a_program_runs_leaves_none(fake: FakePhone, device: AndroidDevice) -> None:
+    for _ in range(12):
+        process = device.start_program(["sleep", "60"])
+        fake.pull_cable()
+        assert is_gone(process.pid)
+        fake.plug_in()
+
+
 def test_a_program_that_is_not_there_has_the_shells_exit_code(device: AndroidDevice) -> None:
     assert device.run_program(["./absent"], timeout_s=10.0).exit_code == 127
     with pytest.raises(DeviceError, match="did not start in /data/absent"):

@@ -28,12 +28,13 @@ _SECONDS = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
 _TIMES = re.compile(rf"([0-9]{{1,9}})m{_SECONDS}s ([0-9]{{1,9}})m{_SECONDS}s")
 _UPTIMES = re.compile(rf"{_SECONDS} {_SECONDS}")
 
-# The program's id comes first on the errors, before the program can write there; the account comes last.
+# The program's id comes first on the errors, before the program can write there; the account comes last. The link may
+# go as soon as the id is told, and before it: the trap stands before the start, and nothing starts after it.
 _SCRIPT = """cd {folder} || exit 126
+trap 'kill -9 $!; exit 129' HUP
 read -r a x </proc/uptime
-sh -c 'echo $$ >&2; exec "$@"' sh {program} </dev/null & p=$!
-trap 'kill -9 $p' HUP
-wait $p; r=$?
+sh -c 'echo $$ >&2; exec "$@"' sh {program} </dev/null &
+wait $!; r=$?
 read -r b x </proc/uptime
 echo >&2; echo "{account} $a $b" >&2; times >&2
 exit $r"""
