@@ -139,7 +139,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
     def booted(text: str) -> Callable[[], object]:
         return lambda: fake.file("/proc/sys/kernel/random/boot_id", text)
 
-    with pytest.MonkeyPatch.context() as patch, FakeBattery(fake, fake.power_w, update_s=0.02):
+    with pytest.MonkeyPatch.context() as patch, FakeBattery(fake, fake.power_w, update_s=0.015):
         patch.setattr(battery_module, "CALIBRATION_S", 0.4)
         patch.setattr(gates, "Gates", partial(gates.Gates, look_every_s=0.1))
         patch.setenv("JOULEBENCH_STATE", str(folder / "state"))
