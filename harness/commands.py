@@ -22,6 +22,7 @@ from harness.interrupts import raise_in_command
 from harness.model_command import fit
 from harness.reproduce_command import reproduce
 from harness.run_commands import plan_check, plan_schema, report, run
+from harness.schedule_command import schedule_app
 from harness.serve_command import serve
 from harness.sheet_command import sheets
 from harness.terminal import EXIT_BAD_PLAN, AsJson, end_interrupted, fail, log_to_terminal, print_rows, quiet_libraries
@@ -42,6 +43,7 @@ app.add_typer(plan_app, name="plan")
 model_app = typer.Typer(no_args_is_help=True, help="Make a hardware sheet of this machine.")
 app.add_typer(model_app, name="model")
 app.add_typer(engines_app, name="engines")
+app.add_typer(schedule_app, name="schedule")
 
 
 def _names_starting(names: Iterable[str]) -> Callable[[str], list[str]]:

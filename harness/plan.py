@@ -27,6 +27,7 @@ from harness.device_specs import with_sheet_path
 from harness.external.base import ExternalSpec
 from harness.matrix import CellPlan, Part, Parts, matrix, told_apart
 from harness.model_specs import ModelSpec, PlayedModelSpec
+from harness.only_devices import put_on_devices
 from harness.plan_values import MAX_NAME, as_seen, shown, sift
 from harness.problems import in_one_line, nearest, told
 from harness.references import with_references
@@ -132,9 +133,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_draft(
-    path: Path, settings: Sequence[str] = (), data_root: Path | None = None, max_cells: int = sweep.MAX_CELLS
+    path: Path,
+    settings: Sequence[str] = (),
+    data_root: Path | None = None,
+    max_cells: int = sweep.MAX_CELLS,
+    devices: Sequence[str] = (),
 ) -> Draft:
-    """Reads, overrides (`--set`), validates and expands a plan. Raises `PlanError` where the file is none.
+    """Reads, overrides (`--set`, `--device`), validates and expands a plan. Raises `PlanError` where the file is none.
 
     data_root: the folder of data sets; it decides what is asked, so it is part of every cell's identity.
     """
@@ -145,6 +150,7 @@ def read_draft(
             sweep.set_value(raw, assignment)
         except sweep.PathError as error:
             problems.append(f"--set {assignment[:80]}: {error}")
+    problems += put_on_devices(raw, devices)
     return draft_plan(raw, data_root, max_cells, problems, path.parent)
 
 

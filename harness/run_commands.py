@@ -56,6 +56,14 @@ Settings = Annotated[
     typer.Option("--set", metavar="a.b=c", help="Override a value, such as protocol.repeats=5. May be repeated."),
 ]
 MaxCells = Annotated[int, typer.Option("--max-cells", min=1, help="Most cells that the plan may have.")]
+Devices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="Only this device of the plan; a plan of one device takes this one in its place. May be repeated.",
+    ),
+]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Let workloads run code that the model wrote, each program in a sandbox.")
 ]
@@ -65,6 +73,7 @@ def run(
     plan_path: PlanPath,
     out: Annotated[Path | None, typer.Option(help="Folder for the run; default: runs/NAME.")] = None,
     settings: Settings = None,
+    only_devices: Devices = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the cells and an estimate of the time.")
     ] = False,
@@ -85,7 +94,7 @@ def run(
     faulthandler.enable(STDERR, all_threads=False)
     _refuse_no_path(out)
     try:
-        with _prepared(plan_path, settings, allow_code, max_cells, launched) as (plan, run_parts):
+        with prepared(plan_path, settings, allow_code, max_cells, launched, only_devices or ()) as (plan, run_parts):
             if dry_run:
                 _print_dry_run(plan, run_parts, console, as_json)
                 return
@@ -188,10 +197,14 @@ def report(
 
 
 def plan_check(
-    plan_path: PlanPath, settings: Settings = None, allow_code: AllowCode = False, max_cells: MaxCells = MAX_CELLS
+    plan_path: PlanPath,
+    settings: Settings = None,
+    only_devices: Devices = None,
+    allow_code: AllowCode = False,
+    max_cells: MaxCells = MAX_CELLS,
 ) -> None:
     """Check a plan and everything that it names."""
-    with _prepared(plan_path, settings, allow_code, max_cells) as (plan, _):
+    with prepared(plan_path, settings, allow_code, max_cells, None, only_devices or ()) as (plan, _):
         typer.echo(f"{printable(str(plan_path))}: ok, {len(plan.cells)} cells")
         for note in _notes_on(plan):
             typer.echo(printable(note))
@@ -224,12 +237,13 @@ def plan_schema() -> None:
 
 
 @contextlib.contextmanager
-def _prepared(
+def prepared(
     plan_path: Path,
     settings: list[str] | None,
     allow_code: bool,
     max_cells: int,
     launched: Launch | None = None,
+    devices: Sequence[str] = (),
 ) -> Iterator[tuple[Plan, RunParts]]:
     """A plan that is valid in itself and against what it names, with the parts that it names. launched: as the first
     of the ranks that torchrun started."""
@@ -246,7 +260,7 @@ def _prepared(
                 meeting = None if launched is None else Meeting(launched)
                 if meeting is not None:
                     closing.callback(meeting.close)
-                draft = read_draft(plan_path, settings or (), data_root(), max_cells)
+                draft = read_draft(plan_path, settings or (), data_root(), max_cells, devices)
                 run_parts = RunParts(draft.plan.protocol, allow_code, meeting)
                 closing.callback(run_parts.close)
                 plan = preflight(draft, run_parts)

@@ -37,6 +37,12 @@ log = logging.getLogger(__name__)
 MeterName = Literal["battery", "rails"]
 
 
+def lock_of(phone: Phone, state_folder: Path, address: ServerAddress | None = None) -> DeviceLock:
+    """Of a phone that was reached: each server knows its own phones."""
+    host, port = address or server_address()
+    return DeviceLock(state_folder, f"adb:{phone.serial}", f" {host}:{port}")
+
+
 class AndroidDevice(GatedPhone[PhoneFacts]):
     """`adb:SERIAL`, `adb:HOST:PORT`, or `adb:` for the only phone. `facts` and `topology` are there once it is open."""
 
@@ -68,8 +74,7 @@ class AndroidDevice(GatedPhone[PhoneFacts]):
         """Finds the phone, waits at the gates, and opens its meters. Raises `DeviceError`."""
         self.phone.reach()
         if self._state_folder is not None:
-            host, port = self._address or server_address()
-            self._lock = DeviceLock(self._state_folder, f"adb:{self.phone.serial}", f" {host}:{port}")
+            self._lock = lock_of(self.phone, self._state_folder, self._address)
             self._lock.take()
         self._facts = read_facts(self.phone)
         try:

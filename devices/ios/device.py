@@ -51,6 +51,11 @@ def why_not_ready(battery: BatteryState | None, gates: Gates, reads_battery: boo
     return too_hot_or_empty(battery.temperature_c, battery.percent, gates, battery.is_charging)
 
 
+def lock_of(phone: Phone, state_folder: Path) -> DeviceLock:
+    """Of a phone that was reached."""
+    return DeviceLock(state_folder, f"ios:{phone.udid}")
+
+
 class IosDevice(GatedPhone[PhoneFacts]):
     """`ios:UDID`, or `ios:` for the only phone. `facts` are there once it is open."""
 
@@ -85,7 +90,7 @@ class IosDevice(GatedPhone[PhoneFacts]):
         """
         self.phone.reach()
         if self._state_folder is not None:
-            self._lock = DeviceLock(self._state_folder, f"ios:{self.phone.udid}")
+            self._lock = lock_of(self.phone, self._state_folder)
             self._lock.take()
         self._facts = self.phone.facts()
         log.info("%s: %s, %s, through %s", self.name, self._facts.model, self._facts.os, self.phone.way)

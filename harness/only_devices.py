@@ -1,0 +1,50 @@
+"""`--device`: a plan on some of its devices alone, or one of a single device on another in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.plan_values import shown
+
+Raw = dict[str, Any]
+
+
+def put_on_devices(raw: Raw, names: Sequence[str]) -> list[str]:
+    """Changes a plan's content in place: (the problems). Arms that are for other devices alone go with them."""
+    devices = raw.get("device")
+    if not names or not isinstance(devices, list) or not all(isinstance(one, dict) for one in devices):
+        return []
+    known = [one.get("name") for one in devices]
+    if len(devices) == len(names) == 1 and names[0] not in known:
+        _rename(raw, devices[0], names[0])
+        return []
+    problems = [
+        f"--device {shown(name)}: the plan has no such device; it has {', '.join(map(str, known))}"
+        for name in dict.fromkeys(names)
+        if name not in known
+    ]
+    if not problems:
+        raw["device"] = [one for one in devices if one.get("name") in names]
+        _cut_arms(raw, names)
+    return problems
+
+
+def _rename(raw: Raw, device: Raw, name: str) -> None:
+    before, device["name"] = device.get("name"), name
+    for engine in _arms(raw):
+        engine["devices"] = [name if one == before else one for one in engine["devices"]]
+
+
+def _cut_arms(raw: Raw, names: Sequence[str]) -> None:
+    for engine in _arms(raw):
+        engine["devices"] = [one for one in engine["devices"] if one in names]
+    if isinstance(raw.get("engine"), list):
+        raw["engine"] = [one for one in raw["engine"] if not isinstance(one, dict) or one.get("devices") != []]
+
+
+def _arms(raw: Raw) -> list[Raw]:
+    """Those that name their devices."""
+    engines = raw.get("engine")
+    found = engines if isinstance(engines, list) else []
+    return [one for one in found if isinstance(one, dict) and isinstance(one.get("devices"), list)]

@@ -1,0 +1,179 @@
+"""The world that a pass meets: the wall clock, `joulebench run` as a process, devices behind locks, the owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from devices.base import DeviceError
+from devices.device_lock import DeviceLock, handed_over
+from devices.gates import Gates
+from harness.only_devices import put_on_devices
+from harness.schedule.due import Ended, NotNowError, sha256_of
+from harness.schedule.entries import Book, Entry
+from harness.schedule.phones import make_ready, reach, run_program, switch
+from harness.sweep import PathError, set_value
+from results.database import DATABASE
+
+PHONES = ("adb:", "ios:")
+MODELLED = "model:"
+MESSAGE_VARIABLE = "JOULEBENCH_MESSAGE"
+MESSAGE_PLACE = "{}"
+"""In the arguments of `--notify`."""
+ERROR = "error: "
+LOOK_EVERY_S = 0.3
+LAST_WORDS_BYTES = 20_000
+
+
+class RealWorld:
+    """echo: shown what a run says, as it says it."""
+
+    def __init__(self, state: Path, book: Book, echo: Callable[[str], None]) -> None:
+        self._state = state
+        self._book = book
+        self._echo = echo
+        self._locks: list[DeviceLock] = []
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def plan_sha256(self, entry: Entry) -> str | None:
+        return sha256_of(Path(entry.plan))
+
+    def holds_run(self, folder: Path) -> bool:
+        return (folder / DATABASE).exists()
+
+    @contextmanager
+    def devices(self, entry: Entry) -> Iterator[None]:
+        """Raises `NotNowError`."""
+        names, gates = asked_devices(entry)
+        with ExitStack() as closing:
+            closing.callback(self._locks.clear)
+            try:
+                for name in sorted(name for name in names if not name.startswith(MODELLED)):
+                    self._make_ready(entry, name, gates, closing)
+            except DeviceError as error:
+                raise NotNowError(str(error), is_fault=True) from error
+            yield
+
+    def _make_ready(self, entry: Entry, name: str, gates: Gates, closing: ExitStack) -> None:
+        is_phone = name.startswith(PHONES)
+        phone = reach(name, self._state) if is_phone else None
+        lock = DeviceLock(self._state, name) if phone is None else phone.lock
+        try:
+            lock.take()
+        except DeviceError as error:
+            raise NotNowError(str(error)) from error
+        closing.callback(lock.release)
+        self._locks.append(lock)
+        if phone is None:
+            return
+        make_ready(name, phone, gates, entry.charging)
+        if entry.charging is not None and entry.charging.on is not None:
+            closing.callback(self._charge_again, name, entry.charging.on)
+
+    def _charge_again(self, name: str, command: tuple[str, ...]) -> None:
+        try:
+            switch(name, command)
+        except DeviceError as error:
+            self._echo(f"{error}; it is on no charger now\n")
+
+    def run(self, entry: Entry, folder: Path, resume: bool) -> Ended:
+        """KeyboardInterrupt passes through, once the run has kept what it finished."""
+        descriptors, handed = handed_over(self._locks)
+        log = self._book.log(entry.name)
+        with log.open("ab" if resume else "wb") as output:
+            start = output.tell()
+            try:
+                process = subprocess.Popen(
+                    command_of(entry, folder, resume),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=entry.folder,
+                    env=os.environ | entry.environment | handed,
+                    # A run that outlives this process keeps its entry and its devices locked.
+                    pass_fds=[*descriptors, self._book.held[entry.name]],
+                )
+            except OSError as error:
+                return Ended(-1, f"the run cannot be started ({error})")
+        try:
+            self._follow(process, log, start)
+        except KeyboardInterrupt:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            process.wait()
+            raise
+        return Ended(process.returncode, _last_error(log, start, process.returncode))
+
+    def _follow(self, process: subprocess.Popen[bytes], log: Path, start: int) -> None:
+        """The run writes into its file, so that it outlives this process."""
+        with log.open("rb") as written:
+            written.seek(start)
+            ended = False
+            while not ended:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_EVERY_S)
+                    ended = True
+                if text := written.read().decode(errors="replace"):
+                    self._echo(text)
+
+    def tell(self, entry: Entry, message: str) -> str | None:
+        if entry.notify is None:
+            return None
+        argv = [message if argument == MESSAGE_PLACE else argument for argument in entry.notify]
+        return run_program(argv, message + "\n", os.environ | entry.environment | {MESSAGE_VARIABLE: message})
+
+
+def command_of(entry: Entry, folder: Path, resume: bool) -> list[str]:
+    return [
+        sys.executable, "-m", "joulebench", "run", entry.plan, f"--out={folder}",
+        *(["--resume"] if resume else []),
+        *(f"--set={setting}" for setting in entry.settings),
+        *(f"--device={name}" for name in entry.devices),
+        *(["--allow-code"] if entry.allow_code else []),
+    ]  # fmt: skip
+
+
+def asked_devices(entry: Entry) -> tuple[list[str], Gates]:
+    """What the plan names now, and when its phones may be measured. A plan that is none names nothing: its run says
+    what is wrong."""
+    try:
+        raw: dict[str, Any] = tomllib.loads(Path(entry.plan).read_text(encoding="utf-8-sig"))
+        for setting in entry.settings:
+            set_value(raw, setting)
+        put_on_devices(raw, entry.devices)
+    except (OSError, ValueError, RecursionError, PathError):
+        return [], Gates()
+    devices = raw.get("device")
+    found = [one.get("name") for one in devices if isinstance(one, dict)] if isinstance(devices, list) else []
+    protocol = raw.get("protocol")
+    own = protocol if isinstance(protocol, dict) else {}
+    limits = {
+        key: own[key] for key in ("max_temperature_c", "min_charge_percent") if type(own.get(key)) in (int, float)
+    }
+    return [name for name in dict.fromkeys(found) if isinstance(name, str)], Gates(**limits)
+
+
+def _last_error(log: Path, start: int, code: int) -> str:
+    """What a run said last of why it failed."""
+    with log.open("rb") as written:
+        written.seek(0, os.SEEK_END)
+        written.seek(max(start, written.tell() - LAST_WORDS_BYTES))
+        lines = written.read().decode(errors="replace").splitlines()
+    errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+    if errors:
+        more = f" (and {len(errors) - 1} more: {log})" if len(errors) > 1 else ""
+        return f"{errors[0 if code == 2 else -1]}{more}"
+    if code < 0:
+        with suppress(ValueError):
+            return f"it was ended by {signal.Signals(-code).name}"
+    return f"it ended with code {code}; what it said: {log}" if code else ""

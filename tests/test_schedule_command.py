@@ -1,0 +1,296 @@
+"""`joulebench schedule` as a user meets it: real processes and real runs, kills, bad input, what is told to whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import plistlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.schedule.entries import Book
+from harness.schedule.units import units
+from results.store import Store
+from tests.command import EXECUTABLE, environment, joulebench
+from tests.plans import FAST, SHAREGPT, raw_plan, write_plan
+
+HOSTILE = 'night\'; touch owned; $(touch owned) "x" %n'
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "state"
+    monkeypatch.setenv("JOULEBENCH_STATE", str(folder))
+    return folder
+
+
+def plan(folder: Path, **changes: Any) -> Path:
+    return write_plan(folder / "plan.toml", raw_plan(workload=[SHAREGPT], **changes))
+
+
+def schedule(folder: Path, *words: str) -> tuple[int, str, str]:
+    done = joulebench("schedule", *words, cwd=folder)
+    return done.code, done.stdout, done.stderr
+
+
+def add(folder: Path, *words: str) -> tuple[int, str, str]:
+    return schedule(folder, "add", str(folder / "plan.toml"), "--every", "1d", "--zone", "UTC", *words)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return json.loads(schedule(folder, "list", "--json")[1])  # type: ignore[no-any-return]
+
+
+def trials_in(folder: Path) -> list[str]:
+    with Store.view(folder) as store:
+        return [trial.trial_id for trial in store.trials()]
+
+
+def test_a_plan_runs_once_when_it_is_due_and_never_twice(tmp_path: Path) -> None:
+    plan(tmp_path)
+    code, said, _ = add(tmp_path, "--quiet", "00-00:01")
+    assert code == 0
+    assert "no run starts from 00:00 to 00:01 (UTC); one that goes on then is left alone" in said
+    code, said, errors = schedule(tmp_path, "run-due")
+    assert (code, errors) == (0, "")
+    assert "1 trials ok" in said
+    [folder] = (tmp_path / "runs").iterdir()
+    assert said.splitlines()[-1] == f"small: done: {folder}"
+    assert (folder / "report.html").is_file()
+    first = trials_in(folder)
+    assert schedule(tmp_path, "run-due") == (0, "", "")
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+    assert trials_in(folder) == first
+    [row] = rows(tmp_path)
+    assert row["last"] == f"{folder}: done"
+    assert schedule(tmp_path, "remove", "small")[0] == 0
+    assert rows(tmp_path) == []
+    assert folder.is_dir()
+
+
+def test_a_run_that_is_killed_goes_on_and_two_passes_run_it_once(tmp_path: Path, state: Path) -> None:
+    """The pass is killed, its run goes on and keeps the entry; then the run is killed; then two passes come at once."""
+    plan(tmp_path, protocol=FAST | {"repeats": 4, "cooldown_s": 1.0})
+    assert add(tmp_path)[0] == 0
+    begun = subprocess.Popen(
+        [str(EXECUTABLE), "schedule", "run-due"], cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL
+    )
+    [run] = [wait_for(lambda: children_of(begun.pid), "a run")[0]]
+    folder = wait_for(lambda: [f for f in (tmp_path / "runs").glob("*") if Store.holds_run(f)], "its folder")[0]
+    wait_for(lambda: trials_in(folder), "a trial")
+    begun.send_signal(signal.SIGKILL)
+    begun.wait()
+    code, said, _ = schedule(tmp_path, "run-due")
+    assert code == 0
+    assert f"small is run by process {begun.pid}" in said
+    assert rows(tmp_path)[0]["next"] == "runs now"
+    os.kill(run, signal.SIGKILL)
+    wait_for(lambda: not Book(state).is_locked("small"), "the lock")
+    kept = trials_in(folder)
+    assert 1 <= len(kept) < 4
+    both = [
+        subprocess.Popen(
+            [str(EXECUTABLE), "schedule", "run-due"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    said_by = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum(f"resuming: {len(kept)} of 4 trials are there" in said for said in said_by) == 1
+    assert trials_in(folder)[: len(kept)] == kept
+    assert len(trials_in(folder)) == 4
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+
+
+def children_of(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(one) for one in path.read_text().split()] if path.exists() else []
+
+
+def wait_for(found: Any, what: str, limit_s: float = 60.0) -> Any:
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s:
+        try:
+            if value := found():
+                return value
+        except Exception:  # noqa: BLE001 - a folder that is only half there yet
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not come in {limit_s} s")
+
+
+def test_a_failed_run_tells_why_and_its_message_is_no_code(tmp_path: Path) -> None:
+    """The plan's name is a piece of shell; it reaches the owner's program as text."""
+    plan(tmp_path, name=HOSTILE.replace("/", ""))
+    teller = tmp_path / "tell"
+    teller.write_text('#!/bin/sh\ncat > input; printf %s "$1" > argument; printf %s "$JOULEBENCH_MESSAGE" > variable\n')
+    teller.chmod(0o755)
+    assert add(tmp_path, "--name", HOSTILE, "--notify", f"{teller} {{}}")[0] == 0
+    (tmp_path / "plan.toml").unlink()
+    code, _, errors = schedule(tmp_path, "run-due")
+    assert code == 2
+    message = (tmp_path / "input").read_text()
+    assert message.startswith(f"joulebench schedule: {HOSTILE}: its plan {tmp_path}/plan.toml is gone; put it back")
+    assert (tmp_path / "argument").read_text() == (tmp_path / "variable").read_text() == message.rstrip("\n")
+    assert errors.startswith(f"error: {HOSTILE}: its plan")
+    assert not (tmp_path / "owned").exists()
+    (tmp_path / "input").unlink()
+    assert schedule(tmp_path, "run-due")[0] == 2
+    assert not (tmp_path / "input").exists(), "the same of one time is told once"
+
+
+def test_a_run_with_failed_trials_ends_with_its_code_and_reason(tmp_path: Path) -> None:
+    """llama-bench that is no program: every trial fails."""
+    program, model = tmp_path / "llama-bench", tmp_path / "model.gguf"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    model.write_bytes(b"GGUF")
+    arm = {"name": "bench", "runs": "llama-bench", "program": str(program), "model_file": str(model), "threads": 1}
+    lengths = {"name": "fixed_lengths", "prompt_tokens": 8, "new_tokens": 2, "limit": 1}
+    write_plan(tmp_path / "plan.toml", raw_plan(engine=[arm], workload=[lengths]))
+    assert add(tmp_path)[::2] == (0, "")
+    code, _, errors = schedule(tmp_path, "run-due")
+    assert code == 5
+    assert "small: 1 of 1 trials failed" in errors
+    assert schedule(tmp_path, "run-due") == (0, "", ""), "it came to its end"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--every", "1y"], ["--every '1y' is no interval; write a number and m, h, d or w"]),
+        (["--every", "1h", "--at", "02:30"], ["--at 02:30: goes with days and weeks, and --every is 1h"]),
+        (["--every", "1d", "--device", "hsot"], ["device[0].name: unknown device 'hsot'; did you mean host?"]),
+        (
+            ["--every", "1d", "--quiet", "22", "--zone", "Mars", "--notify", "no-such-program x"],
+            [
+                "--quiet '22' are no hours",
+                "--zone 'Mars' is no time zone; write it as Europe/Berlin, or UTC",
+                "--notify 'no-such-program x': there is no such program",
+            ],
+        ),
+        (["--every", "1d", "--charge-to", "80"], ["--charge-to: is for phones, and the plan runs on host"]),
+        (["--every", "1d", "--charge-on", "true"], ["--charge-on, --charge-off: to which", "go together"]),
+        (["--every", "1d", "--set", "protocol.repeats=0"], ["protocol.repeats: must be greater than or equal to 1"]),
+    ],
+)
+def test_bad_input_is_refused_whole(tmp_path: Path, words: list[str], expected: list[str]) -> None:
+    plan(tmp_path)
+    code, _, errors = schedule(tmp_path, "add", "plan.toml", *words)
+    lines = errors.splitlines()
+    assert code == 2
+    assert len(lines) == len(expected), errors
+    for line, part in zip(lines, expected, strict=True):
+        assert line.startswith("error: ")
+        assert part in line
+    assert rows(tmp_path) == []
+
+
+def test_a_name_is_taken_once(tmp_path: Path) -> None:
+    plan(tmp_path)
+    assert add(tmp_path)[0] == 0
+    code, _, errors = add(tmp_path)
+    assert (code, "small: is in the schedule already; give another --name" in errors) == (2, True)
+    code, _, errors = schedule(tmp_path, "remove", "other")
+    assert (code, "other: no such entry; `joulebench schedule list` shows them" in errors) == (2, True)
+
+
+def test_a_host_that_another_process_measures_is_waited_for(tmp_path: Path, state: Path) -> None:
+    from devices.device_lock import DeviceLock
+
+    plan(tmp_path)
+    assert add(tmp_path)[0] == 0
+    lock = DeviceLock(state, "host")
+    lock.take()
+    try:
+        code, said, _ = schedule(tmp_path, "run-due")
+    finally:
+        lock.release()
+    assert code == 0
+    assert f"host is used by process {os.getpid()}" in said
+    assert not (tmp_path / "runs").exists()
+    assert schedule(tmp_path, "run-due")[0] == 0
+
+
+# --- units -----------------------------------------------------------------------------------------------------------
+
+ODD = "a b%c$d\"e\\f'g;h"
+
+
+@pytest.mark.parametrize("folder", ["a b%c;d", ODD])
+def test_systemd_takes_the_units_with_odd_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    home = tmp_path / folder
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(home / "bin" / "python"))
+    found = units("systemd", 15, home / "state", {"HOME": str(tmp_path), "PATH": "/usr/bin"})
+    for unit in found.files:
+        (tmp_path / unit.path.name).write_text(unit.text)
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze, which checks units, is not installed")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", *(str(tmp_path / unit.path.name) for unit in found.files)],
+        capture_output=True, text=True, check=False, env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+    )  # fmt: skip
+    # It looks the program up: a path that it misread would not be there.
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_launchd_gets_a_list_of_words(tmp_path: Path) -> None:
+    found = units("launchd", 20, tmp_path / ODD, {"HOME": str(tmp_path), "PATH": "/usr/bin"})
+    [unit] = found.files
+    read = plistlib.loads(unit.text.encode())
+    assert read["ProgramArguments"] == [sys.executable, "-m", "joulebench", "schedule", "run-due"]
+    assert read["EnvironmentVariables"] == {"JOULEBENCH_STATE": str(tmp_path / ODD), "PATH": "/usr/bin"}
+    assert read["StartInterval"] == 1200
+    assert read["ProcessType"] == "Interactive"
+    assert unit.path == tmp_path / "Library" / "LaunchAgents" / "org.joulebench.schedule.plist"
+
+
+def test_cron_gives_the_shell_what_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / ODD / "python"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$JOULEBENCH_STATE" "$@" >"$0.said"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    found = units("cron", 15, tmp_path / "st%ate", {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
+    line = found.files[0].text.splitlines()[-1]
+    assert line.startswith("*/15 * * * * ")
+    # crontab(5): "\\%" is a %, and the rest goes to /bin/sh.
+    command = line.removeprefix("*/15 * * * * ").replace("\\%", "%")
+    assert "%" not in line.replace("\\%", "")
+    subprocess.run(["/bin/sh", "-c", command], check=True)
+    assert (program.parent / "python.said").read_text().splitlines() == [
+        str(tmp_path / "st%ate"), "-m", "joulebench", "schedule", "run-due"
+    ]  # fmt: skip
+
+
+def test_install_shows_what_it_writes_and_leaves_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    folder = tmp_path / "config" / "systemd" / "user"
+    code, said, _ = schedule(tmp_path, "install", "--with", "systemd", "--dry-run")
+    assert code == 0
+    assert not folder.exists()
+    code, said, _ = schedule(tmp_path, "install", "--with", "systemd", "--minutes", "30")
+    assert code == 0
+    for name in ("joulebench-schedule.service", "joulebench-schedule.timer"):
+        text = (folder / name).read_text()
+        assert all(f"  {line}" in said for line in text.splitlines())
+    assert f'Environment="JOULEBENCH_STATE={state}"' in said
+    assert "systemctl --user enable --now joulebench-schedule.timer" in said
+    assert schedule(tmp_path, "install", "--with", "systemd")[0] == 0, "its own files are written again"
+    (folder / "joulebench-schedule.timer").write_text("[Timer]\n")
+    code, _, errors = schedule(tmp_path, "install", "--with", "systemd")
+    assert code == 2
+    assert "is there and not ours; move it away" in errors
+    assert schedule(tmp_path, "install", "--with", "at")[2].startswith("error: --with at: no such system")
+    assert schedule(tmp_path, "install", "--with", "cron", "--minutes", "50")[0] == 2
