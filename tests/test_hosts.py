@@ -243,6 +243,48 @@ def test_of_equal_loads_those_in_the_memory_come_first(context: BuildContext) ->
     assert found == {0: "gpu", 1: "ndp:1", 2: "ndp:2", 3: "ndp:0", 4: "ndp:1", 5: "gpu"}
 
 
+# --- what units send each other -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [{"kind": "cheaper"}, {"kind": "hottest", "ndps": 3, "h": 1}])
+@pytest.mark.parametrize("n_tokens", [1, 13])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_row_of_a_token_goes_to_each_unit_that_computes_for_it_and_a_result_comes_back(
+    model: Transformer, place: dict[str, object], n_tokens: int, phase: ChunkPhase
+) -> None:
+    """16 values of 4 bytes each way, for tokens one by one."""
+    _, routing = random_routing(n_tokens)
+    context = BuildContext(16, SMALL, Profile(dict.fromkeys(range(4), (1,) * 6), 2, 1), TOY, model)
+    technique = custom(place, FETCH).build(context)
+    plan = technique.plan(Shown(technique.asks, SMALL).layer(0, phase, routing, None, None))
+    where = units(plan)
+    visits = [unit for ids in routing.expert_ids_TK.tolist() for unit in {where[e] for e in ids} if unit != "gpu"]
+    out, back = plan.exchanges
+    assert out.units == back.units
+    assert dict(zip(out.units, out.bytes_NN[0], strict=True)) == {
+        "gpu": 0,
+        **{unit: 64 * visits.count(unit) for unit in visits},
+    }
+    assert [list(column) for column in zip(*back.bytes_NN, strict=True)] == [list(row) for row in out.bytes_NN]
+    assert plan.counters().bytes_exchanged == 2 * 64 * len(visits)
+
+
+def test_where_the_gpu_computes_all_nothing_is_sent_and_in_one_memory_nothing_is_counted(context: BuildContext) -> None:
+    load = [1, 2, 3] + [0] * 13
+    on_gpu = custom({"kind": "hottest", "h": 16}, FETCH).build(context)
+    assert planned(on_gpu, context, load).counters().bytes_exchanged == 0
+    assert planned(custom({"kind": "hottest", "h": 1}).build(context), context, load).counters().bytes_exchanged is None
+
+
+def test_tokens_start_where_the_backbone_is(context: BuildContext) -> None:
+    """Three rows of 192 values: the GPU computes one expert of two rows, and a unit that of one; attention is on the CPU."""
+    place, load = {"kind": "hottest", "ndps": 1, "h": 1}, [2, 1] + [0] * 14
+    raw = {"place": place, "move": FETCH, "backbone": "cpu"}
+    plan = planned(CustomParameters.model_validate(raw).build(context), context, load)
+    assert plan.exchanges[0].units == ("cpu", "gpu", "ndp:0")
+    assert plan.exchanges[0].bytes_NN[0] == (0, 2 * 192 * 4, 1 * 192 * 4)
+
+
 # --- what is computed is the oracle's ---------------------------------------------------------------------------------
 
 ARMS: tuple[tuple[dict[str, object], dict[str, object]], ...] = (

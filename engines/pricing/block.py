@@ -239,13 +239,15 @@ class Block:
 
         What the unit that adds up sends in a sum is rows: it has the tokens at first.
         """
+        own = (lambda unit: unit) if self._sheet is None else self._sheet.computing
         of_rows = [exchange for exchange in plan.exchanges if exchange.kind in OF_ROWS]
         last_dealt = [exchange for exchange in of_rows if exchange.kind == "all_to_all"][-1:]
         for exchange in plan.exchanges:
             is_of_rows = exchange.kind in OF_ROWS and not any(exchange is one for one in last_dealt)
-            for source, row in zip(exchange.units, exchange.bytes_NN, strict=True):
+            units = tuple(map(own, exchange.units))
+            for source, row in zip(units, exchange.bytes_NN, strict=True):
                 has_rows = is_of_rows or (exchange.kind == "reduce" and source == self._rest)
-                for target, n_bytes in zip(exchange.units, row, strict=True):
+                for target, n_bytes in zip(units, row, strict=True):
                     if n_bytes and source != target and has_rows is before_calls:
                         yield Sent(source, target, n_bytes)
 

@@ -80,6 +80,14 @@ class Summed(NamedTuple):
     on: Unit | None = None
 
 
+class Visited(NamedTuple):
+    """Pieces in memories of their own: `home` has the tokens, sends each piece those that it computes for, and gets a
+    result of each back, so many values."""
+
+    home: Unit
+    n_values: int
+
+
 @dataclass(frozen=True)
 class Share:
     """Some experts and who computes them. Several pieces share the experts' rows, and their widths make a whole.
@@ -87,7 +95,7 @@ class Share:
     experts_E: None for all. exact: the unit takes any shape, so that it computes exactly the rows that there are.
     dealt: the pieces are whole, and take the calls in turn. piece_E: they are whole, and each expert is of that one.
     cut: so that each piece has its part of every expert, an expert's rows are cut into as many calls as pieces are.
-    summed: None where no piece needs another's results.
+    summed: None where no piece needs another's results. visited: None where they share a memory, or `summed` says it.
     """
 
     pieces: tuple[Piece, ...]
@@ -97,6 +105,7 @@ class Share:
     cut: bool = False
     summed: Summed | None = None
     piece_E: Integers | None = None
+    visited: Visited | None = None
 
 
 class Place(Protocol):

@@ -235,7 +235,8 @@ class Choices(NamedTuple):
         if isinstance(self.place, ByCostParameters):
             # Graphs are as large as the model at whose size they are priced allows.
             context = replace(context, sizes=self.place.graph_sizes(context))
-        context = replace(context, units=self.place.units)
+        apart_from = self.backbone if self.move.moves_weights else None
+        context = replace(context, units=self.place.units, apart_from=apart_from)
         layout = self.layout.build(context)
         decode = layout if self.decode is None else self.decode.build(context)
         place = self.place.build(context, layout)

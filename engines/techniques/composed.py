@@ -101,7 +101,8 @@ class ComposedTechnique:
         pair_P, row_P = _rows_of_pairs(ids_TK, load_E, kept_E, calls, ranked_T)
         token_R, weight_R = self._rows(seen, pair_P, row_P, calls, overflows)
         moved = NOTHING_MOVED if self._move is None else self._move.moved(seen, calls, prediction)
-        exchanges = exchanges_of(shares, calls, n_tokens, self._activation_bytes)
+        token_R_here = pair_P // top_k if shares[0].visited is not None else None
+        exchanges = exchanges_of(shares, calls, n_tokens, self._activation_bytes, token_R_here)
         if exchanges:
             moved = moved._replace(exchanges=exchanges + moved.exchanges)
         n_pairs = n_tokens * top_k
@@ -173,7 +174,8 @@ class ComposedTechnique:
             self._of_all_layers = OnNdp(self._place, seen.routing.expert_ids_TK.shape[1], self._made)
             return self._of_all_layers
         if isinstance(self._place, BetweenTwo):
-            self._of_all_layers = BetweenUnits(self._place, _kinds(self._place.whole, self._layouts["decode"]))
+            kinds = _kinds(self._place.whole, self._layouts["decode"])
+            self._of_all_layers = BetweenUnits(self._place, kinds, self._activation_bytes)
             return self._of_all_layers
         if isinstance(self._place, Ranks) and isinstance(self._layouts["decode"], Exact):
             on_ranks = self._place.shares_of(seen.layer)

@@ -19,6 +19,7 @@ from engines.calls import CallKind, Calls, Integers
 from engines.dispatch import Exchange
 from engines.techniques.base import Rows, Share
 from engines.techniques.context import LayerInput
+from engines.techniques.exchanges import visits
 from engines.techniques.place.hosts import BetweenTwo
 from engines.techniques.place.ndp import Division, Ndp
 
@@ -171,9 +172,10 @@ class OnNdp:
 class BetweenUnits:
     """Each chosen expert has a row, in a call on the GPU or on the unit that holds it."""
 
-    def __init__(self, place: BetweenTwo, kinds: tuple[CallKind, ...]) -> None:
-        """kinds: of the place's pieces."""
-        self._place, self._kinds = place, kinds
+    def __init__(self, place: BetweenTwo, kinds: tuple[CallKind, ...], value_bytes: int) -> None:
+        """kinds: of the place's pieces. value_bytes: as of `exchanges_of`."""
+        self._place, self._kinds, self._value_bytes = place, kinds, value_bytes
+        self._of_kinds: dict[bytes, tuple[Exchange, ...]] = {}
 
     def computed(self, seen: LayerInput) -> Computed:
         ids_K, weight_K = seen.routing.expert_ids_TK.numpy()[0], seen.routing.weights_TK.numpy()[0]
@@ -182,7 +184,17 @@ class BetweenUnits:
         counting_S, one_S = _counting(len(ids_K))
         kind_C = self._place.pieces_of_token(seen, expert_S)
         calls = Calls(expert_S, one_S, one_S, counting_S, counting_S, self._kinds, kind_C)
-        return Computed(calls, _no_token(len(ids_K)), torch.from_numpy(weight_K[order_K]))
+        exchanges = self._exchanges(kind_C) if self._place.whole.visited is not None else ()
+        return Computed(calls, _no_token(len(ids_K)), torch.from_numpy(weight_K[order_K]), exchanges)
+
+    def _exchanges(self, kind_C: Integers) -> tuple[Exchange, ...]:
+        """The token's row to each unit that has a call, and a result from there."""
+        key = kind_C.tobytes()
+        if key not in self._of_kinds:
+            assert self._place.whole.visited is not None
+            tokens = {self._kinds[kind].unit: 1 for kind in kind_C.tolist()}
+            self._of_kinds[key] = visits(self._place.whole.visited, tokens, self._value_bytes)
+        return self._of_kinds[key]
 
 
 class OnRanks:

@@ -32,7 +32,7 @@ from pydantic import Field
 
 from devices.base import DeviceError, Unit
 from engines.calls import Integers
-from engines.techniques.base import Layout, Piece, Share
+from engines.techniques.base import Layout, Piece, Share, Visited
 from engines.techniques.context import NOTHING, BuildContext, Costs, LayerInput
 from engines.techniques.place.partition import Booleans, Seconds, least_max, least_split, least_sum
 from engines.techniques.place.priced import PricedParameters
@@ -76,7 +76,7 @@ class CheaperParameters(HostsParameters):
         def on_gpu(gpu_X: Seconds, other_X: Seconds, home_X: Integers) -> Booleans:
             return choose(gpu_X, other_X)
 
-        return BetweenTwo(prices, on_gpu, overlaps=self.objective == "max")
+        return BetweenTwo(prices, on_gpu, self.objective == "max", visited(context))
 
 
 class HottestParameters(HostsParameters):
@@ -110,7 +110,13 @@ class HottestParameters(HostsParameters):
                 h = self.h if isinstance(self.h, int) else math.floor(share * len(gpu_X) + 0.5)
             return np.arange(len(gpu_X)) < h
 
-        return BetweenTwo(prices, on_gpu, overlaps=True)
+        return BetweenTwo(prices, on_gpu, True, visited(context))
+
+
+def visited(context: BuildContext) -> Visited | None:
+    """Who has the tokens that these units compute; None where all of them find them in one memory."""
+    sizes = context.exchanged_sizes
+    return None if context.apart_from is None or sizes is None else Visited(context.apart_from, sizes.hidden)
 
 
 class Prices:
@@ -153,13 +159,18 @@ class BetweenTwo:
     asks = NOTHING
 
     def __init__(
-        self, prices: Prices, on_gpu: Callable[[Seconds, Seconds, Integers], Booleans], overlaps: bool
+        self,
+        prices: Prices,
+        on_gpu: Callable[[Seconds, Seconds, Integers], Booleans],
+        overlaps: bool,
+        visited: Visited | None,
     ) -> None:
         """on_gpu: of experts, the heaviest first: seconds on the GPU and elsewhere, and which of the others."""
         self._prices = prices
         self._on_gpu = on_gpu
         self._n_others = len(prices.others)
-        self._whole = Share(tuple(Piece(unit, overlaps=overlaps) for unit in (GPU, *prices.others)), exact=True)
+        pieces = tuple(Piece(unit, overlaps=overlaps) for unit in (GPU, *prices.others))
+        self._whole = Share(pieces, exact=True, visited=visited)
         self._of_token: dict[tuple[int, int, bool], Booleans] = {}
 
     @property
