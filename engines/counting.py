@@ -53,6 +53,8 @@ class Counting:
                 step.tell(self._heat.hold)
             else:
                 self._compare(step)
+        for layer, found in shown.likeness.take().items():
+            self._heat.alike(layer, found)
         tallies = [*self._tallies, *(plan.tally for step in self._uncounted for plan in step if plan is not None)]
         self._tallies.clear()
         self._uncounted.clear()

@@ -162,10 +162,12 @@ NO_TRANSFERS = Transfers(_NO_INTEGERS, _NO_INTEGERS, _NO_INTEGERS, ())
 
 
 class Prediction(NamedTuple):
-    """Experts and weights that were guessed for a later layer, before its router could choose."""
+    """Experts and weights that were guessed for a later layer, before its router could choose. shown_TH: what whoever
+    guessed took for that router's input; None where no state was guessed from."""
 
     layer: int
     routing: Routing
+    shown_TH: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engines.dispatch import Routing
 from engines.foretold import Foretold
+from engines.likeness import Cosines
 from engines.profile import Profile
 from engines.techniques.context import ChunkPhase
 from results.expert_heat import ExpertHeat, LayerForetold
@@ -23,6 +24,7 @@ class HeatCounts:
         self._n_held = 0
         self._counts: dict[tuple[int, ChunkPhase], Tensor] = {}
         self._foretold: dict[int, Foretold] = {}
+        self._cosines: dict[int, Cosines] = {}
         self._n_experts = 0
 
     def hold(self, layer: int, routing: Routing, phase: ChunkPhase = "decode") -> None:
@@ -39,6 +41,11 @@ class HeatCounts:
         before = self._foretold.get(layer)
         self._foretold[layer] = found if before is None else before + found
 
+    def alike(self, layer: int, found: Cosines) -> None:
+        """Of one layer of one request."""
+        before = self._cosines.get(layer)
+        self._cosines[layer] = found if before is None else before.plus(found)
+
     def count(self) -> None:
         for place, held in self._held.items():
             ids_P = torch.cat([ids_TK.reshape(-1) for ids_TK in held])
@@ -54,6 +61,7 @@ class HeatCounts:
         if not counts:
             return None
         told, self._foretold = self._foretold, {}
+        cosines, self._cosines = self._cosines, {}
         layers = tuple(sorted({layer for layer, _ in counts}))
         none_E = torch.zeros(self._n_experts, dtype=torch.int64)
         prefilled = [counts.get((layer, "prefill"), none_E) for layer in layers]
@@ -63,11 +71,11 @@ class HeatCounts:
             chosen=tuple(tuple((a_E + b_E).tolist()) for a_E, b_E in zip(prefilled, decoded, strict=True)),
             decoded=tuple(tuple(counts_E.tolist()) for counts_E in decoded),
             profiled=None if profile is None else tuple(profile.tokens_per_expert[layer] for layer in layers),
-            foretold=tuple(_told(told.get(layer), layer, profile) for layer in layers) if told else None,
+            foretold=tuple(_told(told.get(n), cosines.get(n), n, profile) for n in layers) if told else None,
         )
 
 
-def _told(found: Foretold | None, layer: int, profile: Profile | None) -> LayerForetold | None:
+def _told(found: Foretold | None, alike: Cosines | None, layer: int, profile: Profile | None) -> LayerForetold | None:
     if found is None:
         return None
     predictions = None if profile is None else profile.predictions
@@ -75,5 +83,11 @@ def _told(found: Foretold | None, layer: int, profile: Profile | None) -> LayerF
     cosines = {(row.predictor, row.data): row.cosine for row in rows}
     q, s = (cosines.get((name, "held out"), cosines.get((name, "calibration"))) for name in ("router q", "router s"))
     return LayerForetold(
-        tokens=found.tokens, recalled=found.recalled, aligned=found.aligned_K, profiled_cosine_q=q, profiled_cosine_s=s
+        tokens=found.tokens,
+        recalled=found.recalled,
+        aligned=found.aligned_K,
+        cosine_tokens=0 if alike is None else alike.tokens,
+        cosine_sum=None if alike is None else alike.total,
+        profiled_cosine_q=q,
+        profiled_cosine_s=s,
     )

@@ -117,7 +117,7 @@ class RouterPredictor:
         shown_TH = known.state.router_input_TH
         if self._source == "q" and self._vectors_EH is not None:
             shown_TH = quasi_hidden(known, self._vectors_EH[known.layer], router)
-        return Prediction(router.layer, route(shown_TH, router.router, router.config))
+        return Prediction(router.layer, route(shown_TH, router.router, router.config), shown_TH)
 
 
 class EstimatorPredictor:
@@ -134,7 +134,7 @@ class EstimatorPredictor:
             return None
         state_TH = quasi_hidden(known, self._vectors_EH[known.layer], router)
         logits_TE = self._estimator.logits(state_TH, known.layer)
-        return Prediction(router.layer, choose(logits_TE, router.router.correction_E, router.config))
+        return Prediction(router.layer, choose(logits_TE, router.router.correction_E, router.config), state_TH)
 
 
 class HybridPredictor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.errors import EngineError
 from engines.kernels.decoder import HeldTable
+from engines.likeness import Likeness
 from engines.model.slots import ExpertSlots
 from engines.residency import Counts, Residency
 from engines.techniques.context import NOTHING, Asks, ChunkPhase, HiddenState, LayerInput, ModelSizes
@@ -40,7 +41,8 @@ class Shown:
             self.residency = Residency(sizes.n_layers, sizes.n_experts, sizes.expert_width, asks.slots)
         if sizes is not None and asks.counts:
             self.counts = Counts(sizes.n_layers, sizes.n_experts)
-        self._predicted: dict[int, Routing] = {}
+        self._predicted: dict[int, Prediction] = {}
+        self.likeness = Likeness()
         self._prefill_left: int | None = None
         self._held: HeldTable | None = None
         self._deferred: deque[StepPlans] = deque()
@@ -121,6 +123,9 @@ class Shown:
     ) -> LayerInput:
         if not self._is_deferring:
             self.settle()
+        predicted = self._predicted.get(layer)
+        if predicted is not None and predicted.shown_TH is not None and state is not None:
+            self.likeness.hold(layer, predicted.shown_TH, state.router_input_TH)
         return LayerInput(
             layer,
             phase,
@@ -129,13 +134,13 @@ class Shown:
             state if self.asks.hidden_state else None,
             self.residency,
             self.counts,
-            self._predicted.get(layer),
+            None if predicted is None else predicted.routing,
             self._prefill_left,
         )
 
     def foretell(self, prediction: Prediction) -> None:
         """What was guessed for a later layer of this step, where no plan that was made for it says so."""
-        self._predicted[prediction.layer] = prediction.routing
+        self._predicted[prediction.layer] = prediction
 
     def ran(self, seen: LayerInput, plan: DispatchPlan) -> None:
         """Once for each layer of a step, when its calls ran."""

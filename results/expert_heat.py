@@ -21,6 +21,10 @@ class LayerForetold(Record):
     """Of the experts that they chose, those that were among the predicted ones of their token."""
     aligned: tuple[int, ...] = Field(min_length=1)
     """Of each rank by routing weight, tokens whose predicted expert of that rank is the one chosen."""
+    cosine_tokens: int = Field(default=0, ge=0)
+    """Tokens whose states were compared, the first of each request; 0 where none were kept, or of an older run."""
+    cosine_sum: float | None = None
+    """Over these, of what the prediction was made from with the router's true input; None where there are none."""
     profiled_cosine_q: float | None = None
     """Of the quasi-hidden state with the router's true input, on the prompts of the profile; None without one."""
     profiled_cosine_s: float | None = None
@@ -38,6 +42,11 @@ class LayerForetold(Record):
         return self.recalled / (self.tokens * len(self.aligned))
 
     @property
+    def cosine(self) -> float | None:
+        """The mean."""
+        return self.cosine_sum / self.cosine_tokens if self.cosine_sum is not None and self.cosine_tokens else None
+
+    @property
     def rank_alignment(self) -> tuple[float, ...]:
         """The share of each rank."""
         return tuple(n / self.tokens for n in self.aligned)
@@ -46,7 +55,9 @@ class LayerForetold(Record):
         """Over both windows."""
         aligned = tuple(a + b for a, b in zip(self.aligned, other.aligned, strict=True))
         both = {"tokens": self.tokens + other.tokens, "recalled": self.recalled + other.recalled, "aligned": aligned}
-        return self.model_copy(update=both)
+        sums = [one.cosine_sum for one in (self, other) if one.cosine_sum is not None]
+        alike = {"cosine_tokens": self.cosine_tokens + other.cosine_tokens, "cosine_sum": sum(sums) if sums else None}
+        return self.model_copy(update=both | alike)
 
 
 class ExpertHeat(Record):

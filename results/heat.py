@@ -20,7 +20,10 @@ from results.runs import RunData
 MOST_CHOSEN = (4, 8)
 """K of Overlap@K, where nobody says others: those of §5.8 of NPUMoE (000)."""
 Foretold = tuple[LayerForetold | None, ...] | None
-_FORETOLD_COLUMNS = ("predicted_tokens", "recall", "rank_alignment", "profiled_cosine_q", "profiled_cosine_s")
+_FORETOLD_COLUMNS = (
+    *("predicted_tokens", "recall", "rank_alignment"),
+    *("cosine", "cosine_tokens", "profiled_cosine_q", "profiled_cosine_s"),
+)
 MOST_TEXTS = 40
 """Of a model, that are compared with each other: pairs are their square."""
 _LAYER_COLUMNS = (
@@ -67,7 +70,8 @@ def layers_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
 
     chosen is added up over so many windows: every repeat asks the same.
     heats: of `heat_of_cells`. profiled_imbalance is missing for arms that were not calibrated. predicted_tokens,
-    recall, rank_alignment (of each rank, the heaviest first) are of layers that were predicted; the cosines are of the
+    recall, rank_alignment (of each rank, the heaviest first) are of layers that were predicted. cosine: of what
+    predictions were made from with the router's true input, mean of cosine_tokens; the other cosines are of the
     profile, and missing without one.
     """
     rows = [
@@ -92,7 +96,9 @@ def layers_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
         if (heat := heats.get(cell.cell_id)) is not None
         for row, layer in enumerate(heat.layers)
     ]
-    return pd.DataFrame(rows, columns=list(_LAYER_COLUMNS)).astype({"predicted_tokens": "Int64"})
+    return pd.DataFrame(rows, columns=list(_LAYER_COLUMNS)).astype(
+        {"predicted_tokens": "Int64", "cosine_tokens": "Int64"}
+    )
 
 
 def experts_of(run: RunData, heats: Mapping[str, ExpertHeat]) -> pd.DataFrame:
@@ -229,7 +235,8 @@ def _foretold(heat: ExpertHeat, row: int) -> dict[str, Any]:
     if told is None:
         return dict.fromkeys(_FORETOLD_COLUMNS)
     shares = " ".join(f"{share:.4f}" for share in told.rank_alignment)
-    values = told.tokens, told.recall, shares, told.profiled_cosine_q, told.profiled_cosine_s
+    profiled = told.profiled_cosine_q, told.profiled_cosine_s
+    values = told.tokens, told.recall, shares, told.cosine, told.cosine_tokens, *profiled
     return dict(zip(_FORETOLD_COLUMNS, values, strict=True))
 
 

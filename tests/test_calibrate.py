@@ -267,7 +267,13 @@ def test_an_arm_that_predicts_runs_on_a_profile_with_an_estimator(
         cosines = {(a.predictor, a.layer): a.cosine for a in predictions.accuracies if a.data == "held out"}
         assert shown["profiled_cosine_q"].tolist() == [cosines["router q", layer] for layer in (1, 2, 3)]
         assert shown["profiled_cosine_s"].tolist() == [cosines["router s", layer] for layer in (1, 2, 3)]
-        assert page.header == ("layer", "tokens", "recall %", "rank 1 %", "rank 2 %", "cosine of q", "cosine of s")
+        assert page.header[:5] == ("layer", "tokens", "recall %", "rank 1 %", "rank 2 %")
+        assert page.header[6:] == ("profile: cosine of q", "profile: cosine of s")
+        # The first tokens of each request: of this small model all of them.
+        assert page.header[5] == f"cosine, of {shown['predicted_tokens'].iloc[0]:,} tokens"
+        assert shown["cosine_tokens"].tolist() == shown["predicted_tokens"].tolist()
+        assert shown["cosine"].between(0.3, 1).all()
         assert [row[0] for row in page.rows] == ["1", "2", "3"]
         assert [row[2] for row in page.rows] == [f"{100 * recall:.1f}" for recall in shown["recall"]]
-        assert [row[5] for row in page.rows] == [f"{cosine:.3f}" for cosine in shown["profiled_cosine_q"]]
+        assert [row[5] for row in page.rows] == [f"{cosine:.3f}" for cosine in shown["cosine"]]
+        assert [row[6] for row in page.rows] == [f"{cosine:.3f}" for cosine in shown["profiled_cosine_q"]]

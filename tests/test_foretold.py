@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from operator import mul
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from engines.base import unheard
 from engines.dispatch import DispatchPlan, Routing
@@ -16,7 +19,6 @@ from engines.model.checkpoints import load_checkpoint
 from engines.observers import SparseLayerStep
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import preset_parameters
-from results.expert_heat import LayerForetold
 from results.records import Request
 
 E, K = 6, 3
@@ -59,19 +61,26 @@ def test_by_hand() -> None:
     assert foretold(chosen, told) + foretold(chosen, told) == (4, 6, (2, 0, 2))
 
 
+def cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(map(mul, a, b)) / math.sqrt(sum(map(mul, a, a)) * sum(map(mul, b, b)))
+
+
 class Watched:
     """The routers' choices and the plans of each step, of an engine that answers."""
 
     def __init__(self) -> None:
         self.chosen: list[dict[int, Routing]] = [{}]
+        self.read: list[dict[int, Tensor]] = [{}]
         self.plans: list[Sequence[DispatchPlan | None]] = []
 
     def layer(self, seen: SparseLayerStep) -> None:
         self.chosen[-1][seen.layer] = seen.routing
+        self.read[-1][seen.layer] = seen.router_input_TH
 
     def step(self, n_tokens: int, kv_length: int, phase: str, plans: Sequence[DispatchPlan | None]) -> None:
         self.plans.append(plans)
         self.chosen.append({})
+        self.read.append({})
 
 
 CASES = [("router-pf", {"source": "s"}), ("router-pf", {"speculate_prefill": True}), ("prefetch-hint", {})]
@@ -90,20 +99,27 @@ def test_a_window_tells_how_well_each_layer_was_foretold(name: str, changes: dic
     ids = tuple(range(20, 50))
     engine.run(Request(request_id="a", sample_id="a", kind="generate", prompt_ids=ids, max_new_tokens=6), unheard)
     expected: dict[int, Foretold] = {}
-    for chosen, plans in zip(watched.chosen, watched.plans, strict=False):
+    cosines: dict[int, list[float]] = {}
+    for chosen, read, plans in zip(watched.chosen, watched.read, watched.plans, strict=False):
         for layer in (1, 2, 3):
             before = plans[layer - 1]
             assert before is not None
             if before.prediction is not None:
+                assert before.prediction.shown_TH is not None
+                both = before.prediction.shown_TH.tolist(), read[layer].tolist()
+                cosines.setdefault(layer, []).extend(map(cosine, *both))
                 found = slow(chosen[layer], before.prediction.routing)
                 expected[layer] = found + expected[layer] if layer in expected else found
     assert sorted(expected) == [1, 2, 3]
     heat = engine.take_heat()
     assert heat is not None
-    told = [
-        LayerForetold(tokens=f.tokens, recalled=f.recalled, aligned=f.aligned_K) for _, f in sorted(expected.items())
-    ]
-    assert heat.foretold == (None, *told)
+    assert heat.foretold is not None
+    assert heat.foretold[0] is None
+    for (layer, found), own in zip(sorted(expected.items()), heat.foretold[1:], strict=True):
+        assert own is not None
+        assert (own.tokens, own.recalled, own.aligned) == (found.tokens, found.recalled, found.aligned_K)
+        assert own.cosine_tokens == own.tokens
+        assert own.cosine_sum == pytest.approx(sum(cosines[layer]), rel=1e-5)
     counters = engine.take_counters()
     assert counters.recalled == sum(found.recalled for found in expected.values())
     engine.run(Request(request_id="b", sample_id="b", kind="generate", prompt_ids=ids, max_new_tokens=1), unheard)

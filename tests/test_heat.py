@@ -275,12 +275,15 @@ def test_layers_tell_how_unevenly_a_router_chose_and_did_before() -> None:
 
 
 def test_what_was_foretold_is_added_up_over_windows_and_stands_beside_its_layer() -> None:
-    """Two windows of 10 and 30 tokens, two experts each: 12 and 30 of 20 and 60 recalled."""
+    """Two windows of 10 and 30 tokens, two experts each: 12 and 30 of 20 and 60 recalled. States of the first only."""
+
+    def told(n: int, hits: int, ranks: tuple[int, ...], alike: float | None) -> LayerForetold:
+        compared = {} if alike is None else {"cosine_tokens": n, "cosine_sum": alike}
+        return LayerForetold(tokens=n, recalled=hits, aligned=ranks, profiled_cosine_q=0.5, **compared)  # type: ignore[arg-type]
+
     one, two = (
-        heat_of((1, 2), (3, 0)).model_copy(
-            update={"foretold": (None, LayerForetold(tokens=n, recalled=hits, aligned=ranks, profiled_cosine_q=0.5))}
-        )
-        for n, hits, ranks in ((10, 12, (8, 2)), (30, 30, (18, 6)))
+        heat_of((1, 2), (3, 0)).model_copy(update={"foretold": (None, told(n, hits, ranks, alike))})
+        for n, hits, ranks, alike in ((10, 12, (8, 2), 7.5), (30, 30, (18, 6), None))
     )
     run = run_of({"c1": [(one, {}), (two, {})], "c2": [(heat_of((1, 2)), {})]}, [cell("c1"), cell("c2")])
     table = layers_of(run, heat_of_cells(run))
@@ -288,6 +291,7 @@ def test_what_was_foretold_is_added_up_over_windows_and_stands_beside_its_layer(
     assert table["recall"].tolist()[1] == 42 / 80
     assert table["rank_alignment"].tolist()[1] == "0.6500 0.2000"
     assert table["profiled_cosine_q"].tolist()[1] == 0.5
+    assert (table["cosine"].tolist()[1], table["cosine_tokens"].tolist()[1]) == (0.75, 10)
     assert table[["recall", "rank_alignment", "profiled_cosine_s"]].isna().values.tolist() == [
         [True] * 3, [False, False, True], [True] * 3
     ]  # fmt: skip

@@ -243,7 +243,7 @@ def test_of_equal_loads_those_in_the_memory_come_first(context: BuildContext) ->
     assert found == {0: "gpu", 1: "ndp:1", 2: "ndp:2", 3: "ndp:0", 4: "ndp:1", 5: "gpu"}
 
 
-# --- what units send each other -----------------------------------------------------------------------------------------
+# --- what units send each other ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", [{"kind": "cheaper"}, {"kind": "hottest", "ndps": 3, "h": 1}])
@@ -269,15 +269,16 @@ def test_a_row_of_a_token_goes_to_each_unit_that_computes_for_it_and_a_result_co
     assert plan.counters().bytes_exchanged == 2 * 64 * len(visits)
 
 
-def test_where_the_gpu_computes_all_nothing_is_sent_and_in_one_memory_nothing_is_counted(context: BuildContext) -> None:
+def test_where_the_gpu_computes_all_nothing_is_sent_and_in_one_memory_none_is_counted(context: BuildContext) -> None:
     load = [1, 2, 3] + [0] * 13
     on_gpu = custom({"kind": "hottest", "h": 16}, FETCH).build(context)
     assert planned(on_gpu, context, load).counters().bytes_exchanged == 0
-    assert planned(custom({"kind": "hottest", "h": 1}).build(context), context, load).counters().bytes_exchanged is None
+    of_one_memory = custom({"kind": "hottest", "h": 1}).build(context)
+    assert planned(of_one_memory, context, load).counters().bytes_exchanged is None
 
 
 def test_tokens_start_where_the_backbone_is(context: BuildContext) -> None:
-    """Three rows of 192 values: the GPU computes one expert of two rows, and a unit that of one; attention is on the CPU."""
+    """Three rows of 192 values, attention on the CPU: the GPU computes an expert of two rows, and a unit one of one."""
     place, load = {"kind": "hottest", "ndps": 1, "h": 1}, [2, 1] + [0] * 14
     raw = {"place": place, "move": FETCH, "backbone": "cpu"}
     plan = planned(CustomParameters.model_validate(raw).build(context), context, load)

@@ -27,7 +27,7 @@ from engines.profile import Profile
 from engines.profiling import profile_of
 from engines.reference import ReferenceEngine
 from engines.techniques.parameters import Composed, CustomParameters
-from engines.techniques.place.ranks import ExpertParallelParameters
+from engines.techniques.place.ranks import ExpertParallelParameters, Held
 from results.environments import Road
 from results.expert_heat import ExpertHeat
 from results.records import Completion, EngineCounters, Request
@@ -108,6 +108,11 @@ class ParallelEngine:
         """Of each rank: bytes read of each tensor."""
         with self._guarded():
             return [rank.read_bytes for rank in self._ready().loaded]
+
+    def held(self, layer: int, rank: int) -> Held:
+        """What a rank computes with in a layer."""
+        with self._guarded():
+            return self._ready().technique.held(layer, rank)
 
     def process_ids(self) -> list[int]:
         """Of the ranks, the first being this process."""

@@ -144,7 +144,7 @@ class BuildContext:
     units: tuple[Unit, ...] = ()
     """Where experts are computed, as the place says."""
     apart_from: Unit | None = None
-    """The unit that has the tokens, where the others compute from memories of their own: weights travel between them."""
+    """The unit that has the tokens, where others compute from memories of their own: weights travel between them."""
     routers_order: bool = False
     """Whether the decode step of the model itself adds experts up in the order in which the router names them, and not
     by their numbers."""

@@ -32,15 +32,21 @@ def foretold_of(
             continue
         told = [(layer, one) for layer, one in zip(heat.layers, heat.foretold, strict=True) if one is not None]
         n_ranks = max((len(one.aligned) for _, one in told), default=0)
-        has_cosines = any(one.profiled_cosine_q is not None or one.profiled_cosine_s is not None for _, one in told)
+        is_compared = any(one.cosine is not None for _, one in told)
+        has_profiled = any(one.profiled_cosine_q is not None or one.profiled_cosine_s is not None for _, one in told)
         header = ("layer", "tokens", "recall %", *(f"rank {k + 1} %" for k in range(n_ranks)))
-        header += ("cosine of q", "cosine of s") if has_cosines else ()
+        header += (f"cosine, of {max(one.cosine_tokens for _, one in told):,} tokens",) if is_compared else ()
+        header += ("profile: cosine of q", "profile: cosine of s") if has_profiled else ()
         rows = []
         for layer, one in told:
             shares = (one.recall, *one.rank_alignment)
             row = (str(layer), f"{one.tokens:,}", *(f"{100 * share:.1f}" for share in shares))
-            cosines = one.profiled_cosine_q, one.profiled_cosine_s
-            row += tuple("" if c is None else f"{c:.3f}" for c in cosines) if has_cosines else ()
+            row += (_cosine(one.cosine),) if is_compared else ()
+            row += (_cosine(one.profiled_cosine_q), _cosine(one.profiled_cosine_s)) if has_profiled else ()
             rows.append(row)
         found.append(ForetoldTable(arms[cell.cell_id], cell.workload, cell.device, header, tuple(rows)))
     return found
+
+
+def _cosine(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.copies [--rounds 5]
 
-A made model whose experts lie in their file; two buffers hold 8 of its 1024. The rate of copies is set so that a
+A made model whose experts lie in their file; two buffers hold 8 of its 2048. The rate of copies is set so that a
 layer's experts arrive in the time in which a layer computes. Predictions are perfect: what routers chose was recorded
 before. Arms take turns, token for token the same. One thread computes, one copies.
 """
@@ -45,7 +45,7 @@ from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.fakes.random_models import copy_tokenizer
 
 PAGE = "copies"
-LAYERS, EXPERTS, TOP_K, HIDDEN, WIDTH = 16, 64, 4, 1024, 128
+LAYERS, EXPERTS, TOP_K, HIDDEN, WIDTH = 16, 128, 4, 1024, 128
 LENGTHS = (128, 512, 2048)
 N_NEW, ROUNDS = 8, 6
 HIDDEN_TARGET = 0.85

@@ -29,7 +29,7 @@ from engines.observers import SparseLayerStep, StepPhase
 from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.parameters import CustomParameters
-from engines.techniques.presets import DroplessParameters
+from engines.techniques.presets import DroplessParameters, preset_parameters
 from results.records import Request
 from tests.benchmarks.measurement import Measurement, measured, write_page
 from tests.benchmarks.race_models import MODELS, VOCABULARY, write_model
@@ -89,6 +89,17 @@ ALL_HITS = "lru cache that holds all experts"
 FEW_SLOTS = "lru cache of half of them"
 
 
+ON_DEMAND = "on-demand, copies counted"
+HINTED = "experts of the next layer guessed (s) as a hint, copies counted"
+PREDICTED = "experts of the next layer guessed (s) and executed, copies counted"
+
+
+def predicted(executes: str) -> TechniqueParameters:
+    """From the layer's own router input, so that no profile is needed."""
+    route = {"kind": "predicted", "source": "s", "executes": executes}
+    return CustomParameters.model_validate({"route": route, "move": {"kind": "two_buffers", "prefetch": True}})
+
+
 def arms_of(n_experts: int) -> Mapping[str, Arm]:
     return {
         AGAIN: Arm(DroplessParameters()),
@@ -106,6 +117,9 @@ def arms_of(n_experts: int) -> Mapping[str, Arm]:
         "static cache that holds all experts": Arm(cache(n_experts, evict="static"), target=HITS_TARGET),
         "moe-ondemand that holds all experts": Arm(cache(n_experts, evict="static", stay="first"), target=HITS_TARGET),
         FEW_SLOTS: Arm(cache(n_experts // 2)),
+        ON_DEMAND: Arm(preset_parameters("on-demand")()),
+        HINTED: Arm(predicted("router")),
+        PREDICTED: Arm(predicted("prediction")),
         BASELINE + PLANNED: Arm(DroplessParameters(), planned=True),
         SAME_CALLS + PLANNED: Arm(of_rows(1), planned=True),
         ALL_HITS + PLANNED: Arm(cache(n_experts), planned=True),
@@ -219,7 +233,11 @@ A cache decodes on the same roads: the step stops only where an expert must be b
 request has ended. Where all are hits it is to lose no more than 3 % against all experts in memory, which is what
 dropless has. "Each layer planned first" (*plan by plan*) is what the same calls take where Python makes the plan before
 the layer is computed, as it does for an observer of layers; it holds a norm of each layer's attention output
-besides."""
+besides.
+
+Predictions are made between router and experts, by torch operations on the state of that layer, so no step of them is
+one call: "guessed" is what that costs with all experts in memory, and nothing copied. A guess that is executed may lead
+to other tokens. Times of one token hold the making of the plan, and of the guess, in every layer."""
 
 
 def loader(source: str, dtype: torch.dtype) -> Loads:

@@ -26,6 +26,7 @@ from engines.parallel.running import RanksAsked
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters, preset_parameters
 from results.cpu_time import foreign_share
+from results.expert_heat import ExpertHeat
 from results.records import Completion, Request
 from tests.benchmarks.measurement import Measurement, beside, write_page
 from tests.benchmarks.timing import MAX_FOREIGN_SHARE, Turns
@@ -42,13 +43,19 @@ PAIRS = {
     "expert-parallel, all to all": ("expert-parallel", {}),
     "expert-parallel, all gather": ("expert-parallel", {"exchange": "all_gather"}),
     "expert-parallel, all tokens everywhere": ("expert-parallel", {"sequence_parallel": False}),
+    "experts dealt by load (eplb)": ("eplb", {"spare_slots": 0}),
     "tensor-parallel": ("tensor-parallel", {}),
 }
 REMARKS = """One process of two threads, `dropless`, is the peer; a ratio above 1 is time lost by two processes of one
-thread each. In decoding experts cannot be even: of four different ones out of eight, the busier of two processes has
-2.51 on average in place of two (the larger part of a hypergeometric draw), so that expert parallelism loses a fifth
-whatever sending costs; `tensor-parallel` is free of that. Attention of a decoded token is computed by both. A row
-whose turns others disturbed has no ratio: it would compare disturbances."""
+thread each. A row whose turns others disturbed has no ratio: it would compare disturbances.
+
+The routers of the made model are random, so its experts are chosen unevenly. "Uneven" is what that alone costs: the
+rows of the busier process over the mean of both, all layers together, counted in these requests. No exchange can make
+up for it: so much of the experts' time is lost before anything is sent. `eplb` deals experts by load, counted on
+another prompt, and loses less of it in prefill. In decoding experts cannot be even: of four different ones out of
+eight, the busier of two processes has 2.51 on average in place of two (the larger part of a hypergeometric draw).
+`tensor-parallel` is free of that. Attention of a decoded token is computed by both: of what a token of the made model
+reads, a ninth is read twice."""
 
 
 def write_wide(folder: Path) -> str:
@@ -62,11 +69,28 @@ def write_wide(folder: Path) -> str:
     return str(folder)
 
 
+def prompt(seed: int) -> list[int]:
+    return torch.randint(10, 2000, (N_PROMPT,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
 def request() -> Request:
-    prompt = torch.randint(10, 2000, (N_PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
     return Request(
-        request_id="r", sample_id="s", kind="generate", prompt_ids=prompt, max_new_tokens=N_NEW, ignore_end_tokens=True
-    )
+        request_id="r", sample_id="s", kind="generate", prompt_ids=tuple(prompt(1)), max_new_tokens=N_NEW,
+        ignore_end_tokens=True,
+    )  # fmt: skip
+
+
+def uneven(heat: ExpertHeat, engine: ParallelEngine, phase: str) -> float:
+    """Rows of each layer's busier rank over the mean rank's, all layers together."""
+    assert heat.decoded is not None
+    busiest = mean = 0.0
+    for layer, chosen, decoded in zip(heat.layers, heat.chosen, heat.decoded, strict=True):
+        rows_E = decoded if phase == "decode" else [a - b for a, b in zip(chosen, decoded, strict=True)]
+        held = [engine.held(layer, rank) for rank in range(engine.n_ranks)]
+        # Slices of all experts are even.
+        rows_N = [sum(rows_E) / len(held) if one.width else sum(rows_E[e] for e in one.experts) for one in held]
+        busiest, mean = busiest + max(rows_N), mean + sum(rows_N) / len(rows_N)
+    return busiest / mean
 
 
 def timed(answer: Callable[[], Completion]) -> tuple[float, float, bool]:
@@ -96,8 +120,13 @@ def rows(source: str, name: str, dtype: str) -> list[Measurement]:
     try:
         answers = {}
         for label, engine in engines.items():
+            if engine.needs_calibration:
+                engine.calibrate([prompt(2)])
             engine.reset()
             answers[label] = engine.run(asked, unheard).token_ids
+        heat = one.take_heat()
+        assert heat is not None
+        lost = {(label, phase): uneven(heat, pairs[label], phase) for label in pairs for phase in ("prefill", "decode")}
         for _ in range(N_TURNS):
             of_one: tuple[float, ...] = ()
             for label, engine in engines.items():
@@ -117,7 +146,7 @@ def rows(source: str, name: str, dtype: str) -> list[Measurement]:
             by_turn = ratios[label, phase]
             spread = f"median {statistics.median(by_turn):.2f}, {min(by_turn):.2f} to {max(by_turn):.2f}"
             tokens = "the same" if same[label] else "OTHER"
-            notes = [f"ratio of the same turn, {spread}", f"{tokens} tokens"]
+            notes = [f"uneven {lost[label, phase]:.2f}", f"ratio of the same turn, {spread}", f"{tokens} tokens"]
             conditions = f"{label}; {name}"
             found.append(beside(what, "ms", conditions, ours, peer, "one process, two threads", TARGET_LOSS, notes))
     return found

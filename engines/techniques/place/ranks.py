@@ -224,7 +224,8 @@ class Ranks:
         self._grid = grid
         self._n_experts = n_experts
         self._shares: dict[int | None, tuple[Share, ...]] = {}
-        self.has_replicas = grid.by_layer is not None
+        packed = () if grid.by_layer is None else grid.by_layer.values()
+        self.has_replicas = any(sum(map(len, slots_N)) > n_experts for slots_N in packed)
 
     def held(self, layer: int, rank: int) -> Held:
         """What `rank` computes with in a layer."""
