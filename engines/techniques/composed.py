@@ -179,8 +179,8 @@ class ComposedTechnique:
             return self._of_all_layers
         if isinstance(self._place, Ranks) and isinstance(self._layouts["decode"], Exact):
             on_ranks = self._place.shares_of(seen.layer)
-            kinds = [_kinds(share, self._layouts["decode"]) for share in on_ranks]
-            return OnRanks(on_ranks, kinds, seen.routing.n_experts)
+            of_shares = [_kinds(share, self._layouts["decode"]) for share in on_ranks]
+            return OnRanks(on_ranks, of_shares, seen.routing.n_experts)
         said, shares = self._said_layout(seen.layer), self._place.decode_shares(seen.layer)
         layout = self._layouts["decode"]
         if isinstance(layout, Capacity) and layout.keeps_graphs and shares is not None:
