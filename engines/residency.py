@@ -121,12 +121,16 @@ class Residency:
         self.last_use_LE[layer][called_X] = self.n_plans_1[0]
         uses_E = self.uses_LE[layer]
         uses_E[called_X] = uses_E[called_X] + 1  # once, however many slices it was called in
+        self.passed(layer, called_X)
+        if len(plan.transfers):
+            self._move(layer, plan.transfers)
+
+    def passed(self, layer: int, called_X: Integers) -> None:
+        """What was fetched ahead and is called now was not fetched for nothing."""
         if self._n_waiting:
             waiting_E = self._waiting_LE[layer]
             self._n_waiting -= int(waiting_E[np.unique(called_X)].sum())
             waiting_E[called_X] = False
-        if len(plan.transfers):
-            self._move(layer, plan.transfers)
 
     def take_unused(self) -> int | None:
         """Prefetched experts that left their slot, or lie there still, without having been called; none counts twice.
@@ -179,16 +183,19 @@ class Residency:
         comes_X = np.arange(len(event_X)) % 2 == 1
         happens_X = event_X >= 0
         event_X, comes_X = event_X[happens_X], comes_X[happens_X]
-        self._columns_LE2[unit].reshape(-1, 2)[event_X, 0] = 0
-        self._columns_LE2[unit].reshape(-1, 2)[event_X, 1] = comes_X * self._expert_width
+        columns_P2 = self._columns_LE2[unit].reshape(-1, 2)
+        columns_P2[event_X, 0] = 0
+        columns_P2[event_X, 1] = comes_X * self._expert_width
         self._whole_LE[unit].reshape(-1)[event_X] = comes_X
         self._changed(unit, event_X)
         self._check_room(unit, layer)
 
     def _changed(self, unit: Unit, event_X: Integers) -> None:
         """Counts again what is held of the layers of these experts."""
+        held_LE2, n_held_L = self._columns_LE2[unit], self._n_held_L[unit]
         for layer in {event // self._shape[1] for event in event_X.tolist()}:
-            self._n_held_L[unit][layer : layer + 1] = self._n_columns(unit, slice(layer, layer + 1))
+            first, end = held_LE2[layer].sum(0).tolist()
+            n_held_L[layer] = end - first
 
     def _exchange(
         self, unit: Unit, leaving_M: Integers, arriving_M: Integers, columns_M2: Integers, ahead_M: Booleans

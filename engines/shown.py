@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from engines.calls import Integers
 from engines.dispatch import DispatchPlan, Prediction, Routing
 from engines.errors import EngineError
 from engines.kernels.decoder import HeldTable
@@ -150,6 +151,11 @@ class Shown:
             self.counts.add(seen.layer, seen.phase, seen.routing.expert_ids_TK)
         if self.residency is not None:
             self.residency.apply(seen.layer, plan)
+
+    def passed(self, layer: int, ids_TK: Integers) -> None:
+        """In the place of `ran`, where all lies as it did: these experts were called."""
+        if self.residency is not None:
+            self.residency.passed(layer, ids_TK.reshape(-1))
 
     def take_unused(self) -> int | None:
         """See `Residency.take_unused`; None where nothing is kept."""

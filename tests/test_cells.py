@@ -27,6 +27,9 @@ from engines.pricing.shapes import NAMED_SHAPES, own_shape, sizes_of
 from engines.reference import ReferenceEngine
 from engines.shown import Shown
 from engines.techniques.context import ChunkPhase, ModelSizes
+from engines.techniques.move.fetch import FetchParameters
+from engines.techniques.parameters import CustomParameters
+from engines.techniques.place.units import OneUnitParameters
 from results.records import Completion, EngineCounters, Request
 from tests.fakes.word_models import word_model
 
@@ -267,6 +270,9 @@ def test_bad_cells_are_told_all_at_once() -> None:
         price_cell(replace(cell_of(), recall=0.5))
 
 
+CACHES = ("lru", "lfu", "static")
+
+
 # --- the slow road ---------------------------------------------------------------------------------------------------
 
 
@@ -309,17 +315,35 @@ def slowly(cell: Cell) -> tuple[float, float, EngineCounters]:
     ("sheet", "preset"),
     [
         *(("m2-ultra", name) for name in ("dropless", "npumoe", "npumoe-tg", "coreml-naive", "blockwise", "selective")),
-        *(("rtx5080-ndp", name) for name in ("on-demand", "fiddler", "monde", "ndp-tp", "ndp-tp-lb", "ndp")),
+        *(("rtx5080-ndp", name) for name in ("on-demand", "fiddler", "monde", *CACHES)),
+        *(("rtx5080-ndp", name) for name in ("ndp-tp", "ndp-tp-lb", "ndp-tp-pre", "ndp")),
+        *(("trn2", name) for name in ("tensor-parallel", "expert-parallel", "tp-ep", "eplb")),
         *(("a6000", name) for name in ("prefetch-hint", "router-pf")),
     ],
 )
 def test_what_is_priced_once_is_what_each_token_and_layer_would_take(sheet: str, preset: str) -> None:
     """40 tokens after a prompt of 64: nothing that was planned or priced before changes a figure."""
-    cell = replace(cell_of(preset, sheet), decode_steps=40)
+    own = {"slots": 40, "unit": "gpu"} if preset in CACHES else {}
+    cell = replace(cell_of(preset, sheet, **own), decode_steps=40)
+    if sheet == "trn2":
+        cell = replace(cell, ranks=2, backbone="rank:0")
     if cell.technique.choices.route.kind == "predicted":
         cell = replace(cell, recall=0.7)
     ttft_s, tpot_s, counters = slowly(cell)
     priced = price_cell(cell)
+    assert priced.ttft_s == pytest.approx(ttft_s, rel=1e-12)
+    assert priced.tpot_s == pytest.approx(tpot_s, rel=1e-12)
+    assert priced.counters == counters
+
+
+def test_experts_that_lie_there_from_the_start_are_priced_once_too() -> None:
+    """As of `moe-ondemand` in a table: some of each token's experts are there, and the others pass through."""
+    move = FetchParameters(gpu_slots=90, stay="first")
+    custom = CustomParameters(backbone="gpu", place=OneUnitParameters(unit="gpu"), move=move)
+    cell = replace(cell_of("on-demand", "rtx5080-ndp"), technique=custom, decode_steps=40)
+    ttft_s, tpot_s, counters = slowly(cell)
+    priced = price_cell(cell)
+    assert 0 < (counters.hits or 0) and 0 < (counters.misses or 0)
     assert priced.ttft_s == pytest.approx(ttft_s, rel=1e-12)
     assert priced.tpot_s == pytest.approx(tpot_s, rel=1e-12)
     assert priced.counters == counters

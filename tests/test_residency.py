@@ -183,6 +183,7 @@ class FetchesPrediction:
 
     asks = Asks(counts=True, slots={"gpu": Slots(4)})
     prefetches = True
+    keeps_what_lies = False
 
     def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
         assert seen.residency is not None

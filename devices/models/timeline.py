@@ -55,6 +55,8 @@ class _Asked(NamedTuple):
     is_aside: bool
     after: tuple[int, ...]
     seconds: float
+    is_plain: bool
+    """Whether it stands alongside, and waits for its unit and the line alone."""
 
 
 class _Priced(NamedTuple):
@@ -78,6 +80,8 @@ class Timeline:
         self._latest_s = 0.0
         """When the last of them is."""
         self._known: dict[Operation, _Asked] = {}
+        self._same: dict[int, _Asked] = {}
+        """By the identity of the operation that it keeps."""
         self._tuples: dict[int, tuple[tuple[Operation, ...], list[_Asked]]] = {}
         """By the identity of the tuple, which each keeps."""
         self._distinct: list[Operation] = []
@@ -119,7 +123,21 @@ class Timeline:
         add_ran, add_start, add_end = self._ran.append, self._starts_s.append, ends_s.append
         add_waited, n_ran = self._waited_s.append, len(ends_s)
         host, queues = self._host, self._host.queues
-        for operation, place, unit, in_line, is_aside, after, seconds in self._asked(operations):
+        for operation, place, unit, in_line, is_aside, after, seconds, is_plain in self._asked(operations):
+            if is_plain:
+                start_s = free_s[unit]
+                if start_s < line_s:
+                    start_s = line_s
+                end_s = start_s + seconds
+                free_s[unit] = end_s
+                if end_s > group_s:
+                    group_s = end_s
+                n_ran += 1
+                add_ran(place)
+                add_start(start_s)
+                add_end(end_s)
+                add_waited(0.0)
+                continue
             if in_line:
                 line_s = group_s
                 if queues:
@@ -151,26 +169,33 @@ class Timeline:
                     group_s = end_s
                 if queues:
                     host.did(operation, end_s)
-        self._line_s, self._latest_s = group_s, latest_s
+        self._line_s, self._latest_s = group_s, max(latest_s, group_s)
 
     def _asked(self, operations: Iterable[Operation]) -> Sequence[_Asked]:
         """What is known of each; of the same tuple the same list."""
         if isinstance(operations, tuple) and id(operations) in self._tuples:
             return self._tuples[id(operations)][1]
-        known, make = self._known.get, self._make
-        found = [known(operation) or make(operation) for operation in operations]
+        same = self._same.get
+        found = [same(id(operation)) or self._known_or_made(operation) for operation in operations]
         if isinstance(operations, tuple):
             if len(self._tuples) >= MOST_TUPLES:
                 self._tuples.clear()
             self._tuples[id(operations)] = operations, found
         return found
 
+    def _known_or_made(self, operation: Operation) -> _Asked:
+        asked = self._known.get(operation)
+        if asked is None:
+            asked = self._known[operation] = self._make(operation)
+            self._same[id(operation)] = asked
+        return asked
+
     def _make(self, operation: Operation) -> _Asked:
         place, is_aside = self._place(operation), operation.aside
         in_line = not (is_aside or operation.alongside)
-        asked = _Asked(operation, place, operation.unit, in_line, is_aside, operation.after, self._seconds[place])
-        self._known[operation] = asked
-        return asked
+        is_plain = not (in_line or is_aside or operation.after or self._host.queues)
+        seconds = self._seconds[place]
+        return _Asked(operation, place, operation.unit, in_line, is_aside, operation.after, seconds, is_plain)
 
     def _place(self, operation: Operation) -> int:
         """A new one. Work that stood there before, and waited for something else, is not priced again."""

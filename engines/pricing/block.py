@@ -22,7 +22,7 @@ import numpy as np
 from devices.base import DeviceError, Unit
 from devices.models.operation import TRANSFER, Operation
 from devices.models.sheet import Sheet
-from engines.calls import CallKind, Calls
+from engines.calls import CallKind, Calls, Integers
 from engines.dispatch import DispatchPlan, Link
 from engines.errors import EngineError
 from engines.pricing.shapes import ModelShape
@@ -32,6 +32,8 @@ from engines.techniques.context import ModelSizes
 from results.records import BACK
 
 Numbers = list[int | None]
+MANY = 8
+"""Calls of a kind after which it pays to look at them together."""
 OF_ROWS = ("all_gather", "all_to_all", "broadcast")
 """Exchanges of rows; the last all_to_all carries results, as all other kinds do."""
 
@@ -137,40 +139,68 @@ class Block:
         steps.add(made("padding", rest, "padding", moved_bytes=a_row * padded))
         tokens: dict[Unit, int] = {} if travels is None else tokens_of_units(plan, table)
         waits = {} if travels is None else self._add_rows(steps, plan, tokens, travels)
+        last = self._add_calls(steps, calls, table, waits, layer)
+        results = [] if travels is None else self._add_results(steps, plan, tokens, last, travels)
+        steps.add(
+            made("scatter", rest, "scatter", moved_bytes=a_row * (valid_static + valid_dynamic)),
+            results,
+        )
+
+    def _add_calls(
+        self, steps: Steps, calls: Calls, table: _CallTable, waits: Mapping[Unit, Numbers], layer: int
+    ) -> dict[Unit, int | None]:
+        """The last one of each unit. waits: what each unit's calls wait for."""
+        travels = self._travels
         last: dict[Unit, int | None] = {}
         known = [self._calls.setdefault(kind, {}) for kind in calls.kinds]
         rows_C = table.rows_C
         if self._tiles:
             rows = iter(computed_rows([call for call in calls if call.n_rows > 0], self._tiles))
             rows_C = [next(rows) if n else 0 for n in rows_C]
-        columns = zip(table.kind_C, rows_C, table.n_experts_C, table.loads_C, strict=True)
+        columns = list(zip(rows_C, table.n_experts_C, table.loads_C, strict=True))
         waited: set[tuple[str, Unit]] = set()
         arriving = {} if travels is None else travels.arriving(layer)
         expert_S, starts_C = (calls.expert_S.tolist(), calls.starts_C.tolist()) if arriving else ([], [])
-        for call, (number, n_rows, n_experts, n_loads) in enumerate(columns):
-            if not n_rows:
+
+        def operation_of(number: int, key: tuple[int, int, int]) -> Operation:
+            found = known[number].get(key)
+            if found is None:
+                kind = calls.kinds[number]
+                found = _expert_call(kind, *key, self._shape, self._columns, self._hidden, self._limit)
+                known[number][key] = found
+            return found
+
+        for first, end, of_one_kind in table.runs():
+            number = table.kind_C[first]
+            kind = calls.kinds[number]
+            if of_one_kind and kind.unit != "npu" and kind.unit not in arriving:
+                # As below, of calls of which none waits for an expert, and no other unit takes any.
+                keys = [key for key in columns[first:end] if key[0]]
+                own = {key: operation_of(number, key) for key in set(keys)}
+                if keys:
+                    is_first = (kind.unit, kind.unit) not in waited
+                    waited.add((kind.unit, kind.unit))
+                    steps.add(own[keys[0]], waits.get(kind.unit, ()) if is_first else ())
+                    last[kind.unit] = steps.extend([own[key] for key in keys[1:]])
                 continue
-            kind, own, key = calls.kinds[number], known[number], (n_rows, n_experts, n_loads)
-            if key not in own:
-                own[key] = _expert_call(kind, *key, self._shape, self._columns, self._hidden, self._limit)
-            operation = own[key]
-            after: Sequence[int | None] = ()
-            if travels is not None:
-                # A unit works on one call after another: what the first waited for is there.
-                if (operation.unit, kind.unit) not in waited:
-                    waited.add((operation.unit, kind.unit))
-                    after = waits.get(kind.unit, ())
-                if own_experts := arriving.get(kind.unit):
-                    first = starts_C[call]
-                    called = expert_S[first : first + n_experts]
-                    there = [own_experts.pop(expert) for expert in called if expert in own_experts]
-                    after = [*after, *(travels.on_the_way.pop(one) for one in there)]
-            last[operation.unit] = steps.add(operation, after)
-        results = [] if travels is None else self._add_results(steps, plan, tokens, last, travels)
-        steps.add(
-            made("scatter", rest, "scatter", moved_bytes=a_row * (valid_static + valid_dynamic)),
-            results,
-        )
+            for call in range(first, end):
+                if not columns[call][0]:
+                    continue
+                number = table.kind_C[call]
+                kind, operation = calls.kinds[number], operation_of(number, columns[call])
+                after: Sequence[int | None] = ()
+                if travels is not None:
+                    # A unit works on one call after another: what the first waited for is there.
+                    if (operation.unit, kind.unit) not in waited:
+                        waited.add((operation.unit, kind.unit))
+                        after = waits.get(kind.unit, ())
+                    if own_experts := arriving.get(kind.unit):
+                        segment = starts_C[call]
+                        called = expert_S[segment : segment + table.n_experts_C[call]]
+                        there = [own_experts.pop(expert) for expert in called if expert in own_experts]
+                        after = [*after, *(travels.on_the_way.pop(one) for one in there)]
+                last[operation.unit] = steps.add(operation, after)
+        return last
 
     def _add_transfers(
         self, steps: Steps, plan: DispatchPlan, layer: int, later: Mapping[int, int], travels: Travels
@@ -291,6 +321,10 @@ class _CallTable:
         rows_K, valid_K = [0] * len(kinds), [0] * len(kinds)
         if len(kinds) == 1:
             rows_K, valid_K = [sum(self.rows_C)], [sum(self._valid_C)]
+        elif self._calls.kind_C is not None and len(self.rows_C) > MANY:
+            # Whole numbers, exact in floating point.
+            rows_K = np.bincount(self._calls.kind_C, self.rows_C, len(kinds)).astype(int).tolist()
+            valid_K = np.bincount(self._calls.kind_C, self._valid_C, len(kinds)).astype(int).tolist()
         else:
             for number, n_rows, n_valid in zip(self.kind_C, self.rows_C, self._valid_C, strict=True):
                 rows_K[number] += n_rows
@@ -307,15 +341,32 @@ class _CallTable:
                 padded += n_rows - n_valid
         return valid_static, valid_dynamic, padded
 
-    def spans(self) -> dict[Unit, frozenset[tuple[int, int]]]:
+    def runs(self) -> list[tuple[int, int, bool]]:
+        """First and end of calls that stand one after another, and whether they are of one kind; all calls together
+        where kinds change often."""
+        n, kind_C = len(self.rows_C), self._calls.kind_C
+        if n == 0:
+            return []
+        edges = [] if kind_C is None else (np.flatnonzero(kind_C[1:] != kind_C[:-1]) + 1).tolist()
+        if MANY * len(edges) >= n:
+            return [(0, n, not edges)]
+        return [(first, end, True) for first, end in zip([0, *edges], [*edges, n], strict=True)]
+
+    def spans(self) -> dict[Unit, tuple[Integers, Integers]]:
         """The rows of each unit's calls: first and end."""
         calls = self._calls
-        first_C = calls.first_row_S[calls.starts_C].tolist()
-        found: dict[Unit, set[tuple[int, int]]] = {}
-        for number, first, n_rows in zip(self.kind_C, first_C, self.rows_C, strict=True):
-            if n_rows:
-                found.setdefault(calls.kinds[number].unit, set()).add((first, first + n_rows))
-        return {unit: frozenset(own) for unit, own in found.items()}
+        first_C, rows_C = calls.first_row_S[calls.starts_C], np.array(self.rows_C, dtype=np.int64)
+        kind_C = np.array(self.kind_C, dtype=np.int64)
+        units = list(dict.fromkeys(kind.unit for kind in calls.kinds))
+        unit_C = np.array([units.index(kind.unit) for kind in calls.kinds], dtype=np.int64)[kind_C]
+        unit_C[rows_C == 0] = -1
+        order_C = unit_C.argsort(kind="stable")
+        first_C, end_C, unit_C = first_C[order_C], (first_C + rows_C)[order_C], unit_C[order_C]
+        edges = unit_C.searchsorted(np.arange(len(units) + 1)).tolist()
+        return {
+            unit: (first_C[begin:end], end_C[begin:end])
+            for unit, begin, end in zip(units, edges, edges[1:], strict=False)
+        }
 
     def units(self) -> list[Unit]:
         """Of calls with rows, in their order."""
@@ -330,14 +381,20 @@ def tokens_of_units(plan: DispatchPlan, table: _CallTable) -> dict[Unit, int]:
     if plan.n_tokens == 1 or len(units) == 1:
         return dict.fromkeys(units, plan.n_tokens)
     token_R = plan.token_R.cpu().numpy()
-    spans, known = table.spans(), dict[frozenset[tuple[int, int]], int]()
-    for own in spans.values():
-        if own not in known:
+    spans, known = table.spans(), dict[tuple[bytes, bytes], int]()
+    found: dict[Unit, int] = {}
+    for unit in units:
+        first_C, end_C = spans[unit]
+        key = first_C.tobytes(), end_C.tobytes()
+        if key not in known:
+            change_R = np.zeros(len(token_R) + 1, dtype=np.int64)
+            np.add.at(change_R, first_C, 1)
+            np.add.at(change_R, end_C, -1)
             is_there_T = np.zeros(plan.n_tokens + 1, dtype=np.bool_)
-            for first, end in own:
-                is_there_T[token_R[first:end]] = True  # padding: the last
-            known[own] = int(is_there_T[:-1].sum())
-    return {unit: known[spans[unit]] for unit in units}
+            is_there_T[token_R[change_R[:-1].cumsum() > 0]] = True  # padding: the last
+            known[key] = int(is_there_T[:-1].sum())
+        found[unit] = known[key]
+    return found
 
 
 def _refuse_travel(plan: DispatchPlan) -> None:

@@ -224,7 +224,15 @@ def price_cell(cell: Cell) -> PricedCell:
         sequences = [drawn(cell.routing, sizes, n_tokens, number) for number in numbers]
         pricing.start()
         for played in played_steps(
-            technique, shown, sequences, sizes, cell.chunk, cell.prompt_tokens, foresight, own_predictions=False
+            technique,
+            shown,
+            sequences,
+            sizes,
+            cell.chunk,
+            cell.prompt_tokens,
+            foresight,
+            own_predictions=False,
+            all_arrived=pricing.all_arrived,
         ):
             pricing.add(played)
         prefetched_unused = shown.take_unused()
@@ -300,8 +308,7 @@ class _Pricing:
         if played.phase == "decode" and self._prefill is None:
             self._end_prefill()
         timeline = self._timeline
-        if timeline.is_at_rest:
-            self._travels.on_the_way.clear()  # all has arrived, whether it was called or not
+        self._take_arrived()
         step = replace(played.step, kv_length=played.step.kv_length + self._cell.cached_tokens)
         for part in self._schedule.parts(step, played.plans, timeline.n_run):
             timeline.run(part)
@@ -310,6 +317,15 @@ class _Pricing:
         for plan in played.plans:
             if plan is not None:
                 self._counted[played.phase].add(plan)
+
+    def all_arrived(self) -> bool:
+        """Whether nothing is on its way that calls wait for one by one."""
+        self._take_arrived()
+        return all(one.expert is None for one in self._travels.on_the_way)
+
+    def _take_arrived(self) -> None:
+        if self._timeline.is_at_rest:
+            self._travels.on_the_way.clear()  # all has arrived, whether it was called or not
 
     def priced(self, prefetched_unused: int | None) -> PricedCell:
         """prefetched_unused: of the whole request, counted where it ends."""

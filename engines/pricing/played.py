@@ -9,7 +9,7 @@ Legend: L layers with experts, T tokens, E experts, K experts per token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ import torch
 from engines.calls import Integers
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Prediction, Routing
+from engines.pricing.alike import AlikePlans, alike_plans
 from engines.pricing.routing_sources import RoutingSource
 from engines.pricing.schedule import PricedStep
 from engines.profile import Profile
@@ -127,12 +128,15 @@ def played_steps(
     n_prompt: int,
     foresight: Foresight | None = None,
     own_predictions: bool = True,
+    all_arrived: Callable[[], bool] | None = None,
 ) -> Iterator[PlayedStep]:
     """One request for each sequence, together: prompts one after another in chunks, then a token of each in each step.
 
     shown: keeps what the technique asks for, from request to request. sequences: ids_LTK of each, the first n_prompt
     tokens of which are its prompt; all of the same length. own_predictions: whether each plan has what was predicted
     for its own token; else it may have that of another, of which as much came true.
+    all_arrived: whether nothing is on its way that single experts wait for: then tokens whose plans cost alike have the
+    same one; None: each has its own.
     """
     shown.start_request()
     token_plans = TokenPlans(technique, None if own_predictions else foresight)
@@ -143,9 +147,16 @@ def played_steps(
             n_left -= end - first
             plans = _planned(technique, shown, ids_LTK[:, first:end], "prefill", n_left, sizes, foresight, token_plans)
             yield PlayedStep(PricedStep(end - first, end), "prefill", plans)
+    alike = None
+    if all_arrived is not None and len(sequences) == 1:
+        n_dense = sizes.n_layers - sizes.n_sparse_layers
+        alike = alike_plans(technique, shown.residency, sequences[0][:, n_prompt:], n_dense)
     for token in range(n_prompt, sequences[0].shape[1]):
         ids_LTK = np.concatenate([one[:, token : token + 1] for one in sequences], axis=1)
-        plans = _planned(technique, shown, ids_LTK, "decode", 0, sizes, foresight, token_plans)
+        # The first step may fetch what the others find.
+        shares = alike is not None and token > n_prompt and all_arrived is not None and all_arrived()
+        others = (alike, token - n_prompt) if alike is not None and shares else None
+        plans = _planned(technique, shown, ids_LTK, "decode", 0, sizes, foresight, token_plans, others)
         yield PlayedStep(PricedStep(len(sequences), token + 1, "decode", len(sequences)), "decode", plans)
 
 
@@ -213,7 +224,9 @@ def _planned(
     sizes: ModelSizes,
     foresight: Foresight | None,
     token_plans: TokenPlans,
+    others: tuple[AlikePlans, int] | None = None,
 ) -> tuple[DispatchPlan | None, ...]:
+    """others: plans of tokens that cost alike, and the number of this one."""
     shown.start_step(n_left)
     if foresight is not None:
         foresight.start_step(ids_LTK)
@@ -225,6 +238,8 @@ def _planned(
     ids_LTK, is_reused = np.ascontiguousarray(ids_LTK), False
     for layer, ids_TK in enumerate(ids_LTK, n_dense):
         plan = token_plans.known(layer) if is_token else None
+        if plan is None and others is not None and (plan := others[0].known(layer, others[1])) is not None:
+            shown.passed(layer, ids_TK)
         if plan is not None:
             is_reused = True
         else:
@@ -236,6 +251,8 @@ def _planned(
             shown.ran(seen, plan)
             if is_token:
                 token_plans.keep(layer, plan)
+            if others is not None:
+                others[0].keep(layer, others[1], plan)
             is_reused = False
         plans.append(plan)
     return tuple(plans)

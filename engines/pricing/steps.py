@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -35,3 +35,8 @@ class Steps:
                 operation = _waiting(operation, tuple(sorted(backs)) if len(backs) > 1 else tuple(backs))
         self.operations.append(operation)
         return number
+
+    def extend(self, operations: Sequence[Operation]) -> int:
+        """Work that waits for nothing it names; the number of what stands there last."""
+        self.operations.extend(operations)
+        return self._n_before + len(self.operations) - 1

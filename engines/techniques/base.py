@@ -186,6 +186,8 @@ class Move(Protocol):
     asks: Asks
     prefetches: bool
     """Whether it fetches for later layers."""
+    keeps_what_lies: bool
+    """Whether decoding leaves in every memory what lies there after its first step. What else comes, passes through."""
 
     def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
         """Before the calls run. prediction: what the route guessed for a later layer. Every expert that lies in no

@@ -19,7 +19,7 @@ from engines.calls import CallKind, Calls, Integers
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
-from engines.residency import Slots
+from engines.residency import Residency, Slots
 from engines.techniques.base import Layout, Move, Moved, Piece, Place, Route, Rows, Share
 from engines.techniques.context import Asks, BuildContext, ChunkPhase, LayerInput
 from engines.techniques.exchanges import exchanges_of
@@ -29,7 +29,7 @@ from engines.techniques.layout.tiers import Tiers
 from engines.techniques.move.nothing import NothingMoves
 from engines.techniques.move.two_buffers import TwoBuffers
 from engines.techniques.one_token import BetweenUnits, ChosenAlone, InGroups, Made, OneToken, OnNdp, OnRanks
-from engines.techniques.place.hosts import BetweenTwo
+from engines.techniques.place.hosts import GPU, BetweenTwo
 from engines.techniques.place.ndp import Ndp
 from engines.techniques.place.ranks import Ranks
 from engines.techniques.place.residency import ByCost
@@ -62,6 +62,8 @@ class ComposedTechnique:
         self._layouts = layouts
         self._known: dict[int, OneToken | None] = {}
         self._of_all_layers: OneToken | None = None
+        self._on_ranks: dict[int, OneToken] = {}
+        """By the identity of the place's shares."""
         # What is computed layer by layer only because something moves is, bit for bit, what it would be without.
         self._is_sorted = self._move is None or not context.routers_order
         self._n_experts = context.sizes.n_experts if context.sizes is not None else 0
@@ -161,6 +163,23 @@ class ComposedTechnique:
             return None
         return said if said is None or n_whole else replace(said, widths=widths, hidden=hidden)
 
+    def alike_tokens(self, layer: int, ids_NK: Integers, residency: Residency | None) -> tuple[int, Integers] | None:
+        """What plans of decoded tokens hang on that are made token by token, of a layer that has had one: [N, X]. Those
+        of equal rows cost and count alike, as long as the same lies in the same places. Rows of several layers compare
+        where the number beside them is the same. None where more matters.
+        """
+        known = self._known.get(layer)
+        stays = self._move is None or self._move.keeps_what_lies
+        if known is None or not stays or self._route is not None or self.asks.hidden_state or self.asks.waits:
+            return None
+        held_E = None
+        if residency is not None:
+            if tuple(residency.slots) != (GPU,):
+                return None
+            held_E = residency.holds_E(GPU, layer)
+        told_NX = known.alike(ids_NK, held_E)
+        return None if told_NX is None else (id(known), told_NX)
+
     def _one_token(self, seen: LayerInput) -> OneToken | None:
         """What is known of a decode step's calls before its experts are; asked once a layer."""
         if seen.layer not in self._known:
@@ -179,8 +198,10 @@ class ComposedTechnique:
             return self._of_all_layers
         if isinstance(self._place, Ranks) and isinstance(self._layouts["decode"], Exact):
             on_ranks = self._place.shares_of(seen.layer)
-            of_shares = [_kinds(share, self._layouts["decode"]) for share in on_ranks]
-            return OnRanks(on_ranks, of_shares, seen.routing.n_experts)
+            if id(on_ranks) not in self._on_ranks:  # the place keeps its shares, of all layers or of each
+                of_shares = [_kinds(share, self._layouts["decode"]) for share in on_ranks]
+                self._on_ranks[id(on_ranks)] = OnRanks(on_ranks, of_shares, seen.routing.n_experts)
+            return self._on_ranks[id(on_ranks)]
         said, shares = self._said_layout(seen.layer), self._place.decode_shares(seen.layer)
         layout = self._layouts["decode"]
         if isinstance(layout, Capacity) and layout.keeps_graphs and shares is not None:

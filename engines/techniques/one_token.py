@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engines.calls import CallKind, Calls, Integers
 from engines.dispatch import Exchange
+from engines.residency import Booleans
 from engines.techniques.base import Rows, Share
 from engines.techniques.context import LayerInput
 from engines.techniques.exchanges import visits
@@ -43,6 +44,11 @@ class Made(NamedTuple):
 class OneToken(Protocol):
     def computed(self, seen: LayerInput) -> Computed:
         """seen.routing: of one token, on the CPU."""
+        ...
+
+    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
+        """[N, X]: of N tokens, what their calls and what moves for them hang on; held_E: whether an expert lies in the
+        memory of the GPU, None where nothing is watched. None where more matters, or more than is worth telling."""
         ...
 
 
@@ -80,6 +86,12 @@ class ChosenAlone:
             token_R[first_S], weight_R[first_S] = 0, weight_K[order_K]
             calls = Calls(expert_S, rows_S, one_S, first_S, counting_S, self._kinds)
         return Computed(calls, torch.from_numpy(token_R), torch.from_numpy(weight_R))
+
+    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
+        """Which of its experts, as they stand, lie there."""
+        if self._rows is not None or self._rows_E is not None:
+            return None
+        return _held(ids_NK, held_E, self._is_sorted)
 
 
 class InGroups:
@@ -124,6 +136,9 @@ class InGroups:
         token_R[row_K], weight_R[row_K] = 0, weight_K
         return Computed(calls, torch.from_numpy(token_R), torch.from_numpy(weight_R))
 
+    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
+        return None
+
 
 class OnNdp:
     """Chosen experts in slices on NDP units, some of them on the GPU: as many, and so wide, as lie there already.
@@ -161,6 +176,13 @@ class OnNdp:
         )
         return Computed(calls, _no_token(self._top_k), torch.from_numpy(weight_K[order_K]), made.exchanges)
 
+    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
+        """How many of its experts lie there: those run there, and the others are in slices."""
+        if held_E is None:
+            return np.zeros((len(ids_NK), 1), dtype=np.int64)
+        n_held_N1: Integers = held_E[ids_NK].sum(axis=1, keepdims=True)
+        return n_held_N1
+
     def _division(self, n_hits: int) -> tuple[Division, Made]:
         if n_hits not in self._of_hits:
             division = self._place.divided(self._top_k, self._top_k, 1, n_hits)
@@ -195,6 +217,10 @@ class BetweenUnits:
             tokens = {self._kinds[kind].unit: 1 for kind in kind_C.tolist()}
             self._of_kinds[key] = visits(self._place.whole.visited, tokens, self._value_bytes)
         return self._of_kinds[key]
+
+    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
+        """As of `ChosenAlone`, where one unit holds all; several are nearly never called in the same order."""
+        return _held(ids_NK, held_E, True) if self._place.n_others == 1 else None
 
 
 class OnRanks:
@@ -232,6 +258,11 @@ class OnRanks:
         )
         return Computed(calls, _no_token(n), torch.from_numpy(weight_K[order_K]))
 
+    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
+        """In whose shares its experts are."""
+        share_NK: Integers = np.sort(self._share_of_E[ids_NK], axis=1)
+        return share_NK
+
     def _dealt(self, share_X: Integers) -> tuple[Integers, Integers]:
         """Row and kind of each call."""
         counting_X = _counting(len(share_X))[0]
@@ -250,6 +281,14 @@ class OnRanks:
                 kinds.append(self._kind_GN[share, :n_pieces].repeat(len(own)))
             self._of_counts[key] = np.concatenate(rows), np.concatenate(kinds)
         return self._of_counts[key]
+
+
+def _held(ids_NK: Integers, held_E: Booleans | None, is_sorted: bool) -> Integers:
+    """Whether each expert lies there, in the order of the calls."""
+    if held_E is None:
+        return np.zeros((len(ids_NK), 1), dtype=np.int64)
+    held_NK: Integers = held_E[np.sort(ids_NK, axis=1) if is_sorted else ids_NK].astype(np.int64)
+    return held_NK
 
 
 @cache

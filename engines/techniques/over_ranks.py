@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 from engines.calls import Integers, Width
 from engines.decode_layout import DecodeLayout
 from engines.dispatch import DispatchPlan, Exchange
+from engines.residency import Residency
 from engines.techniques.base import Technique
+from engines.techniques.composed import ComposedTechnique
 from engines.techniques.context import ChunkPhase, LayerInput
 from engines.techniques.place.ranks import Held, RankExchange, Ranks, RouterGather, unit_of
 from engines.techniques.place.units import slices
@@ -105,6 +107,11 @@ class OverRanks:
     def decode_layout(self, layer: int) -> DecodeLayout | None:
         """None: ranks wait for each other between router and result."""
         return None
+
+    def alike_tokens(self, layer: int, ids_NK: Integers, residency: Residency | None) -> tuple[int, Integers] | None:
+        """As of the technique: a decoded token's sums do not hang on its experts."""
+        technique = self._technique
+        return technique.alike_tokens(layer, ids_NK, residency) if isinstance(technique, ComposedTechnique) else None
 
     def _summed(self, n_tokens: int) -> Exchange:
         """Of steps that are not dealt: few sizes, again and again."""

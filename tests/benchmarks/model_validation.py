@@ -1,6 +1,10 @@
 """Whether the schedule tells how long this machine takes: prices fitted on some models, and plans of other ones.
 
-python -m tests.benchmarks.model_validation [--quick]
+python -m tests.benchmarks.model_validation [PIECE ...] [--fits DIR] [--arm NAME ...] [--quick]
+
+Pieces, each of some minutes, so that a machine need not be quiet for all of them at once: `fit-fp32`, `fit-bf16` and
+`fit-thread` (fp32 and one thread) measure and write sheets into DIR; `fp32`, `bf16` and `ranks` read
+them and answer requests. Without a piece all are done. Rows of the page that a piece does not measure stay.
 
 `joulebench model fit` measures models of one half of the shapes. Models of the other half, with prompts of other
 lengths, then answer requests by each technique; the same plans are priced by the fitted sheet. No point of the second
@@ -23,8 +27,9 @@ import numpy as np
 import torch
 
 from devices.cpu_seconds import usable_cpus
-from devices.models.sheet import Sheet
-from engines.curves.host import QUICK, WHOLE, FittedUnit, Grid, MadeModel, fit_unit, made_model
+from devices.models.sheet import Sheet, load_sheet
+from devices.models.sheet_text import sheet_text
+from engines.curves.host import QUICK, WHOLE, Grid, MadeModel, fit_unit, made_model
 from engines.curves.machine import sheet_of_units
 from engines.curves.rounds import Measured, measured
 from engines.curves.steps import EngineRun, priced, request_of
@@ -35,7 +40,7 @@ from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.presets import preset_parameters
 from results.environments import Road
-from tests.benchmarks.measurement import Measurement, write_page
+from tests.benchmarks.measurement import Measurement, merged, read_json, write_page
 from tests.benchmarks.measurement import measured as figure
 from tests.benchmarks.validated_ranks import Ranks, fitted_sheet, ranks_of
 
@@ -63,7 +68,6 @@ ARMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "blocks, blockwise": ("blockwise", {}),
     "cache, lru of half the experts": ("lru", {}),
 }
-RANKS = "two processes"
 BF16_ARMS = ("dropless", "blocks, blockwise")
 PHASES = ("prefill", "decode")
 
@@ -152,32 +156,33 @@ def rows_of(arms: Sequence[Arm], found: Measured, sheet: Sheet, form: Form) -> l
     return [*summary, *single]
 
 
-def validated(form: Form, names: Sequence[str], grid: Grid, is_quick: bool) -> tuple[list[Measurement], FittedUnit]:
-    """And what was fitted."""
-    threads = len(usable_cpus() or ()) or torch.get_num_threads()
+def fitted(name: str, form: Form, threads: int, grid: Grid) -> Sheet:
+    """Of this machine's CPU."""
     began_s = time.perf_counter()
-    fitted = fit_unit(grid, form, threads)
-    sheet = sheet_of_units("fitted", form, threads, {"cpu": fitted})
-    print(f"{form}: fitted in {time.perf_counter() - began_s:.0f} s", flush=True)
+    found = fit_unit(grid, form, threads)
+    quiet = f"{found.measured.n_rounds} rounds, {found.measured.n_disturbed} of {found.measured.n_runs} runs disturbed"
+    print(f"{form}, {threads} threads: fitted in {time.perf_counter() - began_s:.0f} s; {quiet}", flush=True)
+    return sheet_of_units(name, form, threads, {"cpu": found})
+
+
+def validated(form: Form, names: Sequence[str], sheet: Sheet, is_quick: bool) -> list[Measurement]:
+    began_s = time.perf_counter()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         arms: list[Arm] = []
         for seed, sizes in enumerate(HELD_OUT[:3] if is_quick else HELD_OUT, 100):
             made = made_model(folder, sizes, form, seed)
-            arms += arms_of(made, sizes, QUICK_PROMPTS if is_quick else PROMPTS, names, threads, form)
+            prompts = QUICK_PROMPTS if is_quick else PROMPTS
+            arms += arms_of(made, sizes, prompts, names, all_threads(), form)
         found = measured([arm.run for arm in arms], 3 if is_quick else N_ROUNDS)
         rows = rows_of(arms, found, sheet, form)
     print(f"{form}: validated after {time.perf_counter() - began_s:.0f} s", flush=True)
-    return rows, fitted
+    return rows
 
 
-def validated_ranks(grid: Grid, is_quick: bool, cpu: FittedUnit | None) -> list[Measurement]:
-    """Two processes, in fp32. cpu: fitted with all threads; None: it is fitted now."""
-    few_rounds = grid._replace(n_rounds=min(OTHER_ROUNDS, grid.n_rounds))
-    threads = len(usable_cpus() or ()) or torch.get_num_threads()
-    cpu = cpu or fit_unit(few_rounds, "fp32", threads)
-    one_thread = fit_unit(few_rounds, "fp32", 1)
-    n_rounds = 3 if is_quick else N_ROUNDS
+def validated_ranks(sizes: Sequence[MadeSizes], prompt: Prompt, cpu: Sheet, one: Sheet, n: int) -> list[Measurement]:
+    """Two processes, in fp32. sizes, prompt: of the fit of what travels. cpu: with all threads. one: with one. n:
+    rounds."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
@@ -188,15 +193,19 @@ def validated_ranks(grid: Grid, is_quick: bool, cpu: FittedUnit | None) -> list[
                 stack.callback(found[-1].engine.close)
             return found
 
-        sheet = fitted_sheet(cpu, one_thread, started(grid.sizes[:3], 0, grid.prompts[0]), n_rounds)
-        held_out = started(HELD_OUT[:2] if is_quick else HELD_OUT, 100, PROMPTS[0])
+        sheet = fitted_sheet(cpu, one, started(sizes, 0, prompt), n)
+        held_out = started(HELD_OUT, 100, PROMPTS[0])
 
         def price(sheet: Sheet, one: Ranks) -> Sequence[float]:
             return one.priced(sheet)[0]
 
         name = "two processes, expert-parallel"
         arms = [Arm(name, one.run, partial(price, one=one), one.engine.take_road) for one in held_out]
-        return rows_of(arms, measured([arm.run for arm in arms], n_rounds), sheet, "fp32")
+        return rows_of(arms, measured([arm.run for arm in arms], n), sheet, "fp32")
+
+
+def all_threads() -> int:
+    return len(usable_cpus() or ()) or torch.get_num_threads()
 
 
 REMARKS = f"""Prices are fitted on five made models, and on prompts of other lengths than those of this page. Five other
@@ -207,29 +216,49 @@ token reads 70 MB of weights and more. A token is {N_NEW - 1} decoded ones' medi
 a decoded token runs on each of them with one thread, and the schedule prices it once with all."""
 
 
+PIECES = ("fit-fp32", "fit-bf16", "fit-thread", "fp32", "bf16", "ranks")
+
+
+def rows_of_piece(piece: str, folder: Path, asked: argparse.Namespace) -> list[Measurement]:
+    """None of a fit, which leaves its sheet in the folder. Raises `DeviceError` where the sheet of a fit is missing."""
+    grid = QUICK if asked.quick else WHOLE
+    few_rounds = grid._replace(n_rounds=min(OTHER_ROUNDS, grid.n_rounds))
+
+    def sheet_of(name: str) -> Sheet:
+        return load_sheet(folder / f"fit-{name}.toml")
+
+    if piece.startswith("fit-"):
+        name = piece.removeprefix("fit-")
+        form: Form = "bf16" if name == "bf16" else "fp32"
+        threads = 1 if name == "thread" else all_threads()
+        sheet = fitted(piece, form, threads, grid if name == "fp32" else few_rounds)
+        (folder / f"{piece}.toml").write_text(sheet_text(sheet), encoding="utf-8")
+        return []
+    if piece == "ranks":
+        n_rounds = 3 if asked.quick else N_ROUNDS
+        return validated_ranks(grid.sizes[:3], grid.prompts[0], sheet_of("fp32"), sheet_of("thread"), n_rounds)
+    names = ARMS if piece == "fp32" else BF16_ARMS
+    return validated(piece, [n for n in names if n in (asked.arm or names)], sheet_of(piece), asked.quick)  # type: ignore[arg-type]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pieces", nargs="*", metavar="PIECE", help=f"of {', '.join(PIECES)}; all without one")
+    parser.add_argument("--fits", type=Path, help="the folder of the fitted sheets; one that goes without it")
+    parser.add_argument("--arm", action="append", choices=list(ARMS), help="this one alone; may be given again")
     parser.add_argument("--quick", action="store_true", help="fewer shapes and rounds, printed and not kept")
-    parser.add_argument("--only", action="append", help=f"of the arms, by name, or {RANKS!r}; printed and not kept")
     asked = parser.parse_args()
-    grid = QUICK if asked.quick else WHOLE
-    rows: list[Measurement] = []
-    cpu = None
-    if asked.only != [RANKS]:
-        rows, cpu = validated("fp32", asked.only or list(ARMS), grid, asked.quick)
-    if not asked.only:
-        few_rounds = grid._replace(n_rounds=min(OTHER_ROUNDS, grid.n_rounds))
-        rows += validated("bf16", BF16_ARMS, few_rounds, asked.quick)[0]
-    if not asked.only or RANKS in asked.only:
-        rows += validated_ranks(grid, asked.quick, cpu)
-    if asked.quick or asked.only:
-        for row in rows:
-            told = f"{row.ratio:.2f}" if row.ratio else ""
-            print(
-                f"{row.metric:24} {row.ours:9.3f} {row.peer or 0:9.3f} {row.unit} {told:6} {row.conditions}; {row.note}"
-            )
-        return
-    write_page(PAGE, "The schedule against this machine", rows, REMARKS)
+    if unknown := set(asked.pieces) - set(PIECES):
+        parser.error(f"no piece is called {', '.join(sorted(unknown))}; there are {', '.join(PIECES)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = asked.fits or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = [row for piece in asked.pieces or PIECES for row in rows_of_piece(piece, folder, asked)]
+    for row in rows:
+        told = f"{row.ratio:.2f}" if row.ratio else ""
+        print(f"{row.metric:24} {row.ours:9.3f} {row.peer or 0:9.3f} {row.unit} {told:6} {row.conditions}; {row.note}")
+    if rows and not asked.quick:
+        write_page(PAGE, "The schedule against this machine", merged(read_json(PAGE), rows), REMARKS)
 
 
 if __name__ == "__main__":

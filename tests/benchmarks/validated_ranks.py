@@ -17,7 +17,7 @@ from devices.models.operation import TRANSFER
 from devices.models.sheet import Sheet
 from devices.models.timeline import Timeline
 from engines.base import unheard
-from engines.curves.host import FittedUnit, MadeModel, file_link, sheet_of, unit_table
+from engines.curves.host import MadeModel, sheet_of
 from engines.curves.prices import origin_of
 from engines.curves.rounds import measured
 from engines.curves.steps import EngineRun, Phases, phases_of, request_of
@@ -73,15 +73,15 @@ def ranks_of(made: MadeModel, n_prompt: int, chunk: int, n_new: int) -> Ranks:
     return Ranks(EngineRun(made.name, engine, made.shape, request, chunk), engine, plans, made)
 
 
-def sheet_with(cpu: FittedUnit, one_thread: FittedUnit, link: dict[str, Any]) -> Sheet:
+def sheet_with(cpu: Sheet, one_thread: Sheet, link: dict[str, Any]) -> Sheet:
     """The sheet of the machine, with two ranks of one thread and what lies between them."""
-    rank = {"count": N_RANKS, **unit_table(one_thread.prices, one_thread.bytes_per_value)}
-    units = {"cpu": unit_table(cpu.prices, cpu.bytes_per_value), "rank": rank}
+    whole, alone = (one.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for one in (cpu, one_thread))
+    units = {"cpu": whole["units"]["cpu"], "rank": {"count": N_RANKS, **alone["units"]["cpu"]}}
     between = {"source": ["cpu", "rank"], "target": ["rank"], "kind": "shared", **link}
-    return sheet_of("ranks", "two processes", "measured", units, {"ranks": between, **file_link(cpu.link)})
+    return sheet_of("ranks", "two processes", "measured", units, {"ranks": between, **whole.get("links", {})})
 
 
-def fitted_sheet(cpu: FittedUnit, one_thread: FittedUnit, runs: Sequence[Ranks], n_rounds: int) -> Sheet:
+def fitted_sheet(cpu: Sheet, one_thread: Sheet, runs: Sequence[Ranks], n_rounds: int) -> Sheet:
     """runs: of the models of the fit."""
     free = sheet_with(cpu, one_thread, {"bytes_per_s": ENDLESS})
     found = measured([one.run for one in runs], n_rounds)

@@ -111,6 +111,8 @@ def _staying(sizes: ModelSizes, n: int, profile: Profile | None) -> Booleans:
 class Cache:
     """One rule of giving slots up, over the slots of each layer or over those of all layers."""
 
+    keeps_what_lies = False
+
     def __init__(
         self,
         context: BuildContext,
@@ -127,6 +129,8 @@ class Cache:
         self.asks = Asks(slots={self._unit: slots})
         self._is_of_layer = slots.of == "layer"
         self._by_use, self._stays_LE = by_use, stays_LE
+        self._shares_LE = None if stays_LE is None else ~stays_LE
+        self._stays_L: dict[int, frozenset[int]] = {}
         self._n_shared = slots.n if n_shared is None else n_shared
         self._bytes = context.bytes_to_move
         self._links = (Link(FILE if self._unit == "cpu" else "cpu", self._unit),)
@@ -153,8 +157,11 @@ class Cache:
             ahead = self._ahead(seen.residency, prediction, goes, n_free)
         return Moved(self._transfers([*fetched, *ahead]), hits=len(called) - len(fetched), misses=len(fetched))
 
-    def _stays(self, layer: int) -> set[int]:
-        return set() if self._stays_LE is None else set(self._stays_LE[layer].nonzero()[0].tolist())
+    def _stays(self, layer: int) -> frozenset[int]:
+        if layer not in self._stays_L:
+            own = [] if self._stays_LE is None else self._stays_LE[layer].nonzero()[0].tolist()
+            self._stays_L[layer] = frozenset(own)
+        return self._stays_L[layer]
 
     def _transfers(self, fetched: Sequence[_Fetch]) -> Transfers:
         if not fetched:
@@ -188,27 +195,23 @@ class Cache:
             found.append((LayerExpert(layer, expert), replaced))
         return found
 
-    def _given_up(
-        self, held: Residency, layer: int, called: Sequence[int], n_ahead: int
-    ) -> tuple[deque[LayerExpert], int]:
+    def _given_up(self, held: Residency, layer: int, called: list[int], n_ahead: int) -> tuple[deque[LayerExpert], int]:
         """What lies in shared slots and is not called, in the order in which it goes, the first of them for whatever is
         called and n_ahead more; and how many slots are free."""
         first, end = (layer, layer + 1) if self._is_of_layer else (0, None)
-        goes_LE = held.whole_LE(self._unit)[first:end].copy()
-        if self._stays_LE is not None:
-            goes_LE &= ~self._stays_LE[first:end]
-        n_free = self._n_shared - int(goes_LE.sum())
-        goes_LE[layer - first, list(called)] = False
-        layer_X, expert_X = goes_LE.nonzero()
-        layer_X += first
-        last_X = held.last_use_LE[layer_X, expert_X]
+        held_LE = held.whole_LE(self._unit)[first:end]
+        goes_LE = held_LE.copy() if self._shares_LE is None else held_LE & self._shares_LE[first:end]
+        n_free = self._n_shared - np.count_nonzero(goes_LE)
+        goes_LE[layer - first, called] = False
+        n_experts = goes_LE.shape[1]
+        place_X = goes_LE.reshape(-1).nonzero()[0] + first * n_experts
+        last_X = held.last_use_LE.reshape(-1)[place_X]
         if self._by_use:
-            order_X = np.lexsort((last_X, held.uses_LE[layer_X, expert_X]))
+            order_X = np.lexsort((last_X, held.uses_LE.reshape(-1)[place_X]))
         else:
-            order_X = np.argsort(last_X, kind="stable")
-        order_X = order_X[: len(called) + n_ahead]
-        places = zip(layer_X[order_X].tolist(), expert_X[order_X].tolist(), strict=True)
-        return deque(LayerExpert(*place) for place in places), n_free
+            order_X = last_X.argsort(kind="stable")
+        places = place_X[order_X[: len(called) + n_ahead]].tolist()
+        return deque(LayerExpert(*divmod(place, n_experts)) for place in places), n_free
 
 
 _Fetch = tuple[LayerExpert, LayerExpert | None]
@@ -222,7 +225,7 @@ def _experts(prediction: Prediction) -> list[int]:
 
 
 def _fetched(
-    layer: int, called: Sequence[int], hits: set[int], stays: set[int], goes: deque[LayerExpert], n_free: int
+    layer: int, called: Sequence[int], hits: set[int], stays: frozenset[int], goes: deque[LayerExpert], n_free: int
 ) -> tuple[list[_Fetch], deque[int], int]:
     """The misses in their order; what of this layer lies in shared slots then, and how many of those are free. stays:
     experts with a slot of their own. goes: is left with what still can go."""

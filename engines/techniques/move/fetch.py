@@ -70,6 +70,7 @@ class FetchParameters(Record):
 
 class Fetches:
     prefetches = False
+    keeps_what_lies = True
 
     def __init__(self, from_start: tuple[LayerExpert, ...], context: BuildContext) -> None:
         self.asks = Asks(slots={GPU: Slots(len(from_start), "model", from_start)})

@@ -30,6 +30,7 @@ class NothingParameters(Record):
 class NothingMoves:
     asks = NOTHING
     prefetches = False
+    keeps_what_lies = True
 
     def moved(self, seen: LayerInput, calls: Calls, prediction: Prediction | None) -> Moved:
         return Moved()

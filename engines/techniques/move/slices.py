@@ -90,6 +90,8 @@ class _OfGpu(NamedTuple):
 class Slices:
     """An `engines.techniques.base.Move`."""
 
+    keeps_what_lies = True
+
     def __init__(self, context: BuildContext, sizes: ModelSizes, n_slots: int | None, layers: Sequence[int]) -> None:
         """n_slots: of each layer; None where nothing is kept. layers: those with experts, where something is."""
         self.prefetches = n_slots is not None

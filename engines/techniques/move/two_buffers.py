@@ -65,6 +65,8 @@ def buffer_size(sizes: ModelSizes, n_slots: int | None) -> int:
 
 
 class TwoBuffers:
+    keeps_what_lies = False
+
     def __init__(
         self, next_layer: dict[int, int], n_held: int, expert_bytes: int, prefetch: bool, copies: bool = False
     ) -> None:

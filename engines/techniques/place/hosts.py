@@ -168,7 +168,7 @@ class BetweenTwo:
         """on_gpu: of experts, the heaviest first: seconds on the GPU and elsewhere, and which of the others."""
         self._prices = prices
         self._on_gpu = on_gpu
-        self._n_others = len(prices.others)
+        self.n_others = len(prices.others)
         pieces = tuple(Piece(unit, overlaps=overlaps) for unit in (GPU, *prices.others))
         self._whole = Share(pieces, exact=True, visited=visited)
         self._of_token: dict[tuple[int, int, bool], Booleans] = {}
@@ -187,19 +187,19 @@ class BetweenTwo:
             lies_X = np.ones(len(expert_X), dtype=np.bool_)
         order_X = np.lexsort((expert_X, ~lies_X, -load_X))
         expert_X, load_X, lies_X = expert_X[order_X], load_X[order_X], lies_X[order_X]
-        home_X = expert_X % self._n_others
+        home_X = expert_X % self.n_others
         gpu_X = self._prices.calls_X(GPU, load_X)
         if held:
             gpu_X = gpu_X + np.where(lies_X, 0.0, self._prices.fetch_N[home_X])
         other_X = self._prices.calls_X(self._prices.others[0], load_X)
-        piece_E = np.arange(len(load_E)) % self._n_others + 1
+        piece_E = np.arange(len(load_E)) % self.n_others + 1
         piece_E[expert_X[self._on_gpu(gpu_X, other_X, home_X)]] = 0
         return (replace(self._whole, piece_E=piece_E),)
 
     def pieces_of_token(self, seen: LayerInput, expert_X: Integers) -> Integers:
         """The same of the experts of one token, by number: the piece of each."""
         lies_X, n = self._lies_X(seen, expert_X), len(expert_X)
-        home_X = expert_X % self._n_others
+        home_X = expert_X % self.n_others
         n_lie, order_X = n, None
         if lies_X is not None:
             n_lie = int(np.count_nonzero(lies_X))
@@ -213,14 +213,14 @@ class BetweenTwo:
     def _chosen(self, home_X: Integers, n_lie: int, held: bool) -> Booleans:
         """Which of a token's experts run on the GPU; the first of them lie there."""
         key = len(home_X), n_lie, held
-        if self._n_others == 1 and key in self._of_token:
+        if self.n_others == 1 and key in self._of_token:
             return self._of_token[key]
         gpu_X = np.full(len(home_X), self._prices.call_s(GPU, 1))
         if held:
             gpu_X[n_lie:] += self._prices.fetch_N[home_X[n_lie:]]
         other_X = np.full(len(home_X), self._prices.call_s(self._prices.others[0], 1))
         found = self._on_gpu(gpu_X, other_X, home_X)
-        if self._n_others == 1:
+        if self.n_others == 1:
             self._of_token[key] = found
         return found
 
