@@ -343,7 +343,8 @@ def test_experts_that_lie_there_from_the_start_are_priced_once_too() -> None:
     cell = replace(cell_of("on-demand", "rtx5080-ndp"), technique=custom, decode_steps=40)
     ttft_s, tpot_s, counters = slowly(cell)
     priced = price_cell(cell)
-    assert 0 < (counters.hits or 0) and 0 < (counters.misses or 0)
+    assert counters.hits
+    assert counters.misses
     assert priced.ttft_s == pytest.approx(ttft_s, rel=1e-12)
     assert priced.tpot_s == pytest.approx(tpot_s, rel=1e-12)
     assert priced.counters == counters
