@@ -201,7 +201,7 @@ class Cache:
         first, end = (layer, layer + 1) if self._is_of_layer else (0, None)
         held_LE = held.whole_LE(self._unit)[first:end]
         goes_LE = held_LE.copy() if self._shares_LE is None else held_LE & self._shares_LE[first:end]
-        n_free = self._n_shared - np.count_nonzero(goes_LE)
+        n_free = self._n_shared - int(np.count_nonzero(goes_LE))
         goes_LE[layer - first, called] = False
         n_experts = goes_LE.shape[1]
         place_X = goes_LE.reshape(-1).nonzero()[0] + first * n_experts
