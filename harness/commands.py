@@ -18,6 +18,7 @@ from harness.calibrate_command import calibrate
 from harness.cross_command import cross
 from harness.device_commands import devices, doctor, record
 from harness.engine_commands import engines_app
+from harness.fleet_command import fleet_app
 from harness.interrupts import raise_in_command
 from harness.model_command import fit
 from harness.reproduce_command import reproduce
@@ -44,6 +45,7 @@ model_app = typer.Typer(no_args_is_help=True, help="Make a hardware sheet of thi
 app.add_typer(model_app, name="model")
 app.add_typer(engines_app, name="engines")
 app.add_typer(schedule_app, name="schedule")
+app.add_typer(fleet_app, name="fleet")
 
 
 def _names_starting(names: Iterable[str]) -> Callable[[str], list[str]]:

@@ -92,7 +92,7 @@ def run(
     raise_in_command()
     # A file of weights that is cut short while it is mapped ends the process (SIGBUS), else without a word.
     faulthandler.enable(STDERR, all_threads=False)
-    _refuse_no_path(out)
+    refuse_no_path(out)
     try:
         with prepared(plan_path, settings, allow_code, max_cells, launched, only_devices or ()) as (plan, run_parts):
             if dry_run:
@@ -100,14 +100,18 @@ def run(
                 return
             directory = out or Path("runs") / plan.name
             outcome = _run(plan, run_parts, directory, resume, console)
-        _show_run(directory, directory, console, as_json)
+        show_run(directory, directory, console, as_json)
     except KeyboardInterrupt as interrupt:
-        end_interrupted(interrupt, _kept_in(directory))
+        end_interrupted(interrupt, kept_in(directory))
+    tell_outcome(outcome, plan.protocol.max_foreign_cpu_share)
+
+
+def tell_outcome(outcome: RunOutcome, max_foreign_cpu_share: float) -> None:
+    """Ends the command where trials failed, or none can be used."""
     if outcome.n_ok and outcome.n_marked == outcome.n_ok:
         from results.cells import CONTENDED
 
-        limit = plan.protocol.max_foreign_cpu_share
-        remedy = CONTENDED_REMEDY.format(limit=limit) if outcome.marks == (CONTENDED,) else REMEDY
+        remedy = CONTENDED_REMEDY.format(limit=max_foreign_cpu_share) if outcome.marks == (CONTENDED,) else REMEDY
         fail(
             f"no trial can be used: {outcome.n_marked} of {outcome.n_ok + outcome.n_failed} are marked"
             f" ({', '.join(outcome.marks)}) and {outcome.n_failed} failed, so no table has a time or a joule; {remedy}",
@@ -187,7 +191,7 @@ def report(
     raise_in_command()
     try:
         console = console_of(stderr=as_json)
-        _show_run(directory, out or directory, console, as_json, baseline, rederive, overlap_k, sheets or ())
+        show_run(directory, out or directory, console, as_json, baseline, rederive, overlap_k, sheets or ())
         if sensitivity:
             from harness.run_sensitivity import show_sensitivity
 
@@ -206,7 +210,7 @@ def plan_check(
     """Check a plan and everything that it names."""
     with prepared(plan_path, settings, allow_code, max_cells, None, only_devices or ()) as (plan, _):
         typer.echo(f"{printable(str(plan_path))}: ok, {len(plan.cells)} cells")
-        for note in _notes_on(plan):
+        for note in notes_on(plan):
             typer.echo(printable(note))
         if _is_measured(plan):
             typer.echo(DEVICES_NOT_LOOKED_AT)
@@ -217,7 +221,7 @@ def _is_measured(plan: Plan) -> bool:
     return not all(cell.is_modelled for cell in plan.cells)
 
 
-def _notes_on(plan: Plan) -> Iterator[str]:
+def notes_on(plan: Plan) -> Iterator[str]:
     """What is hardly meant, what of the plan is not run, and sheets that do not stand for their machine."""
     from harness.combinations import AS_PLANNED
     from harness.sheets import sheet_purposes
@@ -280,7 +284,7 @@ def _run(plan: Plan, run_parts: RunParts, directory: Path, resume: bool, console
     from harness.runner import DeviceNotReadyError, Runner, open_run
     from results.store import StoreError
 
-    for note in _notes_on(plan):
+    for note in notes_on(plan):
         console.print(note, markup=False, highlight=False)
     try:
         with LiveProgress(console) if console.is_terminal else PlainProgress(console) as progress:
@@ -294,7 +298,7 @@ def _run(plan: Plan, run_parts: RunParts, directory: Path, resume: bool, console
         fail(str(error), EXIT_DEVICE_NOT_READY)
 
 
-def _refuse_no_path(out: Path | None) -> None:
+def refuse_no_path(out: Path | None) -> None:
     """Before a plan is checked, and not after."""
     try:
         _ = out is not None and out.exists()
@@ -302,7 +306,7 @@ def _refuse_no_path(out: Path | None) -> None:
         fail(f"--out {str(out)[:80]}: no folder can be there ({error.strerror}); name another", EXIT_BAD_PLAN)
 
 
-def _kept_in(directory: Path | None) -> str:
+def kept_in(directory: Path | None) -> str:
     """What an interrupt leaves of a run."""
     from results.store import Store
 
@@ -311,7 +315,7 @@ def _kept_in(directory: Path | None) -> str:
     return "finished trials are kept, go on with --resume"
 
 
-def _show_run(
+def show_run(
     directory: Path,
     out: Path,
     console: Console,
@@ -394,7 +398,7 @@ def _print_dry_run(plan: Plan, run_parts: RunParts, console: Console, as_json: b
     print_rows(rows, as_json, f"{plan.name}: {len(rows)} cells")
     if not as_json:
         total_s = sum(e.seconds for e in found)
-        for note in _notes_on(plan):
+        for note in notes_on(plan):
             console.print(note, markup=False, highlight=False)
         if _is_measured(plan):
             console.print(DEVICES_NOT_LOOKED_AT, markup=False, highlight=False)

@@ -3,63 +3,41 @@
 from __future__ import annotations
 
 import random
-import traceback
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple, runtime_checkable
+from typing import NamedTuple
 from typing import Protocol as TypingProtocol
 
-from devices.base import Device, DeviceError, NotReadyError, TransientDeviceError
-from engines.errors import EngineError, ResultError
+from devices.base import DeviceError
+from harness.attempts import Attempts, TrialProgress
 from harness.inputs import changes, inputs_of, told_changes
 from harness.matrix import CellPlan
 from harness.plan import Plan
 from harness.plan_differences import plan_differences
 from harness.run_parts import RunParts
-from harness.samples import samples_of
-from harness.session import PreparedCell, Traces, run_trial
 from harness.sheets import own_sheets, sheet_purposes
 from harness.state import last_self_test, state_folder
 from harness.stopping import StoppingRule, stopping_rule
 from harness.tuning.tuned_plans import why_another_phone
-from results.cells import CONTENDED
 from results.environments import Build, Environment
 from results.requests import requests_sha256, whole_requests
 from results.run_folders import check_is_folder
 from results.runs import Input, RunInfo
 from results.self_tests import SelfTest
 from results.store import Store, StoreError, check_holds_run
-from results.trials import Failure, Trial
-from workloads.base import WorkloadError
+from results.trials import Trial
 
 
-class Progress(TypingProtocol):
+class Progress(TrialProgress, TypingProtocol):
     """Told what happens; the command line shows it."""
 
     def begin(self, n_trials: int, n_done: int) -> None: ...
-    def preparing(self, cell: str) -> None: ...
-    def waiting(self, device: str, reason: str, left_s: float) -> None: ...
-    def trial_started(self, cell: str, repeat: int) -> None: ...
-    def trial_repeated(self, cell: str, repeat: int, reason: str) -> None: ...
     def trial_finished(self, cell: str, trial: Trial) -> None: ...
     def cell_finished(self, cell: str, n_trials_left_out: int) -> None: ...
-
-
-@runtime_checkable
-class Gated(TypingProtocol):
-    """A device that may be measured only in a certain state (on battery, cool), so that all trials start alike."""
-
-    def why_not_ready(self) -> str | None:
-        """One look, without waiting."""
-        ...
-
-    def wait_until_ready(self) -> None:
-        """Raises `NotReadyError` when it still is not ready after its limit."""
-        ...
 
 
 class RunOutcome(NamedTuple):
@@ -83,7 +61,7 @@ class DeviceNotReadyError(Exception):
 
 def open_run(plan: Plan, directory: Path, resume: bool, run_parts: RunParts) -> Store:
     """A new run folder, or with `resume` the one that is there. Raises `StoreError`, `DeviceNotReadyError`."""
-    _check_folder(directory, resume)
+    check_folder(directory, resume)
     environments = _environments(plan, run_parts)
     if plan.tuned_for and (other := why_another_phone(plan.tuned_for, *environments.values())):
         raise StoreError("; ".join(other))
@@ -102,23 +80,33 @@ def open_run(plan: Plan, directory: Path, resume: bool, run_parts: RunParts) -> 
             store.close()
             raise
         return store
-    info = RunInfo(
+    info = new_info(plan, environments, self_tests_of(plan, environments), inputs)
+    return Store.create(directory, info, [c.cell for c in plan.cells])
+
+
+def new_info(
+    plan: Plan,
+    environments: Mapping[str, Environment],
+    self_tests: Mapping[str, SelfTest],
+    inputs: tuple[Input, ...],
+) -> RunInfo:
+    """Of a run that begins now. environments, self_tests: by the label of the device."""
+    return RunInfo(
         run_id=f"{plan.name}-{uuid.uuid4().hex[:8]}",
         name=plan.name,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         plan=plan.raw,
         plan_hash=plan.plan_hash,
-        environments=environments,
-        self_tests=_self_tests(plan, environments),
+        environments=dict(environments),
+        self_tests=dict(self_tests),
         inputs=inputs,
         left_out=plan.left_out,
         own_sheets=own_sheets(plan, inputs),
         only_for=dict(sheet_purposes(plan)),
     )
-    return Store.create(directory, info, [c.cell for c in plan.cells])
 
 
-def _check_folder(directory: Path, resume: bool) -> None:
+def check_folder(directory: Path, resume: bool) -> None:
     """A run is begun where there is none, and gone on with where there is one: before a device is waited for."""
     check_is_folder(directory)
     try:
@@ -144,7 +132,7 @@ def _environments(plan: Plan, run_parts: RunParts) -> dict[str, Environment]:
     return found
 
 
-def _self_tests(plan: Plan, environments: Mapping[str, Environment]) -> dict[str, SelfTest]:
+def self_tests_of(plan: Plan, environments: Mapping[str, Environment]) -> dict[str, SelfTest]:
     """The last self-test of each device that has one. A modelled device is not tested."""
     folder = state_folder()
     measured = {c.cell.device: c.device.name for c in plan.cells if not c.is_modelled}
@@ -156,12 +144,28 @@ def _check_same(
     then: RunInfo, plan: Plan, now: Mapping[str, Environment], inputs: Sequence[Input], directory: Path
 ) -> None:
     """Repeats of one cell come from one plan, one machine, one software and the same inputs. Raises `StoreError`."""
+    check_same_plan(then, plan, inputs, directory)
+    check_same_machine(then, now, directory)
+    unlike = changes(then.inputs, inputs) if then.inputs else []
+    if unlike:
+        raise StoreError(
+            f"{directory} was begun with other inputs ({told_changes(unlike)}); put back those of then, or start anew"
+            " with another --out"
+        )
+
+
+def check_same_plan(then: RunInfo, plan: Plan, inputs: Sequence[Input], directory: Path) -> None:
+    """Raises `StoreError`."""
     if then.plan_hash != plan.plan_hash:
         raise StoreError(
             f"{directory} holds a run of another plan (hash {then.plan_hash}, this plan {plan.plan_hash}):"
             f" {plan_differences(then, plan, inputs)}; name another folder with --out, or resume with the plan,"
             " settings, data folder and joulebench of then"
         )
+
+
+def check_same_machine(then: RunInfo, now: Mapping[str, Environment], directory: Path) -> None:
+    """now: of some of the run's devices, or all. Raises `StoreError`."""
     for device, environment in now.items():
         before, after = then.environments[device].model_dump(), environment.model_dump()
         changed = [f"{key} {before[key]} -> {after[key]}" for key in SAME_ON_RESUME if before[key] != after[key]]
@@ -176,12 +180,6 @@ def _check_same(
                 f"{directory} was begun with other kernels ({'; '.join(road)}); go on with those of then, or start anew"
                 " with another --out"
             )
-    unlike = changes(then.inputs, inputs) if then.inputs else []
-    if unlike:
-        raise StoreError(
-            f"{directory} was begun with other inputs ({told_changes(unlike)}); put back those of then, or start anew"
-            " with another --out"
-        )
 
 
 def _other_road(then: Build | None, now: Build | None) -> list[str]:
@@ -200,14 +198,11 @@ class Runner:
         self._store = store
         self._parts = run_parts
         self._progress = progress
-        self._given_up: dict[str, str] = {}
-        """Devices that were waited for in vain, and why. A phone on a charger would cost every trial the whole wait."""
         self._trials: dict[str, list[Trial]] = defaultdict(list)
         for trial in store.trials():
             self._trials[trial.cell_id].append(trial)
-        self._samples = store.samples()
-        """What is asked, in words, by workload and model."""
-        self._stored_samples = set(self._samples)
+        self._attempts = Attempts(plan.protocol, run_parts, progress, store.samples())
+        self._stored_samples = set(self._attempts.samples)
 
     def run(self) -> RunOutcome:
         """Runs what is missing. KeyboardInterrupt passes through: finished trials are in the store by then."""
@@ -222,12 +217,7 @@ class Runner:
             self._run_one(cell_plan, repeat)
             if rule.enough(have) and len(have) < rule.max_repeats:
                 self._progress.cell_finished(cell_plan.cell.label, rule.max_repeats - len(have))
-        trials = [t for own in self._trials.values() for t in own]
-        ok = [t for t in trials if t.status == "ok"]
-        marks = tuple(dict.fromkeys(mark for t in ok for mark in t.marks))
-        n_failed = sum(t.has_failed for t in trials)
-        n_without_room = len(trials) - len(ok) - n_failed
-        return RunOutcome(len(ok), n_failed, sum(bool(t.marks) for t in ok), marks, n_without_room)
+        return outcome_of([t for own in self._trials.values() for t in own])
 
     def check(self) -> None:
         """That what is asked is what the finished trials were asked. Raises `StoreError`."""
@@ -267,7 +257,7 @@ class Runner:
         """The right answers are those of then: they may change where the questions do not. Raises `StoreError`."""
         asked = {(c.cell.workload, c.cell.model): c for c in self._plan.cells}
         for key in asked.keys() & self._stored_samples:
-            now, then = self._parts.samples(asked[key]), self._samples[key]
+            now, then = self._parts.samples(asked[key]), self._attempts.samples[key]
             other = [n.sample_id for n, t in zip_longest(now, then) if n != t and n is not None]
             if now != then:
                 raise StoreError(
@@ -285,18 +275,17 @@ class Runner:
     def _run_one(self, cell_plan: CellPlan, repeat: int) -> None:
         cell = cell_plan.cell
         self._refuse_changed_inputs()
-        trial, traces = self._attempt(cell_plan, repeat)
+        trial, traces = self._attempts.trial(cell_plan, repeat)
         self._refuse_changed_inputs()
-        for workload, model in self._samples.keys() - self._stored_samples:
-            self._store.add_samples(workload, model, self._samples[workload, model])
-        self._stored_samples = set(self._samples)
+        samples = self._attempts.samples
+        for workload, model in samples.keys() - self._stored_samples:
+            self._store.add_samples(workload, model, samples[workload, model])
+        self._stored_samples = set(samples)
         self._store.add_trial(trial, traces)
         self._trials[cell.cell_id].append(trial)
         self._progress.trial_finished(cell.label, trial)
-        cooldown_s = self._plan.protocol.cooldown_s
-        if cooldown_s and trial.status == "ok":
-            clock = self._parts.arm(cell_plan).clock
-            clock.sleep_until_s(clock.now_s() + cooldown_s)
+        if trial.status == "ok":
+            self._attempts.cool_down(cell_plan)
 
     def _refuse_changed_inputs(self) -> None:
         """Before a trial, and before it is kept: its arm may have loaded, or mapped, what is no longer what it was."""
@@ -304,72 +293,14 @@ class Runner:
         watch.add_read_later(self._parts.data_files)
         watch.refuse_changes(self._store.directory)
 
-    def _attempt(self, cell_plan: CellPlan, repeat: int) -> tuple[Trial, Traces]:
-        """A trial, after the retries that transient failures and busy neighbours are worth.
 
-        A stable failure becomes a failed trial. A trial whose last window was disturbed too stands, marked.
-        """
-        protocol, label = self._plan.protocol, cell_plan.cell.label
-        n_transient = 0
-        contention_shares: list[float] = []
-        while True:
-            attempts = 1 + n_transient + len(contention_shares)
-            started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-            try:
-                arm = self._arm(cell_plan)
-                asked = (cell_plan.cell.workload, cell_plan.cell.model)
-                if asked not in self._samples:
-                    self._samples[asked] = samples_of(arm.workload, arm.requests, arm.engine.tokenizer)
-                self._await_ready(arm.device)
-                self._progress.trial_started(label, repeat)
-                trial, traces = run_trial(arm, protocol, repeat)
-                share = trial.foreign_cpu_share
-                if (
-                    share is not None
-                    and CONTENDED in trial.marks
-                    and len(contention_shares) < protocol.contention_retries
-                ):
-                    contention_shares.append(share)
-                    self._progress.trial_repeated(label, repeat, f"other processes took {share:.0%} of the CPU")
-                    continue
-                counted = {"attempts": attempts, "contention_shares": tuple(contention_shares)}
-                return trial.model_copy(update=counted), traces
-            except TransientDeviceError as error:
-                if n_transient < protocol.retries:
-                    n_transient += 1
-                    self._progress.trial_repeated(label, repeat, str(error))
-                    continue
-                failure = Failure(kind="transient", error=str(error), traceback=traceback.format_exc(), by_device=True)
-            except ResultError as error:
-                failure = Failure(kind="stable", error=str(error), result=error.result)
-            except (DeviceError, EngineError, WorkloadError) as error:
-                lost = isinstance(error, DeviceError)
-                failure = Failure(kind="stable", error=str(error), traceback=traceback.format_exc(), by_device=lost)
-            except Exception as error:  # noqa: BLE001 - the one place where whatever escaped becomes a failed trial
-                failure = Failure(
-                    kind="stable", error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc()
-                )
-            failed = _failed_trial(cell_plan, repeat, attempts, started_at, failure)
-            return failed.model_copy(update={"contention_shares": tuple(contention_shares)}), {}
-
-    def _await_ready(self, device: Device) -> None:
-        """Waits for a device with gates. One that was given up is looked at once, until it is found ready."""
-        if not isinstance(device, Gated):
-            return
-        if device.name in self._given_up:
-            if device.why_not_ready() is not None:
-                raise NotReadyError(self._given_up[device.name])
-            del self._given_up[device.name]
-            return
-        try:
-            device.wait_until_ready()
-        except NotReadyError as error:
-            self._given_up[device.name] = str(error)
-            raise
-
-    def _arm(self, cell_plan: CellPlan) -> PreparedCell:
-        self._progress.preparing(cell_plan.cell.label)
-        return self._parts.arm(cell_plan)
+def outcome_of(trials: Sequence[Trial]) -> RunOutcome:
+    """What all trials of a run came to."""
+    ok = [t for t in trials if t.status == "ok"]
+    marks = tuple(dict.fromkeys(mark for t in ok for mark in t.marks))
+    n_failed = sum(t.has_failed for t in trials)
+    n_without_room = len(trials) - len(ok) - n_failed
+    return RunOutcome(len(ok), n_failed, sum(bool(t.marks) for t in ok), marks, n_without_room)
 
 
 def rule_of(plan: Plan, cell_plan: CellPlan) -> StoppingRule:
@@ -392,16 +323,3 @@ def trial_order(plan: Plan) -> Iterator[tuple[CellPlan, int]]:
             shuffler.shuffle(cells)
         for cell_plan in cells:
             yield cell_plan, repeat
-
-
-def _failed_trial(cell_plan: CellPlan, repeat: int, attempts: int, started_at: str, failure: Failure) -> Trial:
-    return Trial(
-        trial_id=uuid.uuid4().hex,
-        cell_id=cell_plan.cell.cell_id,
-        repeat=repeat,
-        attempts=attempts,
-        status="failed",
-        started_at=started_at,
-        time_method="modelled" if cell_plan.is_modelled else "measured",
-        failure=failure,
-    )

@@ -17,7 +17,7 @@ import gc
 import logging
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,7 +71,7 @@ class Store:
     # --- opening ---
 
     @classmethod
-    def create(cls, directory: Path, info: RunInfo, cells: Sequence[Cell]) -> Store:
+    def create(cls, directory: Path, info: RunInfo, cells: Iterable[Cell]) -> Store:
         """A new run folder. Nothing of it is left behind when it fails."""
         check_is_folder(directory)
         found = {p.name for p in directory.iterdir()} if directory.is_dir() else set()
@@ -179,35 +179,50 @@ class Store:
 
     # --- writing ---
 
-    def add_trial(self, trial: Trial, traces: dict[str, Sequence[PowerTrace]]) -> None:
+    def add_trial(self, trial: Trial, traces: Mapping[str, Sequence[PowerTrace]]) -> None:
         """Commits one trial with its traces (by part: `WINDOW`, `IDLE_BEFORE`, `IDLE_AFTER`). Raises `StoreError`."""
+        self.add_trials([(trial, traces)])
+
+    def add_trials(self, trials: Sequence[tuple[Trial, Mapping[str, Sequence[PowerTrace]]]]) -> None:
+        """Commits trials that finished together: all of them or none. Raises `StoreError`."""
         check_free_space(self.directory)
-        path = self._trace_path(trial.trial_id)
         try:
             with contextlib.ExitStack() as undo:
                 with transaction(self._connection) as db:
-                    (order,) = db.execute("SELECT coalesce(max(finished_order), 0) + 1 FROM trial").fetchone()
-                    named = (trial.trial_id, trial.cell_id, trial.repeat, trial.status)
-                    insert(db, "trial", (*named, trial.model_dump_json(), order, NO_TRACE_FILE))
-                    if trial.heat is not None:
-                        insert(db, "heat", (trial.trial_id, trial.heat.model_dump_json()))
-                    if any(traces.values()):
-                        # Only from here on: before, a file of this name would be that of a finished trial.
-                        undo.callback(path.unlink, missing_ok=True)
-                        sha256 = write_traces(path, traces, _window(trial), trial.marks)
-                        seal_trial(db, trial.trial_id, sha256)
+                    (order,) = db.execute("SELECT coalesce(max(finished_order), 0) FROM trial").fetchone()
+                    for i, (trial, traces) in enumerate(trials, start=1):
+                        self._insert(db, trial, traces, order + i, undo)
                 undo.pop_all()
             self._checkpoint()
         except sqlite3.IntegrityError as error:
             raise StoreError(
-                f"trial {trial.trial_id} (cell {trial.cell_id}, repeat {trial.repeat}) does not fit what"
-                f" {self.directory} holds ({error}); a finished trial is never replaced"
+                f"{_told(trials, with_cells=True)} does not fit what {self.directory} holds ({error}); a finished trial"
+                " is never replaced"
             ) from error
         except (OSError, sqlite3.Error) as error:
             raise StoreError(
-                f"trial {trial.trial_id} could not be written to {self.directory} ({error});"
-                " finished trials are kept: make room and go on with --resume"
+                f"{_told(trials)} could not be written to {self.directory} ({error}); finished trials are kept: make"
+                " room and go on with --resume"
             ) from error
+
+    def _insert(
+        self,
+        db: sqlite3.Connection,
+        trial: Trial,
+        traces: Mapping[str, Sequence[PowerTrace]],
+        order: int,
+        undo: contextlib.ExitStack,
+    ) -> None:
+        path = self._trace_path(trial.trial_id)
+        named = (trial.trial_id, trial.cell_id, trial.repeat, trial.status)
+        insert(db, "trial", (*named, trial.model_dump_json(), order, NO_TRACE_FILE))
+        if trial.heat is not None:
+            insert(db, "heat", (trial.trial_id, trial.heat.model_dump_json()))
+        if any(traces.values()):
+            # Only from here on: before, a file of this name would be that of a finished trial.
+            undo.callback(path.unlink, missing_ok=True)
+            sha256 = write_traces(path, traces, _window(trial), trial.marks)
+            seal_trial(db, trial.trial_id, sha256)
 
     def add_samples(self, workload: str, model: str, samples: Sequence[Sample]) -> None:
         """Commits what a workload asks of a model, once: what is there already stays. Raises `StoreError`."""
@@ -382,6 +397,13 @@ def _without_rows(directory: Path, lost: Sequence[Path]) -> str:
         f"{directory / 'traces'} holds {many} of trials that {DATABASE} does not hold ({lost[0].name}); was it emptied,"
         f" or its {DATABASE}-wal lost? Put back the {DATABASE} and {DATABASE}-wal of then, or name another --out"
     )
+
+
+def _told(trials: Sequence[tuple[Trial, object]], with_cells: bool = False) -> str:
+    """In words, of one or many."""
+    trial, _ = trials[0]
+    cell = f" (cell {trial.cell_id}, repeat {trial.repeat})" if with_cells else ""
+    return f"trial {trial.trial_id}{cell}" + (f" and {len(trials) - 1} more" if len(trials) > 1 else "")
 
 
 def _window(trial: Trial) -> tuple[float, float] | None:

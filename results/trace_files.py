@@ -51,6 +51,32 @@ def write_traces(
     window: (start, end) on the clock of the readings, of which some may lie before and behind it. marks: what taints
     it. states: the device's, for people.
     """
+    content = trace_file_of(traces, window, marks, states)
+    temporary = temporary_of(path)
+    try:
+        with open(temporary, "wb", opener=_for_owner) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return hashlib.sha256(content).hexdigest()
+
+
+def trace_file_of(
+    traces: Mapping[str, Sequence[PowerTrace]],
+    window: tuple[float, float] | None = None,
+    marks: Sequence[str] = (),
+    states: Sequence[Mapping[str, Any]] = (),
+) -> memoryview:
+    """What a file of traces holds, as `write_traces` writes it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -73,23 +99,7 @@ def write_traces(
     )
     whole = pa.BufferOutputStream()
     pq.write_table(table, whole, write_page_checksum=True)
-    content = whole.getvalue()
-    temporary = temporary_of(path)
-    try:
-        with open(temporary, "wb", opener=_for_owner) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return hashlib.sha256(content).hexdigest()
+    return memoryview(whole.getvalue())
 
 
 def temporary_of(path: Path) -> Path:
@@ -112,15 +122,25 @@ def read_parts(path: Path, sha256: str | None = None) -> dict[str, tuple[PowerTr
 
 
 def _read_parts(path: Path, sha256: str | None, only: str | None) -> dict[str, tuple[PowerTrace, ...]]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise TraceFileError(f"trace file {path} is missing") from error
+    except OSError as error:
+        raise TraceFileError(f"trace file {path} is damaged ({error})") from error
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise TraceFileError(
+            f"trace file {path} is damaged, or that of another trial: its SHA-256 is not the one that was kept"
+        )
+    return parts_of(content, f"trace file {path}", only)
+
+
+def parts_of(content: bytes, told: str, only: str | None = None) -> dict[str, tuple[PowerTrace, ...]]:
+    """The traces by part that a file of this content holds. told: what it is called. Raises `TraceFileError`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        content = path.read_bytes()
-        if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
-            raise TraceFileError(
-                f"trace file {path} is damaged, or that of another trial: its SHA-256 is not the one that was kept"
-            )
         # By this thread alone: a worker of pyarrow that lets go of the content while Python ends takes the process with
         # it ("terminate called without an active exception").
         file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
@@ -133,10 +153,8 @@ def _read_parts(path: Path, sha256: str | None, only: str | None) -> dict[str, t
                 trace = _described_trace(one, times_s[index == i], values[index == i])
                 found.setdefault(printable(one["part"]), []).append(trace)
         return {part: tuple(own) for part, own in found.items()}
-    except FileNotFoundError as error:
-        raise TraceFileError(f"trace file {path} is missing") from error
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
-        raise TraceFileError(f"trace file {path} is damaged ({error})") from error
+        raise TraceFileError(f"{told} is damaged ({error})") from error
 
 
 def read_window(path: Path) -> tuple[float, float] | None:

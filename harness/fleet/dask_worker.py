@@ -1,0 +1,128 @@
+"""The process of one device's worker: `python -m harness.fleet.dask_worker JSON`. `joulebench fleet join` starts it.
+
+A lost scheduler ends Dask's worker and not this process: it connects again, and its models stay loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from typing import Protocol
+
+from harness.fleet.dask_settings import SERIAL, TOPIC, resource_of, settle_dask, when_parent_ends
+from harness.fleet.security import Tls, security_of
+from harness.fleet.worker_side import Say, WorkerSide
+from results.records import Record
+
+EXIT_NO_COORDINATOR = 3
+TRY_EVERY_S = 0.5
+
+log = logging.getLogger("fleet")
+
+
+class WorkerAsked(Record):
+    address: str
+    device: str
+    tls: Tls | None = None
+    wait_s: float
+    """For a coordinator, at the beginning and after it was lost."""
+
+
+class Side(Protocol):
+    """What answers messages here: `harness.fleet.worker_side.WorkerSide`."""
+
+    def answer(self, content: object, say: Say) -> bytes: ...
+    def close(self) -> None: ...
+
+
+_side: list[Side] = []
+"""The one of this process."""
+_over = threading.Event()
+
+
+def run_task(content: bytes, lease_id: str) -> bytes:
+    """What Dask calls here, by its name."""
+    from distributed.worker import get_worker
+
+    worker = get_worker()
+    return _side[0].answer(content, lambda words: worker.log_event(TOPIC, {"lease_id": lease_id, "words": words[:200]}))
+
+
+def leave() -> None:
+    """The run is over. The coordinator calls it on all workers."""
+    _over.set()
+
+
+async def work(asked: WorkerAsked, folder: str) -> int:
+    """The exit code."""
+    from distributed.worker import Worker
+
+    seen_s = time.monotonic()
+    was_there = True
+    while not _over.is_set():
+        worker = Worker(
+            asked.address,
+            nthreads=1,
+            resources={SERIAL: 1, resource_of(asked.device): 1},
+            local_directory=folder,
+            security=security_of(asked.tls),
+            memory_limit=None,
+            dashboard=False,
+            # The coordinator may be on another machine: the address is the one that this machine has towards it.
+        )
+        try:
+            await asyncio.wait_for(worker, timeout=20)
+            log.warning("%s: joined %s", asked.device, asked.address)
+            was_there = True
+            await ended(worker)
+            seen_s = time.monotonic()
+        except (OSError, TimeoutError, RuntimeError, ValueError) as error:
+            if was_there:
+                log.warning("%s: no coordinator at %s (%s); trying again", asked.device, asked.address, _short(error))
+                was_there = False
+        finally:
+            await worker.close(timeout=1, executor_wait=False, reason="joulebench")
+        if not _over.is_set():
+            if time.monotonic() - seen_s > asked.wait_s:
+                log.error("%s: no coordinator at %s for %.0f s", asked.device, asked.address, asked.wait_s)
+                return EXIT_NO_COORDINATOR
+            await asyncio.sleep(TRY_EVERY_S)
+    log.warning("%s: the run is over", asked.device)
+    return 0
+
+
+async def ended(worker: object) -> None:
+    """Until it lost its scheduler, or the run is over."""
+    finished = asyncio.ensure_future(worker.finished())  # type: ignore[attr-defined]
+    while not finished.done() and not _over.is_set():
+        await asyncio.wait([finished], timeout=0.2)
+    finished.cancel()
+
+
+def _short(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+
+
+def main(side: Side) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    asked = WorkerAsked.model_validate_json(sys.argv[1])
+    _side.append(side)
+    settle_dask()
+    when_parent_ends(lambda: os._exit(0))
+    with tempfile.TemporaryDirectory(prefix="joulebench-fleet-") as folder:
+        code = asyncio.run(work(asked, folder))
+        side.close()
+    sys.stdout.flush()
+    os._exit(code)  # a trial of a coordinator that was lost may still run in its thread
+
+
+if __name__ == "__main__":
+    # Dask finds `run_task` by its module's name: in this process that must be this very module.
+    from harness.fleet import dask_worker
+
+    dask_worker.main(WorkerSide())

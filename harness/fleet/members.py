@@ -1,0 +1,120 @@
+"""The devices of a fleet as the coordinator sees them: who is there, and whether it may measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.fleet.messages import Description
+from harness.fleet.state import DeviceIs
+from harness.inputs import changes, told_changes
+from harness.runner import check_same_machine
+from results.runs import SHA256, Input, RunInfo
+from results.store import StoreError
+
+AGAIN_S = 10.0
+"""After which a worker that was refused is asked again: a phone may be plugged in meanwhile."""
+OF_WORKER = ", worker of "
+
+
+@dataclass
+class Member:
+    """One device. state: what it is doing, without the trials, which the queue knows."""
+
+    device: str
+    state: DeviceIs = "absent"
+    description: Description | None = None
+    key: str = ""
+    """Under which its description is asked for."""
+    words: str | None = None
+    again_s: float = 0.0
+    n_lost: int = 0
+
+
+class Members:
+    """All devices of the plan."""
+
+    def __init__(self, devices: Iterable[str], directory: Path, info: RunInfo | None) -> None:
+        """info: of the run that goes on; None of one that is not begun."""
+        self._members = {device: Member(device) for device in devices}
+        self._directory = directory
+        self._info = info
+        self._inputs = {i.name: i.value for i in info.inputs} if info is not None else {}
+
+    def __getitem__(self, device: str) -> Member:
+        return self._members[device]
+
+    def all(self) -> tuple[Member, ...]:
+        return tuple(self._members.values())
+
+    def begin(self, info: RunInfo) -> None:
+        """From now on the run has what was described, and nothing else."""
+        self._info = info
+
+    def look(self, there: Mapping[str, int], now_s: float) -> list[Member]:
+        """Takes in who is there. Returns those that are to be asked for a description."""
+        asked = []
+        for member in self._members.values():
+            n = there.get(member.device, 0)
+            if n == 0:
+                self.forget(member.device, None)
+            elif n > 1:
+                self.forget(member.device, f"{n} workers offer it; end all but one")
+                member.state = "offered twice"
+            elif member.state in ("absent", "offered twice") or (member.state == "refused" and now_s >= member.again_s):
+                asked.append(member)
+        return asked
+
+    def forget(self, device: str, words: str | None) -> None:
+        """What was described no longer holds."""
+        member = self._members[device]
+        member.state, member.description, member.key, member.words = "absent", None, "", words
+
+    def described(self, member: Member, description: Description, now_s: float) -> None:
+        """Takes it, or refuses it and says why."""
+        reasons = description.refused or tuple(self._unlike(member.device, description))
+        member.key = ""
+        if reasons:
+            self.refuse(member.device, reasons, now_s)
+            return
+        member.state, member.description, member.words = "idle", description, None
+        if self._info is None:
+            own = OF_WORKER + member.device
+            self._inputs = {name: value for name, value in self._inputs.items() if not name.endswith(own)}
+            self._inputs |= {i.name: i.value for i in _named(member.device, description.inputs)}
+
+    def refuse(self, device: str, reasons: Iterable[str], now_s: float) -> None:
+        member = self._members[device]
+        member.state, member.words, member.description = "refused", "; ".join(reasons), None
+        member.again_s = now_s + AGAIN_S
+
+    def _unlike(self, device: str, description: Description) -> list[str]:
+        """Why its trials would not be of the same run."""
+        if self._info is not None:
+            try:
+                check_same_machine(self._info, description.environments, self._directory)
+            except StoreError as error:
+                return [str(error)]
+            if not self._info.inputs:
+                return []
+        now = _named(device, description.inputs)
+        names = {i.name for i in now}
+        if self._info is not None:
+            names |= {name for name in self._inputs if name.endswith(OF_WORKER + device)}
+            then = [Input(name=n, value=v) for n, v in self._inputs.items() if n in names]
+        else:
+            now = [i for i in now if i.value.startswith(SHA256)]
+            then = [Input(name=i.name, value=self._inputs.get(i.name, i.value)) for i in now]
+        found = changes(then, now)
+        return [f"its inputs are not those of the run ({told_changes(found)}); give it the same files"] if found else []
+
+    def inputs(self) -> tuple[Input, ...]:
+        """Of all that was described: files once, settings of each worker."""
+        return tuple(Input(name=name, value=value) for name, value in self._inputs.items())
+
+
+def _named(device: str, inputs: Iterable[Input]) -> list[Input]:
+    """Files are the same on all machines of a fleet; what a setting says is told of each."""
+    own = OF_WORKER + device
+    return [i if i.value.startswith(SHA256) else Input(name=f"{i.name}{own}", value=i.value) for i in inputs]

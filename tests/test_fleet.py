@@ -1,0 +1,139 @@
+"""A run by a fleet, through the command line: the same trials as a run, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.fleet.messages import Answer, Description, MessageError, PlanSent, Task, packed, unpacked
+from harness.fleet.state import read_state
+from results.store import Store
+from tests.command import EXECUTABLE, environment, joulebench
+from tests.plans import FAST, HOST, M2_ULTRA, Raw, two_device_plan, write_plan
+from tests.run_builders import power_trace, trial
+
+pytestmark = pytest.mark.waits
+
+DEVICES = ("--device", "host", "--device", "model:m2-ultra")
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@contextmanager
+def workers(address: str, log: Path, *devices: str) -> Iterator[subprocess.Popen[str]]:
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [str(EXECUTABLE), "fleet", "join", address, *devices],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(),
+        )
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(20)
+
+
+def small_plan() -> Raw:
+    return two_device_plan() | {"device": [HOST, M2_ULTRA], "protocol": FAST | {"repeats": 2}}
+
+
+def test_a_fleet_gives_the_trials_of_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
+    plan, run, address = write_plan(tmp_path / "plan.toml", small_plan()), tmp_path / "run", free_address()
+    with workers(address, tmp_path / "join", *DEVICES) as joined:
+        ended = joulebench("fleet", "start", str(plan), "--out", str(run), "--listen", address)
+        assert ended.code == 0, ended.stderr + ended.stdout
+        assert joined.wait(20) == 0, (tmp_path / "join").read_text()
+    assert "open to this machine only. Dask carries Python pickles" in ended.stdout
+    with Store.view(run) as store:
+        data = store.data()
+        kept = {t.trial_id: store.traces(t.trial_id) for t in data.trials if t.time_method == "measured"}
+    asked = {(c.cell_id, r) for c in data.cells for r in range(1 if c.device.startswith("model:") else 2)}
+    assert sorted((t.cell_id, t.repeat) for t in data.trials) == sorted(asked)
+    assert {t.status for t in data.trials} == {"ok"}
+    assert all(kept.values()), "traces came along"
+    assert {c.workload for c in data.cells} == {workload for workload, _ in data.samples}
+    assert data.info.environments.keys() == {"host", "model:m2-ultra"}
+    assert any(i.name == "OMP_NUM_THREADS, worker of host" for i in data.info.inputs)
+    assert {p.name for p in run.iterdir()} >= {"report.html", "trials.csv", "fleet.json"}
+    state = read_state(run)
+    assert state is not None
+    assert (state.is_over, state.n_done, {d.state for d in state.devices}) == (True, len(asked), {"finished"})
+    told = joulebench("fleet", "status", str(run), "--json")
+    assert json.loads(told.stdout)["n_done"] == len(asked)
+    again = joulebench("fleet", "start", str(plan), "--out", str(run), "--listen", address, "--resume")
+    assert again.code == 0, again.stderr
+    assert f"resuming: {len(asked)} of {len(asked)} trials are there" in again.stdout
+    with Store.view(run) as store:
+        assert len(store.trials()) == len(asked)
+
+
+def test_a_device_that_does_not_come_is_named(tmp_path: Path) -> None:
+    plan, address = write_plan(tmp_path / "plan.toml", small_plan()), free_address()
+    with workers(address, tmp_path / "join", "--device", "host"):
+        given = ["fleet", "start", str(plan), "--out", str(tmp_path / "run"), "--listen", address, "--wait-s", "12"]
+        ended = joulebench(*given)
+    assert ended.code == 4
+    assert "not there: model:m2-ultra (absent); --wait-s waits longer" in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_or_an_address_that_is_taken_is_told_before_anybody_is_waited_for(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path / "plan.toml", small_plan())
+    began_s = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = joulebench("fleet", "start", str(plan), "--out", str(tmp_path / "run"), "--listen", address)
+    assert (ended.code, "cannot listen on" in ended.stderr, "--listen" in ended.stderr) == (4, True, True)
+    lacking = joulebench("fleet", "start", str(plan), "--out", str(tmp_path / "no"), "--resume")
+    assert (lacking.code, "holds no run" in lacking.stderr) == (2, True)
+    assert time.monotonic() - began_s < 100
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+PLAN = PlanSent(raw={"name": "x"}, plan_hash="ab", folder="/", data_root=None, max_cells=3)
+
+
+def test_messages_come_back_with_their_traces() -> None:
+    task = Task(kind="trial", joulebench="1", plan=PLAN, device="host", lease_id="a-1", cell_id="c", repeat=2)
+    assert unpacked(Task, packed(task)) == (task, {})
+    answer = Answer(lease_id="a-1", process_id="p", trial=trial())
+    given = {"window": [power_trace(1.0, 5.0, "rapl")]}
+    back, traces = unpacked(Answer, packed(answer, given))
+    assert back == answer
+    [[own]] = traces.values()
+    assert (own.meter, own.values.tolist()) == ("rapl", given["window"][0].values.tolist())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("text", "a message is bytes, and this is str"),
+        (b"short", "has more than 8"),
+        ((99).to_bytes(8, "big") + b"{}", "ends after 10 bytes, and says that it has 107"),
+        ((2).to_bytes(8, "big") + b"{}", "process_id: Field required"),
+        ((9).to_bytes(8, "big") + b"not JSON!", "Invalid JSON"),
+        (packed(Description(process_id="p", host="h")) + b"PAR1", "the file of its traces is damaged"),
+        (
+            packed(Description(process_id="p", host="h")).replace(b'"host":', b'"evil":'),
+            "host: Field required",
+        ),
+    ],
+)
+def test_what_is_no_message_is_refused(content: object, words: str) -> None:
+    with pytest.raises(MessageError, match=words):
+        unpacked(Description, content)

@@ -1,0 +1,151 @@
+"""A fleet of three phones in which everything is killed at random: every trial is in the store once."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
+
+import psutil
+import pytest
+
+from results.store import Store
+from tests.command import EXECUTABLE, environment
+from tests.fakes.adb_server import FakeAdbServer
+from tests.fleet_phones import SERIALS, phones_plan, three_phones
+from tests.fleet_worker import LOG
+from tests.plans import write_plan
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+N_KILLS = 50
+N_COORDINATORS = 3
+"""Killed on top of that."""
+REPEATS = 30
+N_CELLS = 2 * len(SERIALS)
+LIMIT_S = 200.0
+
+
+class KilledFleet:
+    """Processes of one fleet: a coordinator, its scheduler, and three workers under one `join`."""
+
+    def __init__(self, folder: Path, server: FakeAdbServer, seed: int) -> None:
+        self.server = server
+        self.run = folder / "run"
+        self.killed: Counter[str] = Counter()
+        self._rng = random.Random(seed)
+        self._plan = write_plan(folder / "plan.toml", phones_plan(folder, REPEATS))
+        self._log = (folder / "log").open("w")
+        self._environment = environment() | {
+            "ANDROID_ADB_SERVER_PORT": str(server.port),
+            "JOULEBENCH_STATE": str(folder / "state"),
+        }
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._address = f"127.0.0.1:{free.getsockname()[1]}"
+        worker = [sys.executable, "-m", "tests.fleet_worker", "join", f"tcp://{self._address}"]
+        self.workers = self._start(worker)
+        self.coordinator = self._start_coordinator()
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=self._environment, stdout=self._log, stderr=self._log)
+
+    def _start_coordinator(self) -> subprocess.Popen[bytes]:
+        command = [str(EXECUTABLE), "fleet", "start", str(self._plan), "--out", str(self.run)]
+        given = ["--listen", self._address, "--most-losses", "1000"]
+        return self._start([*command, *given, *(["--resume"] if self._is_begun() else [])])
+
+    def _is_begun(self) -> bool:
+        return self.run.is_dir() and Store.holds_run(self.run)
+
+    def n_finished(self) -> int:
+        if not self._is_begun():
+            return 0
+        with Store.view(self.run) as store:
+            return len(store.finished())
+
+    def kill(self, what: str) -> bool:
+        """False where there is nothing of it to kill right now."""
+        if what == "phone":
+            phone = self._rng.choice(self.server.phones)
+            phone.pull_cable()
+            Timer(self._rng.uniform(0.05, 0.5), phone.plug_in).start()
+        elif what == "coordinator":
+            self.coordinator.kill()
+            self.coordinator.wait()
+            self.coordinator = self._start_coordinator()
+        else:
+            parent = self.workers if what == "worker" else self.coordinator
+            word = "tests.fleet_worker" if what == "worker" else "harness.fleet.dask_scheduler"
+            found = []
+            with suppress(psutil.Error):
+                found = [c for c in psutil.Process(parent.pid).children() if word in c.cmdline()]
+            if not found:
+                return False
+            self._rng.choice(found).send_signal(signal.SIGKILL)
+        self.killed[what] += 1
+        return True
+
+    def end(self) -> None:
+        for process in (self.coordinator, self.workers):
+            process.kill()
+            process.wait()
+        self._log.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[KilledFleet]:
+    with three_phones(tmp_path) as server:
+        fleet = KilledFleet(tmp_path, server, seed=17)
+        try:
+            yield fleet
+        finally:
+            fleet.end()
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_every_trial_is_kept_once_whatever_is_killed(fleet: KilledFleet, tmp_path: Path) -> None:
+    rng = random.Random(3)
+    until_s = time.monotonic() + LIMIT_S
+    while not fleet.n_finished():
+        assert time.monotonic() < until_s, (tmp_path / "log").read_text()
+        time.sleep(0.2)
+    kinds = ["worker", "phone", "scheduler"]
+    order = [kinds[i % 3] for i in range(N_KILLS)]
+    rng.shuffle(order)
+    for place in sorted(rng.sample(range(N_KILLS), N_COORDINATORS), reverse=True):
+        order.insert(place, "coordinator")
+    for what in order:
+        time.sleep(rng.uniform(0.1, 0.9))
+        while not fleet.kill(what):
+            assert time.monotonic() < until_s, (tmp_path / "log").read_text()
+            assert fleet.coordinator.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+    n_while_killing = fleet.n_finished()
+    assert fleet.coordinator.wait(max(1.0, until_s - time.monotonic())) == 0, (tmp_path / "log").read_text()
+    assert fleet.workers.wait(20) == 0
+    assert sum(fleet.killed.values()) == N_KILLS + N_COORDINATORS
+    assert n_while_killing < N_CELLS * REPEATS, "the run was over before the last kill"
+    with Store.view(fleet.run) as store:
+        trials = store.trials()
+        assert len(store.samples()) == 1
+    asked = Counter((t.cell_id, t.repeat) for t in trials)
+    assert len(asked) == N_CELLS * REPEATS
+    assert set(asked.values()) == {1}
+    assert {repeat for _, repeat in asked} == set(range(REPEATS))
+    assert {t.status for t in trials} == {"ok"}
+    # What was kept is what a phone did: each of its trials was begun there, some of them more than once.
+    begun: Counter[tuple[str, int]] = Counter()
+    for phone in fleet.server.phones:
+        for line in phone.local(LOG).read_text().splitlines():
+            word, cell_id, repeat, _ = line.split()
+            begun[cell_id, int(repeat)] += word == "begin"
+    assert begun.keys() == asked.keys()
+    assert sum(begun.values()) > len(asked), "no attempt was lost: nothing was killed in the middle of a trial"

@@ -1,0 +1,76 @@
+"""Addresses and certificates of a fleet: what is refused, and with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.fleet.security import AddressError, Tls, read_address, read_tls
+from tests.command import joulebench
+from tests.plans import raw_plan, write_plan
+
+TLS = Tls(ca="ca.pem", certificate="own.pem", key="own.key")
+
+
+@pytest.mark.parametrize(
+    ("text", "tls", "told", "is_local"),
+    [
+        ("127.0.0.1", None, "tcp://127.0.0.1:8786", True),
+        ("tcp://lab-7:9000", None, "tcp://lab-7:9000", False),
+        ("localhost:0", None, "tcp://localhost:0", True),
+        ("[::1]:9000", None, "tcp://[::1]:9000", True),
+        ("0.0.0.0:9000", TLS, "tls://0.0.0.0:9000", False),
+    ],
+)
+def test_addresses(text: str, tls: Tls | None, told: str, is_local: bool) -> None:
+    address = read_address(text, tls)
+    assert (str(address), address.is_local) == (told, is_local)
+
+
+@pytest.mark.parametrize(
+    ("text", "tls", "words"),
+    [
+        ("http://lab", None, "an address is HOST:PORT"),
+        ("lab:many", None, "an address is HOST:PORT"),
+        (":9000", None, "an address is HOST:PORT"),
+        ("lab:99999", None, "an address is HOST:PORT"),
+        ("tls://lab:9000", None, "needs the certificates"),
+        ("tcp://lab:9000", TLS, "with certificates the address is tls://lab:9000"),
+    ],
+)
+def test_bad_addresses(text: str, tls: Tls | None, words: str) -> None:
+    with pytest.raises(AddressError, match=words):
+        read_address(text, tls)
+
+
+def test_certificates_come_together_and_are_read_before_anything_is_started(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    assert read_tls(None, None, None) is None
+    with pytest.raises(AddressError, match="--tls-cert and --tls-key: missing"):
+        read_tls(file, None, None)
+    with pytest.raises(AddressError, match=r"--tls-ca .*ca.pem: no such file"):
+        read_tls(file, file, file)
+    file.write_text("no certificate")
+    with pytest.raises(AddressError, match="the certificates cannot be used"):
+        read_tls(file, file, file)
+
+
+def test_a_fleet_is_not_open_to_a_network_unless_somebody_asks_for_that(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path / "plan.toml", raw_plan())
+    ended = joulebench("fleet", "start", str(plan), "--listen", "0.0.0.0:0", "--out", str(tmp_path / "run"))
+    assert ended.code == 2
+    [line] = ended.problems
+    assert "other machines reach it, and nothing proves who they are" in line
+    assert "whoever can connect can run code" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_worker_needs_a_device(tmp_path: Path) -> None:
+    assert "--device: missing" in joulebench("fleet", "join", "127.0.0.1:1").stderr
+    twice = joulebench("fleet", "join", "127.0.0.1:1", "--device", "host", "--device", "host")
+    assert (twice.code, "named twice" in twice.stderr) == (2, True)
+    alone = joulebench("fleet", "join", "127.0.0.1:1", "--device", "host", "--wait-s", "0")
+    assert (alone.code, "no fleet at tcp://127.0.0.1:1" in alone.stderr) == (4, True)
+    status = joulebench("fleet", "status", str(tmp_path))
+    assert (status.code, "is no run of a fleet" in status.stderr) == (2, True)
