@@ -14,7 +14,16 @@ from tests.benchmarks.engine_speed import FORMS, PROMPTS, conditions, not_taken
 from tests.benchmarks.limits import best
 from tests.benchmarks.llama_cpp import Form, stored_form
 from tests.benchmarks.loading import LoadFailedError, layers_of, load, resident_bytes, write_checkpoint
-from tests.benchmarks.measurement import Measurement, beside, command_line, merged, page, read_json, write_page
+from tests.benchmarks.measurement import (
+    Measurement,
+    beside,
+    beside_other_machines,
+    command_line,
+    merged,
+    page,
+    read_json,
+    write_page,
+)
 from tests.benchmarks.race_models import (
     MODELS,
     active_weights,
@@ -121,6 +130,14 @@ def test_a_page_made_by_one_command_has_no_column_for_it() -> None:
     lines = page("t", [row("a"), row("b")], "r").splitlines()
     assert "run" not in lines[4]
     assert lines[-1] == "d, m. Made by `python -m tests.benchmarks.x`."
+
+
+def test_what_was_found_here_replaces_rows_of_this_machine_alone(tmp_path: Path) -> None:
+    there = row("a", 1.0).model_copy(update={"machine": "another"})
+    write_page("x", "t", [row("a", 2.0), row("b", 3.0), there], "r", tmp_path)
+    found = beside_other_machines("x", [row("a", 4.0)], tmp_path)
+    assert [(m.conditions, m.ours, m.machine) for m in found] == [("a", 4.0, "m"), ("a", 1.0, "another")]
+    assert "another" in page("t", found, "r")
 
 
 def test_rows_come_back_from_the_json_as_they_were(tmp_path: Path) -> None:

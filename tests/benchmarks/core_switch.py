@@ -26,7 +26,7 @@ from engines.techniques.context import ChunkPhase
 from engines.techniques.presets import DroplessParameters
 from results.core_lists import core_words
 from results.records import Request
-from tests.benchmarks.measurement import Measurement, measured, write_page
+from tests.benchmarks.measurement import Measurement, beside_other_machines, measured, write_page
 from tests.benchmarks.timing import between, instant
 
 N_REQUESTS, N_CALLS = 120, 2000
@@ -150,7 +150,8 @@ def main() -> None:
         cores = TimedCores(phase_setting(prefill, None), phase_setting(decode, None))
         found += rows(checkpoint, f"cores {prefill} then {decode}", cores)
     found += rows(checkpoint, "no cores", TimedCores(PhaseSetting(1), PhaseSetting(1)))
-    write_page("core-switch", "What a switch of cores between two phases costs", [*found, *call_rows()], REMARKS)
+    found = beside_other_machines("core-switch", [*found, *call_rows()])
+    write_page("core-switch", "What a switch of cores between two phases costs", found, REMARKS)
 
 
 if __name__ == "__main__":

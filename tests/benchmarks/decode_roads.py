@@ -31,7 +31,7 @@ from engines.techniques.base import TechniqueParameters
 from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import DroplessParameters, preset_parameters
 from results.records import Request
-from tests.benchmarks.measurement import Measurement, measured, write_page
+from tests.benchmarks.measurement import Measurement, beside_other_machines, measured, write_page
 from tests.benchmarks.race_models import MODELS, VOCABULARY, write_model
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import copy_tokenizer
@@ -259,7 +259,7 @@ def main() -> None:
         write_family(Path(folder), CASES["olmoe"])
         copy_tokenizer(Path(folder))
         found += compared(f"{OLMOE}, f32", loader(folder, torch.float32), "fp32", 5 * n_turns)
-    write_page(PAGE, "What a technique's calls cost a decoded token", found, REMARKS)
+    write_page(PAGE, "What a technique's calls cost a decoded token", beside_other_machines(PAGE, found), REMARKS)
 
 
 if __name__ == "__main__":

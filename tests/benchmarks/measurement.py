@@ -105,6 +105,12 @@ def merged(kept: Sequence[Measurement], found: Sequence[Measurement]) -> list[Me
     return [*(m for m in kept if m.conditions not in again), *found]
 
 
+def beside_other_machines(name: str, found: Sequence[Measurement], folder: Path = FOLDER) -> list[Measurement]:
+    """What was found here, and after it what the page has of other machines."""
+    here = {m.machine for m in found}
+    return [*found, *(m for m in read_json(name, folder) if m.machine not in here)]
+
+
 def read_json(name: str, folder: Path = FOLDER) -> list[Measurement]:
     """The figures of the runs before; none where the page was never written."""
     path = folder / f"{name}.json"
