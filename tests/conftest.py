@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 # How long an example takes says how busy the machine is; what a test promises of time it asserts itself.
 settings.register_profile("any load", deadline=None)
 settings.load_profile("any load")
+
+# A shell that starts the tests in the background has them and all that they start ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
