@@ -78,6 +78,7 @@ def test_a_large_space_is_searched_by_optuna_and_nothing_is_claimed_of_what_was_
     assert "Not certain" in found.stdout or "were not raced" in found.stdout
 
 
+@pytest.mark.alone
 def test_a_check_renews_what_expired_where_it_holds_and_keeps_what_the_search_was_of(
     tmp_path: Path, state: Path
 ) -> None:

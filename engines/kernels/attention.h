@@ -112,68 +112,91 @@ inline void attend_one(const Attention& a, const float* query_ND, int64_t positi
   });
 }
 
-// Queries are lanes, sixteen at a time, and keys, then values, are what is broadcast; the softmax is kept up to date
-// from one block of keys to the next (Milakov and Gimelshein 2018).
+// Queries are lanes, two registers of them at a time, and keys, then values, are what is broadcast; the softmax is kept
+// up to date from one block of keys to the next (Milakov and Gimelshein 2018).
 constexpr int64_t kKeys = 96;
+constexpr int kRegisters = kPanel / kLanes;
+#ifdef JOULEBENCH_AVX512
+constexpr int kRowsAtOnce = 12;
+#else
+constexpr int kRowsAtOnce = 6;
+#endif
+
+// tile[r][queries] += rows of weights times a panel of queries, for any number of rows.
+template <bool ByColumn>
+inline void multiply_rows(int64_t n_rows, const float* weights, int64_t stride, const float* panel, int64_t depth,
+                          float* tile) {
+  const auto row_at = [&](int64_t r) { return ByColumn ? weights + r : weights + r * stride; };
+  int64_t r = 0;
+  for (; r + kRowsAtOnce <= n_rows; r += kRowsAtOnce)
+    multiply<fN, kRowsAtOnce, kRegisters, ByColumn>(row_at(r), stride, panel, depth, tile + r * kPanel, kPanel);
+  for (; r + 4 <= n_rows; r += 4)
+    multiply<fN, 4, kRegisters, ByColumn>(row_at(r), stride, panel, depth, tile + r * kPanel, kPanel);
+  for (; r < n_rows; r++)
+    multiply<fN, 1, kRegisters, ByColumn>(row_at(r), stride, panel, depth, tile + r * kPanel, kPanel);
+}
 
 inline void attend_panel(const Attention& a, int64_t head, const float* query_TQ, int64_t query_stride, int64_t position,
                          int64_t n, float* out_TQ) {
   const int64_t dim = a.dim;
   thread_local std::vector<float> buffer;
-  float* packed = scratch(buffer, 2 * dim * kPanel + kKeys * kPanel);  // [D][16]
-  float *mixed = packed + dim * kPanel, *score = mixed + dim * kPanel;  // [D][16], [keys][16]
+  float* packed = scratch(buffer, 2 * dim * kPanel + kKeys * kPanel);  // [D][queries]
+  float *mixed = packed + dim * kPanel, *score = mixed + dim * kPanel;  // [D][queries], [keys][queries]
   pack(kPanel, dim, [&](int64_t i) { return i < n ? query_TQ + i * query_stride : nullptr; }, packed);
-  for (int64_t d = 0; d < 2 * dim; d++) store(packed + 8 * d, a.scale * load<f8>(packed + 8 * d));
+  for (int64_t d = 0; d < dim * kPanel; d += kLanes) store(packed + d, a.scale * load<fN>(packed + d));
   std::memset(mixed, 0, dim * kPanel * sizeof(float));
 
-  const w8 lane[2] = {{0, 1, 2, 3, 4, 5, 6, 7}, {8, 9, 10, 11, 12, 13, 14, 15}};
   const float sink = a.sinks ? a.sinks[head] : -INFINITY;
-  f8 largest[2] = {f8{} + sink, f8{} + sink}, total[2] = {};
-  if (a.sinks) total[0] = total[1] = f8{} + 1.0f;
+  wN lane[kRegisters];
+  fN largest[kRegisters], total[kRegisters];
+  for (int part = 0; part < kRegisters; part++) {
+    for (int i = 0; i < kLanes; i++) lane[part][i] = kLanes * part + i;
+    largest[part] = fN{} + sink;
+    total[part] = fN{} + (a.sinks ? 1.0f : 0.0f);
+  }
   const int64_t base = head / (a.n_heads / a.n_kv_heads) * a.head_stride, end = position + n;
   for (int64_t first = a.first_seen(position); first < end; first += kKeys) {
     const int64_t n_keys = std::min(kKeys, end - first);
     const float *key = a.keys + base + first * dim, *value = a.values + base + first * dim;
     std::memset(score, 0, n_keys * kPanel * sizeof(float));
-    int64_t s = 0;
-    for (; s + 6 <= n_keys; s += 6) multiply<6, 2>(key + s * dim, dim, packed, dim, score + s * kPanel, kPanel);
-    for (; s < n_keys; s++) multiply<1, 2>(key + s * dim, dim, packed, dim, score + s * kPanel, kPanel);
+    multiply_rows<false>(n_keys, key, dim, packed, dim, score);
     // Only the first and the last blocks hold keys that some of the queries do not see.
     const bool is_masked = first + n_keys > position + 1 || (a.window && first < a.first_seen(end - 1));
-    for (int half = 0; half < 2; half++) {
+    for (int part = 0; part < kRegisters; part++) {
+      const auto at = [&](int64_t s) { return score + s * kPanel + kLanes * part; };
       if (is_masked)
-        for (s = 0; s < n_keys; s++) {
-          const w8 query = lane[half] + int32_t(position), seen = w8{} + int32_t(first + s);
-          w8 hidden = seen > query;
+        for (int64_t s = 0; s < n_keys; s++) {
+          const wN query = lane[part] + int32_t(position), seen = wN{} + int32_t(first + s);
+          wN hidden = seen > query;
           if (a.window) hidden |= seen <= query - int32_t(a.window);
-          float* at = score + s * kPanel + 8 * half;
-          store(at, hidden ? f8{} - INFINITY : load<f8>(at));
+          store(at(s), hidden ? fN{} - INFINITY : load<fN>(at(s)));
         }
-      f8 most = largest[half];
-      for (s = 0; s < n_keys; s++) {
-        const f8 one = load<f8>(score + s * kPanel + 8 * half);
+      fN most = largest[part];
+      for (int64_t s = 0; s < n_keys; s++) {
+        const fN one = load<fN>(at(s));
         most = most > one ? most : one;
       }
-      const f8 base_of = most == -INFINITY ? f8{} : most;  // no key seen yet: every share is e^-inf = 0
-      const f8 shrink = exp_below_one(largest[half] - base_of);
-      f8 sums = total[half] * (largest[half] == -INFINITY ? f8{} : shrink);
-      for (s = 0; s < n_keys; s++) {
-        float* at = score + s * kPanel + 8 * half;
-        const f8 one = load<f8>(at);
-        const f8 share = one == -INFINITY ? f8{} : exp_below_one(one - base_of);
-        store(at, share);
+      const fN base_of = most == -INFINITY ? fN{} : most;  // no key seen yet: every share is e^-inf = 0
+      const fN shrink = exp_below_one(largest[part] - base_of);
+      fN sums = total[part] * (largest[part] == -INFINITY ? fN{} : shrink);
+      for (int64_t s = 0; s < n_keys; s++) {
+        const fN one = load<fN>(at(s));
+        const fN share = one == -INFINITY ? fN{} : exp_below_one(one - base_of);
+        store(at(s), share);
         sums += share;
       }
-      for (int64_t d = 0; d < dim; d++) store(mixed + d * kPanel + 8 * half, load<f8>(mixed + d * kPanel + 8 * half) * shrink);
-      total[half] = sums, largest[half] = most;
+      for (int64_t d = 0; d < dim; d++) {
+        float* of = mixed + d * kPanel + kLanes * part;
+        store(of, load<fN>(of) * shrink);
+      }
+      total[part] = sums, largest[part] = most;
     }
-    int64_t d = 0;
-    for (; d + 6 <= dim; d += 6) multiply<6, 2, true>(value + d, dim, score, n_keys, mixed + d * kPanel, kPanel);
-    for (; d + 4 <= dim; d += 4) multiply<4, 2, true>(value + d, dim, score, n_keys, mixed + d * kPanel, kPanel);
-    for (; d < dim; d += 2) multiply<2, 2, true>(value + d, dim, score, n_keys, mixed + d * kPanel, kPanel);
+    multiply_rows<true>(dim, value, dim, score, n_keys, mixed);
   }
-  for (int half = 0; half < 2; half++) {
-    const f8 inverse = 1.0f / total[half];
+  float shares[kPanel];
+  for (int part = 0; part < kRegisters; part++) store(shares + kLanes * part, 1.0f / total[part]);
+  for (int half = 0; half < kPanel / 8; half++) {
+    const f8 inverse = load<f8>(shares + 8 * half);
     for (int64_t d = 0; d < dim; d += 8) {
       f8 eight[8];
       for (int i = 0; i < 8; i++) eight[i] = load<f8>(mixed + (d + i) * kPanel + 8 * half) * inverse;

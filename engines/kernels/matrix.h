@@ -27,14 +27,16 @@ inline bool has_nibbles(const Matrix& m) { return m.format == kInt4 || m.format 
 
 struct Fp32 {
   typedef float element;
-  static f8 widen(const element* p) { return load<f8>(p); }
+  static fN widen(const element* p) { return load<fN>(p); }
   static float widen_one(element e) { return e; }
 };
 
 struct Bf16 {
   typedef uint16_t element;
-  static f8 widen(const element* p) {
-#ifdef JOULEBENCH_AVX2  // GCC 12 converts a vector of shorts in two halves
+  static fN widen(const element* p) {
+#if defined(JOULEBENCH_AVX512)
+    return (fN)((uN)_mm512_maskz_cvtepu16_epi32(kAll, _mm256_loadu_si256((const __m256i*)p)) << 16);
+#elif defined(JOULEBENCH_AVX2)  // GCC 12 converts a vector of shorts in two halves
     return (f8)((u8x32)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)) << 16);
 #else
     return (f8)(__builtin_convertvector(load<h8>(p), u8x32) << 16);
@@ -48,8 +50,10 @@ struct Bf16 {
 
 struct Fp16 {
   typedef _Float16 element;
-  static f8 widen(const element* p) {
-#ifdef JOULEBENCH_AVX2  // GCC 12 converts a vector of halves one by one
+  static fN widen(const element* p) {
+#if defined(JOULEBENCH_AVX512)
+    return (fN)_mm512_maskz_cvtph_ps(kAll, _mm256_loadu_si256((const __m256i*)p));
+#elif defined(JOULEBENCH_AVX2)  // GCC 12 converts a vector of halves one by one
     return (f8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #else
     return __builtin_convertvector(load<half8>(p), f8);
@@ -60,8 +64,10 @@ struct Fp16 {
 
 struct Int8 {
   typedef int8_t element;
-  static f8 widen(const element* p) {
-#ifdef JOULEBENCH_AVX2  // GCC 12 converts a vector of bytes one by one
+  static fN widen(const element* p) {
+#if defined(JOULEBENCH_AVX512)
+    return __builtin_convertvector((wN)_mm512_maskz_cvtepi8_epi32(kAll, _mm_loadu_si128((const __m128i*)p)), fN);
+#elif defined(JOULEBENCH_AVX2)  // GCC 12 converts a vector of bytes one by one
     return __builtin_convertvector((w8)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), f8);
 #else
     return __builtin_convertvector(__builtin_convertvector(load<b8>(p), w8), f8);
@@ -74,13 +80,15 @@ struct Int8 {
 // become subnormal floats, so that the product is exact for these too.
 struct Fp8 {
   typedef uint8_t element;
-  static f8 widen(const element* p) {
-#ifdef JOULEBENCH_AVX2
-    const u8x32 bits = (u8x32)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  static fN widen(const element* p) {
+#if defined(JOULEBENCH_AVX512)
+    const uN bits = (uN)_mm512_maskz_cvtepu8_epi32(kAll, _mm_loadu_si128((const __m128i*)p));
+#elif defined(JOULEBENCH_AVX2)
+    const uN bits = (uN)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
 #else
-    const u8x32 bits = __builtin_convertvector(load<ub8>(p), u8x32);
+    const uN bits = __builtin_convertvector(load<ub8>(p), u8x32);
 #endif
-    return (f8)((bits & 0x80) << 24 | (bits & 0x7F) << 20) * 0x1p120f;
+    return (fN)((bits & 0x80) << 24 | (bits & 0x7F) << 20) * 0x1p120f;
   }
   static float widen_one(element e) {
     const uint32_t bits = uint32_t(e & 0x80) << 24 | uint32_t(e & 0x7F) << 20;
@@ -91,23 +99,51 @@ struct Fp8 {
 // --- four-bit formats -------------------------------------------------------------------------------------------------
 // A block of 64 columns is eight 32-bit words; nibble j of word i is column 8j + i, so that eight lanes masked at one
 // nibble are eight neighbouring columns. int4: nibbles 0..6 hold level + 8, the top one two's complement. mxfp4: sign and
-// index into eight magnitudes.
+// index into eight magnitudes. A register of sixteen holds the words twice, and is masked at nibble j in its lower half,
+// at j + 1 in its upper one: again neighbouring columns.
 
-inline f8 int4_levels(u8x32 words, int j) {
-  if (j == 7) return __builtin_convertvector((w8)words >> 28, f8);
-  return __builtin_convertvector((w8)(words >> (4 * j) & 0xF), f8) - 8.0f;
+constexpr int kNibbles = kLanes / 8;  // of a word that are taken at once
+
+inline uN load_words(const uint32_t* from) {
+#ifdef JOULEBENCH_AVX512
+  const u8x32 words = load<u8x32>(from);
+  return __builtin_shufflevector(words, words, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+#else
+  return load<uN>(from);
+#endif
 }
 
-inline f8 mxfp4_values(u8x32 words, int j) {
+// What nibbles j and on are shifted by to where nibble 0 stands.
+inline uN nibble_shift(int j) {
+  const uN shift = uN{} + uint32_t(4 * j);
+#ifdef JOULEBENCH_AVX512
+  return shift + uN{0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4};
+#else
+  return shift;
+#endif
+}
+
+inline fN int4_levels(uN words, int j) {
+  const uN level = (words ^ 0x80000000u) >> nibble_shift(j) & 0xF;  // + 8, the top one too
+  return __builtin_convertvector((wN)level, fN) - 8.0f;
+}
+
+inline fN mxfp4_values(uN words, int j) {
+  const uN code = words >> nibble_shift(j);
+#ifdef JOULEBENCH_AVX512
+  const fN values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  return (fN)_mm512_maskz_permutexvar_ps(kAll, (__m512i)code, (__m512)values);  // by the lowest four bits
+#else
   const f8 magnitudes = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-  const u8x32 index = words >> (4 * j) & 7;
 #ifdef JOULEBENCH_AVX2
-  const f8 chosen = (f8)_mm256_permutevar8x32_ps((__m256)magnitudes, (__m256i)index);
+  const f8 chosen = (f8)_mm256_permutevar8x32_ps((__m256)magnitudes, (__m256i)(code & 7));
 #else
   f8 chosen;
-  for (int i = 0; i < 8; i++) chosen[i] = magnitudes[index[i]];
+  for (int i = 0; i < 8; i++) chosen[i] = magnitudes[code[i] & 7];
 #endif
-  return (f8)((u8x32)chosen | (words << (28 - 4 * j) & 0x80000000u));
+  return (f8)((u8x32)chosen | (code << 28 & 0x80000000u));
+#endif
 }
 
 // 2^(byte - 127); the smallest is a subnormal float.
@@ -122,10 +158,7 @@ template <class S>
 inline void widen_in_order(const Matrix& m, int64_t row, int64_t first, int64_t n, float scale, float* out) {
   const typename S::element* from = (const typename S::element*)m.values + row * m.columns + first;
   int64_t c = 0;
-  for (; c + 8 <= n; c += 8) {
-    const f8 wide = S::widen(from + c) * scale;
-    std::memcpy(out + c, &wide, sizeof wide);
-  }
+  for (; c + kLanes <= n; c += kLanes) store(out + c, S::widen(from + c) * scale);
   for (; c < n; c++) out[c] = S::widen_one(from[c]) * scale;
 }
 
@@ -140,13 +173,12 @@ inline void widen_row(const Matrix& m, int64_t row, int64_t first, int64_t n, fl
   }
   const int64_t start = row * m.columns + first;
   for (int64_t block = 0; block < n; block += kNibbleBlock) {
-    const u8x32 words = load<u8x32>((const uint32_t*)m.values + (start + block) / 8);
+    const uN words = load_words((const uint32_t*)m.values + (start + block) / 8);
 #pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
+    for (int j = 0; j < 8; j += kNibbles) {
       const int64_t group = (start + block + 8 * j) >> m.group_bits;
-      const f8 wide = m.format == kInt4 ? int4_levels(words, j) * ((const float*)m.scales)[group]
-                                        : mxfp4_values(words, j) * mxfp4_scale(((const uint8_t*)m.scales)[group]);
-      std::memcpy(out + block + 8 * j, &wide, sizeof wide);
+      store(out + block + 8 * j, m.format == kInt4 ? int4_levels(words, j) * ((const float*)m.scales)[group]
+                                                   : mxfp4_values(words, j) * mxfp4_scale(((const uint8_t*)m.scales)[group]));
     }
   }
 }

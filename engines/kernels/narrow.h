@@ -20,22 +20,24 @@ template <class S, int R, int T>
 inline void dot_in_order(const typename S::element* rows, int64_t step, int64_t columns, const float* x, float* out) {
   const int64_t apart = step * columns;
   constexpr int U = R * T >= 8 ? 1 : R * T >= 4 ? 2 : 4;
-  f8 sums[U][R][T] = {};
-  int64_t c = 0;
-  for (; c + 8 * U <= columns; c += 8 * U) {
+  fN sums[U][R][T] = {};
+  const auto add = [&](int64_t c, int u) {
 #pragma GCC unroll 4
-    for (int u = 0; u < U; u++) {
-#pragma GCC unroll 4
-      for (int r = 0; r < R; r++) {
-        const f8 weight = S::widen(rows + r * apart + c + 8 * u);
+    for (int r = 0; r < R; r++) {
+      const fN weight = S::widen(rows + r * apart + c);
 #pragma GCC unroll 8
-        for (int t = 0; t < T; t++) sums[u][r][t] += weight * load<f8>(x + t * columns + c + 8 * u);
-      }
+      for (int t = 0; t < T; t++) sums[u][r][t] += weight * load<fN>(x + t * columns + c);
     }
+  };
+  int64_t c = 0;
+  for (; c + kLanes * U <= columns; c += kLanes * U) {
+#pragma GCC unroll 4
+    for (int u = 0; u < U; u++) add(c + kLanes * u, u);
   }
+  for (; c + kLanes <= columns; c += kLanes) add(c, 0);
   for (int r = 0; r < R; r++)
     for (int t = 0; t < T; t++) {
-      f8 total = sums[0][r][t];
+      fN total = sums[0][r][t];
       for (int u = 1; u < U; u++) total += sums[u][r][t];
       float& result = out[r * T + t];
       result = sum(total);
@@ -50,13 +52,15 @@ constexpr float kRaise = 0x1p90f;
 
 struct RaisedFp8 {
   typedef int8_t element;
-  static f8 widen(const element* p) {
-#ifdef JOULEBENCH_AVX2
-    const w8 bits = (w8)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  static fN widen(const element* p) {
+#if defined(JOULEBENCH_AVX512)
+    const wN bits = (wN)_mm512_maskz_cvtepi8_epi32(kAll, _mm_loadu_si128((const __m128i*)p));
+#elif defined(JOULEBENCH_AVX2)
+    const wN bits = (wN)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
 #else
-    const w8 bits = __builtin_convertvector(load<b8>(p), w8);
+    const wN bits = __builtin_convertvector(load<b8>(p), w8);
 #endif
-    return (f8)(bits << 20 & (w8{} + int32_t(0x87F00000)));
+    return (fN)(bits << 20 & (wN{} + int32_t(0x87F00000)));
   }
   static float widen_one(element e) {
     const int32_t bits = int32_t(uint32_t(int32_t(e)) << 20 & 0x87F00000u);
@@ -67,8 +71,14 @@ struct RaisedFp8 {
 // A nibble masked where it stands and converted is n * 16^j, exactly; the input carries 16^-j, exactly, so no shift is
 // needed. What the + 8 of int4's nibbles 0..6 adds is taken off by where each sum starts.
 
-// Input of one token as int4 rows want it: columns scaled floats, then columns / 4 floats to start the sums from.
-inline int64_t int4_stride(int64_t columns) { return columns + columns / 4; }
+// Registers of nibbles that half a block of 64 columns is.
+constexpr int kOfHalf = 4 / kNibbles;
+
+// Input of one token as int4 rows want it: columns scaled floats, then a register for each half block to start sums from.
+inline int64_t int4_stride(int64_t columns) { return columns + columns / 32 * kLanes; }
+
+// The bits of nibbles j and on where they stand, of a register that holds the words as often as it has nibbles at once.
+inline uN nibble_mask(int j) { return (uN{} + 0xFu) << nibble_shift(j); }
 
 inline void prepare_int4(const float* x, int64_t columns, float* prepared) {
   float* start = prepared + columns;
@@ -76,12 +86,10 @@ inline void prepare_int4(const float* x, int64_t columns, float* prepared) {
     float scale = 1.0f;
     for (int j = 0; j < 8; j++, scale /= 16.0f) {
       const f8 value = load<f8>(x + block + 8 * j);
-      const f8 scaled = value * scale;
-      std::memcpy(prepared + block + 8 * j, &scaled, sizeof scaled);
-      float* half = start + block / 4 + 8 * (j / 4);
-      const f8 before = j % 4 == 0 ? f8{} : load<f8>(half);
-      const f8 offset = j == 7 ? before : before - 8.0f * value;
-      std::memcpy(half, &offset, sizeof offset);
+      store(prepared + block + 8 * j, value * scale);
+      float* half = start + (block / 32 + j / 4) * kLanes + 8 * (j % kNibbles);
+      const f8 before = j % 4 < kNibbles ? f8{} : load<f8>(half);
+      store(half, j == 7 ? before : before - 8.0f * value);
     }
   }
 }
@@ -104,22 +112,22 @@ template <int R, int T>
 inline void dot_int4(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
   const NibbleRows<R, float> rows(m, row, step);
   const int64_t stride = int4_stride(m.columns);
-  f8 totals[R][T] = {};
+  fN totals[R][T] = {};
   for (int64_t block = 0; block < m.columns; block += kNibbleBlock) {
-    const float* start = x + m.columns + block / 4;
+    const float* start = x + m.columns + block / 32 * kLanes;
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-      const u8x32 words = load<u8x32>(rows.words[r] + block / 8);
+      const uN words = load_words(rows.words[r] + block / 8);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; half++) {
-        f8 parts[T];
+        fN parts[T];
 #pragma GCC unroll 8
-        for (int t = 0; t < T; t++) parts[t] = load<f8>(start + t * stride + 8 * half);
+        for (int t = 0; t < T; t++) parts[t] = load<fN>(start + t * stride + kLanes * half);
 #pragma GCC unroll 4
-        for (int j = 4 * half; j < 4 * half + 4; j++) {
-          const f8 weight = __builtin_convertvector((w8)(words & (0xFu << (4 * j))), f8);
+        for (int j = 4 * half; j < 4 * half + 4; j += kNibbles) {
+          const fN weight = __builtin_convertvector((wN)(words & nibble_mask(j)), fN);
 #pragma GCC unroll 8
-          for (int t = 0; t < T; t++) parts[t] += weight * load<f8>(x + t * stride + block + 8 * j);
+          for (int t = 0; t < T; t++) parts[t] += weight * load<fN>(x + t * stride + block + 8 * j);
         }
         const float scale = rows.scales[r][(block + 32 * half) >> m.group_bits];
 #pragma GCC unroll 8
@@ -135,19 +143,19 @@ inline void dot_int4(const Matrix& m, int64_t row, int64_t step, const float* x,
 template <int R, int T>
 inline void dot_mxfp4(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
   const NibbleRows<R, uint8_t> rows(m, row, step);
-  f8 totals[R][T] = {};
+  fN totals[R][T] = {};
   for (int64_t block = 0; block < m.columns; block += kNibbleBlock) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-      const u8x32 words = load<u8x32>(rows.words[r] + block / 8);
+      const uN words = load_words(rows.words[r] + block / 8);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; half++) {
-        f8 parts[T] = {};
+        fN parts[T] = {};
 #pragma GCC unroll 4
-        for (int j = 4 * half; j < 4 * half + 4; j++) {
-          const f8 weight = (f8)((w8)(words << (28 - 4 * j)) >> 6 & (w8{} + int32_t(0x81C00000)));
+        for (int j = 4 * half; j < 4 * half + 4; j += kNibbles) {
+          const fN weight = (fN)((wN)(words << (28 - nibble_shift(j))) >> 6 & (wN{} + int32_t(0x81C00000)));
 #pragma GCC unroll 8
-          for (int t = 0; t < T; t++) parts[t] += weight * load<f8>(x + t * m.columns + block + 8 * j);
+          for (int t = 0; t < T; t++) parts[t] += weight * load<fN>(x + t * m.columns + block + 8 * j);
         }
         const float scale = mxfp4_scale(rows.scales[r][(block + 32 * half) >> m.group_bits]);
 #pragma GCC unroll 8

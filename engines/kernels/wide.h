@@ -1,8 +1,9 @@
 // Products of many rows with a matrix, in any of its formats. A GEMM library wants fp32 matrices; this one widens each
 // weight once for 64 tokens or so, in blocks that stay in the first cache, which costs a few percent.
 //
-// Tokens are the lanes: the input is packed into panels of 16 tokens (8 at the end), [depth][lanes], so that one weight
-// is multiplied with a whole register of tokens and sums need no shuffling. Results come as [matrix rows][lanes].
+// Tokens are the lanes: the input is packed into panels of two registers of tokens (the last of a block may be smaller),
+// [depth][lanes], so that one weight is multiplied with whole registers and sums need no shuffling. Results come as
+// [matrix rows][lanes].
 //
 // Legend: T tokens, K columns of the matrix.
 
@@ -13,7 +14,7 @@
 
 #include "matrix.h"
 
-constexpr int kPanel = 16;            // tokens of a panel; the last of a block has 8 where that is enough
+constexpr int kPanel = 2 * kLanes;    // tokens of a panel; the last of a block has 8, 16, ... where that is enough
 constexpr int kTileRows = 12;         // matrix rows that are multiplied together
 constexpr int kGroupRows = 4 * kTileRows;    // matrix rows whose results are kept together
 constexpr int64_t kDepth = 256;       // columns widened at once: 12 rows of them are 12 KB
@@ -38,11 +39,16 @@ inline int64_t tokens_per_block(int64_t n_tokens, int64_t columns) {
 
 inline int64_t n_panels(int64_t n_tokens) { return (n_tokens + kPanel - 1) / kPanel; }
 
-inline int lanes_of(int64_t n_tokens, int64_t panel) { return n_tokens - panel * kPanel > 8 ? 16 : 8; }
+inline int lanes_of(int64_t n_tokens, int64_t panel) {
+  int lanes = 8;
+  while (lanes < kPanel && lanes < n_tokens - panel * kPanel) lanes *= 2;
+  return lanes;
+}
 
 // Floats that panels of n tokens take, `columns` each.
 inline int64_t packed_size(int64_t n_tokens, int64_t columns) {
-  return columns * (n_tokens / kPanel * kPanel + (n_tokens % kPanel == 0 ? 0 : n_tokens % kPanel > 8 ? 16 : 8));
+  const int64_t whole = n_tokens / kPanel;
+  return columns * (whole * kPanel + (n_tokens % kPanel == 0 ? 0 : lanes_of(n_tokens, whole)));
 }
 
 // Eight rows of eight floats become eight columns.
@@ -85,16 +91,18 @@ inline void pack(int64_t n, int64_t columns, const F& row_of, float* packed) {
   }
 }
 
-// tile[r][v] += weight(r, k) * panel(k, v) over k, summed first: short sums of sums round less than one long one. Rows of weights lie `stride` floats apart, or, where they are stored
-// by columns (ByColumn), all rows of one k lie together.
-template <int R, int V, bool ByColumn = false>
+// tile[r][v] += weight(r, k) * panel(k, v) over k, summed first: short sums of sums round less than one long one. A panel
+// is V registers of type F wide. Rows of weights lie `stride` floats apart, or, where they are stored by columns
+// (ByColumn), all rows of one k lie together.
+template <class F, int R, int V, bool ByColumn = false>
 inline void multiply(const float* weights, int64_t stride, const float* panel, int64_t depth, float* tile,
                      int64_t tile_stride) {
-  f8 sums[R][V] = {};
+  constexpr int kEach = sizeof(F) / sizeof(float);
+  F sums[R][V] = {};
   for (int64_t k = 0; k < depth; k++) {
-    f8 x[V];
+    F x[V];
 #pragma GCC unroll 2
-    for (int v = 0; v < V; v++) x[v] = load<f8>(panel + k * 8 * V + 8 * v);
+    for (int v = 0; v < V; v++) x[v] = load<F>(panel + k * kEach * V + kEach * v);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       const float weight = ByColumn ? weights[k * stride + r] : weights[r * stride + k];
@@ -106,9 +114,23 @@ inline void multiply(const float* weights, int64_t stride, const float* panel, i
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) {
-      float* to = tile + r * tile_stride + 8 * v;
-      store(to, load<f8>(to) + sums[r][v]);
+      float* to = tile + r * tile_stride + kEach * v;
+      store(to, load<F>(to) + sums[r][v]);
     }
+}
+
+// A tile of twelve rows: as many at once as there are registers for their sums.
+inline void multiply_tile(const float* weights, const float* panel, int64_t depth, int lanes, float* tile) {
+#ifdef JOULEBENCH_AVX512
+  if (lanes == 32) return multiply<fN, kTileRows, 2>(weights, kRowStride, panel, depth, tile, 32);
+  if (lanes == 16) return multiply<fN, kTileRows, 1>(weights, kRowStride, panel, depth, tile, 16);
+#else
+  if (lanes == 16) {
+    multiply<f8, 6, 2>(weights, kRowStride, panel, depth, tile, 16);
+    return multiply<f8, 6, 2>(weights + 6 * kRowStride, kRowStride, panel, depth, tile + 6 * 16, 16);
+  }
+#endif
+  multiply<f8, kTileRows, 1>(weights, kRowStride, panel, depth, tile, 8);
 }
 
 struct Row {
@@ -148,12 +170,7 @@ inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block,
         const int lanes = lanes_of(block.n, p);
         float* tile = results + p * kGroupRows * kPanel + start * lanes;
         const float* panel = block.packed + p * kPanel * columns + first * lanes;
-        if (lanes == 8) {
-          multiply<kTileRows, 1>(weights, kRowStride, panel, depth, tile, 8);
-        } else {
-          multiply<6, 2>(weights, kRowStride, panel, depth, tile, 16);
-          multiply<6, 2>(weights + 6 * kRowStride, kRowStride, panel, depth, tile + 6 * 16, 16);
-        }
+        multiply_tile(weights, panel, depth, lanes, tile);
       }
     }
 }
@@ -167,7 +184,7 @@ inline float* group_scratch() {
 // add(token of the block, first row of eight, their results), then add_one(token, row, result) for what is left.
 template <class F, class G>
 inline void each_result(const TokenBlock& block, int n_rows, const float* results, const F& add, const G& add_one) {
-  for (int64_t first = 0; first < block.n; first += 8) {
+  for (int64_t first = 0; first < block.n; first += 8) {  // eight rows become columns at a time
     const int64_t p = first / kPanel;
     const int lanes = lanes_of(block.n, p), n = int(std::min<int64_t>(8, block.n - first));
     const float* from = results + p * kGroupRows * kPanel + first % kPanel;
