@@ -148,10 +148,12 @@ def test_rows_come_back_from_the_json_as_they_were(tmp_path: Path) -> None:
 
 
 def test_the_page_names_the_figures_that_it_lacks() -> None:
-    everything = [row(conditions(name, form, n)) for name in MODELS for form in FORMS for n in PROMPTS]
+    everything = [row(conditions(name, form, n, "AVX2")) for name in MODELS for form in FORMS for n in PROMPTS]
     assert not_taken(everything) == "none"
     lacking = [m for m in everything if not m.conditions.startswith(f"{DENSE}, bf16")]
-    assert not_taken(lacking[1:]) == f"{MOE}, f32, prompt [512]; {DENSE}, bf16"
+    assert not_taken(lacking[1:]) == f"{MOE}, f32, prompt 512, AVX2; {DENSE}, bf16, AVX2"
+    both = [*everything, row(conditions(MOE, "f32", PROMPTS[0], "AVX-512"))]
+    assert not_taken(both).startswith(f"{MOE}, f32, prompt {PROMPTS[1]}, {PROMPTS[2]}, AVX-512; {MOE}, bf16, AVX-512; ")
 
 
 @pytest.mark.parametrize(

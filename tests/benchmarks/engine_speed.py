@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from engines.kernels.library import loaded
 from engines.model.checkpoints import load_checkpoint
 from engines.model.quantised import AS_THE_MODEL, Quantisation
 from engines.reference import ReferenceEngine
@@ -214,15 +215,20 @@ def compared(
 # --- the rows --------------------------------------------------------------------------------------------------------
 
 
-def conditions(name: str, form: str, n_prompt: int) -> str:
-    return f"{name}, {form}, prompt {n_prompt}"
+def conditions(name: str, form: str, n_prompt: int, instructions: str) -> str:
+    """instructions: what our kernels were built for, and llama.cpp with them. Rows of each kind of processor stay."""
+    return f"{name}, {form}, prompt {n_prompt}, {instructions}"
+
+
+def instructions_here() -> str:
+    return loaded().instruction_set or "torch alone"
 
 
 def rows(
     name: str, form: str, n_prompt: int, result: Result, limits: Limits, n_turns: int, left_out: Sequence[str]
 ) -> Iterator[Measurement]:
     """Of one form: each phase beside each peer, and beside the machine's limit."""
-    here = conditions(name, form, n_prompt)
+    here = conditions(name, form, n_prompt, instructions_here())
     for phase in PHASES:
         our_figure = result[form][phase].figure(n_turns)
         for who, theirs in result.items():
@@ -257,10 +263,10 @@ def target_ratio(who: str, phase: str, name: str) -> float:
     return 1.5 if phase == "decode" else 1.1
 
 
-def place(m: Measurement) -> tuple[int, int, int]:
-    """Where a row stands on the page: by model, form and prompt."""
-    name, form, prompt = m.conditions.rsplit(", ", 2)
-    return list(MODELS).index(name), list(FORMS).index(form), int(prompt.removeprefix("prompt "))
+def place(m: Measurement) -> tuple[str, int, int, int]:
+    """Where a row stands on the page: by instruction set, model, form and prompt."""
+    name, form, prompt, instructions = m.conditions.rsplit(", ", 3)
+    return instructions, list(MODELS).index(name), list(FORMS).index(form), int(prompt.removeprefix("prompt "))
 
 
 def remarks(found: Sequence[Measurement]) -> str:
@@ -274,7 +280,8 @@ def remarks(found: Sequence[Measurement]) -> str:
         "fp32, each phase with its fastest expert implementation. bf16, f16, int8 (one scale a row) and int4 (groups "
         "of 32, the head int8) are how our weights are stored; arithmetic is fp32. llama.cpp: llama-bench -ub 1024, "
         "keys and values in f16; q8_0 and q4_0 files with fp32 norms and routers, the head of a q4_0 file in q8_0. It "
-        "multiplies q8_0 and q4_0 with activations rounded to 8 bits.\n\n"
+        "multiplies q8_0 and q4_0 with activations rounded to 8 bits. Each row names the instruction set that our kernels "
+        "were built for; llama.cpp was built on the same machine, so with its own.\n\n"
         "The limit of prefill is the work of the matrices and of causal attention at the rate of the fastest large "
         "GEMM; that of decode is the bytes of the active weights, the head, and keys and values of 16 bits, at the "
         "rate of the fastest way to read memory once. int4 counts 4.5 bits a weight, a scale of 16 bits for 32.\n\n"
@@ -286,11 +293,13 @@ def not_taken(found: Sequence[Measurement]) -> str:
     """The figures that the page still lacks."""
     taken = {m.conditions for m in found}
     lacking = []
-    for name in MODELS:
-        for form in FORMS:
-            prompts = [n for n in PROMPTS if conditions(name, form, n) not in taken]
-            if prompts:
-                lacking.append(f"{name}, {form}" + (f", prompt {prompts}" if len(prompts) < len(PROMPTS) else ""))
+    for instructions in sorted({place(m)[0] for m in found}):
+        for name in MODELS:
+            for form in FORMS:
+                prompts = [n for n in PROMPTS if conditions(name, form, n, instructions) not in taken]
+                if prompts:
+                    which = f", prompt {', '.join(map(str, prompts))}" if len(prompts) < len(PROMPTS) else ""
+                    lacking.append(f"{name}, {form}{which}, {instructions}")
     return "; ".join(lacking) or "none"
 
 
