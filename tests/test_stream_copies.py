@@ -73,7 +73,7 @@ def answers(made: ReferenceEngine, streams: NotedStreams | None = None) -> list[
 
 @cache
 def in_memory(name: str) -> list[tuple[int, ...]]:
-    """The answers with all experts in memory, computed one by one as copied ones are: grouped products round otherwise."""
+    """The answers with all experts in memory, one by one as copied ones are: grouped products round otherwise."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engines.model.accelerator.multiplies_groups", lambda *_: False)
         return answers(engine(name, None))
