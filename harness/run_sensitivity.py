@@ -84,10 +84,14 @@ def run_effects(run: RunData, say: Callable[[str], object]) -> list[Effect]:
         if len(names) < 2:
             continue
         for constant in constants(sheet):
+            if constant.is_of_joules and not near.get(JOULES):
+                continue  # nobody's joules are known
             say(f"{asked.where}: {constant.name}")
             for factor in FACTORS:
                 changed = _costs(asked, varied(sheet, constant, factor), names)
                 for metric, own in near.items():
+                    if constant.is_of_joules and metric == SECONDS:
+                        continue
                     before = {name: costs[metric][name] for name in own}
                     after = {name: cost for name, cost in changed[metric].items() if name in own}
                     found.append(effect_on(asked.where, metric, constant.name, factor, before, after))

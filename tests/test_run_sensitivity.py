@@ -79,3 +79,21 @@ def test_leads_are_those_of_the_run_priced_again_with_the_changed_file(tmp_path:
         assert row["lead_changed"] != pytest.approx(row["lead"], rel=1e-6)
         assert row["flips"] == (after[second] < after[first])
     assert "What do the conclusions of this run hang on?" in (tmp_path / "run" / "sensitivity.html").read_text()
+    watts = found[found.constant.str.endswith("_w")]
+    assert set(watts.metric) == {"joules of a request"}, "no time hangs on watts"
+
+
+def test_watts_are_not_asked_where_joules_are_missing(tmp_path: Path) -> None:
+    text = sheet_path("m2-ultra").read_text(encoding="utf-8")
+    text, n = re.subn(r"(\[units\.npu\]\n(?:.*\n)*?)busy_w = .*\n", r"\1", text, count=1)
+    assert n == 1
+    (tmp_path / "mine.toml").write_text(text.replace('name = "m2-ultra"', 'name = "mine"'))
+    device = 'name = "model:m2-ultra"'
+    (tmp_path / "plan.toml").write_text(PLAN.replace(device, 'sheet = "mine.toml"'))
+    for asked in (("run", "plan.toml", "--out", "run"), ("report", "run", "--sensitivity")):
+        done = joulebench(*asked, cwd=tmp_path)
+        assert done.code == 0, done.stderr
+    found = pd.read_csv(tmp_path / "run" / "sensitivity.csv")
+    assert set(found.metric) == {"time of a request"}
+    assert CONSTANT in set(found.constant)
+    assert not found.constant.str.endswith("_w").any()

@@ -18,6 +18,8 @@ from results.records import Record
 Place = tuple[str, ...]
 NO_PRICE: Final = ("relative_accuracy", "missed_by", "queue_depth")
 """Figures that price nothing, and a count."""
+OF_JOULES: Final = ("j_per_flop", "pj_per_bit")
+"""Figures of energy, beside all watts."""
 
 
 class SheetConstant(NamedTuple):
@@ -32,6 +34,11 @@ class SheetConstant(NamedTuple):
         first = self.places[0]
         parts = [dict.fromkeys(place[i] for place in self.places) for i in range(len(first))]
         return ".".join("+".join(part) for part in parts)
+
+    @property
+    def is_of_joules(self) -> bool:
+        """Whether no time hangs on it."""
+        return self.places[0][-1].endswith("_w") or self.places[0][-1] in OF_JOULES
 
 
 def constants(sheet: Sheet) -> list[SheetConstant]:

@@ -42,7 +42,10 @@ def effects(
     if not near:
         return found
     contenders = {name for names in near.values() for name in names}
+    has_joules = any(metric.startswith("j_") for metric in near)
     for constant in constants(sheet):
+        if constant.is_of_joules and not has_joules:
+            continue
         say(f"{sheet.name}: {constant.name}")
         asked = {_key(row.arm): row.arm.name for row in rows if row.arm.name in contenders}
         if constant.places[0][0] in LIMITS:
@@ -54,6 +57,8 @@ def effects(
             found_rows = priced([(arm, other) for arm in arms])
             again = {asked[_key(arm)]: row for arm, row in zip(arms, found_rows, strict=True)}
             for metric, costs in near_costs.items():
+                if constant.is_of_joules and not metric.startswith("j_"):
+                    continue
                 changed = {
                     name: _cost(row, metric)
                     for name, row in again.items()
