@@ -20,6 +20,9 @@ ORDER: Final = "order of operations"
 """Beside it, where operations name others: of each of them, which in turn it was asked."""
 WAITED: Final = "waits of operations"
 """Beside it then too: seconds in which the unit or link of each was free and waited for what it names."""
+LAUNCH_BEGINS: Final = "begins of launches"
+LAUNCH_ENDS: Final = "ends of launches"
+"""Beside it where units have queues: from when to when each was launched; NaN where its unit has none."""
 SECONDS: Final = "seconds"
 """In that list: how long the operation takes. Stores of before lack it; no units worked at the same time there."""
 FITTED: Final = "fitted"
@@ -41,8 +44,8 @@ class StoredOperations:
 
     names: (operation, unit or direction of a link) of each distinct one. listed: all that was kept of it. is_outside:
     whether its price was fitted on nothing like it; NaN where nobody knows. moved_bytes: over a link, or within a unit.
-    waited_s: in which its resource was free and waited for what it names. counters: joules so far of each component, at
-    every start and end.
+    waited_s: in which its resource was free and waited for what it names. launched_s: when its launch began and ended;
+    NaN where that is in its time. counters: joules so far of each component, at every start and end.
     """
 
     names: Sequence[tuple[str, str]]
@@ -54,6 +57,7 @@ class StoredOperations:
     starts_s: Floats
     ends_s: Floats
     waited_s: Floats
+    launched_s: tuple[Floats, Floats]
     counters: Sequence[PowerTrace]
 
     @property
@@ -101,8 +105,22 @@ def stored_operations(parts: Mapping[str, Sequence[PowerTrace]]) -> StoredOperat
         following = np.minimum(np.searchsorted(edges_s, starts_s, side="right"), len(edges_s) - 1)
         ends_s = np.minimum(next_s, edges_s[following])
     waits = next((trace.values for trace in raw if trace.component == WAITED), np.zeros(len(places)))
+    unknown = np.full(len(places), np.nan)
+    begins_s, launched_s = (
+        next((trace.values for trace in raw if trace.component == one), unknown) for one in (LAUNCH_BEGINS, LAUNCH_ENDS)
+    )
     return StoredOperations(
-        names, listed, is_transfer, is_outside, moved_bytes, places, starts_s, ends_s, waits, counters
+        names,
+        listed,
+        is_transfer,
+        is_outside,
+        moved_bytes,
+        places,
+        starts_s,
+        ends_s,
+        waits,
+        (begins_s, launched_s),
+        counters,
     )
 
 

@@ -186,7 +186,7 @@ def _copying(step: DecodeStep, zero_s: float) -> Iterator[Slice]:
 
 
 def operation_tracks(stored: StoredOperations) -> list[Track]:
-    """Units first, then links."""
+    """Units first, each with its launches where they are queued, then links."""
     joules = joules_of_operations(stored, shared=False)
     found: dict[str, list[Slice]] = {}
     are_links = {stored.names[i][1] for i, is_transfer in enumerate(stored.is_transfer) if is_transfer}
@@ -198,10 +198,21 @@ def operation_tracks(stored: StoredOperations) -> list[Track]:
         parity = 0 if not own else (int(own[-1].kind[-1]) + (own[-1].name != name)) % 2
         kind = f"{'copy' if resource in are_links else 'layer'}{parity}"
         own.append(Slice(float(stored.starts_s[i]), float(stored.ends_s[i]), name, kind, name, details))
-    return [
-        Track(LINKS if one in are_links else UNITS, shown_resource(one), list(_apart(found[one])))
-        for one in sorted(found, key=resource_place)
-    ]
+    tracks = []
+    for one in sorted(found, key=resource_place):
+        tracks.append(Track(LINKS if one in are_links else UNITS, shown_resource(one), list(_apart(found[one]))))
+        if launches := list(_apart(_launches(stored, one))):
+            tracks.append(Track(UNITS, f"launches on {shown_resource(one)}", launches))
+    return tracks
+
+
+def _launches(stored: StoredOperations, unit: str) -> Iterator[Slice]:
+    """Before or while the unit works on something else: the host launches ahead of it."""
+    begins_s, ends_s = stored.launched_s
+    for i in np.flatnonzero(ends_s > begins_s).tolist():
+        name, of_unit = stored.names[stored.places[i]]
+        if of_unit == unit:
+            yield Slice(float(begins_s[i]), float(ends_s[i]), f"launches {name}", "rest", name)
 
 
 def _details(listed: Mapping[str, object], joules: float, waited_s: float) -> dict[str, Detail]:

@@ -22,6 +22,7 @@ from results.tracks import Timelines, step_spans, timelines
 from tests.command import joulebench
 from tests.conftest import FinishedRun
 from tests.run_builders import HOSTILE, completion
+from tests.test_queues import gpu_work, queued
 from tests.test_repricing import CPU_WORK, NPU_WORK, Modelled, run_on
 from tests.test_resources import BACK_3_25_S, CPU_1_S, SHEET, STEPS
 from tests.toy_sheet import toy_sheet
@@ -104,6 +105,20 @@ def test_a_step_alone_is_cut_at_its_ends() -> None:
         step = events(found.between(begin_s, end_s))
         assert seconds_by_thread(step)["pcie (back)"] == pytest.approx(back_s)
         assert max(e["ts"] + e["dur"] for e in step if e["ph"] == "X") <= (end_s - begin_s) * 1e6 + 1e-3
+
+
+def test_launches_that_are_queued_stand_on_a_track_of_their_own() -> None:
+    """0.5 s each, one after another, while the unit works 4 s and then five times 0.1 s. None without a queue."""
+    work = [gpu_work(4.0), *[gpu_work(0.1)] * 5]
+    found = {track.name: track.slices for track in of(run_on(queued(8), [work])).tracks}
+    begin_s = found["requests"][0].begin_s
+    launches = [one.begin_s - begin_s for one in found["launches on gpu"]]
+    assert launches == pytest.approx([0.5 * i for i in range(6)])
+    assert all(one.end_s - one.begin_s == pytest.approx(0.5) for one in found["launches on gpu"])
+    assert {one.name for one in found["launches on gpu"]} == {"launches work"}
+    works = [(one.begin_s - begin_s, one.end_s - begin_s) for one in found["gpu"]]
+    assert works[:2] == [pytest.approx((0.5, 4.5)), pytest.approx((4.5, 4.6))], "what was launched meanwhile waits"
+    assert not any("launches" in track.name for track in of(run_on(SHEET, STEPS)).tracks)
 
 
 def test_power_times_time_is_the_joules() -> None:

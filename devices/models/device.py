@@ -56,6 +56,7 @@ class TimelineMeter:
             self._timeline.sheet,
             *self._timeline.operations(self._first),
             self._timeline.program(self._first),
+            self._timeline.launched(self._first),
         )
         return tuple(
             self._trace(channel, component, start_s)

@@ -19,8 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from devices.models.operation import Operation, is_fitted
 from devices.models.sheet import Sheet
-from devices.models.timeline import Program
-from results.ran_operations import FITTED, OPERATIONS, ORDER, SECONDS, WAITED
+from devices.models.timeline import Launched, Program
+from results.ran_operations import FITTED, LAUNCH_BEGINS, LAUNCH_ENDS, OPERATIONS, ORDER, SECONDS, WAITED
 from results.records import PowerTrace
 from results.trace_files import WINDOW, TraceFileError, raw_part
 
@@ -47,14 +47,18 @@ def operations_trace(
     places: NDArray[np.int32],
     distinct: Sequence[tuple[Operation, float]],
     program: Program | None = None,
+    launched: Launched | None = None,
 ) -> tuple[PowerTrace, ...]:
-    """Of kind `raw`; empty where nothing ran. distinct: with the seconds of each. program: of `Timeline.program`."""
+    """Of kind `raw`; empty where nothing ran. distinct: with the seconds of each. program, launched: of
+    `Timeline`."""
     if not distinct:
         return ()
     basis = json.dumps([{**asdict(one), SECONDS: seconds, FITTED: is_fitted(sheet, one)} for one, seconds in distinct])
     columns: list[tuple[str, NDArray[Any], str | None]] = [(OPERATIONS, places, basis)]
     if program is not None:
         columns += [(ORDER, program.order, None), (WAITED, program.waited_s, None)]
+    if launched is not None:
+        columns += [(LAUNCH_BEGINS, launched.begins_s, None), (LAUNCH_ENDS, launched.ends_s, None)]
     return tuple(
         PowerTrace(
             meter, name, "raw", "modelled", starts_s, values.astype(np.float64), sample_interval_s=0.0, basis=own

@@ -16,6 +16,7 @@ The unit is booked for the n * x before the end of its last launch, so that laun
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -24,6 +25,10 @@ from devices.models.sheet import Sheet
 
 READ_BY_HOST: Final = frozenset({"router", "lm_head"})
 """Kernels whose results the host reads before it launches what follows."""
+
+
+Span = tuple[float, float]
+NOT_LAUNCHED: Final[Span] = (math.nan, math.nan)
 
 
 class LaunchingHost:
@@ -57,6 +62,10 @@ class LaunchingHost:
         end_s = self.queues[operation.unit].end_s(operation.launches, launch_s, work_s, host_s, ready_s)
         return max(end_s - work_s, ready_s)
 
+    def launched(self, unit: str) -> Span:
+        """From when to when the last operation of that unit was launched."""
+        return self.queues[unit].launched if unit in self.queues else NOT_LAUNCHED
+
     def did(self, operation: Operation, end_s: float) -> None:
         """An operation in the line, or alongside it."""
         if not self.queues:
@@ -75,15 +84,20 @@ class _LaunchQueue:
         self._done_s: deque[float] = deque([0.0] * depth, maxlen=depth)
         """When each of the last Q launches was done."""
         self._issued_s = 0.0
+        self.launched: Span = NOT_LAUNCHED
+        """From when to when the last operation was launched."""
 
     def end_s(self, launches: int, launch_s: float, work_s: float, host_s: float, ready_s: float) -> float:
         """When an operation is done, as `LaunchingHost.start_s` is told of it."""
         if launches == 0:
+            self.launched = NOT_LAUNCHED
             return ready_s + work_s
         each_launch_s, each_work_s = launch_s / launches, work_s / launches
         end_s = ready_s
+        first_s = max(self._issued_s, self._done_s[0], host_s)
         for _ in range(launches):
             self._issued_s = max(self._issued_s, self._done_s[0], host_s) + each_launch_s
             end_s = max(end_s, self._issued_s) + each_work_s
             self._done_s.append(end_s)
+        self.launched = first_s, self._issued_s
         return end_s

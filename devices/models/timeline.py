@@ -45,6 +45,13 @@ class Program(NamedTuple):
     waited_s: NDArray[np.float64]
 
 
+class Launched(NamedTuple):
+    """Of the same operations: from when to when each was launched; NaN of a unit without a queue."""
+
+    begins_s: NDArray[np.float64]
+    ends_s: NDArray[np.float64]
+
+
 class _Asked(NamedTuple):
     """An operation, its place among those that differ, and what it is asked for every time it runs."""
 
@@ -102,6 +109,8 @@ class Timeline:
         self._usage = Usage(sheet)
         self._ran, self._starts_s, self._ends_s, self._waited_s = array("i"), array("d"), array("d"), array("d")
         """Of each operation since `settle`: which it was, when it began and ended, how long it waited for `after`."""
+        self._launched_s = array("d"), array("d")
+        """Of each too, from when to when it was launched; empty of a sheet without queues."""
         self._n_forgotten = 0
         self._n_before: dict[int, int] = defaultdict(int)
         """Of those forgotten: how many of each place."""
@@ -153,8 +162,11 @@ class Timeline:
             n_ran += 1
             if is_aside or after:
                 self._n_named = n_ran
-            if queues and unit in queues:
-                start_s = host.start_s(operation, self._launch_s[place], seconds, start_s)
+            if queues:
+                if unit in queues:
+                    start_s = host.start_s(operation, self._launch_s[place], seconds, start_s)
+                for kept, at_s in zip(self._launched_s, host.launched(unit), strict=True):
+                    kept.append(at_s)
             end_s = start_s + seconds
             free_s[unit] = end_s
             if end_s > latest_s:
@@ -224,7 +236,7 @@ class Timeline:
         for place, n in zip(*np.unique(places, return_counts=True), strict=True):
             self._n_before[int(place)] += int(n)
         self._n_forgotten += len(places)
-        for kept in (self._ran, self._starts_s, self._ends_s, self._waited_s):
+        for kept in (self._ran, self._starts_s, self._ends_s, self._waited_s, *self._launched_s):
             del kept[:]
         self._n_named = 0
 
@@ -307,6 +319,15 @@ class Timeline:
         starts_s = self._arrays(since)[1]
         by_start = np.argsort(starts_s, kind="stable")
         return Program(by_start.astype(np.int64), np.asarray(self._waited_s[since:])[by_start])
+
+    def launched(self, first: int) -> Launched | None:
+        """Of the same operations, in the same order. None of a sheet without queues."""
+        if not self._host.queues:
+            return None
+        since = max(first - self._n_forgotten, 0)
+        by_start = np.argsort(self._arrays(since)[1], kind="stable")
+        begins_s, ends_s = (np.asarray(one[since:])[by_start] for one in self._launched_s)
+        return Launched(begins_s, ends_s)
 
     def energy_j(self, component: str) -> float:
         """Joules of one of the sheet's components since the start; 0 of one whose watts are not stated."""
