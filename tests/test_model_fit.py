@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from devices.models.sheet import parse_sheet
+from engines.curves.pieces import emptying_bytes
 from tests.command import joulebench, start
 
 
@@ -70,3 +71,23 @@ def test_a_sheet_of_this_machine_loads_and_says_how_it_was_made(tmp_path: Path) 
     assert all(float(row["measured_s"]) > 0 for row in rows)
     for row in rows:
         assert float(row["residual"]) == pytest.approx(float(row["predicted_s"]) / float(row["measured_s"]) - 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n_bytes"),
+    [
+        ((), 128 << 20),  # a system that tells nothing
+        (("32K", "1024K", "32768K"), 128 << 20),
+        (("48K", "491520K"), 640 << 20),
+        (("3M", "480M"), 640 << 20),
+        (("99999999M",), 2 << 30),
+        (("", "many", "96M"), 128 << 20),
+    ],
+)
+def test_so_much_is_read_that_the_largest_cache_is_emptied(
+    tmp_path: Path, sizes: tuple[str, ...], n_bytes: int
+) -> None:
+    for i, size in enumerate(sizes):
+        (tmp_path / f"index{i}").mkdir()
+        (tmp_path / f"index{i}" / "size").write_text(f"{size}\n")
+    assert emptying_bytes(tmp_path) == n_bytes
