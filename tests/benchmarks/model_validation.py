@@ -213,9 +213,9 @@ models then answer requests by each technique; the schedule prices the plans tha
 fit. Misses are of |modelled / measured - 1|, over models and prompts. Targets are upper bounds. Experts are random, so
 that routers choose all of them about as often. All models are larger than the processor's caches, as real ones are: a
 token reads 70 MB of weights and more. A token is {N_NEW - 1} decoded ones' median. Two processes: attention of
-a decoded token runs on each of them with one thread, and the schedule prices it once with all. Runs of 2026-11-23 are of
-before threads of torch slept (decision 0028); all runs up to 2026-11-24 are of before as much was read between pieces of
-the fit as the largest cache holds: 480 MiB on the second machine, of which 128 were."""
+a decoded token runs on each of them with one thread, and the schedule prices it once with all. Runs of 2026-11-23 are
+of before threads of torch slept (decision 0028). All runs up to 2026-11-24 are of before the fit read as much between
+its pieces as the largest cache holds: 480 MiB on the second machine, of which 128 were read."""
 
 
 PIECES = ("fit-fp32", "fit-bf16", "fit-thread", "fp32", "bf16", "ranks")
