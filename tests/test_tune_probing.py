@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.matrix import CellPlan
-from harness.tuning.checking import verdict_of
+from harness.tuning.checking import _words, verdict_of
 from harness.tuning.constraints import too_wrong
 from harness.tuning.probing import Probe, SessionBrokenOffError, TrialProber, walk
 from harness.tuning.profile import CheckedRatio
@@ -252,3 +252,14 @@ def test_a_large_space_ends_at_its_optimum_and_its_seed_walks_the_same_way_again
     assert chosen == "5 2"
     assert len(set(asked)) < 64
     assert answered(1) == (chosen, asked)
+
+
+def test_a_check_without_joules_says_so_in_its_sentence() -> None:
+    """A meter that saw nothing in the one pair: it was an error behind a whole search."""
+    found = [
+        CheckedRatio(phase="decode", quantity="time", ratio=0.9),
+        CheckedRatio(phase="decode", quantity="energy", ratio=None, reason="no meter"),
+    ]
+    words = _words(found, "not certain")
+    assert "joules that are not known (no meter)" in words
+    assert "0.90× the time" in words

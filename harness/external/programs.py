@@ -1,10 +1,13 @@
-"""Engines that are programs: started for each request, here or on an Android phone over adb."""
+"""Engines that are programs: started for each request, here or on an Android phone over adb; or on this host the wheel
+of the same project, by the Python that has it."""
 
 from __future__ import annotations
 
 import itertools
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -12,7 +15,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from engines.base import Engine
-from engines.errors import EngineError
+from engines.errors import EngineError, NotSupportedError
 from engines.external.base import Abilities, Found, PerPhase, Surroundings
 from engines.external.programs.executorch import ExecuTorch, ExecuTorchOptions
 from engines.external.programs.litert_lm import LiteRtLm, LiteRtOptions
@@ -20,6 +23,16 @@ from engines.external.programs.llama_bench import LlamaBench, LlamaBenchOptions
 from engines.external.programs.mllm import ONLY_MODEL, Mllm, MllmOptions
 from engines.external.programs.mnn_bench import MnnBench, MnnOptions
 from engines.external.programs.program import PhaseSetting, Program, Settings
+from engines.external.programs.wheel import (
+    EXECUTORCH,
+    LITERT_LM,
+    MNN,
+    SCRIPTS,
+    Wheel,
+    WheelKind,
+    WheelProgram,
+    wheel_in,
+)
 from harness.external.base import ExternalSpec
 from results.core_lists import parse_cores
 
@@ -46,7 +59,7 @@ class ProgramSpec(ExternalSpec):
 
     executable: ClassVar[str]
 
-    program: str = Field(min_length=1)
+    program: str | None = Field(None, min_length=1)
     """Path of the program, built for the device: for Android arm64 where it goes onto a phone. A name is looked for in
     PATH."""
     libraries: tuple[str, ...] = Field((), max_length=64)
@@ -56,6 +69,7 @@ class ProgramSpec(ExternalSpec):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
+        yield from self._program_problems()
         if self.model_file is None:
             yield f"model_file: give the model in the form that {self.runs} reads"
         for phase in ("prefill", "decode"):
@@ -67,6 +81,10 @@ class ProgramSpec(ExternalSpec):
             return  # told with the engine's other files
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"libraries: two files would be called {name} beside the program; rename one"
+
+    def _program_problems(self) -> Iterator[str]:
+        if self.program is None:
+            yield f"program: give the path of {self.executable}"
 
     @classmethod
     def look(cls) -> Found:
@@ -80,7 +98,7 @@ class ProgramSpec(ExternalSpec):
     def find(self) -> Found:
         from engines.external.programs.target import program_path
 
-        path = program_path(self.program)
+        path = program_path(self.program or self.executable)
         beside = {f"library {other.name}": other for other in _libraries_beside(path)}
         named = {f"library {Path(name).name}": Path(name).expanduser() for name in self.libraries}
         return Found(str(path), None, {"program": path, **beside, **named})
@@ -94,7 +112,16 @@ class ProgramSpec(ExternalSpec):
 
     def _placed(self) -> list[tuple[str, Path]]:
         libraries = [_beside(named) for named in self.libraries]
-        return [(self.executable, Path(self.program)), *libraries, *self._model_files()]
+        return [(self.executable, self._program()), *libraries, *self._model_files()]
+
+    def _program(self) -> Path:
+        return Path(self.program or self.executable)
+
+    def _started(self) -> Path:
+        """The file that is started. Raises `EngineError`."""
+        from engines.external.programs.target import program_path
+
+        return program_path(str(self._program()))
 
     @property
     def settings(self) -> Settings:
@@ -130,7 +157,7 @@ class ProgramSpec(ExternalSpec):
         from devices.android.device import AndroidDevice
         from engines.external.programs.engine import ProgramEngine
         from engines.external.programs.phone_target import PhoneTarget
-        from engines.external.programs.target import HostTarget, program_path
+        from engines.external.programs.target import HostTarget
 
         device = around.device
         if not isinstance(device, AndroidDevice):
@@ -138,9 +165,10 @@ class ProgramSpec(ExternalSpec):
         make: Callable[[], PhoneTarget | HostTarget] = partial(HostTarget, around.now_s)
         if isinstance(device, AndroidDevice):
             make = partial(PhoneTarget, device, around.now_s)
-        files = {**dict(self._placed()), self.executable: program_path(self.program)}
+        asked = self.asked()
+        files = {**dict(self._placed()), asked.executable: self._started()}
         engine = ProgramEngine(
-            self.asked(),
+            asked,
             make(),
             files,
             device.name,
@@ -191,13 +219,65 @@ class LlamaBenchSpec(ProgramSpec):
         return LlamaBench(options, self.settings, _at(self.model_file))
 
 
-class MnnSpec(ProgramSpec):
-    """MNN by its llm_bench."""
+class ProgramOrWheelSpec(ProgramSpec):
+    """`environment` in the place of `program`: the wheel of the same project, which stamps more. Only on this host."""
+
+    wheel: ClassVar[WheelKind]
+
+    environment: str | None = Field(None, min_length=1)
+    """A virtual environment that has the wheel, in the place of a program."""
+
+    def _program_problems(self) -> Iterator[str]:
+        if (self.program is None) == (self.environment is None):
+            yield (
+                f"program: give the path of {self.executable}, or environment, a virtual environment that has the wheel"
+                f" {self.wheel.package}: one of both"
+            )
+        if self.environment is not None and self.libraries:
+            yield "libraries: a wheel brings its own; remove the line"
+
+    @classmethod
+    def look(cls) -> Found:
+        try:
+            return super().look()
+        except EngineError as error:
+            with suppress(EngineError):
+                own = wheel_in(Path(sys.prefix), cls.wheel.package)
+                return Found(f'its wheel: environment = "{sys.prefix}"', own.version)
+            raise EngineError(f"{error}; nor is its wheel {cls.wheel.package} beside joulebench") from error
+
+    def find(self) -> Found:
+        if self.environment is None:
+            return super().find()
+        wheel = self._wheel()
+        return Found(str(wheel.python), f"{self.wheel.package} {wheel.version}", {"wheel's RECORD": wheel.record})
+
+    def _wheel(self) -> Wheel:
+        return wheel_in(Path(self.environment or "").expanduser(), self.wheel.package)
+
+    def _program(self) -> Path:
+        return super()._program() if self.environment is None else SCRIPTS / self.wheel.script
+
+    def by_wheel(self, model: str, **options: object) -> WheelProgram:
+        """Raises `EngineError`."""
+        return WheelProgram(self.wheel, self.settings, self._wheel().python, model, options)
+
+    def build(self, around: Surroundings) -> Engine:
+        from devices.android.device import AndroidDevice
+
+        if self.environment is not None and isinstance(around.device, AndroidDevice):
+            raise NotSupportedError(f"{self.name}: a wheel runs on this host alone; give program, built for the phone")
+        return super().build(around)
+
+
+class MnnSpec(ProgramOrWheelSpec):
+    """MNN by its llm_bench, or its wheel."""
 
     tag: ClassVar[str] = "mnn"
-    what: ClassVar[str] = "MNN by llm_bench, here or on an Android phone: lengths only"
+    what: ClassVar[str] = "MNN by its wheel here, or llm_bench here or on an Android phone: lengths only"
     abilities: ClassVar[Abilities] = _abilities("both phases")
     executable: ClassVar[str] = MnnBench.executable
+    wheel: ClassVar[WheelKind] = MNN
 
     runs: Literal["mnn"]
     precision: Literal["normal", "high", "low"] | None = None
@@ -218,16 +298,19 @@ class MnnSpec(ProgramSpec):
 
     def asked(self) -> Program:
         config = f"{MODEL_FOLDER}/{Path(self.model_file or '').name}"
+        if self.environment is not None:
+            return self.by_wheel(config, precision=self.precision)
         return MnnBench(MnnOptions(precision=self.precision), self.settings, config)
 
 
-class ExecuTorchSpec(ProgramSpec):
-    """ExecuTorch by its llama_main."""
+class ExecuTorchSpec(ProgramOrWheelSpec):
+    """ExecuTorch by its llama_main, or its wheel."""
 
     tag: ClassVar[str] = "executorch"
-    what: ClassVar[str] = "ExecuTorch by llama_main, here or on an Android phone: lengths only"
+    what: ClassVar[str] = "ExecuTorch by its wheel here, or llama_main here or on an Android phone: lengths only"
     abilities: ClassVar[Abilities] = _abilities("both phases")
     executable: ClassVar[str] = ExecuTorch.executable
+    wheel: ClassVar[WheelKind] = EXECUTORCH
 
     runs: Literal["executorch"]
     tokenizer_file: str = Field(min_length=1)
@@ -239,21 +322,27 @@ class ExecuTorchSpec(ProgramSpec):
         return [*super()._model_files(), _beside(self.tokenizer_file)]
 
     def asked(self) -> Program:
+        if self.environment is not None:
+            tokenizer = _at(self.tokenizer_file)
+            return self.by_wheel(_at(self.model_file), tokenizer=tokenizer, warm_up=self.warm_up)
         options = ExecuTorchOptions(warm_up=self.warm_up)
         return ExecuTorch(options, self.settings, _at(self.model_file), _at(self.tokenizer_file))
 
 
-class LiteRtSpec(ProgramSpec):
-    """LiteRT-LM by its litert_lm_advanced_main."""
+class LiteRtSpec(ProgramOrWheelSpec):
+    """LiteRT-LM by its litert_lm_advanced_main, or its wheel."""
 
     tag: ClassVar[str] = "litert-lm"
-    what: ClassVar[str] = "LiteRT-LM by litert_lm_advanced_main, here or on an Android phone: lengths only"
+    what: ClassVar[str] = "LiteRT-LM by its wheel here, or its program here or on an Android phone: lengths only"
     abilities: ClassVar[Abilities] = _abilities("both phases")
     executable: ClassVar[str] = LiteRtLm.executable
+    wheel: ClassVar[WheelKind] = LITERT_LM
 
     runs: Literal["litert-lm"]
 
     def asked(self) -> Program:
+        if self.environment is not None:
+            return self.by_wheel(_at(self.model_file))
         return LiteRtLm(LiteRtOptions(), self.settings, _at(self.model_file))
 
 

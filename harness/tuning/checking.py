@@ -158,11 +158,15 @@ def _words(ratios: Sequence[CheckedRatio], verdict: Verdict) -> str:
     parts = []
     for phase in dict.fromkeys(one.phase for one in ratios):
         own = {one.quantity: one for one in ratios if one.phase == phase}
-        joules = f"{_told(own['energy'])} the joules"
-        if own["energy"].ratio is None:
-            joules = f"joules that are not known ({own['energy'].reason})"
-        parts.append(f"{DOES[phase]} takes {joules} and {_told(own['time'])} the time")
+        energy, time = own["energy"], own["time"]
+        joules = f"{_told(energy)} the joules" if energy.ratio is not None else _unknown("joules that are", energy)
+        seconds = f"{_told(time)} the time" if time.ratio is not None else _unknown("a time that is", time)
+        parts.append(f"{DOES[phase]} takes {joules} and {seconds}")
     return f"Beside the arm as planned, {'; '.join(parts)}: the choice {VERDICT_WORDS[verdict]}."
+
+
+def _unknown(what: str, one: CheckedRatio) -> str:
+    return f"{what} not known ({one.reason})"
 
 
 def _told(one: CheckedRatio) -> str:

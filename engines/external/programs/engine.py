@@ -78,7 +78,8 @@ class ProgramEngine:
         if figures.decode is not None:
             stretches.append(_placed(figures.decode, runs, self._program.name))
         _check_order([(asked_s, asked_s), *stretches], self._program.name)
-        stamped = all(one.wall_s for one in (figures.prefill, figures.decode) if one is not None)
+        told_stretches = [one for one in (figures.prefill, figures.decode) if one is not None]
+        stamped = all(one.wall_s and not one.is_derived for one in told_stretches)
         edges = "the program's own stamps" if stamped else "derived from the program's end and the times that it tells"
         version = "" if figures.version is None else f" {figures.version}"
         told = (f"{self._program.name}{version}: edges of phases are {edges}; {runs[0].remark}", *figures.remarks)

@@ -1,0 +1,175 @@
+"""Other projects by their wheels: on this host, by a Python that has the wheel, in a process of its own.
+
+    ENVIRONMENT/bin/python -I ./mnn_wheel.py '{"model": ..., "threads": 2, "n_prompt": 512, "n_new": 64, ...}'
+
+What runs there is one of the scripts in `wheels/`, which prints one line `JOULEBENCH {...}`. Starting Python, loading
+the model and warming up are set aside, as for any program. One number of threads serves both phases.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engines.errors import EngineError
+from engines.external.programs.program import (
+    Figures,
+    Lengths,
+    ProgramCall,
+    ProgramError,
+    ProgramOutput,
+    Settings,
+    Stretch,
+    check_ended,
+    one_setting,
+    positive,
+    said_last,
+    same,
+)
+
+SAID = "JOULEBENCH "
+SCRIPTS = Path(__file__).parent / "wheels"
+
+
+class WheelKind(NamedTuple):
+    """name: of the engine. package: as its metadata is called. figures: of what its script told."""
+
+    name: str
+    package: str
+    script: str
+    figures: Callable[[str, Lengths, Mapping[str, Any]], Figures]
+    reads_text: bool = False
+
+
+class Wheel(NamedTuple):
+    """python: that has it. record: its list of files with the digest of each, so that its own digest is of them all."""
+
+    python: Path
+    version: str
+    record: Path
+
+
+def wheel_in(environment: Path, package: str) -> Wheel:
+    """The wheel in a virtual environment. Raises `EngineError`."""
+    python = environment / "bin" / "python"
+    if not python.exists():
+        raise EngineError(f"{environment} is no virtual environment (no bin/python in it)")
+    stem = package.lower().replace("-", "_")
+    found = [
+        folder
+        for folder in environment.glob("lib/python*/site-packages/*.dist-info")
+        if folder.name.lower().startswith(f"{stem}-") and (folder / "RECORD").is_file()
+    ]
+    if len(found) != 1:
+        held = "several versions of the wheel" if found else "no wheel"
+        raise EngineError(f"{environment} has {held} {package}; {python} -m pip install {package}")
+    version = found[0].name.removesuffix(".dist-info")[len(stem) + 1 :]
+    return Wheel(python.absolute(), version, found[0] / "RECORD")
+
+
+@dataclass(frozen=True)
+class WheelProgram:
+    """model: its file, from the program's folder. options: what its script takes besides."""
+
+    kind: WheelKind
+    settings: Settings
+    python: Path
+    model: str
+    options: Mapping[str, object]
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    @property
+    def executable(self) -> str:
+        return self.kind.script
+
+    @property
+    def reads_text(self) -> bool:
+        return self.kind.reads_text
+
+    def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
+        setting = one_setting(self.settings, f"the wheel {self.kind.package}")
+        asked = {
+            "model": self.model, "threads": setting.n_threads, "n_prompt": lengths.n_prompt, "n_new": lengths.n_new,
+            **self.options,
+        }  # fmt: skip
+        words = (str(self.python), "-I", f"./{self.executable}", json.dumps(asked))
+        return (ProgramCall(words, setting.cores),)
+
+    def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
+        [output] = outputs
+        check_ended(self.kind.script, output)
+        return self.kind.figures(self.kind.script, lengths, _told(self.kind.script, output))
+
+
+def _told(script: str, output: ProgramOutput) -> Mapping[str, Any]:
+    lines = [line for line in output.stdout.splitlines() if line.startswith(SAID)]
+    try:
+        told = json.loads(lines[-1].removeprefix(SAID)) if lines else None
+    except ValueError as error:
+        raise ProgramError(f"{script}: its line {SAID.strip()} was cut short ({error})") from error
+    if not isinstance(told, Mapping):
+        raise ProgramError(f"{script} printed no line {SAID.strip()}{said_last(output)}")
+    return told
+
+
+def mnn_figures(script: str, lengths: Lengths, told: Mapping[str, Any]) -> Figures:
+    same(told.get("n_new"), lengths.n_new, f"{script}: new tokens")
+    # The last token is decoded and goes into no cache.
+    same(told.get("n_cached"), lengths.n_prompt + lengths.n_new - 1, f"{script}: tokens in its cache")
+    return _stamped(
+        script,
+        lengths,
+        told,
+        "MNN: tokens are chosen greedily from its logits, outside of it: that copy is in its times",
+    )
+
+
+def executorch_figures(script: str, lengths: Lengths, told: Mapping[str, Any]) -> Figures:
+    same(told.get("n_prompt"), lengths.n_prompt, f"{script}: prompt_tokens")
+    # The first new token comes with the prompt's end: some releases count it, some do not.
+    if (generated := told.get("n_new")) != lengths.n_new:
+        same(generated, lengths.n_new - 1, f"{script}: generated_tokens behind the first")
+    return _stamped(script, lengths, told, "ExecuTorch: its stamps are in milliseconds")
+
+
+def _stamped(script: str, lengths: Lengths, told: Mapping[str, Any], remark: str) -> Figures:
+    stamps = told.get("stamps_s")
+    if not isinstance(stamps, list) or len(stamps) != 3:
+        raise ProgramError(f"{script}: three stamps asked, {stamps!r} told")
+    start_s, first_s, end_s = (positive(stamp, f"{script}: stamp") for stamp in stamps)
+    if not start_s < first_s or (lengths.n_new > 1 and not first_s < end_s):
+        raise ProgramError(f"{script}: its stamps do not rise ({start_s}, {first_s}, {end_s} s): its clock was set")
+    prefill = Stretch(0, first_s - start_s, wall_s=(start_s, first_s))
+    decode = Stretch(0, end_s - first_s, wall_s=(first_s, end_s)) if lengths.n_new > 1 else None
+    return Figures(prefill, decode, "measured", _version(told), (remark,))
+
+
+def litert_figures(script: str, lengths: Lengths, told: Mapping[str, Any]) -> Figures:
+    """Its speeds count every new token in decoding, also the first."""
+    same(told.get("n_prompt"), lengths.n_prompt, f"{script}: prefill tokens")
+    same(told.get("n_new"), lengths.n_new, f"{script}: decode tokens")
+    prefill_s = lengths.n_prompt / positive(told.get("prefill_tokens_per_s"), f"{script}: prefill speed")
+    step_s = 1.0 / positive(told.get("decode_tokens_per_s"), f"{script}: decode speed")
+    end_s = positive(told.get("end_s"), f"{script}: stamp")
+    rest_s = step_s * (lengths.n_new - 1)
+    first_s = end_s - rest_s
+    prefill = Stretch(0, prefill_s + step_s, wall_s=(first_s - step_s - prefill_s, first_s), is_derived=True)
+    decode = Stretch(0, rest_s, wall_s=(first_s, end_s), is_derived=True) if lengths.n_new > 1 else None
+    remark = "LiteRT-LM: the first token is derived: prefill and one mean decode step, which counts as prefill"
+    return Figures(prefill, decode, "derived", _version(told), (remark,))
+
+
+def _version(told: Mapping[str, Any]) -> str | None:
+    version = told.get("version")
+    return version if isinstance(version, str) else None
+
+
+MNN = WheelKind("MNN", "MNN", "mnn_wheel.py", mnn_figures)
+LITERT_LM = WheelKind("LiteRT-LM", "litert-lm", "litert_lm_wheel.py", litert_figures)
+EXECUTORCH = WheelKind("ExecuTorch", "executorch", "executorch_wheel.py", executorch_figures, reads_text=True)

@@ -1,0 +1,149 @@
+"""Other projects by their wheels: real where one is installed here; else a Python that says what theirs said."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engines.errors import EngineError, OutOfMemoryError
+from engines.external.programs.engine import ProgramEngine
+from engines.external.programs.program import Lengths, PhaseSetting, ProgramError, ProgramOutput, Settings
+from engines.external.programs.target import HostTarget
+from engines.external.programs.wheel import EXECUTORCH, LITERT_LM, MNN, SCRIPTS, WheelKind, WheelProgram, wheel_in
+from engines.model.tokenizer import Tokenizer
+from harness.external.programs import LiteRtSpec, MnnSpec
+from results.records import Request
+
+MODEL = Path(__file__).parent / "golden" / "mnn_model"
+LENGTHS = Lengths(128, 32)
+# What each wheel told on Linux x86-64 of a random model of 0.6 M parameters: MNN 3.6.1, litert-lm 0.18.1.
+LITERT_SAID = (
+    'JOULEBENCH {"version": "0.18.1", "n_prompt": 128, "n_new": 32, "prefill_tokens_per_s": 2674.030277543452,'
+    ' "decode_tokens_per_s": 947.182443026236, "end_s": 1795548117.0}'
+)
+STAMPED = (
+    'JOULEBENCH {"version": "1.5.1", "n_prompt": 128, "n_cached": 159, "n_new": 32,'
+    ' "stamps_s": [1795548266.818, 1795548266.821, 1795548266.835]}'
+)
+
+
+def program(kind: WheelKind) -> WheelProgram:
+    return WheelProgram(kind, Settings(PhaseSetting(2), PhaseSetting(2)), Path("/v/bin/python"), "./m", {})
+
+
+def said(text: str, exit_code: int = 0, stderr: str = "") -> list[ProgramOutput]:
+    return [ProgramOutput(text, stderr, exit_code)]
+
+
+def environment(folder: Path, *packages: str) -> Path:
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").touch()
+    for package in packages:
+        info = folder / "lib" / "python3.11" / "site-packages" / f"{package}.dist-info"
+        info.mkdir(parents=True)
+        (info / "RECORD").write_text("a.so,sha256=x,1\n")
+    return folder
+
+
+def test_times_of_litert_lm_follow_from_its_speeds() -> None:
+    """Its 32 steps give 32 tokens, the first of which comes with the prompt's end here."""
+    figures = program(LITERT_LM).figures(LENGTHS, said(f"INFO: loading\n{LITERT_SAID}\n"))
+    assert figures.prefill.seconds == pytest.approx(128 / 2674.030277543452 + 1 / 947.182443026236)
+    assert figures.decode is not None
+    assert figures.decode.seconds == pytest.approx(31 / 947.182443026236)
+    assert figures.prefill.is_derived
+    assert figures.decode.is_derived
+    assert figures.first_token == "derived"
+    assert figures.decode.wall_s is not None
+    assert figures.decode.wall_s[1] == 1795548117.0
+    assert figures.version == "0.18.1"
+
+
+@pytest.mark.parametrize("kind", [MNN, EXECUTORCH])
+def test_stamps_of_a_wheel_are_measured(kind: WheelKind) -> None:
+    figures = program(kind).figures(LENGTHS, said(STAMPED))
+    assert figures.prefill.seconds == pytest.approx(0.003, abs=1e-6)
+    assert figures.decode is not None
+    assert figures.decode.seconds == pytest.approx(0.014, abs=1e-6)
+    assert figures.first_token == "measured"
+    assert not figures.prefill.is_derived
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "why"),
+    [
+        (MNN, '"n_cached": 159', '"n_cached": 127', "159 asked, 127 done"),
+        (MNN, '"n_new": 32', '"n_new": 9', "32 asked, 9 done"),
+        (EXECUTORCH, '"n_prompt": 128', '"n_prompt": 129', "128 asked, 129 done"),
+        (EXECUTORCH, '"n_new": 32', '"n_new": 12', "31 asked, 12 done"),
+        (MNN, "1795548266.821", "1795548266.801", "do not rise"),
+        (MNN, "1795548266.821", "NaN", "is no number"),
+        (MNN, '"stamps_s": [1795548266.818, ', '"stamps_s": [', "three stamps"),
+        (MNN, "JOULEBENCH", "JOULE", "printed no line"),
+        (MNN, "}", "", "cut short"),
+    ],
+)
+def test_what_a_wheel_did_otherwise_than_asked_is_no_figure(kind: WheelKind, old: str, new: str, why: str) -> None:
+    assert old in STAMPED
+    with pytest.raises(ProgramError, match=why):
+        program(kind).figures(LENGTHS, said(STAMPED.replace(old, new)))
+
+
+def test_a_wheel_out_of_memory_says_so() -> None:
+    with pytest.raises(OutOfMemoryError):
+        program(MNN).figures(LENGTHS, said("", 137))
+
+
+def test_a_wheel_is_found_in_its_environment_and_its_list_of_digests_is_of_the_build(tmp_path: Path) -> None:
+    folder = environment(tmp_path / "v", "mnn-3.6.1", "litert_lm-0.18.1", "litert_lm_api-0.18.1")
+    assert (wheel_in(folder, "MNN").version, wheel_in(folder, "litert-lm").version) == ("3.6.1", "0.18.1")
+    asked: dict[str, Any] = {"name": "a", "runs": "litert-lm", "model_file": "m", "threads": 1}
+    spec = LiteRtSpec.model_validate({**asked, "environment": str(folder)})
+    assert spec.find().files["wheel's RECORD"].parent.name == "litert_lm-0.18.1.dist-info"
+    assert spec.find().version == "litert-lm 0.18.1"
+    with pytest.raises(EngineError, match="no wheel executorch"):
+        wheel_in(folder, "executorch")
+    with pytest.raises(EngineError, match="no virtual environment"):
+        wheel_in(tmp_path / "none", "MNN")
+
+
+@pytest.mark.parametrize("more", [{}, {"program": "p", "environment": "e"}])
+def test_either_a_program_or_a_wheel_is_named(more: dict[str, str]) -> None:
+    spec = MnnSpec.model_validate({"name": "a", "runs": "mnn", "model_file": "m", "threads": 1, **more})
+    assert any("one of both" in problem for problem in spec.problems())
+
+
+def test_the_wheel_of_mnn_computes_what_it_was_asked() -> None:
+    """The real one: prompt and steps in its cache, stamps on our clock, on a random model (tests/golden/mnn_model)."""
+    if importlib.util.find_spec("MNN") is None:
+        pytest.skip("the wheel MNN is not installed: pip install MNN")
+    files = {f"model/{path.name}": path for path in MODEL.iterdir()} | {MNN.script: SCRIPTS / MNN.script}
+    mnn = WheelProgram(
+        MNN,
+        Settings(PhaseSetting(1), PhaseSetting(1)),
+        Path(sys.executable),
+        "model/config.json",
+        {"precision": "high"},
+    )
+    tokenizer: Tokenizer = SimpleNamespace()  # type: ignore[assignment]  # it makes up its tokens
+    engine = ProgramEngine(mnn, HostTarget(time.monotonic), files, "host", tokenizer, 512, time.monotonic, 60.0)
+    request = Request(
+        request_id="a", sample_id="a", kind="generate", prompt_ids=(5,) * 64, max_new_tokens=8, ignore_end_tokens=True
+    )
+    begin_s, heard = time.monotonic(), []
+    try:
+        done = engine.run(request, lambda event, at_s: heard.append((event, at_s)))
+    finally:
+        engine.close()
+    assert [event for event, _ in heard] == ["request start", "prefill end", "request end"]
+    assert begin_s < done.start_s < done.prefill_end_s < done.end_s < time.monotonic()
+    assert len(done.token_ids) == 8
+    assert done.derived == ()
+    # Starting Python and loading are in no latency.
+    assert sum(b - a for a, b in done.set_aside_s) > done.end_s - done.start_s
