@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,27 +69,21 @@ def wheel_in(environment: Path, package: str) -> Wheel:
     return Wheel(python.absolute(), version, found[0] / "RECORD")
 
 
-@dataclass(frozen=True)
 class WheelProgram:
-    """model: its file, from the program's folder. options: what its script takes besides."""
+    """A wheel by its script."""
 
-    kind: WheelKind
-    settings: Settings
-    python: Path
-    model: str
-    options: Mapping[str, object]
-
-    @property
-    def name(self) -> str:
-        return self.kind.name
-
-    @property
-    def executable(self) -> str:
-        return self.kind.script
-
-    @property
-    def reads_text(self) -> bool:
-        return self.kind.reads_text
+    def __init__(
+        self, kind: WheelKind, settings: Settings, python: Path, model: str, options: Mapping[str, object]
+    ) -> None:
+        """model: its file, from the program's folder. options: what its script takes besides."""
+        self.kind = kind
+        self.name = kind.name
+        self.executable = kind.script
+        self.reads_text = kind.reads_text
+        self.settings = settings
+        self.python = python
+        self.model = model
+        self.options = options
 
     def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
         setting = one_setting(self.settings, f"the wheel {self.kind.package}")
