@@ -15,6 +15,7 @@ import typer
 
 from harness.bundled_plans import FIRST_PLAN, bundled_plans, write_bundled_plan
 from harness.calibrate_command import calibrate
+from harness.coreml_command import coreml_app
 from harness.cross_command import cross
 from harness.device_commands import devices, doctor, record
 from harness.engine_commands import engines_app
@@ -46,6 +47,7 @@ app.add_typer(model_app, name="model")
 app.add_typer(engines_app, name="engines")
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(fleet_app, name="fleet")
+app.add_typer(coreml_app, name="coreml")
 
 
 def _names_starting(names: Iterable[str]) -> Callable[[str], list[str]]:

@@ -29,6 +29,7 @@ from harness.agreement import agreements
 from harness.loads import RunningLoad
 from harness.second_opinion import Look, look_with_nvidia_smi, nvidia_smi_checks
 from harness.session import running_meters
+from harness.untried import untried_checks
 from results.cpu_time import CpuSeconds
 from results.derivation import energy_of_spans
 from results.energy import MIN_UPDATES
@@ -95,11 +96,12 @@ def examine(
         *_load_checks(meters),
         *(_agreement_check(a) for a in found),
         *nvidia_smi_checks(measured.smi, measured.traces),
+        *untried_checks(environment := device.environment()),
     ]
     return SelfTest(
         device=device.name,
         made_at=now(),
-        environment=device.environment(),
+        environment=environment,
         load=measured.load.words,
         checks=tuple(checks),
         meters=meters,

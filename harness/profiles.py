@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engines.errors import EngineError
 from engines.model.checkpoints import CheckpointFacts, decisive_files_of
 from engines.model.model_config import CONFIG_FILE
 from engines.model.tokenizer import OWN_FILES
-from engines.profile import Profile
-from engines.profile_files import mismatch
+from engines.profile import Learnt, Profile
+from engines.profile_files import mismatch, profile_folder, read_profile
 from harness.file_digests import file_digests
 from harness.state import state_folder
 
@@ -45,6 +46,14 @@ def mismatch_with(profile: Profile, facts: CheckpointFacts, on_note: Callable[[s
     """Why a profile does not serve a model; None where it does. Raises `OSError`, `EngineError`."""
     digests = model_digests(facts, on_note)
     return mismatch(profile, digests.model, digests.tokenizer, facts.config)
+
+
+def profile_for(name: str, facts: CheckpointFacts, learns: frozenset[Learnt]) -> Profile:
+    """What `--profile` names, for a technique that learns. Raises `EngineError`, also of another model's."""
+    found = read_profile(profile_folder(name))
+    if reason := mismatch_with(found, facts, lambda note: None) or found.lacks(learns):
+        raise EngineError(f"--profile {name}: {reason}")
+    return found
 
 
 def sha256_of(content: Any) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from harness.interrupts import raise_in_command, words_and_code
+from harness.technique_option import TECHNIQUE_HELP, technique_of
 from harness.terminal import EXIT_BAD_PLAN, fail, quiet_libraries
 from results.printable import printable
 
@@ -24,9 +25,7 @@ def serve(
     address: Annotated[str, typer.Option(help="A loopback address: 127.0.0.1 or ::1.")] = "127.0.0.1",
     technique: Annotated[
         str,
-        typer.Option(
-            metavar="NAME|{...}", help="As in a plan: dropless, or '{ name = \"dropping\", capacity_factor = 1.5 }'."
-        ),
+        typer.Option(metavar="NAME|{...}", help=TECHNIQUE_HELP),
     ] = "dropless",
     profile: Annotated[
         str | None, typer.Option(metavar="DIR", help="What `joulebench calibrate` wrote, for techniques that learn.")
@@ -116,22 +115,12 @@ def _engine(
     model: str, technique: str, profile: str | None, dtype: str, threads: int | None, chunk: int, reuse_prefix: bool
 ) -> ReferenceEngine:
     """Raises `EngineError`; ends the command on options that are wrong."""
-    from pydantic import ValidationError
-
-    from harness.schema import TECHNIQUE
-
-    try:
-        parameters = TECHNIQUE.read(_technique(technique))
-    except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, e['loc'][1:])) or 'name'}: {e['msg']}" for e in error.errors()[:10])
-        fail(f"--technique {technique}: {told}; `joulebench list techniques` shows them", EXIT_BAD_PLAN)
+    parameters = technique_of(technique)
     import torch
 
-    from engines.errors import EngineError
     from engines.model.checkpoints import load_checkpoint
-    from engines.profile_files import profile_folder, read_profile
     from engines.reference import ReferenceEngine
-    from harness.profiles import mismatch_with
+    from harness.profiles import profile_for
 
     checkpoint = load_checkpoint(model, getattr(torch, dtype))
     engine = ReferenceEngine(checkpoint, parameters, chunk, threads=threads, reuse_prefix=reuse_prefix)
@@ -145,21 +134,5 @@ def _engine(
             " `joulebench calibrate` wrote",
             EXIT_BAD_PLAN,
         )
-    learnt = read_profile(profile_folder(profile))
-    if reason := mismatch_with(learnt, checkpoint, lambda note: None) or learnt.lacks(parameters.learns):
-        raise EngineError(f"--profile {profile}: {reason}")
-    engine.use_profile(learnt)
+    engine.use_profile(profile_for(profile, checkpoint, parameters.learns))
     return engine
-
-
-def _technique(text: str) -> dict[str, Any]:
-    """A name, or a table in TOML."""
-    if not text.lstrip().startswith("{"):
-        return {"name": text}
-    import tomllib
-
-    try:
-        found: dict[str, Any] = tomllib.loads(f"technique = {text}")["technique"]
-    except (tomllib.TOMLDecodeError, KeyError) as error:
-        fail(f"--technique {text}: no table in TOML ({error})", EXIT_BAD_PLAN)
-    return found

@@ -1,0 +1,102 @@
+"""Reads saved packages back and tells what would leave the Neural Engine, be slow on it, or fail, by `eligibility`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from engines.coreml.eligibility import COMPRESSED, INPUT, LISTED, RULES, Rule
+from engines.coreml.package_reading import Function, Operation, Package, packages_below, read_package
+from engines.errors import EngineError
+
+
+class Finding(NamedTuple):
+    """package, function, operation: empty where the rule is of more than one. found: what was there."""
+
+    package: str
+    function: str
+    operation: str
+    kind: str
+    rule: Rule
+    found: str
+
+    @property
+    def is_note(self) -> bool:
+        return self.rule.effect == "unclear"
+
+
+class Linted(NamedTuple):
+    """unlisted: how many operations of a kind that no source speaks about."""
+
+    findings: tuple[Finding, ...]
+    unlisted: Mapping[str, int]
+    n_packages: int
+    n_graphs: int
+    n_operations: int
+    most_weight_bytes: int
+
+    @property
+    def passes(self) -> bool:
+        return all(one.is_note for one in self.findings)
+
+
+class UnreadablePackagesError(EngineError):
+    """One or more. problems: a line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
+def lint_folder(folder: Path) -> Linted:
+    """Every package below a folder, or the package that it is. Raises `UnreadablePackagesError`, with every problem."""
+    if not folder.is_dir():
+        raise UnreadablePackagesError([f"{folder}: is no folder; name one that `joulebench coreml convert` wrote"])
+    paths = packages_below(folder)
+    if not paths:
+        raise UnreadablePackagesError(
+            [f"{folder}: holds no .mlpackage; name one that `joulebench coreml convert` wrote"]
+        )
+    packages, problems = [], []
+    for path in paths:
+        try:
+            packages.append(read_package(path))
+        except EngineError as error:
+            problems.append(str(error))
+    if problems:
+        raise UnreadablePackagesError(problems)
+    return lint(packages, folder)
+
+
+def lint(packages: Sequence[Package], folder: Path) -> Linted:
+    """folder: names of packages are told from it."""
+    findings: list[Finding] = []
+    functions: list[Function] = []
+    unlisted: Counter[str] = Counter()
+    n_operations = 0
+    for path, held in packages:
+        name = path.name if path == folder else str(path.relative_to(folder))
+        for function in held:
+            functions.append(function)
+            computed = [o for o in function.operations if not o.kind.startswith(COMPRESSED)]
+            n_operations += len(computed)
+            unlisted.update(o.kind for o in computed if o.kind not in LISTED)
+            findings.extend(_of_function(name, function))
+    for rule in RULES:
+        if rule.of_folder is not None and (found := rule.of_folder(functions)) is not None:
+            findings.append(Finding("", "", "", "", rule, found))
+    most_bytes = max((function.weight_bytes for function in functions), default=0)
+    return Linted(tuple(findings), dict(unlisted), len(packages), len(functions), n_operations, most_bytes)
+
+
+def _of_function(package: str, function: Function) -> Iterator[Finding]:
+    inputs = [Operation(INPUT, name, {}, {name: kind}) for name, kind in function.inputs.items()]
+    for operation in (*inputs, *function.operations):
+        for rule in RULES:
+            if rule.of_operation is not None and (found := rule.of_operation(operation, function)) is not None:
+                yield Finding(package, function.name, operation.name, operation.kind, rule, found)
+    for rule in RULES:
+        if rule.of_function is not None and (found := rule.of_function(function)) is not None:
+            yield Finding(package, function.name, "", "", rule, found)

@@ -1,0 +1,35 @@
+"""coremltools, loaded when it is needed: its import takes seconds and prints."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import threading
+from types import ModuleType
+from typing import Any
+
+from engines.errors import EngineError
+
+REMEDY = "install it with `pip install 'joulebench[coreml]'`"
+_LOCK = threading.Lock()
+
+
+def load_coremltools() -> Any:
+    """The package. Raises `EngineError` where it is not installed, or does not load."""
+    if importlib.util.find_spec("coremltools") is None:
+        raise EngineError(f"coremltools is not installed, which reads and writes Core ML packages; {REMEDY}")
+    with _LOCK:
+        # It warns of every library newer than itself and, off macOS, of every part that only macOS has.
+        logger = logging.getLogger("coremltools")
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            found: ModuleType = importlib.import_module("coremltools")
+        except Exception as error:
+            raise EngineError(
+                f"coremltools is installed and does not load ({type(error).__name__}: {error}); {REMEDY}"
+            ) from error
+        finally:
+            logger.setLevel(max(level, logging.ERROR))
+    return found

@@ -1,0 +1,130 @@
+"""`joulebench coreml`: packages for the Apple Neural Engine, and what would leave it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.interrupts import raise_in_command
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    EXIT_NOT_WRITTEN,
+    AsJson,
+    console_of,
+    end_interrupted,
+    fail,
+    print_rows,
+    quiet_libraries,
+)
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from engines.coreml.lint import Linted
+
+EXIT_FINDINGS = 1
+MOST_ROWS = 40
+"""Of a terminal; a file and JSON hold all."""
+
+coreml_app = typer.Typer(no_args_is_help=True, help="Packages for the Apple Neural Engine (Core ML).")
+
+
+@coreml_app.command("lint")
+def lint_packages(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with packages, or one .mlpackage.")],
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE.csv", help="Write every finding here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read packages back, and tell what would leave the Neural Engine by the rules that others reported.
+
+    Exit code 1: there are findings. 2: a package cannot be read.
+    """
+    quiet_libraries()
+    raise_in_command()
+    from engines.coreml.lint import UnreadablePackagesError, lint_folder
+
+    try:
+        with console_of(stderr=True).status("reading packages"):
+            linted = lint_folder(folder)
+    except UnreadablePackagesError as error:
+        for problem in error.problems:
+            typer.echo(f"error: {printable(problem)}", err=True)
+        raise typer.Exit(EXIT_BAD_PLAN) from error
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, "nothing was written")
+    if csv is not None:
+        _write_csv(linted, csv)
+    if as_json:
+        print_rows(_rows(linted), True, "")
+    else:
+        _print_linted(linted, folder, csv)
+    if not linted.passes:
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+def _rows(linted: Linted) -> list[dict[str, Any]]:
+    return [
+        {
+            "package": one.package or None,
+            "function": one.function or None,
+            "operation": one.operation or None,
+            "type": one.kind or None,
+            "rule": one.rule.name,
+            "effect": one.rule.effect,
+            "found": one.found,
+            "says": one.rule.says,
+            "source": one.rule.origin,
+            "remedy": one.rule.remedy,
+        }
+        for one in linted.findings
+    ]
+
+
+def _print_linted(linted: Linted, folder: Path, csv: Path | None) -> None:
+    shown = ("package", "function", "operation", "type", "rule", "effect", "found")
+    rows = _rows(linted)
+    if rows:
+        print_rows([{key: row[key] for key in shown} for row in rows[:MOST_ROWS]], False, f"{folder}: what was found")
+        if len(rows) > MOST_ROWS:
+            more = f"and {len(rows) - MOST_ROWS} more"
+            typer.echo(
+                f"{more}: {'--csv FILE.csv writes all' if csv is None else f'all stand in {printable(str(csv))}'}"
+            )
+        counted = Counter(one.rule.name for one in linted.findings)
+        rules = {one.rule.name: one.rule for one in linted.findings}
+        told = [
+            {
+                "rule": name,
+                "findings": n,
+                "says": rules[name].says,
+                "source": rules[name].origin,
+                "to do": rules[name].remedy,
+            }
+            for name, n in counted.most_common()
+        ]
+        print_rows(told, False, "The rules behind them")
+    n_notes = sum(one.is_note for one in linted.findings)
+    typer.echo(
+        f"{linted.n_packages} packages, {linted.n_graphs} graphs, {linted.n_operations} operations; the heaviest graph"
+        f" has {linted.most_weight_bytes / 2**20:.4g} MiB of weights: {len(linted.findings) - n_notes} findings,"
+        f" {n_notes} notes"
+    )
+    if linted.unlisted:
+        kinds = ", ".join(f"{kind} ({n})" for kind, n in sorted(linted.unlisted.items()))
+        typer.echo(printable(f"No source says where these run: {kinds}"))
+    typer.echo("The rules are reports of others. No Mac has confirmed them here: MLComputePlan on yours decides.")
+
+
+def _write_csv(linted: Linted, path: Path) -> None:
+    import pandas as pd
+
+    from results.report.csv import csv_text
+    from results.report.files import replace_text
+
+    columns = ["package", "function", "operation", "type", "rule", "effect", "found", "says", "source", "remedy"]
+    try:
+        replace_text(path, csv_text(pd.DataFrame(_rows(linted), columns=columns)))
+    except OSError as error:
+        fail(f"--csv {path}: cannot be written ({error.strerror or error}); name another file", EXIT_NOT_WRITTEN)
