@@ -22,11 +22,12 @@ from results.records import Request
 
 MODEL = Path(__file__).parent / "golden" / "mnn_model"
 LENGTHS = Lengths(128, 32)
-# What each wheel told on Linux x86-64 of a random model of 0.6 M parameters: MNN 3.6.1, litert-lm 0.18.1.
+# Counts and speeds as litert-lm 0.18.1 told them of a random model of 0.6 M parameters; end_s is made up.
 LITERT_SAID = (
     'JOULEBENCH {"version": "0.18.1", "n_prompt": 128, "n_new": 32, "prefill_tokens_per_s": 2674.030277543452,'
     ' "decode_tokens_per_s": 947.182443026236, "end_s": 1795548117.0}'
 )
+# Stamps as ExecuTorch 1.5.1 told them of a shorter request (8 tokens in, 16 out); counts and line are made up.
 STAMPED = (
     'JOULEBENCH {"version": "1.5.1", "n_prompt": 128, "n_cached": 159, "n_new": 32,'
     ' "stamps_s": [1795548266.818, 1795548266.821, 1795548266.835]}'
