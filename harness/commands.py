@@ -20,8 +20,10 @@ from harness.cross_command import cross
 from harness.device_commands import devices, doctor, record
 from harness.engine_commands import engines_app
 from harness.fleet_command import fleet_app
+from harness.history_command import baseline_app, history
 from harness.interrupts import raise_in_command
 from harness.model_command import fit
+from harness.regress_command import regress
 from harness.reproduce_command import reproduce
 from harness.run_commands import plan_check, plan_schema, report, run
 from harness.schedule_command import schedule_app
@@ -48,6 +50,7 @@ app.add_typer(engines_app, name="engines")
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(coreml_app, name="coreml")
+app.add_typer(baseline_app, name="baseline")
 
 
 def _names_starting(names: Iterable[str]) -> Callable[[str], list[str]]:
@@ -116,6 +119,8 @@ def init(
 app.command()(run)
 app.command()(calibrate)
 app.command()(report)
+app.command()(history)
+app.command()(regress)
 app.command()(trace)
 app.command()(serve)
 plan_app.command("check")(plan_check)

@@ -7,6 +7,7 @@ observed (`EngineCounters`) are separate records.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import sub
@@ -391,6 +392,15 @@ class EnergyReading(Record):
     """Why a figure is None."""
     remark: str | None = None
     """What stands behind the figure besides its readings: a stretch that was filled in, a part that was at rest."""
+
+    @property
+    def unshared_uncertainty(self) -> float:
+        """Standard uncertainty, in the unit of its amount, without the gain error that all windows of the meter
+        share: repeats do not narrow it. 0 where none is stated."""
+        relative = self.method == "relative gauge"
+        stated = (self.gauge_units_uncertainty if relative else self.uncertainty_j) or 0.0
+        amount = (self.gauge_units if relative else self.energy_j) or 0.0
+        return math.sqrt(max(stated**2 - ((self.relative_gain_error or 0.0) * amount) ** 2, 0.0))
 
     @property
     def average_power_w(self) -> float | None:

@@ -279,9 +279,7 @@ def _joules(trial: Trial) -> _Amount:
     if found is None:
         return _Amount(None, "J", "missing", None, NO_METER)
     relative = found.method == "relative gauge"
-    stated = (found.gauge_units_uncertainty if relative else found.uncertainty_j) or 0.0
-    amount = (found.gauge_units if relative else found.energy_j) or 0.0
-    unshared = math.sqrt(max(stated**2 - ((found.relative_gain_error or 0.0) * amount) ** 2, 0.0))
+    unshared = found.unshared_uncertainty
     if relative:
         unit, reason = RELATIVE_UNITS["J"], found.reason
         return _Amount(found.gauge_units, unit, found.method, found.meter, reason, unshared)

@@ -1,0 +1,235 @@
+"""`joulebench history` and `joulebench baseline`: a folder of runs over time, and names for runs in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.interrupts import raise_in_command
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    EXIT_NOT_WRITTEN,
+    AsJson,
+    console_of,
+    end_interrupted,
+    fail,
+    print_rows,
+)
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from results.history.index import History
+    from results.history.points import RunPoint
+
+RUNS = Path("runs")
+TOLD_EVERY = 25
+MOST_ARMS_TOLD = 3
+NO_RUN = "holds no run yet; `joulebench run PLAN --out {}/NAME` makes one"
+
+HistoryFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of runs, at any depth.")]
+AtFolder = Annotated[Path, typer.Option("--history", metavar="DIR", help="Folder of runs.")]
+
+baseline_app = typer.Typer(no_args_is_help=True, help="Name runs that others are held against.")
+
+
+def history(
+    directory: HistoryFolder = RUNS,
+    plan: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only runs of this plan. Repeatable.")] = None,
+    device: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this device. Repeatable.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the last N runs.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a page: each figure over time, with its changes.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs of a folder, the newest last, or draw their figures over time."""
+    raise_in_command()
+    try:
+        with opened(directory) as found:
+            runs = chosen(found, plan or (), device or (), last)
+            if html is not None:
+                _write_page(found, runs, device or (), html)
+            elif as_json:
+                typer.echo(json.dumps([_record(run) for run in runs], indent=2))
+            else:
+                _print(found, runs)
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, "runs that were read are in the index")
+
+
+def opened(directory: Path) -> History:
+    """Tells what is skipped, and ends the command where there is no run."""
+    from results.history.index import HistoryError, open_history
+
+    console = console_of(stderr=True)
+    try:
+        with console.status("looking at the runs") as status:
+
+            def told(done: int, of: int) -> None:
+                if done % TOLD_EVERY == 0 and of > TOLD_EVERY:
+                    status.update(f"reading runs: {done} of {of}")
+
+            found = open_history(directory, told)
+    except HistoryError as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    for one in found.skipped:
+        typer.echo(f"skipped: {printable(one.why)}", err=True)
+    if not found.runs:
+        what = "every run of it was skipped" if found.skipped else NO_RUN.format(directory)
+        fail(f"{directory}: {what}", EXIT_BAD_PLAN)
+    return found
+
+
+def chosen(found: History, plans: Sequence[str], devices: Sequence[str], last: int | None) -> list[RunPoint]:
+    """Ends the command where a name fits no run."""
+    for option, names, known in (
+        ("--plan", plans, {run.plan for run in found.runs}),
+        ("--device", devices, {name for run in found.runs for name in run.devices}),
+    ):
+        for name in names:
+            if name not in known:
+                fail(f"{option} {name}: no run of {found.directory} has it; it has {', '.join(sorted(known))}", 2)
+    runs = [
+        run
+        for run in found.runs
+        if (not plans or run.plan in plans) and (not devices or set(devices) & set(run.devices))
+    ]
+    if not runs:
+        fail(f"{found.directory}: no run is of this plan and on this device", EXIT_BAD_PLAN)
+    return runs[-last:] if last else runs
+
+
+def _record(run: RunPoint) -> dict[str, Any]:
+    return json.loads(run.model_dump_json(exclude={"environments"}))  # type: ignore[no-any-return]
+
+
+COLUMNS = ("when", "run", "plan", "device", "arms", "cells", "ok", "failed", "figures, from the lowest to the highest")
+RIGHT = {"cells", "ok", "failed"}
+WIDEST = 44
+
+
+def _print(found: History, runs: Sequence[RunPoint]) -> None:
+    """Plain lines: of a thousand runs a table of rich takes seconds."""
+    marks: dict[str, list[str]] = {}
+    with suppress(Exception):
+        from results.history.marks import read_marks
+
+        for name, folders in read_marks(found.directory).items():
+            for folder in folders:
+                marks.setdefault(folder, []).append(name)
+    rows = [COLUMNS, *(_row(run, marks.get(run.folder, ())) for run in runs)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if name in RIGHT else cell.ljust(width)
+            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    typer.echo("\n".join(lines))
+
+
+def _row(run: RunPoint, baselines: Sequence[str]) -> tuple[str, ...]:
+    arms = ", ".join(run.arms[:MOST_ARMS_TOLD]) + (
+        f" and {len(run.arms) - MOST_ARMS_TOLD} more" if len(run.arms) > MOST_ARMS_TOLD else ""
+    )
+    marked = f" [{', '.join(baselines)}]" if baselines else ""
+    left_out = f" ({run.n_left_out} marked)" if run.n_left_out else ""
+    return (
+        printable(run.created_at[:16].replace("T", " ")),
+        _short(run.folder) + printable(marked),
+        _short(run.plan),
+        _short(", ".join(run.devices)),
+        _short(arms),
+        str(run.n_cells),
+        f"{run.n_ok}{left_out}",
+        str(run.n_failed),
+        figures_told(run),
+    )
+
+
+def _short(text: str) -> str:
+    return printable(text, WIDEST + 60) if len(text) <= WIDEST else printable(text)[: WIDEST - 1] + "…"
+
+
+def figures_told(run: RunPoint) -> str:
+    """ "e2e 7.08 to 11 ms; energy_per_response 0.14 to 0.22 J (modelled); acc 65 to 100 %"."""
+    from results.history.points import WORDS
+    from results.units import format_number, si_scale
+
+    told = []
+    for metric, unit, method, low, high in run.ranges:
+        scale, shown = (0.01, "%") if unit == "1" else si_scale(max(abs(low), abs(high)), unit)
+        ends = list(dict.fromkeys(format_number(end / scale) for end in (low, high)))
+        how = "" if method == "measured" else f" ({method})"
+        told.append(f"{WORDS.get(metric, printable(metric))} {' to '.join(ends)} {shown}{how}")
+    return "; ".join(told) or "none"
+
+
+def _write_page(found: History, runs: Sequence[RunPoint], devices: Sequence[str], html: Path) -> None:
+    from results.report.history_page import write_history_page
+
+    try:
+        told = write_history_page(found, runs, devices, html)
+    except OSError as error:
+        fail(f"--html {html}: cannot be written ({error.strerror or error}); name another file", EXIT_NOT_WRITTEN)
+    typer.echo(f"{printable(str(html))}: {told}")
+
+
+# --- baselines -------------------------------------------------------------------------------------------------------
+
+
+@baseline_app.command("set")
+def set_baseline(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the baseline.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Its runs: folders, or run ids.")],
+    directory: AtFolder = RUNS,
+    add: Annotated[bool, typer.Option("--add", help="Beside the runs that have the name already.")] = False,
+) -> None:
+    """Give one run a name, or several of the same thing: they tell the noise between runs."""
+    from results.history.index import HistoryError
+    from results.history.marks import mark, run_named
+
+    with opened(directory) as found:
+        try:
+            own = mark(found, name, [run_named(found, run).folder for run in runs], add)
+        except HistoryError as error:
+            fail(str(error), EXIT_BAD_PLAN)
+    typer.echo(f"baseline {printable(name)}: {', '.join(map(printable, own))}")
+
+
+@baseline_app.command("list")
+def list_baselines(directory: AtFolder = RUNS, as_json: AsJson = False) -> None:
+    """List the baselines of a folder of runs."""
+    from results.history.index import HistoryError
+    from results.history.marks import read_marks
+
+    try:
+        marks = read_marks(directory)
+    except HistoryError as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    if not marks and not as_json:
+        typer.echo(f"{printable(str(directory))}: no baselines yet; `joulebench baseline set NAME RUN` makes one")
+        return
+    rows = [{"baseline": name, "runs": ", ".join(own)} for name, own in marks.items()]
+    print_rows(rows, as_json, "Baselines")
+
+
+@baseline_app.command("remove")
+def remove_baseline(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the baseline.")], directory: AtFolder = RUNS
+) -> None:
+    """Forget a baseline; its runs stay."""
+    from results.history.index import HistoryError
+    from results.history.marks import unmark
+
+    try:
+        unmark(directory, name)
+    except HistoryError as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    typer.echo(f"baseline {printable(name)}: removed; its runs stay")

@@ -1,0 +1,293 @@
+"""What one run says of each of its cells, in as little as a history and a comparison need.
+
+A figure is one number a trial (`results.metrics`); of scores one a task. Here are the ones that a reader follows over
+time: of the others the run's own tables tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from results.cells import answering, model_name, trials_of, usable
+from results.environments import Environment
+from results.metrics import energy_observations, latency_observations, load_observations, size_observations
+from results.records import Cell, Method, Phase, Record
+from results.roads import comparable_roads
+from results.runs import RunData
+from results.statistics import student_interval
+from results.trials import Trial
+
+Kind = Literal["time", "energy", "memory", "accuracy"]
+Better = Literal["lower", "higher", "neither"]
+
+METRICS: dict[tuple[str, Phase | None], tuple[Kind, Better]] = {
+    ("e2e", "all"): ("time", "lower"),
+    ("ttft", "prefill"): ("time", "lower"),
+    ("tpot", "decode"): ("time", "lower"),
+    ("throughput", "prefill"): ("time", "higher"),
+    ("throughput", "decode"): ("time", "higher"),
+    ("ttft_from_arrival", "prefill"): ("time", "lower"),
+    ("energy_per_response", "all"): ("energy", "lower"),
+    ("energy_per_token", "all"): ("energy", "lower"),
+    ("energy_per_token", "prefill"): ("energy", "lower"),
+    ("energy_per_token", "decode"): ("energy", "lower"),
+    ("average_power", "all"): ("energy", "neither"),
+    ("peak_memory", None): ("memory", "lower"),
+}
+"""What is followed besides scores, and which way is better."""
+WORDS: dict[str, str] = {
+    "e2e": "time of a request",
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "throughput": "tokens a second",
+    "ttft_from_arrival": "time to first token, with the queue",
+    "energy_per_response": "energy of a request",
+    "energy_per_token": "energy of a token",
+    "average_power": "mean power",
+    "peak_memory": "peak memory",
+}
+PHASES_TOLD = {"throughput", "energy_per_token"}
+"""Metrics of several phases, which their words alone do not tell."""
+
+
+class Figure(Record):
+    """One metric of one cell of one run. values: by repeat, of the trials that count. meter_error: relative standard
+    uncertainty that repeats do not narrow; whole_error: with what the meter shares over all its windows, None where it
+    states none. n_samples, sampling_error: of a score."""
+
+    metric: str
+    phase: Phase | None
+    unit: str
+    kind: Kind
+    better: Better
+    method: Method
+    meter: str | None = None
+    values: dict[int, float]
+    meter_error: float = 0.0
+    whole_error: float | None = None
+    n_samples: int | None = None
+
+    @property
+    def name(self) -> str:
+        """ "energy of a token, decode"."""
+        words = WORDS.get(self.metric, self.metric)
+        return f"{words}, {self.phase}" if self.metric in PHASES_TOLD and self.phase != "all" else words
+
+    @property
+    def key(self) -> tuple[str, Phase | None]:
+        return self.metric, self.phase
+
+    @cached_property
+    def mean(self) -> float:
+        return math.fsum(self.values.values()) / len(self.values)
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def standard_error(self) -> float | None:
+        """Of the mean, from repeats; None of one."""
+        if self.n < 2:
+            return None
+        return float(np.std(list(self.values.values()), ddof=1)) / math.sqrt(self.n)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 %, of the repeats."""
+        return student_interval(np.array(list(self.values.values()))) if self.n > 1 else None
+
+
+class CellPoint(Record):
+    """One cell of one run. asked: digests of its requests. roads: what computed, by phase, where that decides times.
+    left_out: trials that are ok, and in no mean."""
+
+    cell_id: str
+    label: str
+    engine: str
+    technique: str
+    model: str
+    workload: str
+    device: str
+    n_ok: int
+    n_failed: int
+    n_left_out: int
+    asked: tuple[str, ...] = ()
+    roads: dict[Phase, tuple[str, ...]] = Field(default_factory=dict)
+    figures: tuple[Figure, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes it the same cell in another run."""
+        return self.device, self.engine, self.model, self.workload
+
+    @cached_property
+    def by_key(self) -> dict[tuple[str, Phase | None], list[Figure]]:
+        found: dict[tuple[str, Phase | None], list[Figure]] = {}
+        for figure in self.figures:
+            found.setdefault(figure.key, []).append(figure)
+        return found
+
+
+class RunPoint(Record):
+    """One run, without its cells. folder: below the history's. seen: of the files that it was read from."""
+
+    folder: str
+    run_id: str
+    plan: str
+    created_at: str
+    devices: tuple[str, ...]
+    arms: tuple[str, ...]
+    n_cells: int
+    n_ok: int
+    n_failed: int
+    n_left_out: int
+    environments: dict[str, Environment]
+    ranges: tuple[tuple[str, str, str, float, float], ...] = ()
+    """(metric, unit, method, lowest, highest) over the cells, of the key figures."""
+
+
+KEY_METRICS: tuple[tuple[str, Phase | None], ...] = (("e2e", "all"), ("energy_per_response", "all"))
+
+
+def run_point(run: RunData, folder: str, cells: Sequence[CellPoint]) -> RunPoint:
+    return RunPoint(
+        folder=folder,
+        run_id=run.info.run_id,
+        plan=run.info.name,
+        created_at=run.info.created_at,
+        devices=tuple(dict.fromkeys(cell.device for cell in run.cells)),
+        arms=tuple(dict.fromkeys(cell.engine for cell in run.cells)),
+        n_cells=len(run.cells),
+        n_ok=sum(cell.n_ok for cell in cells),
+        n_failed=sum(cell.n_failed for cell in cells),
+        n_left_out=sum(cell.n_left_out for cell in cells),
+        environments=run.info.environments,
+        ranges=tuple(_ranges(cells)),
+    )
+
+
+def _ranges(cells: Sequence[CellPoint]) -> Iterator[tuple[str, str, str, float, float]]:
+    """Of key figures and of the first score of each cell; what came to be in several ways stands apart."""
+    means: dict[tuple[str, str, str], list[float]] = {}
+    for cell in cells:
+        scores = [f for f in cell.figures if f.kind == "accuracy"][:1]
+        for figure in [f for f in cell.figures if f.key in KEY_METRICS] + scores:
+            means.setdefault((figure.metric, figure.unit, figure.method), []).append(figure.mean)
+    for (metric, unit, method), own in means.items():
+        yield metric, unit, method, min(own), max(own)
+
+
+def cell_points(run: RunData) -> list[CellPoint]:
+    return [cell_point(cell, trials) for cell, trials in _with_trials(run)]
+
+
+def _with_trials(run: RunData) -> Iterator[tuple[Cell, list[Trial]]]:
+    found = trials_of(run)
+    for cell in run.cells:
+        yield cell, found[cell.cell_id]
+
+
+def cell_point(cell: Cell, trials: Sequence[Trial]) -> CellPoint:
+    good = usable(trials)
+    return CellPoint(
+        cell_id=cell.cell_id,
+        label=cell.label,
+        engine=cell.engine,
+        technique=cell.technique,
+        model=model_name(cell),
+        workload=cell.workload,
+        device=cell.device,
+        n_ok=sum(t.status == "ok" for t in trials),
+        n_failed=sum(t.has_failed for t in trials),
+        n_left_out=sum(t.status == "ok" for t in trials) - len(good),
+        asked=tuple(sorted({t.requests_sha256 for t in trials if t.requests_sha256 is not None})),
+        roads=_roads(good),
+        figures=(*cost_figures(good), *score_figures(answering(trials))),
+    )
+
+
+def _roads(trials: Sequence[Trial]) -> dict[Phase, tuple[str, ...]]:
+    phases: tuple[Phase, ...] = ("all", "prefill", "decode")
+    return {phase: own for phase in phases if (own := tuple(sorted(comparable_roads(trials, phase))))}
+
+
+def cost_figures(trials: Sequence[Trial]) -> list[Figure]:
+    """Times, joules and memory: of each metric, phase, method and meter its values by repeat."""
+    found: dict[tuple[Any, ...], dict[int, float]] = {}
+    for trial in trials:
+        for read in (latency_observations, load_observations, energy_observations, size_observations):
+            for o in read(trial):
+                if o.value is not None and (o.metric, o.phase) in METRICS:
+                    found.setdefault((o.metric, o.phase, o.unit, o.method, o.meter), {})[trial.repeat] = o.value
+    errors = _meter_errors(trials) if any(key[4] for key in found) else {}
+    made = []
+    for (metric, phase, unit, method, meter), values in found.items():
+        kind, better = METRICS[metric, phase]
+        unshared, whole = errors.get((meter, phase), (0.0, None)) if meter is not None else (0.0, None)
+        made.append(
+            Figure(
+                metric=metric,
+                phase=phase,
+                unit=unit,
+                kind=kind,
+                better=better,
+                method=method,
+                meter=meter,
+                values=values,
+                meter_error=unshared,
+                whole_error=whole,
+            )
+        )
+    return made
+
+
+def _meter_errors(trials: Iterable[Trial]) -> dict[tuple[str, Phase], tuple[float, float | None]]:
+    """By meter and phase: (without its gain error, whole), relative, the means over trials."""
+    found: dict[tuple[str, Phase], list[tuple[float, float | None]]] = {}
+    for trial in trials:
+        for reading in trial.energy:
+            relative = reading.method == "relative gauge"
+            amount = reading.gauge_units if relative else reading.energy_j
+            if reading.component == "total" and amount:
+                stated = reading.gauge_units_uncertainty if relative else reading.uncertainty_j
+                whole = None if stated is None else stated / abs(amount)
+                found.setdefault((reading.meter, reading.phase), []).append(
+                    (reading.unshared_uncertainty / abs(amount), whole)
+                )
+    means = {}
+    for key, own in found.items():
+        wholes = [whole for _, whole in own if whole is not None]
+        whole = math.fsum(wholes) / len(wholes) if len(wholes) == len(own) else None
+        means[key] = math.fsum(unshared for unshared, _ in own) / len(own), whole
+    return means
+
+
+def score_figures(trials: Sequence[Trial]) -> list[Figure]:
+    """The task's own aggregates."""
+    found: dict[str, dict[int, float]] = {}
+    known: dict[str, tuple[bool, int]] = {}
+    for trial in trials:
+        for score in trial.scores:
+            if score.sample_id is None and math.isfinite(score.value):
+                found.setdefault(score.metric, {})[trial.repeat] = score.value
+                known.setdefault(score.metric, (score.higher_is_better, score.n))
+    return [
+        Figure(
+            metric=metric,
+            phase=None,
+            unit="1",
+            kind="accuracy",
+            better="higher" if known[metric][0] else "lower",
+            method="measured",
+            values=values,
+            n_samples=known[metric][1],
+        )
+        for metric, values in found.items()
+    ]

@@ -1,0 +1,349 @@
+"""Whether what a baseline measured got slower, hungrier or worse since: a verdict for each figure of each cell.
+
+series       the baseline's cells in all runs that are like it (`results.history.unlike`), in their order, divided
+             by an anchor of the same run where one is named
+levels       `results.history.changes`: the level that the baseline's runs are on against the last one
+noise        of one run, the larger of two: runs of one level around it; the baseline's own runs (A/A) from
+             `LEAST_AA` of them on
+floor        the change that `LEAST_SEGMENT` more runs would prove at p < 0.001. Smaller ones may be there
+family       Benjamini and Hochberg 1995 over all series at `DISCOVERY_RATE`; p of a change counts every place where
+             it could have been
+
+REGRESSION   the last level is worse for certain, by more than what was asked to count, and by more than the floor
+IMPROVED     the same for the better
+PASS         neither, and the floor is below what was asked
+UNRELIABLE   nothing can be said: too few runs, too much noise, a baseline that is on two levels, last runs that
+             stand off and are too few to be a level
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from results.history.changes import LEAST_POINTS, LEAST_SEGMENT, P_VALUE, ROUNDING, Levels, Segment
+from results.history.index import History, HistoryError
+from results.history.marks import baseline_runs
+from results.history.points import CellPoint, Figure, RunPoint
+from results.history.series import Series, anchored, same_way, series_of
+from results.history.unlike import What, unlike_cells, unlike_environments, unlike_figures
+
+Verdict = Literal["PASS", "REGRESSION", "IMPROVED", "UNRELIABLE"]
+LEAST_AA: Final = 3
+DISCOVERY_RATE: Final = 0.01
+LEAST_PERCENT: Final = 0.5
+MOST_NOISE_PERCENT: Final = 5.0
+ALLOWED: Final[frozenset[What]] = frozenset({"systems", "versions"})
+"""What a history may change in without being left out: it is told beside the change."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """change, low, high: of the last level against the baseline's, as x of the series. noise: of one run. floor: None
+    where too little is known. since: the first run of the last level that differs. reason: in words."""
+
+    device: str
+    arm: str
+    model: str
+    workload: str
+    figure: Figure
+    series: Series
+    levels: Levels | None
+    verdict: Verdict
+    reason: str
+    base: float | None = None
+    last: float | None = None
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    noise: float | None = None
+    floor: float | None = None
+    since: RunPoint | None = None
+    left_out: tuple[str, ...] = ()
+    is_anchor: bool = False
+
+    @property
+    def is_worse(self) -> bool:
+        return self.change is not None and (self.change > 0) == (self.figure.better == "lower")
+
+
+class Judgement(NamedTuple):
+    """judged: a row each. baseline: its runs. allowed: unlike things that are in it."""
+
+    baseline: tuple[RunPoint, ...]
+    judged: tuple[Judged, ...]
+    n_runs: int
+    notes: tuple[str, ...]
+
+    @property
+    def counted(self) -> list[Judged]:
+        return [one for one in self.judged if not one.is_anchor]
+
+    @property
+    def has_regressed(self) -> bool:
+        return any(one.verdict == "REGRESSION" for one in self.counted)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """least: a change that counts, as a share. most_noise: a floor above it proves nothing, as a share."""
+
+    anchor: str | None = None
+    allowed: frozenset[What] = ALLOWED
+    least: float = LEAST_PERCENT / 100
+    most_noise: float = MOST_NOISE_PERCENT / 100
+    metrics: tuple[str, ...] = ()
+
+
+def regress(history: History, name: str, asked: Asked) -> Judgement:
+    """Raises `HistoryError`."""
+    baseline = baseline_runs(history, name)
+    if len(history.runs) < 2:
+        raise HistoryError(
+            f"{history.directory} holds one run only; run the plan again, and there is something to judge"
+        )
+    first = baseline[0]
+    cells = history.cells(first.folder)
+    wanted = [
+        (cell, figure) for cell in cells for figure in cell.figures
+        if figure.better != "neither" and (not asked.metrics or figure.metric in asked.metrics)
+    ]  # fmt: skip
+    if asked.metrics:
+        known = dict.fromkeys(f.metric for cell in cells for f in cell.figures if f.better != "neither")
+        for metric in asked.metrics:
+            if metric not in known:
+                raise HistoryError(f"--metric {metric}: {first.folder} has no such figure; it has {', '.join(known)}")
+    if not wanted:
+        raise HistoryError(f"baseline {name}: {first.folder} has no figure: every trial of it failed or is marked")
+    anchors = _anchors(cells, asked.anchor, first)
+    by_run = history.cells_by_run([cell.key for cell in cells])
+    runs = [(run, {cell.key: cell for cell in by_run[run.folder]}) for run in history.runs]
+    marked = {run.folder for run in baseline}
+    judged = []
+    for cell, figure in wanted:
+        anchor = anchors.get((cell.device, cell.workload, cell.model)) or anchors.get((cell.device, cell.workload, ""))
+        own = _Line(first, cell, figure, anchor if anchor is not None and anchor.key != cell.key else None, asked)
+        one = own.judged(runs, marked)
+        judged.append(replace(one, is_anchor=anchor is not None and anchor.key == cell.key))
+    return Judgement(tuple(baseline), tuple(_controlled(judged)), len(history.runs), tuple(_notes(asked, judged)))
+
+
+def _anchors(cells: Sequence[CellPoint], name: str | None, run: RunPoint) -> dict[tuple[str, str, str], CellPoint]:
+    """By device, workload and model; without the model where it has another one than the arms."""
+    if name is None:
+        return {}
+    own = [cell for cell in cells if cell.engine == name]
+    if not own:
+        arms = ", ".join(dict.fromkeys(cell.engine for cell in cells))
+        raise HistoryError(f"--anchor {name}: {run.folder} has no such arm; it has {arms}")
+    return {(cell.device, cell.workload, ""): cell for cell in own} | {
+        (cell.device, cell.workload, cell.model): cell for cell in own
+    }
+
+
+def _notes(asked: Asked, judged: Sequence[Judged]) -> Iterator[str]:
+    if asked.anchor is not None:
+        yield f"Times and joules are of each arm over {asked.anchor} in the same run: the machine's drift is out."
+    if any(one.figure.method == "modelled" for one in judged):
+        yield "Modelled joules are a model's: a change of them is one of CPU time or of the model, not of a meter."
+    yield (
+        f"The ends of a series are unsure: a change within the last {LEAST_SEGMENT - 1} runs can't be told from chance."
+    )
+
+
+class _Line:
+    """One figure of one cell of the baseline, over the history."""
+
+    def __init__(
+        self, first: RunPoint, cell: CellPoint, figure: Figure, anchor: CellPoint | None, asked: Asked
+    ) -> None:
+        self._first, self._cell, self._figure, self._anchor, self._asked = first, cell, figure, anchor, asked
+
+    def judged(
+        self, runs: Sequence[tuple[RunPoint, dict[tuple[str, str, str, str], CellPoint]]], marked: Collection[str]
+    ) -> Judged:
+        series, left_out = self._series(runs)
+        at = [i for i, point in enumerate(series.points) if point.run.folder in marked]
+        cell = self._cell
+        none = Judged(
+            cell.device, cell.engine, cell.model, cell.workload, self._figure, series, None, "UNRELIABLE", "",
+            left_out=tuple(f"{words} ({n} runs)" if n > 1 else words for words, n in left_out.items()),
+        )  # fmt: skip
+        if not at:
+            return replace(
+                none, reason="the baseline is not in the series: " + (next(iter(left_out), "no figure of it"))
+            )
+        if at[-1] == len(series.points) - 1:
+            why = f"; left out: {next(iter(left_out))}" if left_out else ""
+            return replace(none, reason=f"no run like the baseline is newer than it{why}")
+        levels = series.levels()
+        judge = self._by_levels if len(series.points) >= LEAST_POINTS else self._by_baseline
+        return judge(replace(none, levels=levels), levels, at)
+
+    def _series(
+        self, runs: Sequence[tuple[RunPoint, dict[tuple[str, str, str, str], CellPoint]]]
+    ) -> tuple[Series, Counter[str]]:
+        """And why runs that have the cell are not in it."""
+        kept: list[tuple[RunPoint, CellPoint, Figure]] = []
+        bases: list[Figure] = []
+        left_out: Counter[str] = Counter()
+        for run, cells in runs:
+            cell = cells.get(self._cell.key)
+            if cell is None:
+                continue
+            figure = same_way(self._figure, cell.by_key.get(self._figure.key, []))
+            if figure is None:
+                left_out["no trial of it counts"] += 1
+                continue
+            why = self._unlike(run, cell, figure)
+            if why is None and self._anchor is not None and figure.kind in ("time", "energy"):
+                base = self._anchored_by(cells, figure)
+                if base is None:
+                    why = "the anchor has no such figure"
+                else:
+                    bases.append(base)
+            if why is not None:
+                left_out[why] += 1
+                continue
+            kept.append((run, cell, figure))
+        if bases:
+            return anchored((*one, base) for one, base in zip(kept, bases, strict=True)), left_out
+        return series_of(kept), left_out
+
+    def _anchored_by(self, cells: dict[tuple[str, str, str, str], CellPoint], figure: Figure) -> Figure | None:
+        cell = cells.get(self._anchor.key) if self._anchor is not None else None
+        found = None if cell is None else same_way(figure, cell.by_key.get(figure.key, []))
+        way = figure.method, figure.meter, figure.unit
+        return found if found is not None and (found.method, found.meter, found.unit) == way else None
+
+    def _unlike(self, run: RunPoint, cell: CellPoint, figure: Figure) -> str | None:
+        device, allowed = self._cell.device, self._asked.allowed
+        found = [
+            *unlike_environments(self._first.environments.get(device), run.environments.get(device)),
+            *unlike_cells(self._cell, cell),
+            *unlike_figures(self._figure, figure, (self._cell, cell), allowed),
+        ]
+        return next((f"other {one.what} ({one.words})" for one in found if one.what not in allowed), None)
+
+    # --- verdicts ---
+
+    def _by_levels(self, none: Judged, levels: Levels, at: Sequence[int]) -> Judged:
+        of_baseline = {_index_of(levels, i) for i in at}
+        base, last = levels.segments[min(of_baseline)], levels.segments[-1]
+        noise, told = _noise(none.series, levels, at)
+        error = noise * math.sqrt(1 / base.n + 1 / LEAST_SEGMENT)
+        floor = _quantile(levels.degrees, 1 - P_VALUE / 2) * error
+        found = replace(
+            none, noise=noise, floor=floor, base=none.series.value(base.mean), last=none.series.value(last.mean)
+        )
+        if len(of_baseline) > 1:
+            return replace(found, reason="the baseline's own runs are on several levels: mark runs of one")
+        ends = self._standing_off(none.series, levels, last, noise)
+        if base is not last:
+            found = _with_change(found, levels, base, last, noise)
+        if ends is not None:
+            return replace(found, reason=ends)
+        return self._told(found, f"{told}, {len(none.series.points)} runs")
+
+    def _by_baseline(self, none: Judged, levels: Levels, at: Sequence[int]) -> Judged:
+        """Too few runs for levels: the baseline's own against all that are newer."""
+        x = np.array([point.x for point in none.series.points])
+        own, newer = x[list(at)], x[at[-1] + 1 :]
+        needed = f"{LEAST_POINTS}, or {LEAST_AA} of the baseline itself (`joulebench baseline set NAME RUN RUN RUN`)"
+        if len(own) < LEAST_AA:
+            return replace(none, reason=f"{len(x)} runs are too few to know the noise: it takes {needed}")
+        noise = max(float(own.std(ddof=1)), ROUNDING)
+        degrees = len(own) - 1
+        error = noise * math.sqrt(1 / len(own) + 1 / len(newer))
+        floor = _quantile(degrees, 1 - P_VALUE / 2) * error
+        size, half = float(newer.mean() - own.mean()), _quantile(degrees, 0.975) * error
+        value = none.series.value
+        found = replace(
+            none, noise=noise, floor=floor, base=value(float(own.mean())), last=value(float(newer.mean())),
+            change=size, low=size - half, high=size + half, p=_p(size, error, degrees),
+            since=none.series.points[at[-1] + 1].run,
+        )  # fmt: skip
+        return self._told(found, f"noise of {len(own)} A/A runs, {len(newer)} newer")
+
+    def _standing_off(self, series: Series, levels: Levels, last: Segment, noise: float) -> str | None:
+        """Last runs that are off the level before them, and too few to be one."""
+        x = np.array([point.x for point in series.points])
+        for n in range(1, min(LEAST_SEGMENT, last.n - 1)):
+            before, end = x[last.first : last.end - n], x[last.end - n : last.end]
+            size, error = float(end.mean() - before.mean()), noise * math.sqrt(1 / n + 1 / len(before))
+            # Each number of last runs is a chance of its own.
+            if _p(size, error, levels.degrees) < P_VALUE / (LEAST_SEGMENT - 1) and abs(size) > self._asked.least:
+                runs = f"last {n} runs stand" if n > 1 else "last run stands"
+                return (
+                    f"the {runs} off by {series.shown(size)}, and the ends of a series are unsure:"
+                    f" {LEAST_SEGMENT - n} more runs tell"
+                )
+        return None
+
+    def _told(self, found: Judged, how: str) -> Judged:
+        """The verdict, before the family of all series is looked at."""
+        least, floor = self._asked.least, found.floor or 0.0
+        change = found.change or 0.0
+        shown = found.series.shown
+        if found.p is not None and found.p < P_VALUE and abs(change) >= max(least, floor):
+            return replace(found, verdict="REGRESSION" if found.is_worse else "IMPROVED", reason=how)
+        if floor > self._asked.most_noise:
+            return replace(
+                found, reason=f"too much noise: only a change above {shown(floor)} would show ({how})".replace("+", "")
+            )
+        small = f"; {shown(change)} is below what counts or shows" if found.p is not None and found.p < P_VALUE else ""
+        return replace(found, verdict="PASS", reason=f"{how}{small}")
+
+
+def _with_change(found: Judged, levels: Levels, base: Segment, last: Segment, noise: float) -> Judged:
+    size = last.mean - base.mean
+    error = max(math.hypot(base.error, last.error), noise * math.sqrt(1 / base.n + 1 / last.n))
+    half = _quantile(levels.degrees, 0.975) * error
+    at = next(c.at for c in levels.changes if c.at > base.first) if last.first > base.first else last.end
+    since = found.series.points[at].run if at < len(found.series.points) else None
+    return replace(
+        found, change=size, low=size - half, high=size + half, since=since,
+        p=min(1.0, len(found.series.points) * _p(size, error, levels.degrees)),
+    )  # fmt: skip
+
+
+def _noise(series: Series, levels: Levels, at: Sequence[int]) -> tuple[float, str]:
+    if len(at) >= LEAST_AA:
+        own = float(np.std([series.points[i].x for i in at], ddof=1))
+        if own > levels.noise:
+            return own, f"noise of {len(at)} A/A runs"
+    return levels.noise, "noise of runs of one level"
+
+
+def _index_of(levels: Levels, i: int) -> int:
+    return next(k for k, segment in enumerate(levels.segments) if segment.first <= i < segment.end)
+
+
+def _quantile(degrees: int, share: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(degrees, 1), share))
+
+
+def _p(size: float, error: float, degrees: int) -> float:
+    from scipy.special import stdtr
+
+    return 2 * float(stdtr(max(degrees, 1), -abs(size) / error))
+
+
+def _controlled(judged: Sequence[Judged]) -> Iterator[Judged]:
+    """Verdicts that hold among all of them."""
+    from scipy.stats import false_discovery_control
+
+    ps = [1.0 if one.p is None else one.p for one in judged]
+    for one, p in zip(judged, false_discovery_control(ps) if ps else (), strict=True):
+        if one.verdict in ("REGRESSION", "IMPROVED") and p >= DISCOVERY_RATE:
+            yield replace(one, verdict="UNRELIABLE", reason=f"certain alone, and not among {len(ps)} series")
+        else:
+            yield one

@@ -1,0 +1,88 @@
+"""A figure of one cell over the runs of a history, as logarithms so that a step is a ratio; scores as they are.
+
+With an anchor, a reference arm of the same run, device and workload, each point is the arm over its anchor: what the
+machine does to both in that session (heat, a neighbour, another clock) is in neither. Repeat i of both is a pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from results.history.changes import MOST_POINTS, Levels, find_levels
+from results.history.points import CellPoint, Figure, RunPoint
+
+
+class Point(NamedTuple):
+    """x: what a series is made of. error: its standard error, as the run itself tells it."""
+
+    run: RunPoint
+    cell: CellPoint
+    figure: Figure
+    x: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Series:
+    """points: the oldest first, at most `MOST_POINTS`. is_log: whether x is a logarithm. Without points: why."""
+
+    points: tuple[Point, ...]
+    is_log: bool
+    is_anchored: bool = False
+
+    def levels(self) -> Levels:
+        return find_levels([p.x for p in self.points], [p.error for p in self.points])
+
+    def shown(self, size: float) -> str:
+        """A difference of x: "+1.2 %", of scores "-0.5 points"."""
+        number = 100 * (math.expm1(size) if self.is_log else size)
+        return f"{number:+.{1 if abs(number) >= 1 else 2}f} {'%' if self.is_log else 'points'}"
+
+    def value(self, x: float) -> float:
+        return math.exp(x) if self.is_log else x
+
+
+def series_of(found: Iterable[tuple[RunPoint, CellPoint, Figure]]) -> Series:
+    """Of figures that are alike, the oldest run first."""
+    kept = list(found)[-MOST_POINTS:]
+    is_log = all(figure.kind != "accuracy" and min(figure.values.values()) > 0 for _, _, figure in kept)
+    return Series(tuple(Point(*one, *_plain(one[2], is_log)) for one in kept), is_log)
+
+
+def anchored(found: Iterable[tuple[RunPoint, CellPoint, Figure, Figure]]) -> Series:
+    """The last of each: the anchor's figure in the same run."""
+    points = []
+    for run, cell, figure, anchor in list(found)[-MOST_POINTS:]:
+        if min(*figure.values.values(), *anchor.values.values()) > 0:
+            points.append(Point(run, cell, figure, *_over(figure, anchor)))
+    return Series(tuple(points), is_log=True, is_anchored=True)
+
+
+def _plain(figure: Figure, is_log: bool) -> tuple[float, float]:
+    error = figure.standard_error or 0.0
+    if not is_log:
+        return figure.mean, math.hypot(error, figure.meter_error * figure.mean)
+    return math.log(figure.mean), math.hypot(error / figure.mean, figure.meter_error)
+
+
+def _over(figure: Figure, anchor: Figure) -> tuple[float, float]:
+    both = sorted(figure.values.keys() & anchor.values.keys())
+    meters = math.hypot(figure.meter_error, anchor.meter_error)
+    if len(both) < 2:
+        (x, error), (base, base_error) = _plain(figure, True), _plain(anchor, True)
+        return x - base, math.hypot(error, base_error)
+    pairs = np.log([figure.values[i] / anchor.values[i] for i in both])
+    error = float(pairs.std(ddof=1)) / math.sqrt(len(both))
+    return float(pairs.mean()), math.hypot(error, meters)
+
+
+def same_way(figure: Figure, others: Sequence[Figure]) -> Figure | None:
+    """Of several figures of one metric (methods, meters) the one that came to be alike, else the first."""
+    way = figure.method, figure.meter, figure.unit
+    alike = [other for other in others if (other.method, other.meter, other.unit) == way]
+    return next(iter(alike or others), None)

@@ -1,0 +1,212 @@
+"""A folder of runs as a history: listed, indexed again where the index is lost, and a page over time."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from results.history.index import INDEX, HistoryError, open_history
+from results.history.marks import MARKS, baseline_runs, mark, read_marks
+from results.store import Store
+from tests.command import Finished, joulebench
+from tests.histories import made_trial, write_history, write_run
+from tests.run_builders import cell, failed
+
+
+def listed(directory: Path, *more: str) -> Finished:
+    return joulebench("history", str(directory), *more)
+
+
+def step(day: int, arm: str) -> float:
+    return 2.0 * (1.03 if arm == "npumoe" and day >= 8 else 1.0)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("runs")
+    write_history(directory, 16, step, arms=("dropless", "npumoe"))
+    return directory
+
+
+def test_a_list_has_a_line_for_each_run_with_its_trials_and_figures(runs: Path) -> None:
+    found = listed(runs)
+    assert found.code == 0
+    head, *lines = found.stdout.splitlines()
+    assert head.split()[:2] == ["when", "run"]
+    assert len(lines) == 16
+    assert lines[0].split()[:5] == ["2026-01-01", "03:00", "run000", "nightly", "host"]
+    assert "dropless, npumoe" in lines[0]
+    assert "counter" in lines[0]  # the method of its joules
+    assert len(listed(runs, "--last", "3").stdout.splitlines()) == 4
+
+
+def test_json_tells_what_the_generator_made(runs: Path) -> None:
+    (last,) = json.loads(listed(runs, "--json", "--last", "1").stdout)
+    assert (last["n_ok"], last["n_failed"], last["n_cells"]) == (6, 0, 2)
+    ranges = {metric: (low, high) for metric, _, _, low, high in last["ranges"]}
+    low, high = ranges["e2e"]
+    assert low == pytest.approx(2.0, rel=0.02)
+    assert high == pytest.approx(2.06, rel=0.02)
+
+
+def test_an_index_that_is_damaged_or_gone_is_made_again(runs: Path) -> None:
+    before = listed(runs).stdout
+    (runs / INDEX).write_bytes(b"no database" * 1000)
+    assert listed(runs).stdout == before
+    (runs / INDEX).unlink()
+    assert listed(runs).stdout == before
+    with sqlite3.connect(runs / INDEX) as db:
+        db.execute("UPDATE run SET record = '{}'")
+    db.close()
+    assert listed(runs).stdout == before
+    with sqlite3.connect(runs / INDEX) as db:
+        db.execute("UPDATE meta SET value = '999'")
+    db.close()
+    assert listed(runs).stdout == before
+
+
+def test_runs_that_come_change_and_go_are_seen(tmp_path: Path) -> None:
+    folders = write_history(tmp_path, 3, step)
+    with open_history(tmp_path) as found:
+        assert [run.n_ok for run in found.runs] == [3, 3, 3]
+    with Store.open(folders[1]) as store:
+        store.add_trial(made_trial("cell0000", 7, 2.0), {})
+    write_run(tmp_path / "deeper" / "one", [cell("cell0000")], [made_trial("cell0000", 0, 1.0)], day=9)
+    for path in sorted(folders[0].rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    with open_history(tmp_path) as found:
+        assert [(run.folder, run.n_ok) for run in found.runs] == [("run001", 4), ("run002", 3), ("deeper/one", 1)]
+
+
+def test_a_damaged_run_is_told_and_skipped_until_it_is_whole_again(tmp_path: Path) -> None:
+    folders = write_history(tmp_path, 3, step)
+    database = folders[1] / "run.sqlite"
+    whole = database.read_bytes()
+    database.write_bytes(whole[:4096] + b"\xff" * 4096 + whole[8192:])
+    for _ in range(2):
+        found = listed(tmp_path)
+        assert found.code == 0
+        assert "skipped: " in found.stderr
+        assert "run001/run.sqlite cannot be used" in found.stderr
+        assert [line.split()[2] for line in found.stdout.splitlines()[1:]] == ["run000", "run002"]
+    database.write_bytes(whole)
+    assert "skipped" not in listed(tmp_path).stderr
+    assert len(listed(tmp_path).stdout.splitlines()) == 4
+
+
+def test_a_folder_that_cannot_be_written_is_listed_all_the_same(tmp_path: Path) -> None:
+    write_history(tmp_path, 2, step)
+    (tmp_path / INDEX).mkdir()  # nothing can be put there, whoever asks
+    assert len(listed(tmp_path).stdout.splitlines()) == 3
+
+
+def test_a_figure_in_the_index_is_the_mean_of_the_tables(runs: Path) -> None:
+    from results.tables import tidy
+
+    with open_history(runs) as found:
+        points = {point.cell_id: point for point in found.cells("run003")}
+    with Store.view(runs / "run003") as store:
+        frame = tidy(store.data())
+    compared = 0
+    for row in frame[frame["mean"].notna()].to_dict("records"):
+        own = [f for f in points[row["cell"]].figures if f.metric == row["metric"] and f.phase in (row["phase"], None)]
+        for figure in own:
+            assert (figure.mean, figure.n, figure.unit, figure.method) == (
+                pytest.approx(row["mean"]),
+                row["n"],
+                row["unit"],
+                row["method"],
+            )
+            compared += 1
+    assert compared >= 14
+
+
+def test_trials_that_failed_or_are_marked_are_counted_and_in_no_mean(tmp_path: Path) -> None:
+    trials = [
+        made_trial("c1", 0, 1.0),
+        made_trial("c1", 1, 50.0, marks=("throttled",)),
+        failed("c1", 2),
+    ]
+    write_run(tmp_path / "one", [cell("c1")], trials)
+    with open_history(tmp_path) as found:
+        (run,) = found.runs
+        (point,) = found.cells("one")
+    assert (run.n_ok, run.n_failed, run.n_left_out) == (2, 1, 1)
+    assert {f.mean for f in point.figures if f.metric == "e2e"} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("{}/nowhere",), "nowhere is not there; give the folder that holds the folders of runs"),
+        (("{}/run000",), "run000 is one run, and no folder of runs; give the folder above it"),
+        (("{}/empty",), "holds no run yet; `joulebench run PLAN --out"),
+        (("{}", "--plan", "other"), "--plan other: no run of"),
+        (("{}", "--device", "phone"), "it has host"),
+        (("{}", "--html", "{}/run000/run.sqlite/page.html"), "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line(runs: Path, arguments: tuple[str, ...], said: str) -> None:
+    (runs / "empty").mkdir(exist_ok=True)
+    found = joulebench("history", *(argument.format(runs) for argument in arguments))
+    assert found.code in (2, 7)
+    (line,) = found.problems
+    assert said in line
+
+
+def test_names_of_runs_reach_the_page_as_text(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    cells = [cell("c1", engine=hostile)]
+    for day in range(2):
+        write_run(
+            tmp_path / f"<b>{day}", cells, [made_trial("c1", 0, 1.0), made_trial("c1", 1, 1.1)], day, name=hostile
+        )
+    found = listed(tmp_path, "--html", str(tmp_path / "page.html"))
+    assert found.code == 0, found.stderr
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert hostile not in text
+    assert "<b>0" not in text
+
+
+def test_the_page_draws_each_figure_with_its_changes_and_its_numbers(runs: Path, tmp_path: Path) -> None:
+    found = listed(runs, "--html", str(tmp_path / "page.html"))
+    assert found.code == 0
+    assert "8 charts over 16 runs" in found.stdout
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert text.count('class="chart"') == text.count("<summary>The numbers") == 8
+    assert "Time of a request · gsm8k · host" in text
+    # Each of 16 runs, 2 arms and 8 figures has a row.
+    assert text.count("<td>run003</td>") == 16 + 1
+    row = text[text.index("Changes of level") :]
+    assert "<td>run008</td>" in row[: row.index("</table>")]
+
+
+# --- baselines -------------------------------------------------------------------------------------------------------
+
+
+def test_baselines_are_set_added_to_listed_and_removed(tmp_path: Path) -> None:
+    write_history(tmp_path, 3, step)
+    at = ("--history", str(tmp_path))
+    assert joulebench("baseline", "set", "good", str(tmp_path / "run000"), *at).code == 0
+    assert joulebench("baseline", "set", "good", "run001-id", "--add", *at).stdout == "baseline good: run000, run001\n"
+    assert "[good]" in listed(tmp_path).stdout.splitlines()[1]
+    assert "run000, run001" in joulebench("baseline", "list", *at).stdout
+    assert joulebench("baseline", "remove", "good", *at).code == 0
+    assert read_marks(tmp_path) == {}
+    unknown = joulebench("baseline", "remove", "good", *at)
+    assert (unknown.code, "no such baseline" in unknown.stderr) == (2, True)
+    stranger = joulebench("baseline", "set", "good", "run009", *at)
+    assert (stranger.code, "has no such run" in stranger.stderr) == (2, True)
+
+
+def test_a_baseline_file_that_is_none_is_told(tmp_path: Path) -> None:
+    write_history(tmp_path, 1, step)
+    (tmp_path / MARKS).write_text('{"good": "run000"}', encoding="utf-8")
+    with open_history(tmp_path) as found, pytest.raises(HistoryError, match="is not of the form"):
+        mark(found, "other", ["run000"], add=False)
+    (tmp_path / MARKS).write_text('{"good": ["run007"]}', encoding="utf-8")
+    with open_history(tmp_path) as found, pytest.raises(HistoryError, match="baseline good: run007"):
+        baseline_runs(found, "good")
