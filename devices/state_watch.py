@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from devices.base import Device, DeviceError, Meter, SeesState, WatchesState
+from results.cells import THROTTLED
 from results.environments import Conditions
 
 SUSPENDED_S = 0.1
@@ -102,7 +103,7 @@ def state_marks(seen: Sequence[Conditions], reads_battery: bool) -> tuple[str, .
     """
     marks = []
     if any(c.throttled for c in seen):
-        marks.append("throttled")
+        marks.append(THROTTLED)
     charging = [c.charging for c in seen]
     known = {c for c in charging if c is not None}
     if reads_battery and True in known:

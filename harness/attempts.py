@@ -62,12 +62,15 @@ class Attempts:
         self.samples = dict(samples)
         """What is asked, in words, by workload and model."""
 
-    def trial(self, cell_plan: CellPlan, repeat: int) -> tuple[Trial, Traces]:
+    def trial(
+        self, cell_plan: CellPlan, repeat: int, protocol: TrialProtocol | None = None, gated: bool = True
+    ) -> tuple[Trial, Traces]:
         """A trial, after the retries that transient failures and busy neighbours are worth.
 
-        A stable failure becomes a failed trial. A trial whose last window was disturbed too stands, marked.
+        A stable failure becomes a failed trial. A trial whose last window was disturbed too stands, marked. protocol:
+        another than the plan's. gated: it waits until its device is as all trials shall find it.
         """
-        protocol, label = self._protocol, cell_plan.cell.label
+        protocol, label = protocol or self._protocol, cell_plan.cell.label
         n_transient = 0
         contention_shares: list[float] = []
         while True:
@@ -78,7 +81,8 @@ class Attempts:
                 asked = (cell_plan.cell.workload, cell_plan.cell.model)
                 if asked not in self.samples:
                     self.samples[asked] = samples_of(arm.workload, arm.requests, arm.engine.tokenizer)
-                self._await_ready(arm.device)
+                if gated:
+                    self._await_ready(arm.device)
                 self._progress.trial_started(label, repeat)
                 trial, traces = run_trial(arm, protocol, repeat)
                 share = trial.foreign_cpu_share

@@ -18,7 +18,7 @@ from harness.model_specs import PlayedModelSpec
 from harness.plan import Plan
 from harness.run_parts import RunParts
 from harness.runner import rule_of
-from harness.schema import EngineSpec
+from harness.schema import EnduranceSpec, EngineSpec
 from results.records import Request
 from workloads.fitting import most_prompt_tokens
 
@@ -70,6 +70,9 @@ def _estimate_cell(plan: Plan, cell_plan: CellPlan, run_parts: RunParts, flop_pe
     # A window is as long as its work, or as its arrivals take; a modelled machine waits for them in no time.
     arriving_s = 0.0 if cell_plan.is_modelled else max((r.arrival_s or 0.0 for r in requests), default=0.0)
     seconds = n_trials * (waiting_s + max(working_s, arriving_s) + working_s * warmup_share)
+    if isinstance(protocol.stop, EnduranceSpec) and not cell_plan.is_modelled:
+        seconds = 60 * protocol.stop.minutes
+        n_trials = max(1, round(seconds / max(working_s, arriving_s, 1e-3)))
     return CellEstimate(cell_plan, n_trials, len(requests), prefill, decode, seconds)
 
 

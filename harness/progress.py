@@ -70,6 +70,9 @@ class PlainProgress:
         self._n_trials -= n_trials_left_out
         self._say(f"{cell}: interval is narrow enough, {n_trials_left_out} trials not needed")
 
+    def trials_added(self, n: int) -> None:
+        self._n_trials += n
+
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -131,6 +134,11 @@ class LiveProgress:
 
     def cell_finished(self, cell: str, n_trials_left_out: int) -> None:
         self._advance(n_trials_left_out)
+
+    def trials_added(self, n: int) -> None:
+        self._n_left += n
+        task = self._bar.tasks[0]
+        self._bar.update(self._task, total=(task.total or 0) + n)
 
     def _advance(self, n: int) -> None:
         self._n_left -= n

@@ -19,17 +19,19 @@ from harness.matrix import CellPlan
 from harness.plan import Plan
 from harness.plan_differences import plan_differences
 from harness.run_parts import RunParts
+from harness.session import Traces
 from harness.sheets import own_sheets, sheet_purposes
 from harness.state import last_self_test, state_folder
-from harness.stopping import StoppingRule, stopping_rule
+from harness.stopping import Endurance, StoppingRule, stopping_rule
 from harness.tuning.tuned_plans import why_another_phone
+from results.cells import THROTTLED
 from results.environments import Build, Environment
 from results.requests import requests_sha256, whole_requests
 from results.run_folders import check_is_folder
 from results.runs import Input, RunInfo
 from results.self_tests import SelfTest
 from results.store import Store, StoreError, check_holds_run
-from results.trials import Trial
+from results.trials import EnduranceRound, Trial
 
 
 class Progress(TrialProgress, TypingProtocol):
@@ -38,6 +40,7 @@ class Progress(TrialProgress, TypingProtocol):
     def begin(self, n_trials: int, n_done: int) -> None: ...
     def trial_finished(self, cell: str, trial: Trial) -> None: ...
     def cell_finished(self, cell: str, n_trials_left_out: int) -> None: ...
+    def trials_added(self, n: int) -> None: ...
 
 
 class RunOutcome(NamedTuple):
@@ -209,6 +212,9 @@ class Runner:
         self.check()
         done = sum(len(t) for t in self._trials.values())
         self._progress.begin(sum(self._n_expected(c) for c in self._plan.cells), done)
+        for cell_plan in self._plan.cells:
+            if isinstance(rule := rule_of(self._plan, cell_plan), Endurance):
+                self._run_series(cell_plan, rule)
         for cell_plan, repeat in trial_order(self._plan):
             have = self._trials[cell_plan.cell.cell_id]
             rule = rule_of(self._plan, cell_plan)
@@ -218,6 +224,31 @@ class Runner:
             if rule.enough(have) and len(have) < rule.max_repeats:
                 self._progress.cell_finished(cell_plan.cell.label, rule.max_repeats - len(have))
         return outcome_of([t for own in self._trials.values() for t in own])
+
+    def _run_series(self, cell_plan: CellPlan, rule: Endurance) -> None:
+        """Rounds without a pause, until something says stop. Those of a series that was broken off are kept; the device
+        has cooled since, so that nothing is joined to them, and a new series begins."""
+        have = self._trials[cell_plan.cell.cell_id]
+        if rule.enough(have):
+            return
+        series = 1 + max((t.endurance.series for t in have if t.endurance is not None), default=-1)
+        begun_s: float | None = None
+        first = self._plan.protocol.model_copy(update={"idle_s": 0.0, "contention_retries": 0})
+        later = first.model_copy(update={"warmup": 0})
+        ended_by = None
+        while ended_by is None:
+            self._progress.trials_added(1)
+            self._refuse_changed_inputs()
+            repeat = 1 + max((trial.repeat for trial in have), default=-1)
+            protocol = first if begun_s is None else later
+            trial, traces = self._attempts.trial(cell_plan, repeat, protocol, gated=begun_s is None)
+            begun_s = begun_s if begun_s is not None else trial.window_start_s or 0.0
+            ended_by = rule.why_ended(trial, begun_s, cell_plan.device.is_phone)
+            # That it slows down is what is asked here, and taints nothing.
+            marks = tuple(mark for mark in trial.marks if mark != THROTTLED)
+            place = EnduranceRound(series=series, ended_by=ended_by)
+            self._keep(cell_plan, trial.model_copy(update={"endurance": place, "marks": marks}), traces)
+        self._cool_down(cell_plan, have[-1])
 
     def check(self) -> None:
         """That what is asked is what the finished trials were asked. Raises `StoreError`."""
@@ -273,17 +304,22 @@ class Runner:
         return len(have) if rule.enough(have) else rule.max_repeats
 
     def _run_one(self, cell_plan: CellPlan, repeat: int) -> None:
-        cell = cell_plan.cell
         self._refuse_changed_inputs()
         trial, traces = self._attempts.trial(cell_plan, repeat)
+        self._keep(cell_plan, trial, traces)
+        self._cool_down(cell_plan, trial)
+
+    def _keep(self, cell_plan: CellPlan, trial: Trial, traces: Traces) -> None:
         self._refuse_changed_inputs()
         samples = self._attempts.samples
         for workload, model in samples.keys() - self._stored_samples:
             self._store.add_samples(workload, model, samples[workload, model])
         self._stored_samples = set(samples)
         self._store.add_trial(trial, traces)
-        self._trials[cell.cell_id].append(trial)
-        self._progress.trial_finished(cell.label, trial)
+        self._trials[cell_plan.cell.cell_id].append(trial)
+        self._progress.trial_finished(cell_plan.cell.label, trial)
+
+    def _cool_down(self, cell_plan: CellPlan, trial: Trial) -> None:
         if trial.status == "ok":
             self._attempts.cool_down(cell_plan)
 

@@ -145,6 +145,8 @@ AnyEngineSpec = Annotated[EngineSpec | ExternalSpec, AllEngines()]
 class StopSpec(Record):
     """Repeat until the 95 % interval of a metric is narrow enough."""
 
+    tag: ClassVar[str] = "width"
+
     metric: Literal["e2e_s", "ttft_s", "tpot_s", "energy_j"] = "e2e_s"
     relative_width: float = Field(0.05, gt=0, lt=1)
     """Half the interval over the mean."""
@@ -158,13 +160,40 @@ class StopSpec(Record):
         return self
 
 
+class EnduranceSpec(Record):
+    """Repeat without a pause until time, heat or the battery says stop: how long does a device keep its speed?"""
+
+    tag: ClassVar[str] = "endurance"
+
+    minutes: float = Field(gt=0, le=DAY_S / 60)
+    """The longest. Each trial is a round over the workload; the one that is under way at the end is finished."""
+    until_temperature_c: float | None = Field(None, gt=0, le=200)
+    """Of what the device tells: a phone's battery, a host's CPU. Where it is not given 45 of a phone; a host has no
+    limit."""
+    until_charge_percent: float = Field(15.0, ge=0, lt=100)
+    """Of a battery that gives the load: stop at this level."""
+
+
+def _stops_by(raw: object) -> str:
+    """The tag of `stop`."""
+    endures = isinstance(raw, EnduranceSpec) or (
+        isinstance(raw, Mapping) and not raw.keys().isdisjoint(EnduranceSpec.model_fields)
+    )
+    return EnduranceSpec.tag if endures else StopSpec.tag
+
+
+AnyStopSpec = Annotated[
+    Annotated[StopSpec, Tag(StopSpec.tag)] | Annotated[EnduranceSpec, Tag(EnduranceSpec.tag)], Discriminator(_stops_by)
+]
+
+
 class TrialProtocol(Record):
     """How trials are taken. The same for all cells of a run."""
 
     warmup: int = Field(1, ge=0, le=1_000_000)
     """Requests answered before each window, outside it."""
     repeats: int = Field(3, ge=1, le=MAX_REPEATS)
-    stop: StopSpec | None = None
+    stop: AnyStopSpec | None = None
     """Replaces `repeats`."""
     idle_s: float = Field(1.0, ge=0, le=DAY_S)
     """Idle baseline before and after each window; 0: none, and no net energy."""

@@ -6,10 +6,15 @@ import statistics
 from collections.abc import Sequence
 from typing import Protocol as TypingProtocol
 
-from harness.schema import StopSpec, TrialProtocol
+from harness.schema import EnduranceSpec, StopSpec, TrialProtocol
 from results.cells import usable
 from results.statistics import relative_width, summarise
 from results.trials import Trial
+
+PHONE_LIMIT_C = 45.0
+"""Of a phone's battery, where a plan says nothing."""
+CRITICAL = 4
+"""Android's thermal status."""
 
 
 class StoppingRule(TypingProtocol):
@@ -48,7 +53,42 @@ class IntervalWidth:
         return width is not None and width <= self._spec.relative_width
 
 
+class Endurance:
+    """Until one series of rounds came to its end: how many there will be, nobody knows."""
+
+    max_repeats = 0
+    """Known beforehand."""
+
+    def __init__(self, spec: EnduranceSpec) -> None:
+        self._spec = spec
+
+    def enough(self, trials: Sequence[Trial]) -> bool:
+        return any(t.endurance is not None and t.endurance.ended_by is not None for t in trials)
+
+    def why_ended(self, trial: Trial, begun_s: float, is_phone: bool) -> str | None:
+        """After a round; None where the next one follows. begun_s: of the first window, on the same clock."""
+        if trial.status != "ok":
+            return "a trial failed"
+        state = trial.conditions[-1] if trial.conditions else None
+        limit_c = self._spec.until_temperature_c
+        if limit_c is None and is_phone:
+            limit_c = PHONE_LIMIT_C
+        if state is not None:
+            if limit_c is not None and state.temperature_c is not None and state.temperature_c >= limit_c:
+                return f"heat: {state.temperature_c:.1f} degC, {limit_c:g} is the limit"
+            if state.thermal_status is not None and state.thermal_status >= CRITICAL:
+                return f"heat: the phone calls its state critical (thermal status {state.thermal_status})"
+            percent = state.battery_percent
+            if percent is not None and not state.charging and percent <= self._spec.until_charge_percent:
+                return f"battery: {percent:.0f} %, {self._spec.until_charge_percent:g} % is the limit"
+        if trial.window_end_s is not None and trial.window_end_s - begun_s >= 60 * self._spec.minutes:
+            return f"time: {self._spec.minutes:g} minutes"
+        return None
+
+
 def stopping_rule(protocol: TrialProtocol) -> StoppingRule:
+    if isinstance(protocol.stop, EnduranceSpec):
+        return Endurance(protocol.stop)
     return IntervalWidth(protocol.stop) if protocol.stop else FixedRepeats(protocol.repeats)
 
 

@@ -76,6 +76,7 @@ def print_summary(derived: RunFrames, console: Console) -> None:
     for note in [*notes, *derivation_notes(run), *lost_trace_notes(run)]:
         console.print(note, markup=False, highlight=False)
     print_asked_tables(derived.asked_tables, console)
+    _print_endurance(derived, console)
     _print_answers(derived, console)
     n_failed = sum(t.has_failed for t in run.trials)
     n_ok = sum(t.status == "ok" for t in run.trials)
@@ -91,6 +92,18 @@ def _units(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
         scale, shown = si_scale(geometric_mean(known) * factor if known else 1.0, unit)
         found[column] = scale / factor, shown
     return found
+
+
+def _print_endurance(derived: RunFrames, console: Console) -> None:
+    from results.report.endurance_words import sentences_of
+
+    for series in derived.endurance:
+        console.print(
+            f"{series.cell.engine} · {series.cell.workload} · {series.cell.device}: speed and power over time",
+            markup=False, highlight=False, style="bold",
+        )  # fmt: skip
+        for sentence in sentences_of(series):
+            console.print(f"  {sentence}", markup=False, highlight=False)
 
 
 def _print_answers(derived: RunFrames, console: Console) -> None:

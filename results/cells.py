@@ -14,6 +14,8 @@ from results.trials import Trial
 
 CONTENDED = "contended"
 """The mark of a trial in whose window other processes took too much of the CPU."""
+THROTTLED = "throttled"
+"""The mark of a trial in which the device said that it holds itself back."""
 CORES_NOT_KEPT = "cores not kept"
 """The mark of a trial whose threads were found elsewhere than its plan asked; its notes say where."""
 

@@ -14,6 +14,7 @@ from results import tables
 from results.accuracy_energy import accuracy_energy
 from results.answers import Answered, answered_samples
 from results.asked_tables import AskedTable, asked_tables
+from results.endurance import Series, endurance_of
 from results.expert_heat import ExpertHeat
 from results.heat import MOST_CHOSEN, heat_of_cells, layers_of, overlaps
 from results.operations import operations_table
@@ -59,6 +60,11 @@ class RunFrames:
     def overlaps(self) -> pd.DataFrame:
         """Whether what one text chooses tells of another."""
         return overlaps(self.run, self.heats, self.overlap_k)
+
+    @cached_property
+    def endurance(self) -> list[Series]:
+        """Rounds that follow each other, and the steps in their speed."""
+        return endurance_of(self.run)
 
     @cached_property
     def operations(self) -> pd.DataFrame:

@@ -30,6 +30,15 @@ class Failure(Record):
     """The device was not ready, or was lost: nothing that the arm did."""
 
 
+class EnduranceRound(Record):
+    """The place of a trial in rounds that follow each other without a pause."""
+
+    series: int
+    """A run that was broken off and resumed has cooled meanwhile: its rounds are of another series."""
+    ended_by: str | None = None
+    """Of the last one: what said stop. None of the others, and of the last one of a series that was broken off."""
+
+
 class Trial(Record):
     """One repeat of one cell: the same requests give latency, energy and accuracy. Failure is data."""
 
@@ -91,6 +100,8 @@ class Trial(Record):
     """What the workload says of its items: skipped turns, fewer than asked."""
     disagreements: tuple[str, ...] = ()
     """Two readings of the same joules that cannot both be right: a counter and the power beside it, or two meters."""
+    endurance: EnduranceRound | None = None
+    """None where repeats stand for themselves."""
     marks: tuple[str, ...] = ()
     """What taints the trial (throttled, charging, ...): it stays in the tables, out of the means."""
     failure: Failure | None = None

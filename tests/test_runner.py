@@ -56,6 +56,9 @@ class Heard:
     def cell_finished(self, cell: str, n_trials_left_out: int) -> None:
         self.left_out.append(n_trials_left_out)
 
+    def trials_added(self, n: int) -> None:
+        """Not looked at."""
+
 
 def planned(protocol: dict[str, Any] | None = None, **changes: Any) -> Plan:
     return build_plan(raw_plan(engine=[DROPLESS, TIERS], protocol=FAST | (protocol or {}), **changes))

@@ -11,6 +11,7 @@ import pandas as pd
 from results import tables
 from results.answers import answer_table
 from results.asked_tables import asked_rows
+from results.endurance import round_rows, step_rows
 from results.heat import experts_of
 from results.report.files import replace_text
 from results.report.standings import standings_table
@@ -49,6 +50,9 @@ def write_csv(run: RunData, directory: Path, derived: RunFrames | None = None) -
     }
     if derived.asked_tables:
         frames["asked_tables"] = asked_rows(derived.asked_tables)
+    if derived.endurance:
+        frames["endurance"] = round_rows(run, derived.endurance)
+        frames["endurance_steps"] = step_rows(run, derived.endurance)
     paths = []
     for name, content in frames.items():
         paths.append(directory / f"{name}.csv")

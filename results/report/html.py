@@ -27,6 +27,7 @@ from results.report.accuracy import accuracy_tables
 from results.report.arms import Arm, arms_of
 from results.report.asked_figures import asked_figures
 from results.report.charts import CONFIG
+from results.report.endurance_pictures import endurance_pictures
 from results.report.figure_tables import asked_of, figure_tables
 from results.report.figures import Chart
 from results.report.files import replace_text
@@ -120,6 +121,7 @@ def page_context(run: RunData, derived: RunFrames | None = None) -> dict[str, An
         "warnings": [*_warnings(run), *extrapolation_notes(derived.operations)],
         "screens": device_screens(run, frame, derived.standings, units),
         "asked_pictures": asked_figures(derived.asked_tables),
+        "endurance": endurance_pictures(derived.endurance, arms),
         "arms": list(dict.fromkeys(arms.values())),
         "symbol": symbol,
         "asked": asked_of(run, arms),

@@ -102,13 +102,13 @@ class _Scale:
             low = min(v for v in ends if v > min(means) / LOG_FROM)
         if axis.is_share:
             self.ends = next(f for f in SHARE_FLOORS if f <= max(low, 0.0)), 1.0
-            self.ticks = [t for t in _round_steps(*self.ends, 4) if t >= self.ends[0] - 1e-9]
+            self.ticks = [t for t in round_steps(*self.ends, 4) if t >= self.ends[0] - 1e-9]
         elif self.is_log:
             exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
             self.ticks = [10.0**e for e in exponents]
             self.ends = self.ticks[0], self.ticks[-1]
         else:
-            ticks = _round_steps(min(low, 0.0), max(high, 0.0) or 1.0, 4)
+            ticks = round_steps(min(low, 0.0), max(high, 0.0) or 1.0, 4)
             self.ticks, self.ends = ticks, (ticks[0], ticks[-1])
 
     def px(self, shown: float) -> float:
@@ -117,7 +117,7 @@ class _Scale:
         return self._px[0] + part * (self._px[1] - self._px[0])
 
 
-def _round_steps(low: float, high: float, n: int) -> list[float]:
+def round_steps(low: float, high: float, n: int) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten that enclose both ends, about n of them."""
     rough = (high - low) / n
     power = 10.0 ** math.floor(math.log10(rough))

@@ -1,0 +1,50 @@
+"""What an endurance series comes to, in sentences: for the page and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from results.endurance import BROKEN_OFF, Level, Series, Step
+from results.units import format_interval, format_number
+
+SAME = 1e-9
+"""Relative width below which an interval is one of rounding alone."""
+
+
+def sentences_of(series: Series) -> Iterator[str]:
+    minutes = format_number(series.duration_s / 60)
+    n = len(series.rounds)
+    ended = BROKEN_OFF if series.ended_by is None else f"ended by {series.ended_by}"
+    yield f"{n} round{'s' if n != 1 else ''} in {minutes} min; {ended}"
+    if series.phase is None:
+        yield "no round has a speed"
+        return
+    for number, step in enumerate(series.steps, start=1):
+        yield _step_words(step, series.phase, number == len(series.steps))
+    if not series.steps and series.level is not None:
+        yield f"{series.why_no_step}: {series.phase} {level_words(series.level)} token/s over all rounds"
+    if series.ended_by is None:
+        yield "its rounds are kept, and joined to none after them: the device cooled meanwhile"
+
+
+def _step_words(step: Step, phase: str, is_last: bool) -> str:
+    low, high = step.change_interval or (None, None)
+    change = f"{100 * step.change:+.1f} %"
+    if low is not None and high is not None and high - low > SAME:
+        change += f" {format_interval(100 * low, 100 * high)}"
+    at = f"{format_number(step.at_s / 60)} min {format_interval(step.low_s / 60, step.high_s / 60)}"
+    watts = ""
+    if step.power_before is not None and step.power_after is not None:
+        watts = f"; {level_words(step.power_before)} to {level_words(step.power_after)} W"
+    kept = ", the level that it sustains" if is_last else ""
+    verb = "falls" if step.change < 0 else "rises"
+    return (
+        f"at {at} {phase} {verb} from {level_words(step.before)} to {level_words(step.after)} token/s"
+        f" ({change}){kept}{watts}"
+    )
+
+
+def level_words(level: Level) -> str:
+    if level.low is None or level.high is None or level.high - level.low <= SAME * abs(level.mean):
+        return format_number(level.mean)
+    return f"{format_number(level.mean)} {format_interval(level.low, level.high)}"
