@@ -143,7 +143,8 @@ def _launchd(home: Path, command: Sequence[str], environment: Mapping[str, str],
         "ProcessType": "Interactive",
         # A run that is stopped has this long to keep what it finished.
         "ExitTimeOut": 300,
-        "StandardOutPath": str(log),
+        # What runs say stands in the log of each entry.
+        "StandardOutPath": "/dev/null",
         "StandardErrorPath": str(log),
     }
     text = plistlib.dumps(content, sort_keys=False).decode()
@@ -155,7 +156,7 @@ def _launchd(home: Path, command: Sequence[str], environment: Mapping[str, str],
         (
             (f"launchctl bootstrap gui/$(id -u) {shown}", "starts it, now and at each login"),
             (f"launchctl print gui/$(id -u)/{LABEL}", "says how the last call ended (last exit code)"),
-            (f"less {shlex.quote(str(log))}", "shows what it said"),
+            (f"less {shlex.quote(str(log))}", "shows what went wrong"),
             (f"launchctl bootout gui/$(id -u)/{LABEL}", "ends it; then delete the file"),
         ),
     )
