@@ -19,6 +19,7 @@ from harness.matrix import CellPlan
 from harness.plan import Plan
 from harness.plan_differences import plan_differences
 from harness.run_parts import RunParts
+from harness.schema import MAX_REPEATS
 from harness.session import Traces
 from harness.sheets import own_sheets, sheet_purposes
 from harness.state import last_self_test, state_folder
@@ -244,6 +245,8 @@ class Runner:
             trial, traces = self._attempts.trial(cell_plan, repeat, protocol, gated=begun_s is None)
             begun_s = begun_s if begun_s is not None else trial.window_start_s or 0.0
             ended_by = rule.why_ended(trial, begun_s, cell_plan.device.is_phone)
+            if ended_by is None and repeat + 1 >= MAX_REPEATS:
+                ended_by = f"rounds: {MAX_REPEATS}, the most; make them longer"
             # That it slows down is what is asked here, and taints nothing.
             marks = tuple(mark for mark in trial.marks if mark != THROTTLED)
             place = EnduranceRound(series=series, ended_by=ended_by)

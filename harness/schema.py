@@ -219,6 +219,15 @@ class TrialProtocol(Record):
     """How long a trial waits for a phone to be on battery, cool and charged, before it fails."""
     seed: int = 0
 
+    @model_validator(mode="after")
+    def _can_begin(self) -> TrialProtocol:
+        if isinstance(self.stop, EnduranceSpec) and self.stop.until_charge_percent >= self.min_charge_percent:
+            raise ValueError(
+                f"stop.until_charge_percent {self.stop.until_charge_percent:g} is not below min_charge_percent"
+                f" {self.min_charge_percent:g}, from which a run may begin; lower it"
+            )
+        return self
+
     def for_modelled(self) -> TrialProtocol:
         """The same, taken once."""
         return self.model_copy(update={"repeats": 1, "stop": None})

@@ -96,7 +96,7 @@ class HotBench(FakeBench):
 
 
 def endurance_plan(stop: dict[str, Any], **changes: Any) -> Any:
-    return build_plan(raw_plan(protocol=FAST | {"stop": stop}, **changes))
+    return build_plan(raw_plan(protocol=FAST | {"stop": stop, "min_charge_percent": 89}, **changes))
 
 
 def run_to_end(bench: FakeBench, folder: Path, stop: dict[str, Any], resume: bool = False, **changes: Any) -> Heard:
@@ -298,6 +298,10 @@ def test_the_interval_of_when_holds_the_instant() -> None:
         ({"minutes": "30"}, "protocol.stop.minutes: must be a number, found '30'"),
         ({"until_temperature_c": 45}, "protocol.stop.minutes: missing; add minutes = ..."),
         ({"minutes": 30, "metric": "e2e_s"}, "protocol.stop.metric: unknown key, found 'e2e_s'; known: minutes"),
+        (
+            {"minutes": 30, "until_charge_percent": 50},
+            "protocol: stop.until_charge_percent 50 is not below min_charge_percent 50, from which a run may begin",
+        ),
         ({"minute": 30}, "protocol.stop.minute: unknown key, found 30"),
     ],
 )

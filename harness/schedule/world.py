@@ -118,12 +118,13 @@ class RealWorld:
         """The run writes into its file, so that it outlives this process."""
         with log.open("rb") as written:
             written.seek(start)
-            ended = False
+            ended, rest = False, b""
             while not ended:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(LOOK_EVERY_S)
                     ended = True
-                if text := written.read().decode(errors="replace"):
+                whole, line_end, rest = (rest + written.read()).rpartition(b"\n")
+                if text := (whole + line_end + (rest if ended else b"")).decode(errors="replace"):
                     self._echo(text)
 
     def tell(self, entry: Entry, message: str) -> str | None:
