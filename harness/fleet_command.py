@@ -75,6 +75,7 @@ def start(
     """Hand out the trials of a plan to workers, keep what they measure, then write tables and report."""
     _need_dask()
     from harness.fleet.security import PICKLE_TOLD
+    from harness.schema import EnduranceSpec
 
     address, tls = _address(listen, tls_ca, tls_cert, tls_key)
     if tls is None and not address.is_local and not trust_network:
@@ -89,6 +90,12 @@ def start(
     directory: Path | None = None
     try:
         with prepared(plan_path, settings, allow_code, max_cells) as (plan, _):
+            if isinstance(plan.protocol.stop, EnduranceSpec):
+                fail(
+                    "protocol.stop.minutes: rounds of endurance follow each other without a pause, and a fleet deals out"
+                    " single trials; `joulebench run` takes this plan",
+                    EXIT_BAD_PLAN,
+                )
             directory = out or Path("runs") / plan.name
             for note in notes_on(plan):
                 console.print(printable(note), markup=False, highlight=False)
