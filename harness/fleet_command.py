@@ -92,8 +92,8 @@ def start(
         with prepared(plan_path, settings, allow_code, max_cells) as (plan, _):
             if isinstance(plan.protocol.stop, EnduranceSpec):
                 fail(
-                    "protocol.stop.minutes: rounds of endurance follow each other without a pause, and a fleet deals out"
-                    " single trials; `joulebench run` takes this plan",
+                    "protocol.stop.minutes: rounds of endurance follow each other, and a fleet deals out single"
+                    " trials; `joulebench run` takes this plan",
                     EXIT_BAD_PLAN,
                 )
             directory = out or Path("runs") / plan.name
