@@ -185,7 +185,7 @@ def _steps(speeds: Sequence[tuple[Round, float]]) -> tuple[list[Step], str | Non
     means = [float(values[k : k + width].mean()) for k in range(0, len(values), width)]
     edges = _of_a_size(values, [0, *(width * at for at in change_points(means)), len(values)])
     for i in range(1, len(edges) - 1):
-        edges[i] = _sharpened(values, *edges[i - 1 : i + 2], width)
+        edges[i] = _sharpened(values, edges[i - 1], edges[i], edges[i + 1], width)
     if len(edges) == 2:
         return [], NO_STEP
     return [_step(speeds, *edges[i : i + 3]) for i in range(len(edges) - 2)], None
