@@ -37,7 +37,7 @@ from engines.model.accelerator import (
 from engines.model.attention import attend, kernel_table
 from engines.model.checkpoints import Checkpoint
 from engines.model.decode import AskedLayouts, Computed, SaidLayouts, StepPlans, fused_decoder
-from engines.model.experts import GatedWeights, execute, gated_ffn, is_grouped, widened_linear
+from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn, is_grouped, widened_linear
 from engines.model.key_value_cache import Chunk, Step, view_of
 from engines.model.key_value_cache import KeyValueCache as KeyValueCache
 from engines.model.rope import LongRope, as_transformers, rope_frequencies, rotation
@@ -168,9 +168,7 @@ class Transformer:
         """One after the other. plans: what each computed is added."""
         wants_norm = (asked.technique.needs_saliency and asked.said is None) or asked.observer is not None
         for layer, weights in enumerate(self._weights.layers):
-            attended_TH = attend(
-                weights.attention_norm(hidden_TH), weights.attention, self.config, layer, step, self._tables[layer]
-            )
+            attended_TH = self._attend(weights.attention_norm(hidden_TH), layer, step)
             # Saliency [S, 000 §3.2] is the attention block's own output, before the residual is added.
             saliency_T = torch.linalg.vector_norm(attended_TH, dim=-1, dtype=torch.float32) if wants_norm else None
             if weights.after_attention_norm is not None:
@@ -240,7 +238,7 @@ class Transformer:
         asked: Asked,
     ) -> tuple[Tensor, Computed | DispatchPlan | None]:
         if isinstance(mlp, GatedWeights):
-            return gated_ffn(normed_TH, mlp, self.config.unit), None
+            return self._every_token(normed_TH, mlp, layer), None
         technique, phase, observer, on_routing, said, shown = asked
         moe = self.config.moe
         assert moe is not None  # sparse weights are read only where the config has experts
@@ -258,8 +256,8 @@ class Transformer:
                     shown.slots.stamps.end_layer(layer)
             else:
                 mixed_TH, plan = _brought(technique, shown, layer, routing, normed_TH)
-            return _sum(mixed_TH, self._shared(normed_TH, mlp)), Computed(routing, rows_E, layout, plan)
-        shared_TH = self._shared(normed_TH, mlp)
+            return _sum(mixed_TH, self._shared(normed_TH, mlp, layer)), Computed(routing, rows_E, layout, plan)
+        shared_TH = self._shared(normed_TH, mlp, layer)
         state = HiddenState(residual_TH, normed_TH, shared_TH)
         seen = shown.layer(layer, phase, routing, saliency_T, state)
         plan = technique.plan(seen)
@@ -270,7 +268,7 @@ class Transformer:
         elif shown.slots is not None:
             mixed_TH = shown.slots.execute(layer, plan, normed_TH)
         else:
-            mixed_TH = execute(plan, normed_TH, mlp.experts)
+            mixed_TH = self._execute(plan, normed_TH, mlp.experts, layer)
         shown.ran(seen, plan)
         if observer is not None:
             assert saliency_T is not None  # computed for whoever observes
@@ -279,10 +277,20 @@ class Transformer:
             )
         return _sum(mixed_TH, shared_TH), plan
 
-    def _shared(self, normed_TH: Tensor, mlp: SparseWeights) -> Tensor | None:
+    def _attend(self, normed_TH: Tensor, layer: int, step: Step) -> Tensor:
+        return attend(normed_TH, self._weights.layers[layer].attention, self.config, layer, step, self._tables[layer])
+
+    def _execute(self, plan: DispatchPlan, normed_TH: Tensor, experts: ExpertWeights, layer: int) -> Tensor:
+        return execute(plan, normed_TH, experts)
+
+    def _every_token(self, normed_TH: Tensor, weights: GatedWeights, layer: int) -> Tensor:
+        """A dense layer's block, or shared experts."""
+        return gated_ffn(normed_TH, weights, self.config.unit)
+
+    def _shared(self, normed_TH: Tensor, mlp: SparseWeights, layer: int) -> Tensor | None:
         if mlp.shared is None:
             return None
-        shared_TH = gated_ffn(normed_TH, mlp.shared, self.config.unit)
+        shared_TH = self._every_token(normed_TH, mlp.shared, layer)
         if mlp.shared_gate_1H is not None:
             shared_TH = shared_TH * torch.sigmoid(widened_linear(normed_TH, mlp.shared_gate_1H))
         return shared_TH

@@ -179,7 +179,7 @@ class RankTransformer(Transformer):
         else:
             computed = technique.plan(LayerInput(layer, phase, routing, saliency_T))
             mixed_TH = self._mixed(computed, normed_TH, mlp.experts, layer, technique)
-        shared_TH = self._shared(normed_TH, mlp)
+        shared_TH = self._shared(normed_TH, mlp, layer)
         if observer is not None:
             assert saliency_T is not None  # computed for whoever observes
             observer.layer(

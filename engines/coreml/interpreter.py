@@ -1,0 +1,212 @@
+"""A `Predictor` that runs saved packages in numpy: what they compute, and nothing of how fast.
+
+A package is read back from its folder: operations from its model file, weights from its weight file. Nothing of the
+model that it was made from is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from engines.coreml.manifest import PackagePlan
+from engines.coreml.operations import Values, computed
+from engines.coreml.predictor import ComputeUnits, Named, Placement, package_path
+from engines.coreml.toolkit import load_coremltools
+from engines.errors import EngineError
+
+Arithmetic = Literal["float16", "float32"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation. given: names of values, constants, or lists of either."""
+
+    operation: str
+    given: Mapping[str, Any]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Name:
+    """Of a value that is computed, against a text that is a constant."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Function:
+    """Of a package, as it was read back. Shapes by the name of the input, state or output."""
+
+    inputs: Mapping[str, tuple[int, ...]]
+    states: Mapping[str, tuple[int, ...]]
+    steps: tuple[Step, ...]
+    constants: Mapping[str, Any]
+    outputs: tuple[str, ...]
+
+
+@dataclass
+class InterpretedState:
+    """By the name of the state."""
+
+    values: dict[str, Values] = field(default_factory=dict)
+
+
+class Interpreter:
+    """A `Predictor`. Packages are read when they are first asked for, and kept."""
+
+    is_a_mac = False
+
+    def __init__(self, folder: Path, arithmetic: Arithmetic = "float16") -> None:
+        """Raises `EngineError` where coremltools is not installed, which reads packages."""
+        load_coremltools()
+        from threadpoolctl import ThreadpoolController
+
+        # Products this small wait longer for a second thread than they take, wherever another process computes.
+        self._blas = ThreadpoolController().select(internal_api="openblas")
+        self.name = f"interpreter ({arithmetic})"
+        self.dtype: type[np.float16] | type[np.float32] = np.float16 if arithmetic == "float16" else np.float32
+        self._folder = folder
+        self._packages: dict[str, dict[str, Function]] = {}
+        self.predictions = 0
+
+    def predict(
+        self, package: PackagePlan, function: str, given: Named, state: object | None, units: ComputeUnits
+    ) -> Named:
+        self.predictions += 1
+        held = state.values if isinstance(state, InterpretedState) else {}
+        with self._blas.limit(limits=1):
+            return run(self._function(package, function), given, held, self.dtype)
+
+    def new_state(self, package: PackagePlan, function: str, units: ComputeUnits) -> InterpretedState:
+        found = self._function(package, function)
+        return InterpretedState({name: np.zeros(shape, self.dtype) for name, shape in found.states.items()})
+
+    def placement(self, package: PackagePlan, function: str, units: ComputeUnits) -> Placement | None:
+        return None
+
+    def _function(self, package: PackagePlan, name: str) -> Function:
+        if package.path not in self._packages:
+            self._packages[package.path] = read_package(package_path(self._folder, package), self.dtype)
+        functions = self._packages[package.path]
+        if name not in functions:
+            raise EngineError(f"{package.path}: no function {name}; it has {', '.join(functions)}")
+        return functions[name]
+
+
+def run(
+    function: Function, given: Named, states: dict[str, Values], dtype: type[np.float16] | type[np.float32]
+) -> dict[str, Values]:
+    """One prediction. states: changed in place. Raises `EngineError` for other inputs than the function's."""
+    if given.keys() != function.inputs.keys() or states.keys() != function.states.keys():
+        raise EngineError(
+            f"a function of inputs {', '.join(function.inputs)} and states {', '.join(function.states) or 'none'} was"
+            f" given {', '.join(given)} and {', '.join(states) or 'none'}"
+        )
+    for name, value in given.items():
+        if value.shape != function.inputs[name]:
+            raise EngineError(f"input {name} has shape {value.shape}, and the graph takes {function.inputs[name]}")
+    values: dict[str, Any] = {**function.constants, **{name: value.astype(dtype) for name, value in given.items()}}
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, _Name):
+            value = values[value.name]
+        if isinstance(value, list):
+            return [wide(one) for one in value]
+        return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
+
+    for step in function.steps:
+        if step.operation == "read_state":
+            values[step.outputs[0]] = states[step.given["input"].name]
+            continue
+        if step.operation == "write_state":
+            states[step.given["input"].name] = values[step.given["data"].name]
+            continue
+        made = computed(step.operation, {name: wide(value) for name, value in step.given.items()})
+        made = made if isinstance(made, list) else [made]
+        with np.errstate(over="ignore"):  # beyond fp16 is infinity, as it is there
+            values.update(zip(step.outputs, (one.astype(dtype) for one in made), strict=True))
+    return {name: values[name] for name in function.outputs}
+
+
+# --- reading a package ------------------------------------------------------------------------------------------------
+
+
+def read_package(path: Path, dtype: type[np.float16] | type[np.float32]) -> dict[str, Function]:
+    """All functions, their weights once. dtype: in which constants are kept; quantised ones are widened once.
+
+    Raises `EngineError`: it is none, or damaged.
+    """
+    tools = load_coremltools()
+    from coremltools.converters.mil.frontend.milproto.load import TranscriptionContext
+
+    if not path.is_dir():
+        raise EngineError(f"{path}: no package; convert it with `joulebench coreml convert`")
+    try:
+        spec = tools.models.utils.load_spec(str(path))
+        functions = spec.mlProgram.functions
+        context = TranscriptionContext(str(path / "Data" / "com.apple.CoreML" / "weights"))
+        kept: dict[tuple[str, int], Any] = {}
+        return {name: _read_function(function, context, kept, dtype) for name, function in functions.items()}
+    except EngineError:
+        raise
+    except Exception as error:
+        raise EngineError(f"{path}: cannot be read ({type(error).__name__}: {error}); convert it again") from error
+
+
+def _read_function(spec: Any, context: Any, kept: dict[tuple[str, int], Any], dtype: type) -> Function:
+    block = spec.block_specializations[spec.opset]
+    inputs, states = {}, {}
+    for one in spec.inputs:
+        is_state = one.type.WhichOneof("type") == "stateType"
+        tensor = one.type.stateType.wrappedType.tensorType if is_state else one.type.tensorType
+        shape = tuple(int(d.constant.size) for d in tensor.dimensions)
+        (states if is_state else inputs)[one.name] = shape
+    constants: dict[str, Any] = {}
+    steps = []
+    for operation in block.operations:
+        outputs = tuple(one.name for one in operation.outputs)
+        given = {name: _bound(argument, context, kept) for name, argument in operation.inputs.items()}
+        if operation.type == "const":
+            constants[outputs[0]] = _as_kept(_value(operation.attributes["val"], context, kept), dtype)
+        elif operation.type.startswith("constexpr_"):
+            held = {name: constants[v.name] if isinstance(v, _Name) else v for name, v in given.items()}
+            held = {n: v.astype(np.float32) if isinstance(v, np.ndarray) else v for n, v in held.items()}
+            constants[outputs[0]] = _dequantised(operation.type, held, dtype)
+        else:
+            steps.append(Step(operation.type, given, outputs))
+    return Function(inputs, states, tuple(steps), constants, tuple(block.outputs))
+
+
+def _dequantised(operation: str, held: Mapping[str, Any], dtype: type) -> Values:
+    made = computed(operation, held)
+    assert isinstance(made, np.ndarray)  # one weight
+    return made.astype(dtype)
+
+
+def _as_kept(value: Any, dtype: type) -> Any:
+    return value.astype(dtype) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
+
+
+def _bound(argument: Any, context: Any, kept: dict[tuple[str, int], Any]) -> Any:
+    found = [
+        _Name(one.name) if one.WhichOneof("binding") == "name" else _value(one.value, context, kept)
+        for one in argument.arguments
+    ]
+    return found[0] if len(found) == 1 else found
+
+
+def _value(spec: Any, context: Any, kept: dict[tuple[str, int], Any]) -> Any:
+    """Functions that share a weight share it here too."""
+    from coremltools.converters.mil.frontend.milproto.load import _load_value
+
+    if spec.WhichOneof("value") != "blobFileValue":
+        return _load_value(context, spec)
+    place = spec.blobFileValue.fileName, int(spec.blobFileValue.offset)
+    if place not in kept:
+        kept[place] = _load_value(context, spec)
+    return kept[place]

@@ -1,0 +1,53 @@
+"""What runs a package: one prediction a call, on the unit that the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.coreml.manifest import PackagePlan
+
+Named = Mapping[str, NDArray[Any]]
+ComputeUnits = Literal["cpu_and_ne", "all"]
+"""cpu_and_ne: the Neural Engine, or the CPU for what it does not take. all: Core ML decides, the GPU included."""
+
+
+class Placement(NamedTuple):
+    """Of a function's operations, how many lie on each unit, as Core ML plans it; and of its estimated cost the share
+    that lies on the Neural Engine. None: not told."""
+
+    operations: Mapping[str, int]
+    cost_on_ane: float | None
+
+
+class Predictor(Protocol):
+    """At least: macOS's own, and an interpreter that runs anywhere."""
+
+    name: str
+    """As tables call it."""
+    dtype: type[np.float16] | type[np.float32]
+    """Of what goes in and comes out."""
+    is_a_mac: bool
+    """Whether its times and joules are a Mac's. An interpreter's say nothing of one."""
+
+    def predict(
+        self, package: PackagePlan, function: str, given: Named, state: object | None, units: ComputeUnits
+    ) -> Named:
+        """Raises `EngineError`."""
+        ...
+
+    def new_state(self, package: PackagePlan, function: str, units: ComputeUnits) -> object:
+        """All zeros; the functions of a package share one."""
+        ...
+
+    def placement(self, package: PackagePlan, function: str, units: ComputeUnits) -> Placement | None:
+        """None of a predictor that has no units."""
+        ...
+
+
+def package_path(folder: Path, package: PackagePlan) -> Path:
+    return folder / package.path

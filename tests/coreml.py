@@ -1,0 +1,116 @@
+"""The bundled model as packages of Core ML, and engines that answer with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engines.coreml.conversion import Asked, Conversion, convert_all
+from engines.coreml.interpreter import Arithmetic, Interpreter
+from engines.coreml.manifest import Manifest, Weights
+from engines.coreml.transformer import CoremlTransformer, Variant
+from engines.dispatch import DispatchPlan
+from engines.model.checkpoints import Checkpoint, load_checkpoint
+from engines.profile import Profile
+from engines.profile_files import profile_folder, read_profile
+from engines.reference import ReferenceEngine
+from engines.techniques.base import Technique, TechniqueParameters
+from engines.techniques.context import LayerInput
+from engines.techniques.presets import preset_parameters
+from results.records import Request
+
+BUNDLED = "bundled:tiny-qwen3-moe"
+CHUNK, CONTEXT = 64, 256
+NO_DIGEST = "0" * 64
+
+
+class Converted(NamedTuple):
+    folder: Path
+    manifest: Manifest
+    checkpoint: Checkpoint
+    profile: Profile
+
+
+def bundled_profile() -> Profile:
+    return read_profile(profile_folder(BUNDLED))
+
+
+def converted(name: str, folder: Path, weights: Weights = "float16", attention: str = "both") -> Converted:
+    """With weights rounded to fp16, as packages hold them, in both the packages and torch."""
+    checkpoint = load_checkpoint(BUNDLED, torch.float16)
+    profile = bundled_profile()
+    asked = Asked(preset_parameters(name)(), CHUNK, CONTEXT, weights, attention)
+    conversion = Conversion(BUNDLED, asked, profile, NO_DIGEST, checkpoint=checkpoint)
+    convert_all(conversion, folder)
+    return Converted(folder, conversion.manifest, checkpoint, profile)
+
+
+def engine_of(
+    found: Converted, technique: TechniqueParameters, model: CoremlTransformer | None = None
+) -> ReferenceEngine:
+    engine = ReferenceEngine(found.checkpoint, technique, CHUNK, threads=1, model=model)
+    if engine.needs_calibration:
+        engine.use_profile(found.profile)
+    return engine
+
+
+def model_of(found: Converted, arithmetic: Arithmetic, variant: Variant = "stateless") -> CoremlTransformer:
+    return CoremlTransformer(found.checkpoint, found.manifest, Interpreter(found.folder, arithmetic), variant)
+
+
+def prompt(checkpoint: Checkpoint, n_tokens: int) -> tuple[int, ...]:
+    return tuple(checkpoint.tokenizer.encode_prompt("The needle of the tower is 48213. " * 20)[:n_tokens])
+
+
+def generation(prompt_ids: Sequence[int], n_tokens: int) -> Request:
+    return Request(
+        request_id="generation",
+        sample_id="generation",
+        kind="generate",
+        prompt_ids=tuple(prompt_ids),
+        max_new_tokens=n_tokens,
+        ignore_end_tokens=True,
+    )
+
+
+class Recorded(NamedTuple):
+    """Of a prompt read chunk by chunk: logits of all its positions, and each layer's plan of each chunk."""
+
+    logits_TL: Tensor
+    plans: list[DispatchPlan]
+
+
+class Planner:
+    """A technique that keeps its plans, or one that gives kept plans again, whatever the routers say then: what is
+    left between two readers of the same plans is their arithmetic."""
+
+    def __init__(self, technique: Technique, plans: list[DispatchPlan] | None = None) -> None:
+        self._technique, self._left = technique, None if plans is None else list(plans)
+        self.plans: list[DispatchPlan] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._technique, name)
+
+    def plan(self, seen: LayerInput) -> DispatchPlan:
+        made = self._technique.plan(seen) if self._left is None else self._left.pop(0)
+        self.plans.append(made)
+        return made
+
+
+@torch.inference_mode()
+def recorded(engine: ReferenceEngine, tokens: Sequence[int], plans: list[DispatchPlan] | None = None) -> Recorded:
+    from engines.shown import Shown
+
+    technique = Planner(engine._ready(), plans)
+    cache = engine._model.new_cache()
+    cache.start(len(tokens))
+    shown = Shown(technique.asks, engine._sizes)  # type: ignore[arg-type]
+    hidden = []
+    for chunk_T in torch.split(torch.tensor(tokens), CHUNK):
+        hidden_TH, _ = engine._model.forward(chunk_T, cache, technique, "prefill", shown=shown)  # type: ignore[arg-type]
+        hidden.append(hidden_TH)
+    return Recorded(engine._model.logits(torch.cat(hidden)), technique.plans)

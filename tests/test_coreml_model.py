@@ -1,0 +1,99 @@
+"""The bundled model's saved packages, run by the interpreter, against the torch reader of the same plans.
+
+The tolerance of fp16, derived: each operation rounds its result by at most u = 2^-11, relatively. A residual stream of
+4 layers takes 2 blocks a layer, and a block is a chain of at most 12 rounded operations from its input to its output
+(attention: x, projection, 3 of a norm, 2 of the turning, scale, score, softmax, mix, out), whose sums are fp32. So what
+8 blocks add is off by up to 8 * 12 u = 4.7 %, relatively, if no error cancels, and by sqrt(96) u = 0.5 % where they are
+independent. Logits are a fp32 product of the normed stream, so that their error in norm is that of the stream. Asserted
+is the norm of the difference over the norm of the logits: below 0.5 % over all positions, below 4.7 % at each.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engines.coreml.transformer import Variant
+from engines.errors import EngineError
+from engines.techniques.presets import preset_parameters
+from results.records import EngineCounters
+from tests.coreml import CHUNK, CONTEXT, Converted, converted, engine_of, generation, model_of, prompt, recorded
+
+pytest.importorskip("coremltools", reason="reads and writes packages (pip install joulebench[coreml])")
+pytestmark = pytest.mark.numbers
+
+U = 2.0**-11
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    return converted("npumoe-tg", tmp_path_factory.mktemp("grouped") / "packages")
+
+
+@pytest.mark.parametrize("variant", ["stateless", "stateful"])
+def test_fp32_equals_torch_to_rounding(grouped: Converted, variant: Variant) -> None:
+    """130 tokens: two whole chunks and a short one. Weights are the same fp16 numbers in both."""
+    technique, tokens = preset_parameters("npumoe-tg")(), prompt(grouped.checkpoint, 130)
+    ours = recorded(engine_of(grouped, technique), tokens)
+    theirs = recorded(engine_of(grouped, technique, model_of(grouped, "float32", variant)), tokens)
+    torch.testing.assert_close(theirs.logits_TL, ours.logits_TL, rtol=1e-4, atol=2e-4)
+    assert [p.tally.counters() for p in theirs.plans] == [p.tally.counters() for p in ours.plans]
+    assert sum(p.dropped_pairs for p in ours.plans) > 0, "tiers drop here, or their drops are not tested"
+
+
+@pytest.mark.parametrize("variant", ["stateless", "stateful"])
+def test_fp16_equals_torch_within_fp16(grouped: Converted, variant: Variant) -> None:
+    technique, tokens = preset_parameters("npumoe-tg")(), prompt(grouped.checkpoint, 130)
+    ours = recorded(engine_of(grouped, technique), tokens)
+    theirs = recorded(engine_of(grouped, technique, model_of(grouped, "float16", variant)), tokens, ours.plans)
+    error_T = (theirs.logits_TL - ours.logits_TL).norm(dim=1) / ours.logits_TL.norm(dim=1)
+    assert 0 < float(error_T.square().mean().sqrt()) < 96**0.5 * U
+    assert float(error_T.max()) < 96 * U
+
+
+@pytest.mark.parametrize(("arithmetic", "variant"), [("float32", "stateless"), ("float16", "stateful")])
+def test_64_greedy_tokens_and_all_counts_are_equal(grouped: Converted, arithmetic: str, variant: Variant) -> None:
+    technique, request = preset_parameters("npumoe-tg")(), generation(prompt(grouped.checkpoint, 100), 64)
+    model = model_of(grouped, arithmetic, variant)  # type: ignore[arg-type]
+    ours, theirs = engine_of(grouped, technique), engine_of(grouped, technique, model)
+    answers = [engine.run(request, lambda *_: None).token_ids for engine in (ours, theirs)]
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 64
+    counted = theirs.take_counters()
+    assert counted == ours.take_counters()
+    assert isinstance(counted, EngineCounters)
+    # One call is one prediction, and attention is one a layer and step: 2 chunks, and 63 tokens after the first.
+    n_steps, n_layers = 2 + 63, grouped.checkpoint.config.n_layers
+    assert model.ran.predictions == counted.expert_calls + n_layers * n_steps
+    assert model.ran.filled_rows == 0
+
+
+@pytest.mark.parametrize("name", ["npumoe", "coreml-naive", "anemll"])
+def test_other_placements_equal_torch(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    """Cold groups on the CPU; attention there and graphs of a size that the step asks for; all experts there."""
+    found = converted(name, tmp_path_factory.mktemp(name) / "packages", attention="stateless")
+    technique, request = preset_parameters(name)(), generation(prompt(found.checkpoint, 40), 4)
+    model = model_of(found, "float32")
+    ours, theirs = engine_of(found, technique), engine_of(found, technique, model)
+    assert ours.run(request, lambda *_: None).token_ids == theirs.run(request, lambda *_: None).token_ids
+    counted = theirs.take_counters()
+    assert counted == ours.take_counters()
+    assert counted is not None
+    if name == "anemll":
+        assert {path.partition("/")[2] for path, _ in model.ran.used} == {"attention.mlpackage"}
+    if name == "coreml-naive":
+        assert model.ran.predictions == counted.expert_calls
+
+
+def test_a_request_longer_than_the_graphs_is_refused(grouped: Converted) -> None:
+    technique = preset_parameters("npumoe-tg")()
+    engine = engine_of(grouped, technique, model_of(grouped, "float32"))
+    with pytest.raises(EngineError, match=f"{CONTEXT} positions"):
+        engine.run(generation(prompt(grouped.checkpoint, 10), CONTEXT), lambda *_: None)
+
+
+def test_other_graphs_than_the_plans_are_named(grouped: Converted) -> None:
+    technique = preset_parameters("npumoe-base")(factor=8.0)
+    engine = engine_of(grouped, technique, model_of(grouped, "float32"))
+    with pytest.raises(EngineError, match=r"no graph does; convert with this technique"):
+        engine.run(generation(prompt(grouped.checkpoint, CHUNK), 1), lambda *_: None)
