@@ -16,7 +16,8 @@ from harness.core_sets import in_words
 from harness.device_specs import DeviceSpec
 from harness.external.base import ExternalSpec
 from harness.model_specs import AnyModelSpec, PlayedModelSpec
-from harness.schema import AnyEngineSpec, Element, EngineSpec, TechniqueSpec
+from harness.schema import AnyEngineSpec, Element, EngineSpec
+from harness.technique_specs import technique_changes
 from harness.workload_specs import WorkloadSpec
 from results.records import PRICED_AS, Cell
 
@@ -157,7 +158,7 @@ def _computed_by(engine: AnyEngineSpec, model: AnyModelSpec, device: DeviceSpec)
         "technique": engine.technique.technique,
         "technique_line": technique_line(engine.technique.technique),
         "technique_parameters": engine.technique.model_dump(mode="json", exclude={"name"}),
-        "technique_changes": _changes(engine.technique),
+        "technique_changes": technique_changes(engine.technique),
         "placement": placement(engine) if device.is_modelled else "host",
         "engine_parameters": {
             "prefill_chunk": engine.prefill_chunk,
@@ -168,12 +169,3 @@ def _computed_by(engine: AnyEngineSpec, model: AnyModelSpec, device: DeviceSpec)
             **settings,
         },
     }
-
-
-def _changes(technique: TechniqueSpec) -> dict[str, object]:
-    """The parameters that are not the technique's own; of a choice that a plan spells out, its kind and what of it."""
-    found: dict[str, object] = {}
-    for name, value in technique.model_dump(mode="json", exclude={"name"}, exclude_defaults=True).items():
-        kind = getattr(getattr(technique, name), "kind", None)
-        found |= {name: value} if kind is None else {name: kind, **{f"{name}.{k}": v for k, v in value.items()}}
-    return found

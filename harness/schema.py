@@ -10,29 +10,26 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import (
-    BaseModel,
     ByteSize,
     Discriminator,
     Field,
     GetCoreSchemaHandler,
     Tag,
     TypeAdapter,
-    create_model,
     model_validator,
 )
 from pydantic_core import CoreSchema
 
 from engines.model.quantised import Quantisation
-from engines.oracle import OracleParameters
-from engines.techniques.parameters import Composed
 from engines.techniques.place.ranks import MOST_RANKS
-from harness.catalog import TECHNIQUES
 from harness.core_sets import CoresOfPhases, ThreadsOfPhases
 from harness.device_specs import DeviceSpec
 from harness.external.base import ExternalSpec
 from harness.external.catalog import EXTERNAL, keys_of_others
 from harness.model_specs import AnyModelSpec, ModelSpec, PlayedModelSpec
 from harness.plan_values import MAX_NAME
+from harness.technique_specs import ReadByName as ReadByName
+from harness.technique_specs import TechniqueSpec as TechniqueSpec
 from harness.workload_specs import WorkloadSpec
 from results.asked_tables import TableSpec
 from results.records import Record
@@ -46,28 +43,6 @@ DAY_S = 86_400.0
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
-
-
-def _tagged(name: str, parameters: type[Record]) -> type[BaseModel]:
-    """A parameters record with its name as the union's tag."""
-    tag: Any = (Literal[name], ...)
-    return create_model(name, __base__=parameters, name=tag)
-
-
-class ReadByName:
-    """Of a technique: read as the record of its name. Presets have their choices' parameters, so their records are
-    made; each is a `Composed` with its name as the tag."""
-
-    records: Any = functools.reduce(
-        operator.or_, (_tagged(name, entry.parameters) for name, entry in TECHNIQUES.items())
-    )
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return handler.generate_schema(Annotated[self.records, Field(discriminator="name")])
-
-
-TechniqueSpec = Annotated[Composed | OracleParameters, ReadByName()]
-"""What a plan's technique is, to the type checker and to whoever asks at run time."""
 
 
 class EngineSpec(Record):

@@ -45,7 +45,7 @@ def cell_of(raw: dict[str, Any]) -> Any:
         (LLAMA | {"weihgts": "f32"}, "engine[0].weihgts: unknown key, found 'f32'; did you mean weights?"),
         (
             DROPLESS | {"weights": "f16"},
-            'engine[0].weights: is of engines that are not ours (llama.cpp): give runs = "',
+            'engine[0].weights: is of engines that are not ours (llama.cpp, coreml): give runs = "',
         ),
         (LLAMA | {"threads": 3, "cores": "0-1"}, 'engine[0].threads: 3 for prefill on cores "0-1"'),
     ],

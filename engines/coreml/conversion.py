@@ -175,6 +175,16 @@ class Conversion:
         (folder / PLANNED).unlink(missing_ok=True)
 
 
+def differences(found: Manifest, wanted: Manifest) -> list[str]:
+    """Why packages that are there do not serve who wants others, by the field. More functions than are wanted, another
+    name of the same model, and another version of a converter do no harm."""
+    named = ("model_sha256", "technique", "technique_parameters", "profile_sha256", "chunk", "context", "weights")
+    differing = [name for name in named if getattr(found, name) != getattr(wanted, name)]
+    there = {package.path: {function.name for function in package.functions} for package in found.packages}
+    lacking = [p.path for p in wanted.packages if not {f.name for f in p.functions} <= there.get(p.path, set())]
+    return [*differing, *(f"functions of {path}" for path in lacking[:1])]
+
+
 def is_whole(path: Path) -> bool:
     """A package under its name is."""
     return path.is_dir()

@@ -160,7 +160,8 @@ def read_package(path: Path, dtype: type[np.float16] | type[np.float32]) -> dict
 
 def _read_function(spec: Any, context: Any, kept: dict[tuple[str, int], Any], dtype: type) -> Function:
     block = spec.block_specializations[spec.opset]
-    inputs, states = {}, {}
+    inputs: dict[str, tuple[int, ...]] = {}
+    states: dict[str, tuple[int, ...]] = {}
     for one in spec.inputs:
         is_state = one.type.WhichOneof("type") == "stateType"
         tensor = one.type.stateType.wrappedType.tensorType if is_state else one.type.tensorType

@@ -14,7 +14,6 @@ from results.records import Record
 MANIFEST = "manifest.json"
 PLANNED = "conversion.json"
 """The same record, of a conversion that is not complete."""
-FORMAT = 1
 Weights = Literal["float16", "int8", "int4"]
 Role = Literal["attention", "experts", "shared", "dense"]
 
@@ -55,7 +54,7 @@ class PackagePlan(Record):
 class Manifest(Record):
     """A conversion. What stands here decides its packages: another conversion has another manifest."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     model: str
     """As it was named."""
     model_sha256: str = Field(pattern="^[0-9a-f]{64}$")

@@ -41,14 +41,16 @@ def _convolution(given: Given) -> Values:
             f"conv of a kernel {weight.shape[2:]}{' with ' if unusual else ''}{' '.join(unusual)}: not 1x1"
         )
     out = np.matmul(weight[:, :, 0, 0], x.reshape(*x.shape[:2], -1)).reshape(x.shape[0], -1, *x.shape[2:])
-    return out if given.get("bias") is None else out + given["bias"][:, None, None]
+    biased: Values = out if given.get("bias") is None else out + given["bias"][:, None, None]
+    return biased
 
 
 def _product(given: Given) -> Values:
     x, y = given["x"], given["y"]
     x = np.swapaxes(x, -1, -2) if given.get("transpose_x") else x
     y = np.swapaxes(y, -1, -2) if given.get("transpose_y") else y
-    return np.matmul(x, y)
+    product: Values = np.matmul(x, y)
+    return product
 
 
 def _split(given: Given) -> list[Values]:
@@ -70,7 +72,8 @@ def _slice(given: Given) -> Values:
 def _softmax(given: Given) -> Values:
     x, axis = given["x"], int(given["axis"])
     powers = np.exp(x - x.max(axis=axis, keepdims=True))
-    return powers / powers.sum(axis=axis, keepdims=True)
+    shares: Values = powers / powers.sum(axis=axis, keepdims=True)
+    return shares
 
 
 def _sigmoid(x: Values) -> Values:
@@ -82,7 +85,8 @@ def _gelu(given: Given) -> Values:
     x = given["x"]
     if given.get("mode") != "TANH_APPROXIMATION":
         raise EngineError(f"gelu in mode {given.get('mode')}: ours is TANH_APPROXIMATION")
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    found: Values = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return found
 
 
 def _reduced(how: Callable[..., Values]) -> Callable[[Given], Values]:
@@ -96,7 +100,8 @@ def _dequantised(given: Given) -> Values:
         raise EngineError("constexpr_blockwise_shift_scale has an offset, and ours have none")
     for axis, (n, n_scales) in enumerate(zip(data.shape, scale.shape, strict=True)):
         scale = np.repeat(scale, n // n_scales, axis=axis)
-    return data * scale
+    found: Values = data * scale
+    return found
 
 
 def _whole(numbers: Any) -> Sequence[int]:

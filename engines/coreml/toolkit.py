@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import importlib.metadata
 import logging
 import threading
 from types import ModuleType
@@ -15,10 +15,17 @@ REMEDY = "install it with `pip install 'joulebench[coreml]'`"
 _LOCK = threading.Lock()
 
 
+def installed_version() -> str:
+    """Without loading it. Raises `EngineError` where it is not installed."""
+    try:
+        return importlib.metadata.version("coremltools")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise EngineError(f"coremltools is not installed, which reads and writes Core ML packages; {REMEDY}") from error
+
+
 def load_coremltools() -> Any:
     """The package. Raises `EngineError` where it is not installed, or does not load."""
-    if importlib.util.find_spec("coremltools") is None:
-        raise EngineError(f"coremltools is not installed, which reads and writes Core ML packages; {REMEDY}")
+    installed_version()
     with _LOCK:
         # It warns of every library newer than itself and, off macOS, of every part that only macOS has.
         logger = logging.getLogger("coremltools")

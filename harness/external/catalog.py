@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from harness.external.base import ExternalSpec
+from harness.external.coreml import CoremlSpec
 from harness.external.llama_cpp import LlamaCppSpec
 from harness.external.openai import OpenAISpec
 from harness.external.programs import PROGRAMS
 
-_KINDS: tuple[type[ExternalSpec], ...] = (LlamaCppSpec, OpenAISpec, *PROGRAMS)
+_KINDS: tuple[type[ExternalSpec], ...] = (LlamaCppSpec, OpenAISpec, CoremlSpec, *PROGRAMS)
 EXTERNAL: dict[str, type[ExternalSpec]] = {spec.tag: spec for spec in _KINDS}
 
 

@@ -1,0 +1,135 @@
+"""Core ML graphs as an engine: our own request loop, router and plans, and a predictor for what the plans call.
+
+Its answers are those of `engines.reference` with the same technique; what computes attention and experts differs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from engines.base import PhaseListener
+from engines.coreml.manifest import Manifest, PackagePlan
+from engines.coreml.predictor import ComputeUnits, Placement, Predictor
+from engines.coreml.transformer import CoremlTransformer, Ran, Variant
+from engines.errors import EngineError
+from engines.model.checkpoints import Checkpoint
+from engines.profile import Profile
+from engines.reference import ReferenceEngine
+from engines.techniques.base import TechniqueParameters
+from results.environments import Road
+from results.expert_heat import ExpertHeat
+from results.records import Completion, EngineCounters, Request
+
+INTERPRETED = "computed by the interpreter"
+"""A mark: such a trial's times and joules are in no mean. They are those of numpy on this machine."""
+
+
+class CoremlEngine:
+    """An `engines.base.Engine`."""
+
+    device = "host"
+    time_method: Literal["measured", "modelled"] = "measured"
+    needs_calibration = False
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        technique: TechniqueParameters,
+        profile: Profile | None,
+        manifest: Manifest,
+        predictor: Predictor,
+        variant: Variant,
+        now_s: Callable[[], float],
+        units: ComputeUnits = "cpu_and_ne",
+        threads: int | None = None,
+    ) -> None:
+        """profile: the one that the graphs' shapes were frozen by. threads: of what the host computes.
+
+        Raises `EngineError`.
+        """
+        self._predictor, self._units, self._manifest = predictor, units, manifest
+        self._model = CoremlTransformer(checkpoint, manifest, predictor, variant, units)
+        self._own = ReferenceEngine(checkpoint, technique, manifest.chunk, now_s, threads, model=self._model)
+        if self._own.needs_calibration:
+            if profile is None:
+                raise EngineError(f"technique {technique.technique} has no profile; give it one")
+            self._own.use_profile(profile)
+        self.tokenizer, self.max_length = self._own.tokenizer, min(self._own.max_length, self._longest)
+        self._packages = {package.path: package for package in manifest.packages}
+        self._placed: dict[tuple[str, str], Placement | None] = {}
+
+    @property
+    def _longest(self) -> int:
+        return self._manifest.context if self._model.attends_by_graphs else self._own.max_length
+
+    def calibrate(self, prompts: Sequence[Sequence[int]]) -> None:
+        raise EngineError("shapes of these graphs are frozen; give a profile, and convert with it")
+
+    def use_profile(self, profile: Profile) -> None:
+        raise EngineError("shapes of these graphs are frozen by the profile that they were converted with")
+
+    def run(self, request: Request, on_phase: PhaseListener) -> Completion:
+        return self._own.run(request, on_phase)
+
+    def show_log_probabilities(self, request: Request, listener: Callable[[Tensor], object]) -> None:
+        self._own.show_log_probabilities(request, listener)
+
+    def reset(self) -> None:
+        self._own.reset()
+
+    def take_counters(self) -> EngineCounters | None:
+        return self._own.take_counters()
+
+    def take_heat(self) -> ExpertHeat | None:
+        return self._own.take_heat()
+
+    def take_road(self) -> Road | None:
+        """What multiplies is the predictor; the rest is what computes on this host."""
+        own = self._own.take_road()
+        return None if own is None else own.model_copy(update={"arithmetic": f"Core ML: {self._predictor.name}"})
+
+    def take_marks(self) -> tuple[str, ...]:
+        return () if self._predictor.is_a_mac else (INTERPRETED,)
+
+    def take_remarks(self) -> tuple[str, ...]:
+        """How many predictions there were, and where Core ML says that their operations lie."""
+        ran, self._model.ran = self._model.ran, Ran()
+        if not ran.predictions:
+            return ()
+        found = [f"{ran.predictions} predictions of {len(ran.used)} graphs by {self._predictor.name}"]
+        if ran.filled_rows:
+            found.append(f"{ran.filled_rows} rows of zeros beyond the plan's, in graphs larger than their call")
+        if not self._predictor.is_a_mac:
+            found.append("times and joules are of numpy on this machine, and say nothing of a Mac")
+        else:
+            found.append(placement_words([self._placement(*used) for used in ran.used]))
+        return tuple(found)
+
+    def _placement(self, path: str, function: str) -> Placement | None:
+        """Asked once: that takes as long as loading."""
+        key = path, function
+        if key not in self._placed:
+            package: PackagePlan = self._packages[path]
+            self._placed[key] = self._predictor.placement(package, function, self._units)
+        return self._placed[key]
+
+
+def placement_words(placements: Sequence[Placement | None]) -> str:
+    """Of the graphs that a window used. Energy of the Neural Engine is this model's only as far as it lies there."""
+    known = [placement for placement in placements if placement is not None]
+    if not known:
+        return "Core ML tells no placement: joules of the ANE are not known to be this model's"
+    operations: Counter[str] = Counter()
+    for placement in known:
+        operations.update(placement.operations)
+    whole, on_ane = sum(operations.values()), operations["ane"]
+    said = ", ".join(f"{n} on {unit}" for unit, n in sorted(operations.items()))
+    costs = [placement.cost_on_ane for placement in known if placement.cost_on_ane is not None]
+    cost = f"; {min(costs):.0%} to {max(costs):.0%} of a graph's estimated cost on the ANE" if costs else ""
+    unknown = f"; {len(placements) - len(known)} graphs not told" if len(known) < len(placements) else ""
+    none = "; none on the ANE: its joules are not this model's" if not on_ane else ""
+    return f"Core ML places {whole} operations: {said}{cost}{unknown}{none}"

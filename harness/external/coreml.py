@@ -1,0 +1,189 @@
+"""Core ML graphs, converted from the plan's model, with joulebench's own router and dispatch plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from engines.base import Engine
+from engines.errors import EngineError
+from engines.external.base import Abilities, Found, Surroundings
+from harness.external.base import OF_OURS, SHARED, ExternalSpec, not_of
+from harness.technique_specs import TechniqueSpec, technique_changes
+
+if TYPE_CHECKING:
+    from engines.coreml.manifest import Manifest
+    from engines.coreml.predictor import Predictor
+    from engines.profile import Profile
+
+DIGITS = 16
+
+
+class CoremlSpec(ExternalSpec):
+    """A technique's plans, whose calls on the npu are predictions of Core ML. With predictor = "interpreter" they are
+    computed in numpy, on any machine: the same numbers, and times that say nothing of a Mac."""
+
+    tag: ClassVar[str] = "coreml"
+    what: ClassVar[str] = "Core ML graphs of a technique's plans, on a Mac's Neural Engine (coremltools)"
+    abilities: ClassVar[Abilities] = Abilities(
+        token_ids=True,
+        loglikelihoods=True,
+        stamps="token",
+        only_fixed_lengths=False,
+        samples=True,
+        threads="both phases",
+        cores="no",
+    )
+    misplaced: ClassVar[Mapping[str, str]] = not_of(
+        "ranks", "reuse_prefix", "long_rope", "max_batch", "expert_memory", "copy_bytes_per_s", "quantise", why=OF_OURS
+    )  # fmt: skip
+
+    runs: Literal["coreml"]
+    technique: TechniqueSpec
+    """Whose plans are computed: npumoe and its ablations, coreml-naive, anemll, or choices spelled out."""
+    profile: str | None = Field(None, min_length=1)
+    """Folder that `joulebench calibrate` wrote, or "bundled:NAME": what the graphs' shapes are frozen by. Needed where
+    the technique learns."""
+    prefill_chunk: int = Field(512, ge=1, le=1 << 16)
+    context: int = Field(2048, ge=32, le=1 << 16)
+    """Positions that attention's graphs hold: the most of a prompt and its answer."""
+    packages: str | None = Field(None, min_length=1)
+    """Folder of `joulebench coreml convert`, with the same technique, profile, chunk and context. Where it is not given
+    the graphs are converted before the first window, and kept."""
+    predictor: Literal["macos", "interpreter"] = "macos"
+    """interpreter: numpy, in the place of Core ML. Its trials are marked, and in no mean of times or joules."""
+    arithmetic: Literal["float16", "float32"] = "float16"
+    """Of the interpreter: float32 rounds no result, as no Mac does."""
+    attention: Literal["stateless", "stateful"] = "stateless"
+    """Whether keys and values lie in a state of Core ML or go in and out of each prediction. Stateful decoding is
+    reported not to compile on some machines."""
+    weights: Literal["float16", "int8"] = "float16"
+    """As packages hold them; int8: a scale for each output."""
+    compute_units: Literal["cpu_and_ne", "all"] = "cpu_and_ne"
+    """all: Core ML decides, the GPU included."""
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.model_file is not None:
+            yield "model_file: graphs are made of the plan's model; remove the line"
+        if self.arithmetic != "float16" and self.predictor == "macos":
+            yield 'arithmetic: graphs are fp16 on a Mac; remove the line, or set predictor = "interpreter"'
+        if self.compute_units != "cpu_and_ne" and self.predictor == "interpreter":
+            yield "compute_units: the interpreter has none; remove the line"
+        if self.technique.wanted_prompts and self.profile is None:
+            yield (
+                f"profile: {self.technique.technique} freezes the graphs' shapes by one; add the line, with a folder of"
+                " `joulebench calibrate`"
+            )
+
+    @classmethod
+    def look(cls) -> Found:
+        return cls._found("macos", {})
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self._told(self.model_dump(mode="json", exclude={*SHARED, "technique"}))
+
+    @property
+    def changed_options(self) -> dict[str, Any]:
+        return self._told(self.model_dump(mode="json", exclude={*SHARED, "technique"}, exclude_defaults=True))
+
+    def _told(self, own: dict[str, Any]) -> dict[str, Any]:
+        return {"plans": self.technique.technique, **technique_changes(self.technique), **own}
+
+    def find(self) -> Found:
+        files = {}
+        if self.packages is not None:
+            from engines.coreml.manifest import MANIFEST, read_manifest
+
+            folder = Path(self.packages).expanduser()
+            read_manifest(folder)
+            files["packages"] = folder / MANIFEST
+        return self._found(self.predictor, files)
+
+    @classmethod
+    def _found(cls, predictor: str, files: dict[str, Path]) -> Found:
+        """Without loading coremltools, which takes seconds."""
+        from engines.coreml.macos import why_no_core_ml
+        from engines.coreml.toolkit import installed_version
+
+        version = installed_version()
+        if predictor == "macos" and (reason := why_no_core_ml()) is not None:
+            raise EngineError(f"Core ML is not here: {reason}")
+        where = "Core ML" if predictor == "macos" else "the interpreter"
+        return Found(where, f"coremltools {version}, {where}", files)
+
+    def build(self, around: Surroundings) -> Engine:
+        import torch
+
+        from engines.coreml.engine import CoremlEngine
+        from engines.model.checkpoints import load_checkpoint
+
+        profile = self._profile(around)
+        # fp16 as the packages hold it, so that what the host computes has the same weights.
+        checkpoint = load_checkpoint(around.source, torch.float16)
+        folder, manifest = self._packages(around, profile)
+        return CoremlEngine(
+            checkpoint,
+            self.technique,
+            profile,
+            manifest,
+            self._predictor(folder),
+            self.attention,
+            around.now_s,
+            self.compute_units,
+            None if self.threads is None else self.threads.prefill,
+        )
+
+    def _predictor(self, folder: Path) -> Predictor:
+        if self.predictor == "interpreter":
+            from engines.coreml.interpreter import Interpreter
+
+            return Interpreter(folder, self.arithmetic)
+        from engines.coreml.macos import MacPredictor
+
+        return MacPredictor(folder)
+
+    def _profile(self, around: Surroundings) -> Profile | None:
+        if self.profile is None or not self.technique.wanted_prompts:
+            return None
+        from engines.profile_files import profile_folder, read_profile
+        from harness.profiles import mismatch_with
+
+        profile = read_profile(profile_folder(self.profile))
+        if reason := mismatch_with(profile, around.facts, around.on_note):
+            raise EngineError(f"profile {self.profile}: {reason}; calibrate this model: `joulebench calibrate`")
+        return profile
+
+    def _packages(self, around: Surroundings, profile: Profile | None) -> tuple[Path, Manifest]:
+        """Those that are given, held against what this arm needs; or made, under a name that says of what."""
+        import hashlib
+
+        from engines.coreml.conversion import Asked, Conversion, convert_all, differences
+        from engines.coreml.manifest import read_manifest
+        from harness.profiles import model_digests
+
+        digest = model_digests(around.facts, around.on_note).model
+        assert digest is not None  # its weights were read
+        asked = Asked(self.technique, self.prefill_chunk, self.context, self.weights, self.attention)
+        conversion = Conversion(around.source, asked, profile, digest)
+        if self.packages is not None:
+            folder = Path(self.packages).expanduser()
+            found = read_manifest(folder)
+            if differing := differences(found, conversion.manifest):
+                raise EngineError(
+                    f"packages {self.packages}: converted otherwise than this arm asks ({', '.join(differing)});"
+                    " convert with the same technique, profile, chunk and context, or leave packages out"
+                )
+            return folder, found
+        name = hashlib.sha256(conversion.manifest.model_dump_json().encode()).hexdigest()[:DIGITS]
+        folder = around.models / f"coreml-{name}"
+        around.on_note(f"converts {len(conversion.packages)} packages for Core ML into {folder}")
+        try:
+            convert_all(conversion, folder)
+        except OSError as error:
+            raise EngineError(f"{folder}: cannot be written ({error.strerror}); free some room") from error
+        return folder, conversion.manifest
