@@ -10,7 +10,7 @@ from engines.model.tokenizer import Tokenizer
 from results.copies import DecodeStep
 from results.environments import Road
 from results.expert_heat import ExpertHeat
-from results.records import Completion, EngineCounters, Request
+from results.records import ActiveWeights, Completion, EngineCounters, Request
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,6 +81,13 @@ class HoldsWeights(Protocol):
     """An engine that knows how large its model is."""
 
     def held_weights(self) -> HeldWeights: ...
+
+
+@runtime_checkable
+class TellsActiveWeights(Protocol):
+    """An engine that knows which of its weights one token needs."""
+
+    def active_weights(self) -> ActiveWeights: ...
 
 
 @runtime_checkable

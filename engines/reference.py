@@ -22,7 +22,7 @@ from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory, expert_layers
 from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
-from engines.model.held_weights import held_weights
+from engines.model.held_weights import active_weights, held_weights
 from engines.model.rope import LongRope, LongScaling
 from engines.model.transformer import KeyValueCache, Transformer, model_of
 from engines.observers import LayerObserver, StepObserver
@@ -38,7 +38,7 @@ from engines.techniques.context import NOTHING, BuildContext, ChunkPhase, Costs,
 from results.copies import DecodeStep
 from results.environments import Road
 from results.expert_heat import ExpertHeat
-from results.records import Completion, EngineCounters, Request
+from results.records import ActiveWeights, Completion, EngineCounters, Request
 
 MOST_CHUNK, MOST_THREADS = 2**31 - 1, 4096
 """Threads: more than any machine has cores; torch and the kernels start as many as they are told."""
@@ -272,6 +272,10 @@ class ReferenceEngine:
             return held
         in_file = held_weights(tuple(layer for layer in expert_layers(self._model.weights) if layer is not None))
         return held._replace(n_bytes=held.n_bytes - in_file.n_bytes + slots.n_bytes)
+
+    def active_weights(self) -> ActiveWeights:
+        moe = self._model.config.moe
+        return active_weights(self._model.weights, 0 if moe is None else moe.top_k)
 
     def reset(self) -> None:
         """The next request computes all of its prompt, whatever was asked before, and finds no expert loaded."""

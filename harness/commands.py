@@ -22,6 +22,7 @@ from harness.engine_commands import engines_app
 from harness.fleet_command import fleet_app
 from harness.history_command import baseline_app, history
 from harness.interrupts import raise_in_command
+from harness.keep_commands import bundle, export, open_run, verify
 from harness.model_command import fit
 from harness.regress_command import regress
 from harness.reproduce_command import reproduce
@@ -121,6 +122,10 @@ app.command()(calibrate)
 app.command()(report)
 app.command()(history)
 app.command()(regress)
+app.command("open")(open_run)
+app.command()(export)
+app.command()(bundle)
+app.command()(verify)
 app.command()(trace)
 app.command()(serve)
 plan_app.command("check")(plan_check)

@@ -35,6 +35,7 @@ from engines.base import (
     PhaseEvent,
     SpansProcesses,
     StartsPrograms,
+    TellsActiveWeights,
     TellsHeat,
     TellsMarks,
     TellsRemarks,
@@ -166,6 +167,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
     raw = {IDLE_BEFORE: raw_before, WINDOW: window.raw, IDLE_AFTER: raw_after}
     traces |= {raw_part(part): own for part, own in raw.items() if own}
     energies = energies_of(window.completions, traces, (window.start_s, window.end_s))
+    active = arm.engine.active_weights() if isinstance(arm.engine, TellsActiveWeights) else None
     weights = arm.engine.held_weights() if isinstance(arm.engine, HoldsWeights) else None
     memory = window.memory or NO_MEMORY
     trial = Trial(
@@ -198,6 +200,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         cpu_cycles_remark=window.cycles.remark,
         n_parameters=weights.n_parameters if weights is not None else None,
         weight_bytes=weights.n_bytes if weights is not None else None,
+        active_weights=active,
         peak_memory_bytes=memory.n_bytes,
         peak_memory_remark=memory.remark,
         notes=(

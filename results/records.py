@@ -303,6 +303,17 @@ def _share(whole: float | None, part: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
+class ActiveWeights(Record):
+    """The weights that one token needs, as the engine stores them: of the experts only as many as are chosen, of the
+    embedding nothing, because a row of it is looked up."""
+
+    n_parameters: int
+    """Of all layers and the last norm."""
+    n_bytes: int
+    head_parameters: int
+    head_bytes: int
+
+
 class CountedLayers(Record):
     """Of a modelled machine that prices another number of layers than ran: counters are of those that ran."""
 

@@ -293,7 +293,7 @@ class Store:
         if strays:
             raise StoreError(damaged(self.directory / DATABASE, f"trials of a cell that is not there: {min(strays)}"))
         # Looked at once: tables and page ask for each trial several times.
-        kept = self._trace_digests()
+        kept = self.trace_digests()
         return RunData(
             info=self.info(),
             cells=cells,
@@ -306,13 +306,13 @@ class Store:
 
     def traces(self, trial_id: str, part: str = WINDOW) -> tuple[PowerTrace, ...]:
         """Raw traces of one part of a trial; empty where none were stored. Raises `TraceFileError`."""
-        return self._read_traces(trial_id, part, self._trace_digests())
+        return self._read_traces(trial_id, part, self.trace_digests())
 
     def _read_traces(self, trial_id: str, part: str, kept: Mapping[str, str | None]) -> tuple[PowerTrace, ...]:
         path = self._trace_path(trial_id)
         return read_traces(path, part, kept[trial_id]) if trial_id in kept else ()
 
-    def _trace_digests(self) -> dict[str, str | None]:
+    def trace_digests(self) -> dict[str, str | None]:
         """Of the trace file of each trial that has one; None where it is there and its digest was not kept."""
         there: dict[str, str | None] = dict.fromkeys(path.stem for path in _trace_files(self.directory))
         if not self._sealed:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from results.achieved import ACHIEVED_METRICS, achieved_observations
 from results.binary_scores import binary_metrics, is_share, wilson_interval
 from results.cells import (
     answering,
@@ -104,7 +105,7 @@ def accuracy(run: RunData) -> pd.DataFrame:
 
 def latency_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The latency and throughput rows of a tidy frame."""
-    own = {metric for metric, _, _ in (*LATENCY_METRICS, *LOAD_METRICS)}
+    own = {metric for metric, _, _ in (*LATENCY_METRICS, *LOAD_METRICS, *ACHIEVED_METRICS)}
     return frame[frame["metric"].isin(own)].reset_index(drop=True)
 
 
@@ -114,7 +115,7 @@ def energy_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 def accuracy_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of a tidy frame that are no latency, energy, technique or size: the tasks name their own metrics."""
-    own = {m for m, _, _ in (*LATENCY_METRICS, *LOAD_METRICS)}
+    own = {m for m, _, _ in (*LATENCY_METRICS, *LOAD_METRICS, *ACHIEVED_METRICS)}
     own |= {m for m, _ in (*ENERGY_METRICS, *TECHNIQUE_METRICS, *SIZE_METRICS)}
     return frame[~frame["metric"].isin(own)].reset_index(drop=True)
 
@@ -188,6 +189,7 @@ def _described(
 
 _COST_READERS = (
     latency_observations,
+    achieved_observations,
     load_observations,
     energy_observations,
     technique_observations,

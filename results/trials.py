@@ -11,7 +11,7 @@ from results.copies import DecodeStep
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Road
 from results.expert_heat import ExpertHeat
-from results.records import Completion, EnergyReading, EngineCounters, IdleBaseline, Record, Score
+from results.records import ActiveWeights, Completion, EnergyReading, EngineCounters, IdleBaseline, Record, Score
 
 CellText = Literal["N.S.", "oom", "not supported", "out of memory"]
 """What stands in tables in the place of figures. N.S., oom: experts fit nowhere by the machine's sheet, as sources
@@ -90,6 +90,8 @@ class Trial(Record):
     n_parameters: int | None = None
     weight_bytes: int | None = None
     """Of the model as the engine holds it; None where its weights are elsewhere."""
+    active_weights: ActiveWeights | None = None
+    """None of engines that do not tell, and in runs from before it was kept."""
     peak_memory_bytes: int | None = None
     """The most that the process had resident in the window."""
     peak_memory_remark: str | None = None

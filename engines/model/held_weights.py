@@ -10,7 +10,8 @@ import torch
 from engines.base import HeldWeights
 from engines.model.experts import ExpertWeights
 from engines.model.quantised import QuantisedMatrix
-from engines.model.weights import ModelWeights
+from engines.model.weights import ModelWeights, SparseWeights
+from results.records import ActiveWeights
 
 
 def held_weights(weights: object) -> HeldWeights:
@@ -25,6 +26,24 @@ def held_weights(weights: object) -> HeldWeights:
         data = matrix.values if isinstance(matrix, QuantisedMatrix) else matrix
         seen[data.data_ptr(), data.nbytes] = 0 if matrix is copy else matrix.shape.numel(), matrix.nbytes
     return HeldWeights(sum(n for n, _ in seen.values()), sum(b for _, b in seen.values()))
+
+
+def active_weights(weights: ModelWeights, top_k: int) -> ActiveWeights:
+    """Those that one token needs. top_k: experts that a layer's router chooses."""
+    n_parameters, n_bytes = held_weights(weights.norm)
+    for layer in weights.layers:
+        experts = layer.mlp.experts if isinstance(layer.mlp, SparseWeights) else None
+        own = held_weights(layer)
+        n_parameters, n_bytes = n_parameters + own.n_parameters, n_bytes + own.n_bytes
+        if experts is not None:
+            # All experts of a layer are of one size.
+            all_of_them, n_left_out = held_weights(experts), len(experts.experts) - top_k
+            n_parameters -= all_of_them.n_parameters * n_left_out // len(experts.experts)
+            n_bytes -= all_of_them.n_bytes * n_left_out // len(experts.experts)
+    head = held_weights((weights.head_LH, weights.head_bias_L))
+    return ActiveWeights(
+        n_parameters=n_parameters, n_bytes=n_bytes, head_parameters=head.n_parameters, head_bytes=head.n_bytes
+    )
 
 
 def _matrices(held: object) -> Iterator[torch.Tensor | QuantisedMatrix]:

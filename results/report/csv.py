@@ -31,7 +31,16 @@ def write_csv(run: RunData, directory: Path, derived: RunFrames | None = None) -
 
     derived: the run's frames, where the caller has them already.
     """
-    derived = derived or RunFrames(run)
+    paths = []
+    for name, content in frames_of_run(run, derived or RunFrames(run)).items():
+        paths.append(directory / f"{name}.csv")
+        parts = iter([content] if isinstance(content, pd.DataFrame) else content)
+        replace_text(paths[-1], (csv_text(part, header=i == 0) for i, part in enumerate(parts)))
+    return paths
+
+
+def frames_of_run(run: RunData, derived: RunFrames) -> dict[str, pd.DataFrame | Iterator[pd.DataFrame]]:
+    """Every table by its name; one of hundreds of thousands of rows in parts."""
     frames: dict[str, pd.DataFrame | Iterator[pd.DataFrame]] = {
         "arms": standings_table(derived.standings),
         "latency": tables.latency_rows(derived.tidy),
@@ -53,12 +62,7 @@ def write_csv(run: RunData, directory: Path, derived: RunFrames | None = None) -
     if derived.endurance:
         frames["endurance"] = round_rows(run, derived.endurance)
         frames["endurance_steps"] = step_rows(run, derived.endurance)
-    paths = []
-    for name, content in frames.items():
-        paths.append(directory / f"{name}.csv")
-        parts = iter([content] if isinstance(content, pd.DataFrame) else content)
-        replace_text(paths[-1], (csv_text(part, header=i == 0) for i, part in enumerate(parts)))
-    return paths
+    return frames
 
 
 def csv_text(frame: pd.DataFrame, header: bool = True) -> str:

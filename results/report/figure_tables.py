@@ -73,6 +73,17 @@ SUBJECTS = (
         ),
     ),
     Subject(
+        "Achieved rates",
+        "Derived: the products with the weights that a token needs, over the time of the phase; 2 FLOP a weight. "
+        "Without padding, without attention over the tokens before, and of prefill without the head. Bytes: of the "
+        "same weights as they are stored.",
+        (
+            Column("Operations a second", "prefill", "compute_rate", "prefill", "GFLOP/s"),
+            Column("Operations a second", "decode", "compute_rate", "decode", "GFLOP/s"),
+            Column("Weights read", "decode", "weight_read_rate", "decode", "GB/s"),
+        ),
+    ),
+    Subject(
         "Experts",
         "Counted in the window: of all routed pairs of token and expert, the dropped; of all rows computed, those "
         "without a token; calls of experts, experts whose weights a call loaded, bytes of weights that were moved.",
@@ -329,6 +340,10 @@ def _methods(rows: Sequence[Row], subject: Subject, trials: Sequence[Trial]) -> 
         is_unstated = energy["method"] == "modelled" and pd.isna(uncertainty)
         spread: str = ", error not stated" if is_unstated else "" if pd.isna(uncertainty) else f" ± {uncertainty:.2g} %"
         return (f"{energy['method']}{meter}{spread}",)
+    if subject.title == "Achieved rates":
+        return tuple(
+            dict.fromkeys(row["method"] for row in rows if row["metric"] in ("compute_rate", "weight_read_rate"))
+        )
     if subject.title == "Copied experts":
         return ("bytes counted", "times measured")
     if subject.title in get_args(Table):

@@ -16,7 +16,8 @@ from results.cells import trials_of, usable
 from results.cumulative import UnresolvedError
 from results.records import Cell, Completion, PowerTrace
 from results.report.arms import Arm
-from results.report.charts import EnergyBar, energy_chart, power_chart
+from results.report.charts import EnergyBar, energy_chart, power_chart, shown_part
+from results.report.numbers import Numbers, with_interval
 from results.report.page_units import PageUnits
 from results.runs import RunData
 from results.trial_traces import traces_of
@@ -37,6 +38,7 @@ class Chart:
     caption: str
     spec: dict[str, Any] | None
     description: str = ""
+    numbers: Numbers | None = None
 
 
 def energy_figures(run: RunData, frame: pd.DataFrame, arms: dict[str, Arm], units: PageUnits) -> list[Chart]:
@@ -85,7 +87,14 @@ def _energy(title: str, rows: Sequence[Row], all_rows: Sequence[Row], arms: dict
         bars.append(EnergyBar(arms[cell].name, phase, mean, low, high, f"{phase} {format_number(mean)}"))
     description = f"{title}. " + "; ".join(f"{b.arm} {b.label}" for b in bars) + f" ({unit})."
     caption = "Thin lines are 95 % intervals of the mean."
-    return Chart(title, caption, energy_chart(bars, unit, description), description)
+    told = tuple((b.arm, b.phase, "missing" if b.energy is None else _with_ends(b)) for b in bars)
+    numbers = Numbers(("Arm", "Phase", f"Energy per token, {unit}"), told)
+    return Chart(title, caption, energy_chart(bars, unit, description), description, numbers)
+
+
+def _with_ends(bar: EnergyBar) -> str:
+    ends = (None if end is None else format_number(end) for end in (bar.low, bar.high))
+    return with_interval(format_number(bar.energy or 0.0), *ends)
 
 
 def _figure(row: Row, scale: float) -> tuple[float, float | None, float | None]:
@@ -127,7 +136,21 @@ def _power(device: str, cell: Cell, trial: Trial, traces: Sequence[PowerTrace], 
         spec = power_chart(traces, prefills_s, tokens_s, start_s, end_s, caption)
     except UnresolvedError as reason:
         return Chart(device, f"{what}: power cannot be drawn: {reason}", None)
-    return Chart(device, caption, spec, caption)
+    return Chart(device, caption, spec, caption, _power_numbers(traces, start_s, end_s))
+
+
+def _power_numbers(traces: Sequence[PowerTrace], start_s: float, end_s: float) -> Numbers:
+    rows = []
+    for trace in traces:
+        _, watts = shown_part(trace, start_s, end_s)
+        told = (
+            f"{trace.meter} {trace.component}",
+            str(len(watts)),
+            *(format_number(float(w)) for w in (watts.min(), watts.max())),
+        )
+        rows.append((*told, trace.method))
+    note = "joulebench export writes every reading of every trial, into traces.parquet."
+    return Numbers(("Component", "Points drawn", "Least, W", "Most, W", "Method"), tuple(rows), note)
 
 
 def _shown_requests(completions: Sequence[Completion]) -> list[Completion]:

@@ -79,6 +79,8 @@ for (const fold of document.querySelectorAll("details")) {
   fold.addEventListener("toggle", open);
   open();
 }
+// Printed folds are open: their charts are drawn before.
+addEventListener("beforeprint", () => document.querySelectorAll(".chart").forEach(draw));
 """
 SORT_TABLES = (Path(__file__).parent / "sort_tables.js").read_text(encoding="utf-8")
 
@@ -117,8 +119,8 @@ def page_context(run: RunData, derived: RunFrames | None = None) -> dict[str, An
     return {
         "info": run.info,
         "counts": _counts(run.trials),
-        "method_sentences": _method_sentences(run, frame),
-        "warnings": [*_warnings(run), *extrapolation_notes(derived.operations)],
+        "method_sentences": method_sentences(run, frame),
+        "warnings": [*warnings_of(run), *extrapolation_notes(derived.operations)],
         "screens": device_screens(run, frame, derived.standings, units),
         "asked_pictures": asked_figures(derived.asked_tables),
         "endurance": endurance_pictures(derived.endurance, arms),
@@ -217,7 +219,7 @@ def _counts(trials: Sequence[Trial]) -> dict[str, int | str]:
     }
 
 
-def _method_sentences(run: RunData, frame: pd.DataFrame) -> list[tuple[str, str]]:
+def method_sentences(run: RunData, frame: pd.DataFrame) -> list[tuple[str, str]]:
     """(device, how its time and energy came to be)."""
     found = []
     notes = meter_notes(run)
@@ -236,7 +238,7 @@ def _method_sentences(run: RunData, frame: pd.DataFrame) -> list[tuple[str, str]
     return found
 
 
-def _warnings(run: RunData) -> list[str]:
+def warnings_of(run: RunData) -> list[str]:
     """What a reader must know before believing a number."""
     found = []
     for note in dict.fromkeys(c.model_note for c in run.cells if c.model_note):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from results.report.arms import Arm
+from results.report.numbers import Numbers, with_interval
 from results.units import format_number
 
 WIDTH, HEIGHT = 300, 190
@@ -64,6 +65,7 @@ class Panel:
     better: str
     caption: str
     svg: Markup
+    numbers: Numbers
 
 
 def symbol(arm: Arm) -> Markup:
@@ -83,7 +85,15 @@ def panel(title: str, better: str, caption: str, points: Sequence[Point], across
     svg = Markup('<svg class="picture" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
         WIDTH, HEIGHT, description, Markup("").join(parts)
     )
-    return Panel(title, better, caption, svg)
+    rows = tuple((p.arm.name, _told(p.x, p.x_low, p.x_high, across), _told(p.y, p.y_low, p.y_high, up)) for p in points)
+    return Panel(title, better, caption, svg, Numbers(("Arm", across.title, up.title), rows))
+
+
+def _told(value: float, low: float, high: float, axis: Axis) -> str:
+    """With its interval, where it has one."""
+    has_interval = (low, high) != (value, value) and math.isfinite(low) and math.isfinite(high)
+    ends = (_value(low, axis), _value(high, axis)) if has_interval else (None, None)
+    return with_interval(_value(value, axis), *ends)
 
 
 class _Scale:

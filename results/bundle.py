@@ -1,0 +1,228 @@
+"""A run in one file that shows when something in it was changed.
+
+    manifest.json       version, run, and of each other file its path, bytes and SHA-256
+    plan.json           the plan as it was run
+    environment.json    machines, software, digests of inputs, self-tests
+    run/...             the run's folder: run.sqlite, traces, tables, report
+
+It is a zip without compression. Whoever changes a file and the manifest makes another bundle that is whole in itself.
+So a bundle shows tampering only against a hash that is kept elsewhere: the root hash, the SHA-256 of manifest.json.
+
+Checking needs this module alone: nothing of the run is parsed, so that another version of joulebench can do it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple
+
+from pydantic import ValidationError
+
+from results.database import DATABASE, StoreError
+from results.records import Record
+from results.store import Store
+
+FORMAT = 1
+MANIFEST, PLAN, ENVIRONMENT = "manifest.json", "plan.json", "environment.json"
+RUN = "run/"
+MOST_MANIFEST_BYTES = 1 << 28
+SAME_DATE = (1980, 1, 1, 0, 0, 0)
+"""Of every file: the same run gives the same bytes."""
+CHUNK_BYTES = 1 << 20
+
+
+class BundleError(Exception):
+    """No bundle, or one of a newer version."""
+
+
+class BundledFile(Record):
+    n_bytes: int
+    sha256: str
+
+
+class Manifest(Record):
+    format: int
+    joulebench: str
+    run_id: str
+    n_trials: int
+    files: dict[str, BundledFile]
+
+
+class Verified(NamedTuple):
+    """root: SHA-256 of the manifest. problems: one line each; empty where everything is as the manifest says."""
+
+    root: str
+    manifest: Manifest
+    problems: tuple[str, ...]
+
+
+def write_bundle(directory: Path, out: Path, joulebench: str) -> Verified:
+    """Appears whole. Raises `StoreError` where the run is damaged: a bundle would vouch for it; `OSError`."""
+    with Store.view(directory) as store, tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        info, n_trials = store.info(), len(store.finished())
+        store.trials()  # each row is what was written
+        _check_traces(directory, store.trace_digests())
+        database = Path(folder) / DATABASE
+        _copy_database(directory / DATABASE, database)
+        said = info.model_dump(mode="json")
+        plan = _canonical(said.pop("plan"))
+        files: dict[str, Path | bytes] = {PLAN: plan, ENVIRONMENT: _canonical(said), f"{RUN}{DATABASE}": database}
+        files |= {f"{RUN}{path.relative_to(directory).as_posix()}": path for path in _own_files(directory)}
+        manifest = Manifest(
+            format=FORMAT,
+            joulebench=joulebench,
+            run_id=info.run_id,
+            n_trials=n_trials,
+            files={name: _digest(content) for name, content in sorted(files.items())},
+        )
+        text = _canonical(manifest.model_dump(mode="json"))
+        temporary = Path(folder) / "bundle"
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as bundle:
+            for name, content in [(MANIFEST, text), *sorted(files.items())]:
+                _put(bundle, name, content)
+        os.chmod(temporary, 0o600)  # it holds prompts and answers
+        temporary.replace(out)
+    return Verified(hashlib.sha256(text).hexdigest(), manifest, ())
+
+
+def verify(path: Path) -> Verified:
+    """Of a bundle, or of the folder that it was unpacked into. Raises `BundleError`, `OSError`."""
+    if path.is_dir():
+        found = {p.relative_to(path).as_posix(): p for p in sorted(path.rglob("*")) if p.is_file() or p.is_symlink()}
+        if MANIFEST not in found:
+            raise BundleError(f"{path} holds no {MANIFEST}; give a bundle, or the folder that it was unpacked into")
+        text = found[MANIFEST].read_bytes()
+        manifest = _manifest(text, path)
+        links = {name for name, p in found.items() if p.is_symlink()}
+        digests = ((name, _digest(p)) for name, p in found.items() if name != MANIFEST and name not in links)
+        problems = [*_problems(manifest, digests), *(f"{name}: is a link, and no file" for name in sorted(links))]
+        return Verified(hashlib.sha256(text).hexdigest(), manifest, tuple(problems))
+    try:
+        with zipfile.ZipFile(path) as bundle:
+            return _verified(bundle, path)
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+        raise BundleError(f"{path} is no bundle, or its directory is damaged ({error})") from error
+
+
+def _verified(bundle: zipfile.ZipFile, path: Path) -> Verified:
+    names = [one.filename for one in bundle.infolist()]
+    if MANIFEST not in names:
+        raise BundleError(f"{path} holds no {MANIFEST}; `joulebench bundle RUN --out FILE` makes one")
+    if bundle.getinfo(MANIFEST).file_size > MOST_MANIFEST_BYTES:
+        raise BundleError(f"{path}: its {MANIFEST} has more than {MOST_MANIFEST_BYTES:,} bytes")
+    try:
+        text = bundle.read(MANIFEST)
+    except zipfile.BadZipFile as error:
+        raise BundleError(f"{path}: its {MANIFEST} is damaged ({error})") from error
+    manifest = _manifest(text, path)
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    problems = [f"{name}: is there twice" for name in twice]
+    lost: list[str] = []
+    problems += _problems(manifest, _digests(bundle, lost), lost)
+    return Verified(hashlib.sha256(text).hexdigest(), manifest, tuple(problems))
+
+
+def _digests(bundle: zipfile.ZipFile, lost: list[str]) -> Iterator[tuple[str, BundledFile]]:
+    """Of each file; those that cannot be read are put into `lost`."""
+    for one in bundle.infolist():
+        if one.filename == MANIFEST:
+            continue
+        try:
+            with bundle.open(one) as file:
+                yield one.filename, _digest_of(file)
+        except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, OSError):
+            lost.append(one.filename)
+
+
+def _problems(
+    manifest: Manifest, digests: Iterator[tuple[str, BundledFile]], lost: list[str] | None = None
+) -> Iterator[str]:
+    seen = set()
+    for name, found in digests:
+        seen.add(name)
+        kept = manifest.files.get(name)
+        if kept is None:
+            yield f"{name}: was added"
+        elif kept != found:
+            size = f" ({kept.n_bytes} -> {found.n_bytes} bytes)" if kept.n_bytes != found.n_bytes else ""
+            yield f"{name}: was changed{size}"
+    seen |= set(lost or ())
+    yield from (f"{name}: was changed, and cannot be read" for name in lost or ())
+    yield from (f"{name}: was removed" for name in manifest.files if name not in seen)
+
+
+def _manifest(text: bytes, path: Path) -> Manifest:
+    """Raises `BundleError`."""
+    try:
+        said = json.loads(text)
+        version = said.get("format") if isinstance(said, dict) else None
+        if type(version) is int and version > FORMAT:
+            raise BundleError(f"{path}: a bundle of format {version}, this joulebench checks {FORMAT}; update it")
+        return Manifest.model_validate(said)
+    except (ValueError, ValidationError, RecursionError) as error:
+        raise BundleError(f"{path}: its {MANIFEST} is damaged ({str(error).splitlines()[0]})") from error
+
+
+def _check_traces(directory: Path, kept: Mapping[str, str | None]) -> None:
+    """Raises `StoreError`."""
+    for trial_id, sha256 in kept.items():
+        path = directory / "traces" / f"{trial_id}.parquet"
+        if not path.is_file():
+            raise StoreError(f"trace file {path} is missing; a bundle would vouch for a run without it")
+        if sha256 is not None and _digest(path).sha256 != sha256:
+            raise StoreError(f"trace file {path} is not what was kept; a bundle would vouch for it. Put back a copy")
+
+
+def _own_files(directory: Path) -> Iterator[Path]:
+    """Traces, tables and pages; the database is copied apart, and what only a running process needs is left out."""
+    left_out = {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal", "run.lock"}
+    for path in sorted(directory.rglob("*")):
+        inside = PurePosixPath(path.relative_to(directory).as_posix())
+        if path.is_file() and not path.is_symlink() and str(inside) not in left_out and not inside.name.startswith("."):
+            yield path
+
+
+def _copy_database(path: Path, copy: Path) -> None:
+    """Whole, also while a run goes on."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        db.execute("VACUUM INTO ?", (str(copy),))
+
+
+def _canonical(value: Any) -> bytes:
+    return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _digest(content: Path | bytes) -> BundledFile:
+    if isinstance(content, bytes):
+        return BundledFile(n_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    with content.open("rb") as file:
+        return _digest_of(file)
+
+
+def _digest_of(file: IO[bytes]) -> BundledFile:
+    whole, n_bytes = hashlib.sha256(), 0
+    while chunk := file.read(CHUNK_BYTES):
+        whole.update(chunk)
+        n_bytes += len(chunk)
+    return BundledFile(n_bytes=n_bytes, sha256=whole.hexdigest())
+
+
+def _put(bundle: zipfile.ZipFile, name: str, content: Path | bytes) -> None:
+    info = zipfile.ZipInfo(name, SAME_DATE)
+    info.external_attr = 0o600 << 16
+    info.file_size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    with bundle.open(info, "w") as target:
+        if isinstance(content, bytes):
+            target.write(content)
+            return
+        with content.open("rb") as source:
+            while chunk := source.read(CHUNK_BYTES):
+                target.write(chunk)

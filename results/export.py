@@ -1,0 +1,213 @@
+"""A run as a data set for others: Parquet files, and a card that says what they are and how they were measured.
+
+DIR/README.md          the card: front matter of a dataset card, then prose
+DIR/NAME.parquet       each table of the run, as its CSV has it
+DIR/traces.parquet     every reading of every meter, one a row
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pandas as pd
+
+from results.report.csv import frames_of_run
+from results.report.files import replace_text
+from results.report.html import machine_rows, method_sentences, shown_input, warnings_of
+from results.report.plan_text import toml_text
+from results.run_frames import RunFrames
+from results.runs import RunData
+from results.trace_files import TraceFileError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CARD = "README.md"
+TRACES = "traces"
+WHAT = {
+    "arms": "the arms as times of the baseline, by device and workload",
+    "latency": "TTFT, TPOT, ITL, E2E and token/s, a row for each cell, metric and method",
+    "energy": "joules and watts likewise",
+    "accuracy": "scores likewise",
+    "accuracy_energy": "accuracy of each arm beside its joules, against the reference",
+    "experts": "layers of experts, and how unevenly they were chosen",
+    "overlaps": "whether what one text chooses tells of another",
+    "heat": "how often each expert was chosen",
+    "operations": "what modelled windows were spent on",
+    "resources": "how busy units and links of modelled machines were",
+    "samples": "what was asked, what was right, what each arm answered",
+    "trials": "one row a trial, failed ones too",
+    "requests": "one row a request",
+    "summary": "one row a cell: means and intervals",
+    "asked_tables": "the tables that the plan asks for",
+    "endurance": "rounds of a workload that ran until time, heat or the battery ended it",
+    "endurance_steps": "steps of speed and watts within them",
+    TRACES: "every reading of every meter: `time_s` on the run's clock, `value` in W (power, held) or J (counter)",
+}
+
+
+class Exported(NamedTuple):
+    path: Path
+    n_rows: int
+    columns: tuple[str, ...]
+
+
+def export(run: RunData, directory: Path, with_traces: bool = True) -> list[Path]:
+    """Writes tables and card; each file appears whole. Raises `OSError`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    derived = RunFrames(run)
+    found = []
+    for name, content in frames_of_run(run, derived).items():
+        parts = [content] if isinstance(content, pd.DataFrame) else content
+        found.append(_write(directory / f"{name}.parquet", iter(parts)))
+    if with_traces:
+        found.append(_write(directory / f"{TRACES}.parquet", _traces(run)))
+    card = directory / CARD
+    replace_text(card, card_text(run, derived, found))
+    return [card, *(one.path for one in found)]
+
+
+def _write(path: Path, parts: Iterator[pd.DataFrame]) -> Exported:
+    """All parts into one file, with the types of the first; text is text where a part has none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    first = next(parts)
+    schema = _schema(first)
+    temporary = path.with_suffix(".tmp")
+    n_rows = 0
+    try:
+        with pq.ParquetWriter(temporary, schema) as writer:
+            for frame in _chain(first, parts):
+                writer.write_table(pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
+                n_rows += len(frame)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Exported(path, n_rows, tuple(schema.names))
+
+
+def _chain(first: pd.DataFrame, rest: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    yield first
+    yield from rest
+
+
+def _schema(frame: pd.DataFrame) -> pa.Schema:
+    import pyarrow as pa
+
+    kinds = []
+    for name, dtype in frame.dtypes.items():
+        if pd.api.types.is_bool_dtype(dtype):
+            kind = pa.bool_()
+        elif pd.api.types.is_integer_dtype(dtype):
+            kind = pa.int64()
+        else:
+            kind = pa.float64() if pd.api.types.is_numeric_dtype(dtype) else pa.string()
+        kinds.append((str(name), kind))
+    return pa.schema(kinds)
+
+
+def _traces(run: RunData) -> Iterator[pd.DataFrame]:
+    """One frame a trial. A trial whose file is damaged has none, and the card says so."""
+    columns = {"cell": str, "repeat": int, "trial": str, "part": str, "meter": str, "component": str, "kind": str}
+    yield pd.DataFrame(columns=[*columns, "method", "time_s", "value"]).astype(
+        {"repeat": "int64", "time_s": "float64", "value": "float64"}
+    )
+    for trial in run.trials:
+        try:
+            parts = run.load_parts(trial.trial_id)
+        except TraceFileError as error:
+            run.lost_traces[trial.trial_id] = str(error)
+            continue
+        for part, traces in parts.items():
+            for trace in traces:
+                yield pd.DataFrame(
+                    {
+                        "cell": trial.cell_id,
+                        "repeat": trial.repeat,
+                        "trial": trial.trial_id,
+                        "part": part,
+                        "meter": trace.meter,
+                        "component": trace.component,
+                        "kind": trace.kind,
+                        "method": trace.method,
+                        "time_s": trace.times_s,
+                        "value": trace.values,
+                    }
+                )
+
+
+# --- the card ---------------------------------------------------------------------------------------------------------
+
+
+def card_text(run: RunData, derived: RunFrames, tables: Sequence[Exported]) -> str:
+    """In the form of a dataset card: YAML between two rules, then Markdown."""
+    info = run.info
+    lines = [
+        "---",
+        f"pretty_name: {json.dumps(info.name)}",
+        "tags: [joulebench, energy, latency, benchmark]",
+        "configs:",
+    ]
+    for one in tables:
+        lines += [f"- config_name: {one.path.stem}", f"  data_files: {one.path.name}"]
+    n_ok = sum(t.status == "ok" for t in run.trials)
+    lines += [
+        "---",
+        "",
+        f"# {escaped(info.name)}",
+        "",
+        f"What joulebench measured in run `{info.run_id}`, begun {info.created_at}: {len(run.cells)} cells,"
+        f" {len(run.trials)} trials, {n_ok} of them ok. A cell is an engine with its technique, a workload and a"
+        " device; a trial is one repeat of a cell. Speed, joules and accuracy of a trial are of the same requests.",
+        "",
+        "## How it was measured",
+        "",
+        *(f"- {escaped(device)}: {escaped(words)}" for device, words in method_sentences(run, derived.tidy)),
+        "",
+        "`method` (or a column that ends in `_method`) says of each figure how it came to be: `measured`, `counter`,"
+        " `integrated power`, `battery gauge`, `relative gauge`, `replayed`, `modelled`, `derived` or `missing`. They"
+        " are never mixed in one row. A missing figure is null, beside its `reason`. It is never 0.",
+        "",
+        *(f"- {escaped(words)}" for words in warnings_of(run)),
+        "",
+        "## Units",
+        "",
+        "Of a column with its unit in its name: `_s` seconds, `_j` joules, `_w` watts, `_bytes` bytes. Of tables with a"
+        " row a metric: the column `unit`. `ci_low` and `ci_high` are the ends of the 95 % interval of the mean over"
+        " trials.",
+        "",
+        "## Tables",
+        "",
+        "| file | rows | what |",
+        "|---|---|---|",
+        *(f"| {one.path.name} | {one.n_rows} | {WHAT.get(one.path.stem, '')} |" for one in tables),
+        "",
+    ]
+    for one in tables:
+        lines += [f"- `{one.path.name}`: {', '.join(f'`{c}`' for c in one.columns)}"]
+    lines += ["", "`cell` and `repeat` join the tables.", "", "## Environment", ""]
+    for device, environment in info.environments.items():
+        lines += [f"### {escaped(device)}", ""]
+        lines += [f"- {escaped(key)}: {escaped(value)}" for key, value in machine_rows(environment)]
+        packages = ", ".join(f"{name} {version}" for name, version in environment.packages.items())
+        lines += [f"- packages: {escaped(packages)}", ""]
+    lines += ["## Inputs", "", *(f"- {escaped(one.name)}: {escaped(shown_input(one))}" for one in info.inputs), ""]
+    lines += ["## Plan", "", *fenced(toml_text(info.plan), "toml"), ""]
+    return "\n".join(lines)
+
+
+def escaped(text: str) -> str:
+    """Text as Markdown shows it, in one line: nothing of it is markup."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", " ".join(text.split()))
+
+
+def fenced(text: str, language: str) -> list[str]:
+    """A block of code that nothing in the text ends."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [fence + language, text.rstrip("\n"), fence]

@@ -1,0 +1,186 @@
+"""Bundles: what was changed, removed or added is named; the hash of the whole is another one then."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from results.bundle import MANIFEST, BundleError, Verified, verify, write_bundle
+from results.database import StoreError
+from results.store import Store
+from tests.command import joulebench
+from tests.conftest import FinishedRun
+
+PLAIN_CHECK = """
+import hashlib, json, sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as bundle:
+    manifest = json.loads(bundle.read("manifest.json"))
+    for name, one in manifest["files"].items():
+        content = bundle.read(name)
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (one["n_bytes"], one["sha256"]), name
+    assert {*bundle.namelist()} == {"manifest.json", *manifest["files"]}
+print(len(manifest["files"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("bundle") / "run.zip"
+    write_bundle(finished_run.directory, out, "0.1.0")
+    return out
+
+
+def changed(bundle: Path, folder: Path, change: Callable[[dict[str, bytes]], object]) -> Path:
+    """The bundle, packed again after a change of what it holds."""
+    with zipfile.ZipFile(bundle) as old:
+        content = {name: old.read(name) for name in old.namelist()}
+    change(content)
+    path = folder / "changed.zip"
+    with zipfile.ZipFile(path, "w") as new:
+        for name, data in content.items():
+            new.writestr(name, data)
+    return path
+
+
+def test_a_bundle_is_what_its_manifest_says_and_needs_no_joulebench(bundle: Path, finished_run: FinishedRun) -> None:
+    found = verify(bundle)
+    assert found.problems == ()
+    with Store.view(finished_run.directory) as store:
+        trials = store.trials()
+        with_traces = {t.trial_id for t in trials if store.traces(t.trial_id)}
+        assert found.manifest.run_id == store.info().run_id
+    assert found.manifest.n_trials == len(trials)
+    assert {f"run/traces/{i}.parquet" for i in with_traces} <= found.manifest.files.keys()
+    assert {"plan.json", "environment.json", "run/run.sqlite", "run/report.html"} <= found.manifest.files.keys()
+    # Another program's zip and SHA-256 come to the same.
+    plain = subprocess.run([sys.executable, "-c", PLAIN_CHECK, str(bundle)], capture_output=True, text=True, check=True)
+    assert int(plain.stdout) == len(found.manifest.files)
+    with zipfile.ZipFile(bundle) as opened:
+        assert hashlib.sha256(opened.read(MANIFEST)).hexdigest() == found.root
+    assert bundle.stat().st_mode & 0o077 == 0
+
+
+def test_the_same_run_gives_the_same_bytes(bundle: Path, finished_run: FinishedRun, tmp_path: Path) -> None:
+    write_bundle(finished_run.directory, tmp_path / "again.zip", "0.1.0")
+    assert (tmp_path / "again.zip").read_bytes() == bundle.read_bytes()
+
+
+def test_what_was_changed_removed_and_added_is_named(bundle: Path, tmp_path: Path) -> None:
+    [trace, *_] = [name for name in verify(bundle).manifest.files if name.startswith("run/traces/")]
+
+    def change(content: dict[str, bytes]) -> None:
+        content[trace] = content[trace][:-1] + bytes([content[trace][-1] ^ 1])
+        content["plan.json"] += b"\n"
+        del content["environment.json"]
+        content["run/notes.txt"] = b"mine"
+
+    found = verify(changed(bundle, tmp_path, change))
+    size = verify(bundle).manifest.files["plan.json"].n_bytes
+    assert sorted(found.problems) == sorted(
+        [
+            f"{trace}: was changed",
+            f"plan.json: was changed ({size} -> {size + 1} bytes)",
+            "environment.json: was removed",
+            "run/notes.txt: was added",
+        ]
+    )
+
+
+def test_a_manifest_that_was_made_anew_shows_against_the_root_hash_alone(bundle: Path, tmp_path: Path) -> None:
+    def change(content: dict[str, bytes]) -> None:
+        content["plan.json"] = b"{}\n"
+        manifest = json.loads(content[MANIFEST])
+        manifest["files"]["plan.json"] = {"n_bytes": 3, "sha256": hashlib.sha256(b"{}\n").hexdigest()}
+        content[MANIFEST] = json.dumps(manifest).encode()
+
+    path, root = changed(bundle, tmp_path, change), verify(bundle).root
+    assert verify(path).problems == ()
+    assert verify(path).root != root
+    ended = joulebench("verify", str(path), "--root", root)
+    assert (ended.code, "is another one" in ended.stdout) == (8, True)
+    alone = joulebench("verify", str(path))
+    assert alone.code == 0
+    assert "whoever changed the files may have made the manifest anew" in alone.stdout
+    assert joulebench("verify", str(bundle), "--root", root.upper()).code == 0
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_byte_of_what_it_holds_can_be_changed_unseen(bundle: Path, tmp_path: Path, data: st.DataObject) -> None:
+    """What zip says besides (dates, modes) is no content: there the contents are still those of before."""
+    whole = bytearray(bundle.read_bytes())
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] ^= data.draw(st.integers(1, 255))
+    path = tmp_path / "flipped.zip"
+    path.write_bytes(whole)
+    try:
+        found = verify(path)
+    except BundleError:
+        return
+    before = verify(bundle)
+    assert found.problems or (found.root == before.root and _contents(path) == _contents(bundle))
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as opened:
+        return {one.filename: opened.read(one) for one in opened.infolist()}
+
+
+def test_a_name_that_is_there_twice_is_told(bundle: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(bundle, tmp_path / "twice.zip"))
+    with zipfile.ZipFile(path, "a") as opened, pytest.warns(UserWarning, match="Duplicate name"):
+        opened.writestr("plan.json", b"{}")
+    assert "plan.json: is there twice" in verify(path).problems
+
+
+def test_a_folder_that_it_was_unpacked_into_is_checked_and_can_be_read(bundle: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(bundle) as opened:
+        opened.extractall(tmp_path / "there")
+    found: Verified = verify(tmp_path / "there")
+    assert (found.problems, found.root) == ((), verify(bundle).root)
+    with Store.view(tmp_path / "there" / "run") as store:
+        assert len(store.trials()) == found.manifest.n_trials
+    (tmp_path / "there" / "link").symlink_to("/etc/passwd")
+    assert verify(tmp_path / "there").problems == ("link: is a link, and no file",)
+
+
+def test_a_damaged_run_gets_no_bundle(finished_run: FinishedRun, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished_run.directory, tmp_path / "run"))
+    trace = next((run / "traces").glob("*.parquet"))
+    trace.write_bytes(trace.read_bytes() + b"x")
+    with pytest.raises(StoreError, match=r"is not what was kept; a bundle would vouch for it"):
+        write_bundle(run, tmp_path / "out.zip", "0.1.0")
+    trace.unlink()
+    with pytest.raises(StoreError, match=r"is missing; a bundle would vouch"):
+        write_bundle(run, tmp_path / "out.zip", "0.1.0")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_what_is_no_bundle_is_told(bundle: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.zip"
+    other.write_text("no zip")
+    with pytest.raises(BundleError, match="is no bundle, or its directory is damaged"):
+        verify(other)
+    with zipfile.ZipFile(other, "w") as opened:
+        opened.writestr("x", b"")
+    with pytest.raises(BundleError, match=r"holds no manifest\.json"):
+        verify(other)
+
+    def newer(content: dict[str, bytes]) -> None:
+        content[MANIFEST] = json.dumps(json.loads(content[MANIFEST]) | {"format": 2}).encode()
+
+    with pytest.raises(BundleError, match="a bundle of format 2, this joulebench checks 1; update it"):
+        verify(changed(bundle, tmp_path, newer))
+    assert joulebench("bundle", str(tmp_path), "--out", str(tmp_path / "o.zip")).code == 2
+    taken = joulebench("bundle", str(tmp_path), "--out", str(other))
+    assert (taken.code, "is left as it is" in taken.stderr) == (2, True)

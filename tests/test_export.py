@@ -1,0 +1,91 @@
+"""Parquet of a run and its card: the same figures as the CSV files, and nothing of the run is markup."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from results.export import card_text, escaped, export, fenced
+from results.run_frames import RunFrames
+from results.store import Store
+from tests.command import joulebench
+from tests.conftest import FinishedRun
+from tests.run_builders import HOSTILE, TABLES, cell, failed, run, trial
+
+
+@pytest.fixture(scope="module")
+def exported(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "set"
+    ended = joulebench("export", str(finished_run.directory), "--out", str(out))
+    assert ended.code == 0, ended.stderr
+    assert {Path(line).name for line in ended.stdout.split()} == {p.name for p in out.iterdir()}
+    return out
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_table_says_what_its_csv_says(exported: Path, finished_run: FinishedRun, name: str) -> None:
+    ours = pd.read_parquet(exported / f"{name}.parquet")
+    csv = pd.read_csv(finished_run.directory / f"{name}.csv", keep_default_na=False, na_values=[""])
+    assert list(ours.columns) == list(csv.columns)
+    assert len(ours) == len(csv)
+    for column in csv.columns:
+        if pd.api.types.is_float_dtype(csv[column]) and pd.api.types.is_numeric_dtype(ours[column]):
+            pd.testing.assert_series_equal(ours[column].astype(float), csv[column], rtol=1e-12, check_names=False)
+
+
+def test_traces_have_every_reading(exported: Path, finished_run: FinishedRun) -> None:
+    traces = pd.read_parquet(exported / "traces.parquet")
+    with Store.view(finished_run.directory) as store:
+        data = store.data()
+        n = sum(
+            len(trace.times_s) for t in data.trials for own in data.load_parts(t.trial_id).values() for trace in own
+        )
+    assert len(traces) == n > 0
+    assert set(traces["trial"]) <= {t.trial_id for t in data.trials}
+    assert not traces[["time_s", "value", "method"]].isna().any().any()
+
+
+def test_the_card_says_what_how_and_on_what(exported: Path) -> None:
+    card = (exported / "README.md").read_text()
+    head, rest = card.split("---\n", 2)[1:]
+    files = re.findall(r"data_files: (\S+)", head)
+    assert {*files} == {p.name for p in exported.iterdir()} - {"README.md"}
+    for word in ("## How it was measured", "modelled, not measured", "## Units", "## Environment", "```toml", "sha256"):
+        assert word in rest
+
+
+def test_nothing_of_a_run_is_markup_in_the_card() -> None:
+    hostile = run([cell(device="host](http://evil)")], [failed(error=HOSTILE), trial(repeat=1)])
+    hostile.info.plan["name"] = "```\n# mine"
+    card = card_text(hostile, RunFrames(hostile), [])
+    assert "host](http" not in card
+    assert "\n# mine" not in card.split("````toml")[0]
+    assert escaped("a|b <script> [x]") == r"a\|b \<script\> \[x\]"
+    assert fenced("a ``` b", "toml")[0] == "````toml"
+
+
+def test_a_damaged_trace_costs_its_own_readings_alone(tmp_path: Path) -> None:
+    from results.trace_files import TraceFileError
+
+    def broken(_: str) -> dict[str, object]:
+        raise TraceFileError("damaged")
+
+    from dataclasses import replace
+
+    one = replace(run([cell()], [trial()]), load_parts=broken)  # type: ignore[arg-type]
+    export(one, tmp_path / "set")
+    assert len(pd.read_parquet(tmp_path / "set" / "traces.parquet")) == 0
+    assert len(pd.read_parquet(tmp_path / "set" / "trials.parquet")) == 1
+
+
+def test_where_it_is_not_written_and_what_open_says(finished_run: FinishedRun, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    ended = joulebench("export", str(finished_run.directory), "--out", str(tmp_path))
+    assert (ended.code, "holds other files (mine.txt)" in ended.stderr) == (2, True)
+    page = finished_run.directory / "report.html"
+    assert joulebench("open", str(finished_run.directory), "--print").stdout.strip() == str(page)
+    lacking = joulebench("open", str(tmp_path))
+    assert (lacking.code, "joulebench report" in lacking.stderr) == (2, True)
