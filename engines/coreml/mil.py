@@ -201,14 +201,15 @@ class _Graph:
         assert past is not None  # attention has positions
         x = inputs["x"]
         query, key, value = (
-            self._clipped(self._linear(linear, x, name), content.clip)
+            self._linear(linear, x, name)
             for name, linear in (("query", content.query), ("key", content.key), ("value", content.value))
         )
         n_heads, n_kv, width = content.n_heads, content.n_kv_heads, content.head_dim
         query = self._turned(query, content.query_norm, n_heads, content, inputs, "query_norm")
         key = self._turned(key, content.key_norm, n_kv, content, inputs, "key_norm")
         query = mb.mul(x=query, y=np.float16(content.scale))
-        key_new, value_new = mb.reshape(x=key, shape=(1, n_kv * width, 1, rows), name="key"), value
+        key_new = mb.reshape(x=key, shape=(1, n_kv * width, 1, rows), name="key")
+        value_new = self._clipped(value, content.clip)
         if function.stateful:
             keys = self._stored(inputs["key_cache"], key_new, inputs, past)
             values = self._stored(inputs["value_cache"], value_new, inputs, past)
@@ -254,7 +255,7 @@ class _Graph:
         rows, width = self._function.rows, content.head_dim
         if norm is not None and norm.over_all:
             x = self._normed(x, norm, 1, (1, n_heads * width, 1, 1), name)
-        x = self._mb.reshape(x=x, shape=(1, n_heads, width, rows))
+        x = self._mb.reshape(x=self._clipped(x, content.clip), shape=(1, n_heads, width, rows))
         steps: list[Callable[[Any], Any]] = []
         if norm is not None and not norm.over_all:
             own = norm
