@@ -237,7 +237,7 @@ def test_narrow_weights_are_whole_steps_of_their_scale(weights: Weights, most: i
         wide = matrix.astype(np.float32).reshape(64, 64 // block, block)
         scale = (np.abs(wide).max(axis=2, keepdims=True) / most).astype(np.float16).astype(np.float32)
         wanted = (np.rint(wide / scale).clip(-most, most) * scale).reshape(64, 64)
-        np.testing.assert_allclose(held[f"expert_0_{name}"][:, :, 0, 0], wanted, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(held[f"expert_0_{name}_weight"][:, :, 0, 0], wanted, rtol=0, atol=1e-6)
     n_bytes = sum(f.stat().st_size for f in (tmp_path / "a.mlpackage").rglob("weight.bin"))
     # 64 bytes of header, and 64 and some padding for each of 6 tensors.
     assert 0 <= n_bytes - n_weight_bytes([(64, 64)] * 3, 0, weights) < 64 + 6 * 128

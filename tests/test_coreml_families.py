@@ -25,7 +25,6 @@ from engines.techniques.parameters import CustomParameters
 from tests.fakes.families import CASES, write_family
 
 pytest.importorskip("coremltools", reason="reads and writes packages (pip install joulebench[coreml])")
-pytestmark = pytest.mark.numbers
 
 CHUNK, CONTEXT = 32, 64
 VARIANTS: tuple[Variant, Variant] = ("stateless", "stateful")

@@ -169,8 +169,12 @@ def _read_function(spec: Any, context: Any, kept: dict[tuple[str, int], Any], dt
         (states if is_state else inputs)[one.name] = shape
     constants: dict[str, Any] = {}
     steps = []
+    bound = {*inputs, *states}
     for operation in block.operations:
         outputs = tuple(one.name for one in operation.outputs)
+        if operation.type != "write_state" and (twice := bound & {*outputs}):
+            raise EngineError(f"{', '.join(sorted(twice))}: bound twice in a graph, which Core ML may refuse")
+        bound.update(outputs)
         given = {name: _bound(argument, context, kept) for name, argument in operation.inputs.items()}
         if operation.type == "const":
             constants[outputs[0]] = _as_kept(_value(operation.attributes["val"], context, kept), dtype)

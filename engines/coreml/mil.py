@@ -172,7 +172,7 @@ class _Graph:
         """A 1x1 convolution. Constants of one name are one weight in all functions of the package."""
         more = {} if linear.bias_O is None else {"bias": self._const(f"{name}_bias", linear.bias_O)}
         named = {} if out is None else {"name": out}
-        return self._mb.conv(x=x, weight=self._matrix(name, linear.weight_OI), **more, **named)
+        return self._mb.conv(x=x, weight=self._matrix(f"{name}_weight", linear.weight_OI), **more, **named)
 
     def _const(self, name: str, value: Any) -> Any:
         made = self._mb.const(val=_narrow(value), name=name)
@@ -205,8 +205,8 @@ class _Graph:
             for name, linear in (("query", content.query), ("key", content.key), ("value", content.value))
         )
         n_heads, n_kv, width = content.n_heads, content.n_kv_heads, content.head_dim
-        query = self._turned(query, content.query_norm, n_heads, content, inputs, "query_norm")
-        key = self._turned(key, content.key_norm, n_kv, content, inputs, "key_norm")
+        query = self._turned(query, content.query_norm, n_heads, content, inputs, "query_norm_weight")
+        key = self._turned(key, content.key_norm, n_kv, content, inputs, "key_norm_weight")
         query = mb.mul(x=query, y=np.float16(content.scale))
         key_new = mb.reshape(x=key, shape=(1, n_kv * width, 1, rows), name="key")
         value_new = self._clipped(value, content.clip)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -100,9 +100,24 @@ class CoremlSpec(ExternalSpec):
             from engines.coreml.manifest import MANIFEST, read_manifest
 
             folder = Path(self.packages).expanduser()
-            read_manifest(folder)
+            self._check(read_manifest(folder))
             files["packages"] = folder / MANIFEST
         return self._found(self.predictor, files)
+
+    def _check(self, found: Manifest) -> None:
+        """What can be known of packages before the model is read. Raises `EngineError`."""
+        technique = self.technique.model_dump(mode="json", exclude={"name"})
+        wanted = (self.technique.technique, technique, self.prefill_chunk, self.context, self.weights)
+        there = (found.technique, found.technique_parameters, found.chunk, found.context, found.weights)
+        names = ("technique", "technique's parameters", "prefill_chunk", "context", "weights")
+        if differing := [n for n, a, b in zip(names, wanted, there, strict=True) if a != b]:
+            raise self._otherwise(differing)
+
+    def _otherwise(self, differing: Sequence[str]) -> EngineError:
+        return EngineError(
+            f"packages {self.packages}: converted otherwise than this arm asks ({', '.join(differing)} differ); convert"
+            " with the same technique, profile, chunk and context, or leave packages out"
+        )
 
     @classmethod
     def _found(cls, predictor: str, files: dict[str, Path]) -> Found:
@@ -174,10 +189,7 @@ class CoremlSpec(ExternalSpec):
             folder = Path(self.packages).expanduser()
             found = read_manifest(folder)
             if differing := differences(found, conversion.manifest):
-                raise EngineError(
-                    f"packages {self.packages}: converted otherwise than this arm asks ({', '.join(differing)});"
-                    " convert with the same technique, profile, chunk and context, or leave packages out"
-                )
+                raise self._otherwise(differing)
             return folder, found
         name = hashlib.sha256(conversion.manifest.model_dump_json().encode()).hexdigest()[:DIGITS]
         folder = around.models / f"coreml-{name}"

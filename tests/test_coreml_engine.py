@@ -1,0 +1,172 @@
+"""`runs = "coreml"` in a plan: what stands in its trials, and what is refused."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines.coreml.conversion import Asked, Conversion, convert_all
+from engines.coreml.engine import INTERPRETED, placement_words
+from engines.coreml.macos import MacPredictor, why_no_core_ml
+from engines.coreml.predictor import Placement
+from engines.techniques.presets import preset_parameters
+from tests.coreml import BUNDLED, NO_DIGEST, Converted, bundled_profile, converted, model_of
+from tests.profiles import problems, trials
+
+pytest.importorskip("coremltools", reason="reads and writes packages (pip install joulebench[coreml])")
+
+NOT_A_MAC = pytest.mark.skipif(
+    platform.system() != "Darwin", reason="Core ML runs on macOS alone; a Mac's owner runs this"
+)
+TORCH = {
+    "name": "torch",
+    "technique": {"name": "npumoe-tg"},
+    "profile": BUNDLED,
+    "prefill_chunk": 64,
+}
+ANE = {**TORCH, "name": "ane", "runs": "coreml", "context": 512}
+INTERPRETER = {**ANE, "predictor": "interpreter", "arithmetic": "float32"}
+BOOLQ = {"name": "boolq", "limit": 2}
+QUICK = {"repeats": 1, "warmup": 0, "idle_s": 0, "max_foreign_cpu_share": 1.0}
+MODEL = {"source": BUNDLED, "dtype": "float16"}
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state folder of its own, in which graphs are kept."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def test_an_interpreted_arm_scores_as_torch_and_is_in_no_mean_of_times(tmp_path: Path, state: Path) -> None:
+    found = trials(tmp_path / "run", model=MODEL, engine=[TORCH, INTERPRETER], workload=[BOOLQ], protocol=QUICK)
+    torch, ane = sorted(found, key=lambda trial: INTERPRETED in trial.marks)
+    assert (torch.status, ane.status) == ("ok", "ok")
+    assert torch.marks == ()
+    assert ane.marks == (INTERPRETED,)
+    assert len(torch.scores) > 0
+    assert [score.value for score in ane.scores] == [score.value for score in torch.scores]
+    assert ane.counters == torch.counters
+    assert any("say nothing of a Mac" in note for note in ane.notes)
+    assert ane.road is not None
+    assert ane.road.arithmetic == "Core ML: interpreter (float32)"
+    kept = list(state.rglob("manifest.json"))
+    assert len(kept) == 1, "graphs are converted once and kept"
+
+
+@pytest.mark.skipif(platform.system() == "Darwin", reason="a Mac has Core ML")
+def test_without_a_mac_one_line_says_so() -> None:
+    found = problems(model=MODEL, engine=[ANE], workload=[BOOLQ])
+    assert len(found) == 1
+    assert "engine ane: Core ML is not here: Core ML runs on macOS, and this is Linux" in found[0]
+    assert 'predictor = "interpreter"' in found[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"arithmetic": "float32", "predictor": "macos"}, "engine[0].arithmetic: graphs are fp16 on a Mac"),
+        ({"compute_units": "all"}, "engine[0].compute_units: the interpreter has none"),
+        ({"profile": None}, "engine[0].profile: npumoe-tg freezes the graphs' shapes by one"),
+        ({"model_file": "a.gguf"}, "engine[0].model_file: graphs are made of the plan's model"),
+        ({"ranks": 2}, "engine[0].ranks: is of joulebench's own engine"),
+        ({"packages": "/nowhere"}, "/nowhere/manifest.json: cannot be read"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(given: dict[str, Any], said: str) -> None:
+    raw = {key: value for key, value in {**INTERPRETER, **given}.items() if value is not None}
+    found = problems(model=MODEL, engine=[raw], workload=[BOOLQ])
+    assert any(said in problem for problem in found), found
+
+
+def test_packages_of_another_conversion_are_refused(tmp_path: Path, state: Path) -> None:
+    """Before anything runs, what the plan says; what the model says when it is read."""
+    technique = preset_parameters("npumoe-tg")()
+    conversion = Conversion(BUNDLED, Asked(technique, 64, 512), bundled_profile(), NO_DIGEST)
+    convert_all(conversion, tmp_path / "packages")
+    engine = {**INTERPRETER, "packages": str(tmp_path / "packages")}
+    (said,) = problems(model=MODEL, engine=[engine | {"prefill_chunk": 128, "context": 256}], workload=[BOOLQ])
+    assert "converted otherwise than this arm asks (prefill_chunk, context differ)" in said
+    (trial,) = trials(tmp_path / "run", model=MODEL, engine=[engine], workload=[BOOLQ], protocol=QUICK)
+    assert trial.status == "failed"
+    assert "converted otherwise than this arm asks (model_sha256 differ)" in str(trial.failure)
+
+
+# --- placement -------------------------------------------------------------------------------------------------------
+
+
+def test_placement_is_told_with_what_is_not_on_the_ane() -> None:
+    said = placement_words([Placement({"ane": 10, "cpu": 2}, 0.9), Placement({"ane": 5}, 1.0), None])
+    assert said == (
+        "Core ML places 17 operations: 15 on ane, 2 on cpu; 90% to 100% of a graph's estimated cost on the ANE;"
+        " 1 graphs not told"
+    )
+
+
+def test_joules_of_an_ane_that_computed_nothing_are_not_the_models() -> None:
+    assert placement_words([Placement({"cpu": 4}, 0.0)]).endswith("none on the ANE: its joules are not this model's")
+    assert "not known to be this model's" in placement_words([None])
+
+
+# --- a Mac -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    return converted("npumoe-tg", tmp_path_factory.mktemp("mac") / "packages")
+
+
+@pytest.mark.macos
+@NOT_A_MAC
+@pytest.mark.parametrize("kind", ["experts", "attention"])
+def test_core_ml_computes_what_the_interpreter_does(packages: Converted, kind: str) -> None:
+    """fp16 on both sides; a graph is a chain of at most 12 roundings of 2^-11 of its largest value."""
+    interpreter, mac = model_of(packages, "float16")._predictor, MacPredictor(packages.folder)
+    package = next(p for p in packages.manifest.packages if p.role == kind)
+    function = next(f for f in package.functions if not f.stateful)
+    random = np.random.default_rng(1)
+    read = interpreter._function(package, function.name)  # type: ignore[attr-defined]
+    given = {name: random.standard_normal(shape).astype(np.float16) for name, shape in read.inputs.items()}
+    wanted = interpreter.predict(package, function.name, given, None, "cpu_and_ne")
+    found = mac.predict(package, function.name, given, None, "cpu_and_ne")
+    for name, value in wanted.items():
+        error = np.abs(found[name].astype(np.float32) - value.astype(np.float32)).max()
+        assert error <= 12 * 2.0**-11 * np.abs(value).max()
+
+
+@pytest.mark.macos
+@NOT_A_MAC
+def test_core_ml_tells_where_a_graph_lies(packages: Converted) -> None:
+    mac = MacPredictor(packages.folder)
+    package = next(p for p in packages.manifest.packages if p.role == "experts")
+    placed = mac.placement(package, package.default_function, "cpu_and_ne")
+    assert placed is not None
+    assert sum(placed.operations.values()) > 0
+
+
+@pytest.mark.macos
+@NOT_A_MAC
+def test_a_state_goes_from_one_function_to_the_other(packages: Converted) -> None:
+    """A prefill's state serves decoding: both functions are of one package."""
+    package = next(p for p in packages.manifest.packages if p.role == "attention")
+    big, small = (f for f in package.functions if f.stateful)
+    interpreter, mac = model_of(packages, "float16", "stateful")._predictor, MacPredictor(packages.folder)
+    answers = []
+    for predictor in (interpreter, mac):
+        state = predictor.new_state(package, big.name, "cpu_and_ne")
+        for function in (big, small):
+            read = interpreter._function(package, function.name)  # type: ignore[attr-defined]
+            given = {name: np.full(shape, 0.5, np.float16) for name, shape in read.inputs.items()}
+            answers.append(predictor.predict(package, function.name, given, state, "cpu_and_ne")["y"])
+    np.testing.assert_allclose(answers[3].astype(np.float32), answers[1].astype(np.float32), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.skipif(platform.system() == "Darwin", reason="a Mac has Core ML")
+def test_elsewhere_the_reason_names_the_way_out() -> None:
+    reason = why_no_core_ml()
+    assert reason is not None
+    assert "interpreter" in reason
