@@ -1,8 +1,8 @@
 """Speed and watts over time, of rounds that follow each other without a pause, and the steps in the speed.
 
 A round is a trial: one pass over the workload. Its speed is that of decoding, or of prefill where nothing is decoded. A
-step is a change point of the series of speeds (`results.change_points`); between steps a device keeps a level, and the
-last level is the one that it sustains. Times count from the start of the series' first window.
+step is a change point of the series of speeds (`results.history.changes`). Between steps a device keeps a level, and
+the last level is the one that it sustains. Times count from the start of the series' first window.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from results.cells import data_sources, mark_words, trials_of
-from results.change_points import change_points
+from results.history.changes import find_levels
 from results.metrics import energy_observations, latency_observations
 from results.records import Cell, Phase
 from results.runs import RunData
@@ -183,12 +183,17 @@ def _steps(speeds: Sequence[tuple[Round, float]]) -> tuple[list[Step], str | Non
     values = np.array([speed for _, speed in speeds])
     width = math.ceil(len(values) / MOST_VALUES)
     means = [float(values[k : k + width].mean()) for k in range(0, len(values), width)]
-    edges = _of_a_size(values, [0, *(width * at for at in change_points(means)), len(values)])
+    edges = _of_a_size(values, [0, *(width * at for at in changes_of(means)), len(values)])
     for i in range(1, len(edges) - 1):
         edges[i] = _sharpened(values, edges[i - 1], edges[i], edges[i + 1], width)
     if len(edges) == 2:
         return [], NO_STEP
     return [_step(speeds, *edges[i : i + 3]) for i in range(len(edges) - 2)], None
+
+
+def changes_of(speeds: Sequence[float]) -> list[int]:
+    """Numbers of the values with which a new level begins. A step of a speed is a ratio: logarithms."""
+    return [change.at for change in find_levels(np.log(speeds), np.zeros(len(speeds))).changes]
 
 
 def _of_a_size(values: Any, edges: list[int]) -> list[int]:

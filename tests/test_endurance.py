@@ -21,8 +21,7 @@ from harness.commands import app
 from harness.plan import build_plan
 from harness.runner import Runner, open_run
 from harness.schema import EnduranceSpec, TrialProtocol
-from results.change_points import change_points
-from results.endurance import NO_STEP, Series, endurance_of, round_rows, step_rows
+from results.endurance import NO_STEP, Series, changes_of, endurance_of, round_rows, step_rows
 from results.environments import Conditions
 from results.records import Completion, Request
 from results.report.endurance_words import sentences_of
@@ -268,11 +267,11 @@ def test_a_step_under_noise_is_found_and_chance_makes_few() -> None:
     for seed in range(100):
         noise = np.random.default_rng(seed).normal(0.0, 0.03, 60)
         level = np.where(np.arange(60) < 25, 1.0, 0.9)
-        found += any(abs(at - 25) <= 3 for at in change_points(level + noise))
-        alarms += bool(change_points(1.0 + noise))
+        found += any(abs(at - 25) <= 3 for at in changes_of(level + noise))
+        alarms += bool(changes_of(1.0 + noise))
     assert found >= 99
-    # The test's size is 1 %: six and more of a hundred are as rare as 1 in 2000.
-    assert alarms <= 5
+    # The test's size is 0.1 %: three and more of a hundred are rarer than 1 in 5000.
+    assert alarms <= 2
 
 
 def test_the_interval_of_when_holds_the_instant() -> None:
@@ -282,7 +281,7 @@ def test_the_interval_of_when_holds_the_instant() -> None:
     held = 0
     for seed in range(100):
         values = np.where(np.arange(60) < 25, 1.0, 0.94) + np.random.default_rng(1000 + seed).normal(0.0, 0.02, 60)
-        [at] = [*change_points(values)][:1] or [0]
+        [at] = [*changes_of(values)][:1] or [0]
         low, high = _place(values, at) if at else (0, 0)
         held += low <= 25 <= high
     assert held >= 88
@@ -367,7 +366,7 @@ def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.M
     assert done.exit_code == 0, done.output
     [series] = found_in(tmp_path / "run")
     assert series.ended_by is not None
-    assert series.ended_by.startswith("heat: 44.")
+    assert series.ended_by.startswith("heat: 4")
     [step] = series.steps
     begun_s = series.rounds[0].trial.window_start_s
     assert begun_s is not None
@@ -376,7 +375,8 @@ def test_a_phone_that_throttles_is_seen_to(tmp_path: Path, monkeypatch: pytest.M
     longest_s = max(r.to_s - r.from_s for r in series.rounds)
     assert step.low_s - longest_s <= throttled_s <= step.high_s + longest_s
     assert step.change == pytest.approx(-0.5, abs=0.05)
-    assert series.rounds[-1].temperature_c == pytest.approx(44.0, abs=1.5)
+    assert series.rounds[-1].temperature_c is not None
+    assert 44.0 <= series.rounds[-1].temperature_c <= 45.0
     assert series.rounds[-1].battery_percent is not None
     assert series.rounds[-1].battery_percent < 80
     page = (tmp_path / "run" / "report.html").read_text()
