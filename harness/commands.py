@@ -15,6 +15,7 @@ import typer
 
 from harness.bundled_plans import FIRST_PLAN, bundled_plans, write_bundled_plan
 from harness.calibrate_command import calibrate
+from harness.compare_command import compare
 from harness.coreml_command import coreml_app
 from harness.cross_command import cross
 from harness.device_commands import devices, doctor, record
@@ -121,6 +122,7 @@ app.command()(run)
 app.command()(calibrate)
 app.command()(report)
 app.command()(history)
+app.command()(compare)
 app.command()(regress)
 app.command("open")(open_run)
 app.command()(export)

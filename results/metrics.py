@@ -100,8 +100,11 @@ def latency_observations(trial: Trial) -> list[Observation]:
         "e2e": ([c.e2e_s for c in done], "no request was completed"),
     }
     rows = []
+    some_derived = any(c.derived for c in done)
     for metric, phase, unit in LATENCY_METRICS:
-        method = time_method(trial.time_method, done, phase, of_first_token=metric == "ttft")
+        method = trial.time_method
+        if some_derived:
+            method = time_method(method, done, phase, of_first_token=metric == "ttft")
         if metric == "throughput":
             value, reason = _throughput(trial, phase)
             rows.append(Observation(metric, phase, unit, method, value, reason))

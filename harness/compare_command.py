@@ -1,0 +1,156 @@
+"""`joulebench compare`: two runs, arms or machines, and which of their figures differ for certain."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.interrupts import raise_in_command
+from harness.regress_command import EXIT_WORSE, Allow, allowed
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    EXIT_NONE_USABLE,
+    EXIT_NOT_WRITTEN,
+    AsJson,
+    console_of,
+    end_interrupted,
+    fail,
+)
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from results.history.comparison import Comparison, Side
+    from results.runs import RunData
+
+Sided = "Folder of a run; an arm of it as RUN:ARM; a device as RUN@DEVICE; both as RUN:ARM@DEVICE."
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help=Sided)],
+    second: Annotated[str, typer.Argument(metavar="B", help="The same; what changed from A to B is told.")],
+    allow: Allow = None,
+    least: Annotated[
+        float, typer.Option("--least", min=0.0, metavar="PERCENT", help="A smaller change is not called certain.")
+    ] = 0.0,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write all figures as a table.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page.")] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Print what is not certain, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs, arms or machines. Ends with 1 where B is worse for certain."""
+    raise_in_command()
+    kinds = allowed(allow or ())
+    try:
+        from results.history.comparison import CompareError
+        from results.history.comparison import compare as compared
+
+        sides = _sides(first, second)
+        try:
+            found = compared(*sides, kinds, least / 100)
+        except CompareError as error:
+            fail(str(error), EXIT_BAD_PLAN)
+        _write(found, csv, html)
+        if as_json:
+            from results.report.compare_page import comparison_frame
+
+            rows = json.loads(comparison_frame(found).to_json(orient="records"))
+            typer.echo(json.dumps({"notes": list(found.notes), "rows": rows}, indent=2))
+        else:
+            _print(found, show_all)
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, "nothing was changed")
+    if found.has_worse:
+        raise typer.Exit(EXIT_WORSE)
+    if not found.n_tested:
+        why = Counter(row.reason for row in found.rows).most_common(1)
+        fail(f"nothing could be compared: {why[0][0] if why else 'neither side has a figure'}", EXIT_NONE_USABLE)
+
+
+def _sides(first: str, second: str) -> tuple[Side, Side]:
+    """Reads each run once."""
+    from results.history.comparison import Side
+
+    read: dict[Path, RunData] = {}
+    found = []
+    for told in (first, second):
+        folder, arm, device = _parsed(told)
+        if folder.resolve() not in read:
+            read[folder.resolve()] = _read(folder)
+        run = read[folder.resolve()]
+        if arm is not None and device is None and arm not in {cell.engine for cell in run.cells} and "@" in arm:
+            arm, _, device = arm.rpartition("@")
+        found.append(Side(told, run, arm, device))
+    return found[0], found[1]
+
+
+def _parsed(told: str) -> tuple[Path, str | None, str | None]:
+    """(folder, arm, device): the folder is the longest beginning that there is."""
+    places = [i for i, letter in enumerate(told) if letter in ":@"]
+    place = next((i for i in (len(told), *reversed(places)) if told[:i] and Path(told[:i]).is_dir()), None)
+    if place is None:
+        what = "no such folder; give the folder of a run, an arm of it as RUN:ARM, a device as RUN@DEVICE"
+        fail(f"{told}: {what}", EXIT_BAD_PLAN)
+    folder, rest = Path(told[:place]), told[place + 1 :] or None
+    return (folder, None, rest) if told[place : place + 1] == "@" else (folder, rest, None)
+
+
+def _read(folder: Path) -> RunData:
+    from results.store import Store, StoreError
+
+    try:
+        with console_of(stderr=True).status(f"reading {printable(str(folder))}"), Store.view(folder) as store:
+            return store.data()
+    except StoreError as error:
+        fail(str(error), EXIT_BAD_PLAN)
+
+
+def _write(found: Comparison, csv: Path | None, html: Path | None) -> None:
+    from results.report.compare_page import write_comparison_csv, write_comparison_page
+
+    for option, path, write in (("--csv", csv, write_comparison_csv), ("--html", html, write_comparison_page)):
+        if path is None:
+            continue
+        try:
+            write(found, path)
+        except OSError as error:
+            fail(f"{option} {path}: cannot be written ({error.strerror or error}); name another file", EXIT_NOT_WRITTEN)
+
+
+def _print(found: Comparison, show_all: bool) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from results.report.compare_page import COLUMNS, NUMBERS, ORDER, ordered, table_row
+
+    console = console_of()
+    rows = ordered(found)
+    shown = [row for row in rows if show_all or row.verdict in ("worse", "better", "different")]
+    whys = {why: i + 1 for i, why in enumerate(dict.fromkeys(table_row(row)[-1] for row in shown))}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", overflow="fold")
+    for title in COLUMNS[:-1]:
+        table.add_column(title, justify="right" if title in NUMBERS else "left", overflow="fold")
+    for row in shown:
+        *cells, why = table_row(row)
+        table.add_row(*(Text(printable(cell)) for cell in (f"{whys[why]}.", *cells)))
+    if shown:
+        console.print(table)
+    counts = Counter[str](row.verdict for row in rows)
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict])
+    refused = dict.fromkeys(f"Refused: {row.reason}" for row in rows if row.verdict == "refused")
+    said = dict.fromkeys(f"Compared although they are unlike, as asked: {one}" for row in rows for one in row.said)
+    hint = "" if show_all or len(shown) == len(rows) else " (--all shows every figure)"
+    lines = [
+        *(f"{number}. {why}" for why, number in whys.items()),
+        f"From A, {found.first.name}, to B, {found.second.name}: {told}{hint}",
+        *said,
+        *refused,
+        *found.notes,
+    ]
+    for line in lines:
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,386 @@
+"""Two runs, arms or machines, figure by figure: what changed from A to B, how surely, and what was refused and why.
+
+    times, joules,   the logarithm of the ratio of means. Of two arms of one run repeat i of both is a pair, for what
+    memory           drifts in a run drifts for both: paired t. Of two runs each trial is one value, over the same
+                     requests: Welch's t. Requests are no values of their own: what disturbs a trial is in all of them
+    scores           sample by sample (`results.compare`): McNemar's exact test where answers are right or wrong
+    joules           errors of meters that repeats do not narrow are added to the interval; of two meters, or two
+                     machines, with their gain. Nothing within a model's own error is certain
+    effect size      Hedges' g: the difference over the scatter of a trial. Share of requests that took longer
+    certain          p below `RATE` once all figures of all cells are looked at together (Benjamini and Hochberg 1995),
+                     and an interval that leaves out no change
+
+What drifts between two sessions is in no interval of two runs: `joulebench regress` knows it, from more runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from results.binary_scores import binary_metrics
+from results.cells import answering, trials_of, usable
+from results.compare import Difference, UnlikeError, compare_scores, mean_difference, sample_scores
+from results.history.points import CellPoint, Figure, cell_point
+from results.history.series import same_way
+from results.history.unlike import Unlike, What, unlike_cells, unlike_environments, unlike_figures
+from results.records import Cell
+from results.runs import RunData
+from results.statistics import CONFIDENCE, NORMAL_95
+from results.trials import Trial
+
+RATE: Final = 1 - CONFIDENCE
+Verdict = Literal["worse", "better", "different", "not certain", "refused", "not tested"]
+WELCH, PAIRED = "Welch's t", "paired t by repeat"
+
+
+class CompareError(Exception):
+    """What was named is not there, or nothing is common: what, the value, the remedy."""
+
+
+class Side(NamedTuple):
+    """One side: a run, or an arm or a device of it. name: as it was given."""
+
+    name: str
+    run: RunData
+    arm: str | None = None
+    device: str | None = None
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [
+            cell
+            for cell in self.run.cells
+            if self.arm in (None, cell.engine, cell.label) and self.device in (None, cell.device)
+        ]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure of one pair of cells. change, low, high: shares (0.02 is 2 % more), of scores differences. effect:
+    Hedges' g. longer: share of requests that took longer. said: what is unlike and was allowed."""
+
+    workload: str
+    device: str
+    arm: str
+    first: Figure
+    second: Figure | None
+    verdict: Verdict
+    reason: str = ""
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    adjusted: float | None = None
+    test: str | None = None
+    effect: float | None = None
+    longer: float | None = None
+    said: tuple[str, ...] = ()
+    model_error: float | None = None
+
+    @property
+    def is_score(self) -> bool:
+        return self.first.kind == "accuracy"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    first: Side
+    second: Side
+    rows: tuple[Compared, ...]
+    notes: tuple[str, ...]
+
+    @cached_property
+    def n_tested(self) -> int:
+        return sum(row.p is not None for row in self.rows)
+
+    @property
+    def has_worse(self) -> bool:
+        return any(row.verdict == "worse" for row in self.rows)
+
+
+class Pair(NamedTuple):
+    first: Cell
+    second: Cell
+
+
+def compare(first: Side, second: Side, allowed: frozenset[What], least: float = 0.0) -> Comparison:
+    """least: a smaller change is not certain, as a share. Raises `CompareError`."""
+    pairs = _pairs(first, second)
+    trials = trials_of(first.run), trials_of(second.run)
+    binary = binary_metrics(first.run), binary_metrics(second.run)
+    rows: list[Compared] = []
+    notes: dict[str, None] = {}
+    for pair in pairs:
+        own = trials[0][pair.first.cell_id], trials[1][pair.second.cell_id]
+        shares = binary[0][pair.first.workload] & binary[1][pair.second.workload]
+        rows += _CellPair(first, second, pair, own, shares, allowed).rows()
+    notes |= dict.fromkeys(_notes(first, second, rows, pairs))
+    return Comparison(first, second, tuple(_controlled(rows, least)), tuple(notes))
+
+
+def _pairs(first: Side, second: Side) -> list[Pair]:
+    """Cells of the same workload; of the same arm, unless two arms were named; of the same device, unless each side
+    has one only."""
+    sides = first.cells, second.cells
+    for side, cells in zip((first, second), sides, strict=True):
+        if not cells:
+            arms = ", ".join(dict.fromkeys(cell.engine for cell in side.run.cells))
+            devices = ", ".join(dict.fromkeys(cell.device for cell in side.run.cells))
+            raise CompareError(f"{side.name}: no cell is so; its arms are {arms}; its devices {devices}")
+    by_arm = first.arm is None or second.arm is None
+    by_device = any(len({cell.device for cell in cells}) > 1 for cells in sides)
+    by_model = any(len({(c.engine, c.workload, c.device) for c in cells}) < len(cells) for cells in sides)
+
+    def key(cell: Cell) -> tuple[str, ...]:
+        return (
+            cell.workload,
+            cell.engine if by_arm else "",
+            cell.device if by_device else "",
+            cell.model if by_model else "",
+        )
+
+    others = {key(cell): cell for cell in sides[1]}
+    pairs = [Pair(cell, others[key(cell)]) for cell in sides[0] if key(cell) in others]
+    if first.run.info.run_id == second.run.info.run_id:
+        pairs = [pair for pair in pairs if pair.first.cell_id != pair.second.cell_id]
+        if not pairs:
+            raise CompareError(f"{first.name} and {second.name} are the same cells; name two runs, arms or devices")
+    if not pairs:
+        raise CompareError(
+            f"{first.name} and {second.name} have no cell in common: {_has(sides[0])}; {_has(sides[1])}; name arms as"
+            " RUN:ARM, machines as RUN@DEVICE"
+        )
+    return pairs
+
+
+def _has(cells: Sequence[Cell]) -> str:
+    told = [f"{cell.engine} · {cell.workload} · {cell.device}" for cell in cells[:2]]
+    return "the one has " + ", ".join(told) + (f" and {len(cells) - 2} more" if len(cells) > 2 else "")
+
+
+def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[Pair]) -> Iterator[str]:
+    for number, side in (
+        (len({p.first.cell_id for p in pairs}), first),
+        (len({p.second.cell_id for p in pairs}), second),
+    ):
+        if number < len(side.cells):
+            yield f"{len(side.cells) - number} cells of {side.name} have none like them on the other side: left out."
+    methods = {f.method for row in rows for f in (row.first, row.second) if f is not None and row.verdict != "refused"}
+    if "modelled" in methods:
+        yield "Modelled figures are a model's, not a meter's or a clock's; no difference within its error is certain."
+    if first.run.info.run_id != second.run.info.run_id:
+        yield (
+            "Intervals are from the trials within each run. What drifts between two sessions is not in them:"
+            " `joulebench regress` judges that from more runs."
+        )
+    yield f"Certain: p < {RATE:.2g} by Benjamini and Hochberg over all tested figures, and an interval without 0."
+    if len({pair.first.device for pair in pairs} | {pair.second.device for pair in pairs}) > 1:
+        yield "Of several machines: a difference is of machine, software and arm together."
+
+
+class _CellPair:
+    """All figures of one pair of cells."""
+
+    def __init__(
+        self,
+        first: Side,
+        second: Side,
+        pair: Pair,
+        trials: tuple[list[Trial], list[Trial]],
+        shares: frozenset[str],
+        allowed: frozenset[What],
+    ) -> None:
+        self._trials, self._shares, self._allowed = trials, shares, allowed
+        self._points: tuple[CellPoint, CellPoint] = (
+            cell_point(pair.first, trials[0]),
+            cell_point(pair.second, trials[1]),
+        )
+        self._same_run = first.run.info.run_id == second.run.info.run_id
+        self._same_device = pair.first.device == pair.second.device
+        environments = (
+            first.run.info.environments.get(pair.first.device),
+            second.run.info.environments.get(pair.second.device),
+        )
+        self._unlike = [*unlike_environments(*environments), *unlike_cells(*self._points)]
+        self._same_machine = self._same_device and not any(one.what == "machines" for one in self._unlike)
+
+    def rows(self) -> Iterator[Compared]:
+        one, other = self._points
+        for key, figures in one.by_key.items():
+            theirs = other.by_key.get(key, [])
+            figure = next((own for own in figures if _alike(own, theirs)), figures[0])
+            yield self._row(figure, same_way(figure, theirs))
+
+    def _row(self, figure: Figure, other: Figure | None) -> Compared:
+        one, two = self._points
+        arm = one.engine if one.engine == two.engine else f"{one.engine} → {two.engine}"
+        device = one.device if self._same_device else f"{one.device} → {two.device}"
+        row = Compared(one.workload, device, arm, figure, other, "not tested")
+        if other is None:
+            return replace(row, reason="the other side has no such figure")
+        unlike = [*self._unlike, *unlike_figures(figure, other, self._points, self._allowed)]
+        refused = [u for u in unlike if u.what not in self._allowed and _matters(u, figure)]
+        if refused:
+            told = "; ".join(f"other {u.what}: {u.words}" for u in refused)
+            return replace(row, verdict="refused", reason=f"{told} (--allow {refused[0].what})")
+        row = replace(row, said=tuple(f"unlike {u.what}: {u.words}" for u in unlike if _matters(u, figure)))
+        return self._of_scores(row, other) if row.is_score else self._of_costs(row, other)
+
+    def _of_scores(self, row: Compared, other: Figure) -> Compared:
+        metric = row.first.metric
+        try:
+            scores = [sample_scores(answering(own), metric) for own in self._trials]
+            found = compare_scores(scores[0], scores[1], is_binary=metric in self._shares)
+        except UnlikeError as error:
+            return replace(row, change=other.mean - row.first.mean, reason=str(error))
+        return _with(row, found, found.mean, (found.low, found.high))
+
+    def _of_costs(self, row: Compared, other: Figure) -> Compared:
+        figure = row.first
+        if min(*figure.values.values(), *other.values.values()) <= 0:
+            return replace(row, reason="a value is not above 0: no ratio")
+        row = replace(row, change=other.mean / figure.mean - 1)
+        if figure.metric == "e2e":
+            row = replace(row, longer=_share_longer(*(usable(own) for own in self._trials)))
+        meters = self._meter_error(figure, other)
+        is_modelled = "modelled" in (figure.method, other.method)
+        model = _model_error(figure, other) if is_modelled else None
+        both = sorted(figure.values.keys() & other.values.keys())
+        if self._same_run and len(both) >= 2:
+            logs = [math.log(other.values[i] / figure.values[i]) for i in both]
+            found, scatter = mean_difference(logs), float(np.std(logs, ddof=1))
+            if found.low is None and found.n > 1:
+                return replace(row, reason=found.reason or "", model_error=model)
+            effect = None if scatter == 0 else found.mean / scatter * _hedges(len(both) - 1)
+            return _of_logs(
+                replace(row, effect=effect, model_error=model), found.mean, _error(found), len(both) - 1, meters, PAIRED
+            )
+        return self._of_groups(replace(row, model_error=model), other, meters)
+
+    def _of_groups(self, row: Compared, other: Figure, meters: float | None) -> Compared:
+        groups = [np.log(list(f.values.values())) for f in (row.first, other)]
+        n = [len(group) for group in groups]
+        if min(n) < 2:
+            return replace(row, reason=f"{n[0]} and {n[1]} trials: no interval from one")
+        spread = [float(group.var(ddof=1)) for group in groups]
+        parts = [v / k for v, k in zip(spread, n, strict=True)]
+        size = float(groups[1].mean() - groups[0].mean())
+        if sum(parts) <= 1e-24:
+            return replace(row, reason="the trials of both sides come out alike: no scatter to judge by")
+        degrees = sum(parts) ** 2 / sum(part**2 / (k - 1) for part, k in zip(parts, n, strict=True))
+        pooled = math.sqrt(sum(v * (k - 1) for v, k in zip(spread, n, strict=True)) / (sum(n) - 2))
+        row = replace(row, effect=size / pooled * _hedges(sum(n) - 2))
+        return _of_logs(row, size, math.sqrt(sum(parts)), degrees, meters, WELCH)
+
+    def _meter_error(self, figure: Figure, other: Figure) -> float | None:
+        """Relative, that repeats do not narrow; None where a meter states none that would be needed."""
+        if figure.kind != "energy" or "modelled" in (figure.method, other.method):
+            return 0.0
+        if self._same_machine and figure.meter == other.meter and figure.method == other.method:
+            return math.hypot(figure.meter_error, other.meter_error)
+        if figure.whole_error is None or other.whole_error is None:
+            return None
+        return math.hypot(figure.whole_error, other.whole_error)
+
+
+def _alike(figure: Figure, others: Sequence[Figure]) -> bool:
+    return any((figure.method, figure.meter, figure.unit) == (o.method, o.meter, o.unit) for o in others)
+
+
+def _matters(unlike: Unlike, figure: Figure) -> bool:
+    """A score is compared on every road; how its seconds came to be is of no matter to it."""
+    return figure.kind != "accuracy" or unlike.what not in ("roads", "methods", "meters")
+
+
+def _model_error(figure: Figure, other: Figure) -> float:
+    """Of the models behind them, infinite where one states none."""
+    errors = [math.inf if f.whole_error is None else f.whole_error for f in (figure, other) if f.method == "modelled"]
+    return math.hypot(*errors)
+
+
+def _error(found: Difference) -> float:
+    """Standard error behind a mean difference, by its t test."""
+    from scipy.special import stdtrit
+
+    if found.p is None or found.p >= 1.0:
+        return 0.0
+    return abs(found.mean) / abs(float(stdtrit(found.n - 1, found.p / 2)))
+
+
+def _of_logs(row: Compared, size: float, error: float, degrees: float, meters: float | None, test: str) -> Compared:
+    from scipy.special import stdtr, stdtrit
+
+    if meters is None:
+        return replace(row, reason="the meters state no uncertainty, and are not the same one")
+    both = math.hypot(error, meters)
+    if both == 0:
+        return replace(row, change=0.0, low=0.0, high=0.0, p=1.0, test=test)
+    # Welch and Satterthwaite: what repeats do not narrow is known with no end of degrees.
+    degrees = degrees * (both / error) ** 4 if error > 0 else math.inf
+    quantile = float(stdtrit(degrees, 0.5 + CONFIDENCE / 2)) if math.isfinite(degrees) else NORMAL_95
+    p = 2 * float(stdtr(degrees, -abs(size) / both))
+    return replace(
+        row,
+        change=math.expm1(size),
+        low=math.expm1(size - quantile * both),
+        high=math.expm1(size + quantile * both),
+        p=p,
+        test=test,
+    )
+
+
+def _with(row: Compared, found: Difference, change: float, ends: tuple[float | None, float | None]) -> Compared:
+    return replace(
+        row, change=change, low=ends[0], high=ends[1], p=found.p, test=found.test, reason=found.reason or row.reason
+    )
+
+
+def _hedges(degrees: float) -> float:
+    """The correction for few values (Hedges 1981)."""
+    return 1 - 3 / (4 * degrees - 1)
+
+
+def _share_longer(first: Sequence[Trial], second: Sequence[Trial]) -> float | None:
+    """Of the requests that both answered, those whose mean time over trials is longer on the second side."""
+    one, other = _times(first), _times(second)
+    both = one.keys() & other.keys()
+    return sum(other[r] > one[r] for r in both) / len(both) if both else None
+
+
+def _times(trials: Sequence[Trial]) -> Mapping[str, float]:
+    found: dict[str, tuple[float, int]] = {}
+    for trial in trials:
+        for completion in trial.completions:
+            total, n = found.get(completion.request_id, (0.0, 0))
+            found[completion.request_id] = total + completion.e2e_s, n + 1
+    return {request: total / n for request, (total, n) in found.items()}
+
+
+def _controlled(rows: Sequence[Compared], least: float) -> Iterator[Compared]:
+    from scipy.stats import false_discovery_control
+
+    ps = [row.p for row in rows if row.p is not None]
+    adjusted = iter(false_discovery_control(ps) if ps else ())
+    for row in rows:
+        yield row if row.p is None else _judged(replace(row, adjusted=float(next(adjusted))), least)
+
+
+def _judged(row: Compared, least: float) -> Compared:
+    change, p = row.change or 0.0, 1.0 if row.adjusted is None else row.adjusted
+    is_clear = row.low is not None and row.high is not None and not row.low <= 0 <= row.high
+    if p >= RATE or not is_clear:
+        return replace(row, verdict="not certain")
+    if abs(change) < least:
+        return replace(row, verdict="not certain", reason="smaller than what counts (--least)")
+    if row.model_error is not None and abs(math.log1p(change)) <= NORMAL_95 * row.model_error:
+        stated = "the model states no error" if math.isinf(row.model_error) else "within the model's own error"
+        return replace(row, verdict="not certain", reason=stated)
+    if row.first.better == "neither":
+        return replace(row, verdict="different")
+    return replace(row, verdict="worse" if (change > 0) == (row.first.better == "lower") else "better")

@@ -1,0 +1,156 @@
+"""Verdicts over histories whose steps a generator made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from results.history.index import open_history
+from results.history.marks import mark
+from results.history.regress import Asked, Judged, regress
+from tests.command import joulebench
+from tests.histories import write_history
+from tests.run_builders import ENVIRONMENT
+
+NEWER = ENVIRONMENT.model_copy(update={"packages": ENVIRONMENT.packages | {"torch": "2.14.0"}})
+OTHER_CPU = ENVIRONMENT.model_copy(update={"cpu_model": "another"})
+
+
+def judged(directory: Path, metric: str = "e2e", baseline: int = 3, **asked: object) -> dict[str, Judged]:
+    """By arm. The baseline is of the first runs."""
+    with open_history(directory) as found:
+        mark(found, "good", [f"run{day:03d}" for day in range(baseline)], add=False)
+        result = regress(found, "good", Asked(metrics=(metric,), **asked))  # type: ignore[arg-type]
+    return {one.arm: one for one in result.judged}
+
+
+def slower(percent: float, since: int) -> object:
+    return lambda day, arm: 1.0 + (percent / 100 if arm == "b" and day >= since else 0.0)
+
+
+def test_a_slower_arm_is_a_regression_and_the_other_passes(tmp_path: Path) -> None:
+    write_history(tmp_path, 24, slower(2, 14), arms=("a", "b"), environments=dict.fromkeys(range(14, 24), NEWER))
+    found = judged(tmp_path)
+    assert (found["a"].verdict, found["b"].verdict) == ("PASS", "REGRESSION")
+    one = found["b"]
+    assert one.since is not None
+    assert one.since.folder == "run014"
+    assert one.low is not None
+    assert one.high is not None
+    assert one.low < 0.0198 < one.high  # log(1.02)
+    assert one.noise == pytest.approx(0.003, rel=0.7)
+    done = joulebench("regress", "--baseline", "good", str(tmp_path), "--metric", "e2e")
+    assert done.code == 1
+    assert "1 REGRESSION, 0 UNRELIABLE, 0 IMPROVED, 1 PASS" in done.stdout
+    assert "since run014 (2026-01-15); with it changed: torch 2.13.0; 2.14.0" in done.stdout
+    assert "can't be told from chance" in done.stdout
+
+
+def test_more_tokens_a_second_is_an_improvement_and_fewer_a_regression(tmp_path: Path) -> None:
+    write_history(tmp_path, 20, slower(-3, 10), arms=("a", "b"))
+    assert judged(tmp_path, "throughput")["b"].verdict == "IMPROVED"
+    assert judged(tmp_path, "energy_per_response")["b"].verdict == "IMPROVED"
+    assert joulebench("regress", "--baseline", "good", str(tmp_path)).code == 0
+    # From the later level, as a baseline, nothing changed.
+    with open_history(tmp_path) as found:
+        mark(found, "fast", ["run011"], add=False)
+        verdicts = {one.verdict for one in regress(found, "fast", Asked()).judged}
+    assert verdicts == {"PASS"}
+
+
+def test_a_change_below_what_counts_passes(tmp_path: Path) -> None:
+    write_history(tmp_path, 30, slower(1.5, 15), arms=("a", "b"))
+    assert judged(tmp_path)["b"].verdict == "REGRESSION"
+    one = judged(tmp_path, least=0.03)["b"]
+    assert (one.verdict, "is below what counts" in one.reason) == ("PASS", True)
+
+
+def test_an_anchor_takes_the_drift_of_the_machine_out(tmp_path: Path) -> None:
+    """The machine gets 6 % slower for all arms, and b 2 % faster beside it."""
+    write_history(
+        tmp_path, 24, slower(-2, 14), arms=("a", "b"), machine=lambda day: 1.06 if day >= 14 else 1.0, noise=0.002
+    )
+    alone = judged(tmp_path)
+    assert {alone["a"].verdict, alone["b"].verdict} == {"REGRESSION"}
+    beside = judged(tmp_path, anchor="a")
+    assert beside["b"].verdict == "IMPROVED"
+    assert beside["b"].change == pytest.approx(-0.0202, abs=0.004)
+    assert beside["a"].is_anchor
+    done = joulebench("regress", "--baseline", "good", str(tmp_path), "--anchor", "a")
+    assert (done.code, "anchor: REGRESSION" in done.stdout) == (0, True)
+
+
+def test_a_last_run_that_stands_off_is_unreliable_and_more_like_it_are_a_regression(tmp_path: Path) -> None:
+    write_history(tmp_path, 21, slower(5, 20), arms=("a", "b"))
+    one = judged(tmp_path)["b"]
+    assert one.verdict == "UNRELIABLE"
+    assert "last run stands off by +5" in one.reason
+    assert "the ends of a series are unsure: 3 more runs tell" in one.reason
+    write_history(tmp_path / "more", 24, slower(5, 20), arms=("a", "b"))
+    assert judged(tmp_path / "more")["b"].verdict == "REGRESSION"
+
+
+def test_a_baseline_on_two_levels_is_none(tmp_path: Path) -> None:
+    write_history(tmp_path, 20, slower(5, 10), arms=("a", "b"))
+    one = judged(tmp_path, baseline=15)["b"]
+    assert (one.verdict, "baseline's own runs are on several levels" in one.reason) == ("UNRELIABLE", True)
+
+
+def test_much_noise_proves_nothing(tmp_path: Path) -> None:
+    write_history(tmp_path, 16, slower(0, 0), noise=0.08)
+    one = judged(tmp_path)["dropless"]
+    assert (one.verdict, "too much noise: only a change above" in one.reason) == ("UNRELIABLE", True)
+
+
+def test_few_runs_are_held_against_runs_of_the_baseline_itself(tmp_path: Path) -> None:
+    write_history(tmp_path, 7, slower(30, 5), arms=("a", "b"))
+    found = judged(tmp_path, baseline=5)
+    assert (found["a"].verdict, found["b"].verdict) == ("PASS", "REGRESSION")
+    alone = judged(tmp_path, baseline=1)["b"]
+    assert (alone.verdict, "too few to know the noise: it takes 8, or 3" in alone.reason) == ("UNRELIABLE", True)
+
+
+def test_runs_of_another_machine_are_left_out_and_told(tmp_path: Path) -> None:
+    write_history(tmp_path, 24, slower(20, 14), arms=("a", "b"), environments=dict.fromkeys(range(14, 24), OTHER_CPU))
+    one = judged(tmp_path)["b"]
+    assert one.verdict == "PASS"
+    assert len(one.series.points) == 14
+    assert one.left_out == ("other machines (CPU EPYC 7B13; another) (10 runs)",)
+    assert judged(tmp_path, allowed=frozenset({"machines"}))["b"].verdict == "REGRESSION"
+
+
+def test_nothing_newer_than_the_baseline_ends_with_6(tmp_path: Path) -> None:
+    write_history(tmp_path, 9, slower(0, 0))
+    done = joulebench("regress", "--baseline", "run008", str(tmp_path))
+    assert done.code == 6
+    assert "no run like the baseline is newer than it" in done.stderr
+
+
+def test_json_has_each_figure_with_its_verdict(tmp_path: Path) -> None:
+    write_history(tmp_path, 16, slower(0, 0))
+    done = joulebench("regress", "--baseline", "run002", str(tmp_path), "--json")
+    found = json.loads(done.stdout)
+    assert (done.code, found["regressed"], found["runs"]) == (0, False, 16)
+    assert {one["verdict"] for one in found["judged"]} == {"PASS"}
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    write_history(tmp_path, 3, slower(0, 0))
+    write_history(tmp_path / "one", 1, slower(0, 0))
+    (tmp_path / "none").mkdir()
+    for arguments, said in (
+        (("--baseline", "good", str(tmp_path)), "--baseline good: no baseline and no run of"),
+        (
+            ("--baseline", "run000", str(tmp_path), "--anchor", "x"),
+            "--anchor x: run000 has no such arm; it has dropless",
+        ),
+        (("--baseline", "run000", str(tmp_path), "--metric", "x"), "--metric x: run000 has no such figure; it has"),
+        (("--baseline", "run000", str(tmp_path), "--allow", "x"), "--allow x: no such kind; take one of requests"),
+        (("--baseline", "run000", str(tmp_path / "one")), "holds one run only"),
+        (("--baseline", "run000", str(tmp_path / "none")), "holds no run yet"),
+    ):
+        done = joulebench("regress", *arguments)
+        (line,) = done.problems
+        assert (done.code, said in line) == (2, True), line

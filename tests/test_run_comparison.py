@@ -1,0 +1,240 @@
+"""Two runs, arms and machines against each other: what differs for certain, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from results.environments import Environment
+from results.history.comparison import Compared, CompareError, Comparison, Side, compare
+from results.history.unlike import What
+from results.runs import RunData
+from results.store import Store
+from tests.command import joulebench
+from tests.histories import made_trial, write_run
+from tests.run_builders import ENVIRONMENT, cell, reading
+from tests.test_road import KERNELS as ROAD
+
+OTHER_CPU = ENVIRONMENT.model_copy(update={"cpu_model": "another"})
+NEWER = ENVIRONMENT.model_copy(update={"joulebench": "0.2.0"})
+
+
+def times(mean_s: float, seed: int, n: int = 8, spread: float = 0.01) -> list[float]:
+    return [float(t) for t in mean_s * (1 + spread * np.random.default_rng(seed).standard_normal(n))]
+
+
+def written(
+    folder: Path,
+    seconds: Sequence[float],
+    arm: str = "dropless",
+    environment: Environment = ENVIRONMENT,
+    **changes: object,
+) -> Path:
+    trials = [made_trial("c1", i, s, **changes) for i, s in enumerate(seconds)]  # type: ignore[arg-type]
+    return write_run(folder, [cell("c1", engine=arm)], trials, environment=environment)
+
+
+def read(folder: Path) -> RunData:
+    with Store.view(folder) as store:
+        return store.data()
+
+
+def between(first: Path, second: Path, *allowed: What, **sides: str) -> Comparison:
+    own = [{k[:-2]: v for k, v in sides.items() if k.endswith(end)} for end in ("_a", "_b")]
+    return compare(Side("A", read(first), **own[0]), Side("B", read(second), **own[1]), frozenset(allowed))
+
+
+def row(found: Comparison, metric: str = "e2e") -> Compared:
+    return next(one for one in found.rows if one.first.metric == metric)
+
+
+def test_of_two_runs_size_interval_and_p_are_those_of_welchs_test(tmp_path: Path) -> None:
+    first, second = times(1.0, 0), times(1.03, 1, n=5)
+    one = row(between(written(tmp_path / "a", first), written(tmp_path / "b", second)))
+    expected = stats.ttest_ind(np.log(second), np.log(first), equal_var=False)
+    low, high = expected.confidence_interval(0.95)
+    assert one.p == pytest.approx(expected.pvalue)
+    assert (one.low, one.high) == (pytest.approx(math.expm1(low)), pytest.approx(math.expm1(high)))
+    assert one.verdict == "worse"
+    assert one.longer == 1.0
+
+
+def test_of_two_arms_of_one_run_repeats_are_pairs(tmp_path: Path) -> None:
+    """Repeats that drift alike hide a small difference from Welch's test, and not from the paired one."""
+    first = times(1.0, 2, spread=0.1)
+    second = [
+        1.01 * t * (1 + 0.001 * x) for t, x in zip(first, np.random.default_rng(3).standard_normal(8), strict=True)
+    ]
+    cells = [cell("c1", engine="a"), cell("c2", engine="b")]
+    trials = [
+        made_trial(c.cell_id, i, s) for c, own in zip(cells, (first, second), strict=True) for i, s in enumerate(own)
+    ]
+    folder = write_run(tmp_path / "run", cells, trials)
+    one = row(between(folder, folder, arm_a="a", arm_b="b"))
+    expected = stats.ttest_rel(np.log(second), np.log(first))
+    assert one.p == pytest.approx(expected.pvalue)
+    assert one.low is not None
+    assert one.low == pytest.approx(math.expm1(expected.confidence_interval(0.95).low))
+    assert one.verdict == "worse"
+
+
+def test_false_discoveries_are_held_down_over_all_figures(tmp_path: Path) -> None:
+    """Adjusted p as scipy has it; of 60 cells that do not differ none is worse, though some p are below 0.05."""
+    cells = [cell(f"c{i}", engine=f"arm{i}") for i in range(60)]
+    folders = [
+        write_run(
+            tmp_path / name,
+            cells,
+            [made_trial(c.cell_id, r, s) for i, c in enumerate(cells) for r, s in enumerate(times(1.0, seed + i))],
+        )
+        for name, seed in (("a", 100), ("b", 900))
+    ]
+    found = between(*folders)
+    ps = [one.p for one in found.rows if one.p is not None]
+    assert len(ps) == found.n_tested == 300
+    expected = stats.false_discovery_control(ps)
+    assert [one.adjusted for one in found.rows if one.p is not None] == pytest.approx(list(expected))
+    assert sum(p < 0.05 for p in ps) >= 5
+    assert not found.has_worse
+
+
+def test_scores_are_compared_sample_by_sample_by_mcnemars_test(tmp_path: Path) -> None:
+    right = [1.0] * 40
+    wrong = [0.0] * 12 + [1.0] * 28
+    first = write_run(tmp_path / "a", [cell("c1")], [made_trial("c1", 0, 1.0, right=right)])
+    second = write_run(tmp_path / "b", [cell("c1")], [made_trial("c1", 0, 1.0, right=wrong)])
+    one = row(between(first, second), "acc")
+    assert one.p == pytest.approx(2 * 0.5**12)
+    assert (one.verdict, one.change) == ("worse", pytest.approx(-0.3))
+
+
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [
+        ("machines", {"environment": OTHER_CPU}),
+        ("versions", {"environment": NEWER}),
+        ("systems", {"environment": ENVIRONMENT.model_copy(update={"os": "Linux 6.9"})}),
+        ("requests", {"requests_sha256": "9" * 64}),
+        ("methods", {"time_method": "modelled"}),
+        ("roads", {"road": ROAD.model_copy(update={"decoding": "plan by plan"})}),
+    ],
+)
+def test_what_is_unlike_is_refused_unless_it_is_allowed_and_then_said(
+    tmp_path: Path, what: What, changes: dict[str, object]
+) -> None:
+    first = written(tmp_path / "a", times(1.0, 0), road=ROAD)
+    second = written(tmp_path / "b", times(1.5, 1), **({"road": ROAD} | changes))  # type: ignore[arg-type]
+    refused = row(between(first, second))
+    assert (refused.verdict, refused.p) == ("refused", None)
+    assert f"other {what}: " in refused.reason
+    assert f"(--allow {what})" in refused.reason
+    allowed = row(between(first, second, what))
+    assert allowed.p is not None
+    assert any(told.startswith(f"unlike {what}: ") for told in allowed.said)
+    # Seconds of a model that states no error are never certain beside a clock's.
+    assert allowed.verdict == ("not certain" if what == "methods" else "worse")
+    done = joulebench("compare", str(first), str(second))
+    assert f"Refused: other {what}: " in done.stdout
+    # Prefill was computed alike, where only decoding took another road.
+    assert (done.code, "nothing could be compared" in done.stderr) == ((1, False) if what == "roads" else (6, True))
+    done = joulebench("compare", str(first), str(second), "--allow", what)
+    assert f"Compared although they are unlike, as asked: unlike {what}: " in done.stdout
+    assert done.code == (0 if what == "methods" else 1)
+
+
+def test_joules_of_two_meters_are_refused_and_then_carry_both_meters_whole_error(tmp_path: Path) -> None:
+    paths = []
+    for name, meter, scale in (("a", "nvml", 1.0), ("b", "rapl", 1.1)):
+        trials = [
+            made_trial("c1", i, s).model_copy(update={"energy": (reading("all", 4 * scale * s, meter=meter),)})
+            for i, s in enumerate(times(1.0, len(paths)))
+        ]
+        paths.append(write_run(tmp_path / name, [cell("c1")], trials))
+    one = row(between(*paths), "energy_per_response")
+    assert (one.verdict, "other meters: nvml; rapl" in one.reason) == ("refused", True)
+    assert row(between(*paths)).verdict == "not certain"  # times have no meter
+    # Each states 5 %, so that 10 % are within 1.96 sqrt(0.05^2 + 0.05^2) = 14 %.
+    both = row(between(*paths, "meters"), "energy_per_response")
+    assert both.low is not None
+    assert both.verdict == "not certain"
+    assert math.log1p(both.change or 0) - math.log1p(both.low) == pytest.approx(0.1386, rel=0.05)
+
+
+def test_nothing_within_a_models_error_is_certain(tmp_path: Path) -> None:
+    paths = []
+    for name, scale in (("a", 1.0), ("b", 1.3), ("c", 9.0)):
+        trials = [
+            made_trial("c1", i, s).model_copy(
+                update={
+                    "energy": (
+                        reading(
+                            "all", 4 * scale * s, method="modelled", meter="cpu-sheet", uncertainty_j=2 * scale * s
+                        ),
+                    )
+                }
+            )
+            for i, s in enumerate(times(1.0, len(paths)))
+        ]
+        paths.append(write_run(tmp_path / name, [cell("c1")], trials))
+    within, beyond = (row(between(paths[0], other), "energy_per_response") for other in paths[1:])
+    assert within.p is not None
+    assert within.p < 1e-6
+    assert (within.verdict, within.reason) == ("not certain", "within the model's own error")
+    assert beyond.verdict == "worse"
+
+
+def test_machines_are_paired_without_their_names_and_one_trial_has_no_interval(tmp_path: Path) -> None:
+    cells = [cell("c1", device="host"), cell("c2", device="phone")]
+    folder = write_run(tmp_path / "run", cells, [made_trial("c1", 0, 1.0), made_trial("c2", 0, 3.0)])
+    one = row(between(folder, folder, device_a="host", device_b="phone"))
+    assert (one.device, one.change) == ("host → phone", pytest.approx(2.0))
+    assert (one.verdict, one.reason) == ("not tested", "1 and 1 trials: no interval from one")
+
+
+def test_nothing_in_common_and_the_same_cells_are_told(tmp_path: Path) -> None:
+    first = written(tmp_path / "a", times(1.0, 0), arm="one")
+    second = written(tmp_path / "b", times(1.0, 0), arm="two")
+    with pytest.raises(CompareError, match="have no cell in common: the one has one · gsm8k · host"):
+        between(first, second)
+    with pytest.raises(CompareError, match="are the same cells; name two runs"):
+        between(first, first)
+    with pytest.raises(CompareError, match="no cell is so; its arms are one; its devices host"):
+        between(first, second, arm_a="three")
+    assert row(between(first, second, arm_a="one", arm_b="two")).arm == "one → two"
+
+
+def test_the_command_names_sides_writes_files_and_ends_with_1_where_b_is_worse(tmp_path: Path) -> None:
+    folder = tmp_path / "odd:name@x"
+    cells = [cell("c1", engine="a"), cell("c2", engine="b@1")]
+    trials = [
+        made_trial(c.cell_id, i, s)
+        for c, m in zip(cells, (1.0, 1.2), strict=True)
+        for i, s in enumerate(times(m, int(10 * m)))
+    ]
+    write_run(folder, cells, trials)
+    page, table = tmp_path / "c.html", tmp_path / "c.csv"
+    done = joulebench("compare", f"{folder}:a", f"{folder}:b@1@host", "--html", str(page), "--csv", str(table))
+    assert done.code == 1, done.stderr
+    assert "worse" in done.stdout
+    assert "Benjamini and Hochberg" in done.stdout
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    told = next(one for one in rows if one["metric"] == "e2e")
+    assert float(told["change"]) == pytest.approx(0.2, abs=0.02)
+    assert page.read_text("utf-8").count('class="chart"') == 1
+    back = joulebench("compare", f"{folder}:b@1", f"{folder}:a", "--json")
+    assert back.code == 0
+    assert {one["verdict"] for one in json.loads(back.stdout)["rows"]} >= {"better"}
+
+
+def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:
+    for side, said in ((tmp_path / "x", "no such folder"), (tmp_path, "holds no run")):
+        done = joulebench("compare", str(side), str(tmp_path))
+        (line,) = done.problems
+        assert (done.code, said in line) == (2, True)
