@@ -102,7 +102,7 @@ def latency_observations(trial: Trial) -> list[Observation]:
     rows = []
     some_derived = any(c.derived for c in done)
     for metric, phase, unit in LATENCY_METRICS:
-        method = trial.time_method
+        method: Method = trial.time_method
         if some_derived:
             method = time_method(method, done, phase, of_first_token=metric == "ttft")
         if metric == "throughput":
