@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from distributed.security import Security
 
-from harness.fleet.security import AddressError, Tls, read_address, read_tls
+from harness.fleet.road import DaskRoad, FleetError, published_state
+from harness.fleet.security import Address, AddressError, Tls, read_address, read_tls
 from tests.command import joulebench
 from tests.plans import raw_plan, write_plan
 
@@ -74,3 +76,28 @@ def test_a_worker_needs_a_device(tmp_path: Path) -> None:
     assert (alone.code, "no fleet at tcp://127.0.0.1:1" in alone.stderr) == (4, True)
     status = joulebench("fleet", "status", str(tmp_path))
     assert (status.code, "is no run of a fleet" in status.stderr) == (2, True)
+
+
+@pytest.mark.waits
+def test_only_who_has_a_certificate_of_the_fleet_is_answered(tmp_path: Path) -> None:
+    def certificates(name: str) -> Tls:
+        made = Security.temporary()
+        files = {"ca": made.tls_ca_file, "certificate": made.tls_client_cert, "key": made.tls_client_key}
+        for what, text in files.items():
+            (tmp_path / f"{name}.{what}").write_text(text)
+        found = read_tls(*(tmp_path / f"{name}.{what}" for what in files))
+        assert found is not None
+        return found
+
+    own, strangers = certificates("own"), certificates("stranger")
+    road = DaskRoad(Address("127.0.0.1", 0, is_tls=True), own)
+    road.open()
+    try:
+        road.publish("told")
+        assert published_state(road.address, own) == "told"
+        for address, tls in ((road.address, strangers), (road.address._replace(is_tls=False), None)):
+            with pytest.raises(FleetError, match="no fleet answers at"):
+                published_state(address, tls)
+        assert published_state(road.address, own) == "told"
+    finally:
+        road.close(is_over=True)
