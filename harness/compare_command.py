@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,9 +24,10 @@ from harness.terminal import (
 from results.printable import printable
 
 if TYPE_CHECKING:
-    from results.history.comparison import Comparison, Side
-    from results.runs import RunData
+    from results.history.comparison import Comparison, RunTold, Side
 
+LARGE_BYTES = 32_000_000
+"""Of a database, from which another process is worth its start."""
 Sided = "Folder of a run; an arm of it as RUN:ARM; a device as RUN@DEVICE; both as RUN:ARM@DEVICE."
 
 
@@ -74,14 +76,12 @@ def _sides(first: str, second: str) -> tuple[Side, Side]:
     """Reads each run once."""
     from results.history.comparison import Side
 
-    read: dict[Path, RunData] = {}
+    asked = [(told, *_parsed(told)) for told in (first, second)]
+    read = _read([folder for _, folder, _, _ in asked])
     found = []
-    for told in (first, second):
-        folder, arm, device = _parsed(told)
-        if folder.resolve() not in read:
-            read[folder.resolve()] = _read(folder)
+    for told, folder, arm, device in asked:
         run = read[folder.resolve()]
-        if arm is not None and device is None and arm not in {cell.engine for cell in run.cells} and "@" in arm:
+        if arm is not None and arm not in {cell.engine for cell in run.cells} and "@" in arm:
             arm, _, device = arm.rpartition("@")
         found.append(Side(told, run, arm, device))
     return found[0], found[1]
@@ -98,14 +98,37 @@ def _parsed(told: str) -> tuple[Path, str | None, str | None]:
     return (folder, None, rest) if told[place : place + 1] == "@" else (folder, rest, None)
 
 
-def _read(folder: Path) -> RunData:
-    from results.store import Store, StoreError
+def _read(folders: Sequence[Path]) -> dict[Path, RunTold]:
+    """By resolved folder. Of two large runs another process reads one meanwhile."""
+    from results.database import DATABASE, StoreError
 
-    try:
-        with console_of(stderr=True).status(f"reading {printable(str(folder))}"), Store.view(folder) as store:
-            return store.data()
-    except StoreError as error:
-        fail(str(error), EXIT_BAD_PLAN)
+    each = list({folder.resolve(): folder for folder in folders}.items())
+    with console_of(stderr=True).status("reading the runs"):
+        try:
+            sizes = [_bytes(folder / DATABASE) for _, folder in each]
+            if len(each) < 2 or min(sizes) < LARGE_BYTES:
+                return {resolved: read_told(folder) for resolved, folder in each}
+            from harness.processes import processes
+
+            (here, own), (there, other) = each
+            with processes(1) as pool:
+                asked = pool.submit(read_told, other)
+                return {here: read_told(own), there: asked.result()}
+        except StoreError as error:
+            fail(str(error), EXIT_BAD_PLAN)
+
+
+def _bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def read_told(folder: Path) -> RunTold:
+    """Raises `StoreError`."""
+    from results.history.comparison import told_of
+    from results.store import Store
+
+    with Store.view(folder) as store:
+        return told_of(store.data())
 
 
 def _write(found: Comparison, csv: Path | None, html: Path | None) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from scipy import stats
 
+from harness import compare_command
 from results.environments import Environment
-from results.history.comparison import Compared, CompareError, Comparison, Side, compare
+from results.history.comparison import Compared, CompareError, Comparison, RunTold, Side, compare, told_of
 from results.history.unlike import What
-from results.runs import RunData
 from results.store import Store
 from tests.command import joulebench
 from tests.histories import made_trial, write_run
@@ -41,9 +42,9 @@ def written(
     return write_run(folder, [cell("c1", engine=arm)], trials, environment=environment)
 
 
-def read(folder: Path) -> RunData:
+def read(folder: Path) -> RunTold:
     with Store.view(folder) as store:
-        return store.data()
+        return told_of(store.data())
 
 
 def between(first: Path, second: Path, *allowed: What, **sides: str) -> Comparison:
@@ -238,3 +239,16 @@ def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:
         done = joulebench("compare", str(side), str(tmp_path))
         (line,) = done.problems
         assert (done.code, said in line) == (2, True)
+
+
+def test_large_runs_are_read_by_two_processes_with_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [written(tmp_path / name, times(1.0, seed), right=[1.0, 0.0]) for seed, name in enumerate("ab")]
+    alone = compare_command._read(folders)
+    monkeypatch.setattr(compare_command, "LARGE_BYTES", 0)
+    assert compare_command._read(folders) == alone
+    (folders[1] / "run.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(typer.Exit) as ended:
+        compare_command._read(folders)
+    assert ended.value.exit_code == 2

@@ -25,12 +25,12 @@ import numpy as np
 
 from results.binary_scores import binary_metrics
 from results.cells import answering, trials_of, usable
-from results.compare import Difference, UnlikeError, compare_scores, mean_difference, sample_scores
+from results.compare import Difference, SampleScores, UnlikeError, compare_scores, mean_difference, sample_scores
 from results.history.points import CellPoint, Figure, cell_point
 from results.history.series import same_way
 from results.history.unlike import Unlike, What, unlike_cells, unlike_environments, unlike_figures
 from results.records import Cell
-from results.runs import RunData
+from results.runs import RunData, RunInfo
 from results.statistics import CONFIDENCE, NORMAL_95
 from results.trials import Trial
 
@@ -43,11 +43,48 @@ class CompareError(Exception):
     """What was named is not there, or nothing is common: what, the value, the remedy."""
 
 
+@dataclass(frozen=True)
+class RunTold:
+    """What is compared of a run, without its trials. By cell id: points; scores of each metric by sample, or why they
+    have none; mean seconds of each request. binary: by workload, scores that are right or wrong."""
+
+    info: RunInfo
+    cells: tuple[Cell, ...]
+    points: Mapping[str, CellPoint]
+    scores: Mapping[str, Mapping[str, SampleScores | str]]
+    times_s: Mapping[str, Mapping[str, float]]
+    binary: Mapping[str, frozenset[str]]
+
+
+def told_of(run: RunData) -> RunTold:
+    trials = trials_of(run)
+    points = {cell.cell_id: cell_point(cell, trials[cell.cell_id]) for cell in run.cells}
+    return RunTold(
+        info=run.info,
+        cells=run.cells,
+        points=points,
+        scores={cell_id: _scores(points[cell_id], answering(own)) for cell_id, own in trials.items()},
+        times_s={cell_id: _times(usable(own)) for cell_id, own in trials.items()},
+        binary=binary_metrics(run),
+    )
+
+
+def _scores(point: CellPoint, trials: Sequence[Trial]) -> dict[str, SampleScores | str]:
+    found: dict[str, SampleScores | str] = {}
+    for figure in point.figures:
+        if figure.kind == "accuracy":
+            try:
+                found[figure.metric] = sample_scores(trials, figure.metric)
+            except UnlikeError as error:
+                found[figure.metric] = str(error)
+    return found
+
+
 class Side(NamedTuple):
     """One side: a run, or an arm or a device of it. name: as it was given."""
 
     name: str
-    run: RunData
+    run: RunTold
     arm: str | None = None
     device: str | None = None
 
@@ -112,16 +149,9 @@ class Pair(NamedTuple):
 def compare(first: Side, second: Side, allowed: frozenset[What], least: float = 0.0) -> Comparison:
     """least: a smaller change is not certain, as a share. Raises `CompareError`."""
     pairs = _pairs(first, second)
-    trials = trials_of(first.run), trials_of(second.run)
-    binary = binary_metrics(first.run), binary_metrics(second.run)
-    rows: list[Compared] = []
-    notes: dict[str, None] = {}
-    for pair in pairs:
-        own = trials[0][pair.first.cell_id], trials[1][pair.second.cell_id]
-        shares = binary[0][pair.first.workload] & binary[1][pair.second.workload]
-        rows += _CellPair(first, second, pair, own, shares, allowed).rows()
-    notes |= dict.fromkeys(_notes(first, second, rows, pairs))
-    return Comparison(first, second, tuple(_controlled(rows, least)), tuple(notes))
+    rows = [row for pair in pairs for row in _CellPair(first, second, pair, allowed).rows()]
+    notes = tuple(_notes(first, second, rows, pairs))
+    return Comparison(first, second, tuple(_controlled(rows, least)), notes)
 
 
 def _pairs(first: Side, second: Side) -> list[Pair]:
@@ -187,20 +217,14 @@ def _notes(first: Side, second: Side, rows: Sequence[Compared], pairs: Sequence[
 class _CellPair:
     """All figures of one pair of cells."""
 
-    def __init__(
-        self,
-        first: Side,
-        second: Side,
-        pair: Pair,
-        trials: tuple[list[Trial], list[Trial]],
-        shares: frozenset[str],
-        allowed: frozenset[What],
-    ) -> None:
-        self._trials, self._shares, self._allowed = trials, shares, allowed
-        self._points: tuple[CellPoint, CellPoint] = (
-            cell_point(pair.first, trials[0]),
-            cell_point(pair.second, trials[1]),
+    def __init__(self, first: Side, second: Side, pair: Pair, allowed: frozenset[What]) -> None:
+        self._runs, self._ids, self._allowed = (
+            (first.run, second.run),
+            (pair.first.cell_id, pair.second.cell_id),
+            allowed,
         )
+        self._points = first.run.points[pair.first.cell_id], second.run.points[pair.second.cell_id]
+        self._shares = first.run.binary[pair.first.workload] & second.run.binary[pair.second.workload]
         self._same_run = first.run.info.run_id == second.run.info.run_id
         self._same_device = pair.first.device == pair.second.device
         environments = (
@@ -234,11 +258,15 @@ class _CellPair:
 
     def _of_scores(self, row: Compared, other: Figure) -> Compared:
         metric = row.first.metric
+        scores = [run.scores[cell_id][metric] for run, cell_id in zip(self._runs, self._ids, strict=True)]
+        row = replace(row, change=other.mean - row.first.mean)
+        before, after = scores
+        if isinstance(before, str) or isinstance(after, str):
+            return replace(row, reason=before if isinstance(before, str) else str(after))
         try:
-            scores = [sample_scores(answering(own), metric) for own in self._trials]
-            found = compare_scores(scores[0], scores[1], is_binary=metric in self._shares)
+            found = compare_scores(before, after, is_binary=metric in self._shares)
         except UnlikeError as error:
-            return replace(row, change=other.mean - row.first.mean, reason=str(error))
+            return replace(row, reason=str(error))
         return _with(row, found, found.mean, (found.low, found.high))
 
     def _of_costs(self, row: Compared, other: Figure) -> Compared:
@@ -247,7 +275,8 @@ class _CellPair:
             return replace(row, reason="a value is not above 0: no ratio")
         row = replace(row, change=other.mean / figure.mean - 1)
         if figure.metric == "e2e":
-            row = replace(row, longer=_share_longer(*(usable(own) for own in self._trials)))
+            times_s = [run.times_s[cell_id] for run, cell_id in zip(self._runs, self._ids, strict=True)]
+            row = replace(row, longer=_share_longer(*times_s))
         meters = self._meter_error(figure, other)
         is_modelled = "modelled" in (figure.method, other.method)
         model = _model_error(figure, other) if is_modelled else None
@@ -346,9 +375,8 @@ def _hedges(degrees: float) -> float:
     return 1 - 3 / (4 * degrees - 1)
 
 
-def _share_longer(first: Sequence[Trial], second: Sequence[Trial]) -> float | None:
+def _share_longer(one: Mapping[str, float], other: Mapping[str, float]) -> float | None:
     """Of the requests that both answered, those whose mean time over trials is longer on the second side."""
-    one, other = _times(first), _times(second)
     both = one.keys() & other.keys()
     return sum(other[r] > one[r] for r in both) / len(both) if both else None
 
