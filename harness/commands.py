@@ -17,6 +17,7 @@ from harness.bundled_plans import FIRST_PLAN, bundled_plans, write_bundled_plan
 from harness.calibrate_command import calibrate
 from harness.compare_command import compare
 from harness.coreml_command import coreml_app
+from harness.coreml_convert_command import convert_model
 from harness.cross_command import cross
 from harness.device_commands import devices, doctor, record
 from harness.engine_commands import engines_app
@@ -133,6 +134,7 @@ app.command()(serve)
 plan_app.command("check")(plan_check)
 plan_app.command("schema")(plan_schema)
 model_app.command()(fit)
+coreml_app.command("convert")(convert_model)
 app.command()(devices)
 app.command()(sheets)
 app.command()(doctor)

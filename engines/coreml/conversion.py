@@ -144,7 +144,8 @@ class Conversion:
                 raise EngineError(
                     f"{folder}: holds another conversion ({', '.join(differing)} differ); give another folder"
                 )
-        if not (folder / PLANNED).is_file() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        known = any((folder / name).is_file() for name in (MANIFEST, PLANNED))
+        if not known and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise EngineError(f"{folder}: is there and holds no conversion; give another folder")
         if not (folder / MANIFEST).is_file():
             self.manifest.write(folder, PLANNED)

@@ -1,0 +1,190 @@
+"""`joulebench coreml convert`: a MoE model as packages for the Apple Neural Engine."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from harness.interrupts import raise_in_command
+from harness.technique_option import TECHNIQUE_HELP, technique_of
+from harness.terminal import (
+    EXIT_BAD_PLAN,
+    EXIT_NOT_WRITTEN,
+    AsJson,
+    console_of,
+    end_interrupted,
+    fail,
+    print_rows,
+    quiet_libraries,
+)
+from results.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from engines.coreml.conversion import Conversion
+    from engines.coreml.manifest import PackagePlan
+    from engines.techniques.base import TechniqueParameters
+    from harness.coreml_convert import Converted
+
+Weights = Literal["float16", "int8", "int4"]
+Attention = Literal["both", "stateful", "stateless"]
+LONGEST_AXIS = 1 << 16
+MOST_PACKAGES = 40
+"""Of a terminal; the manifest names all."""
+
+
+def convert_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model, as in model.source of a plan.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the packages; the same command goes on in it.")],
+    profile: Annotated[
+        str | None, typer.Option(metavar="DIR", help="What `joulebench calibrate` wrote, for techniques that learn.")
+    ] = None,
+    technique: Annotated[str, typer.Option(metavar="NAME|{...}", help=TECHNIQUE_HELP)] = "npumoe",
+    chunk: Annotated[int, typer.Option(min=1, max=LONGEST_AXIS, help="Tokens of a prefill step.")] = 512,
+    context: Annotated[int, typer.Option(min=1, max=LONGEST_AXIS, help="Positions that attention holds.")] = 2048,
+    weights: Annotated[Weights, typer.Option(help="Form of the weights: fp16, or integers with scales.")] = "float16",
+    attention: Annotated[
+        Attention, typer.Option(help="Keeps keys and values in a Core ML state, takes them as inputs, or has both.")
+    ] = "both",
+    int4_known_to_crash: Annotated[
+        bool, typer.Option("--int4-known-to-crash", help="Allow int4: reported to crash, or to be wrong, on Macs.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a MoE model as Core ML packages for the Neural Engine: attention, and experts in groups of fixed shapes.
+
+    Killed at any point, the same command goes on. Nothing is run: that takes a Mac.
+    """
+    quiet_libraries()
+    raise_in_command()
+    from engines.errors import EngineError
+    from harness.coreml_convert import NoSpaceError, convert
+
+    console = console_of(stderr=True)
+    parameters = technique_of(technique)
+    options = {"chunk": chunk, "context": context, "weights": weights, "attention": attention}
+    try:
+        with console.status("reading the model"):
+            conversion = _conversion(model, parameters, profile, options, int4_known_to_crash)
+        with _Following(console) as following:
+            converted = convert(conversion, out, following)
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt, f"finished packages in {out} are kept; the same command goes on")
+    except NoSpaceError as error:
+        fail(str(error), EXIT_NOT_WRITTEN)
+    except EngineError as error:
+        fail(str(error), EXIT_BAD_PLAN)
+    except OSError as error:
+        why = error.strerror or str(error)
+        fail(f"--out {out}: cannot be written ({why}); finished packages are kept, the same command goes on",
+             EXIT_NOT_WRITTEN)  # fmt: skip
+    rows = _package_rows(converted)
+    if as_json:
+        print_rows(rows, True, "")
+        return
+    _print_converted(rows, converted, out)
+
+
+def _conversion(
+    model: str, parameters: TechniqueParameters, profile: str | None, options: dict[str, Any], int4: bool
+) -> Conversion:
+    """Raises `EngineError`, `OSError`."""
+    from engines.coreml.conversion import Asked, Conversion
+    from engines.coreml.toolkit import load_coremltools
+    from engines.errors import EngineError
+    from engines.model.checkpoints import inspect_checkpoint
+    from harness.profiles import model_digests, profile_for
+
+    load_coremltools()
+    facts = inspect_checkpoint(model)
+    digests = model_digests(facts, lambda note: typer.echo(printable(note), err=True))
+    if digests.model is None:
+        raise EngineError(f"{model}: its weights are not here; fetch them into a folder first")
+    if profile is not None and not parameters.learns:
+        raise EngineError(f"--profile {profile}: {parameters.technique} learns nothing; leave it out")
+    learnt = None if profile is None else profile_for(profile, facts, parameters.learns)
+    asked = Asked(parameters, allow_int4_known_to_crash=int4, **options)
+    return Conversion(model, asked, learnt, digests.model)
+
+
+def _package_rows(converted: Converted) -> list[dict[str, Any]]:
+    return [
+        {
+            "package": package.path,
+            "layer": package.layer,
+            "role": package.role,
+            "experts": len(package.experts) or None,
+            "functions": ", ".join(function.name for function in package.functions),
+            "weight_bytes": package.weight_bytes,
+        }
+        for package in converted.manifest.packages
+    ]
+
+
+def _print_converted(rows: list[dict[str, Any]], converted: Converted, out: Path) -> None:
+    shown = [{**row, "functions": _shortened(row["functions"])} for row in rows[:MOST_PACKAGES]]
+    print_rows(shown, False, f"{converted.manifest.model} as packages")
+    if len(rows) > MOST_PACKAGES:
+        typer.echo(f"and {len(rows) - MOST_PACKAGES} more packages: manifest.json names all")
+    peak = converted.peak.n_bytes
+    told = f"{peak / 2**30:.3g} GiB of memory at most" if peak is not None else str(converted.peak.remark)
+    typer.echo(
+        f"{len(rows)} packages ({converted.n_written} written, {converted.n_kept} were there),"
+        f" {sum(len(package.functions) for package in converted.manifest.packages)} graphs,"
+        f" {converted.n_bytes / 1e9:.3g} GB, {converted.took_s:.1f} s, {told}"
+    )
+    shown_out = shlex.quote(str(out))
+    typer.echo(printable(f"{out}: converted, not run: that takes a Mac, and none has tried it. Next:"))
+    typer.echo(printable(f"  joulebench coreml lint {shown_out}  # what would leave the Neural Engine"))
+
+
+def _shortened(words: str, longest: int = 60) -> str:
+    return words if len(words) <= longest else f"{words[: longest - 4]} ..."
+
+
+class _Following:
+    """A bar of weights on a terminal; elsewhere a line a package."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+        self._console = console
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._n = self._n_done = 0
+
+    def begin(self, n_packages: int, n_bytes: int, n_done: int, done_bytes: int) -> None:
+        self._n, self._n_done = n_packages, n_done
+        self._bar.reset(self._task, total=n_bytes, completed=done_bytes)
+        if n_done:
+            self._console.print(f"{n_done} of {n_packages} packages are there already", highlight=False)
+
+    def package(self, package: PackagePlan) -> None:
+        self._bar.update(self._task, description=f"{self._n_done + 1} of {self._n}: {package.path}")
+
+    def done(self, package: PackagePlan, took_s: float) -> None:
+        self._n_done += 1
+        self._bar.update(self._task, advance=package.weight_bytes)
+        if not self._console.is_terminal:
+            line = f"{self._n_done} of {self._n}: {package.path}, {package.weight_bytes / 1e6:.3g} MB, {took_s:.1f} s"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> _Following:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

@@ -1,0 +1,199 @@
+"""`joulebench coreml convert`: what is finished survives, and what cannot be done is told before it begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.coreml.manifest import GraphFunction, PackagePlan, read_manifest
+from harness.coreml_convert import NoSpaceError, check_room, clear_unfinished, needed_bytes
+from tests.command import Finished, joulebench, run_python, start
+from tests.fakes.random_models import copy_bundled
+
+pytest.importorskip("coremltools", reason="the extra coreml is not installed")
+
+MODEL = "bundled:tiny-qwen3-moe"
+SETTINGS = ("--profile", MODEL, "--chunk", "64", "--context", "64", "--attention", "stateless")
+
+
+def convert(out: Path, *settings: str, model: str = MODEL) -> Finished:
+    return joulebench("coreml", "convert", model, "--out", str(out), *(settings or SETTINGS))
+
+
+def packages(folder: Path) -> dict[str, int]:
+    """When each was written."""
+    found = folder.glob("layer-*/*.mlpackage/Data/com.apple.CoreML/weights/weight.bin")
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in found if "/." not in str(path)}
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in packages(folder)}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Finished]]:
+    folder = tmp_path_factory.mktemp("whole") / "m"
+    yield folder, convert(folder)
+    shutil.rmtree(folder)
+
+
+def test_a_model_is_converted_and_its_manifest_names_what_is_there(whole: tuple[Path, Finished]) -> None:
+    folder, done = whole
+    assert done.code == 0, done.stderr
+    manifest = read_manifest(folder)
+    named = {f"{package.path}/Data/com.apple.CoreML/weights/weight.bin" for package in manifest.packages}
+    assert named == set(packages(folder))
+    # One line a package where there is no terminal.
+    assert sum(" of " in line and ".mlpackage" in line for line in done.stderr.splitlines()) == len(manifest.packages)
+    assert "takes a Mac" in done.stdout
+    assert f"joulebench coreml lint {folder}" in done.stdout
+    # What was planned is what is stored, up to 64 bytes of header for each weight.
+    for package in manifest.packages:
+        held = (folder / package.path / "Data/com.apple.CoreML/weights/weight.bin").stat().st_size
+        assert package.weight_bytes <= held <= 1.1 * package.weight_bytes + 4096
+
+
+def test_a_conversion_that_is_finished_is_left_as_it_is(whole: tuple[Path, Finished]) -> None:
+    folder, _ = whole
+    before = packages(folder)
+    done = convert(folder)
+    assert done.code == 0, done.stderr
+    assert "0 written" in done.stdout
+    assert packages(folder) == before
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_goes_on_where_it_was(whole: tuple[Path, Finished], tmp_path: Path) -> None:
+    out = tmp_path / "m"
+    with (tmp_path / "output").open("w") as output:
+        process = start("coreml", "convert", MODEL, "--out", str(out), *SETTINGS, output=output)
+        until_s = time.monotonic() + 120
+        while len(packages(out)) < 3 and time.monotonic() < until_s:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    kept = packages(out)
+    assert 3 <= len(kept) < len(packages(whole[0]))
+    assert not (out / "manifest.json").exists()
+    done = convert(out)
+    assert done.code == 0, done.stderr
+    now = packages(out)
+    assert {name: now[name] for name in kept} == kept  # none was written again
+    assert weights(out) == weights(whole[0])
+    assert read_manifest(out) == read_manifest(whole[0])
+    assert [path.name for path in out.iterdir() if path.name.startswith(".")] == [".convert.lock"]
+    assert not list(out.glob("layer-*/.*"))
+
+
+def test_a_folder_of_other_settings_is_refused(whole: tuple[Path, Finished]) -> None:
+    folder, _ = whole
+    before = packages(folder)
+    done = convert(folder, "--profile", MODEL, "--chunk", "128", "--context", "64", "--attention", "stateless")
+    assert done.code == 2
+    (problem,) = done.problems[-1:]
+    assert str(folder) in problem
+    assert "chunk" in problem
+    assert packages(folder) == before
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    done = convert(tmp_path)
+    assert done.code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    model = copy_bundled(tmp_path / "model")
+    held = bytearray((model / "model.safetensors").read_bytes())
+    held[-1] ^= 1
+    (model / "model.safetensors").write_bytes(held)
+    done = convert(tmp_path / "m", model=str(model))
+    assert done.code == 2
+    assert "it was counted with another model" in done.problems[-1]
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("--technique", "npumoe"), "profile"),
+        (("--technique", "dropless", "--profile", MODEL), "learns nothing"),
+        (("--technique", "lru"), "weights are constants of a graph"),
+        (("--technique", "nothing"), "joulebench list techniques"),
+        (("--weights", "int4", "--profile", MODEL), "2716"),
+    ],
+)
+def test_what_cannot_be_converted_is_told_before_it_begins(
+    settings: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    done = convert(tmp_path / "m", *settings)
+    assert done.code == 2
+    assert said in done.problems[-1]
+    assert not (tmp_path / "m").exists()
+
+
+def test_without_coremltools_the_command_that_installs_it_is_told(tmp_path: Path) -> None:
+    code = """
+        import sys
+        sys.modules["coremltools"] = None
+        from harness.cli import main
+        main()
+    """
+    for command in (("convert", MODEL, "--out", str(tmp_path / "m"), *SETTINGS), ("lint", str(tmp_path))):
+        (tmp_path / "a.mlpackage").mkdir(exist_ok=True)
+        done = run_python(code, "coreml", *command)
+        assert done.code == 2, done
+        assert "pip install 'joulebench[coreml]'" in done.problems[-1]
+
+
+def a_package(n_bytes: int) -> PackagePlan:
+    function = GraphFunction(name="group_64", kind="experts", rows=64, experts=(0,))
+    return PackagePlan(
+        path="layer-000/experts-0.mlpackage", layer=0, role="experts", functions=(function,), weight_bytes=n_bytes
+    )
+
+
+def test_room_is_looked_for_before_work(tmp_path: Path) -> None:
+    """Ten packages of 1 EB are on no disk; ten of one byte are."""
+    with pytest.raises(NoSpaceError, match=r"GB are needed for 10 packages and .* GB are free; make room"):
+        check_room(tmp_path / "not" / "yet", 10 * [a_package(10**18)])
+    check_room(tmp_path / "not" / "yet", 10 * [a_package(1)])
+    assert not (tmp_path / "not").exists()
+    # All weights once, the heaviest two more times while it is written, and 256 MiB.
+    assert needed_bytes([a_package(100), a_package(40)]) == 340 + 256 * 2**20
+    assert needed_bytes([]) == 0
+
+
+def test_what_a_killed_conversion_left_is_cleared_and_the_rest_is_not(tmp_path: Path) -> None:
+    for name in ("layer-000/.77-experts-0.mlpackage/Data", "layer-000/experts-1.mlpackage", ".work/tmp1"):
+        (tmp_path / name).mkdir(parents=True)
+    clear_unfinished(tmp_path)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "layer-000",
+        "layer-000/experts-1.mlpackage",
+    ]
+
+
+def test_a_disk_that_fills_up_keeps_what_is_finished(tmp_path: Path) -> None:
+    """No file may be larger than 400 kB, as if the disk were full: attention fits, a group of experts does not."""
+    code = """
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+        from harness.cli import main
+        main()
+    """
+    out = tmp_path / "m"
+    done = run_python(code, "coreml", "convert", MODEL, "--out", str(out), *SETTINGS)
+    assert done.code == 7, done
+    assert "the same command goes on" in done.problems[-1]
+    assert len(packages(out)) >= 1
+    assert convert(out).code == 0
+    assert json.loads((out / "manifest.json").read_text())["format"] == 1
