@@ -55,8 +55,9 @@ class MilConverter:
 
         target = self._tools.target.iOS18
         program = mil.Program()
+        kept: dict[str, tuple[Any, Any]] = {}
         for function in plan.functions:
-            build = _Graph(function, weights)
+            build = _Graph(function, weights, kept)
             inputs = build.inputs(content)
             with mil.Function(inputs, opset_version=target) as made:
                 made.set_outputs(build.outputs(content, made.inputs))
@@ -96,7 +97,8 @@ def _quiet() -> Iterator[None]:
 class _Graph:
     """One function of a package: its inputs, and its operations in coremltools' builder."""
 
-    def __init__(self, function: GraphFunction, weights: Weights) -> None:
+    def __init__(self, function: GraphFunction, weights: Weights, kept: dict[str, tuple[Any, Any]]) -> None:
+        """kept: narrow matrices of the package's other functions, by name, which share them."""
         from coremltools.converters.mil import Builder
         from coremltools.converters.mil.mil import types
 
@@ -104,6 +106,7 @@ class _Graph:
         self._types: Any = types
         self._function = function
         self._weights = weights
+        self._kept = kept
 
     def inputs(self, content: Content) -> dict[str, Any]:
         function = self._function
@@ -183,7 +186,9 @@ class _Graph:
         weight = weight_OI[:, :, None, None]
         if self._weights == "float16":
             return self._const(name, weight)
-        data, scale = quantised(weight_OI, self._weights)
+        if name not in self._kept:
+            self._kept[name] = quantised(weight_OI, self._weights)
+        data, scale = self._kept[name]
         held = []
         for part, value in (("data", data), ("scale", scale)):
             if part == "data" and self._weights == "int4":
