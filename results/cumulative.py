@@ -63,7 +63,7 @@ def cumulative(trace: PowerTrace, beside: Beside | None = None) -> Cumulative:
         raise UnresolvedError(f"{name}: {len(t)} reading{'s' if len(t) != 1 else ''}, at least 2 are needed")
     finite = np.isfinite(t) & np.isfinite(v)
     if trace.method == "modelled" and trace.note and np.isnan(v).all():
-        raise UnresolvedError(f"{name}: {trace.note}")
+        raise UnresolvedError(trace.note)  # it names the sheet and what that lacks; the reader knows no channel
     if not finite.all():
         raise UnresolvedError(f"{name}: {int((~finite).sum())} of {len(t)} readings are not finite numbers")
     dt = np.diff(t)

@@ -11,6 +11,11 @@ from results.runs import RunData
 from results.trials import Trial
 
 
+def in_list(name: str) -> str:
+    """The name of an arm beside others: one that would run into the next stands in quotes."""
+    return f"“{name}”" if "," in name or ";" in name else name
+
+
 def road_words(road: Road) -> str:
     """ "kernels, AVX-512, build f73b2221ada7, 2 threads, prefill grouped, decoding fused"."""
     return ", ".join(_parts(road, with_one=False))
@@ -136,10 +141,12 @@ def _unlike(where: str, roads: Mapping[str, Sequence[Road]]) -> list[str]:
         return []
     shared = set.intersection(*(set(_parts(road)) for road in arms_by_road))
     own = {road: [part for part in _parts(road) if part not in shared] for road in arms_by_road}
-    told = "; ".join(f"{', '.join(arms)}: {', '.join(own[road]) or 'not so'}" for road, arms in arms_by_road.items())
+    told = "; ".join(
+        f"{', '.join(map(in_list, arms))}: {', '.join(own[road]) or 'not so'}" for road, arms in arms_by_road.items()
+    )
     if mixed:
         return [
-            f"{where}: the repeats of {', '.join(mixed)} were computed in unlike ways ({told}); trust no mean of them."
+            f"{where}: the repeats of {', '.join(map(in_list, mixed))} were computed in unlike ways ({told}); trust no mean of them."
         ]
     return [f"{where}: the arms differ in how they were computed too, not in their techniques alone ({told})."]
 

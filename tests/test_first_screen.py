@@ -183,6 +183,14 @@ def test_an_interval_that_leaves_out_1_is_shown_with_the_digits_that_say_so(low:
     assert 1 < shown[0] == pytest.approx(low, abs=1e-3)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.728, 6.665), (0.3, 1.04), (0.496, 22.9), (1.2, 6.665)])
+def test_an_interval_ends_on_the_side_of_1_where_it_is_shown(low: float, high: float) -> None:
+    """[0.73, 6.7], rounded as its width asks, would be [1, 7]: slower for certain, and its ratio of 0.9 not in it."""
+    shown = [float(end) for end in interval_words(low, high).strip("[]").split(", ")]
+    assert [end > 1 for end in shown] == [low > 1, high > 1]
+    assert 1 not in shown
+
+
 def test_the_symbols_of_many_arms_are_all_unlike() -> None:
     names = [f"arm{i}" for i in range(30)]
     data = run(named(*names), [t for name in names for t in lasting(name, [1.0])])

@@ -146,6 +146,7 @@ def test_joules_whose_watts_nobody_states_are_missing_with_the_reason_and_never_
     for component in ("cpu", "ndp:0", "pcie", "total"):
         found = energy_between(traces, window, "all", "timeline", component)
         assert found.energy_j is None
+        assert str(found.reason).startswith("sheet ")  # no name of a channel before it: the reader knows none
         assert "states no power of cpu, ndp:0, ndp:1, pcie" in str(found.reason)
 
 

@@ -187,6 +187,14 @@ def noted(first: Road | None, second: Road | None, third: Road | None) -> list[s
     return road_notes(run(cells, repeats))
 
 
+def test_a_name_with_a_comma_does_not_run_into_the_next() -> None:
+    by_plan = KERNELS.model_copy(update={"decoding": "plan by plan"})
+    cells = [cell("c1", engine="router-pf, q"), cell("c2", engine="hint"), cell("c3", engine="lru")]
+    trials = [trial("c1", 0, road=by_plan), trial("c2", 0, road=by_plan), trial("c3", 0, road=KERNELS)]
+    (told,) = road_notes(run(cells, trials))
+    assert "(“router-pf, q”, hint: decoding plan by plan; lru: decoding fused)" in told
+
+
 def test_arms_and_repeats_on_unlike_roads_are_told() -> None:
     slow = KERNELS.model_copy(update={"decoding": "layer by layer"})
     other_build = KERNELS.model_copy(update={"build": "ba9876543210"})

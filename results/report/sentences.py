@@ -8,6 +8,7 @@ from results.ratios import Ratio
 from results.report.against import MODELLED_ONCE
 from results.report.arm_figures import Quantity
 from results.report.standings import Group, Standing, Verdict
+from results.roads import in_list
 from results.units import format_interval, format_mean, format_number
 
 SHOWN_RIVALS = 3
@@ -104,9 +105,7 @@ def _worse(verdict: Verdict) -> str:
 
 
 def _named(standing: Standing) -> str:
-    """A name that would run into the next one stands in quotes."""
-    name = standing.arm.name
-    return f"“{name}”" if "," in name or ";" in name else name
+    return in_list(standing.arm.name)
 
 
 def _times(standing: Standing) -> str:
@@ -133,11 +132,16 @@ def ratio_text_words(value: float, low: float, high: float) -> str:
 
 
 def interval_words(low: float, high: float) -> str:
-    """With more digits where rounding would let an interval that leaves out 1 touch it."""
+    """With more digits where rounding would let an interval that leaves out 1 touch it, or one around 1 end there:
+    [0.73, 6.7] is not [1, 7]."""
     text = format_interval(low, high)
-    shown = [float(end) for end in text.strip("[]").split(", ")]
+    if low < 1 < high and 1.0 in _ends(text):
+        return f"[{low:.2f}, {high:.2f}]"
     digits = 2
-    while (low <= 1 <= high) != (shown[0] <= 1 <= shown[1]) and digits <= MOST_DIGITS:
-        shown = [round(low, digits), round(high, digits)]
+    while (low <= 1 <= high) != (_ends(text)[0] <= 1 <= _ends(text)[1]) and digits <= MOST_DIGITS:
         text, digits = f"[{low:.{digits}f}, {high:.{digits}f}]", digits + 1
     return text
+
+
+def _ends(interval: str) -> list[float]:
+    return [float(end) for end in interval.strip("[]").split(", ")]
