@@ -146,7 +146,8 @@ def _unlike(where: str, roads: Mapping[str, Sequence[Road]]) -> list[str]:
     )
     if mixed:
         return [
-            f"{where}: the repeats of {', '.join(map(in_list, mixed))} were computed in unlike ways ({told}); trust no mean of them."
+            f"{where}: the repeats of {', '.join(map(in_list, mixed))} were computed in unlike ways ({told});"
+            " trust no mean of them."
         ]
     return [f"{where}: the arms differ in how they were computed too, not in their techniques alone ({told})."]
 
