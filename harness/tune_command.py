@@ -82,7 +82,7 @@ def tune(
     ] = None,
     probes: Annotated[int, typer.Option(min=1, help="The most probes of each search.")] = 600,
     pairs: Annotated[int, typer.Option(min=0, help="Pairs that compare the chosen with the planned arm; 0: none.")] = 5,
-    seed: Annotated[int, typer.Option(help="Of the order of probes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of probes.")] = 0,
     name: Annotated[str | None, typer.Option(help="Of the tuned profile; default: device and model.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the session; default: runs/tune-NAME.")] = None,
     settings: Annotated[
@@ -172,7 +172,7 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
     from harness.plan import PlanError
     from harness.runner import DeviceNotReadyError
     from harness.tuning.asked import check_again
-    from harness.tuning.checking import VERDICT_WORDS
+    from harness.tuning.checking import CHECK_REPORT, VERDICT_WORDS
     from harness.tuning.display import ProbeLines
     from harness.tuning.probing import SessionBrokenOffError
     from harness.tuning.profile import TunedProfileError
@@ -193,7 +193,7 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
     except OSError as error:
         fail(f"{error.filename}: cannot be written ({error.strerror})", EXIT_NOT_WRITTEN)
     assert profile.check is not None
-    for line in (profile.check.words, f"figures of both arms: {folder / 'report.html'}"):
+    for line in (profile.check.words, f"figures of both arms: {folder / CHECK_REPORT}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for path in paths:
         typer.echo(f"{printable(shlex.quote(str(path)))}: {'renewed' if profile.check.verdict == 'holds' else 'noted'}")

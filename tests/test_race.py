@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from harness.tuning.race import Answer, Ask, Failed, RaceResult, Reading, Rules, drive, race
+from harness.tuning.race import AllFailedError, Answer, Ask, Failed, RaceResult, Reading, Rules, drive, race
 
 TRUTH = {"a": (20.0, 8.0), "b": (19.0, 6.0), "c": (10.0, 2.0), "d": (20.0, 9.0)}
 """Token/s and W. b is within 8 % of the fastest and needs 0.316 J; a needs 0.4; c needs 0.2 and is too slow."""
@@ -67,6 +67,12 @@ def test_a_candidate_that_cannot_run_leaves_with_its_reason() -> None:
     found = drive(race(tuple(TRUTH), Rules()), probe)
     assert found.chosen == "a"
     assert [(one.arm, one.reason) for one in found.standings if one.state == "failed"] == [("b", "out of memory")]
+
+
+def test_those_that_fail_alike_are_told_together_by_the_names_that_people_know() -> None:
+    failed = AllFailedError({(1,): "too large", (2,): "too large", (1, 1): "lost"})
+    names = {(1,): "cores 0", (2,): "cores 0-1", (1, 1): "cores 0,4"}
+    assert failed.words(names) == "every candidate failed: cores 0, cores 0-1: too large; cores 0,4: lost"
 
 
 def test_when_all_fail_every_reason_is_told() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.matrix import CellPlan
 from harness.tuning.checking import _words, verdict_of
-from harness.tuning.constraints import too_wrong
+from harness.tuning.constraints import is_right_or_wrong, too_wrong
 from harness.tuning.probing import Probe, SessionBrokenOffError, TrialProber, walk
 from harness.tuning.profile import CheckedRatio
 from harness.tuning.race import Ask, Failed, Reading, Rules, drive, measured_j
@@ -208,7 +208,9 @@ def test_the_accuracy_floor_keeps_out_what_is_not_proven() -> None:
     worse = answers(*[1, 0, 1, 1] * 15, *[0, 0, 1, 1] * 10)
     assert too_wrong(worse, same, 0.2) is None
     assert "acc -10.00%" in str(too_wrong(worse, same, 0.1))
-    assert "right or wrong" in str(too_wrong([trial()], [trial()], 0.1))
+    assert "right or wrong" in str(too_wrong([trial()], same, 0.1))
+    assert is_right_or_wrong(same)
+    assert not is_right_or_wrong([trial()])
 
 
 def test_a_check_holds_only_where_it_surely_costs_no_more() -> None:

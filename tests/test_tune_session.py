@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -196,10 +197,62 @@ def test_an_option_that_nothing_would_read_is_refused(tmp_path: Path) -> None:
     assert "--slowdown: has no part in --check" in found.stderr
 
 
+def test_a_check_measures_again_and_reads_no_old_one(session: Path, profile: TunedProfile) -> None:
+    found = joulebench("tune", "--check", "here", "--out", str(session / "check"))
+    assert found.code == 2
+    assert "holds a check that is over" in found.stderr
+    assert read_profile(session / "tuned.json").check == profile.check
+
+
+def test_a_choice_is_not_lost_behind_a_check_that_was_disturbed_throughout(
+    session: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path / "state"))
+    folder = tmp_path / "session"
+    shutil.copytree(session, folder)
+    shutil.rmtree(folder / "check")
+    with Store.view(session / "check") as store:
+        run = store.data()
+        with Store.create(folder / "check", store.info(), run.cells) as disturbed:
+            for trial in run.trials:
+                disturbed.add_trial(trial.model_copy(update={"marks": ("contended",)}), {})
+    command = ("tune", "--out", str(folder), *SMALL, "--resume")
+    found = joulebench(*command)
+    assert found.code == 6
+    assert "`--resume --pairs 0` keeps the choice" in found.stderr
+    found = joulebench(*command, "--pairs", "0")
+    assert found.code == 0, found.stderr
+    assert read_profile(folder / "tuned.json").settings == read_profile(session / "tuned.json").settings
+
+
+def test_a_plan_that_is_wrong_is_told_whole_and_once_and_not_once_a_candidate(tmp_path: Path) -> None:
+    found = joulebench("tune", "--device", "nope", "--engine", "none", "--model", str(tmp_path / "away"))
+    assert found.code == 2
+    told = [line.removeprefix("error: ").split(":")[0] for line in found.problems]
+    assert sorted(told) == ["device[0].name", "engine[0].technique.name", "model.source"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--weights-limit", "1KB"), "every candidate failed: cores 0"),
+        (("--accuracy-floor", "1%"), "--accuracy-floor: no sample of the workload is right or wrong"),
+    ],
+)
+def test_a_limit_that_nothing_meets_is_told_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setenv("JOULEBENCH_STATE", str(tmp_path))
+    found = joulebench("tune", "--out", str(tmp_path / "out"), *SMALL, "--objective", "latency", *options)
+    assert found.code == 6
+    assert words in found.stderr
+
+
 def test_bad_options_are_told_at_once(tmp_path: Path) -> None:
     found = joulebench("tune", "--slowdown", "much", "--objective", "cheap", "--weights-limit", "big")
     assert found.code == 2
     assert len(found.problems) == 3
+    assert joulebench("tune", "--seed", "-1").code == 2
     found = joulebench("tune", "--space", "workload.limit=[1,2]", "--space", "engine.prefill_chunk=64")
     assert [line.split(":")[0] for line in found.problems] == ["error"] * 2
     for options in (("--exhaustive",), ("--objective", "latency"), ("--space", "engine.threads=[1,2]")):

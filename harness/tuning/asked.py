@@ -22,11 +22,11 @@ from harness.run_parts import RunParts, data_root
 from harness.runner import DeviceNotReadyError, Progress
 from harness.sweep import PathError, set_value
 from harness.tuning.aecs import AECS, PRESETS, AecsParameters
-from harness.tuning.checking import CHECK_FOLDER, check_plan, run_check
+from harness.tuning.checking import CHECK_FOLDER, CHECK_REPORT, NoPairsError, check_plan, run_check
 from harness.tuning.cores import TREE, WHOLE, check_search, choosable, core_candidates, core_searches
 from harness.tuning.engine_marks import engine_mark
 from harness.tuning.presets import check_clocks, parameters_of, told
-from harness.tuning.probing import Search
+from harness.tuning.probing import Search, SessionBrokenOffError
 from harness.tuning.profile import (
     CandidateEvidence,
     Fingerprint,
@@ -142,6 +142,7 @@ def _begun(base: dict[str, Any], asked: Asked, say: Callable[[str], None]) -> It
             check_optuna(prod(n_values))
     else:
         search = WHOLE if asked.exhaustive else asked.search or TREE
+        _check_base(base, asked.plan_path)
         parameters = _core_parameters(asked, search)
         can = choosable(base["engine"][0])
         is_whole = not can.is_by_phase
@@ -184,6 +185,19 @@ def _begun(base: dict[str, Any], asked: Asked, say: Callable[[str], None]) -> It
         _refuse_name_of_another(name, base, options.objective)
         folder = asked.out or Path("runs") / f"tune-{name}"
         yield Session(asked, base, plan, space, options, name, folder, run_parts, searches, say)
+    finally:
+        run_parts.close()
+
+
+def _check_base(base: dict[str, Any], plan_path: Path | None) -> None:
+    """Raises `PlanError` with every problem of the plan as it was planned, each once: not once a candidate, and before
+    anything asks which cores the device has."""
+    draft = draft_plan(base, data_root(), folder=plan_path.parent if plan_path else Path())
+    if not draft.problems:
+        return
+    run_parts = RunParts(draft.plan.protocol)
+    try:
+        preflight(draft, run_parts)
     finally:
         run_parts.close()
 
@@ -278,10 +292,16 @@ def conclude(session: Session, found: SessionFound[Any], progress: Progress) -> 
     raw = check_plan(session.base, planned, keys, max(1, session.asked.n_pairs))
     check = None
     if session.asked.n_pairs:
-        check = run_check(
-            raw, session.folder / CHECK_FOLDER, session.run_parts, progress, found.options.phases,
-            found.options.slowdown, found.options.objective,
-        )  # fmt: skip
+        try:
+            check = run_check(
+                raw, session.folder / CHECK_FOLDER, session.run_parts, progress, found.options.phases,
+                found.options.slowdown, found.options.objective,
+            )  # fmt: skip
+        except NoPairsError as error:
+            raise SessionBrokenOffError(
+                f"{error}; `--resume --pairs 0` keeps the choice, and `joulebench tune --check {session.name}` then"
+                " measures it"
+            ) from error
     device, source = session.plan.cells[0].device, session.plan.cells[0].model.source
     environment = session.run_parts.environment(session.plan.cells[0])
     mark = engine_mark({**planned, **keys}, session.base["model"])
@@ -347,6 +367,10 @@ def check_again(named: str, n_pairs: int, out: Path | None, progress: Any) -> tu
     raw = {**profile.plan, "protocol": {**profile.plan.get("protocol", {}), "repeats": max(2, n_pairs)}}
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     folder = out or Path("runs") / f"check-{profile.name}-{stamp}"
+    if (folder / CHECK_REPORT).exists():
+        raise TunedProfileError(
+            f"--out {folder}: holds a check that is over, and this one has to measure again; name another folder"
+        )
     draft = draft_plan(raw, data_root())
     run_parts = RunParts(draft.plan.protocol)
     phases = tuple(one.phase for one in profile.evidence)

@@ -30,6 +30,8 @@ from results.trials import Trial
 
 TUNED_ARM = "tuned"
 CHECK_FOLDER = "check"
+CHECK_REPORT = "report.html"
+"""Written once all pairs are there."""
 INDIFFERENCE = 0.02
 """A chosen arm that costs so much more than the planned one is as good."""
 VERDICT_WORDS = {"holds": "holds", "does not hold": "does not hold", "not certain": "is not certain"}
@@ -38,6 +40,10 @@ DOES = {"prefill": "reading the prompt", "decode": "decoding", "all": "a request
 
 Raw = dict[str, Any]
 Verdict = Literal["holds", "does not hold", "not certain"]
+
+
+class NoPairsError(SessionBrokenOffError):
+    """All pairs were taken, and none can be used: going on in the same folder would find them again."""
 
 
 def check_plan(raw: Raw, planned: Raw, keys: Mapping[str, Any], n_pairs: int) -> Raw:
@@ -67,14 +73,15 @@ def run_check(
     with Store.view(folder) as store:
         derived = RunFrames(store.data(), AS_PLANNED)
         write_csv(derived.run, folder, derived)
-        write_html(derived.run, folder / "report.html", derived)
+        write_html(derived.run, folder / CHECK_REPORT, derived)
     ratios = [ratio for phase in phases for ratio in _ratios(phase, by_arm[TUNED_ARM], by_arm[AS_PLANNED])]
     modelled = all(cell_plan.is_modelled for cell_plan in plan.cells)
     found = verdict_of(ratios, slowdown, objective, modelled)
     n_pairs = len(_pairs(by_arm[TUNED_ARM], by_arm[AS_PLANNED]))
     at = datetime.now(UTC).isoformat(timespec="seconds")
     words = _words(ratios, found)
-    if _is_modelled_energy(by_arm[TUNED_ARM]) and not modelled:
+    is_known = any(one.quantity == "energy" and one.ratio is not None for one in ratios)
+    if is_known and _is_modelled_energy(by_arm[TUNED_ARM]) and not modelled:
         words += MODELLED_WORDS
     return Check(at=at, n_pairs=n_pairs, ratios=tuple(ratios), verdict=found, words=words)
 
@@ -96,9 +103,8 @@ def _pairs(
 def _ratios(phase: Phase, chosen: Sequence[Sequence[Trial]], planned: Sequence[Sequence[Trial]]) -> list[CheckedRatio]:
     pairs = [(probe_of(own, phase), probe_of(other, phase)) for own, other in _pairs(chosen, planned)]
     if not pairs:
-        raise SessionBrokenOffError(
-            "the check has no pair of trials that can be used; its report says what disturbed them; put that right, and"
-            " go on with `joulebench tune --check`"
+        raise NoPairsError(
+            "the check has no pair of trials that can be used; its report says what disturbed them: put that right"
         )
     times = ratio_of_means([([_token_s(own) for own, _ in pairs], [_token_s(other) for _, other in pairs])])
     found = [_checked(phase, "time", times)]

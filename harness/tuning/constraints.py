@@ -33,7 +33,7 @@ def too_wrong(trials: Sequence[Trial], reference: Sequence[Trial], floor: float)
     own, others = _scores(trials), _scores(reference)
     shares = [m for m in sorted(own.keys() & others.keys()) if _is_binary(own[m], others[m])]
     if not shares:
-        return "no sample of it is right or wrong; leave out --accuracy-floor, or ask a workload that is scored so"
+        return "no sample of it is right or wrong, and of the planned arm there are some"
     for metric in shares:
         try:
             found = compare_scores(others[metric], own[metric], is_binary=True)
@@ -42,6 +42,11 @@ def too_wrong(trials: Sequence[Trial], reference: Sequence[Trial], floor: float)
         if found.n_changed and (found.low is None or found.low < -floor):
             return f"{metric} {_told(found)} against the planned arm, and at most -{floor:.2%} is allowed"
     return None
+
+
+def is_right_or_wrong(trials: Sequence[Trial]) -> bool:
+    """Whether any sample is scored so: a workload of lengths alone has no accuracy to fall."""
+    return any(_is_binary(own) for own in _scores(trials).values())
 
 
 def _told(found: Difference) -> str:

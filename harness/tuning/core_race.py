@@ -17,7 +17,7 @@ import numpy as np
 
 from devices.models.core_clusters import CoreCluster, Selection
 from harness.tuning.aecs import AecsParameters, heuristic_energy_j
-from harness.tuning.race import Answer, Ask, Judge, RaceResult, Rounds, Rules, measured_j, race
+from harness.tuning.race import AllFailedError, Answer, Ask, Judge, RaceResult, Rounds, Rules, measured_j, race
 from harness.tuning.selections import Tree, all_selections, candidates, descent, growing
 from harness.tuning.standings import Step
 from harness.tuning.verdicts import as_student
@@ -100,7 +100,7 @@ def _find_roots(
     whole = tuple(walked)
     walked = [one for one in walked if one not in rounds.failed]
     if not walked:
-        raise ValueError("the first selections failed: " + "; ".join(f"{s}: {why}" for s, why in rounds.failed.items()))
+        raise AllFailedError(rounds.failed, "every one of the first selections")
     if len(walked) == 1:
         return whole, tuple(walked)
     best = best if best in walked else walked[-1]

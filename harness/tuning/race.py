@@ -15,14 +15,15 @@ still be better by more than the indifference. The race is over when nobody may,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from harness.tuning.rounds import Answer, Arm, Ask, Failed, Judge, Reading, Rounds, measured_j
 from harness.tuning.standings import Estimate, RaceResult, Standing, race_result
 from harness.tuning.verdicts import Objective, Rules, State, following_look, verdict
 
 __all__ = [
+    "AllFailedError",
     "Answer",
     "Ask",
     "Estimate",
@@ -40,6 +41,21 @@ __all__ = [
     "race",
 ]
 Found = TypeVar("Found")
+
+
+class AllFailedError(ValueError):
+    """There is nothing left to choose from. failed: by candidate, why. what: who failed."""
+
+    def __init__(self, failed: Mapping[Any, str], what: str = "every candidate") -> None:
+        self.failed, self.what = dict(failed), what
+        super().__init__(self.words({arm: str(arm) for arm in failed}))
+
+    def words(self, names: Mapping[Any, str]) -> str:
+        """Candidates that failed alike are told together. names: as people know them."""
+        alike: dict[str, list[str]] = {}
+        for arm, why in self.failed.items():
+            alike.setdefault(why, []).append(names[arm])
+        return f"{self.what} failed: " + "; ".join(f"{', '.join(own)}: {why}" for why, own in alike.items())
 
 
 def race(
@@ -72,7 +88,7 @@ def race(
         next_look = following_look(n_own)
         alive = rounds.arms()
         if not alive:
-            raise ValueError("every candidate failed: " + "; ".join(f"{a}: {why}" for a, why in rounds.failed.items()))
+            raise AllFailedError(rounds.failed)
         found = verdict(rounds.compared(alive), rules)
         is_over = found.is_over
         inside = alive if rules.is_even else tuple(alive[k] for k in found.still_in)

@@ -24,7 +24,7 @@ from harness.runner import DeviceNotReadyError, Progress, Runner, open_run
 from harness.state import state_folder
 from harness.tuning.aecs import PRESETS
 from harness.tuning.probing import Arm, Probe, Search, SessionBrokenOffError, TrialProber, walk
-from harness.tuning.race import Ask, Failed, Objective, RaceResult
+from harness.tuning.race import AllFailedError, Ask, Failed, Objective, RaceResult
 from harness.tuning.space import Space
 from results.cells import usable
 from results.records import Method, Phase, Record
@@ -163,6 +163,8 @@ def run_session(
 
         try:
             results = walk(searches, prober, noted)
+        except AllFailedError as error:
+            raise SessionBrokenOffError(error.words(space.names)) from error
         except ValueError as error:
             raise SessionBrokenOffError(str(error)) from error
     found = tuple(PhaseFound(phase, results[phase], tuple(probes[phase])) for phase in options.phases)
@@ -191,7 +193,7 @@ def _limit(
     floor, most_bytes = options.accuracy_floor, options.weights_limit_bytes
     if floor is None and most_bytes is None:
         return None
-    from harness.tuning.constraints import too_heavy, too_wrong
+    from harness.tuning.constraints import is_right_or_wrong, too_heavy, too_wrong
 
     reference: list[Trial] = []
     if floor is not None:
@@ -199,11 +201,17 @@ def _limit(
         if isinstance(failure := planned.probe(0, 1), Failed):
             raise SessionBrokenOffError(f"the planned arm, which accuracy is compared with, failed: {failure.reason}")
         reference = [usable(prober.measures.trials_of(c.cell.cell_id))[0] for c in space.planned]
+        if not is_right_or_wrong(reference):
+            raise SessionBrokenOffError(
+                "--accuracy-floor: no sample of the workload is right or wrong; leave the floor out, or ask a workload"
+                " that is scored so"
+            )
 
     def limit(trials: Sequence[Sequence[Trial]]) -> str | None:
         reasons = [too_heavy(own, most_bytes) for own in trials]
         if floor is not None:
-            reasons += [too_wrong(own, [other], floor) for own, other in zip(trials, reference, strict=True)]
+            pairs = zip(trials, reference, strict=True)
+            reasons += [too_wrong(own, [other], floor) for own, other in pairs if is_right_or_wrong([other])]
         return next(filter(None, reasons), None)
 
     return limit

@@ -15,7 +15,19 @@ from dataclasses import replace
 from statistics import fmean
 
 from harness.plan import PlanError
-from harness.tuning.race import Answer, Ask, Estimate, Failed, Judge, RaceResult, Reading, Rules, Standing, race
+from harness.tuning.race import (
+    AllFailedError,
+    Answer,
+    Ask,
+    Estimate,
+    Failed,
+    Judge,
+    RaceResult,
+    Reading,
+    Rules,
+    Standing,
+    race,
+)
 
 SUGGESTED = "suggested"
 SMALL_SPACE = 32
@@ -65,7 +77,7 @@ def suggested_race(
         study.tell(trial, _goals(arm, answer, judge))
     finalists = _finalists(found, rules, judge)
     if not finalists:
-        raise ValueError("every candidate failed: " + "; ".join(f"{arm}: {why}" for arm, why in failed.items()))
+        raise AllFailedError(failed)
     n_spent = sum(map(len, found.values())) + len(failed)
     left = replace(rules, most_probes=max(rules.most_probes - n_spent, rules.first_rounds * len(finalists)))
     result = yield from race(finalists, left, judge, seed)
