@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +21,14 @@ def engines_doctor(
     device: Annotated[
         str, typer.Option("--device", help="Tell only engines that go onto this device: host, adb:SERIAL, ios:UDID.")
     ] = "host",
+    environments: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--environment",
+            metavar="DIR",
+            help="A virtual environment that may have the wheel of an engine, as a plan names it. May be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show engines that a plan may name with `runs`: here or missing, version, abilities. Nothing is started."""
@@ -29,9 +39,22 @@ def engines_doctor(
     kind = DEVICE.read({"name": device}).tag
     if kind not in {own.tag for own in DEVICE_KINDS} or kind == "model" or (kind == "host" and device != "host"):
         fail(f"--device {device}: engines go onto host, adb:SERIAL or ios:UDID; a sheet runs none", EXIT_BAD_PLAN)
+    refuse_no_environments(kind, environments or ())
     if kind == "adb":
         typer.echo(phone_words(device), err=True)
-    print_rows(engine_rows(kind), as_json, f"Engines that are not ours, on {device}")
+    print_rows(engine_rows(kind, environments or ()), as_json, f"Engines that are not ours, on {device}")
+
+
+def refuse_no_environments(kind: str, environments: Sequence[Path]) -> None:
+    """Ends the command where one is no virtual environment, or wheels cannot run."""
+    from engines.external.programs.wheel import python_of
+    from harness.terminal import EXIT_BAD_PLAN, fail
+
+    if environments and kind != "host":
+        fail("--environment: a wheel runs on the host alone; leave it out, or --device", EXIT_BAD_PLAN)
+    none = [str(one) for one in environments if not python_of(one).exists()]
+    if none:
+        fail(f"--environment: no virtual environment (no bin/python in it): {', '.join(none)}", EXIT_BAD_PLAN)
 
 
 def phone_words(device: str) -> str:
@@ -51,18 +74,18 @@ NAMED = {
 }
 
 
-def _on_this_host(spec: type[ExternalSpec]) -> dict[str, Any]:
+def _on_this_host(spec: type[ExternalSpec], environments: Sequence[Path]) -> dict[str, Any]:
     from engines.errors import EngineError
 
     try:
-        found = spec.look()
+        found = spec.look(environments)
     except EngineError as error:
         return {"here": False, "remark": str(error)}
     return {"version": found.version, "remark": found.where}
 
 
-def engine_rows(kind: str) -> list[dict[str, Any]]:
-    """One row an engine that goes onto this kind of device."""
+def engine_rows(kind: str, environments: Sequence[Path] = ()) -> list[dict[str, Any]]:
+    """One row an engine that goes onto this kind of device. environments: besides joulebench's own, with wheels."""
     from harness.external.catalog import EXTERNAL
 
     rows: list[dict[str, Any]] = []
@@ -75,7 +98,7 @@ def engine_rows(kind: str) -> list[dict[str, Any]]:
             # What lies in this host's PATH was built for it, and not for a phone.
             row |= {"here": None, "remark": f"not looked for on a phone; {NAMED[kind]}"}
         else:
-            row |= _on_this_host(spec)
+            row |= _on_this_host(spec, environments)
         row |= {
             "asked": "lengths only" if can.only_fixed_lengths else "our token ids",
             "log_likelihoods": can.loglikelihoods,

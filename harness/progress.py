@@ -73,6 +73,9 @@ class PlainProgress:
     def trials_added(self, n: int) -> None:
         self._n_trials += n
 
+    def warned(self, line: str) -> None:
+        self._say(f"warning: {line}")
+
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -139,6 +142,9 @@ class LiveProgress:
         self._n_left += n
         task = self._bar.tasks[0]
         self._bar.update(self._task, total=(task.total or 0) + n)
+
+    def warned(self, line: str) -> None:
+        self._console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
 
     def _advance(self, n: int) -> None:
         self._n_left -= n

@@ -25,7 +25,7 @@ from harness.sheets import own_sheets, sheet_purposes
 from harness.state import last_self_test, state_folder
 from harness.stopping import Endurance, StoppingRule, stopping_rule
 from harness.tuning.tuned_plans import why_another_phone
-from results.cells import THROTTLED
+from results.cells import CONTENDED, THROTTLED
 from results.environments import Build, Environment
 from results.requests import requests_sha256, whole_requests
 from results.run_folders import check_is_folder
@@ -42,6 +42,7 @@ class Progress(TrialProgress, TypingProtocol):
     def trial_finished(self, cell: str, trial: Trial) -> None: ...
     def cell_finished(self, cell: str, n_trials_left_out: int) -> None: ...
     def trials_added(self, n: int) -> None: ...
+    def warned(self, line: str) -> None: ...
 
 
 class RunOutcome(NamedTuple):
@@ -57,6 +58,10 @@ class RunOutcome(NamedTuple):
 
 SAME_ON_RESUME = ("machine", "cpu_model", "n_cores", "n_threads", "python", "joulebench", "packages")
 """What must not change within a run. The kernel's version and the memory's size may, as after a crash and a reboot."""
+
+
+EARLY_TRIALS = 2
+"""After so many of which none can be used a person is told."""
 
 
 class DeviceNotReadyError(Exception):
@@ -207,6 +212,7 @@ class Runner:
             self._trials[trial.cell_id].append(trial)
         self._attempts = Attempts(plan.protocol, run_parts, progress, store.samples())
         self._stored_samples = set(self._attempts.samples)
+        self._is_warned = False
 
     def run(self) -> RunOutcome:
         """Runs what is missing. KeyboardInterrupt passes through: finished trials are in the store by then."""
@@ -221,6 +227,7 @@ class Runner:
             rule = rule_of(self._plan, cell_plan)
             if rule.enough(have) or any(t.repeat == repeat for t in have):
                 continue
+            self._warn_of_neighbours()
             self._run_one(cell_plan, repeat)
             if rule.enough(have) and len(have) < rule.max_repeats:
                 self._progress.cell_finished(cell_plan.cell.label, rule.max_repeats - len(have))
@@ -252,6 +259,16 @@ class Runner:
             place = EnduranceRound(series=series, ended_by=ended_by)
             self._keep(cell_plan, trial.model_copy(update={"endurance": place, "marks": marks}), traces)
         self._cool_down(cell_plan, have[-1])
+
+    def _warn_of_neighbours(self) -> None:
+        """Once, while trials are to come: so far the run has come to nothing, and may end so."""
+        line = None
+        if not self._is_warned:
+            trials = [t for own in self._trials.values() for t in own]
+            line = no_figure_so_far(trials, self._plan.protocol.max_foreign_cpu_share)
+        if line is not None:
+            self._is_warned = True
+            self._progress.warned(line)
 
     def check(self) -> None:
         """That what is asked is what the finished trials were asked. Raises `StoreError`."""
@@ -340,6 +357,20 @@ def outcome_of(trials: Sequence[Trial]) -> RunOutcome:
     n_failed = sum(t.has_failed for t in trials)
     n_without_room = len(trials) - len(ok) - n_failed
     return RunOutcome(len(ok), n_failed, sum(bool(t.marks) for t in ok), marks, n_without_room)
+
+
+def no_figure_so_far(trials: Sequence[Trial], max_foreign_cpu_share: float) -> str | None:
+    """What to do where other processes disturbed every trial that came to figures; None where one can be used, or few
+    are there."""
+    outcome = outcome_of(trials)
+    if outcome.n_ok < EARLY_TRIALS or outcome.n_marked < outcome.n_ok or outcome.marks != (CONTENDED,):
+        return None
+    most = max(t.foreign_cpu_share or 0.0 for t in trials)
+    return (
+        f"no figure can be used so far: in all {outcome.n_ok} trials other processes took more than"
+        f" protocol.max_foreign_cpu_share = {max_foreign_cpu_share:g} of the CPU (up to {most:.0%}). End them now; or"
+        " stop this run (Ctrl-C), raise that key, and begin anew with another --out"
+    )
 
 
 def rule_of(plan: Plan, cell_plan: CellPlan) -> StoppingRule:

@@ -109,6 +109,25 @@ def test_a_trial_that_is_disturbed_every_time_stands_marked_and_in_no_mean(tmp_p
     assert "(contended)" in summary(data)["reason"][0]
 
 
+def test_a_run_of_which_nothing_can_be_used_says_so_early_and_once(tmp_path: Path) -> None:
+    _, trials, log = run(shared(0.5, 0.7, 0.6, 0.5), tmp_path / "run", repeats=4, contention_retries=0)
+    assert [t.marks for t in trials] == [("contended",)] * 4
+    lines = log.splitlines()
+    (at,) = (k for k, line in enumerate(lines) if "no figure can be used so far" in line)
+    assert [line[:5] for line in (lines[at - 1], lines[at + 1])] == ["[2/4]", "[3/4]"]
+    key = "protocol.max_foreign_cpu_share = 0.2"
+    assert f"in all 2 trials other processes took more than {key} of the CPU (up to 70%)" in lines[at]
+    assert "End them now; or stop this run (Ctrl-C), raise that key" in lines[at]
+
+
+@pytest.mark.parametrize(("shares", "repeats"), [((0.5, 0.0, 0.5, 0.5), 4), ((0.0, 0.5, 0.5, 0.5), 4), ((0.5, 0.5), 2)])
+def test_a_run_with_a_usable_trial_or_at_its_end_warns_of_nothing(
+    tmp_path: Path, shares: tuple[float, ...], repeats: int
+) -> None:
+    _, _, log = run(shared(*shares), tmp_path / "run", repeats=repeats, contention_retries=0)
+    assert "so far" not in log
+
+
 @pytest.mark.parametrize(("share", "limit"), [(0.2, 0.2), (1.0, 1.0), (0.0, 0.0)])
 def test_a_share_at_the_limit_is_allowed(tmp_path: Path, share: float, limit: float) -> None:
     _, (trial,), _ = run(shared(share), tmp_path / "run", max_foreign_cpu_share=limit)

@@ -18,6 +18,7 @@ from harness.run_parts import RunParts
 from harness.session import run_trial
 from results.cells import WRONG_ANSWERS, usable
 from tests.plans import DROPLESS, raw_plan
+from tests.test_wheels import environment
 
 OURS = [(5, 6, 7, 8, 9, 10, 5, 6), (11, 12, 13, 14, 15, 16, 17, 18), (20, 21, 22, 23, 24, 25, 26, 27)]
 
@@ -120,3 +121,27 @@ def test_the_doctor_of_engines_says_what_is_here_and_what_is_missing(monkeypatch
         for row in json.loads(CliRunner().invoke(app, ["engines", "doctor", "--device", "adb:X", "--json"]).stdout)
     }
     assert CliRunner().invoke(app, ["engines", "doctor", "--device", "model:m2-ultra"]).exit_code == 2
+
+
+def test_the_doctor_of_engines_finds_a_wheel_in_an_environment_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "own"))
+    folder = environment(tmp_path / "v", "executorch-1.5.1")
+
+    def row(*more: str) -> dict[str, object]:
+        done = CliRunner().invoke(app, ["engines", "doctor", "--json", *more])
+        assert done.exit_code == 0, done.output
+        return next(r for r in json.loads(done.stdout) if r["runs"] == "executorch")
+
+    found = row("--environment", str(folder))
+    assert (found["here"], found["version"]) == (True, "1.5.1")
+    assert found["remark"] == f'its wheel: environment = "{folder}"'
+    # Without, it says that it looks in one environment alone.
+    assert row()["here"] is False
+    assert f"in {tmp_path}/own, the environment of joulebench (look in another: --environment)" in str(row()["remark"])
+    none = CliRunner().invoke(app, ["engines", "doctor", "--environment", str(tmp_path)])
+    assert (none.exit_code, f"no virtual environment (no bin/python in it): {tmp_path}" in none.stderr) == (2, True)
+    phone = CliRunner().invoke(app, ["engines", "doctor", "--device", "adb:X", "--environment", str(folder)])
+    assert (phone.exit_code, "a wheel runs on the host alone" in phone.stderr) == (2, True)

@@ -34,6 +34,7 @@ class Heard:
         self.left_out: list[int] = []
         self.waited_for: list[str] = []
         self.repeated: list[str] = []
+        self.warnings: list[str] = []
 
     def begin(self, n_trials: int, n_done: int) -> None:
         self.expected = (n_trials, n_done)
@@ -58,6 +59,9 @@ class Heard:
 
     def trials_added(self, n: int) -> None:
         """Not looked at."""
+
+    def warned(self, line: str) -> None:
+        self.warnings.append(line)
 
 
 def planned(protocol: dict[str, Any] | None = None, **changes: Any) -> Plan:

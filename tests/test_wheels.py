@@ -6,11 +6,11 @@ import importlib.util
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import engines.tiny
 from engines.errors import EngineError, OutOfMemoryError
 from engines.external.programs.engine import ProgramEngine
 from engines.external.programs.program import Lengths, PhaseSetting, ProgramError, ProgramOutput, Settings
@@ -18,18 +18,19 @@ from engines.external.programs.target import HostTarget
 from engines.external.programs.wheel import EXECUTORCH, LITERT_LM, MNN, SCRIPTS, WheelKind, WheelProgram, wheel_in
 from engines.model.tokenizer import Tokenizer
 from harness.external.programs import LiteRtSpec, MnnSpec
-from results.records import Request
+from results.records import Completion, Request
 
-MODEL = Path(__file__).parent / "golden" / "mnn_model"
+GOLDEN = Path(__file__).parent / "golden"
+BUNDLED = Path(engines.tiny.__file__).parent / "bundled" / "tiny-qwen3-moe"
 LENGTHS = Lengths(128, 32)
 # Counts and speeds as litert-lm 0.18.1 told them of a random model of 0.6 M parameters; end_s is made up.
 LITERT_SAID = (
     'JOULEBENCH {"version": "0.18.1", "n_prompt": 128, "n_new": 32, "prefill_tokens_per_s": 2674.030277543452,'
     ' "decode_tokens_per_s": 947.182443026236, "end_s": 1795548117.0}'
 )
-# Stamps as ExecuTorch 1.5.1 told them of a shorter request (8 tokens in, 16 out); counts and line are made up.
+# Stamps as ExecuTorch 1.5.1 told them of a shorter request (8 tokens in, 16 out); counts, threads and line are made up.
 STAMPED = (
-    'JOULEBENCH {"version": "1.5.1", "n_prompt": 128, "n_cached": 159, "n_new": 32,'
+    'JOULEBENCH {"version": "1.5.1", "n_prompt": 128, "n_cached": 159, "n_new": 32, "threads": 2,'
     ' "stamps_s": [1795548266.818, 1795548266.821, 1795548266.835]}'
 )
 
@@ -83,7 +84,10 @@ def test_stamps_of_a_wheel_are_measured(kind: WheelKind) -> None:
         (MNN, '"n_new": 32', '"n_new": 9', "32 asked, 9 done"),
         (EXECUTORCH, '"n_prompt": 128', '"n_prompt": 129', "128 asked, 129 done"),
         (EXECUTORCH, '"n_new": 32', '"n_new": 12', "31 asked, 12 done"),
+        (EXECUTORCH, '"threads": 2', '"threads": 1', "threads: 2 asked, 1 done"),
+        (EXECUTORCH, '"threads": 2, ', "", "threads: 2 asked, None done"),
         (MNN, "1795548266.821", "1795548266.801", "do not rise"),
+        (EXECUTORCH, "1795548266.818", "1795548266.821", "over before its clock went on"),
         (MNN, "1795548266.821", "NaN", "is no number"),
         (MNN, '"stamps_s": [1795548266.818, ', '"stamps_s": [', "three stamps"),
         (MNN, "JOULEBENCH", "JOULE", "printed no line"),
@@ -120,23 +124,22 @@ def test_either_a_program_or_a_wheel_is_named(more: dict[str, str]) -> None:
     assert any("one of both" in problem for problem in spec.problems())
 
 
-def test_the_wheel_of_mnn_computes_what_it_was_asked() -> None:
-    """The real one: prompt and steps in its cache, stamps on our clock, on a random model (tests/golden/mnn_model)."""
-    if importlib.util.find_spec("MNN") is None:
-        pytest.skip("the wheel MNN is not installed: pip install MNN")
-    files = {f"model/{path.name}": path for path in MODEL.iterdir()} | {MNN.script: SCRIPTS / MNN.script}
-    mnn = WheelProgram(
-        MNN,
-        Settings(PhaseSetting(1), PhaseSetting(1)),
-        Path(sys.executable),
-        "model/config.json",
-        {"precision": "high"},
-    )
-    tokenizer: Tokenizer = SimpleNamespace()  # type: ignore[assignment]  # it makes up its tokens
-    engine = ProgramEngine(mnn, HostTarget(time.monotonic), files, "host", tokenizer, 512, time.monotonic, 60.0)
+def real(kind: WheelKind, python: Path, files: dict[str, Path], model: str, **options: object) -> ProgramEngine:
+    """Of one thread, on a random model."""
+    settings = Settings(PhaseSetting(1), PhaseSetting(1))
+    wheel = WheelProgram(kind, settings, python, model, options)
+    tokenizer = Tokenizer(BUNDLED, "tiny", (), 2048)
+    placed = {**files, kind.script: SCRIPTS / kind.script}
+    return ProgramEngine(wheel, HostTarget(time.monotonic), placed, "host", tokenizer, 512, time.monotonic, 60.0)
+
+
+def answered(engine: ProgramEngine, n_prompt: int, n_new: int) -> tuple[Completion, tuple[str, ...]]:
+    """A completion whose edges lie in its own process, and remarks."""
+    ids = engine.tokenizer.encode("The key is in the house. " * n_prompt)[:n_prompt]
     request = Request(
-        request_id="a", sample_id="a", kind="generate", prompt_ids=(5,) * 64, max_new_tokens=8, ignore_end_tokens=True
-    )
+        request_id="a", sample_id="a", kind="generate", prompt_ids=tuple(ids), max_new_tokens=n_new,
+        ignore_end_tokens=True,
+    )  # fmt: skip
     begin_s, heard = time.monotonic(), []
     try:
         done = engine.run(request, lambda event, at_s: heard.append((event, at_s)))
@@ -144,7 +147,29 @@ def test_the_wheel_of_mnn_computes_what_it_was_asked() -> None:
         engine.close()
     assert [event for event, _ in heard] == ["request start", "prefill end", "request end"]
     assert begin_s < done.start_s < done.prefill_end_s < done.end_s < time.monotonic()
-    assert len(done.token_ids) == 8
-    assert done.derived == ()
+    assert (done.n_prompt_tokens, len(done.token_ids)) == (n_prompt, n_new)
     # Starting Python and loading are in no latency.
     assert sum(b - a for a, b in done.set_aside_s) > done.end_s - done.start_s
+    return done, engine.take_remarks()
+
+
+def test_the_wheel_of_mnn_computes_what_it_was_asked() -> None:
+    """The real one: prompt and steps in its cache, stamps on our clock."""
+    if importlib.util.find_spec("MNN") is None:
+        pytest.skip("the wheel MNN is not installed: pip install MNN")
+    files = {f"model/{path.name}": path for path in (GOLDEN / "mnn_model").iterdir()}
+    engine = real(MNN, Path(sys.executable), files, "model/config.json", precision="high")
+    done, remarks = answered(engine, 64, 8)
+    assert done.derived == ()
+    assert any("threads: 1 asked" in remark for remark in remarks)
+
+
+def test_the_wheel_of_litert_lm_computes_what_it_was_asked() -> None:
+    """The real one: its own counts of tokens are those asked, and its times fit into the time that it ran."""
+    if importlib.util.find_spec("litert_lm") is None:
+        pytest.skip("the wheel litert-lm is not installed: pip install litert-lm")
+    files = {"model.litertlm": GOLDEN / "litert_lm_model" / "model.litertlm"}
+    done, remarks = answered(real(LITERT_LM, Path(sys.executable), files, "./model.litertlm"), 64, 8)
+    assert done.derived == ("first token", "prefill", "decode")
+    assert any(remark.startswith("LiteRT-LM 0.") for remark in remarks)
+    assert any("threads: 1 asked" in remark for remark in remarks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -75,8 +75,10 @@ class ExternalSpec(Record):
         yield from too_many_threads(self.cores, self.threads)
 
     @classmethod
-    def look(cls) -> Found:
-        """What of it is here without a plan. Raises `EngineError`: what is missing, and how to get it."""
+    def look(cls, environments: Sequence[Path] = ()) -> Found:
+        """What of it is here without a plan. environments: virtual ones that may have its wheel.
+
+        Raises `EngineError`: what is missing, and how to get it."""
         raise EngineError("a plan names where it is; see docs/engines")
 
     @property

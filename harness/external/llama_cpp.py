@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -39,7 +39,7 @@ class LlamaCppSpec(ExternalSpec):
     """Prompt tokens that go through the layers at once."""
 
     @classmethod
-    def look(cls) -> Found:
+    def look(cls, environments: Sequence[Path] = ()) -> Found:
         from engines.external.llama_cpp import find_wheel
 
         return find_wheel()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,7 @@ class ProgramSpec(ExternalSpec):
             yield f"program: give the path of {self.executable}"
 
     @classmethod
-    def look(cls) -> Found:
+    def look(cls, environments: Sequence[Path] = ()) -> Found:
         found = shutil.which(cls.executable)
         if found is None:
             raise EngineError(
@@ -237,14 +237,20 @@ class ProgramOrWheelSpec(ProgramSpec):
             yield "libraries: a wheel brings its own; remove the line"
 
     @classmethod
-    def look(cls) -> Found:
+    def look(cls, environments: Sequence[Path] = ()) -> Found:
+        """An environment that was named goes before a program in PATH, and joulebench's own comes last."""
+        for environment in environments:
+            with suppress(EngineError):
+                return _found_in(environment, cls.wheel)
         try:
             return super().look()
         except EngineError as error:
+            own = Path(sys.prefix)
             with suppress(EngineError):
-                own = wheel_in(Path(sys.prefix), cls.wheel.package)
-                return Found(f'its wheel: environment = "{sys.prefix}"', own.version)
-            raise EngineError(f"{error}; nor is its wheel {cls.wheel.package} beside joulebench") from error
+                return _found_in(own, cls.wheel)
+            looked_in = ", ".join(map(str, (*environments, own)))
+            more = "" if environments else ", the environment of joulebench (look in another: --environment)"
+            raise EngineError(f"{error}; nor is its wheel {cls.wheel.package} in {looked_in}{more}") from error
 
     def find(self) -> Found:
         if self.environment is None:
@@ -268,6 +274,11 @@ class ProgramOrWheelSpec(ProgramSpec):
         if self.environment is not None and isinstance(around.device, AndroidDevice):
             raise NotSupportedError(f"{self.name}: a wheel runs on this host alone; give program, built for the phone")
         return super().build(around)
+
+
+def _found_in(environment: Path, kind: WheelKind) -> Found:
+    """Raises `EngineError`."""
+    return Found(f'its wheel: environment = "{environment}"', wheel_in(environment, kind.package).version)
 
 
 class MnnSpec(ProgramOrWheelSpec):

@@ -23,6 +23,7 @@ from engines.external.programs.program import (
     Settings,
     Stretch,
     check_ended,
+    check_rising,
     one_setting,
     positive,
     said_last,
@@ -72,8 +73,7 @@ class ExecuTorch:
             same(generated, lengths.n_new - 1, f"{NAME}: generated_tokens behind the first")
         keys = ("inference_start_ms", "first_token_ms", "inference_end_ms")
         start_s, first_s, end_s = (positive(told.get(key), f"{NAME}: {key}") * 1e-3 for key in keys)
-        if not start_s < first_s or (lengths.n_new > 1 and not first_s < end_s):
-            raise ProgramError(f"{NAME}: its stamps do not rise ({start_s}, {first_s}, {end_s} s): its clock was set")
+        check_rising((start_s, first_s, end_s), lengths, NAME)
         prefill = Stretch(0, first_s - start_s, wall_s=(start_s, first_s))
         decode = Stretch(0, end_s - first_s, wall_s=(first_s, end_s)) if lengths.n_new > 1 else None
         return Figures(prefill, decode, "measured", None, ("its own stamps, in milliseconds",))

@@ -173,6 +173,18 @@ def positive(value: object, what: str) -> float:
     return number
 
 
+def check_rising(stamps_s: tuple[float, float, float], lengths: Lengths, program: str) -> None:
+    """Of begin, first token and end. Raises `ProgramError`."""
+    start_s, first_s, end_s = stamps_s
+    told = f"({start_s}, {first_s}, {end_s} s)"
+    if not start_s <= first_s <= end_s:
+        raise ProgramError(f"{program}: its stamps do not rise {told}: its clock was set")
+    if start_s == first_s or (lengths.n_new > 1 and first_s == end_s):
+        raise ProgramError(
+            f"{program}: a phase was over before its clock went on {told}; ask more tokens, or a larger model"
+        )
+
+
 def same(found: object, asked: int, what: str) -> None:
     """Raises `ProgramError` where a program did something else than was asked: another length, other threads."""
     if found != asked or isinstance(found, bool):
