@@ -80,7 +80,7 @@ class CoremlSpec(ExternalSpec):
             )
 
     @classmethod
-    def look(cls) -> Found:
+    def look(cls, environments: Sequence[Path] = ()) -> Found:
         return cls._found("macos", {})
 
     @property
