@@ -152,9 +152,9 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
                 (n + 1, server.stop, 1.0, server.start),
                 (n + 3, (fake.root / "hang").touch, 0.0, lambda: None),
                 (n + 6, booted(RESTARTED), 1.5, booted(boot_id)),
-                (n + 9, battery(HOT), 1.5, battery(DISCHARGING)),
-                (n + 11, heat(THROTTLED), 1.2, heat(THERMAL)),
-                (n + 15, battery(CHARGING), 1.5, battery(DISCHARGING)),
+                (n + 9, heat(THROTTLED), 1.2, heat(THERMAL)),
+                (n + 11, battery(HOT), 1.5, battery(DISCHARGING)),
+                (n + 13, battery(CHARGING), 1.5, battery(DISCHARGING)),
             )
             with Mishaps(fake, *mishaps):
                 resumed = tune(folder, "--resume")
