@@ -206,14 +206,14 @@ def test_an_unknown_field_in_a_run_of_an_older_version_is_damage(directory: Path
 
 
 def test_any_page_of_the_database_may_be_damaged(directory: Path, tmp_path: Path) -> None:
-    """Ten stretches of 200 bytes, one at a time: an error of ours, or the whole run where the stretch was unused."""
+    """Thirty stretches of 200 bytes, one at a time: an error of ours, or the whole run where the stretch was unused."""
     stored(directory, N_TRIALS, traced=False)
     content = (directory / DATABASE).read_bytes()
     with Store.view(directory) as store:
         intact = store.trials()
     chance = random.Random(20261122)
     told = []
-    for i in range(10):
+    for i in range(30):
         at = chance.randrange(len(content) - 200)
         copy = tmp_path / f"copy{i}"
         shutil.copytree(directory, copy)
