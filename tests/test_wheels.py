@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 from pathlib import Path
@@ -173,3 +174,25 @@ def test_the_wheel_of_litert_lm_computes_what_it_was_asked() -> None:
     assert done.derived == ("first token", "prefill", "decode")
     assert any(remark.startswith("LiteRT-LM 0.") for remark in remarks)
     assert any("threads: 1 asked" in remark for remark in remarks)
+
+
+def executorch(python: Path) -> ProgramEngine:
+    files = {"model.pte": GOLDEN / "executorch_model" / "model.pte", "tokenizer.json": BUNDLED / "tokenizer.json"}
+    options = {"tokenizer": "./tokenizer.json", "warm_up": True}
+    return real(EXECUTORCH, python, files, "./model.pte", **options)
+
+
+def executorch_python() -> Path:
+    """Of the environment that a person names: the wheel is too large for the one of the tests. Skips without."""
+    named = os.environ.get("JOULEBENCH_EXECUTORCH")
+    if not named:
+        pytest.skip("no wheel executorch: set JOULEBENCH_EXECUTORCH to a virtual environment that has it")
+    return wheel_in(Path(named), EXECUTORCH.package).python
+
+
+def test_the_wheel_of_executorch_computes_what_it_was_asked() -> None:
+    """The real one: its tokenizer counts the prompt as ours, its pool has the threads asked, its stamps are placed."""
+    done, remarks = answered(executorch(executorch_python()), 96, 24)
+    assert done.derived == ()
+    assert any(remark.startswith("ExecuTorch 1.") for remark in remarks)
+    assert not any("threads" in remark for remark in remarks)
