@@ -36,7 +36,8 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow and not alone and not waits" $(TWO_WORKERS)
 	$(BIN)/python -m pytest -m "alone and not slow"
 	$(MAKE) numbers-avx2
-	$(BIN)/python -m pytest -m slow $(TWO_WORKERS)
+	$(BIN)/python -m pytest -m "slow and not alone" $(TWO_WORKERS)
+	$(BIN)/python -m pytest -m "slow and alone"
 
 numbers-avx2: $(VENV)/.installed-dev
 	if grep -qs avx512f /proc/cpuinfo; \
