@@ -84,6 +84,8 @@ def start(
     if not verbose:
         # It warns of every vendor's library that is absent, which `devices` says in its own words.
         logging.getLogger("zeus").setLevel(logging.ERROR)
+        # A first start compiles, and says so.
+        logging.getLogger("engines.kernels.library").setLevel(logging.INFO)
 
 
 @app.command()

@@ -33,6 +33,14 @@ settings.load_profile("any load")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Kernels are compiled before workers start: once, and no command of a test tells that it compiles."""
+    if not hasattr(config, "workerinput"):
+        from engines.kernels.library import library
+
+        library()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """True where -m asks for a marker first that the file never names: to import every test file takes 14 s."""
     asked = re.match(r"(?!not\b)(\w+)( and |$)", config.option.markexpr)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
-from engines.kernels.compile import FLAGS_VARIABLE, CompileError, compilers, source_key
+from engines.kernels import library
+from engines.kernels.compile import FLAGS_VARIABLE, CompileError, Compiler, compilers, source_key
+from engines.kernels.library import TORCH_ALONE
+from tests.benchmarks.first_start import NAME, factors
+from tests.benchmarks.measurement import read_json
 from tests.kernel_builds import load_anew, program, user_cache
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler: there is nothing to keep")
@@ -28,13 +34,41 @@ def test_kept_build_serves_once_the_compiler_is_gone(
     assert load_anew().manifest == built
 
 
-def test_machine_without_compiler_is_told_what_to_install(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_machine_without_compiler_is_told_what_to_install_and_what_it_loses(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     found = load_anew()
     assert found.kernels is None
     assert found.reason == "no C++ compiler found; install g++ (Debian: apt install g++)"
+    (said,) = (record.message for record in caplog.records)
+    assert said == f"the engine runs on torch alone, {TORCH_ALONE}: {found.reason}"
+
+
+def test_what_a_machine_without_compiler_is_told_to_lose_is_what_was_measured() -> None:
+    """Within a half: other machines' rows come and go on the page."""
+    told = [float(number) for number in re.findall(r"[\d.]+(?= to| times)", TORCH_ALONE)]
+    assert told == pytest.approx(factors(read_json(NAME)), rel=0.5)
+
+
+def test_long_compilation_is_told_while_it_lasts_and_a_short_one_is_not(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(library, "NOTICED_S", 0.01)
+    with library.told_when_long(Compiler(("/usr/bin/c++",))):
+        for _ in range(1000):
+            if caplog.records:
+                break
+            time.sleep(0.01)
+    (said,) = (record.message for record in caplog.records)
+    assert said == "compiling the kernels with /usr/bin/c++: some ten seconds, once for this machine and version"
+    caplog.clear()
+    monkeypatch.setattr(library, "NOTICED_S", 0.2)
+    with library.told_when_long(Compiler(("/usr/bin/c++",))):
+        pass
+    time.sleep(0.4)
+    assert not caplog.records
 
 
 def test_broken_compiler_does_not_end_the_search(

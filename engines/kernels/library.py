@@ -8,6 +8,8 @@ import functools
 import logging
 import os
 import tempfile
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,13 @@ from engines.kernels.cache import CacheError, Kept, Manifest, add, cache_folder,
 from engines.kernels.compile import FLAGS_VARIABLE, CompileError, Compiler, compilers, has, shown
 
 logger = logging.getLogger(__name__)
+
+NOTICED_S = 2.0
+"""A compilation that takes longer is told."""
+TORCH_ALONE = (
+    "1.4 to 6.1 times slower with fp32 weights, 1.9 to 55 times with narrower ones (docs/measurements/first-start.md)"
+)
+"""What a machine without kernels loses, as that page measured it; a test holds one against the other."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ def loaded() -> Loaded:
         with tempfile.TemporaryDirectory(prefix="joulebench-") as scratch:
             return load_first(Path(scratch))
     except (CompileError, CacheError, OSError) as error:
-        logger.warning("the engine runs on torch alone, several times slower with narrow weights: %s", error)
+        logger.warning("the engine runs on torch alone, %s: %s", TORCH_ALONE, error)
         return Loaded(None, reason=str(error))
 
 
@@ -71,11 +80,25 @@ def load_first(folder: Path) -> Loaded:
 def _built(folder: Path, compiler: Compiler, failures: list[str]) -> Loaded | None:
     """None, and one failure more, where the compiler fails or what it wrote does not load."""
     try:
-        kept = add(folder, compiler)
+        with told_when_long(compiler):
+            kept = add(folder, compiler)
     except CompileError as error:
         failures.append(str(error))
         return None
     return _first_that_loads([kept], compiler, failures)
+
+
+@contextlib.contextmanager
+def told_when_long(compiler: Compiler) -> Iterator[None]:
+    """One line, once somebody must wonder what is going on."""
+    words = "compiling the kernels with %s: some ten seconds, once for this machine and version"
+    told = threading.Timer(NOTICED_S, logger.info, (words, compiler))
+    told.daemon = True
+    told.start()
+    try:
+        yield
+    finally:
+        told.cancel()
 
 
 def _first_that_loads(kept: list[Kept], compiler: Compiler | None, failures: list[str]) -> Loaded | None:

@@ -88,8 +88,8 @@ Result = Mapping[str, Mapping[str, Turns]]
 # --- who takes part --------------------------------------------------------------------------------------------------
 
 
-def ours(folder: Path, form: str) -> Contender:
-    checkpoint = load_checkpoint(str(folder), FORMS[form].dtype, FORMS[form].quantise)
+def ours(source: Path | str, form: str) -> Contender:
+    checkpoint = load_checkpoint(str(source), FORMS[form].dtype, FORMS[form].quantise)
     engine = ReferenceEngine(checkpoint, DroplessParameters(), prefill_chunk=1024)
 
     def turn(n_prompt: int) -> tuple[Timed, Timed]:
