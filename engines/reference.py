@@ -81,6 +81,7 @@ class ReferenceEngine:
         cores: PhaseCores | None = None,
         ranks: int = 1,
         expert_memory: ExpertMemory = ANY_MEMORY,
+        plans_first: bool = False,
     ) -> None:
         """prefill_chunk: tokens per prefill step. now_s: the run's clock, whose stamps completions carry.
 
@@ -96,6 +97,7 @@ class ReferenceEngine:
         ranks: of how many processes this one is the first, whose answers it gives (`engines.parallel`).
         expert_memory: what a technique that loads experts may hold of them; the checkpoint's experts are then views of
         its file (`load_checkpoint` with experts_as_filed).
+        plans_first: see `Shown`.
         long_rope: when a sequence takes LongRoPE's long factors; of no effect in models without it.
         """
         if type(prefill_chunk) is not int or not 1 <= prefill_chunk <= MOST_CHUNK:
@@ -128,6 +130,7 @@ class ReferenceEngine:
         self._now_s = now_s if backend is None else synchronised(now_s, backend.device)
         self._cores = cores or PhaseCores(one := PhaseSetting(threads or torch.get_num_threads()), one)
         self._expert_memory = expert_memory
+        self._plans_first = plans_first
         self._technique: Technique | None = None
         self._shown = Shown(NOTHING, None)
         if not technique.wanted_prompts:
@@ -182,7 +185,7 @@ class ReferenceEngine:
         else:
             context = self._expert_memory.counted(context)
         self._technique = self._parameters.build(context)
-        self._shown = Shown(self._technique.asks, self._sizes)
+        self._shown = Shown(self._technique.asks, self._sizes, self._plans_first)
         if loads:
             self._shown.slots = self._expert_memory.slots(
                 self._technique, weights, context, self._backend, time.perf_counter

@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 class Shown:
     """Of the requests that an engine computes."""
 
-    def __init__(self, asks: Asks, sizes: ModelSizes | None) -> None:
-        """sizes: of the model; None of a dense one, of which there is nothing to show. Raises `EngineError`."""
+    def __init__(self, asks: Asks, sizes: ModelSizes | None, plans_first: bool = False) -> None:
+        """sizes: of the model; None of a dense one, of which there is nothing to show. plans_first: each layer of a
+        decoded token waits for its plan, although the technique could say beforehand what it calls: what is compared
+        with techniques that cannot, then decodes on their road. Raises `EngineError`."""
         if sizes is None and asks != NOTHING:
             raise EngineError("a technique asks what its experts did, and the model is dense; use dropless")
         self.asks = asks
+        self.plans_first = plans_first
         self.slots: ExpertSlots | LayerBuffers | None = None
         """Where the engine really loads experts; None: they are computed where they lie."""
         self.residency: Residency | None = None

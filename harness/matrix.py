@@ -165,6 +165,7 @@ def _computed_by(engine: AnyEngineSpec, model: AnyModelSpec, device: DeviceSpec)
             "dtype": model.dtype,
             **({"profile": engine.profile} if engine.profile is not None else {}),
             **({"reuse_prefix": True} if engine.reuse_prefix else {}),
+            **({"decoding": engine.decoding} if engine.decoding is not None else {}),
             **engine.quantise.asked,
             **settings,
         },

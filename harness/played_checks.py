@@ -28,6 +28,7 @@ OF_COMPUTING = {
     "reuse_prefix": "has no prompts to compare",
     "long_rope": "turns no token",
     "copy_bytes_per_s": "copies nothing",
+    "decoding": "computes no token",
 }
 """Settings of an engine that only a model which runs reads."""
 

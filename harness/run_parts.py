@@ -327,6 +327,7 @@ class RunParts:
             sizes=sizes,
             costs=costs,
             expert_memory=expert_memory(plan.own_engine, plan.model),
+            plans_first=plan.own_engine.decoding == "plan by plan",
         )
 
     def _model(self, plan: CellPlan) -> Transformer:

@@ -79,6 +79,10 @@ class EngineSpec(Record):
     copy_bytes_per_s: ByteSize | None = Field(None, ge=1)
     """The most that experts are copied with ("400MB"): a link of that speed, made by pauses. As fast as the machine
     copies where it is not given."""
+    decoding: Literal["plan by plan"] | None = None
+    """How a token is decoded on the CPU. plan by plan: each layer waits until its plan is made, as in techniques that
+    decide between router and experts, so that a baseline has ratios to them. In one call of the kernels where the
+    technique allows it and nothing is given."""
     quantise: Quantisation = Quantisation()
     """How each component's matrices are stored; one that is not named keeps the model's dtype."""
 

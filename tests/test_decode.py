@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,11 @@ from engines.model.checkpoints import load_checkpoint
 from engines.model.decode import fused_decoder
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.observers import SparseLayerStep
+from engines.shown import Shown
+from engines.sizes import own_sizes
+from engines.techniques.base import Technique
+from engines.techniques.context import NOTHING, BuildContext
+from engines.techniques.parameters import CustomParameters
 from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, write_family
 from tests.fakes.random_models import KINDS, copy_tokenizer, write_random_model
@@ -46,17 +53,19 @@ def model_of(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> tup
 
 
 def decoded(
-    model: Transformer, watcher: Watcher | None
+    model: Transformer, watcher: Watcher | None, technique: Technique | None = None, shown: Shown | None = None
 ) -> tuple[torch.Tensor, list[DispatchPlan | None], KeyValueCache]:
     """The hidden states and plans of 30 tokens, one at a time behind a prompt of 11."""
     tokens = torch.randint(1, 2048, (41,), generator=torch.Generator().manual_seed(3))
     cache = KeyValueCache(model.config)
     cache.start(41)
     hidden, plans = [], []
+    technique, shown = technique or dropless(), shown or Shown(NOTHING, None)
     with torch.inference_mode():
         model.forward(tokens[:11], cache, dropless(), "prefill")
         for token in tokens[11:]:
-            one, of_step = model.forward(token[None], cache, dropless(), "decode", watcher)
+            shown.start_step(0)
+            one, of_step = model.forward(token[None], cache, technique, "decode", watcher, shown=shown)
             hidden.append(one)
             plans += of_step
     return torch.cat(hidden), plans, cache
@@ -78,6 +87,42 @@ def test_one_call_a_step_gives_what_layer_by_layer_gives(kind: str, dtype: torch
         if plan is not None and theirs_too is not None:
             assert (plan.calls, plan.token_R.tolist()) == (theirs_too.calls, theirs_too.token_R.tolist())
             torch.testing.assert_close(plan.weight_R, theirs_too.weight_R, atol=1e-5, rtol=1e-5)
+
+
+def without_decoding(model: Transformer) -> Callable[..., torch.Tensor]:
+    """The transformer's own layers, but for a decoded token."""
+    layers = model._layers
+
+    def of_prompts(hidden_TH: torch.Tensor, *others: Any) -> torch.Tensor:
+        assert len(hidden_TH) > 1, "a token is decoded layer by layer"
+        return layers(hidden_TH, *others)
+
+    return of_prompts
+
+
+@pytest.mark.parametrize("kind", ["qwen3-moe", "qwen3-moe-some-dense", "mixtral"])
+@pytest.mark.parametrize("executes", ["prediction", "router"])
+def test_a_step_that_stops_for_every_plan_is_layer_by_layer_bit_for_bit(
+    kind: str, executes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts of the next layer are guessed from states that the kernels write over afterwards."""
+    model, _ = model_of(kind, tmp_path)
+    route, move = {"kind": "predicted", "source": "s", "executes": executes}, {"kind": "two_buffers"}
+    parameters = CustomParameters.model_validate({"route": route, "move": move})
+    sizes = own_sizes(model.config)
+    technique = parameters.build(BuildContext(512, sizes, model=model, routers_order=True))
+    expected, shown = Shown(technique.asks, sizes), Shown(technique.asks, sizes)
+    one_by_one = decoded(model, Watcher(), technique, expected)
+    monkeypatch.setattr(model, "_layers", without_decoding(model))
+    found = decoded(model, None, technique, shown)
+    assert torch.equal(found[0], one_by_one[0])
+    assert [plan and (plan.calls, plan.foretold, plan.hits) for plan in found[1]] == [
+        plan and (plan.calls, plan.foretold, plan.hits) for plan in one_by_one[1]
+    ]
+    assert all(torch.equal(*pair) for pair in zip(found[2].keys, one_by_one[2].keys, strict=True))
+    guessed = shown.likeness.take()
+    assert guessed == expected.likeness.take()
+    assert guessed
 
 
 @pytest.mark.parametrize("kind", LAYER_BY_LAYER)

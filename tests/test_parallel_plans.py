@@ -69,6 +69,10 @@ def technique(name: str, **parameters: Any) -> dict[str, Any]:
             technique("custom", place={"kind": "expert_parallel"}, backbone="gpu"),
             "place expert_parallel has attention on every rank; found backbone gpu",
         ),
+        (
+            EP | {"decoding": "plan by plan"},
+            "engine ep: decoding is of an engine in one process; remove decoding or ranks",
+        ),
         (EP | {"cores": "0"}, "engine ep: every rank would use the same cores"),
         (
             EP | {"threads": {"prefill": 2, "decode": 1}},

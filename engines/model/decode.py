@@ -18,13 +18,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+import numpy as np
 from torch import Tensor
 
 from engines.calls import CallKind, Width
 from engines.decode_layout import PLAIN, DecodeLayout
 from engines.dispatch import DispatchPlan, Routing
 from engines.errors import EngineError
-from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, LayoutTable, layout_table
+from engines.kernels.decoder import MAX_CHOSEN, Decoder, DecoderLayer, HeldTable, LayoutTable, layout_table
 from engines.kernels.native import AttentionTable, ExpertTable
 from engines.model.architecture import SWIGLU, ModelConfig
 from engines.model.experts import GatedWeights
@@ -244,6 +245,14 @@ class BroughtExperts(Protocol):
     def __call__(self, layer: int, routing: Routing, normed_1H: Tensor) -> tuple[Tensor, DispatchPlan]: ...
 
 
+class PlannedExperts(Protocol):
+    """Computes the experts of a layer of one token by a plan that it makes of what the layer knows."""
+
+    def __call__(
+        self, layer: int, routing: Routing, residual_1H: Tensor, normed_1H: Tensor
+    ) -> tuple[Tensor, DispatchPlan]: ...
+
+
 class FusedDecoder:
     """Decode steps of a model whose layers the kernels know whole."""
 
@@ -251,6 +260,35 @@ class FusedDecoder:
         self._decoder = decoder
         self._n_experts = 0 if config.moe is None else config.moe.n_experts
         self._over: WeakKeyDictionary[ExpertSlots, Decoder] = WeakKeyDictionary()
+        n_layers = len(decoder.layers)
+        nowhere_LE = np.zeros((n_layers, self._n_experts), dtype=np.bool_)
+        never_LE = np.zeros((n_layers, self._n_experts), dtype=np.int64)
+        self._nothing_held = HeldTable(nowhere_LE, never_LE, never_LE, np.zeros(1, dtype=np.int64))
+        self._plain = layout_table([None] * n_layers, self._n_experts, [()] * n_layers)
+
+    @property
+    def stops(self) -> bool:
+        """Whether a step can be left before the experts of each layer: shared experts come behind the routed ones here,
+        and a guess at the next layer's wants them before."""
+        return all(layer.router is None or layer.always is None for layer in self._decoder.layers)
+
+    def step_by_plans(
+        self, hidden_1H: Tensor, cos_1P: Tensor, sin_1P: Tensor, cache: KeyValueCache, planned: PlannedExperts
+    ) -> list[DispatchPlan | None]:
+        """Turns the embedded token into the last layer's output, in place, every layer's experts left to `planned`.
+        Gives the plans of all layers, None of dense ones. The cache's length is the caller's."""
+        plans: list[DispatchPlan | None] = [None] * len(self._decoder.layers)
+
+        def lacking(layer: int, normed_1H: Tensor, ids_1K: Tensor, weights_1K: Tensor) -> Tensor:
+            routing = Routing(ids_1K, weights_1K, self._n_experts)
+            mixed_1H, plans[layer] = planned(layer, routing, hidden_1H, normed_1H)
+            return mixed_1H
+
+        self._decoder.step(
+            *(hidden_1H, cos_1P, sin_1P, cache.keys, cache.values, cache.length),
+            *(self._plain, self._decoder.room(self._plain), self._nothing_held, lacking),
+        )
+        return plans
 
     def step(
         self,

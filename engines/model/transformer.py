@@ -36,7 +36,7 @@ from engines.model.accelerator import (
 )
 from engines.model.attention import attend, kernel_table
 from engines.model.checkpoints import Checkpoint
-from engines.model.decode import AskedLayouts, Computed, SaidLayouts, StepPlans, fused_decoder
+from engines.model.decode import AskedLayouts, Computed, FusedDecoder, SaidLayouts, StepPlans, fused_decoder
 from engines.model.experts import ExpertWeights, GatedWeights, execute, gated_ffn, is_grouped, widened_linear
 from engines.model.key_value_cache import Chunk, Step, view_of
 from engines.model.key_value_cache import KeyValueCache as KeyValueCache
@@ -144,9 +144,14 @@ class Transformer:
             return self._weights.norm(hidden_TH), lazy
         plans: list[Computed | DispatchPlan | None] = []
         made = StepPlans(technique, plans, fused=False, shown=None if said is None else shown)
-        with nullcontext() if said is None else shown.deferring(made):
-            asked = Asked(technique, phase, observer, on_routing, said, shown)
-            hidden_TH = self._layers(hidden_TH, step, asked, plans)
+        asked = Asked(technique, phase, observer, on_routing, said, shown)
+        stopping = self._stopping(asked) if is_one_token and self._device is None else None
+        if stopping is not None:
+            planned = partial(self._planned, asked)
+            plans += stopping.step_by_plans(hidden_TH, step.cos_TP, step.sin_TP, caches[0], planned)
+        else:
+            with nullcontext() if said is None else shown.deferring(made):
+                hidden_TH = self._layers(hidden_TH, step, asked, plans)
         for chunk in step.cached:
             chunk.cache.length = chunk.end
         if phase == "prefill":
@@ -155,8 +160,32 @@ class Transformer:
 
     def _said(self, technique: Technique, shown: Shown) -> SaidLayouts | None:
         """What the technique says of one token. Where something lies in slots all layers go by that, or none."""
+        if shown.plans_first:
+            return None
         said = self._layouts.of(technique)
         return said if shown.residency is None or self._layouts.are_all_computed else None
+
+    def _stopping(self, asked: Asked) -> FusedDecoder | None:
+        """What decodes a token whose layers wait for their plans, and stops before the experts of each; None where it
+        computes otherwise what somebody wants to see between: attention's output, shared experts before the routed."""
+        wants_more = asked.observer is not None or asked.technique.needs_saliency or isinstance(asked.technique, Oracle)
+        if self._decoder is None or wants_more or asked.said is not None or not self._decoder.stops:
+            return None
+        return self._decoder
+
+    def _planned(
+        self, asked: Asked, layer: int, routing: Routing, residual_1H: Tensor, normed_1H: Tensor
+    ) -> tuple[Tensor, DispatchPlan]:
+        """The experts of a layer of one decoded token, by its plan. Both states are written over when it is done."""
+        if asked.on_routing is not None:
+            asked.on_routing(layer, routing, asked.phase)
+        state = None
+        if asked.technique.asks.hidden_state:
+            # What was guessed from them is compared when the request has ended.
+            state = HiddenState(residual_1H.clone(), normed_1H.clone(), None)
+        mlp = self._weights.layers[layer].mlp
+        assert isinstance(mlp, SparseWeights)  # the decoder stops at no other
+        return self._by_plan(asked, layer, routing, None, state, normed_1H, mlp)
 
     def _layers(
         self,
@@ -259,7 +288,27 @@ class Transformer:
             return _sum(mixed_TH, self._shared(normed_TH, mlp, layer)), Computed(routing, rows_E, layout, plan)
         shared_TH = self._shared(normed_TH, mlp, layer)
         state = HiddenState(residual_TH, normed_TH, shared_TH)
-        seen = shown.layer(layer, phase, routing, saliency_T, state)
+        mixed_TH, plan = self._by_plan(asked, layer, routing, saliency_T, state, normed_TH, mlp)
+        if observer is not None:
+            assert saliency_T is not None  # computed for whoever observes
+            observer.layer(
+                SparseLayerStep(layer, phase, saliency_T, normed_TH, routing, mixed_TH, residual_TH, shared_TH)
+            )
+        return _sum(mixed_TH, shared_TH), plan
+
+    def _by_plan(
+        self,
+        asked: Asked,
+        layer: int,
+        routing: Routing,
+        saliency_T: Tensor | None,
+        state: HiddenState | None,
+        normed_TH: Tensor,
+        mlp: SparseWeights,
+    ) -> tuple[Tensor, DispatchPlan]:
+        """The routed experts of a layer, which wait for its plan."""
+        technique, shown = asked.technique, asked.shown
+        seen = shown.layer(layer, asked.phase, routing, saliency_T, state)
         plan = technique.plan(seen)
         if isinstance(technique, Oracle):
             mixed_TH = mix_experts(normed_TH, routing, mlp.experts)
@@ -270,12 +319,7 @@ class Transformer:
         else:
             mixed_TH = self._execute(plan, normed_TH, mlp.experts, layer)
         shown.ran(seen, plan)
-        if observer is not None:
-            assert saliency_T is not None  # computed for whoever observes
-            observer.layer(
-                SparseLayerStep(layer, phase, saliency_T, normed_TH, routing, mixed_TH, residual_TH, shared_TH)
-            )
-        return _sum(mixed_TH, shared_TH), plan
+        return mixed_TH, plan
 
     def _attend(self, normed_TH: Tensor, layer: int, step: Step) -> Tensor:
         return attend(normed_TH, self._weights.layers[layer].attention, self.config, layer, step, self._tables[layer])

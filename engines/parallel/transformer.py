@@ -108,6 +108,9 @@ class RankTransformer(Transformer):
     def _said(self, technique: Technique, shown: Shown) -> SaidLayouts | None:
         return self._whole_steps
 
+    def _stopping(self, asked: Asked) -> None:
+        """Ranks add up between layers."""
+
     def _of_whole_steps(self, technique: OverRanks) -> SaidLayouts | None:
         """What a decoded token computes, where ranks can add up inside of one call of the kernels; None where a layer
         must be left for it. All layers are plain: each rank computes its part of the chosen experts, a row each."""

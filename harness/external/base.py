@@ -38,7 +38,7 @@ class ExternalSpec(Record):
     abilities: ClassVar[Abilities]
     misplaced: ClassVar[Mapping[str, str]] = not_of(
         "technique", "profile", "prefill_chunk", "ranks", "reuse_prefix", "long_rope", "max_batch", "expert_memory",
-        "copy_bytes_per_s", "quantise", why=OF_OURS,
+        "copy_bytes_per_s", "decoding", "quantise", why=OF_OURS,
     )  # fmt: skip
     max_batch: ClassVar[int] = 1
     model_begins: ClassVar[bytes] = b""
