@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from results.printable import printable
 
 MAX_BYTES = 1 << 20
 MAX_SHOWN = 80
+OF_A_KEY = "[key]"
+"""As pydantic ends the place of a fault in the name of a table; the name stands before it."""
 Read = TypeVar("Read", bound=BaseModel)
 
 
@@ -59,16 +62,26 @@ def parse_record(schema: type[Read], text: str) -> Read:
     try:
         return schema.model_validate(raw, strict=True)
     except ValidationError as error:
-        raise RecordError([*map(_told, error.errors(include_url=False))]) from error
+        faults = error.errors(include_url=False)
+        raise RecordError([_told(one) for one in faults if not _follows(one, faults)]) from error
 
 
-def _told(fault: object) -> str:
-    assert isinstance(fault, dict)
-    where = printable(".".join(map(str, fault["loc"])), MAX_SHOWN)
+def _follows(fault: ErrorDetails, faults: Sequence[ErrorDetails]) -> bool:
+    """Whether a list is too short only because one of its items is none."""
+    n = len(fault["loc"])
+    return fault["type"] == "too_short" and any(
+        one["loc"][:n] == fault["loc"] and len(one["loc"]) > n for one in faults
+    )
+
+
+def _told(fault: ErrorDetails) -> str:
+    where = printable(".".join(str(one) for one in fault["loc"] if one != OF_A_KEY), MAX_SHOWN)
     if fault["type"] == "missing":
         return f"{where}: missing; add it"
     if fault["type"] == "extra_forbidden":
         return f"{where}: unknown key; remove it"
+    if fault["type"] == "too_short":
+        return f"{where}: must have at least {fault['ctx']['min_length']}, found {fault['ctx']['actual_length']}"
     problem = fault["msg"].removeprefix("Value error, ").replace("Input should", "must")
     found = "" if isinstance(fault["input"], dict) else f", found {printable(repr(fault['input']), MAX_SHOWN)}"
     return f"{where}: {problem}{found}" if where else f"{problem}{found}"

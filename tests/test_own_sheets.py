@@ -227,7 +227,11 @@ bytes_per_s = {figure(1.0)}
         (("value = 10.0", "value = " + "9" * 5000), "holds a number of thousands of digits"),
         (("[memories]", "[memories]\nx = " + "[" * 100_000), "not TOML|lists too deep"),
         (("\"assumed\"", "\"guessed\""), "kind: must be 'stated', 'fitted' or 'assumed', found 'guessed'"),
-        (("[units.ndp]", "[units.toaster]"), "units.toaster"),
+        (("[units.ndp]", "[units.toaster]"), "units.toaster: no unit is called so; units are cpu, gpu, npu"),
+        (("target = \"ndp\"", "target = \"dram\""), r"^sheet \S+: links.bus.target.0: no unit is called so; a link"
+            r" ends at [^;]*: file, found 'dram'; docs/sheets.md has the keys$"),
+        (("target = \"ndp\"", "target = []"), "links.bus.target: must have at least 1, found 0"),
+        (("[links.bus]", "[links.BUS]"), "links.BUS: a name has small letters"),
     ],
 )  # fmt: skip
 def test_hostile_sheets_are_refused(tmp_path: Path, change: tuple[str, str], problem: str) -> None:

@@ -206,3 +206,24 @@ bytes_per_s = {figure(1.0)}
     assert engine_s(PricedStep(1, 4, "decode"), moved) == 7
     assert engine_s(PricedStep(1, 4, "decode"), None) == 0
     assert engine_s(PricedStep(1, 4), moved) == 0
+
+
+def test_experts_that_a_decoded_token_gives_more_than_few_rows_take_the_engine_longer() -> None:
+    """A second a weight byte of an expert with 3 rows, which meets each byte of 4 with 1.5 FLOP; nothing of one with 2,
+    and nothing while a prompt is read."""
+    few = f", few_rows = {{ most_flops_per_weight_byte = 1, s_per_weight_byte = {figure(3.0)} }}"
+    sheet = host(few=few, kernels=f"many_rows = {{ s_per_moved_byte = {figure(1.0)} }}")
+    shape = ModelShape("toy", 1, 8, 2, 1, 4, 0, 4, 1, 16, 32, bytes_per_value=4)
+
+    def engine_s(step: PricedStep, n_rows: int) -> float:
+        import torch
+
+        token_R = torch.tensor([0, *[-1] * (n_rows - 1)])
+        calls = Calls.of([ExpertCall((0,), (n_rows,), (1,), 0, CallKind(static=True))])
+        plan = DispatchPlan(1, token_R, torch.ones(n_rows), calls, 1, 0)
+        found = operations(step, [plan], shape, "cpu", None, Travels(sheet))
+        return sum(operation_seconds(sheet, one) for one in found if one.name == "engine")
+
+    assert engine_s(PricedStep(1, 4, "decode"), 3) == WEIGHT_BYTES
+    assert engine_s(PricedStep(1, 4, "decode"), 2) == 0
+    assert engine_s(PricedStep(1, 4), 3) == 0

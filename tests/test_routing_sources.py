@@ -258,5 +258,24 @@ def test_every_problem_of_a_named_source_is_told_at_once(text: str, told: str) -
 def test_a_named_source_of_another_model_is_told() -> None:
     path = data_folder() / "traces" / "moe" / "gpt-oss-20b_decode_trace.npz"
     spec = parse_routing(f'{{ kind = "trace", path = "{path}", of = "gpt-oss-20b" }}')
-    with pytest.raises(EngineError, match="24 layers of 128 experts, top-4, and the model that is priced has 48"):
+    with pytest.raises(EngineError, match="gpt-oss-20b has 24 layers of 32 experts, top-4, and the model that"):
         routing_of_spec(spec, QWEN3)
+
+
+def test_a_trace_that_numbers_alone_do_not_tell_is_told_by_its_models_name(tmp_path: Path) -> None:
+    """gpt-oss-20b has 32 experts in 24 layers and chooses 4: nothing in a trace of 32 experts says that there are not
+    128 of them."""
+    trace_file(tmp_path / "t.npz", np.tile([[[0, 1, 2], [3, 4, 5]]], (20, 1, 1)), [0, 10, 20])
+    for kind in ("trace", "fitted"):
+        named = f'{{ kind = "{kind}", path = "{tmp_path}/t.npz", of = "gpt-oss-20b" }}'
+        with pytest.raises(EngineError, match="gpt-oss-20b has 24 layers of 32 experts, top-4, and the model that is"):
+            routing_of_spec(parse_routing(named), SMALL)
+        of_none = f'{{ kind = "{kind}", path = "{tmp_path}/t.npz", of = "qwen2.5-1.5b" }}'
+        with pytest.raises(EngineError, match=r"qwen2\.5-1\.5b has no experts"):
+            routing_of_spec(parse_routing(of_none), SMALL)
+
+
+def test_a_trace_of_more_experts_says_how_many(tmp_path: Path) -> None:
+    path = trace_file(tmp_path / "t.npz", [[[0, 9], [1, 2]]], [0, 1])
+    with pytest.raises(EngineError, match=r"from 0 to 3, as the model .* and the trace has 9 \(2 layers, top-2\)"):
+        read_trace(path, "m", 4)

@@ -17,16 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from devices.models.figures import Rate, SheetFigure
+from devices.models.links import PlainName
 from results.records import Record
 
 Selection = tuple[int, ...]
 CoreKind = Literal["prime", "performance", "efficiency"]
-ClusterName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
 SCALES: Mapping[CoreKind, float] = {"prime": 1.0, "performance": 0.8, "efficiency": 0.4}
 """a_i of Eq. 9, and the weight of an efficiency core, as in the authors' public engine fork."""
 IDLE_FACTOR = 0.7
@@ -88,10 +88,10 @@ class StateSheet(Record):
 
     engine: str = Field(min_length=1)
     model: str = Field(min_length=1)
-    cores: dict[ClusterName, int] = Field(default_factory=dict)
+    cores: dict[PlainName, int] = Field(default_factory=dict)
     """By cluster; empty where threads are not bound."""
     threads: int | None = Field(default=None, ge=1)
-    frequency_hz: dict[ClusterName, SheetFigure] = Field(default_factory=dict)
+    frequency_hz: dict[PlainName, SheetFigure] = Field(default_factory=dict)
     """Mean over the run, by cluster."""
     tokens_per_s: SheetFigure | None = None
     power_w: SheetFigure | None = None

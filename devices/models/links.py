@@ -8,20 +8,50 @@ both directions at the same time, and has a resource for each; a shared one carr
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from devices.models.figures import Rate, SheetFigure
 from results.records import Record
 
-End = Annotated[str, StringConstraints(pattern=r"^(cpu|gpu|npu|(ndp|rank|core)(:(0|[1-9][0-9]{0,3}))?)$")]
-"""A unit, or all numbered units of a kind: `gpu`, `ndp:0`, `ndp`."""
 FILE = "file"
 """Where weights lie that no unit's memory holds, as an end of a link: the same name as `engines.dispatch.FILE`."""
-LinkEnd = Annotated[str, StringConstraints(pattern=r"^(file|cpu|gpu|npu|(ndp|rank|core)(:(0|[1-9][0-9]{0,3}))?)$")]
+_UNIT = re.compile(r"(cpu|gpu|npu|(ndp|rank|core)(:(0|[1-9][0-9]{0,3}))?)")
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+_UNITS = "cpu, gpu, npu, or ndp, rank or core, of which one is ndp:0"
+
+
+def is_unit(name: str) -> bool:
+    """Whether a unit, or all numbered units of a kind, can be called so."""
+    return _UNIT.fullmatch(name) is not None
+
+
+def _unit(name: str) -> str:
+    if not is_unit(name):
+        raise ValueError(f"no unit is called so; units are {_UNITS}")
+    return name
+
+
+def _link_end(name: str) -> str:
+    if name != FILE and not is_unit(name):
+        raise ValueError(f"no unit is called so; a link ends at {_UNITS}, or at the file of the experts: {FILE}")
+    return name
+
+
+def _plain_name(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise ValueError("a name has small letters, digits, _ and -, begins with a letter, and has 40 at most")
+    return name
+
+
+End = Annotated[str, AfterValidator(_unit)]
+"""A unit, or all numbered units of a kind: `gpu`, `ndp:0`, `ndp`."""
+LinkEnd = Annotated[str, AfterValidator(_link_end)]
 """A unit, all numbered units of a kind, or the file of the experts."""
-LinkName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+PlainName = Annotated[str, AfterValidator(_plain_name)]
+"""Of a link, or of a cluster of cores."""
 NUMBERED = ("ndp", "rank", "core")
 """Kinds of units of which there are several."""
 TAKEN = ("cpu", "gpu", "npu", "ndp", "rank", "core", "comm", "total")

@@ -48,12 +48,12 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from devices.base import DeviceError, Unit
 from devices.models import in_place
-from devices.models.core_clusters import ClusterName, ClusterSheet, DecodeSheet, StateSheet
+from devices.models.core_clusters import ClusterSheet, DecodeSheet, StateSheet
 from devices.models.figures import Kernel as Kernel
 from devices.models.figures import KernelPrice as KernelPrice
 from devices.models.figures import MissedBy, QueueDepth, Rate, Roofline, RowTile
 from devices.models.figures import SheetFigure as SheetFigure
-from devices.models.links import NUMBERED, End, LinkName, LinkSheet
+from devices.models.links import NUMBERED, End, LinkSheet, PlainName
 from devices.models.sheet_faults import MOST_ALIKE, MOST_LINKS, MOST_UNITS, faults
 from devices.toml_records import RecordError, parse_record, read_text
 from results.records import BACK, COMM, Record
@@ -125,10 +125,10 @@ class Sheet(Record):
     """None of units with memories of their own."""
     memories: dict[End, Rate] = Field(default_factory=dict)
     """Bytes that a unit's own memory holds; `ndp`: of each."""
-    links: dict[LinkName, LinkSheet] = Field(default_factory=dict, max_length=MOST_LINKS)
-    clusters: dict[ClusterName, ClusterSheet] = Field(default_factory=dict)
+    links: dict[PlainName, LinkSheet] = Field(default_factory=dict, max_length=MOST_LINKS)
+    clusters: dict[PlainName, ClusterSheet] = Field(default_factory=dict)
     """Of core:0 and those after it, the biggest cores first. Empty where the source tells no cores apart."""
-    states: dict[ClusterName, StateSheet] = Field(default_factory=dict)
+    states: dict[PlainName, StateSheet] = Field(default_factory=dict)
     """How its source saw it decode, on which cores."""
     decode: DecodeSheet | None = None
     """What decoding on a selection of cores gives; None where nobody measured two of them."""
@@ -237,8 +237,9 @@ class Sheet(Record):
 def _again(told: ErrorDetails) -> InitErrorDetails:
     """An error of pydantic, to be raised with others."""
     kind = PydanticCustomError("within", "{words}", {"words": told["msg"]})
-    known = told["type"] in ("missing", "extra_forbidden")
-    return InitErrorDetails(type=told["type"] if known else kind, loc=told["loc"], input=told["input"])
+    known = told["type"] in ("missing", "extra_forbidden", "too_short")
+    given = InitErrorDetails(type=told["type"] if known else kind, loc=told["loc"], input=told["input"])
+    return InitErrorDetails(**given, ctx=told["ctx"]) if known and "ctx" in told else given
 
 
 SheetRef = str | Path

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from devices.models.links import NUMBERED, TAKEN, direction_between, is_end_of
+from devices.models.links import FILE, NUMBERED, TAKEN, direction_between, is_end_of, is_unit
 
 MOST_ALIKE = 64
 """Units that one table may stand for."""
@@ -73,6 +73,8 @@ def _links(links: Mapping[str, Any], known: set[str]) -> Iterator[str]:
     }
     for name, (source, target) in ends.items():
         for end in dict.fromkeys((*source, *target)):
+            if end != FILE and not is_unit(end):
+                continue
             if not is_end_of(end, known):
                 yield f"{name}: ends at {end}, and the sheet has no such unit; name one of its units"
             elif end in source and end in target and not _are_several(end, known):

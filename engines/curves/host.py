@@ -21,7 +21,7 @@ from engines.curves.copies import copies
 from engines.curves.pieces import Bench
 from engines.curves.prices import Known, Residual, UnitPrices, add_engine_prices, kernel_prices, link_prices
 from engines.curves.rounds import Measured, Work, measured
-from engines.curves.steps import EngineRun, fetching_layers, priced, request_of
+from engines.curves.steps import EngineRun, bytes_of_many_rows, fetching_layers, priced, request_of
 from engines.expert_memory import ExpertMemory
 from engines.made_models import MadeSizes, write_made_model
 from engines.model.accelerator import DeviceType, find_backend
@@ -58,6 +58,8 @@ SIZES = (
 """A token reads 70 to 110 MB of weights in 16 bits, twice as much in 32: more than the caches of a core's neighbourhood
 hold (32 MB are usual), for a model of real size does. A smaller model decodes from them, and faster than any price of
 memory."""
+CALIBRATED = 3
+"""Prompts of a chunk each, of which static shapes are made."""
 THIN = MadeSizes(128, 64, 8, 2, 24, 2, 1)
 """Many layers of next to no work: whole requests of it tell what a layer takes from what its products take."""
 WHOLE = Grid(SIZES, (16, 32, 64, 256, 1024), (0, 512, 1536), (1, 2, 4), ((96, 32), (256, 128), (512, 512)), 9, 7)
@@ -89,6 +91,14 @@ class MadeModel:
         technique = preset_parameters("lru").model_validate({"slots": self.shape.n_experts // 2})
         memory = ExpertMemory(form=form)
         return ReferenceEngine(self.from_file(form), technique, chunk, threads=threads, expert_memory=memory)
+
+    def padding_engine(self, chunk: int, threads: int) -> ReferenceEngine:
+        """With shapes that are static, so that a decoded token's experts get more rows than it has."""
+        technique = preset_parameters("npumoe-t").model_validate({})
+        engine = ReferenceEngine(self.checkpoint, technique, chunk, threads=threads, model=self.model)
+        seeds = range(2, 2 + CALIBRATED)
+        engine.calibrate([request_of(chunk, 2, self.shape.vocabulary, seed).prompt_ids for seed in seeds])
+        return engine
 
 
 def made_model(folder: Path, sizes: MadeSizes, form: Form, seed: int, torch_device: DeviceType = "cpu") -> MadeModel:
@@ -143,6 +153,13 @@ def fit_unit(
                 request = request_of(n_prompt, grid.n_new, one.shape.vocabulary)
                 engine = one.engine(chunk, threads, torch_device)
                 runs.append((EngineRun(one.name, engine, one.shape, request, chunk), engine))
+            if torch_device == "cpu" and not is_thin:
+                engine = one.padding_engine(grid.prompts[0][1], threads)
+                request = request_of(grid.prompts[0][0], grid.n_new, one.shape.vocabulary)
+                n_bytes = bytes_of_many_rows(engine, request, one.shape)
+                name, chunk = f"{one.name}; static shapes", grid.prompts[0][1]
+                own = EngineRun(name, engine, one.shape, request, chunk, many_rows_bytes=n_bytes)
+                runs.append((own, engine))
             if torch_device == "cpu" and form in PLAIN_DTYPES and not is_thin:
                 works += copies(one.name, one.from_file(form))
                 engine = one.fetching_engine(grid.prompts[0][1], threads, form)
@@ -160,7 +177,8 @@ def fit_unit(
         def known_seconds(few: float) -> list[float]:
             """By the prices of kernels, those of few rows multiplied."""
             table = {unit: unit_table(prices.with_few(few), bytes_per_value)}
-            sheet = sheet_of("first", "prices of kernels", "measured", table, link_table)
+            stands_in = {"npu": unit} if unit == "cpu" else {}
+            sheet = sheet_of("first", "prices of kernels", "measured", table, link_table, stands_in=stands_in)
             return [s for run, engine in runs for s in priced(engine, sheet, run.shape, unit, run.request)]
 
         known = [Known(once, twice - once) for once, twice in zip(known_seconds(1), known_seconds(2), strict=True)]

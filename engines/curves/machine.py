@@ -131,8 +131,8 @@ def residual_rows(found: FittedMachine) -> list[dict[str, Any]]:
                     "points": len(own),
                     "median_miss": round(median(misses), 4),
                     "p90_miss": round(float(np.quantile(misses, 0.9)), 4),
-                    "least_s": min(residual.point.seconds for residual in own),
-                    "most_s": max(residual.point.seconds for residual in own),
+                    "least_s": float(f"{min(residual.point.seconds for residual in own):.4g}"),
+                    "most_s": float(f"{max(residual.point.seconds for residual in own):.4g}"),
                 }
             )
     return rows

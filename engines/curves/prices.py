@@ -40,6 +40,11 @@ HALF_A_ROW = 0.5
 """Between the last of the few and the first of more."""
 
 
+def most_few_flops(kernel: str, bytes_per_value: float) -> float:
+    """FLOP for a weight byte up to which a kernel has few rows. bytes_per_value: of the weights."""
+    return 2 * (MOST_FEW[kernel] + HALF_A_ROW) / bytes_per_value
+
+
 class Residual(NamedTuple):
     """A point, and what the fit makes of it. beside_s: of that, what the prices of its own curve do not have: of a
     piece the calls from Python and what few rows take longer alone, of a whole step what was priced before."""
@@ -96,7 +101,7 @@ class UnitPrices:
             for own in kernels:
                 line = found.setdefault(own, {})
                 if kernel.endswith(".few"):
-                    most = 2 * (MOST_FEW[own] + HALF_A_ROW) / bytes_per_value
+                    most = most_few_flops(own, bytes_per_value)
                     line = line.setdefault("few_rows", {"most_flops_per_weight_byte": most})
                 line[TERM_OF[amount]] = figure
         for kernel, line in found.items():
@@ -206,7 +211,7 @@ def link_prices(residuals: list[Residual], points: Sequence[Point]) -> dict[str,
 
 
 PREFILL_LINE = ("step.launches", "layer.launches", "layer.moved_bytes")
-DECODE_LINE = ("decode_step.launches", "decode_layer.launches", "fetching_layer.launches")
+DECODE_LINE = ("decode_step.launches", "decode_layer.launches", "fetching_layer.launches", "many_rows.moved_bytes")
 WITHIN_A_STEP = "few rows within a step"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -14,12 +14,15 @@ from devices.base import Unit
 from devices.models.sheet import Sheet
 from devices.models.timeline import Timeline
 from engines.base import PhaseListener, unheard
+from engines.curves.prices import most_few_flops
 from engines.curves.rounds import Piece
 from engines.dispatch import DispatchPlan
 from engines.observers import StepPhase
+from engines.pricing.block import Block
 from engines.pricing.modelled import ModelledEngine, ObservedEngine
-from engines.pricing.schedule import NUMBER_BYTES
+from engines.pricing.schedule import NUMBER_BYTES, many_rows_bytes
 from engines.pricing.shapes import ModelShape
+from engines.pricing.steps import Steps
 from engines.reference import ReferenceEngine
 from results.records import Completion, Request
 
@@ -71,6 +74,8 @@ class EngineRun:
     chunk: int
     fetching_layers: float = 0.0
     """Of a decoded token: layers whose experts must travel."""
+    many_rows_bytes: float = 0.0
+    """Of a decoded token: weights of experts that get more than few rows."""
 
     @property
     def pieces(self) -> Sequence[Piece]:
@@ -85,6 +90,8 @@ class EngineRun:
         decode: dict[str, float] = {"decode_step.launches": 1, "decode_layer.launches": n_layers}
         if self.fetching_layers:
             decode["fetching_layer.launches"] = self.fetching_layers
+        if self.many_rows_bytes:
+            decode["many_rows.moved_bytes"] = self.many_rows_bytes
         told = f"{self.name}; prompt of {n_prompt} in chunks of {self.chunk}"
         return Piece("prefill", told, prefill), Piece("decode", told, decode)
 
@@ -93,27 +100,47 @@ class EngineRun:
         return phases_of(self.engine.run(self.request, unheard))
 
 
-class _Fetching:
-    """A `StepObserver`: which layers of decoded tokens fetched."""
+class _Seen:
+    """A `StepObserver`: the mean over decoded tokens of what is counted in each plan."""
 
-    def __init__(self) -> None:
-        self.n_steps = self.n_layers = 0
+    def __init__(self, counted: Callable[[DispatchPlan], float]) -> None:
+        self._counted, self._n_steps, self._sum = counted, 0, 0.0
 
     def step(self, n_tokens: int, kv_length: int, phase: StepPhase, plans: Sequence[DispatchPlan | None]) -> None:
         if phase == "decode":
-            self.n_steps += 1
-            self.n_layers += sum(plan is not None and len(plan.transfers) > 0 for plan in plans)
+            self._n_steps += 1
+            self._sum += sum(self._counted(plan) for plan in plans if plan is not None)
+
+    @property
+    def mean(self) -> float:
+        return self._sum / self._n_steps
 
 
-def fetching_layers(engine: ReferenceEngine, request: Request) -> float:
-    """Of a decoded token of that request, the mean."""
-    found = engine.observer = _Fetching()
+def _of_a_token(engine: ReferenceEngine, request: Request, counted: Callable[[DispatchPlan], float]) -> float:
+    seen = engine.observer = _Seen(counted)
     try:
         engine.reset()
         engine.run(request, unheard)
     finally:
         engine.observer = None
-    return found.n_layers / found.n_steps
+    return seen.mean
+
+
+def fetching_layers(engine: ReferenceEngine, request: Request) -> float:
+    """Of a decoded token of that request, the mean."""
+    return _of_a_token(engine, request, lambda plan: len(plan.transfers) > 0)
+
+
+def bytes_of_many_rows(engine: ReferenceEngine, request: Request, shape: ModelShape) -> float:
+    """Of a decoded token of that request, the mean: `EngineRun.many_rows_bytes`."""
+    block, most_few = Block(shape, "cpu", None, None), most_few_flops("expert_ffn", shape.bytes_of("experts"))
+
+    def counted(plan: DispatchPlan) -> float:
+        steps = Steps()
+        block.add_to(steps, plan, 0, {})
+        return many_rows_bytes(steps.operations, most_few)
+
+    return _of_a_token(engine, request, counted)
 
 
 def priced(engine: ObservedEngine, sheet: Sheet, shape: ModelShape, backbone: Unit, request: Request) -> Phases:

@@ -129,8 +129,13 @@ def read_trace(path: Path, model: str, n_experts: int) -> RecordedRouting:
             f"{path}: experts must be [tokens, layers, K] and offsets where sequences begin, from 0 to the end; found"
             f" {experts_TLK.shape} and {offsets.shape}"
         )
-    if experts_TLK.dtype.kind not in "ui" or int(experts_TLK.min()) < 0 or int(experts_TLK.max()) >= n_experts:
-        raise EngineError(f"{path}: experts must be numbers from 0 to {n_experts - 1}; is this of {model}?")
+    if experts_TLK.dtype.kind not in "ui" or int(experts_TLK.min()) < 0:
+        raise EngineError(f"{path}: experts must be whole numbers from 0 on; give a trace that has them so")
+    if (most := int(experts_TLK.max())) >= n_experts:
+        raise EngineError(
+            f"{path}: experts must be numbers from 0 to {n_experts - 1}, as the model that is priced has them, and the"
+            f" trace has {most} ({experts_TLK.shape[1]} layers, top-{experts_TLK.shape[2]}); take a trace of that model"
+        )
     ordered = np.sort(experts_TLK, axis=2)
     if (ordered[:, :, 1:] == ordered[:, :, :-1]).any():
         raise EngineError(f"{path}: a token chooses the same expert twice in a layer; fetch the trace again")

@@ -18,7 +18,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from engines.errors import EngineError
 from engines.pricing.counted_routing import counted_routing
 from engines.pricing.generated_routing import fitted_to, generated
-from engines.pricing.routing_sources import RecordedRouting, RoutingSource, UniformRouting, read_trace
+from engines.pricing.routing_sources import RecordedRouting, RoutingSource, UniformRouting, read_trace, sizes_told
+from engines.pricing.shapes import NAMED_SHAPES, sizes_of
 from engines.techniques.context import ModelSizes
 from results.records import Record
 
@@ -72,7 +73,23 @@ class TraceSpec(Record):
         return self.trace(sizes)
 
     def trace(self, sizes: ModelSizes) -> RecordedRouting:
+        check_is_of(self.of, sizes)
         return read_trace(Path(self.path).expanduser(), self.of, sizes.n_experts)
+
+
+def check_is_of(model: str, sizes: ModelSizes) -> None:
+    """Whether a trace of a model that is known by name can be one of these sizes: numbers of experts alone do not tell
+    a trace of 32 experts from one of 128. Raises `EngineError`."""
+    shape = NAMED_SHAPES.get(model)
+    known = None if shape is None else sizes_of(shape)
+    if shape is None or known is None:
+        found = None if shape is None else f"{model} has no experts"
+    else:
+        own, wanted = ((one.n_sparse_layers, one.n_experts, one.top_k) for one in (known, sizes))
+        found = None if own == wanted else f"{model} has {sizes_told(own)}"
+        found = found and f"{found}, and the model that is priced has {sizes_told(wanted)}"
+    if found is not None:
+        raise EngineError(f"the trace is of {model}; {found}; take a trace of that model, or a generator")
 
 
 class FittedSpec(TraceSpec):

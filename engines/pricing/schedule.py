@@ -15,7 +15,7 @@ Legend: T tokens of the chunk, L keys in the cache after it, H model width, I ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -80,6 +80,7 @@ class Schedule:
         self._rest = unit_of_rest(self._sheet, backbone)
         self._backbone = backbone if self._sheet is None else self._sheet.computing(backbone)
         self._block = Block(shape, self._rest, graph_bytes_limit, travels)
+        self._most_few = self._few_of_many_rows()
         self._parts: dict[Hashable, tuple[Operation, ...]] = {}
         self._blocks: dict[Hashable, _Known] = {}
         """By outlines."""
@@ -111,6 +112,11 @@ class Schedule:
                 block = self._of_block(plan, layer, place_of, reused, n)
                 n += len(block)
                 yield block
+                if step.phase == "decode" and self._most_few is not None:
+                    n_bytes = many_rows_bytes(block, self._most_few)
+                    if n_bytes:
+                        n += 1
+                        yield self._kept(("many rows", n_bytes), partial(self._of_many_rows, n_bytes))
             n += len(last)
             yield last
 
@@ -208,6 +214,23 @@ class Schedule:
         if self._sheet is None or unit not in self._sheet.units or kernel not in self._sheet.units[unit].kernels:
             return []
         return [Operation("engine", unit, kernel, moved_bytes=NUMBER_BYTES * n_numbers * step.n_tokens)]
+
+    def _few_of_many_rows(self) -> float | None:
+        """FLOP for a weight byte up to which experts have few rows; None where the sheet does not price more apart."""
+        unit = None if self._sheet is None else self._sheet.units.get(self._rest)
+        if unit is None or "many_rows" not in unit.kernels or "expert_ffn" not in unit.kernels:
+            return None
+        few = unit.kernels["expert_ffn"].few_rows
+        return 0.0 if few is None else few.most_flops_per_weight_byte
+
+    def _of_many_rows(self, n_bytes: float) -> list[Operation]:
+        return [Operation("engine", self._rest, "many_rows", moved_bytes=n_bytes)]
+
+
+def many_rows_bytes(operations: Iterable[Operation], most_few: float) -> float:
+    """Weight bytes of the experts in a block that get more rows than few. most_few: FLOP for a weight byte."""
+    calls = (one for one in operations if one.kernel == "expert_ffn")
+    return sum(one.weight_bytes for one in calls if one.flops > most_few * one.weight_bytes)
 
 
 def operations(
