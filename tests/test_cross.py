@@ -213,6 +213,25 @@ def test_it_writes_rows_effects_and_a_page(tmp_path: Path) -> None:
     page = (out / "cross.html").read_text(encoding="utf-8")
     assert "gpu: reading memory" in page
     assert "Nothing here was measured" in page
+    first, later = (f"{1e3 * float(found[key]):.3g} ms" for key in ("ttft_s", "tpot_s"))
+    assert f"First token soonest: gpu ({first}); least time per token: gpu ({later}); on the front: gpu." in page
+
+
+def test_shares_of_a_page_are_plain_numbers() -> None:
+    from harness.cross.pages import context
+
+    share = context(Question(SMALL, UniformRouting(), prompt_tokens=4, decode_steps=1, chunk=4), [], [], None)["shown"][
+        "share"
+    ]
+    assert [share(one) for one in (None, 0, 0.0051, 0.098, 0.64, 0.996, 1)] == [
+        "–",
+        "0",
+        "0.51 %",
+        "10 %",
+        "64 %",
+        "100 %",
+        "100 %",
+    ]
 
 
 def test_every_wrong_word_is_told_at_once() -> None:

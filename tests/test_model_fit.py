@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from devices.models.sheet import parse_sheet
+from engines.curves.host import THIN
 from engines.curves.pieces import emptying_bytes
 from tests.command import joulebench, start
 
@@ -67,6 +68,10 @@ def test_a_sheet_of_this_machine_loads_and_says_how_it_was_made(tmp_path: Path) 
     assert "1 threads" in sheet.description
     assert {"expert_ffn", "attention", "scores", "lm_head", "layer", "decode_layer"} <= set(sheet.units["cpu"].kernels)
     rows = list(csv.DictReader((tmp_path / "m.csv").open()))
+    # A call from Python and the bytes that it reads are told apart by a model that reads next to none.
+    assert any(row["curve"] == "experts" and row["shape"].startswith(str(THIN)) for row in rows)
+    # And static shapes by whole requests of them.
+    assert any(row["curve"] == "decode" and float(row["many_rows.moved_bytes"] or 0) > 0 for row in rows)
     assert {row["curve"] for row in rows} >= {"experts", "few rows", "attention", "copy", "prefill", "decode"}
     assert all(float(row["measured_s"]) > 0 for row in rows)
     for row in rows:

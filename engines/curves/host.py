@@ -61,7 +61,9 @@ memory."""
 CALIBRATED = 3
 """Prompts of a chunk each, of which static shapes are made."""
 THIN = MadeSizes(128, 64, 8, 2, 24, 2, 1)
-"""Many layers of next to no work: whole requests of it tell what a layer takes from what its products take."""
+"""Many layers of next to no work: whole requests of it tell what a layer takes from what its products take, and its
+experts alone what a call from Python takes. The layers of the others read about as many bytes each, so that a call and
+the bytes that it reads grow alike."""
 WHOLE = Grid(SIZES, (16, 32, 64, 256, 1024), (0, 512, 1536), (1, 2, 4), ((96, 32), (256, 128), (512, 512)), 9, 7)
 QUICK = Grid(SIZES[1:4], (16, 32, 64, 512), (0, 512), (1, 2, 4), ((96, 32), (256, 256)), 6, 3)
 
@@ -146,9 +148,8 @@ def fit_unit(
         runs: list[tuple[EngineRun, ReferenceEngine]] = []
         for one, own_sizes in zip(made, sizes, strict=True):
             is_thin = own_sizes is THIN
-            if not is_thin:
-                backend = find_backend(torch_device, None)
-                works += Bench(one.name, one.model, one.shape, backend).pieces(grid.tokens, grid.past, grid.few)
+            bench = Bench(one.name, one.model, one.shape, find_backend(torch_device, None))
+            works += bench.calls(grid.tokens[:2]) if is_thin else bench.pieces(grid.tokens, grid.past, grid.few)
             for n_prompt, chunk in grid.prompts:
                 request = request_of(n_prompt, grid.n_new, one.shape.vocabulary)
                 engine = one.engine(chunk, threads, torch_device)

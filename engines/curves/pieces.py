@@ -99,6 +99,11 @@ class Bench:
             yield self._head(n_rows)
         yield self._head(max(tokens))
 
+    def calls(self, tokens: Iterable[int]) -> Iterator[Work]:
+        """Of a model so small that its experts take what calling them takes."""
+        for n_tokens in tokens:
+            yield self._experts(n_tokens)
+
     # --- one by one --------------------------------------------------------------------------------------------------
 
     @property

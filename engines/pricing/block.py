@@ -13,7 +13,7 @@ Legend: R rows of a plan, S segments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from devices.base import DeviceError, Unit
 from devices.models.operation import TRANSFER, Operation
 from devices.models.sheet import Sheet
 from engines.calls import CallKind, Calls, Integers
-from engines.dispatch import DispatchPlan, Exchange, Link
+from engines.dispatch import DispatchPlan, Link
 from engines.errors import EngineError
 from engines.pricing.shapes import ModelShape
 from engines.pricing.steps import Steps, made
@@ -32,8 +32,6 @@ from engines.techniques.context import ModelSizes
 from results.records import BACK
 
 Numbers = list[int | None]
-MOST_SENDINGS = 1 << 14
-"""Of different exchanges."""
 MANY = 8
 """Calls of a kind after which it pays to look at them together."""
 OF_ROWS = ("all_gather", "all_to_all", "broadcast")
@@ -46,21 +44,6 @@ class Sent(NamedTuple):
     source: Unit
     target: Unit
     n_bytes: float
-
-
-class Sending(NamedTuple):
-    """What is sent, and the operation that sends it."""
-
-    sent: Sent
-    operation: Operation
-
-
-class Sendings(NamedTuple):
-    """Of a plan's exchanges. exchanges: kept, for these are found by their identity."""
-
-    exchanges: tuple[Exchange, ...]
-    rows: Sequence[Sending]
-    results: Sequence[Sending]
 
 
 class Arrival(NamedTuple):
@@ -133,8 +116,6 @@ class Block:
         self._hidden = shape.hidden if computed is None else computed.hidden
         self._calls: dict[CallKind, dict[tuple[int, ...], Operation]] = {}
         """Calls of before by kind, and by rows, experts and loads."""
-        self._sendings: dict[int, Sendings] = {}
-        """By the identity of a plan's exchanges: techniques make those that come again once."""
 
     def add_to(self, steps: Steps, plan: DispatchPlan, layer: int, later: Mapping[int, int]) -> None:
         """layer: of the priced model. later: by the number of a layer that computed, the priced one that it stands for
@@ -256,13 +237,14 @@ class Block:
     ) -> dict[Unit, Numbers]:
         """What each unit's calls wait for."""
         waits: dict[Unit, Numbers] = {}
-        for sent, operation in self._sent(plan, travels).rows:
-            waits.setdefault(sent.target, []).append(steps.add(operation))
+        for sent in self._sent(plan, True):
+            number = _send(steps, travels, "activations", sent)
+            waits.setdefault(sent.target, []).append(number)
         told = set(waits)
         for unit, n_tokens in tokens.items():
             if unit != self._rest and unit not in told:
                 rows = Sent(self._rest, unit, row_bytes(self._shape) * n_tokens)
-                waits[unit] = [steps.add(_send(travels, "activations", rows).operation)]
+                waits[unit] = [_send(steps, travels, "activations", rows)]
         return waits
 
     def _add_results(
@@ -273,25 +255,20 @@ class Block:
         last: Mapping[Unit, int | None],
         travels: Travels,
     ) -> Numbers:
-        all_sent = self._sent(plan, travels).results
-        results = [steps.add(operation, [last.get(sent.source)]) for sent, operation in all_sent]
-        told = {sent.source for sent, _ in all_sent}
+        all_sent = list(self._sent(plan, False))
+        results = [_send(steps, travels, "results", sent, [last.get(sent.source)]) for sent in all_sent]
+        told = {sent.source for sent in all_sent}
         for unit, n_tokens in tokens.items():
             if unit != self._rest and unit not in told:
                 rows = Sent(unit, self._rest, row_bytes(self._shape) * n_tokens)
-                results.append(steps.add(_send(travels, "results", rows).operation, [last[unit]]))
+                results.append(_send(steps, travels, "results", rows, [last[unit]]))
         return results
 
-    def _sent(self, plan: DispatchPlan, travels: Travels) -> Sendings:
-        """By the plan's exchanges, which have the priced model's widths.
+    def _sent(self, plan: DispatchPlan, before_calls: bool) -> Iterator[Sent]:
+        """By the plan's exchanges, which have the priced model's widths. before_calls: rows, and else results.
 
         What the unit that adds up sends in a sum is rows: it has the tokens at first.
         """
-        known = self._sendings.get(id(plan.exchanges))
-        if known is not None and known.exchanges is plan.exchanges:
-            return known
-        rows: list[Sending] = []
-        results: list[Sending] = []
         own = (lambda unit: unit) if self._sheet is None else self._sheet.computing
         of_rows = [exchange for exchange in plan.exchanges if exchange.kind in OF_ROWS]
         last_dealt = [exchange for exchange in of_rows if exchange.kind == "all_to_all"][-1:]
@@ -301,13 +278,8 @@ class Block:
             for source, row in zip(units, exchange.bytes_NN, strict=True):
                 has_rows = is_of_rows or (exchange.kind == "reduce" and source == self._rest)
                 for target, n_bytes in zip(units, row, strict=True):
-                    if n_bytes and source != target:
-                        name, found = ("activations", rows) if has_rows else ("results", results)
-                        found.append(_send(travels, name, Sent(source, target, n_bytes)))
-        if len(self._sendings) >= MOST_SENDINGS:
-            self._sendings.clear()
-        self._sendings[id(plan.exchanges)] = Sendings(plan.exchanges, rows, results)
-        return self._sendings[id(plan.exchanges)]
+                    if n_bytes and source != target and has_rows is before_calls:
+                        yield Sent(source, target, n_bytes)
 
 
 def stood_in(plan: DispatchPlan, sheet: Sheet) -> DispatchPlan:
@@ -322,9 +294,9 @@ def stood_in(plan: DispatchPlan, sheet: Sheet) -> DispatchPlan:
     return replace(plan, calls=replace(plan.calls, kinds=kinds))
 
 
-def _send(travels: Travels, name: str, sent: Sent) -> Sending:
+def _send(steps: Steps, travels: Travels, name: str, sent: Sent, after: Sequence[int | None] = ()) -> int | None:
     link = travels.link(sent.source, sent.target, name)
-    return Sending(sent, made(name, link, TRANSFER, moved_bytes=sent.n_bytes, aside=True))
+    return steps.add(made(name, link, TRANSFER, moved_bytes=sent.n_bytes, aside=True), after)
 
 
 class _CallTable:

@@ -197,7 +197,7 @@ class BetweenUnits:
     def __init__(self, place: BetweenTwo, kinds: tuple[CallKind, ...], value_bytes: int) -> None:
         """kinds: of the place's pieces. value_bytes: as of `exchanges_of`."""
         self._place, self._kinds, self._value_bytes = place, kinds, value_bytes
-        self._of_kinds: dict[tuple[int, ...], tuple[Exchange, ...]] = {}
+        self._of_kinds: dict[bytes, tuple[Exchange, ...]] = {}
 
     def computed(self, seen: LayerInput) -> Computed:
         ids_K, weight_K = seen.routing.expert_ids_TK.numpy()[0], seen.routing.weights_TK.numpy()[0]
@@ -211,10 +211,10 @@ class BetweenUnits:
 
     def _exchanges(self, kind_C: Integers) -> tuple[Exchange, ...]:
         """The token's row to each unit that has a call, and a result from there."""
-        key = tuple(dict.fromkeys(kind_C.tolist()))
+        key = kind_C.tobytes()
         if key not in self._of_kinds:
             assert self._place.whole.visited is not None
-            tokens = {self._kinds[kind].unit: 1 for kind in key}
+            tokens = {self._kinds[kind].unit: 1 for kind in kind_C.tolist()}
             self._of_kinds[key] = visits(self._place.whole.visited, tokens, self._value_bytes)
         return self._of_kinds[key]
 

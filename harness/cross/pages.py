@@ -16,7 +16,11 @@ from results.units import format_bytes
 
 PAGE = "cross.html"
 TITLE = "Which technique on which machine?"
-STYLE = "td.why { min-width: 16rem; } td.front { font-weight: 600; } table.figures { width: auto; }"
+STYLE = (
+    "td.why { min-width: 16rem; } td.binds { min-width: 8.5rem; } td.front { font-weight: 600; }"
+    " table.figures { width: auto; } table.figures thead th.number { white-space: normal; }"
+)
+"""Headings of numbers wrap: all columns of a machine stand on a page as wide as a small screen."""
 BAR_PX, HEAD_PX = 22, 40
 
 
@@ -30,6 +34,20 @@ class Machine(NamedTuple):
     chart: str
     """Id, or empty."""
     conclusions: list[Conclusion]
+
+    @property
+    def answer(self) -> str:
+        """Which arm is first in time, and which are on the front."""
+        found = [
+            (what, min(own, key=lambda one: one[0]))
+            for what, own in (
+                ("First token soonest", [(row.ttft_s, row.arm.name) for row in self.rows if row.ttft_s is not None]),
+                ("least time per token", [(row.tpot_s, row.arm.name) for row in self.rows if row.tpot_s is not None]),
+            )
+            if own
+        ]
+        words = [f"{what}: {name} ({_seconds(seconds)})" for what, (seconds, name) in found]
+        return "; ".join([*words, f"on the front: {', '.join(row.arm.name for row in self.rows if row.on_front)}"])
 
 
 class Conclusion(NamedTuple):
@@ -133,7 +151,8 @@ def _joules(value: float | None) -> str:
 def _share(value: float | None) -> str:
     if not value:
         return "0" if value == 0 else "–"
-    return f"{100 * value:.2g} %"
+    percent = 100 * value
+    return f"{percent:.0f} %" if percent >= 9.5 else f"{percent:.2g} %"
 
 
 def _bytes(value: float | None) -> str:
