@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from devices.models.sheet import parse_sheet
-from engines.curves.host import THIN
+from engines.curves.host import SIZES, THIN
 from engines.curves.pieces import emptying_bytes
+from engines.made_models import MadeSizes
 from tests.command import joulebench, start
 
 
@@ -76,6 +77,16 @@ def test_a_sheet_of_this_machine_loads_and_says_how_it_was_made(tmp_path: Path) 
     assert all(float(row["measured_s"]) > 0 for row in rows)
     for row in rows:
         assert float(row["residual"]) == pytest.approx(float(row["predicted_s"]) / float(row["measured_s"]) - 1)
+
+
+def test_one_model_reads_next_to_nothing_in_a_call() -> None:
+    """The others read 70 MB and more in a layer's call: so many bytes and a call would be one and the same thing."""
+
+    def n_bytes(sizes: MadeSizes) -> int:
+        return 4 * 3 * sizes.hidden * sizes.expert_width * sizes.n_experts
+
+    assert min(map(n_bytes, SIZES)) > 50e6
+    assert n_bytes(THIN) < min(map(n_bytes, SIZES)) / 50
 
 
 @pytest.mark.parametrize(

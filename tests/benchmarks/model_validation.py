@@ -214,8 +214,10 @@ fit. Misses are of |modelled / measured - 1|, over models and prompts. Targets a
 that routers choose all of them about as often. All models are larger than the processor's caches, as real ones are: a
 token reads 70 MB of weights and more. A token is {N_NEW - 1} decoded ones' median. Two processes: attention of
 a decoded token runs on each of them with one thread, and the schedule prices it once with all. Runs of 2026-11-23 are
-of before threads of torch slept (decision 0028). All runs up to 2026-11-24 are of before the fit read as much between
-its pieces as the largest cache holds: 480 MiB on the second machine, of which 128 were read."""
+of before threads of torch slept (decision 0028), those and blocks and caches of 2026-11-24 of before the fit read as
+much between its pieces as the largest cache holds: 480 MiB on the second machine, of which 128 were read. Dropless and
+tiers of 2026-11-24 are of before the fit told a call from Python and the bytes that it reads apart (docs/model-fit.md):
+prefill came out too fast."""
 
 
 PIECES = ("fit-fp32", "fit-bf16", "fit-thread", "fp32", "bf16", "ranks")
