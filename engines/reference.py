@@ -22,7 +22,7 @@ from engines.errors import EngineError
 from engines.expert_memory import ExpertMemory, expert_layers
 from engines.model.accelerator import DeviceType, find_backend, synchronised
 from engines.model.checkpoints import Checkpoint
-from engines.model.held_weights import active_weights, held_weights
+from engines.model.held_weights import active_weights, held_weights, rounds_inputs
 from engines.model.rope import LongRope, LongScaling
 from engines.model.transformer import KeyValueCache, Transformer, model_of
 from engines.observers import LayerObserver, StepObserver
@@ -114,6 +114,7 @@ class ReferenceEngine:
         self.layer_observer: LayerObserver | None = None
         backend = find_backend(torch_device, compute_dtype)
         self._backend = backend
+        self._rounds_inputs = rounds_inputs(checkpoint.weights)
         self._turns_when_reached = long_rope == "when_reached"
         stay = expert_memory.loads(technique)
         self._model = model or model_of(checkpoint, torch_device, compute_dtype, long_rope, stay)
@@ -298,7 +299,8 @@ class ReferenceEngine:
         return () if self._shown.slots is None else self._shown.slots.stamps.take_steps()
 
     def take_road(self) -> Road:
-        return road(self._backend, *self._counting.take_roads(), self._cores.n_threads, self._cores.take_found())
+        roads, found = self._counting.take_roads(), self._cores.take_found()
+        return road(self._backend, *roads, self._cores.n_threads, found, self._rounds_inputs)
 
     def _ready(self) -> Technique:
         if self._technique is None:

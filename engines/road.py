@@ -41,6 +41,7 @@ def road(
     decoded: Set[Decoding],
     n_threads: int,
     phases: tuple[PhaseThreads | None, PhaseThreads | None] = (None, None),
+    rounds_inputs: bool = False,
 ) -> Road:
     """Of an engine. prefilled: how its steps that read prompts computed experts. decoded: how each of its steps was
     computed that gave a token. phases: the threads of prefill and of decoding, where they were chosen apart."""
@@ -54,6 +55,7 @@ def road(
         decoding="both" if len(decoded) > 1 else next(iter(decoded), None),
         device=cast("DeviceType", device),
         dtype="float32" if backend is None else str(backend.dtype).removeprefix("torch."),
+        rounds_inputs=rounds_inputs,
         n_threads=n_threads,
         prefill_threads=phases[0],
         decoding_threads=phases[1],

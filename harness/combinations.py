@@ -32,8 +32,12 @@ def mismatch(engine: AnyEngineSpec, device: DeviceSpec, plays: bool = False) -> 
         return _why_not_there(engine, device)
     if device.is_phone:
         return "joulebench's own engine computes on this host"
+    if device.computes != "cpu" and engine.quantise.arithmetic != "fp32":
+        return "int8 arithmetic is of this host's CPU, and weights are widened elsewhere; leave quantise.arithmetic out"
     if not device.is_modelled:
         return None
+    if engine.quantise.arithmetic != "fp32":
+        return "a modelled device prices arithmetic of two bytes a value, so quantise.arithmetic is for the host"
     if engine.quantise.asked and not plays:
         return "a modelled device prices weights of two bytes, so quantise is for the host"
     if engine.max_batch > 1:

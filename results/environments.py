@@ -105,6 +105,8 @@ class Road(Record):
     device: Literal["cpu", "cuda", "mps"] = "cpu"
     dtype: str = "float32"
     """Of the arithmetic; weights may be narrower."""
+    rounds_inputs: bool = False
+    """Whether products with weights of 8 and 4 bits took inputs rounded to int8 (`arithmetic = "int8"`)."""
     n_threads: int
     """Of each process, the most in a phase."""
     prefill_threads: PhaseThreads | None = None

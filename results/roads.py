@@ -22,11 +22,12 @@ def road_words(road: Road) -> str:
 
 
 def _parts(road: Road, with_chosen: bool = True, with_one: bool = True) -> list[str]:
-    """with_chosen: also what a plan chooses, dtype and threads. with_one: also that it was one process, which a reader
+    """with_chosen: also what a plan chooses, arithmetic and threads. with_one: also that it was one process, which a reader
     must be told beside a road of several."""
     parts = [road.arithmetic if road.device == "cpu" else f"{road.arithmetic} on {road.device}"]
     parts += [road.instruction_set] if road.instruction_set else []
     parts += [road.dtype] if road.dtype != "float32" and with_chosen else []
+    parts += ["int8 arithmetic"] if road.rounds_inputs and with_chosen else []
     parts += [f"build {road.build}"] if road.build else []
     parts += _thread_words(road) if with_chosen else []
     if road.n_processes > 1 or with_one:

@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from engines.kernels import compile as compiling
 from engines.kernels import native
 from engines.model.architecture import RouterConfig
 from engines.model.experts import ExpertWeights, GatedWeights, execute
-from engines.model.quantised import quantise_fp8, quantise_int4, quantise_int8, quantise_mxfp4
+from engines.model.quantised import quantise_fp8, quantise_int4, quantise_int8, quantise_mxfp4, rounded, store
 from engines.model.rope import turn
 from engines.model.router import RouterWeights, route
 from engines.oracle import mix_experts
@@ -40,6 +42,9 @@ STORED = {
     "mxfp4": quantise_mxfp4,
 }
 stored = pytest.mark.parametrize("form", STORED)
+ROUNDED = {form: partial(store, form=form, arithmetic="int8") for form in ("int8", "int4-g32", "int4-g64", "int4-g128")}
+"""Forms whose products may round their inputs."""
+rounds = pytest.mark.parametrize("form", ROUNDED)
 
 
 def random(*shape: int, seed: int = 3) -> Tensor:
@@ -61,6 +66,108 @@ def test_linear_is_the_product_with_the_widened_matrix(form: str, n_rows: int) -
     expected = x.double() @ weight.to(torch.float32).double().T + bias
     assert relative_error(native.linear(x, weight, bias), expected) < 1e-6
     assert relative_error(native.linear(x, weight), expected - bias) < 1e-6
+
+
+def rounded_by_hand(x: Tensor) -> Tensor:
+    """Block by block, value by value, in double but for what is defined in fp32: 127 over the largest, and products
+    with that."""
+    blocks = []
+    for block in x.split(32, dim=-1):
+        largest = block.abs().amax(dim=-1, keepdim=True)
+        levels = (block * (torch.full_like(largest, 127) / largest)).double()
+        whole = torch.where(levels - levels.floor() == 0.5, 2 * (levels / 2).round(), levels.round())
+        blocks.append(whole * largest.double() / 127)
+    return torch.cat(blocks, dim=-1)
+
+
+@needs_compiler
+@rounds
+@pytest.mark.parametrize("n_rows", [*range(1, 10), 16, 17, 25, 33, 150])
+def test_linear_of_int8_arithmetic_is_the_product_of_rounded_inputs(form: str, n_rows: int) -> None:
+    x, weight, bias = random(n_rows, 384), ROUNDED[form](random(130, 384, seed=5) / 384**0.5), random(130, seed=6)
+    expected = rounded_by_hand(x) @ weight.to(torch.float32).double().T + bias
+    assert relative_error(native.linear(x, weight, bias), expected) < 1e-6
+    plain = x.double() @ weight.to(torch.float32).double().T + bias
+    assert relative_error(native.linear(x, weight, bias), plain) > 1e-3, "inputs were not rounded"
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [1, 7, 31, 32, 33, 64, 100, 300])
+def test_int8_arithmetic_of_widths_that_fill_no_register_loses_no_column(width: int) -> None:
+    weight = ROUNDED["int8"](random(9, width, seed=5))
+    for n_rows in (1, 2, 8, 20, 40):
+        x = random(n_rows, width)
+        expected = rounded_by_hand(x) @ weight.to(torch.float32).double().T
+        assert relative_error(native.linear(x, weight), expected) < 1e-6
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [64, 192, 320])
+@pytest.mark.parametrize("form", ["int4-g32", "int4-g64"])
+def test_int8_arithmetic_of_nibbles_that_fill_half_a_register_loses_no_column(form: str, width: int) -> None:
+    weight = ROUNDED[form](random(9, width, seed=5))
+    for n_rows in (1, 5, 20):
+        x = random(n_rows, width)
+        expected = rounded_by_hand(x) @ weight.to(torch.float32).double().T
+        assert relative_error(native.linear(x, weight), expected) < 1e-6
+
+
+@needs_compiler
+@rounds
+def test_int8_arithmetic_of_extreme_weights_and_inputs_does_not_wrap(form: str) -> None:
+    """All weights and inputs at their largest, of either sign: sums of pairs and of blocks are the largest there are."""
+    for sign in (1.0, -1.0):
+        weight = ROUNDED[form](torch.full((5, 512), sign))
+        for n_rows in (1, 3, 40):
+            found = native.linear(torch.full((n_rows, 512), 3.0), weight)
+            torch.testing.assert_close(found, torch.full((n_rows, 5), sign * 3 * 512))
+
+
+@needs_compiler
+@rounds
+def test_int8_arithmetic_takes_zeros_tiny_and_missing_numbers(form: str) -> None:
+    weight = ROUNDED[form](random(6, 128, seed=5))
+    for n_rows in (2, 20):
+        x = random(n_rows, 128)
+        x[0, :64], x[1, 32:64] = 0, 1e-38
+        expected = torch.where(x.abs() > 1e-37, x, 0)
+        expected = torch.cat([rounded(block) for block in expected.split(32, dim=-1)], dim=-1).double()
+        assert relative_error(native.linear(x, weight), expected @ weight.to(torch.float32).double().T) < 1e-6
+        for odd in (float("nan"), float("inf")):
+            x[1, 40] = odd
+            assert native.linear(x, weight).isnan().any(dim=1).tolist() == [False, True] + [False] * (n_rows - 2)
+
+
+@needs_compiler
+@rounds
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("n_tokens", [1, 3, 9, 200])
+def test_experts_of_int8_arithmetic_round_what_goes_into_each_product(
+    form: str, n_threads: int, n_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside torch, which rounds with the definition of `test_quantised`: near a tie the two may go apart by a level."""
+    inner = 130 if form == "int8" else 256
+    matrices = [
+        [ROUNDED[form](m) for m in (random(inner, 256, seed=e) / 16, random(inner, 256, seed=10 + e) / 16)]
+        + [ROUNDED[form](random(256, inner, seed=20 + e) / 11)]
+        for e in range(3)
+    ]
+    experts = ExpertWeights(tuple(GatedWeights(*one) for one in matrices))
+    hidden, weights = random(n_tokens, 256), random(n_tokens, 2, seed=8).abs()
+    routing = Routing(torch.tensor([[0, 2], [2, 1]])[torch.arange(n_tokens) % 2], weights, 3)
+    plan = dropless().plan(seen(routing))
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        found = execute(plan, hidden, experts)
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.setattr(native, "serves", lambda *tensors: False)
+    by_torch = execute(plan, hidden, ExpertWeights(tuple(GatedWeights(*one) for one in matrices)))
+    assert relative_error(found, by_torch.double()) < 3e-4
+    plain = [[replace(m, arithmetic="fp32") for m in one] for one in matrices]
+    unrounded = execute(plan, hidden, ExpertWeights(tuple(GatedWeights(*one) for one in plain)))
+    assert relative_error(found, unrounded.double()) > 2e-3, "inputs were not rounded"
 
 
 @needs_compiler

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engines.model.quantised import Quantisation
-from harness.plan import build_plan
+from harness.plan import PlanError, build_plan
 from tests.plans import (
     BOOLQ,
     DROPLESS,
@@ -101,6 +101,38 @@ def test_quantisation_is_a_choice_of_the_plan_that_the_cell_records() -> None:
     assert silent.cell.engine_parameters == {"prefill_chunk": 512, "dtype": "float32"}
     assert told.cell.engine_parameters == {"prefill_chunk": 512, "dtype": "float32", **quantise}
     assert told.engine.quantise == Quantisation(experts="int4-g64", head="fp8")
+
+
+def test_arithmetic_is_a_choice_of_the_plan_that_makes_another_cell() -> None:
+    narrow = DROPLESS | {"quantise": {"experts": "int8"}}
+    rounding = DROPLESS | {"name": "rounding", "quantise": {"experts": "int8", "arithmetic": "int8"}}
+    plain, rounded = build_plan(raw_plan(engine=[narrow, rounding])).cells
+    assert "arithmetic" not in plain.cell.engine_parameters
+    assert rounded.cell.engine_parameters == plain.cell.engine_parameters | {"arithmetic": "int8"}
+    assert plain.cell.cell_id != rounded.cell.cell_id
+
+
+def test_int8_arithmetic_stays_on_the_cpu_of_this_host() -> None:
+    arm = DROPLESS | {"quantise": {"experts": "int8", "arithmetic": "int8"}}
+    on_gpu = {"name": "gpu", "computes": "cuda"}
+    plan = build_plan(raw_plan(engine=[DROPLESS | {"name": "plain"}, arm], device=[{"name": "host"}, on_gpu, M2_ULTRA]))
+    assert [c.cell.device for c in plan.cells if c.cell.engine == arm["name"]] == ["host"]
+    told = [line for line in plan.skipped if f": {arm['name']}: " in line]
+    assert len(told) == 2
+    assert all("quantise.arithmetic" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("quantise", "told"),
+    [
+        ({"experts": "int8", "arithmetic": "int4"}, "quantise.arithmetic"),
+        ({"experts": "bf16", "arithmetic": "int8"}, 'arithmetic "int8" multiplies weights of int8'),
+    ],
+)
+def test_arithmetic_that_is_unknown_or_has_no_weights_is_refused_in_a_line(quantise: dict[str, str], told: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        build_plan(raw_plan(engine=[DROPLESS | {"quantise": quantise}]))
+    assert told in str(refused.value)
 
 
 def test_quantised_arms_do_not_go_onto_modelled_devices_which_price_two_bytes() -> None:

@@ -154,6 +154,52 @@ def test_weights_stored_in_bf16_are_quantised_as_their_values(form: quantised.Fo
     assert torch.equal(narrow(weight, form).to(torch.float32), narrow(weight.float(), form).to(torch.float32))
 
 
+# --- inputs that are rounded --------------------------------------------------------------------------------------------
+
+
+def test_rounded_inputs_are_whole_steps_of_their_block_and_the_nearest_ones() -> None:
+    x = random(7, 100) * torch.logspace(-20, 20, 7)[:, None]
+    found = quantised.rounded(x)
+    for given, block in zip(x.split(32, dim=1), found.split(32, dim=1), strict=True):
+        step = given.abs().amax(dim=1, keepdim=True).double() / 127
+        levels = block.double() / step
+        torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-4)
+        assert ((block - given).abs() <= step / 2 * (1 + 1e-4)).all()
+        torch.testing.assert_close(block.abs().amax(dim=1), given.abs().amax(dim=1))
+
+
+def test_rounded_inputs_of_whole_levels_stay_and_half_ones_become_even() -> None:
+    """The largest is 127, so a step is 1."""
+    x = torch.tensor([[127.0, -127.0, 3.0, 0.5, 1.5, 2.5, -0.5, -1.5, 0.0, 63.49]])
+    assert quantised.rounded(x).tolist() == [[127.0, -127.0, 3.0, 0.0, 2.0, 2.0, 0.0, -2.0, 0.0, 63.0]]
+    assert quantised.rounded(torch.tensor([[0.0, 0.0], [1e-38, -1e-38]])).abs().tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_only_weights_of_8_and_4_whole_bits_are_multiplied_in_int8(form: quantised.Form) -> None:
+    stored = store(random(4, 128), form, "int8")
+    rounds = isinstance(stored, QuantisedMatrix) and stored.arithmetic == "int8"
+    assert rounds is (form == "int8" or form.startswith("int4"))
+    if rounds:
+        assert isinstance(stored, QuantisedMatrix)
+        assert stored[1:3].arithmetic == "int8"
+        cut = stored.columns(0, 128)
+        assert cut is not None
+        assert cut.arithmetic == "int8"
+
+
+@pytest.mark.parametrize(
+    ("forms", "told"),
+    [
+        ({}, "there are none, for no component is named"),
+        ({"experts": "bf16", "head": "fp8"}, "there are only experts bf16, head fp8"),
+    ],
+)
+def test_int8_arithmetic_of_other_weights_is_refused(forms: dict[str, str], told: str) -> None:
+    with pytest.raises(ValueError, match=f'arithmetic "int8" multiplies weights of int8, int4-g32.*, and {told}'):
+        quantised.Quantisation.model_validate({**forms, "arithmetic": "int8"})
+
+
 # --- storage ----------------------------------------------------------------------------------------------------------
 
 

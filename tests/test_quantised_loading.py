@@ -59,6 +59,30 @@ def held(part: Any) -> Iterator[Tensor]:
             yield from held(getattr(part, field.name))
 
 
+def test_int8_arithmetic_of_a_whole_model_is_torchs_with_rounded_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill and a step of decoding in the kernels, beside products by torch. A level near a tie may go the other way,
+    and that error travels: it stays far below what rounding itself costs."""
+    every = dict.fromkeys(("experts", "attention", "head"), "int8")
+    asked = Quantisation.model_validate(every | {"arithmetic": "int8"})
+
+    def both(quantise: Quantisation) -> tuple[Tensor, Tensor]:
+        model = Transformer(load_checkpoint(MODEL, torch.float32, quantise))
+        cache = KeyValueCache(model.config)
+        cache.start(len(TOKENS) + 1)
+        with torch.inference_mode():
+            prefill = model.logits(model.forward(TOKENS, cache, dropless(), "prefill")[0])
+            decode = model.logits(model.forward(TOKENS[:1], cache, dropless(), "decode")[0])
+        return prefill, decode
+
+    found, plain = both(asked), both(Quantisation.model_validate(every))
+    monkeypatch.setattr("engines.kernels.native.library", lambda: None)
+    expected = both(asked)
+    for own, torchs, unrounded in zip(found, expected, plain, strict=True):
+        apart, cost = (own - torchs).norm() / torchs.norm(), (unrounded - torchs).norm() / torchs.norm()
+        assert cost > 1e-3
+        assert apart < cost / 3
+
+
 # --- which tensors ----------------------------------------------------------------------------------------------------
 
 COMPONENTS = {

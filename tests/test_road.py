@@ -22,7 +22,7 @@ from engines.techniques.presets import DroplessParameters
 from results.environments import Build, Road
 from results.records import Request
 from results.report.html import html_text
-from results.roads import arithmetic_notes, comparable_roads, road_notes
+from results.roads import arithmetic_notes, comparable_roads, road_notes, road_words
 from results.store import Store
 from results.tables import summary
 from results.trial_tables import trials
@@ -230,6 +230,16 @@ def test_tables_name_every_road_of_a_cell() -> None:
     words = [f"kernels, AVX2, build 0123456789ab, {n}, decoding fused" for n in ("2 threads", "1 thread")]
     assert list(trials(made)["road"]) == words
     assert list(summary(made)["road"]) == [" / ".join(words)]
+
+
+def test_int8_arithmetic_is_told_of_a_road_and_beside_arms_of_fp32() -> None:
+    rounding = KERNELS.model_copy(update={"rounds_inputs": True})
+    cells = [cell("c1"), cell("c2", engine="other")]
+    made = run(cells, [trial("c1", 0, road=KERNELS), trial("c2", 0, road=rounding)])
+    assert "int8 arithmetic" in road_words(rounding)
+    assert "int8 arithmetic" not in road_words(KERNELS)
+    (note,) = road_notes(made)
+    assert "int8 arithmetic" in note
 
 
 def test_a_gpu_is_not_said_to_compute_by_the_kernels_of_the_cpu() -> None:

@@ -15,6 +15,7 @@
 #include "pool.h"
 #include "products.h"
 #include "wide.h"
+#include "wide_rounded.h"
 
 // The rows of an expert call, and its three matrices: gate and up [I, H], down [H, I].
 struct Experts {
@@ -130,6 +131,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
         return token < 0 ? nullptr : e.hidden_TH + token * hidden;
       };
       pack(block.n, hidden, row_of, block.packed);
+      if (e.gate(0).arithmetic == kByInt8) round_block(block.n, e.gate(0), block.packed);
     }
   });
   // Of a tile's twelve rows, six are gate rows and six the up rows that belong to them.
@@ -145,7 +147,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
         const int64_t row = std::min(first + r / kTileRows * half + r % half, width - 1);
         return Row{r % kTileRows < half ? &gate : &up, row};
       };
-      multiply_group(int((n + half - 1) / half * kTileRows), hidden, block, row_at, results);
+      multiply_group_by(int((n + half - 1) / half * kTileRows), hidden, block, row_at, results);
       for (int64_t p = 0; p < n_panels(block.n); p++) {
         const int lanes = lanes_of(block.n, p);
         const float* from = results + p * kGroupRows * kPanel;
@@ -158,6 +160,10 @@ inline void wide_experts(const Experts& e, int n_threads) {
       }
     }
   });
+  if (e.down(0).arithmetic == kByInt8)
+    in_chunks(n_blocks, 1, n_threads, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; b++) round_block(blocks[b].n, e.down(0), blocks[b].inner);
+    });
   if (!e.first_made) std::memset(e.out_TH, 0, e.n_tokens * hidden * sizeof(float));
   // A chunk owns outputs, not blocks, so that no two threads add to the same one.
   const int64_t n_down = (hidden + kGroupRows - 1) / kGroupRows;
@@ -174,7 +180,7 @@ inline void wide_experts(const Experts& e, int n_threads) {
           const int64_t row = group * kGroupRows;
           const int n_rows = int(std::min<int64_t>(kGroupRows, hidden - row));
           const auto row_at = [&](int r) { return Row{&down, std::min(row + r, hidden - 1)}; };
-          multiply_group(n_rows, width, part, row_at, results);
+          multiply_group_by(n_rows, width, part, row_at, results);
           each_result(
               part, n_rows, results,
               [&](int64_t t, int r, f8 v) {

@@ -9,12 +9,17 @@
 // The order of this enumeration is that of engines.kernels.native.
 enum Format : int32_t { kFp32, kBf16, kFp16, kInt8, kFp8, kInt4, kMxfp4 };
 
+// What inputs are rounded to before they are multiplied; the order is that of engines.kernels.native too. Rounding to
+// int8 (rounded.h) is for matrices of int8 and int4.
+enum Arithmetic : int32_t { kByFp32, kByInt8 };
+
 struct Matrix {
   const void* values;
   const void* scales;  // int8, fp8: a float for each row; int4: a float for each group; mxfp4: a byte for each group
   int64_t rows, columns;
   int32_t format;
   int32_t group_bits;  // int4, mxfp4: 2^group_bits columns share a scale, at least 32
+  int32_t arithmetic;
 };
 
 constexpr int64_t kBits[] = {32, 16, 16, 8, 8, 4, 4};  // of an element, without its share of a scale

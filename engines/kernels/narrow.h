@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "matrix.h"
+#include "rounded.h"
 
 constexpr int kMaxTokens = 8;
 constexpr int kStreams = 4;  // rows read side by side: the hardware fetches ahead in each, and one alone is not enough
@@ -169,6 +170,8 @@ inline void dot_mxfp4(const Matrix& m, int64_t row, int64_t step, const float* x
 
 template <int R, int T>
 inline void dot_rows(const Matrix& m, int64_t row, int64_t step, const float* x, float* out) {
+  if (m.arithmetic == kByInt8)
+    return m.format == kInt4 ? dot_int4_bytes<R, T>(m, row, step, x, out) : dot_int8_bytes<R, T>(m, row, step, x, out);
   const int64_t first = row * m.columns;
   switch (m.format) {
     case kFp32: return dot_in_order<Fp32, R, T>((const float*)m.values + first, step, m.columns, x, out);
@@ -216,12 +219,17 @@ inline void in_streams(int64_t begin, int64_t end, const F& visit) {
   for (int64_t row = begin + kStreams * step; row < end; row++) visit(row, 1, 1);
 }
 
-inline int64_t input_stride(const Matrix& m) { return m.format == kInt4 ? int4_stride(m.columns) : m.columns; }
+inline int64_t input_stride(const Matrix& m) {
+  if (m.arithmetic == kByInt8) return rounded_stride(m);
+  return m.format == kInt4 ? int4_stride(m.columns) : m.columns;
+}
 
-// How rows of a format want their input: as it is, raised, or as prepare_int4 leaves it.
-enum class Input { kPlain, kRaised, kForInt4 };
+// How rows of a format want their input: as it is, raised, as prepare_int4 leaves it, or in bytes.
+enum class Input { kPlain, kRaised, kForInt4, kBytesForInt8, kBytesForInt4 };
+constexpr int kInputs = 5;
 
 inline Input input_of(const Matrix& m) {
+  if (m.arithmetic == kByInt8) return m.format == kInt4 ? Input::kBytesForInt4 : Input::kBytesForInt8;
   if (m.format == kInt4) return Input::kForInt4;
   return m.format == kFp8 || m.format == kMxfp4 ? Input::kRaised : Input::kPlain;
 }
@@ -240,7 +248,11 @@ inline const float* prepared_rows(const Matrix& m, const float* x, int64_t n_row
   float* prepared = scratch(buffer, n_rows * stride);
   if (input == Input::kRaised)
     for (int64_t i = 0; i < n_rows * m.columns; i++) prepared[i] = x[i] * kRaise;
-  else
-    for (int64_t r = 0; r < n_rows; r++) prepare_int4(x + r * m.columns, m.columns, prepared + r * stride);
+  else {
+    const auto prepare = input == Input::kForInt4 ? prepare_int4
+                         : input == Input::kBytesForInt4 ? prepare_int4_bytes
+                                                         : prepare_int8_bytes;
+    for (int64_t r = 0; r < n_rows; r++) prepare(x + r * m.columns, m.columns, prepared + r * stride);
+  }
   return prepared;
 }

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from engines.kernels.library import library
-from engines.model.quantised import Matrix, QuantisedMatrix
+from engines.model.quantised import Arithmetic, Matrix, QuantisedMatrix
 
-# Numbers of `enum Format` in matrix.h.
+# Numbers of `enum Format` and `enum Arithmetic` in matrix.h.
 _PLAIN_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _QUANTISED_FORMATS = {"int8": 3, "fp8": 4, "int4": 5, "mxfp4": 6}
+_ARITHMETICS: dict[Arithmetic, int] = {"fp32": 0, "int8": 1}
 MAX_HEAD_DIM = 512
 
 
@@ -34,6 +35,7 @@ class _Matrix(ctypes.Structure):
         ("columns", ctypes.c_int64),
         ("format", ctypes.c_int32),
         ("group_bits", ctypes.c_int32),
+        ("arithmetic", ctypes.c_int32),
     )
 
 
@@ -309,7 +311,8 @@ def address(tensor: Tensor | None) -> int | None:
 def _described(matrix: Matrix) -> _Matrix:
     rows, columns = matrix.shape
     if isinstance(matrix, Tensor):
-        return _Matrix(matrix.data_ptr(), None, rows, columns, _PLAIN_FORMATS[matrix.dtype], 0)
+        return _Matrix(matrix.data_ptr(), None, rows, columns, _PLAIN_FORMATS[matrix.dtype], 0, 0)
     group_bits = 0 if matrix.group is None else matrix.group.bit_length() - 1
     number = _QUANTISED_FORMATS[matrix.kind]
-    return _Matrix(matrix.values.data_ptr(), matrix.scales.data_ptr(), rows, columns, number, group_bits)
+    arithmetic = _ARITHMETICS[matrix.arithmetic]
+    return _Matrix(matrix.values.data_ptr(), matrix.scales.data_ptr(), rows, columns, number, group_bits, arithmetic)

@@ -13,6 +13,7 @@
 #include "narrow.h"
 #include "pool.h"
 #include "wide.h"
+#include "wide_rounded.h"
 
 // Chunks of one stage: enough for threads to even out what they do, few enough to cost nothing.
 inline int64_t fair_chunk(int64_t n_units, int n_threads) { return std::max<int64_t>(1, n_units / (8 * n_threads)); }
@@ -24,8 +25,8 @@ struct Product {
 };
 
 inline void narrow_products(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
-  thread_local std::vector<float> prepared[3];
-  const float* inputs[3] = {};
+  thread_local std::vector<float> prepared[kInputs];
+  const float* inputs[kInputs] = {};
   int64_t n_rows = 0, chunk = INT64_MAX;
   for (int i = 0; i < n_products; i++) {
     const Matrix& m = *products[i].matrix;
@@ -54,7 +55,8 @@ inline void narrow_products(const Product* products, int n_products, const float
 
 inline void wide_products(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
   thread_local std::vector<float> buffer;
-  const int64_t columns = products[0].matrix->columns, per_block = tokens_per_block(n_tokens, columns);
+  const Matrix& m0 = *products[0].matrix;
+  const int64_t columns = m0.columns, per_block = tokens_per_block(n_tokens, columns);
   float* packed = scratch(buffer, packed_size(n_tokens, columns));
   const int64_t n_blocks = (n_tokens + per_block - 1) / per_block;
   const auto block_of = [&](int64_t b) {
@@ -64,6 +66,7 @@ inline void wide_products(const Product* products, int n_products, const float* 
     for (int64_t b = begin; b < end; b++) {
       const TokenBlock block = block_of(b);
       pack(block.n, columns, [&](int64_t i) { return x + (block.first + i) * columns; }, block.packed);
+      if (m0.arithmetic == kByInt8) round_block(block.n, m0, block.packed);
     }
   });
   const auto n_groups_of = [](const Product& p) { return (p.matrix->rows + kGroupRows - 1) / kGroupRows; };
@@ -80,7 +83,7 @@ inline void wide_products(const Product* products, int n_products, const float* 
       const Matrix& m = *p->matrix;
       const int64_t row = group * kGroupRows;
       const int n_rows = int(std::min<int64_t>(kGroupRows, m.rows - row));
-      multiply_group(n_rows, columns, block, [&](int r) { return Row{&m, std::min(row + r, m.rows - 1)}; }, results);
+      multiply_group_by(n_rows, columns, block, [&](int r) { return Row{&m, std::min(row + r, m.rows - 1)}; }, results);
       float* out = p->out + block.first * m.rows + row;
       const float* bias = p->bias ? p->bias + row : nullptr;
       each_result(
@@ -93,6 +96,11 @@ inline void wide_products(const Product* products, int n_products, const float* 
 
 inline void multiply_all(const Product* products, int n_products, const float* x, int64_t n_tokens, int n_threads) {
   if (n_tokens <= kMaxTokens) return narrow_products(products, n_products, x, n_tokens, n_threads);
-  wide_products(products, n_products, x, n_tokens, n_threads);
+  const auto is_like_first = [&](const Product& p) {  // and takes the same packed input
+    return p.matrix->arithmetic == products[0].matrix->arithmetic;
+  };
+  const int n = int(std::find_if_not(products, products + n_products, is_like_first) - products);
+  wide_products(products, n, x, n_tokens, n_threads);
+  if (n < n_products) multiply_all(products + n, n_products - n, x, n_tokens, n_threads);
 }
 

@@ -134,6 +134,11 @@ class _Mover:
 
     def _tensor(self, matrix: Tensor | QuantisedMatrix) -> Tensor:
         if isinstance(matrix, QuantisedMatrix):
+            if matrix.arithmetic != "fp32":
+                raise EngineError(
+                    f"{matrix.arithmetic} arithmetic is of the CPU, and {self._backend.device} computes in"
+                    f" {self._backend.dtype}; leave arithmetic out"
+                )
             self.n_widened += 1
             return matrix.to(self._backend.dtype).to(self._backend.device)
         return matrix.to(self._backend.device, self._backend.dtype)

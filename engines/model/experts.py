@@ -20,7 +20,7 @@ from engines.calls import CallKind, Calls, Width
 from engines.dispatch import DispatchPlan
 from engines.kernels import native
 from engines.model.architecture import SWIGLU, GatedUnit
-from engines.model.quantised import Matrix
+from engines.model.quantised import Matrix, QuantisedMatrix, rounded
 
 MOST_PARTS = 4
 """Wholes whose parts are kept: a decode step and a prefill may each cut experts in a way of their own."""
@@ -111,7 +111,7 @@ class ExpertWeights:
 
 
 def widened_linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T in the dtype of x: weights may be stored narrower, arithmetic stays fp32.
+    """x @ weight.T in the dtype of x: weights may be stored narrower; arithmetic is theirs, as a rule fp32.
 
     CPUs without AVX-512 multiply bf16 a hundred times slower than fp32, and one arithmetic everywhere keeps the
     reference comparable. The kernels widen weights on their way into registers; torch, where they do not serve, widens
@@ -119,7 +119,8 @@ def widened_linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Ten
     """
     if x.dim() == 2 and native.serves(x) and native.reads(weight):
         return native.linear(x, weight, bias)
-    return F.linear(x, weight.to(x.dtype), bias)
+    is_rounded = isinstance(weight, QuantisedMatrix) and weight.arithmetic == "int8"
+    return F.linear(rounded(x) if is_rounded else x, weight.to(x.dtype), bias)
 
 
 def gated_ffn(x: Tensor, weights: GatedWeights, unit: GatedUnit = SWIGLU) -> Tensor:

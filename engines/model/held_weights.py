@@ -28,6 +28,11 @@ def held_weights(weights: object) -> HeldWeights:
     return HeldWeights(sum(n for n, _ in seen.values()), sum(b for _, b in seen.values()))
 
 
+def rounds_inputs(weights: object) -> bool:
+    """Whether products with some of them are of int8 arithmetic."""
+    return any(isinstance(matrix, QuantisedMatrix) and matrix.arithmetic == "int8" for matrix in _matrices(weights))
+
+
 def active_weights(weights: ModelWeights, top_k: int) -> ActiveWeights:
     """Those that one token needs. top_k: experts that a layer's router chooses."""
     n_parameters, n_bytes = held_weights(weights.norm)

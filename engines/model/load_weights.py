@@ -109,6 +109,7 @@ class _Builder:
         self._experts_form: Form | None = quantise.experts or self._plain
         if experts_as_filed and not is_made:
             self._experts_form = None
+        self._arithmetic = quantise.arithmetic
         self._dense_form: Form = quantise.dense or self._plain
         self._attention_form: Form = quantise.attention or self._plain
         self._head_form: Form = quantise.head or self._plain
@@ -172,7 +173,7 @@ class _Builder:
                 weight = unpack_mxfp4(weight.blocks, weight.scales)
             if weight.is_meta:
                 return weight
-            held = store(weight, form)
+            held = store(weight, form, self._arithmetic)
         except EngineError as error:
             raise EngineError(f"tensor {name!r}: {error}") from error
         return held.contiguous() if isinstance(held, Tensor) else held

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import BinaryIO
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from engines.errors import EngineError
 from engines.model.experts import GatedWeights
-from engines.model.quantised import Matrix, QuantisedMatrix
+from engines.model.quantised import Matrix
 from engines.model.tensor_files import mapped
 
 ALIGNMENT = 64
@@ -40,7 +41,7 @@ def with_tensors(expert: GatedWeights, tensors: Iterable[Tensor]) -> GatedWeight
     def matrix(like: Matrix) -> Matrix:
         if isinstance(like, Tensor):
             return next(left)
-        return QuantisedMatrix(next(left), next(left), like.kind, like.group)
+        return replace(like, values=next(left), scales=next(left))
 
     def bias(like: Tensor | None) -> Tensor | None:
         return None if like is None else next(left)

@@ -1,6 +1,7 @@
 """Weight-only quantisation: how a matrix is stored narrower than fp32, and the matrix that it then stands for.
 
-Arithmetic stays fp32: a quantised product equals, up to the order of its sums, the product with `to(torch.float32)`.
+Arithmetic is fp32 where nothing else is asked for: a quantised product equals, up to the order of its sums, the product
+with `to(torch.float32)`. With int8 arithmetic it is that of `rounded` inputs.
 
 Legend: N rows (outputs), K columns (inputs), G groups of a row, B blocks of 64 columns.
 """
@@ -8,10 +9,12 @@ Legend: N rows (outputs), K columns (inputs), G groups of a row, B blocks of 64 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
+from pydantic import model_validator
 from torch import Tensor
 
 from engines.errors import EngineError
@@ -21,6 +24,11 @@ from results.records import Record
 Form = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-g128", "fp8", "mxfp4"]
 """How a matrix is stored. int4-gN: groups of N columns share a scale."""
 FORMS: tuple[Form, ...] = get_args(Form)
+Arithmetic = Literal["fp32", "int8"]
+"""What a product does to its input first. int8: see `rounded`."""
+ROUNDED_FORMS: tuple[Form, ...] = ("int8", "int4-g32", "int4-g64", "int4-g128")
+"""Whose products may be of int8 arithmetic."""
+ROUNDED_COLUMNS, ROUNDED_LEVELS, LEAST_LARGEST = 32, 127, 1e-34
 PLAIN_DTYPES: dict[Form, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Int4Group = Literal[32, 64, 128]
 BLOCK = 64
@@ -62,11 +70,24 @@ class Quantisation(Record):
     """Projections into and out of attention."""
     head: Form | None = None
     """A head that is tied to the embedding becomes a copy of its own."""
+    arithmetic: Arithmetic = "fp32"
+    """Of products with matrices of 8 and 4 bits; others are computed in fp32. int8: their inputs are `rounded`."""
 
     @property
     def asked(self) -> dict[str, Form]:
         """Component to form, without those that are left alone."""
-        return self.model_dump(exclude_none=True)
+        return self.model_dump(exclude_none=True, exclude={"arithmetic"})
+
+    @model_validator(mode="after")
+    def _has_something_to_round_for(self) -> Quantisation:
+        if self.arithmetic == "int8" and not set(self.asked.values()) & set(ROUNDED_FORMS):
+            named = ", ".join(f"{component} {form}" for component, form in self.asked.items())
+            raise ValueError(
+                f'arithmetic "int8" multiplies weights of {", ".join(ROUNDED_FORMS)}, and there are'
+                f" {f'only {named}' if named else 'none, for no component is named'}; others are computed in fp32: store"
+                " a component so, or leave arithmetic out"
+            )
+        return self
 
 
 AS_THE_MODEL = Quantisation()
@@ -89,6 +110,7 @@ class QuantisedMatrix:
     kind: Literal["int8", "int4", "fp8", "mxfp4"]
     group: int | None = None
     """Columns that share a scale; None: all of a row."""
+    arithmetic: Arithmetic = "fp32"
 
     @property
     def shape(self) -> torch.Size:
@@ -100,7 +122,7 @@ class QuantisedMatrix:
         return self.values.nbytes + self.scales.nbytes
 
     def __getitem__(self, index: int | slice) -> QuantisedMatrix:
-        return QuantisedMatrix(self.values[index], self.scales[index], self.kind, self.group)
+        return replace(self, values=self.values[index], scales=self.scales[index])
 
     def columns(self, first: int, end: int) -> QuantisedMatrix | None:
         """The same values in columns [first, end); None where they do not fill groups and blocks of nibbles."""
@@ -110,9 +132,9 @@ class QuantisedMatrix:
             return None
         values = self.values[..., first // packed : end // packed].contiguous()
         if self.group is None:
-            return QuantisedMatrix(values, self.scales, self.kind)
+            return replace(self, values=values)
         scales = self.scales[..., first // self.group : end // self.group].contiguous()
-        return QuantisedMatrix(values, scales, self.kind, self.group)
+        return replace(self, values=values, scales=scales)
 
     def to(self, dtype: torch.dtype) -> Tensor:
         """The matrix that the stored one stands for."""
@@ -128,8 +150,30 @@ Matrix = Tensor | QuantisedMatrix
 """A matrix as it is stored: `to` gives the one it stands for."""
 
 
-def store(weight: Tensor, form: Form) -> Matrix:
-    """[..., N, K] in this form. Nothing is copied where a plain form is the one that the weight has."""
+def rounded(x: Tensor) -> Tensor:
+    """[..., K] as int8 arithmetic takes it: of 32 columns the largest magnitude becomes 127, and all are rounded to whole
+    numbers, of two equally near ones to the even one. What is too small for a scale becomes 0."""
+    missing = -x.shape[-1] % ROUNDED_COLUMNS
+    blocks = F.pad(x, (0, missing)).unflatten(-1, (-1, ROUNDED_COLUMNS))
+    largest = blocks.abs().amax(dim=-1, keepdim=True)
+    is_small = largest <= LEAST_LARGEST
+    scale = torch.where(is_small, 0, largest / ROUNDED_LEVELS)
+    inverse = torch.where(
+        is_small, 0, torch.full_like(largest, ROUNDED_LEVELS) / largest
+    )  # a number over it is rounded twice
+    return ((blocks * inverse).round_() * scale).flatten(-2)[..., : x.shape[-1]]
+
+
+def store(weight: Tensor, form: Form, arithmetic: Arithmetic = "fp32") -> Matrix:
+    """[..., N, K] in this form. Nothing is copied where a plain form is the one that the weight has. arithmetic: of
+    products with it, where the form is one of `ROUNDED_FORMS`; of others fp32."""
+    stored = _stored(weight, form)
+    if isinstance(stored, QuantisedMatrix) and form in ROUNDED_FORMS:
+        return replace(stored, arithmetic=arithmetic)
+    return stored
+
+
+def _stored(weight: Tensor, form: Form) -> Matrix:
     if form in PLAIN_DTYPES:
         return _narrowed(weight, PLAIN_DTYPES[form])
     if form == "int8":

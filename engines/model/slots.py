@@ -12,7 +12,7 @@ Legend: E experts, S segments of a plan, H hidden.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, overload
 
@@ -28,7 +28,7 @@ from engines.model.copier import Copier, CopyJob, CopyQueue, Mark, Part
 from engines.model.copy_stamps import CopyStamps, Timed
 from engines.model.experts import ExpertWeights, GatedWeights, Wave, execute
 from engines.model.made_experts import ALIGNMENT, tensors_of, with_tensors, without_values
-from engines.model.quantised import Form, Matrix, QuantisedMatrix, store
+from engines.model.quantised import Arithmetic, Form, Matrix, QuantisedMatrix, store
 from engines.model.tensor_files import give_back, is_mapped
 from results.records import EngineCounters
 
@@ -62,14 +62,14 @@ def slot_bytes(hidden: int, expert_width: int, form: Form, biased: bool = False)
     return sum(_aligned(tensor.nbytes) for tensor in tensors_of(like))
 
 
-def _likeness(hidden: int, width: int, form: Form, biased: bool) -> GatedWeights:
+def _likeness(hidden: int, width: int, form: Form, biased: bool, arithmetic: Arithmetic = "fp32") -> GatedWeights:
     """An expert without values."""
 
     def matrix(n_rows: int, n_columns: int) -> Matrix:
-        row = store(torch.zeros(1, n_columns), form)  # rows are alike in every form
+        row = store(torch.zeros(1, n_columns), form, arithmetic)  # rows are alike in every form
         if isinstance(row, Tensor):
             return _rows(row, n_rows)
-        return QuantisedMatrix(_rows(row.values, n_rows), _rows(row.scales, n_rows), row.kind, row.group)
+        return replace(row, values=_rows(row.values, n_rows), scales=_rows(row.scales, n_rows))
 
     def bias(n_rows: int) -> Tensor | None:
         return torch.empty(n_rows, device="meta") if biased else None
@@ -112,7 +112,8 @@ class ExpertSlots:
         self._n_slots = n_slots
         self._copier, self._job_of = copier or Copier(), dict[LayerExpert, CopyJob]()
         held = self._copier.held(layers)
-        like = _likeness(hidden, width, form, biased)
+        arithmetic = one.gate_IH.arithmetic if isinstance(one.gate_IH, QuantisedMatrix) else "fp32"
+        like = _likeness(hidden, width, form, biased, arithmetic)
         if self._copier.device.type != "cpu":
             like = without_values(next(layer for layer in held if layer is not None).experts[0])
         if len(tensors_of(like)) != len(tensors_of(one)):

@@ -1,0 +1,204 @@
+// Products of many rows in bytes: panels of tokens as in wide.h, rounded where they lie. With VNNI a panel holds, for 32
+// columns, [8][lanes] of four bytes, then each lane's scale, then eight times the sum of its bytes, negative: what sums
+// start with, for weights are unsigned here. Elsewhere it holds the rounded values as floats, and the products are those
+// of wide.h: a multiplication of bytes would be no faster.
+
+#pragma once
+
+#include "rounded.h"
+#include "wide.h"
+
+constexpr int64_t kRoundedFloats = 10;  // of a lane, for 32 columns
+
+// Narrower ones stay floats: their bytes, and what belongs to them, would need more room than they have.
+inline bool is_by_bytes(const Matrix& m) {
+#if defined(JOULEBENCH_VNNI)
+  return m.arithmetic == kByInt8 && m.columns >= kRoundedColumns;
+#else
+  return false;
+#endif
+}
+
+// Columns of one register of lanes, `lanes` floats apart from each other.
+template <class F>
+inline void round_lanes(const float* from, int64_t n, int lanes, bool by_bytes, float* bytes, float* floats) {
+  F most = {}, odd = {}, scale, inverse;
+  for (int64_t c = 0; c < n; c++) {
+    const F value = load<F>(from + c * lanes), size = magnitude(value);
+    most = size > most ? size : most;
+    odd += value - value;
+  }
+  scales_of(most, odd, scale, inverse);
+  typedef decltype(nearest(most)) W;
+  if (!by_bytes) {
+    for (int64_t c = 0; c < n; c++)
+      store(floats + c * lanes, __builtin_convertvector(nearest(load<F>(from + c * lanes) * inverse), F) * scale);
+    return;
+  }
+  W total = {};
+  for (int64_t c = 0; c < kRoundedColumns; c += 4) {
+    W word = {};
+    for (int64_t k = 0; k < std::min<int64_t>(4, n - c); k++) {
+      const W whole = nearest(load<F>(from + (c + k) * lanes) * inverse);
+      total += whole;
+      word |= (whole & 0xFF) << int(8 * k);
+    }
+    std::memcpy(bytes + c / 4 * lanes, &word, sizeof word);
+  }
+  store(bytes + 8 * lanes, scale);
+  const W start = total * -8;
+  std::memcpy(bytes + 9 * lanes, &start, sizeof start);
+}
+
+inline void round_panel(int64_t columns, int lanes, bool by_bytes, float* panel) {
+  alignas(64) float block[kRoundedColumns * kPanel];
+  float* to = panel;
+  for (int64_t first = 0; first < columns; first += kRoundedColumns, to += kRoundedFloats * lanes) {
+    const int64_t n = std::min(kRoundedColumns, columns - first);
+    float* from = panel + first * lanes;
+    std::memcpy(block, from, n * lanes * sizeof(float));
+    if (lanes == 8) round_lanes<f8>(block, n, lanes, by_bytes, to, from);
+    else
+      for (int lane = 0; lane < lanes; lane += kLanes)
+        round_lanes<fN>(block + lane, n, lanes, by_bytes, to + lane, from + lane);
+  }
+}
+
+// Rounds a block's packed input, of which `of` is multiplied with.
+inline void round_block(int64_t n, const Matrix& of, float* packed) {
+  for (int64_t p = 0; p < n_panels(n); p++)
+    round_panel(of.columns, lanes_of(n, p), is_by_bytes(of), packed + p * kPanel * of.columns);
+}
+
+// Columns first .. first + n - 1 of a row, raised by 128 or, nibbles, by 8, and the scale of each 32 of them.
+inline void raise_row(const Matrix& m, int64_t row, int64_t first, int64_t n, uint8_t* out, float* scales) {
+  if (m.format == kInt8) {
+    const uint8_t* from = (const uint8_t*)m.values + row * m.columns + first;
+    for (int64_t c = 0; c < n; c++) out[c] = from[c] ^ 0x80;
+    for (int64_t c = 0; c < n; c += kRoundedColumns) scales[c / kRoundedColumns] = ((const float*)m.scales)[row];
+    return;
+  }
+  const int64_t start = row * m.columns + first;
+  for (int64_t block = 0; block < n; block += kNibbleBlock, out += kNibbleBlock) {
+    const uint8_t* words = (const uint8_t*)m.values + (start + block) / 2;
+#if defined(JOULEBENCH_AVX2)
+    // Byte b of word i holds columns 16 b + i and 16 b + 8 + i.
+    const __m256i by_byte = _mm256_shuffle_epi8(
+        _mm256_loadu_si256((const __m256i*)words),
+        _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3,
+                         7, 11, 15));
+    const __m256i eights = _mm256_permutevar8x32_epi32(by_byte, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    const __m256i mask = _mm256_set1_epi8(0xF), low = _mm256_and_si256(eights, mask);
+    const __m256i top = _mm256_setr_epi64x(0, 0, 0, 0x0808080808080808);
+    const __m256i high = _mm256_xor_si256(_mm256_and_si256(_mm256_srli_epi16(eights, 4), mask), top);
+    const __m256i first_16s = _mm256_unpacklo_epi64(low, high), second_16s = _mm256_unpackhi_epi64(low, high);
+    _mm256_storeu_si256((__m256i*)out, _mm256_permute2x128_si256(first_16s, second_16s, 0x20));
+    _mm256_storeu_si256((__m256i*)(out + 32), _mm256_permute2x128_si256(first_16s, second_16s, 0x31));
+#else
+    for (int c = 0; c < kNibbleBlock; c++) {
+      const int nibble = words[4 * (c % 8) + c / 16] >> (c % 16 < 8 ? 0 : 4) & 0xF;
+      out[c] = c >= 56 ? nibble ^ 8 : nibble;
+    }
+#endif
+    for (int half = 0; half < 2; half++)
+      scales[block / 32 + half] = ((const float*)m.scales)[(start + block + 32 * half) >> m.group_bits];
+  }
+}
+
+constexpr int64_t kByteStride = kDepth + 64;                      // as kRowStride is for floats
+constexpr int64_t kScaleStride = kDepth / kRoundedColumns;
+
+// tile[r][v] += weight(r, k) * panel(k, v) over 32-column blocks. shift: 4 where weights are raised by 128, 0 by 8.
+template <class F, int R, int V>
+inline void multiply_bytes(const uint8_t* weights, const float* scales, const float* panel, int64_t n_blocks, int shift,
+                           float* tile) {
+  constexpr int kEach = sizeof(F) / sizeof(float);
+  typedef decltype(F{} < F{}) W;
+  F sums[R][V] = {};
+  for (int64_t block = 0; block < n_blocks; block++, panel += kRoundedFloats * kEach * V, weights += kRoundedColumns) {
+    W parts[R][V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) {
+      const W start = load<W>(panel + (9 * V + v) * kEach) << shift;
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) parts[r][v] = start;
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; k++) {
+      W x[V];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) x[v] = load<W>(panel + (k * V + v) * kEach);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) {
+        const W weight = W{} + load<int32_t>(weights + r * kByteStride + 4 * k);
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) parts[r][v] = add_word_products(parts[r][v], weight, x[v]);
+      }
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) {
+      const F scale = load<F>(panel + (8 * V + v) * kEach);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++)
+        sums[r][v] += __builtin_convertvector(parts[r][v], F) * (scale * scales[r * kScaleStride + block]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) {
+      float* to = tile + (r * V + v) * kEach;
+      store(to, load<F>(to) + sums[r][v]);
+    }
+}
+
+// Of a tile of twelve rows, R at once.
+template <class F, int R, int V>
+inline void multiply_byte_rows(const uint8_t* weights, const float* scales, const float* panel, int64_t n_blocks,
+                               int shift, float* tile) {
+  for (int r = 0; r < kTileRows; r += R)
+    multiply_bytes<F, R, V>(weights + r * kByteStride, scales + r * kScaleStride, panel, n_blocks, shift,
+                            tile + r * V * int(sizeof(F) / sizeof(float)));
+}
+
+inline void multiply_byte_tile(const uint8_t* weights, const float* scales, const float* panel, int64_t n_blocks,
+                               int shift, int lanes, float* tile) {
+#ifdef JOULEBENCH_AVX512
+  if (lanes == 32) return multiply_byte_rows<fN, 6, 2>(weights, scales, panel, n_blocks, shift, tile);
+  if (lanes == 16) return multiply_byte_rows<fN, 12, 1>(weights, scales, panel, n_blocks, shift, tile);
+  multiply_byte_rows<f8, 12, 1>(weights, scales, panel, n_blocks, shift, tile);
+#else
+  if (lanes == 16) return multiply_byte_rows<f8, 3, 2>(weights, scales, panel, n_blocks, shift, tile);
+  multiply_byte_rows<f8, 6, 1>(weights, scales, panel, n_blocks, shift, tile);
+#endif
+}
+
+// multiply_group of wide.h, for rounded panels of any kind.
+template <class F>
+inline void multiply_group_by(int n_rows, int64_t columns, const TokenBlock& block, const F& row_at, float* results) {
+  if (!is_by_bytes(*row_at(0).matrix)) return multiply_group(n_rows, columns, block, row_at, results);
+  alignas(64) uint8_t weights[kTileRows * kByteStride] = {};
+  alignas(64) float scales[kTileRows * kScaleStride];
+  const int64_t panels = n_panels(block.n);
+  const int shift = row_at(0).matrix->format == kInt8 ? 4 : 0;  // of starts, which are those of int4
+  std::memset(results, 0, panels * kGroupRows * kPanel * sizeof(float));
+  for (int start = 0; start < n_rows; start += kTileRows)
+    for (int64_t first = 0; first < columns; first += kDepth) {
+      const int64_t depth = std::min(kDepth, columns - first);
+      for (int r = 0; r < kTileRows; r++) {
+        const Row row = row_at(start + r);
+        raise_row(*row.matrix, row.row, first, depth, weights + r * kByteStride, scales + r * kScaleStride);
+      }
+      const int64_t next = first + depth >= columns ? 0 : first + depth;
+      const int next_start = next ? start : start + kTileRows;
+      for (int64_t p = 0; p < panels; p++) {
+        if (next_start < n_rows)
+          for (int64_t r = p; r < kTileRows; r += panels)
+            prefetch_row(row_at(next_start + int(r)), next, std::min(kDepth, columns - next));
+        const int lanes = lanes_of(block.n, p);
+        const float* panel = block.packed + p * kPanel * columns + first / kRoundedColumns * kRoundedFloats * lanes;
+        multiply_byte_tile(weights, scales, panel, n_pieces(depth, kRoundedColumns), shift, lanes,
+                           results + p * kGroupRows * kPanel + start * lanes);
+      }
+    }
+}
