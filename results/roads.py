@@ -22,8 +22,8 @@ def road_words(road: Road) -> str:
 
 
 def _parts(road: Road, with_chosen: bool = True, with_one: bool = True) -> list[str]:
-    """with_chosen: also what a plan chooses, arithmetic and threads. with_one: also that it was one process, which a reader
-    must be told beside a road of several."""
+    """with_chosen: also what a plan chooses, arithmetic and threads. with_one: also that it was one process, which a
+    reader must be told beside a road of several."""
     parts = [road.arithmetic if road.device == "cpu" else f"{road.arithmetic} on {road.device}"]
     parts += [road.instruction_set] if road.instruction_set else []
     parts += [road.dtype] if road.dtype != "float32" and with_chosen else []

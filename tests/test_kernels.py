@@ -115,7 +115,7 @@ def test_int8_arithmetic_of_nibbles_that_fill_half_a_register_loses_no_column(fo
 @needs_compiler
 @rounds
 def test_int8_arithmetic_of_extreme_weights_and_inputs_does_not_wrap(form: str) -> None:
-    """All weights and inputs at their largest, of either sign: sums of pairs and of blocks are the largest there are."""
+    """All weights and inputs at their largest, of either sign: sums of pairs and blocks are the largest there are."""
     for sign in (1.0, -1.0):
         weight = ROUNDED[form](torch.full((5, 512), sign))
         for n_rows in (1, 3, 40):
@@ -145,7 +145,7 @@ def test_int8_arithmetic_takes_zeros_tiny_and_missing_numbers(form: str) -> None
 def test_experts_of_int8_arithmetic_round_what_goes_into_each_product(
     form: str, n_threads: int, n_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside torch, which rounds with the definition of `test_quantised`: near a tie the two may go apart by a level."""
+    """Beside torch, which rounds with the definition of `test_quantised`: near a tie the two may be a level apart."""
     inner = 130 if form == "int8" else 256
     matrices = [
         [ROUNDED[form](m) for m in (random(inner, 256, seed=e) / 16, random(inner, 256, seed=10 + e) / 16)]

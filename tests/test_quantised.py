@@ -154,7 +154,7 @@ def test_weights_stored_in_bf16_are_quantised_as_their_values(form: quantised.Fo
     assert torch.equal(narrow(weight, form).to(torch.float32), narrow(weight.float(), form).to(torch.float32))
 
 
-# --- inputs that are rounded --------------------------------------------------------------------------------------------
+# --- inputs that are rounded ------------------------------------------------------------------------------------------
 
 
 def test_rounded_inputs_are_whole_steps_of_their_block_and_the_nearest_ones() -> None:

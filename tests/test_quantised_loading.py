@@ -23,7 +23,7 @@ from engines.model.transformer import KeyValueCache, Transformer
 from engines.model.weights import ModelWeights, SparseWeights
 from engines.techniques.presets import dropless
 from tests.fakes.families import CASES, FamilyCase, write_family
-from tests.fakes.random_models import BUNDLED, write_random_model
+from tests.fakes.random_models import BUNDLED, copy_tokenizer, write_random_model
 
 pytestmark = pytest.mark.numbers
 
@@ -59,14 +59,18 @@ def held(part: Any) -> Iterator[Tensor]:
             yield from held(getattr(part, field.name))
 
 
-def test_int8_arithmetic_of_a_whole_model_is_torchs_with_rounded_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefill and a step of decoding in the kernels, beside products by torch. A level near a tie may go the other way,
-    and that error travels: it stays far below what rounding itself costs."""
+def test_int8_arithmetic_of_a_model_is_torchs_with_rounded_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill and a step of decoding in the kernels, beside products by torch. Of one layer: a level near a tie may go
+    the other way, and with many layers that error travels."""
+    write_family(tmp_path, FamilyCase("Qwen3Moe", WIDE_MOE.changes | {"num_hidden_layers": 1}))
+    copy_tokenizer(tmp_path)
     every = dict.fromkeys(("experts", "attention", "head"), "int8")
     asked = Quantisation.model_validate(every | {"arithmetic": "int8"})
 
     def both(quantise: Quantisation) -> tuple[Tensor, Tensor]:
-        model = Transformer(load_checkpoint(MODEL, torch.float32, quantise))
+        model = Transformer(load_checkpoint(str(tmp_path), torch.float32, quantise))
         cache = KeyValueCache(model.config)
         cache.start(len(TOKENS) + 1)
         with torch.inference_mode():
@@ -80,7 +84,7 @@ def test_int8_arithmetic_of_a_whole_model_is_torchs_with_rounded_inputs(monkeypa
     for own, torchs, unrounded in zip(found, expected, plain, strict=True):
         apart, cost = (own - torchs).norm() / torchs.norm(), (unrounded - torchs).norm() / torchs.norm()
         assert cost > 1e-3
-        assert apart < cost / 3
+        assert apart < cost / 5
 
 
 # --- which tensors ----------------------------------------------------------------------------------------------------

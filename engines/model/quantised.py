@@ -82,10 +82,10 @@ class Quantisation(Record):
     def _has_something_to_round_for(self) -> Quantisation:
         if self.arithmetic == "int8" and not set(self.asked.values()) & set(ROUNDED_FORMS):
             named = ", ".join(f"{component} {form}" for component, form in self.asked.items())
+            there = f"only {named}" if named else "none, for no component is named"
             raise ValueError(
-                f'arithmetic "int8" multiplies weights of {", ".join(ROUNDED_FORMS)}, and there are'
-                f" {f'only {named}' if named else 'none, for no component is named'}; others are computed in fp32: store"
-                " a component so, or leave arithmetic out"
+                f'arithmetic "int8" multiplies weights of {", ".join(ROUNDED_FORMS)}, and there are {there}; others are'
+                " computed in fp32: store a component so, or leave arithmetic out"
             )
         return self
 
@@ -151,16 +151,15 @@ Matrix = Tensor | QuantisedMatrix
 
 
 def rounded(x: Tensor) -> Tensor:
-    """[..., K] as int8 arithmetic takes it: of 32 columns the largest magnitude becomes 127, and all are rounded to whole
-    numbers, of two equally near ones to the even one. What is too small for a scale becomes 0."""
+    """[..., K] as int8 arithmetic takes it: of 32 columns the largest magnitude becomes 127, and all are rounded to
+    whole numbers, of two equally near ones to the even one. What is too small for a scale becomes 0."""
     missing = -x.shape[-1] % ROUNDED_COLUMNS
     blocks = F.pad(x, (0, missing)).unflatten(-1, (-1, ROUNDED_COLUMNS))
     largest = blocks.abs().amax(dim=-1, keepdim=True)
     is_small = largest <= LEAST_LARGEST
     scale = torch.where(is_small, 0, largest / ROUNDED_LEVELS)
-    inverse = torch.where(
-        is_small, 0, torch.full_like(largest, ROUNDED_LEVELS) / largest
-    )  # a number over it is rounded twice
+    # Not a number over a tensor, which torch rounds twice.
+    inverse = torch.where(is_small, 0, torch.full_like(largest, ROUNDED_LEVELS) / largest)
     return ((blocks * inverse).round_() * scale).flatten(-2)[..., : x.shape[-1]]
 
 

@@ -21,7 +21,7 @@ import torch
 
 from engines.kernels.library import loaded
 from engines.model.checkpoints import load_checkpoint
-from engines.model.quantised import AS_THE_MODEL, Quantisation
+from engines.model.quantised import AS_THE_MODEL, Arithmetic, Quantisation
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results.records import Request
@@ -62,17 +62,18 @@ class Form:
     quantise: Quantisation = AS_THE_MODEL
 
 
+INT8 = Quantisation(experts="int8", dense="int8", attention="int8", head="int8")
+INT4 = Quantisation(experts="int4-g32", dense="int4-g32", attention="int4-g32", head="int8")
+BY_INT8: dict[str, Arithmetic] = {"arithmetic": "int8"}
+
 FORMS = {
     "f32": Form(torch.float32, 32, "f32"),
     "bf16": Form(torch.bfloat16, 16, "f16"),
     "f16": Form(torch.float16, 16, "f16"),
-    "int8": Form(torch.float32, 8, "q8_0", Quantisation(experts="int8", dense="int8", attention="int8", head="int8")),
-    "int4": Form(
-        torch.float32,
-        4.5,
-        "q4_0",
-        Quantisation(experts="int4-g32", dense="int4-g32", attention="int4-g32", head="int8"),
-    ),
+    "int8": Form(torch.float32, 8, "q8_0", INT8),
+    "int8 by int8": Form(torch.float32, 8, "q8_0", INT8.model_copy(update=BY_INT8)),
+    "int4": Form(torch.float32, 4.5, "q4_0", INT4),
+    "int4 by int8": Form(torch.float32, 4.5, "q4_0", INT4.model_copy(update=BY_INT8)),
 }
 """Forms of one peer stand next to each other: they race together."""
 
@@ -278,7 +279,8 @@ def remarks(found: Sequence[Measurement]) -> str:
         "Medians of turns, taken by all contenders of a row in turn; a turn is disturbed when other processes took "
         "more than a tenth of the machine, and with too few quiet ones there is no ratio. transformers computes in "
         "fp32, each phase with its fastest expert implementation. bf16, f16, int8 (one scale a row) and int4 (groups "
-        "of 32, the head int8) are how our weights are stored; arithmetic is fp32. llama.cpp: llama-bench -ub 1024, "
+        'of 32, the head int8) are how our weights are stored; arithmetic is fp32, in rows "by int8" int8, with inputs '
+        "rounded to 8 bits. llama.cpp: llama-bench -ub 1024, "
         "keys and values in f16; q8_0 and q4_0 files with fp32 norms and routers, the head of a q4_0 file in q8_0. It "
         "multiplies q8_0 and q4_0 with activations rounded to 8 bits. Each row names the instruction set that our "
         "kernels were built for; llama.cpp was built on the same machine, so with its own.\n\n"

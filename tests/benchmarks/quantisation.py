@@ -29,7 +29,7 @@ from torch import Tensor
 from engines.model.attention import AttentionWeights
 from engines.model.checkpoints import load_checkpoint
 from engines.model.experts import GatedWeights
-from engines.model.quantised import AS_THE_MODEL, FORMS, Form, Quantisation
+from engines.model.quantised import AS_THE_MODEL, FORMS, ROUNDED_FORMS, Arithmetic, Form, Quantisation
 from engines.model.tokenizer import Tokenizer
 from engines.model.transformer import KeyValueCache, Transformer
 from engines.model.weights import ModelWeights
@@ -76,6 +76,11 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
     "all": ("experts", "dense", "attention", "head"),
 }
 BASE: Form = "fp32"
+ARMS: dict[str, tuple[Form, Arithmetic]] = {
+    **{form: (form, "fp32") for form in FORMS if form != BASE},
+    **{f"{form} by int8": (form, "int8") for form in ROUNDED_FORMS},
+}
+"""A form, by fp32 and, of those whose inputs may be rounded, by int8."""
 
 
 # --- texts and the model ----------------------------------------------------------------------------------------------
@@ -201,11 +206,9 @@ def component_bytes(weights: ModelWeights) -> dict[str, int]:
     return found
 
 
-def rows(
-    component: str, form: Form, n_bytes: int, wide_bytes: int, found: Deviation, exact: float
-) -> list[Measurement]:
+def rows(component: str, arm: str, n_bytes: int, wide_bytes: int, found: Deviation, exact: float) -> list[Measurement]:
     """exact: fp32's perplexity."""
-    where = conditions(component, form)
+    where = conditions(component, arm)
     return [
         measured("weights", n_bytes / 1e6, "MB", where, wide_bytes / 1e6, BASE),
         measured("bits per weight", 32 * n_bytes / wide_bytes, "bit", where),
@@ -219,8 +222,8 @@ def rows(
     ]
 
 
-def conditions(component: str, form: Form) -> str:
-    return f"{component} {form}"
+def conditions(component: str, arm: str) -> str:
+    return f"{component} {arm}"
 
 
 def measurements(folder: Path, asked_ST: Tensor) -> Iterator[Measurement]:
@@ -228,15 +231,14 @@ def measurements(folder: Path, asked_ST: Tensor) -> Iterator[Measurement]:
     exact = deviation(exact_STL, exact_STL, asked_ST).perplexity
     wide_bytes = component_bytes(wide)
     for component, parts in COMPONENTS.items():
-        for form in FORMS:
-            if form == BASE:
-                continue
-            found_STL, weights = logits_STL(folder, asked_ST, Quantisation(**dict.fromkeys(parts, form)))
+        for arm, (form, arithmetic) in ARMS.items():
+            quantise = Quantisation(**dict.fromkeys(parts, form)).model_copy(update={"arithmetic": arithmetic})
+            found_STL, weights = logits_STL(folder, asked_ST, quantise)
             own_bytes = component_bytes(weights)
             found = deviation(exact_STL, found_STL, asked_ST)
-            print(f"{conditions(component, form)}: {found}", flush=True)
+            print(f"{conditions(component, arm)}: {found}", flush=True)
             n_bytes, n_wide = (sum(one[part] for part in parts) for one in (own_bytes, wide_bytes))
-            yield from rows(component, form, n_bytes, n_wide, found, exact)
+            yield from rows(component, arm, n_bytes, n_wide, found, exact)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -256,25 +258,24 @@ DECIMALS = {"same first token": 2, "perplexity": 2}
 
 
 def table(found: Sequence[Measurement]) -> list[str]:
-    """A row for each component and form, a column for each metric, made of nothing but the measurements."""
+    """A row for each component and arm, a column for each metric, made of nothing but the measurements."""
     by_place: Mapping[tuple[str, str], Measurement] = {(m.conditions, m.metric): m for m in found}
     lines = ["| component | form | " + " | ".join(COLUMNS.values()) + " |", "|---" * (2 + len(COLUMNS)) + "|"]
     for component in COMPONENTS:
-        for form in FORMS:
-            if form == BASE:
-                continue
-            figures = {metric: by_place[conditions(component, form), metric].ours for metric in COLUMNS}
-            error = by_place[conditions(component, form), "standard error of the loss"].ours
+        for arm in ARMS:
+            figures = {metric: by_place[conditions(component, arm), metric].ours for metric in COLUMNS}
+            error = by_place[conditions(component, arm), "standard error of the loss"].ours
             cells = {
                 metric: f"{value:.{DECIMALS[metric]}f}" if metric in DECIMALS else format_number(value)
                 for metric, value in figures.items()
             }
             cells["loss of log-likelihood"] = format_number(figures["loss of log-likelihood"], error)
-            lines.append(f"| {component} | {form} | " + " | ".join(cells.values()) + " |")
+            lines.append(f"| {component} | {arm} | " + " | ".join(cells.values()) + " |")
     return lines
 
 
-REMARKS = """Each component in each form, beside the same model with all weights in fp32; arithmetic is fp32 throughout.
+REMARKS = """Each component in each form, beside the same model with all weights in fp32; arithmetic is fp32. In rows
+"by int8" what goes into a product is rounded to 8 bits, with a scale for each 32 inputs (`quantise.arithmetic`).
 `all` is experts, dense blocks, attention and head together. The embedding, routers and norms stay fp32.
 
 - largest logit error: over all logits. One far above the RMS error is a token that went to other experts, for its
