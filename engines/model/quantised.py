@@ -154,7 +154,7 @@ def rounded(x: Tensor) -> Tensor:
     """[..., K] as int8 arithmetic takes it: of 32 columns the largest magnitude becomes 127, and all are rounded to
     whole numbers, of two equally near ones to the even one. What is too small for a scale becomes 0."""
     missing = -x.shape[-1] % ROUNDED_COLUMNS
-    blocks = F.pad(x, (0, missing)).unflatten(-1, (-1, ROUNDED_COLUMNS))
+    blocks = F.pad(x, (0, missing)).reshape(*x.shape[:-1], -1, ROUNDED_COLUMNS)
     largest = blocks.abs().amax(dim=-1, keepdim=True)
     is_small = largest <= LEAST_LARGEST
     scale = torch.where(is_small, 0, largest / ROUNDED_LEVELS)
