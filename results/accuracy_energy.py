@@ -2,15 +2,16 @@
 
 The form of Table 3 of 000 and Table 1 of 003, in one tidy frame: a row per cell and quantity. Accuracy is compared
 sample by sample with the arm that `Cell.reference_id` names, on whatever device that ran; time and energy repeat by
-repeat, and only where both arms were read on the same device in the same way (`results.compare`). Drop and pad rates
-are what the arm's dispatch plans did, and are compared with nothing.
+repeat, and only where both arms were read on the same device in the same way (`results.compare`) and computed on the
+same road (decision 0025). What is modelled has a change and no p, for repeats do not show a model's error. Drop and pad
+rates are what the arm's dispatch plans did, and are compared with nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -29,6 +30,7 @@ from results.compare import (
 )
 from results.metrics import TECHNIQUE_METRICS
 from results.records import Cell, Phase
+from results.roads import comparable_roads, unlike_roads
 from results.runs import RunData
 from results.tables import accuracy_rows
 
@@ -145,12 +147,30 @@ class Comparison:
         other = self._same_figure(reference, row, is_score)
         if other is None or pd.isna(row["mean"]) or pd.isna(other["mean"]):
             return Change(None, reason=f"no figure of both arms that was obtained in the same way: {reference.engine}")
+        if not is_score and (unlike := self._other_road(cell, reference, row["phase"])) is not None:
+            return Change(None, reason=f"{unlike}: that would be in a change too, so there is none")
         try:
             difference = self._difference(cell, reference, row, other, is_score)
         except UnlikeError as error:
             return Change(None, reason=f"not compared with {reference.engine}: {error}")
+        if row["method"] == "modelled" and difference.p is not None:
+            difference = replace(difference, p=None, test=None, reason=self._of_a_model(cell, row))
         percent = 100 * (row["mean"] - other["mean"]) / abs(other["mean"]) if other["mean"] else None
         return Change(difference, percent)
+
+    def _other_road(self, cell: Cell, reference: Cell, phase: Phase) -> str | None:
+        """How seconds and joules of the two were computed in unlike ways; None where they were not."""
+        own, its = (comparable_roads(self._trials[one.cell_id], phase) for one in (cell, reference))
+        return unlike_roads(own, its, reference.engine)
+
+    def _of_a_model(self, cell: Cell, row: Row) -> str:
+        """Why a change that the repeats would find certain has no p."""
+        percent = self._uncertainty(cell, row) if row["meter"] else None
+        error = "no error is stated" if percent is None else f"± {percent:.2g} %"
+        return (
+            f"modelled, {error}: the interval holds the scatter of the repeats and not the error of the model, so there"
+            " is no p"
+        )
 
     def _difference(self, cell: Cell, reference: Cell, row: Row, other: Row, is_score: bool) -> Difference:
         kept = self._answering if is_score else self._trials

@@ -85,6 +85,20 @@ def comparable_roads(trials: Sequence[Trial], phase: Phase = "all") -> frozenset
     return frozenset(", ".join(p for p in own if other is None or not p.startswith(other)) for own in parts)
 
 
+def unlike_roads(own: frozenset[str], others: frozenset[str], name: str) -> str | None:
+    """How an arm and another, of this name, were computed in unlike ways; None where they were not, or where that
+    decides nothing. Both as of `comparable_roads`."""
+    if own == others or not own or not others:
+        return None
+    shared = set.intersection(*(set(road.split(", ")) for road in own | others))
+    ways = [
+        " or ".join(", ".join(p for p in road.split(", ") if p not in shared) for road in sorted(roads))
+        for roads in (own, others)
+    ]
+    # Without the arm's own name: of many that were computed so it is said once.
+    return f"computed in another way ({ways[0] or 'nothing of its own'}; {name}: {ways[1] or 'nothing of its own'})"
+
+
 def of_ours(road: Road) -> bool:
     """Whether joulebench's own engine computed. Another engine is compared whole: its road is what the arm is about."""
     return road.arithmetic in ("kernels", "torch")

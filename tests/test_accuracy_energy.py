@@ -10,6 +10,7 @@ import pytest
 from results import tables
 from results.accuracy_energy import COLUMNS, IS_REFERENCE, NO_REFERENCE, accuracy_energy
 from results.compare import mcnemar
+from results.environments import Road
 from results.records import Score
 from results.report.accuracy import AccuracyTable
 from results.report.figure_tables import Entry
@@ -82,6 +83,62 @@ def test_joules_of_another_method_are_not_compared() -> None:
         for t in data.trials
     )
     assert pd.isna(row(replace(data, trials=modelled), "tiers", "energy_per_token")["change"])
+
+
+ROADS = {
+    d: Road(arithmetic="kernels", prefill="grouped", decoding=d, n_threads=2, instruction_set="AVX2")
+    for d in ("fused", "plan by plan")
+}
+
+
+def on_roads(exact: str, tiers: str) -> RunData:
+    """How each arm decoded."""
+    data, decoding = two_arms("10", "11"), {"exact": exact, "tiers": tiers}
+    return replace(data, trials=tuple(t.model_copy(update={"road": ROADS[decoding[t.cell_id]]}) for t in data.trials))
+
+
+def test_costs_have_no_change_across_roads_and_say_which() -> None:
+    """Joules hold the decoding; the time to the first token holds the prefill alone, which both did alike."""
+    apart, alike = on_roads("fused", "plan by plan"), on_roads("fused", "fused")
+    found = row(apart, "tiers", "energy_per_token")
+    assert found[["change", "change_low", "change_percent", "p"]].isna().all()
+    assert found["change_reason"] == (
+        "computed in another way (decoding plan by plan; exact: decoding fused): that would be in a change too, so"
+        " there is none"
+    )
+    assert row(alike, "tiers", "energy_per_token")["change"] == pytest.approx(-2.9 / 8)
+    assert row(apart, "tiers", "ttft")["change"] == row(alike, "tiers", "ttft")["change"] == 0
+    assert row(apart, "tiers", "acc")["change"] == pytest.approx(0.5), "answers are compared on every road"
+    entry = shown(apart).rows[1].energy_change
+    assert (entry.text, entry.below) == ("none", ())
+
+
+def test_modelled_joules_have_a_change_and_no_p() -> None:
+    """Three repeats scatter little around the change; how wrong the model is none of them can show."""
+    data = two_arms("10", "10")
+    modelled = replace(
+        data,
+        trials=tuple(
+            t.model_copy(
+                update={
+                    "energy": tuple(
+                        e.model_copy(update={"method": "modelled", "uncertainty_j": e.energy_j / 2}) for e in t.energy
+                    )
+                }
+            )
+            for t in data.trials
+        ),
+    )
+    measured, found = (row(one, "tiers", "energy_per_token") for one in (data, modelled))
+    assert measured["p"] < 0.001
+    assert (found["change"], found["change_low"]) == (measured["change"], measured["change_low"])
+    assert pd.isna(found["p"])
+    assert found["test"] is None
+    assert found["change_reason"].startswith("modelled, ± 50 %: the interval holds the scatter of the repeats")
+    table = shown(modelled)
+    entry = table.rows[1].energy_change
+    assert entry.below[-1] == "3 pairs"
+    assert table.notes[(entry.note or 0) - 1] == found["change_reason"]
 
 
 def test_a_plan_without_a_lossless_arm_and_an_old_run_have_no_change_but_a_reason() -> None:

@@ -156,10 +156,11 @@ def _change(table: AccuracyTable, row: Row | None, scale: float) -> Entry:
     if pd.isna(row["change_low"]):
         return Entry(signed(format_number(change)), note=table.note(row["change_reason"]))
     low, high = row["change_low"] / scale, row["change_high"] / scale
-    below = ("no spread" if low == high else format_interval(low, high), f"{format_p(row['p'])}, {_counted(row)}")
+    interval = "no spread" if low == high else format_interval(low, high)
+    below = (interval, ", ".join(filter(None, [format_p(row["p"]) if pd.notna(row["p"]) else "", _counted(row)])))
     # What these samples changed is exact, only what others would is not.
     text = format_number(change) if row["n_of"] == "samples" else format_mean(change, low, high)
-    return Entry(signed(text), below)
+    return Entry(signed(text), below, note=table.note(row["change_reason"]) if row["change_reason"] else None)
 
 
 def _counted(row: Row) -> str:

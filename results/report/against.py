@@ -9,6 +9,7 @@ from typing import NamedTuple
 from results.compare import Difference, compare_scores
 from results.ratios import ONE_PAIR, Ratio, ratio_of_exponentials, ratio_of_means, ratio_of_shares, widened
 from results.report.arm_figures import ArmFigure
+from results.roads import unlike_roads
 from results.statistics import NORMAL_95
 
 ASKED_OTHERWISE = "the arms were not asked the same requests: nothing can be paired"
@@ -144,19 +145,9 @@ def within_rounding(ratio: Ratio | None) -> bool:
 
 def other_roads(figure: ArmFigure, other: ArmFigure) -> str | None:
     """How two arms' seconds or joules were computed in unlike ways; None where they were not."""
-    for own, its in zip(figure.roads, other.roads, strict=False):
-        if own != its and own and its:
-            shared = set.intersection(*(set(road.split(", ")) for road in own | its))
-            ways = [
-                " or ".join(", ".join(p for p in road.split(", ") if p not in shared) for road in sorted(roads))
-                for roads in (own, its)
-            ]
-            # Without the arm's own name: of many that were computed so it is said once.
-            return (
-                f"computed in another way ({ways[0] or 'nothing of its own'}; {other.arm.name}:"
-                f" {ways[1] or 'nothing of its own'}): that would be in a ratio too, so there is none"
-            )
-    return None
+    unlike = (unlike_roads(*pair, other.arm.name) for pair in zip(figure.roads, other.roads, strict=False))
+    found = next(filter(None, unlike), None)
+    return None if found is None else f"{found}: that would be in a ratio too, so there is none"
 
 
 def _tested(figure: ArmFigure, other: ArmFigure) -> Difference:
