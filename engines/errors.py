@@ -13,6 +13,15 @@ class EngineError(Exception):
         return readable(super().__str__())
 
 
+class FewSlotsError(EngineError):
+    """A memory that holds fewer experts than a technique needs, or none that is given. what: without the remedy.
+    n_needed: experts. instead: another remedy than more memory."""
+
+    def __init__(self, what: str, n_needed: int, instead: str | None = None) -> None:
+        super().__init__(f"{what}; give it more{f', or {instead}' if instead else ''}")
+        self.what, self.n_needed, self.instead = what, n_needed, instead
+
+
 class ResultError(EngineError):
     """What came to a result without figures: no fault of a run. result: the text of its cells in tables."""
 

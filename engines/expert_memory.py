@@ -38,8 +38,11 @@ class ExpertMemory:
 
     def n_slots(self, sizes: ModelSizes, biased: bool) -> int | None:
         """How many experts it holds; None where it has no limit. biased: each with its biases."""
-        one = slot_bytes(sizes.hidden, sizes.expert_width, self.form, biased)
-        return None if self.n_bytes is None else self.n_bytes // one
+        return None if self.n_bytes is None else self.n_bytes // self.slot_bytes(sizes, biased)
+
+    def slot_bytes(self, sizes: ModelSizes, biased: bool) -> int:
+        """What one expert takes of it."""
+        return slot_bytes(sizes.hidden, sizes.expert_width, self.form, biased)
 
     def counted(self, context: BuildContext) -> BuildContext:
         """The context, with what a technique that copies nothing here takes for the memory of a GPU."""

@@ -328,6 +328,9 @@ class ReferenceEngine:
                 self._shown.start_step(0, decodes=True)
                 self._step(alive, technique, "decode", on_phase)
                 self._shown.end_step()
+        except BaseException:
+            self._shown.break_off()
+            raise
         finally:
             self._counting.end_request(self._shown)
 

@@ -118,6 +118,11 @@ class Shown:
         self._predicted.clear()
         self._prefill_left = prefill_left
 
+    def break_off(self) -> None:
+        """A request ends before its time: nothing waits for what is copied at a stated rate."""
+        if self.slots is not None:
+            self.slots.break_off()
+
     def end_step(self) -> None:
         if self.slots is not None:
             self.slots.stamps.end_step()

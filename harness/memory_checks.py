@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from engines.errors import EngineError
+from engines.errors import EngineError, FewSlotsError
 from engines.expert_memory import ExpertMemory, fills_buffers
 from engines.model.checkpoints import CheckpointFacts
 from engines.sizes import own_sizes
@@ -80,6 +80,35 @@ def untried_warning(engine: Part[EngineSpec], devices: Sequence[DeviceSpec]) -> 
     )
 
 
+SLOW_COPY_S = 10.0
+"""Of one expert. A decoded token asks for several in each layer."""
+
+
+def rate_warning(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointFacts) -> str | None:
+    """Where experts are copied so slowly that a token takes minutes."""
+    spec, sizes, moe = engine.spec, own_sizes(facts.config), facts.config.moe
+    rate = spec.copy_bytes_per_s
+    if rate is None or sizes is None or not {"copy_bytes_per_s", "expert_memory"}.isdisjoint(engine.wrong):
+        return None
+    memory = expert_memory(spec, model)
+    n_bytes = memory.slot_bytes(sizes, moe is not None and moe.expert_bias)
+    expert_s = n_bytes / rate
+    if expert_s < SLOW_COPY_S or not memory.loads(spec.technique):
+        return None
+    in_token = sizes.top_k * sizes.n_sparse_layers
+    return (
+        f"engine {engine.label}: at copy_bytes_per_s = {rate} an expert of {n_bytes} bytes takes {_long(expert_s)}, and"
+        f" a token calls {in_token} of them; is a unit missing?"
+    )
+
+
+def _long(duration_s: float) -> str:
+    for size, word in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if duration_s >= size:
+            return f"{duration_s / size:.1f} {word}"
+    return f"{duration_s:.0f} s"
+
+
 def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointFacts) -> Iterator[str]:
     """Of the budget, for one model; nothing where it is wrong by itself."""
     if "expert_memory" in engine.wrong:
@@ -94,7 +123,8 @@ def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointF
         yield f"engine {engine.label}: technique {technique.technique} loads experts, and {facts.source} is dense"
         return
     moe = facts.config.moe
-    n_slots = memory.n_slots(sizes, moe is not None and moe.expert_bias)
+    biased = moe is not None and moe.expert_bias
+    n_slots = memory.n_slots(sizes, biased)
     if isinstance(move, CacheParameters) and move.slots is not None and memory.n_bytes is not None:
         yield (
             f"engine {engine.label}: slots = {move.slots} and expert_memory both say how many experts"
@@ -108,7 +138,17 @@ def slot_problems(engine: Part[EngineSpec], model: ModelSpec, facts: CheckpointF
             buffer_size(sizes, n_slots)
     except EngineError as error:
         given = "" if memory.n_bytes is None else f" expert_memory {memory.n_bytes} bytes, in slots of {memory.form}:"
-        yield f"engine {engine.label}:{given} {error}"
+        yield f"engine {engine.label}:{given} {_with_bytes(error, memory.slot_bytes(sizes, biased))}"
+
+
+def _with_bytes(error: EngineError, slot_bytes: int) -> str:
+    """The error, and what to write where the memory holds too few."""
+    if not isinstance(error, FewSlotsError):
+        return str(error)
+    n_bytes = error.n_needed * slot_bytes
+    size = f"{n_bytes / 1e9:.3g} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.3g} MB"
+    instead = f", or {error.instead}" if error.instead else ""
+    return f"{error.what}; write expert_memory = {n_bytes} ({size}) or more{instead}"
 
 
 def kept_problems(
@@ -145,7 +185,7 @@ def _not_kept(move: SlicesParameters, n_bytes: int | None, sizes: ModelSizes, de
         n_slots = move.slots_of_layer(sizes, None if n_bytes is None else n_bytes // sizes.expert_bytes)
     except EngineError as error:
         given = "" if n_bytes is None else f"expert_memory {n_bytes} bytes{on_sheet}, at two bytes a weight: "
-        return f"{given}{error}"
+        return f"{given}{_with_bytes(error, sizes.expert_bytes)}"
     n = n_slots * sizes.n_sparse_layers
     if held is None or n * sizes.expert_bytes <= held:
         return None

@@ -358,12 +358,51 @@ def test_copies_go_on_while_another_thread_computes() -> None:
     assert job.end_s - job.begin_s < 2
 
 
+def test_a_request_that_is_broken_off_waits_for_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expert takes five minutes; Ctrl-C comes when two of them are queued. The next request is paced again."""
+    start, started = Copier.start, list[CopyJob]()
+
+    def third_is_interrupted(self: Copier, parts: Sequence[Part], after: object = None) -> CopyJob:
+        if len(started) == 2 and parts:
+            raise KeyboardInterrupt
+        started.append(start(self, parts, after))
+        return started[-1]
+
+    made = engine(BUNDLED, "on-demand", ROOM["all"], rate=1000.0)
+    monkeypatch.setattr(Copier, "start", third_is_interrupted)
+    begin_s = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        made.run(request(9, 2), unheard)
+    assert time.perf_counter() - begin_s < EXPERT * 4 / 1000 / 2, "half of what one expert takes"
+    assert all(job.is_done for job in started)
+    slots = made._shown.slots
+    assert isinstance(slots, LayerBuffers)
+    assert isinstance(slots._copier, Copier)
+    assert not slots._copier._pace.ends.is_set()
+
+
 # --- in a plan -------------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_gives_memory_and_rate() -> None:
     (cell,) = checked(engine=[arm("on-demand", expert_memory="6MB", copy_bytes_per_s="400MB")]).cells
     assert (cell.engine.expert_memory, cell.engine.copy_bytes_per_s) == (6_000_000, 400_000_000)
+
+
+@pytest.mark.parametrize(
+    ("rate", "takes"),
+    [
+        # 3 x 192 x 128 values of fp32 are 294,912 bytes.
+        ("1kB", "at copy_bytes_per_s = 1000 an expert of 294912 bytes takes 4.9 minutes, and a token calls 8 of them"),
+        ("29kB", "at copy_bytes_per_s = 29000 an expert of 294912 bytes takes 10 s, and a token calls 8 of them"),
+        ("30kB", None),
+    ],
+)
+def test_a_rate_at_which_an_expert_takes_minutes_is_told_before(rate: str, takes: str | None) -> None:
+    warnings = checked(engine=[arm("on-demand", expert_memory="6MB", copy_bytes_per_s=rate)]).warnings
+    assert [w for w in warnings if "copy_bytes_per_s" in w] == (
+        [] if takes is None else [f"engine on-demand: {takes}; is a unit missing?"]
+    )
 
 
 @pytest.mark.parametrize("given", ["abc", "12 foo", "-3GB"])
@@ -378,7 +417,7 @@ def test_bytes_that_are_none_are_one_line(given: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"expert_memory": "250kB"}, "two buffers for the 2 experts of a token need 4; give it more"),
+        ({"expert_memory": "250kB"}, "two buffers for the 2 experts of a token need 4; write expert_memory = 1179648 "),
         (
             {"copy_bytes_per_s": "1GB"},
             "on-demand copies none without expert_memory: they are counted",
@@ -435,7 +474,8 @@ def test_quantised_experts_take_less_of_the_memory() -> None:
     """Four of int8, with a scale a row, are 0.3 MB; in fp32 they are 1.2 MB."""
     assert checked(engine=[arm("on-demand", expert_memory="320kB", quantise={"experts": "int8"})]).cells
     (found,) = problems(engine=[arm("on-demand", expert_memory="320kB")])
-    assert "give it more" in found
+    assert "write expert_memory = 1179648 (1.18 MB) or more" in found, "4 of 3 x 192 x 128 values"
+    assert checked(engine=[arm("on-demand", expert_memory=1179648)]).cells
 
 
 def test_counters_of_all_engines_are_made_of_the_same_record() -> None:

@@ -254,8 +254,14 @@ def test_a_number_or_a_word_that_is_neither_is_one_line(h: object, must_be: str)
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        (arm("lru", expert_memory="250kB"), "holds 0, and a cache of 1 in each of 4 layers needs 4; give it more"),
-        (arm("lru"), "give the engine an expert_memory, or the cache its slots"),
+        (
+            arm("lru", expert_memory="250kB"),
+            "holds 0, and a cache of 1 in each of 4 layers needs 4; write expert_memory = 1179648 ",
+        ),
+        (
+            arm("lru"),
+            "the cache has no expert_memory; write expert_memory = 1179648 (1.18 MB) or more, or give it slots",
+        ),
         (
             arm("lru", expert_memory="2MB", parameters={"slots": 2}),
             "slots = 2 and expert_memory both say how many experts lru holds; give one",

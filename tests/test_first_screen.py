@@ -175,6 +175,8 @@ def test_a_figure_of_zero_says_why_it_is_no_multiple() -> None:
 def test_a_ratio_without_an_interval_has_few_digits() -> None:
     trials = [*lasting("first", [1.0]), *lasting("second", [0.9876])]
     assert figures(run(named("first", "second"), trials), 0)["second"].ratio == "0.99×"
+    trials = [*lasting("first", [1.0]), *lasting("second", [0.07463])]
+    assert figures(run(named("first", "second"), trials), 0)["second"].ratio == "0.075×"
 
 
 @pytest.mark.parametrize("low", [1.004556, 1.0000123])

@@ -71,9 +71,9 @@ def test_where_a_profile_was_used_its_overlap_with_what_was_seen_is_told() -> No
     seen, profiled = ((9, 8, 7, 6, 1), (9, 8, 7, 6, 1)), ((9, 8, 7, 1, 6), (6, 7, 8, 9, 1))
     (picture,) = pictures(chosen({"exact": seen}, profiled=profiled))
     assert picture.caption == (
-        "Overlap@4 (by chance 80 %) of a calibration's profile with what was chosen here, median of 2 layers"
-        " (least to most): boolq 87.5 % (75 % to 100 %)."
-        " Overlap@8: none, for a layer has 5 experts, so all are among the 8 most chosen."
+        "Of the 4 experts chosen most here, the profile of boolq has 87.5 % among its own 4 (75 % to 100 %). By chance"
+        " it would be 80 %. Median of 2 layers, least to most."
+        " Of the 8 experts chosen most nothing is told: a layer has 5 experts, so all are among the 8 most chosen."
     )
     (plain,) = pictures(chosen({"exact": seen}))
     assert plain.caption == ""
@@ -87,10 +87,10 @@ def test_overlaps_of_prefill_and_of_decoding_are_told_apart() -> None:
     data = replace(run(cells, [trial("exact")]), load_heat={"exact-t0": heat}.get)
     derived = RunFrames(data, overlap_k=(4,))
     (picture,) = heat_pictures(data, derived.heats, derived.overlaps, arms_of(data.cells))
-    told = "Overlap@4 (by chance 80 %) of a calibration's profile with what was chosen here in {}, median of 1 layer"
+    told = "Of the 4 experts chosen most here in {}, the profile of boolq has {} among its own 4 ({} to {})."
+    rest = "By chance it would be 80 %. Median of 1 layer, least to most."
     assert picture.caption == (
-        f"{told.format('prefill')} (least to most): boolq 100 % (100 % to 100 %)."
-        f" {told.format('decoding')} (least to most): boolq 75 % (75 % to 75 %)."
+        f"{told.format('prefill', *['100 %'] * 3)} {rest} {told.format('decoding', *['75 %'] * 3)} {rest}"
     )
 
 

@@ -47,7 +47,7 @@ def prefetching(memory: str | None = None, **technique: object) -> dict[str, obj
         (
             prefetching("5033164799"),
             "expert_memory 5033164799 bytes on model:rtx5080-ndp as phi-3.5-moe, at two bytes a weight: the memory for"
-            " experts holds 31, and 1 in each of 32 layers need 32; give it more",
+            " experts holds 31, and 1 in each of 32 layers need 32; write expert_memory = 5033164800 (5.03 GB) or more",
         ),
         # 16 GiB and one byte
         (
@@ -57,7 +57,8 @@ def prefetching(memory: str | None = None, **technique: object) -> dict[str, obj
         (
             prefetching("6GB", slots=2),
             "expert_memory 6000000000 bytes on model:rtx5080-ndp as phi-3.5-moe, at two bytes a weight: the memory for"
-            " experts holds 38, and 2 in each of 32 layers need 64; give it more",
+            " experts holds 38, and 2 in each of 32 layers need 64; write expert_memory = 10066329600 (10.1 GB) or"
+            " more",
         ),
     ],
 )

@@ -80,6 +80,10 @@ class LayerBuffers:
         for buffer in self._buffers:
             self._empty(buffer)
 
+    def break_off(self) -> None:
+        """What is on its way comes without a stated rate's pauses."""
+        self._copier.break_off()
+
     def take_copied(self) -> Copied:
         copied, self._copied = self._copied, NOTHING_COPIED
         return copied._replace(timed=self.stamps.take_times())

@@ -35,6 +35,8 @@ PACED_S = 2.5e-4
 CONVERTED_AT_ONCE = 1 << 14
 """Values: torch shares out more than 32767 among threads, which compute here."""
 SHORTEST_SLEEP_S = 5e-5
+LONGEST_SLEEP_S = 0.1
+"""That nothing wakes: waits that something does are a little less exact."""
 LONGEST_END_S = 30.0
 """That copies which nobody waits for may take."""
 
@@ -74,6 +76,10 @@ class CopyQueue(Protocol):
 
     def finish(self) -> None:
         """Waits for all that was queued."""
+        ...
+
+    def break_off(self) -> None:
+        """As `finish`, where nobody wants the times of what is queued: a stated rate does not hold it up."""
         ...
 
 
@@ -119,7 +125,8 @@ class Copier:
         thread = threading.Thread(target=_work, args=(jobs, pace, now_s), name="copier", daemon=True)
         thread.start()
         self._jobs, self._now_s = jobs, now_s
-        weakref.finalize(self, _end, jobs, thread)
+        self._pace = pace
+        weakref.finalize(self, _end, jobs, thread, pace)
 
     def held(self, layers: Sequence[ExpertWeights | None]) -> Sequence[ExpertWeights | None]:
         return layers
@@ -139,9 +146,15 @@ class Copier:
     def finish(self) -> None:
         self.start(()).join()
 
+    def break_off(self) -> None:
+        self._pace.ends.set()
+        self.finish()
+        self._pace.ends.clear()
 
-def _end(jobs: SimpleQueue[CopyJob | None], thread: threading.Thread) -> None:
+
+def _end(jobs: SimpleQueue[CopyJob | None], thread: threading.Thread, pace: _Pace) -> None:
     """With its copier, or before Python ends: a thread that is stopped inside of torch then takes the process along."""
+    pace.ends.set()
     jobs.put(None)
     if thread is not threading.current_thread():
         thread.join(LONGEST_END_S)
@@ -152,6 +165,8 @@ class _Pace:
 
     def __init__(self, bytes_per_s: float | None, now_s: Callable[[], float]) -> None:
         self._rate, self._now_s, self._free_s = bytes_per_s, now_s, -float("inf")
+        self.ends = threading.Event()
+        """No more pauses, nor the rest of one: whoever asked for the copies has gone."""
         self.piece_bytes = PIECE_BYTES
         if bytes_per_s is not None:
             self.piece_bytes = min(PIECE_BYTES, max(LEAST_PIECE_BYTES, int(bytes_per_s * PACED_S)))
@@ -163,11 +178,13 @@ class _Pace:
 
     def copied(self, n_bytes: int) -> None:
         """Sleeps until they would have arrived."""
-        if self._rate is None:
+        if self._rate is None or self.ends.is_set():
             return
         self._free_s += n_bytes / self._rate
         left_s = self._free_s - self._now_s()
-        if left_s > SHORTEST_SLEEP_S:
+        if left_s > LONGEST_SLEEP_S:
+            self.ends.wait(left_s)
+        elif left_s > SHORTEST_SLEEP_S:
             time.sleep(left_s)
 
 

@@ -154,6 +154,10 @@ class ExpertSlots:
         own = self._layers[layer]
         return None if own is None else own.table
 
+    def break_off(self) -> None:
+        """What is on its way comes without a stated rate's pauses."""
+        self._copier.break_off()
+
     def take_copied(self) -> Copied:
         copied, self._copied = self._copied, Copied(0, 0, 0)
         return copied._replace(timed=self.stamps.take_times())

@@ -155,6 +155,9 @@ class StreamCopier:
     def finish(self) -> None:
         self._streams.join(self._streams.event(copying=True))
 
+    def break_off(self) -> None:
+        self.finish()
+
 
 def _end(streams: Streams, on_way: deque[StreamJob]) -> None:
     """Memory that is still written to goes back to nobody."""

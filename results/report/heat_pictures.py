@@ -122,15 +122,16 @@ def _overlap_line(rows: pd.DataFrame) -> str:
     phase, k = first["phase"], first["k"]
     when = "" if phase == "all" else f" in {'decoding' if phase == 'decode' else phase}"
     if known.empty:
-        return f"Overlap@{k}{when}: none, for {first['reason']}."
+        return f"Of the {k} experts chosen most{when} nothing is told: {first['reason']}."
     n_layers = int(known["layers"].max())
     told = [
-        f"{row['chosen_first_in']} {_percent(row['overlap'])} ({_percent(row['least'])} to {_percent(row['most'])})"
+        f"the profile of {row['chosen_first_in']} has {_percent(row['overlap'])} among its own {k}"
+        f" ({_percent(row['least'])} to {_percent(row['most'])})"
         for row in known.to_dict("records")
     ]
     return (
-        f"Overlap@{k} (by chance {_percent(first['chance'])}) of a calibration's profile with what was chosen"
-        f" here{when}, median of {n_layers} layer{'s' if n_layers != 1 else ''} (least to most): {'; '.join(told)}."
+        f"Of the {k} experts chosen most here{when}, {'; '.join(told)}. By chance it would be"
+        f" {_percent(first['chance'])}. Median of {n_layers} layer{'s' if n_layers != 1 else ''}, least to most."
     )
 
 

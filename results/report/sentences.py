@@ -120,7 +120,9 @@ def ratio_words(ratio: Ratio) -> str:
         return "none"
     if ratio.low is not None and ratio.high is not None:
         return f"{ratio_text_words(ratio.value, ratio.low, ratio.high)} {interval_words(ratio.low, ratio.high)}"
-    if not 0.1 <= ratio.value < 10:
+    if ratio.value < 0.1:
+        return f"{ratio.value:.2g}×"
+    if ratio.value >= 10:
         return f"{format_number(ratio.value)}×"
     return f"{ratio.value:.{1 if ratio.value >= 1 and ratio.reason != MODELLED_ONCE else 2}f}×"
 

@@ -31,7 +31,7 @@ from pydantic import Field
 
 from engines.calls import Calls
 from engines.dispatch import FILE, NO_TRANSFERS, LayerExpert, Link, Prediction, Transfers
-from engines.errors import EngineError
+from engines.errors import EngineError, FewSlotsError
 from engines.profile import Profile
 from engines.residency import Booleans, Residency, Slots
 from engines.techniques.base import Moved
@@ -66,12 +66,13 @@ class CacheParameters(Record):
         spare = sizes.top_k if self.evict == "static" else 0
         least = sizes.n_sparse_layers * (self.slots or 1) + spare
         if held is None and self.slots is None:
-            raise EngineError("give the engine an expert_memory, or the cache its slots")
+            raise FewSlotsError("the cache has no expert_memory", least, "give it slots")
         if held is not None and held < least:
             words = f" and {spare} that all share" if spare else ""
-            raise EngineError(
+            raise FewSlotsError(
                 f"the memory for experts holds {held}, and a cache of {self.slots or 1} in each of"
-                f" {sizes.n_sparse_layers} layers{words} needs {least}; give it more"
+                f" {sizes.n_sparse_layers} layers{words} needs {least}",
+                least,
             )
         return sizes.n_sparse_layers * self.slots_of_layer(sizes, held) + spare
 

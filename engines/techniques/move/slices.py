@@ -25,7 +25,7 @@ from pydantic import Field
 from devices.base import Unit
 from engines.calls import CallKind, Calls, Integers
 from engines.dispatch import NO_TRANSFERS, LayerExpert, Link, Prediction, Transfers
-from engines.errors import EngineError
+from engines.errors import EngineError, FewSlotsError
 from engines.residency import Booleans, Slots
 from engines.techniques.base import Moved
 from engines.techniques.context import NOTHING, Asks, BuildContext, LayerInput, ModelSizes, check_slots
@@ -60,9 +60,10 @@ class SlicesParameters(Record):
         wanted = self.slots or (sizes.top_k if held is None else held // sizes.n_sparse_layers)
         least = sizes.n_sparse_layers * max(wanted, 1)
         if held is not None and held < least:
-            raise EngineError(
+            raise FewSlotsError(
                 f"the memory for experts holds {held}, and {max(wanted, 1)} in each of {sizes.n_sparse_layers} layers"
-                f" need {least}; give it more"
+                f" need {least}",
+                least,
             )
         return min(wanted, sizes.n_experts)
 

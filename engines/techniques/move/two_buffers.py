@@ -19,7 +19,7 @@ import numpy as np
 
 from engines.calls import Calls, Integers, distinct
 from engines.dispatch import FILE, NO_TRANSFERS, Link, Prediction, Routing, Transfers
-from engines.errors import EngineError
+from engines.errors import EngineError, FewSlotsError
 from engines.techniques.base import Moved
 from engines.techniques.context import Asks, BuildContext, LayerInput, ModelSizes
 from results.records import Record
@@ -57,9 +57,10 @@ def buffer_size(sizes: ModelSizes, n_slots: int | None) -> int:
     """
     held = sizes.n_experts if n_slots is None else min(n_slots // 2, sizes.n_experts)
     if held < sizes.top_k:
-        raise EngineError(
+        raise FewSlotsError(
             f"the memory for experts holds {n_slots}, and two buffers for the {sizes.top_k} experts of a token need"
-            f" {2 * sizes.top_k}; give it more"
+            f" {2 * sizes.top_k}",
+            2 * sizes.top_k,
         )
     return held
 
