@@ -282,6 +282,7 @@ class Runner:
     def measure(self, cell_plan: CellPlan) -> Trial:
         """One more trial of a cell, for whoever chooses the order: kept when this returns."""
         have = self._trials[cell_plan.cell.cell_id]
+        self._warn_of_neighbours()
         self._run_one(cell_plan, 1 + max((trial.repeat for trial in have), default=-1))
         return have[-1]
 

@@ -25,7 +25,7 @@ from harness.terminal import (
 from results.printable import printable
 
 if TYPE_CHECKING:
-    from harness.tuning.asked import Asked
+    from harness.tuning.asked_plan import Asked
 
 READ_BY_CHECK = ("check", "pairs", "out")
 """Options that `--check` reads."""
@@ -38,6 +38,8 @@ IN_PLANS = {
     "requests": "in its [[workload]]",
 }
 """Options that stand in for a plan, and how a plan's own value is changed."""
+LEAST_CHECKED = 2
+"""Pairs of a check."""
 OBJECTIVES = ("energy", "latency", "pareto")
 MODEL = "bundled:tiny-qwen3-moe"
 PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%|(0?\.\d{1,8}|0|1)")
@@ -97,17 +99,23 @@ def tune(
     """Search the cores, or other keys of a plan, that cost least on a device; write a tuned profile."""
     quiet_libraries()
     raise_in_command()
-    from harness.tuning.asked import Asked
+    from harness.tuning.asked_plan import Asked
 
     problems: list[str] = []
     problems += _unread(context, plan_path is not None, check is not None)
+    if check is not None and pairs < LEAST_CHECKED:
+        problems.append(
+            f"--pairs {pairs}: a check needs {LEAST_CHECKED} pairs or more, for fewer have no interval; name more, or"
+            " leave it out and take 5"
+        )
     shares = {"--slowdown": _share(slowdown, "--slowdown", problems)}
     if accuracy_floor is not None:
         shares["--accuracy-floor"] = _share(accuracy_floor, "--accuracy-floor", problems)
     if objective not in OBJECTIVES:
         problems.append(f"--objective {objective}: no such objective; take one of {', '.join(OBJECTIVES)}")
     limit_bytes = None if weights_limit is None else _size(weights_limit, problems)
-    _end_with(problems)
+    if check is not None:
+        _end_with(problems)
     asked = Asked(
         plan_path, device, engine, model, prompt, decode, requests, tuple(space or ()), objective,
         shares["--slowdown"], search, tuple(constant or ()), exhaustive, shares.get("--accuracy-floor"), limit_bytes,
@@ -117,12 +125,12 @@ def tune(
         if check is not None:
             _check(check, pairs, out)
         else:
-            _tune(asked)
+            _tune(asked, problems)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "finished probes are kept, go on with --resume")
 
 
-def _tune(asked: Asked) -> None:
+def _tune(asked: Asked, problems: list[str]) -> None:
     from harness.plan import PlanError
     from harness.runner import DeviceNotReadyError
     from harness.tuning.asked import begin, conclude
@@ -135,17 +143,19 @@ def _tune(asked: Asked) -> None:
     console = console_of()
 
     def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     try:
         with contextlib.ExitStack() as closing:
             lines = closing.enter_context(ProbeLines(console))
-            session = closing.enter_context(begin(asked, say))
+            session = closing.enter_context(begin(asked, problems, say))
             found = session.run(lines)
             profile = conclude(session, found, lines)
         for one in found.phases:
             print_rows(candidate_rows(found, one), False, f"{one.phase}: candidates, the cheapest first")
             say(sentence(found, one))
+        for line in found.disturbances:
+            say(line)
         if profile.check is not None:
             say(profile.check.words)
         written = [
@@ -194,7 +204,7 @@ def _check(named: str, pairs: int, out: Path | None) -> None:
         fail(f"{error.filename}: cannot be written ({error.strerror})", EXIT_NOT_WRITTEN)
     assert profile.check is not None
     for line in (profile.check.words, f"figures of both arms: {folder / CHECK_REPORT}"):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     for path in paths:
         typer.echo(f"{printable(shlex.quote(str(path)))}: {'renewed' if profile.check.verdict == 'holds' else 'noted'}")
     if profile.check.verdict != "holds":
@@ -231,6 +241,7 @@ def _share(text: str, option: str, problems: list[str]) -> float:
     found = 1.0 if match is None else float(match[1]) / 100 if match[1] is not None else float(match[2])
     if match is None or not 0 <= found < 1:
         problems.append(f"{option} {text[:40]}: must be a share from 0 to below 1; write 8% or 0.08")
+        return 0.0
     return found
 
 

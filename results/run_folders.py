@@ -13,15 +13,17 @@ FREE_BYTES_NEEDED: Final = 64 * 1024 * 1024
 """A run does not start, and a trial is not written, with less room than this on the disk."""
 
 
-def check_free_space(directory: Path) -> None:
-    """Raises `StoreError` when the disk under a (perhaps not yet existing) folder has too little room."""
+def check_free_space(directory: Path, is_begun: bool = False) -> None:
+    """Raises `StoreError` when the disk under a (perhaps not yet existing) folder has too little room. is_begun: a run
+    is in it, which goes on where it was broken off."""
     existing = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
     room = shutil.disk_usage(existing)
     # What has no bytes at all is no disk (/proc, /sys), or does not tell: whoever writes there hears why it cannot be.
+    remedy = "and go on with --resume" if is_begun else "or name a folder on another disk with --out"
     if room.total and os.access(existing, os.W_OK) and room.free < FREE_BYTES_NEEDED:
         raise StoreError(
             f"only {room.free / 1e6:.0f} MB are free on the disk of {directory}, {FREE_BYTES_NEEDED / 1e6:.0f} MB are"
-            " needed; make room or name a folder on another disk with --out"
+            f" needed; make room {remedy}"
         )
 
 

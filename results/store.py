@@ -185,7 +185,7 @@ class Store:
 
     def add_trials(self, trials: Sequence[tuple[Trial, Mapping[str, Sequence[PowerTrace]]]]) -> None:
         """Commits trials that finished together: all of them or none. Raises `StoreError`."""
-        check_free_space(self.directory)
+        check_free_space(self.directory, is_begun=True)
         try:
             with contextlib.ExitStack() as undo:
                 with transaction(self._connection) as db:
@@ -226,7 +226,7 @@ class Store:
 
     def add_samples(self, workload: str, model: str, samples: Sequence[Sample]) -> None:
         """Commits what a workload asks of a model, once: what is there already stays. Raises `StoreError`."""
-        check_free_space(self.directory)
+        check_free_space(self.directory, is_begun=True)
         try:
             with transaction(self._connection) as db:
                 for i, sample in enumerate(samples):

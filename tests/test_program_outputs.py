@@ -79,6 +79,12 @@ def test_mnn_is_asked_to_decode_behind_the_prompt_and_is_bound_from_outside() ->
     assert app_arguments(ASKED, 4) == ("--bench-cmd", "bench cpu 512 64 1 4")
 
 
+@pytest.mark.parametrize("name", ["LiteRT-LM", "mllm"])
+def test_a_program_that_does_not_tell_its_threads_has_a_remark_that_they_were_only_asked(name: str) -> None:
+    program, outputs = OUTPUTS[name]
+    assert [r for r in program.figures(ASKED, outputs).remarks if "threads: 4 asked; it does not tell" in r]
+
+
 def test_litert_may_not_raise_the_clocks() -> None:
     assert "--boost_performance=disabled" in LITERT.calls(ASKED)[0].arguments
 

@@ -286,6 +286,16 @@ def test_too_little_room_is_told_before_anything_is_written(small_volume: Path) 
         check_free_space(small_volume / "not" / "yet" / "there")
 
 
+def test_a_run_that_finds_too_little_room_in_its_midst_is_told_to_go_on(
+    small_volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as room:
+        room.setattr(results.run_folders, "FREE_BYTES_NEEDED", 0)
+        store = Store.create(small_volume / "run", INFO, CELLS)
+    with store, pytest.raises(StoreError, match=r"MB are needed; make room and go on with --resume"):
+        store.add_trial(trial("c1", 0), {})
+
+
 @pytest.mark.parametrize("n_readings", [0, 100_000])
 def test_volume_that_fills_up_keeps_earlier_trials(
     small_volume: Path, monkeypatch: pytest.MonkeyPatch, n_readings: int

@@ -192,9 +192,18 @@ def test_two_sessions_do_not_share_a_device(state: Path, profile: TunedProfile) 
 
 def test_an_option_that_nothing_would_read_is_refused(tmp_path: Path) -> None:
     found = joulebench("tune", "plan.toml", "--model", "/other", "--requests", "9")
-    assert [line.split(":")[1].strip() for line in found.problems] == ["--model", "--requests"]
+    told = [line.split(":")[1].strip() for line in found.problems]
+    assert told == ["--model", "--requests", "plan.toml"]  # the options, and that there is no such plan
     found = joulebench("tune", "--check", "here", "--slowdown", "20%")
     assert "--slowdown: has no part in --check" in found.stderr
+
+
+@pytest.mark.parametrize("pairs", ["0", "1"])
+def test_a_check_of_fewer_pairs_than_two_is_refused(pairs: str) -> None:
+    found = joulebench("tune", "--check", "here", "--pairs", pairs)
+    assert found.code == 2
+    (problem,) = found.problems
+    assert problem.startswith(f"error: --pairs {pairs}: a check needs 2 pairs or more")
 
 
 def test_a_check_measures_again_and_reads_no_old_one(session: Path, profile: TunedProfile) -> None:
@@ -223,6 +232,36 @@ def test_a_choice_is_not_lost_behind_a_check_that_was_disturbed_throughout(
     found = joulebench(*command, "--pairs", "0")
     assert found.code == 0, found.stderr
     assert read_profile(folder / "tuned.json").settings == read_profile(session / "tuned.json").settings
+
+
+def test_problems_of_options_and_of_the_plan_are_told_together_and_once(tmp_path: Path) -> None:
+    away = str(tmp_path / "away")
+    bad = ("--slowdown", "much", "--name", "a b", "--model", away, "--engine", "none")
+    found = joulebench("tune", *bad, "--search", "aecs", "--constant", "alpha=x", "--constant", "beta=1")
+    assert found.code == 2
+    told = [line.removeprefix("error: ").split(":")[0] for line in found.problems]
+    cores = ["--slowdown much", "--name a b", "--constant alpha=x", "--constant beta=1"]
+    assert told == [*cores, "engine[0].technique.name", "model.source"]
+    found = joulebench(
+        "tune",
+        *bad,
+        "--search",
+        "aecs",
+        "--constant",
+        "alpha=1",
+        "--space",
+        "engine.cores=1",
+        "--space",
+        "device.x=[1]",
+    )
+    told = [line.removeprefix("error: ").split(":")[0] for line in found.problems]
+    swept = ["--slowdown much", "--name a b", "--search aecs", "--constant alpha=1", "engine[0].technique.name"]
+    assert told == [*swept, "model.source", "--space engine.cores=1", "--space device.x"]
+
+
+def test_a_key_that_the_engine_has_not_is_told_beside_what_else_is_wrong() -> None:
+    found = joulebench("tune", "--name", "a b", "--space", "engine.nope=[1,2]", "--space", "engine.threads=[1,2]")
+    assert ["--name a b" in found.problems[0], "nope" in found.problems[1], len(found.problems)] == [True, True, 2]
 
 
 def test_a_plan_that_is_wrong_is_told_whole_and_once_and_not_once_a_candidate(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,18 +13,16 @@ from typing import Any, cast
 
 from devices.base import DeviceError
 from devices.conditions import host_environment
-from harness.external.catalog import EXTERNAL
 from harness.matrix import CellPlan
-from harness.plan import Plan, PlanError, draft_plan, read_toml
+from harness.plan import Plan, PlanError, draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts, data_root
 from harness.runner import DeviceNotReadyError, Progress
-from harness.sweep import PathError, set_value
-from harness.tuning.aecs import AECS, PRESETS, AecsParameters
+from harness.tuning.asked_plan import Asked, CheckedPlan, checked_plan
 from harness.tuning.checking import CHECK_FOLDER, CHECK_REPORT, NoPairsError, check_plan, run_check
-from harness.tuning.cores import TREE, WHOLE, check_search, choosable, core_candidates, core_searches
+from harness.tuning.cores import WHOLE, choosable, core_candidates, core_searches
 from harness.tuning.engine_marks import engine_mark
-from harness.tuning.presets import check_clocks, parameters_of, told
+from harness.tuning.presets import check_clocks, told
 from harness.tuning.probing import Search, SessionBrokenOffError
 from harness.tuning.profile import (
     CandidateEvidence,
@@ -37,51 +34,19 @@ from harness.tuning.profile import (
     find_profile,
     fingerprint,
     kept_path,
-    read_profile,
     why_expired,
     write_profile,
 )
 from harness.tuning.race import Estimate, Objective, RaceResult, Rules, measured_j, race
 from harness.tuning.session import PhaseFound, SessionFound, TuneOptions, device_lock, run_session
-from harness.tuning.space import Space, core_space, one_arm, quick_plan, swept_space, with_axes, with_selections
-from harness.tuning.suggested import SMALL_SPACE, SUGGESTED, check_optuna, suggested_race
+from harness.tuning.space import Space, core_space, swept_space, with_selections
+from harness.tuning.suggested import suggested_race
 from harness.tuning.tuned_plans import HOST, fingerprint_of_plan, is_phone, seen_open
 from results.records import Phase
 
 ALL, APART = cast("tuple[Phase, ...]", ("all",)), cast("tuple[Phase, ...]", ("prefill", "decode"))
-NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
-"""A profile's name stands in plans, in a shell and in a file's name."""
-MOST_NAME = 64
 LASTING = ("device", "machine", "cpu model", "model")
 """What a check cannot renew: another device or model needs a search of its own."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The options of `joulebench tune`."""
-
-    plan_path: Path | None
-    device: str
-    engine: str
-    model: str
-    prompt_tokens: int
-    decode_tokens: int
-    requests: int
-    space: tuple[str, ...]
-    objective: str
-    slowdown: float
-    search: str | None
-    constants: tuple[str, ...]
-    exhaustive: bool
-    accuracy_floor: float | None
-    weights_limit_bytes: int | None
-    most_probes: int
-    n_pairs: int
-    seed: int
-    name: str | None
-    out: Path | None
-    settings: tuple[str, ...]
-    resume: bool
 
 
 @dataclass(frozen=True)
@@ -110,43 +75,27 @@ class Session:
 
 
 @contextmanager
-def begin(asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
+def begin(asked: Asked, problems: Sequence[str], say: Callable[[str], None]) -> Iterator[Session]:
     """Reads and checks everything; nothing is written. The device is this process's alone until the context ends.
 
-    Raises `PlanError` with all problems, `DeviceNotReadyError`.
+    problems: of the options, found before. Raises `PlanError` with all problems, `DeviceNotReadyError`.
     """
-    base = _base_plan(asked)
-    with device_lock(str(base["device"][0].get("name"))):
-        yield from _begun(base, asked, say)
+    checked = checked_plan(asked, problems)
+    with device_lock(checked.device):
+        yield from _begun(checked, asked, say)
 
 
-def _begun(base: dict[str, Any], asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
+def _begun(checked: CheckedPlan, asked: Asked, say: Callable[[str], None]) -> Iterator[Session]:
     """As `begin`, of a plan that was read."""
-    is_swept = bool(asked.space) or bool(base.get("sweep"))
-    problems = one_arm(base)
-    if problems:
-        raise PlanError(problems)
-    device = base["device"][0].get("name") if isinstance(base.get("device"), list) else None
-    if is_swept and (asked.search is not None or asked.constants):
-        told_first = f"--search {asked.search}" if asked.search is not None else f"--constant {asked.constants[0][:40]}"
-        raise PlanError([f"{told_first}: is for cores, and a space of keys was given; leave one of them out"])
-    candidates = None
-    parameters = AECS
-    is_whole = is_swept
-    n_values: list[int] = []
-    if is_swept:
-        raw = with_axes(base, asked.space)
-        n_values = [len(values) for values in raw["sweep"].values()]
-        search = WHOLE if asked.exhaustive or prod(n_values) <= SMALL_SPACE else SUGGESTED
-        if search == SUGGESTED:
-            check_optuna(prod(n_values))
+    base, search, parameters = checked.base, checked.search, checked.parameters
+    is_swept = checked.swept is not None
+    candidates, is_whole = None, True
+    if checked.swept is not None:
+        raw = checked.swept
     else:
-        search = WHOLE if asked.exhaustive else asked.search or TREE
-        _check_base(base, asked.plan_path)
-        parameters = _core_parameters(asked, search)
         can = choosable(base["engine"][0])
         is_whole = not can.is_by_phase
-        candidates = core_candidates(str(device), can.key)
+        candidates = core_candidates(checked.device, can.key)
         check_clocks(candidates.clusters, parameters)
         raw = with_selections(base, {name: candidates.keys[arm] for arm, name in candidates.names.items()})
     draft = draft_plan(raw, data_root(), folder=asked.plan_path.parent if asked.plan_path else Path())
@@ -175,68 +124,14 @@ def _begun(base: dict[str, Any], asked: Asked, say: Callable[[str], None]) -> It
         searches: Mapping[Phase, Search[Any, RaceResult[Any]]]
         if candidates is None:
             space = swept_space(plan.cells)
-            searches = _swept_searches(space, n_values, options, rules)
+            searches = _swept_searches(space, checked.n_values, options, rules)
         else:
             space = core_space(plan.cells, candidates.names, candidates.keys)
             searches = core_searches(candidates, options, rules, parameters)
-        name = asked.name or _name_of(base, options.objective)
-        if NOT_IN_NAMES.search(name) or len(name) > MOST_NAME:
-            raise PlanError([f"--name {name[:80]}: letters, digits, '.', '_' and '-' alone, at most {MOST_NAME}"])
-        _refuse_name_of_another(name, base, options.objective)
-        folder = asked.out or Path("runs") / f"tune-{name}"
-        yield Session(asked, base, plan, space, options, name, folder, run_parts, searches, say)
+        folder = asked.out or Path("runs") / f"tune-{checked.name}"
+        yield Session(asked, base, plan, space, options, checked.name, folder, run_parts, searches, say)
     finally:
         run_parts.close()
-
-
-def _check_base(base: dict[str, Any], plan_path: Path | None) -> None:
-    """Raises `PlanError` with every problem of the plan as it was planned, each once: not once a candidate, and before
-    anything asks which cores the device has."""
-    draft = draft_plan(base, data_root(), folder=plan_path.parent if plan_path else Path())
-    if not draft.problems:
-        return
-    run_parts = RunParts(draft.plan.protocol)
-    try:
-        preflight(draft, run_parts)
-    finally:
-        run_parts.close()
-
-
-def _core_parameters(asked: Asked, search: str) -> AecsParameters:
-    """Raises `PlanError`."""
-    check_search(search)
-    if asked.exhaustive and asked.search not in (None, WHOLE):
-        raise PlanError([f"--exhaustive: races every selection, and --search {asked.search} does not; take one"])
-    if search in PRESETS and asked.objective != "energy":
-        raise PlanError(
-            [f"--search {search}: looks for the least energy; take --search tree for --objective {asked.objective}"]
-        )
-    return parameters_of(search, asked.slowdown, asked.constants)
-
-
-def _base_plan(asked: Asked) -> dict[str, Any]:
-    """Raises `PlanError`."""
-    if asked.plan_path is not None:
-        raw = read_toml(asked.plan_path)
-    else:
-        own = {"runs": asked.engine} if asked.engine in EXTERNAL else {"technique": {"name": asked.engine}}
-        engine = {"name": asked.engine, **own}
-        raw = quick_plan(asked.device, engine, asked.model, asked.prompt_tokens, asked.decode_tokens, asked.requests)
-    problems = []
-    for assignment in asked.settings:
-        try:
-            set_value(raw, assignment)
-        except PathError as error:
-            problems.append(f"--set {assignment[:80]}: {error}")
-    if not (isinstance(raw.get("engine"), list) and raw["engine"] and isinstance(raw["engine"][0], dict)):
-        problems.append("engine: missing; add [[engine]]")
-    if not (isinstance(raw.get("device"), list) and raw["device"] and isinstance(raw["device"][0], dict)):
-        problems.append("device: missing; add [[device]]")
-    if not isinstance(raw.get("model"), dict):
-        problems.append("model: missing; add [model]")
-    if problems:
-        raise PlanError(problems)
-    return raw
 
 
 def _swept_searches(
@@ -252,37 +147,6 @@ def _swept_searches(
             [f"{prod(values) - len(arms)} of {prod(values)} combinations make no cell of a plan; name fewer"]
         )
     return {phase: suggested_race(arms, values, rules, judge, options.seed) for phase in options.phases}
-
-
-def _name_of(base: dict[str, Any], objective: str) -> str:
-    """Of device, model and engine, and of an objective that is not energy."""
-    (engine,) = base["engine"]
-    model = str(base["model"].get("source", "model"))
-    last = model.rstrip("/").replace(":", "-").rpartition("/")[2] or "model"
-    told = [str(base["device"][0].get("name")), last, engine_mark(engine, base["model"]).engine]
-    name = "-".join(told if objective == Rules.objective else [*told, objective])
-    return NOT_IN_NAMES.sub("-", name)[:MOST_NAME].strip("-.") or "tuned"
-
-
-def _refuse_name_of_another(name: str, base: dict[str, Any], objective: str) -> None:
-    """Plans name profiles: one may only be replaced by its like. Raises `PlanError`."""
-    path = kept_path(name)
-    if not path.exists():
-        return
-    try:
-        kept = read_profile(path)
-    except TunedProfileError:
-        return  # of an older joulebench, or damaged: nothing relies on it
-    now = engine_mark(base["engine"][0], base["model"])
-    pairs = {
-        "device": (kept.fingerprint.device, base["device"][0].get("name")),
-        "model": (kept.fingerprint.model, base["model"].get("source")),
-        "engine": (kept.fingerprint.engine, now.engine),
-        "objective": (kept.objective, objective),
-    }
-    unlike = [f"{key} {then}, and here {own}" for key, (then, own) in pairs.items() if then != own]
-    if unlike:
-        raise PlanError([f"--name {name}: is kept for another ({'; '.join(unlike)}); give this one a name of its own"])
 
 
 def conclude(session: Session, found: SessionFound[Any], progress: Progress) -> TunedProfile:
@@ -364,7 +228,7 @@ def check_again(named: str, n_pairs: int, out: Path | None, progress: Any) -> tu
     profile, path = find_profile(named)
     now = fingerprint_of_plan(profile.plan, profile.engine)
     _refuse_another(profile, now)
-    raw = {**profile.plan, "protocol": {**profile.plan.get("protocol", {}), "repeats": max(2, n_pairs)}}
+    raw = {**profile.plan, "protocol": {**profile.plan.get("protocol", {}), "repeats": n_pairs}}
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     folder = out or Path("runs") / f"check-{profile.name}-{stamp}"
     if (folder / CHECK_REPORT).exists():

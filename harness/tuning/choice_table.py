@@ -106,17 +106,20 @@ def choice_records(session: SessionFound[Arm], profile: TunedProfile) -> list[di
 
 
 def choice_cells(session: SessionFound[Arm], found: PhaseFound[Arm], profile: TunedProfile) -> list[str]:
-    """Of the page's table: chosen, cores, planned cores, speed, energy, then savings of energy and of time against the
-    planned arm and against the fastest."""
+    """Of the page's table: chosen, cores, planned cores, speed, energy."""
     chosen = next(one for one in found.result.standings if one.arm == found.result.chosen)
     planned = {key: profile.plan["engine"][0].get(key) for key in ("cores", "threads")}
     counts = [n_cores(session.space.keys[found.result.chosen], found.phase), n_cores(planned, found.phase)]
-    told = {(one.against, one.quantity): one for one in savings(found, profile)}
     return [
         session.space.names[found.result.chosen],
         "–" if counts[0] is None else str(counts[0]),
         "the engine's own" if counts[1] is None else str(counts[1]),
         speed_words(chosen.speed_tokens_per_s),
         energy_words(chosen.cost) or "–",
-        *(saving_words(told.get((other, what))) for other in (PLANNED, FASTEST) for what in ("energy", "time")),
     ]
+
+
+def saved_cells(found: PhaseFound[Arm], profile: TunedProfile) -> list[str]:
+    """Of the page's table: savings of energy and of time against the planned arm, then against the fastest."""
+    told = {(one.against, one.quantity): one for one in savings(found, profile)}
+    return [saving_words(told.get((other, what))) for other in (PLANNED, FASTEST) for what in ("energy", "time")]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from harness.tuning.choice_table import choice_cells, choice_records
+from harness.tuning.choice_table import choice_cells, choice_records, saved_cells
 from harness.tuning.display import candidate_records, candidate_rows, probe_records, sentence
 from harness.tuning.probing import Arm, Probe
 from harness.tuning.profile import CheckedRatio, TunedProfile
@@ -43,6 +43,7 @@ class PhaseShown(NamedTuple):
     search_chart: str
     tree_chart: str
     choice: list[str]
+    saved: list[str]
     n_probes: int
     n_selections: int
     noise: str
@@ -70,6 +71,7 @@ def context(session: SessionFound[Arm], profile: TunedProfile) -> dict[str, Any]
     return {
         **frame(f"Tuned: {profile.name}", charts, STYLE),
         "profile": profile,
+        "disturbances": session.disturbances,
         "phases": phases,
         "settings": [f"{key} = {value_text(value)}" for key, value in profile.settings.items()],
         "check_command": f"joulebench tune --check {shlex.quote(profile.name)}",
@@ -115,6 +117,7 @@ def _phase(session: SessionFound[Arm], found: PhaseFound[Arm], profile: TunedPro
         search,
         tree,
         choice_cells(session, found, profile),
+        saved_cells(found, profile),
         found.result.n_probes,
         len(session.space.cells),
         ", ".join(noise) or "not known",
@@ -146,7 +149,9 @@ def front_chart(session: SessionFound[Arm], found: PhaseFound[Arm]) -> dict[str,
             }
         )
     base = alt.Chart(alt.InlineData(values=values))
-    x = alt.X("speed:Q", title="token/s", scale=_scale([one.speed_tokens_per_s for one in result.standings]))
+    speeds = [one.speed_tokens_per_s for one in result.standings]
+    apart = alt.Axis(tickCount=6, labelOverlap="greedy", labelSeparation=8)
+    x = alt.X("speed:Q", title="token/s", axis=apart, scale=_scale(speeds))
     y = alt.Y("energy:Q", title=f"m{found.energy_unit}", scale=_scale([one.cost for one in result.standings], 1e3))
     ink = alt.value("var(--ink-2)")
     layers = [

@@ -26,7 +26,7 @@ from harness.tuning.aecs import PRESETS
 from harness.tuning.probing import Arm, Probe, Search, SessionBrokenOffError, TrialProber, walk
 from harness.tuning.race import AllFailedError, Ask, Failed, Objective, RaceResult
 from harness.tuning.space import Space
-from results.cells import usable
+from results.cells import disturbances, usable
 from results.records import Method, Phase, Record
 from results.store import Store, StoreError
 from results.trials import Trial
@@ -105,6 +105,8 @@ class SessionFound(Generic[Arm]):
     options: TuneOptions
     phases: tuple[PhaseFound[Arm], ...]
     time_method: Literal["measured", "modelled"]
+    disturbances: tuple[str, ...]
+    """What else had the machine meanwhile, in sentences."""
 
     def cost_method(self, found: PhaseFound[Arm]) -> str | None:
         """Of the energy that candidates were judged by. None: no meter, and no heuristic."""
@@ -167,9 +169,10 @@ def run_session(
             raise SessionBrokenOffError(error.words(space.names)) from error
         except ValueError as error:
             raise SessionBrokenOffError(str(error)) from error
+        disturbed = tuple(disturbances(store.data()))
     found = tuple(PhaseFound(phase, results[phase], tuple(probes[phase])) for phase in options.phases)
     modelled = all(cell_plan.is_modelled for cell_plan in plan.cells)
-    return SessionFound(space, options, found, "modelled" if modelled else "measured")
+    return SessionFound(space, options, found, "modelled" if modelled else "measured", disturbed)
 
 
 def _check_options(store: Store, options: TuneOptions) -> None:

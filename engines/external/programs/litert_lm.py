@@ -27,6 +27,7 @@ from engines.external.programs.program import (
     positive,
     said_last,
     same,
+    threads_not_told,
 )
 from results.records import Record
 
@@ -71,7 +72,8 @@ class LiteRtLm:
         prefill = Stretch(0, prefill_s + first_step_s, rest_s, is_derived=True)
         decode = Stretch(0, rest_s, is_derived=True) if lengths.n_new > 1 else None
         remark = "the first token is derived: prefill and one mean decode step, which counts as prefill"
-        return Figures(prefill, decode, "derived", None, (remark,))
+        threads = threads_not_told(NAME, self._setting.n_threads)
+        return Figures(prefill, decode, "derived", None, (remark, threads))
 
 
 def _turn(output: ProgramOutput, phase: str, n_asked: int) -> float:

@@ -26,6 +26,7 @@ from engines.external.programs.program import (
     one_setting,
     positive,
     said_last,
+    threads_not_told,
 )
 from results.records import Record
 
@@ -74,7 +75,8 @@ class Mllm:
         decode_s = lengths.n_new / _last(output, "Decode Speed", "tokens/s") if lengths.n_new > 1 else 0.0
         decode = Stretch(0, decode_s, is_derived=True) if lengths.n_new > 1 else None
         remark = "decode time follows from its speed, which counts the first token too"
-        return Figures(Stretch(0, first_token_s, decode_s), decode, "measured", None, (remark,))
+        threads = threads_not_told(NAME, self._setting.n_threads)
+        return Figures(Stretch(0, first_token_s, decode_s), decode, "measured", None, (remark, threads))
 
 
 def _check_lengths(output: ProgramOutput, lengths: Lengths) -> None:

@@ -191,5 +191,10 @@ def same(found: object, asked: int, what: str) -> None:
         raise ProgramError(f"{what}: {asked} asked, {printable(repr(found), SAID_CHARACTERS)} done")
 
 
+def threads_not_told(program: str, n_asked: int) -> str:
+    """A remark: what the table calls the number of threads is what was asked, and nothing says that it was kept."""
+    return f"{program}: threads: {n_asked} asked; it does not tell how many computed"
+
+
 def _line_at(text: str, at: int) -> str:
     return text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0].strip()

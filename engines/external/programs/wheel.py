@@ -29,6 +29,7 @@ from engines.external.programs.program import (
     positive,
     said_last,
     same,
+    threads_not_told,
 )
 
 SAID = "JOULEBENCH "
@@ -112,7 +113,7 @@ class WheelProgram:
             same(told.get("threads"), n_threads, f"{self.kind.script}: threads")
             return self.kind.figures(self.kind.script, lengths, told)
         figures = self.kind.figures(self.kind.script, lengths, told)
-        remark = f"{self.kind.name}: threads: {n_threads} asked; its wheel does not tell how many computed"
+        remark = threads_not_told(f"{self.kind.name} by its wheel", n_threads)
         return replace(figures, remarks=(*figures.remarks, remark))
 
 
