@@ -57,6 +57,9 @@ const char* joulebench_instruction_set() {
 // See Pool::choose.
 int32_t joulebench_choose(int32_t n_threads, int32_t* ids, int32_t n_ids) { return pool().choose(n_threads, ids, n_ids); }
 
+// See Pool::spin.
+void joulebench_spin(int64_t spin_us) { pool().spin(spin_us); }
+
 // out[T, rows] = x[T, columns] m^T + bias; bias may be null.
 void joulebench_linear(const Matrix* m, const float* x, int64_t n_tokens, const float* bias, float* out,
                        int32_t n_threads) {

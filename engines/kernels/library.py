@@ -166,6 +166,7 @@ def _functions() -> dict[str, tuple[Any, list[Any]]]:
     return {
         "instruction_set": (ctypes.c_char_p, []),
         "choose": (i32, [i32, pointer, i32]),
+        "spin": (None, [i64]),
         "linear": (None, [pointer, pointer, i64, pointer, pointer, i32]),
         "experts": (None, [pointer, i64, *(pointer,) * 5, i64, pointer, i64, i64, i32]),
         "rms_norm": (None, [pointer, i64, i64, pointer, f32, pointer, i32]),

@@ -43,6 +43,8 @@ struct Bf16 {
     return (fN)((uN)_mm512_maskz_cvtepu16_epi32(kAll, _mm256_loadu_si256((const __m256i*)p)) << 16);
 #elif defined(JOULEBENCH_AVX2)  // GCC 12 converts a vector of shorts in two halves
     return (f8)((u8x32)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)) << 16);
+#elif defined(JOULEBENCH_NEON)
+    return (f8)(widened(vld1q_u16(p)) << 16);
 #else
     return (f8)(__builtin_convertvector(load<h8>(p), u8x32) << 16);
 #endif
@@ -54,14 +56,19 @@ struct Bf16 {
 };
 
 struct Fp16 {
-  typedef _Float16 element;
+  typedef half element;
   static fN widen(const element* p) {
 #if defined(JOULEBENCH_AVX512)
     return (fN)_mm512_maskz_cvtph_ps(kAll, _mm256_loadu_si256((const __m256i*)p));
 #elif defined(JOULEBENCH_AVX2)  // GCC 12 converts a vector of halves one by one
     return (f8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(JOULEBENCH_NEON)
+    const float16x8_t halves = vld1q_f16(p);
+    return both(vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves));
 #else
-    return __builtin_convertvector(load<half8>(p), f8);
+    f8 floats;
+    for (int i = 0; i < 8; i++) floats[i] = float(p[i]);
+    return floats;
 #endif
   }
   static float widen_one(element e) { return float(e); }
@@ -74,6 +81,8 @@ struct Int8 {
     return __builtin_convertvector((wN)_mm512_maskz_cvtepi8_epi32(kAll, _mm_loadu_si128((const __m128i*)p)), fN);
 #elif defined(JOULEBENCH_AVX2)  // GCC 12 converts a vector of bytes one by one
     return __builtin_convertvector((w8)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), f8);
+#elif defined(JOULEBENCH_NEON)
+    return __builtin_convertvector(widened(vmovl_s8(vld1_s8(p))), f8);
 #else
     return __builtin_convertvector(__builtin_convertvector(load<b8>(p), w8), f8);
 #endif
@@ -90,6 +99,8 @@ struct Fp8 {
     const uN bits = (uN)_mm512_maskz_cvtepu8_epi32(kAll, _mm_loadu_si128((const __m128i*)p));
 #elif defined(JOULEBENCH_AVX2)
     const uN bits = (uN)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#elif defined(JOULEBENCH_NEON)
+    const uN bits = widened(vmovl_u8(vld1_u8(p)));
 #else
     const uN bits = __builtin_convertvector(load<ub8>(p), u8x32);
 #endif

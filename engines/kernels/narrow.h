@@ -58,6 +58,8 @@ struct RaisedFp8 {
     const wN bits = (wN)_mm512_maskz_cvtepi8_epi32(kAll, _mm_loadu_si128((const __m128i*)p));
 #elif defined(JOULEBENCH_AVX2)
     const wN bits = (wN)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#elif defined(JOULEBENCH_NEON)
+    const wN bits = widened(vmovl_s8(vld1_s8(p)));
 #else
     const wN bits = __builtin_convertvector(load<b8>(p), w8);
 #endif
@@ -176,7 +178,7 @@ inline void dot_rows(const Matrix& m, int64_t row, int64_t step, const float* x,
   switch (m.format) {
     case kFp32: return dot_in_order<Fp32, R, T>((const float*)m.values + first, step, m.columns, x, out);
     case kBf16: return dot_in_order<Bf16, R, T>((const uint16_t*)m.values + first, step, m.columns, x, out);
-    case kFp16: return dot_in_order<Fp16, R, T>((const _Float16*)m.values + first, step, m.columns, x, out);
+    case kFp16: return dot_in_order<Fp16, R, T>((const half*)m.values + first, step, m.columns, x, out);
     case kInt8: dot_in_order<Int8, R, T>((const int8_t*)m.values + first, step, m.columns, x, out); break;
     case kFp8: dot_in_order<RaisedFp8, R, T>((const int8_t*)m.values + first, step, m.columns, x, out); break;
     case kInt4: return dot_int4<R, T>(m, row, step, x, out);

@@ -51,8 +51,11 @@ class Pool {
     }
     while (take_one()) {
     }
-    while (done_.load(std::memory_order_acquire) < n_chunks) relax();
+    wait_for(n_chunks);
   }
+
+  // How long a worker looks for the next job before it sleeps.
+  void spin(int64_t spin_us) { spin_us_.store(spin_us, std::memory_order_relaxed); }
 
   // Chooses the workers of the jobs to come, n_threads - 1 of them, and parks the others: those sleep, and no job wakes
   // them. Writes the system's ids of up to n_ids workers, the chosen ones first, and returns how many workers there are.
@@ -68,7 +71,10 @@ class Pool {
 
  private:
   static constexpr int64_t kMaxChunks = 1 << 16;
-  static constexpr auto kSpin = std::chrono::microseconds(1000);  // longer than what lies between two tokens
+  static constexpr int64_t kSpinUs = 1000;  // longer than what lies between two tokens
+  // So long the caller looks for the last chunks of others; a chunk takes a few microseconds where tokens are decoded. Then
+  // it sleeps: a worker that the system took off its core with a chunk in hand may go on where the caller was.
+  static constexpr auto kWait = std::chrono::microseconds(200);
 
   // A ticket word is generation, number of chunks, next chunk. Whoever moves `next` on owns that chunk, and until it is
   // done the job cannot end: body_ and context_ are then those of this generation.
@@ -80,8 +86,24 @@ class Pool {
       if (!has_chunk(word)) return false;
     } while (!tickets_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel));
     body_(context_, int64_t(word & 0xFFFF));
-    done_.fetch_add(1, std::memory_order_acq_rel);
+    if (done_.fetch_add(1, std::memory_order_seq_cst) + 1 == int64_t(word >> 16 & 0xFFFF) &&
+        caller_sleeps_.load(std::memory_order_seq_cst)) {
+      std::lock_guard<std::mutex> lock(sleeping_);
+      finished_.notify_one();
+    }
     return true;
+  }
+
+  void wait_for(int64_t n_chunks) {
+    const auto until = std::chrono::steady_clock::now() + kWait;
+    while (done_.load(std::memory_order_acquire) < n_chunks) {
+      for (int i = 0; i < 32 && done_.load(std::memory_order_acquire) < n_chunks; i++) relax();
+      if (std::chrono::steady_clock::now() < until) continue;
+      std::unique_lock<std::mutex> lock(sleeping_);
+      caller_sleeps_.store(true, std::memory_order_seq_cst);
+      finished_.wait(lock, [&] { return done_.load(std::memory_order_seq_cst) >= n_chunks; });
+      caller_sleeps_.store(false, std::memory_order_relaxed);
+    }
   }
 
   // `running_` is held: no job is under way whose workers these are.
@@ -104,7 +126,8 @@ class Pool {
   void work(int number, std::atomic<int32_t>* id) {
     id->store(thread_id(), std::memory_order_release);
     for (;;) {
-      const auto until = std::chrono::steady_clock::now() + kSpin;
+      const auto spin = std::chrono::microseconds(spin_us_.load(std::memory_order_relaxed));
+      const auto until = std::chrono::steady_clock::now() + spin;
       while (is_chosen(number) && !is_called(number) && std::chrono::steady_clock::now() < until)
         for (int i = 0; i < 32; i++) relax();
       if (!is_called(number)) {
@@ -124,10 +147,12 @@ class Pool {
   }
 
   std::mutex running_, sleeping_;
-  std::condition_variable wake_, parked_;
+  std::condition_variable wake_, parked_, finished_;
   std::deque<std::atomic<int32_t>> ids_;  // of the workers; 0 until one runs
   std::atomic<uint64_t> tickets_{0};
   std::atomic<int64_t> done_{0};
+  std::atomic<int64_t> spin_us_{kSpinUs};
+  std::atomic<bool> caller_sleeps_{false};
   std::atomic<int> n_asleep_{0}, n_chosen_{0};
   uint64_t generation_ = 0;
   int n_workers_ = 0;

@@ -16,11 +16,18 @@
 #endif
 #endif
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#define JOULEBENCH_NEON
+typedef __fp16 half;  // C++ of GCC 12 knows _Float16 on x86 alone
+#else
+typedef _Float16 half;
+#endif
+
 typedef float f8 __attribute__((vector_size(32)));
 typedef int32_t w8 __attribute__((vector_size(32)));
 typedef uint32_t u8x32 __attribute__((vector_size(32)));
 typedef uint16_t h8 __attribute__((vector_size(16)));
-typedef _Float16 half8 __attribute__((vector_size(16)));
 typedef int8_t b8 __attribute__((vector_size(8)));
 typedef uint8_t ub8 __attribute__((vector_size(8)));
 
@@ -44,6 +51,20 @@ inline V load(const void* from) {
   std::memcpy(&value, from, sizeof value);
   return value;
 }
+
+#ifdef JOULEBENCH_NEON
+inline f8 both(float32x4_t low, float32x4_t high) {
+  return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+}
+
+inline w8 widened(int16x8_t v) {
+  return __builtin_shufflevector(vmovl_s16(vget_low_s16(v)), vmovl_s16(vget_high_s16(v)), 0, 1, 2, 3, 4, 5, 6, 7);
+}
+
+inline u8x32 widened(uint16x8_t v) {
+  return __builtin_shufflevector(vmovl_u16(vget_low_u16(v)), vmovl_u16(vget_high_u16(v)), 0, 1, 2, 3, 4, 5, 6, 7);
+}
+#endif
 
 inline float sum(f8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 
