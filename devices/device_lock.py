@@ -32,6 +32,10 @@ class BusyError(Exception):
         self.holder = holder
 
 
+class DeviceBusyError(DeviceError):
+    """Another process has the device."""
+
+
 def lock_file(path: Path) -> int:
     """The descriptor of a file that this process alone has from now on. Raises `BusyError`, `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +63,7 @@ class DeviceLock:
         self._taken = False
 
     def take(self) -> None:
-        """Raises `DeviceError` where another process has the device."""
+        """Raises `DeviceBusyError` where another process has the device, `DeviceError` where no lock can be made."""
         if self._taken:
             return
         descriptor, n = self._held.get(self._path, (-1, 0))
@@ -75,7 +79,7 @@ class DeviceLock:
         try:
             return lock_file(self._path)
         except BusyError as error:
-            raise DeviceError(
+            raise DeviceBusyError(
                 f"{self._device} is used by {error.holder}; two that drive one device ruin each other's"
                 " figures: wait for it, or end it"
             ) from error

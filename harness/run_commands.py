@@ -80,6 +80,9 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     allow_code: AllowCode = False,
     max_cells: MaxCells = MAX_CELLS,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="While another run measures this machine, wait for it to end.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a plan: measure every cell, then write tables and report."""
@@ -99,7 +102,7 @@ def run(
                 _print_dry_run(plan, run_parts, console, as_json)
                 return
             directory = out or Path("runs") / plan.name
-            outcome = _run(plan, run_parts, directory, resume, console)
+            outcome = _run(plan, run_parts, directory, resume, wait, console)
         show_run(directory, directory, console, as_json)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, kept_in(directory))
@@ -279,13 +282,29 @@ def prepared(
         yield plan, run_parts
 
 
-def _run(plan: Plan, run_parts: RunParts, directory: Path, resume: bool, console: Console) -> RunOutcome:
+def _run(plan: Plan, run_parts: RunParts, directory: Path, resume: bool, wait: bool, console: Console) -> RunOutcome:
+    from devices.device_lock import DeviceBusyError
+    from harness.host_lock import host_lock
+
+    def told(busy: str) -> None:
+        console.print(f"{busy}; waiting", markup=False, highlight=False, soft_wrap=True)
+
+    for note in notes_on(plan):
+        console.print(note, markup=False, highlight=False)
+    devices = (cell.cell.device for cell in plan.cells)
+    with contextlib.ExitStack() as closing:
+        try:
+            closing.enter_context(host_lock(devices, told if wait else None))
+        except DeviceBusyError as error:
+            fail(f"{error}, or start with --wait", EXIT_DEVICE_NOT_READY)
+        return _measured(plan, run_parts, directory, resume, console)
+
+
+def _measured(plan: Plan, run_parts: RunParts, directory: Path, resume: bool, console: Console) -> RunOutcome:
     from harness.progress import LiveProgress, PlainProgress
     from harness.runner import DeviceNotReadyError, Runner, open_run
     from results.store import StoreError
 
-    for note in notes_on(plan):
-        console.print(note, markup=False, highlight=False)
     try:
         with LiveProgress(console) if console.is_terminal else PlainProgress(console) as progress:
             run_parts.on_wait = progress.waiting
@@ -335,11 +354,11 @@ def show_run(
     from results.report.html import write_html
     from results.report.standings import NoArmError, standings_table
     from results.run_frames import RunFrames
-    from results.store import Store, StoreError
+    from results.store import PACKED_FROM, Store, StoreError, no_collection
 
     try:
-        with Store.view(directory) as store:
-            run = store.data()
+        with Store.view(directory) as store, no_collection():
+            run = store.data(None if rederive else PACKED_FROM)
             again = rederived_run(run, given_sheets(run, sheets)) if rederive else None
             derived = RunFrames(
                 as_it_ran(run) if again is None else again.run, baseline, tuple(dict.fromkeys(overlap_k or MOST_CHOSEN))

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from results.counters import COUNTERS
 from results.intervals import covered_s, joined, outside
+from results.packed import column_of
 from results.records import PHASES, Completion, EnergyReading, Method, Phase
 from results.trials import Trial
 
@@ -120,7 +121,7 @@ def time_method(clock: Method, completions: Sequence[Completion], phase: Phase, 
     """How the seconds of a phase came to be, or those until the first token. clock: of the trial."""
     parts: dict[Phase, set[str]] = {"prefill": {"prefill"}, "decode": {"decode"}, "all": {"prefill", "decode"}}
     asked = parts[phase] | ({"first token"} if of_first_token else set())
-    return "derived" if any(asked & {*c.derived} for c in completions) else clock
+    return "derived" if any(asked & {*derived} for derived in column_of(completions, "derived")) else clock
 
 
 def time_words(whole: str, first_token: str) -> str:

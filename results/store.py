@@ -40,6 +40,7 @@ from results.database import (
     transaction,
 )
 from results.expert_heat import ExpertHeat
+from results.packed import Shared, packed
 from results.records import Cell, PowerTrace, Sample
 from results.run_folders import check_free_space, check_is_folder
 from results.runs import RunData, RunInfo
@@ -52,6 +53,9 @@ __all__ = ["DATABASE", "Store", "StoreError", "check_holds_run"]
 _OWN_NAMES: Final = {DATABASE, *(f"{DATABASE}-{s}" for s in ("journal", "wal", "shm")), "run.lock", "traces"}
 """The journal exists only for the moment before the database is in WAL mode; a kill may leave it."""
 NO_TRACE_FILE: Final = ""
+
+PACKED_FROM = 10_000
+"""Trials of a run from which a report holds them packed."""
 
 log = logging.getLogger(__name__)
 
@@ -271,10 +275,20 @@ class Store:
                 raise StoreError(f"{self.directory}: the run was never started; remove the folder and run again")
             return RunInfo.model_validate_json(row["record"])
 
-    def trials(self) -> tuple[Trial, ...]:
-        """In the order in which they were finished."""
-        with self._read("trial", "finished_order") as found, _no_collection():
-            return tuple(without_fields_set(Trial.model_validate_json(row["record"])) for row in found)
+    def trials(self, is_packed: bool = False) -> tuple[Trial, ...]:
+        """In the order in which they were finished. is_packed: in less memory, and slower to look at."""
+        with self._read("trial", "finished_order") as found, no_collection():
+            read = (without_fields_set(Trial.model_validate_json(row["record"])) for row in found)
+            if not is_packed:
+                return tuple(read)
+            shared: Shared = {}
+            return tuple(packed(trial, shared) for trial in read)
+
+    @property
+    def n_trials(self) -> int:
+        with damage_told(self.directory / DATABASE):
+            (n,) = self._connection.execute("SELECT count(*) FROM trial").fetchone()
+            return int(n)
 
     def samples(self) -> dict[tuple[str, str], tuple[Sample, ...]]:
         """By workload and model. Empty for runs from before they were kept."""
@@ -285,10 +299,11 @@ class Store:
                 own.append(Sample.model_validate_json(row["record"]))
         return {key: tuple(own) for key, own in samples.items()}
 
-    def data(self) -> RunData:
+    def data(self, packed_from: int | None = None) -> RunData:
+        """packed_from: with so many trials or more they are held packed, for those who only read them."""
         with self._read("cell", "position") as found:
             cells = tuple(Cell.model_validate_json(row["record"]) for row in found)
-        trials = self.trials()
+        trials = self.trials(packed_from is not None and self.n_trials >= packed_from)
         strays = {t.cell_id for t in trials} - {c.cell_id for c in cells}
         if strays:
             raise StoreError(damaged(self.directory / DATABASE, f"trials of a cell that is not there: {min(strays)}"))
@@ -309,8 +324,7 @@ class Store:
         return self._read_traces(trial_id, part, self.trace_digests())
 
     def _read_traces(self, trial_id: str, part: str, kept: Mapping[str, str | None]) -> tuple[PowerTrace, ...]:
-        path = self._trace_path(trial_id)
-        return read_traces(path, part, kept[trial_id]) if trial_id in kept else ()
+        return read_traces(self._trace_path(trial_id), part, kept[trial_id]) if trial_id in kept else ()
 
     def trace_digests(self) -> dict[str, str | None]:
         """Of the trace file of each trial that has one; None where it is there and its digest was not kept."""
@@ -348,7 +362,7 @@ class Store:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Records hold no cycles, and looking for them among a million takes longer than reading these.
 
     They stay for long: no later collection looks through them either.

@@ -405,13 +405,16 @@ def _wide_accuracy(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def frame_of(
-    rows: Iterable[dict[str, Any]],
+    rows: Iterable[dict[str, Any] | tuple[Any, ...]],
     columns: Sequence[str],
     text: Sequence[str],
     numbers: Sequence[str],
     counts: Sequence[str],
 ) -> pd.DataFrame:
-    """A frame in which missing text is None and a missing number NaN, whatever else is in the column."""
+    """A frame in which missing text is None and a missing number NaN, whatever else is in the column.
+
+    rows: by column, or in the order of the columns.
+    """
     frame = pd.DataFrame(list(rows), columns=list(columns))
     for column in text:
         frame[column] = frame[column].astype(object).where(frame[column].notna(), None)

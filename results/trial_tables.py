@@ -49,12 +49,14 @@ def trials(run: RunData, operations: pd.DataFrame | None = None) -> pd.DataFrame
     operations = operations_table(run) if operations is None else operations
     windows = dict(zip(operations["cell"], operations["trial"], strict=True))
     shares = {trial_id: outside_share(operations, [cell]) for cell, trial_id in windows.items()}
-    rows = [
+    told = (
         identities[trial.cell_id]
         | _trial_cells(trial)
         | {"outside_fit_share": shares.get(trial.trial_id), "derived": _derived(run, trial)}
         for trial in _in_order(run)
-    ]
+    )
+    # A tuple takes a fifth of a dict, and all trials stand in this table.
+    rows = (tuple(row[column] for column in _TRIAL_COLUMNS) for row in told)
     text = ("marks", "failure", "cpu_cycles_remark", "requests_sha256", "road", "derived", "derived_by")
     counts = ("repeat", "attempts", "requests", "contention_repeats", "cpu_cycles")
     return frame_of(rows, _TRIAL_COLUMNS, text, ("foreign_cpu_share", "outside_fit_share"), counts)

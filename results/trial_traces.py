@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from results.packed import column_of
 from results.records import PowerTrace
 from results.runs import RunData
 from results.trace_files import TraceFileError
@@ -23,7 +24,7 @@ class TrialTraces(NamedTuple):
 
 def traces_of(run: RunData, trial: Trial) -> TrialTraces:
     """What a trial's meters read in its window; joules that were derived when it ran stand without it."""
-    meter = next((r.meter for r in trial.energy), None)
+    meter = next(iter(column_of(trial.energy, "meter")), None)
     if meter is None:
         return TrialTraces(None)
     try:

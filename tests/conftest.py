@@ -55,6 +55,14 @@ class FinishedRun(NamedTuple):
     process: Finished
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept between runs, and the lock of this machine: not the user's, nor that of another test worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Two arms on the host and two on a modelled device, with a scored and an unscored workload."""

@@ -17,7 +17,7 @@ from harness.fleet.messages import Answer, Description, MessageError, PlanSent, 
 from harness.fleet.state import read_state
 from results.store import Store
 from tests.command import EXECUTABLE, environment, joulebench
-from tests.plans import FAST, HOST, M2_ULTRA, Raw, two_device_plan, write_plan
+from tests.plans import FAST, HOST, M2_ULTRA, Raw, raw_plan, two_device_plan, write_plan
 from tests.run_builders import power_trace, trial
 
 pytestmark = pytest.mark.waits
@@ -49,6 +49,16 @@ def workers(address: str, log: Path, *devices: str) -> Iterator[subprocess.Popen
 
 def small_plan() -> Raw:
     return two_device_plan() | {"device": [HOST, M2_ULTRA], "protocol": FAST | {"repeats": 2}}
+
+
+def test_a_fleet_takes_no_plan_of_endurance(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path / "plan.toml", raw_plan(protocol=FAST | {"stop": {"minutes": 1}}))
+    done = joulebench("fleet", "start", str(plan), "--out", str(tmp_path / "run"), "--listen", free_address())
+    assert done.code == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: protocol.stop.minutes: rounds of endurance follow each other, and a fleet deals out")
+    assert line.endswith("`joulebench run` takes this plan")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_fleet_gives_the_trials_of_a_run_and_goes_on_with_it(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class Members:
             if n == 0:
                 self.forget(member.device, None)
             elif n > 1:
-                self.forget(member.device, f"{n} workers offer it; end all but one")
+                self.forget(member.device, f"{n} workers offer it; {_one_of_them(member.device)}")
                 member.state = "offered twice"
             elif member.state in ("absent", "offered twice") or (member.state == "refused" and now_s >= member.again_s):
                 asked.append(member)
@@ -112,6 +112,12 @@ class Members:
     def inputs(self) -> tuple[Input, ...]:
         """Of all that was described: files once, settings of each worker."""
         return tuple(Input(name=name, value=value) for name, value in self._inputs.items())
+
+
+def _one_of_them(device: str) -> str:
+    if device == "host":
+        return "a plan knows one computer as host: end all but one, and on the others `joulebench run` the plan"
+    return "end all but one"
 
 
 def _named(device: str, inputs: Iterable[Input]) -> list[Input]:

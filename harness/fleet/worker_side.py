@@ -8,7 +8,7 @@ import platform
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,7 +87,9 @@ class OwnRun:
 
     def __init__(self, sent: PlanSent, device: str) -> None:
         """Raises `RefusedError`."""
+        from devices.device_lock import DeviceBusyError
         from engines.errors import EngineError
+        from harness.host_lock import host_lock
         from harness.plan import PlanError, draft_plan
         from harness.preflight import preflight
         from harness.run_parts import RunParts
@@ -115,6 +117,12 @@ class OwnRun:
                     f" ({sent.plan_hash}); give both the same models, data and profiles",
                 )
             )
+        self._locked = ExitStack()
+        try:
+            self._locked.enter_context(host_lock([device]))
+        except DeviceBusyError as error:
+            self._parts.close()
+            raise RefusedError((str(error),)) from error
         self._plan: Plan = replace(whole, cells=tuple(c for c in whole.cells if c.device.name == device))
         self._cells: dict[str, CellPlan] = {c.cell.cell_id: c for c in self._plan.cells}
         self._attempts: Attempts | None = None
@@ -185,6 +193,7 @@ class OwnRun:
 
     def close(self) -> None:
         self._parts.close()
+        self._locked.close()
 
 
 class _Told:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from results.cells import trials_of, usable
 from results.cumulative import UnresolvedError
+from results.packed import column_of
 from results.records import Cell, Completion, PowerTrace
 from results.report.arms import Arm
 from results.report.charts import EnergyBar, energy_chart, power_chart, shown_part
@@ -111,7 +112,7 @@ def _example_trial(
 ) -> tuple[Cell, Trial, list[PowerTrace]] | None:
     for cell in cells:
         for trial in usable(trials[cell.cell_id]):
-            if not trial.energy or not any(c.token_times_s for c in trial.completions):
+            if not trial.energy or not any(column_of(trial.completions, "token_times_s")):
                 continue
             traces = [t for t in traces_of(run, trial).traces if t.method != "relative gauge" and len(t.times_s) >= 2]
             if traces:

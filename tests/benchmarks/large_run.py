@@ -23,7 +23,7 @@ from results.report.html import write_html
 from results.run_frames import RunFrames
 from results.runs import RunInfo
 from results.sealed_rows import insert
-from results.store import NO_TRACE_FILE, Store
+from results.store import NO_TRACE_FILE, PACKED_FROM, Store, no_collection
 from results.trials import Trial
 from tests.run_builders import ENVIRONMENT, cell
 
@@ -126,8 +126,8 @@ def cost_of_a_report(folder: Path) -> Cost:
 
 def _report(folder: Path) -> Cost:
     """As the command line does it."""
-    with Store.view(folder) as store:
-        derived = RunFrames(store.data())
+    with Store.view(folder) as store, no_collection():
+        derived = RunFrames(store.data(PACKED_FROM))
         files = write_csv(derived.run, folder, derived)
         write_html(derived.run, folder / "report.html", derived)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
