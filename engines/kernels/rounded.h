@@ -61,9 +61,11 @@ inline wN add_word_products(wN start, wN u, wN s) { return add_products(start, (
 // What is added to signed weights so that they are unsigned; sums start with what that is too much. Without VNNI weights
 // give their signs to the input instead, for larger ones would not fit 16 bits.
 #if defined(JOULEBENCH_VNNI)
+constexpr bool kMultipliesBytes = true;
 constexpr int kRaisedBy = 128;
 inline wN add_signed_products(wN start, bN weight, bN x) { return add_products(start, (ubN)weight ^ 0x80, x); }
 #else
+constexpr bool kMultipliesBytes = false;  // no faster than floats
 constexpr int kRaisedBy = 0;
 inline wN add_signed_products(wN start, bN weight, bN x) {
 #if defined(JOULEBENCH_AVX512)

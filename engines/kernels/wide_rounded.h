@@ -12,11 +12,7 @@ constexpr int64_t kRoundedFloats = 10;  // of a lane, for 32 columns
 
 // Narrower ones stay floats: their bytes, and what belongs to them, would need more room than they have.
 inline bool is_by_bytes(const Matrix& m) {
-#if defined(JOULEBENCH_VNNI)
-  return m.arithmetic == kByInt8 && m.columns >= kRoundedColumns;
-#else
-  return false;
-#endif
+  return kMultipliesBytes && m.arithmetic == kByInt8 && m.columns >= kRoundedColumns;
 }
 
 // Columns of one register of lanes, `lanes` floats apart from each other.
