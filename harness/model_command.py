@@ -30,7 +30,7 @@ Weights = Literal["fp32", "bf16", "fp16", "int8", "int4-g32", "int4-g64", "int4-
 
 def fit(
     out: Annotated[Path, typer.Option(metavar="SHEET.toml", help="The sheet; its points go to SHEET.csv.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds: under a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds: about a minute.")] = False,
     weights: Annotated[Weights, typer.Option(help="Form of the weights; each form needs its own sheet.")] = "fp32",
     threads: Annotated[
         int | None, typer.Option(min=1, max=4096, help="CPU threads; default: one for each CPU that may be used.")
