@@ -10,6 +10,7 @@ from engines.model.tokenizer import Tokenizer
 from results.copies import DecodeStep
 from results.environments import Road
 from results.expert_heat import ExpertHeat
+from results.graph_placement import GraphPlacement
 from results.records import ActiveWeights, Completion, EngineCounters, Request
 
 if TYPE_CHECKING:
@@ -158,6 +159,15 @@ class TellsRoad(Protocol):
 
     def take_road(self) -> Road | None:
         """Of the requests answered since the last call; None where nothing was computed."""
+        ...
+
+
+@runtime_checkable
+class TellsPlacement(Protocol):
+    """An engine whose graphs another library places on units of the machine."""
+
+    def take_placement(self) -> tuple[GraphPlacement, ...]:
+        """Of the graphs that ran since the last call. It may take as long as loading them: never in a window."""
         ...
 
 

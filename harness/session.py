@@ -38,6 +38,7 @@ from engines.base import (
     TellsActiveWeights,
     TellsHeat,
     TellsMarks,
+    TellsPlacement,
     TellsRemarks,
     TellsRoad,
     TellsSteps,
@@ -52,6 +53,7 @@ from results.cpu_time import CpuSeconds, foreign_share
 from results.derivation import PricedBy, derived_by, energies_of, remarks_on
 from results.environments import Conditions, Road
 from results.expert_heat import ExpertHeat
+from results.graph_placement import GraphPlacement, placement_marks
 from results.records import Completion, PowerTrace, Request, Score
 from results.requests import requests_sha256
 from results.roads import lost_cores
@@ -152,6 +154,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
     _road(arm.engine)
     _heat(arm.engine)
     _steps(arm.engine)
+    _placement(arm.engine)
     _remarks(arm.engine)
     _own_marks(arm.engine)
     # The window's first request may gain neither from the warm-up nor from the trial before.
@@ -159,6 +162,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
     with watched(arm.device) as states:
         window = _measure(arm)
     counters, heat, road = arm.engine.take_counters(), _heat(arm.engine), _road(arm.engine)
+    placement = _placement(arm.engine)
     after, raw_after, states_after = _idle(arm, protocol.idle_s)
     lost = lost_cores(road) if road is not None else ()
     conditions = [*states_before, *states, *states_after]
@@ -191,6 +195,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
         heat=heat,
         decode_steps=_steps(arm.engine),
         road=road,
+        placement=placement,
         scores=(*scores, *arm.unmeasured.scores),
         conditions=changes(conditions),
         foreign_cpu_share=foreign_share(window.cpu_before, window.cpu_after),
@@ -218,6 +223,7 @@ def run_trial(arm: PreparedCell, protocol: TrialProtocol, repeat: int) -> tuple[
             *((CORES_NOT_KEPT,) if lost else ()),
             *((WRONG_ANSWERS,) if arm.gate_faults else ()),
             *_own_marks(arm.engine),
+            *placement_marks(placement),
         ),
     )
     return trial, traces
@@ -297,6 +303,10 @@ def _road(engine: Engine) -> Road | None:
 
 def _heat(engine: Engine) -> ExpertHeat | None:
     return engine.take_heat() if isinstance(engine, TellsHeat) else None
+
+
+def _placement(engine: Engine) -> tuple[GraphPlacement, ...]:
+    return engine.take_placement() if isinstance(engine, TellsPlacement) else ()
 
 
 def _own_marks(engine: Engine) -> tuple[str, ...]:

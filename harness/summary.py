@@ -16,7 +16,7 @@ from results.counters import COUNTERS
 from results.operations import extrapolation_notes
 from results.rederivation import derivation_notes
 from results.resources import resource_notes
-from results.roads import arithmetic_notes, road_notes
+from results.roads import arithmetic_notes, placement_notes, road_notes
 from results.same_requests import unlike_notes
 from results.trial_traces import lost_trace_notes, meter_notes
 from results.units import format_interval, format_known, format_mean, format_number, format_p, si_scale, signed
@@ -71,6 +71,7 @@ def print_summary(derived: RunFrames, console: Console) -> None:
         *arithmetic_notes(run),
         *unlike_notes(run),
         *road_notes(run),
+        *placement_notes(run),
         *disturbances(run),
     ]
     for note in [*notes, *derivation_notes(run), *lost_trace_notes(run)]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from results.graph_placement import EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD
 from results.records import NO_MODEL, Cell, Method
 from results.runs import RunData
 from results.trials import Trial
@@ -22,6 +23,14 @@ CORES_NOT_KEPT = "cores not kept"
 
 CACHE_NOT_KNOWN = "prefix cache not known"
 """The mark of a trial whose engine may have held prompts of earlier requests, and does not say so."""
+
+INTERPRETED = "computed by the interpreter"
+"""The mark of a trial whose Core ML graphs were computed in numpy on this machine: its times say nothing of a Mac."""
+
+OF_TIME_ALONE = frozenset(
+    {CONTENDED, CORES_NOT_KEPT, CACHE_NOT_KNOWN, INTERPRETED, EXPERTS_NOT_ON_ANE, PLACEMENT_NOT_TOLD}
+)
+"""Marks that keep a trial out of means of times and joules alone: its answers are no others for it."""
 
 WRONG_ANSWERS = "wrong answers"
 """The mark of a trial of another engine that does not answer short questions as the same weights do here."""
@@ -41,8 +50,8 @@ def usable(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def answering(trials: Iterable[Trial]) -> list[Trial]:
-    """What may enter an accuracy: neighbours, other cores and caches make answers later or earlier, and change none."""
-    return [t for t in trials if t.status == "ok" and set(t.marks) <= {CONTENDED, CORES_NOT_KEPT, CACHE_NOT_KNOWN}]
+    """What may enter an accuracy."""
+    return [t for t in trials if t.status == "ok" and set(t.marks) <= OF_TIME_ALONE]
 
 
 def counters_of(trials: Iterable[Trial]) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from results.cells import trials_of
 from results.environments import BUILD_DIGITS, Build, Road
+from results.graph_placement import placement_words
 from results.records import Cell, Phase
 from results.runs import RunData
 from results.trials import Trial
@@ -143,6 +144,16 @@ def road_notes(run: RunData) -> list[str]:
         }
         notes += _unlike(f"{workload} · {device}", roads)
     return notes
+
+
+def placement_notes(run: RunData) -> list[str]:
+    """By arm where Core ML placed the graphs that its trials ran; one line for trials that were placed alike."""
+    trials = trials_of(run)
+    told = {
+        cell.label: dict.fromkeys(placement_words(t.placement) for t in trials[cell.cell_id] if t.placement)
+        for cell in run.cells
+    }
+    return [f"{in_list(label)}: Core ML placed {words}." for label, own in told.items() for words in own]
 
 
 def _unlike(where: str, roads: Mapping[str, Sequence[Road]]) -> list[str]:

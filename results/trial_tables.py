@@ -13,6 +13,7 @@ import pandas as pd
 
 from results.cells import data_sources, trials_of
 from results.derivation import energy_of_requests, not_alone
+from results.graph_placement import ane_operations_share
 from results.metrics import time_method, time_words
 from results.operations import operations_table, outside_share
 from results.records import Completion
@@ -27,7 +28,7 @@ TRIALS_A_PART = 1000
 _TRIAL_COLUMNS = (
     "run_id", "cell", "label", "device", "engine", "technique", "model", "workload", "trial", "repeat", "attempts",
     "status", "started_at", "time_method", "requests", "marks", "failure", "foreign_cpu_share", "contention_repeats",
-    "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road",
+    "cpu_cycles", "cpu_cycles_remark", "requests_sha256", "road", "ane_operations_share",
     "outside_fit_share", "derived", "derived_by",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
@@ -35,6 +36,10 @@ _REQUEST_COLUMNS = (
     "generated_tokens", "ttft_s",
     "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "energy_method", "energy_meter", "energy_reason",
     "arrival_s", "queueing_s", "ttft_from_arrival_s",
+)  # fmt: skip
+_PLACEMENT_COLUMNS = (
+    "cell", "repeat", "package", "function", "role", "predictions", "unit", "n_operations", "ane_share",
+    "ane_cost_share", "operations", "reason",
 )  # fmt: skip
 
 
@@ -59,7 +64,9 @@ def trials(run: RunData, operations: pd.DataFrame | None = None) -> pd.DataFrame
     rows = (tuple(row[column] for column in _TRIAL_COLUMNS) for row in told)
     text = ("marks", "failure", "cpu_cycles_remark", "requests_sha256", "road", "derived", "derived_by")
     counts = ("repeat", "attempts", "requests", "contention_repeats", "cpu_cycles")
-    return frame_of(rows, _TRIAL_COLUMNS, text, ("foreign_cpu_share", "outside_fit_share"), counts)
+    return frame_of(
+        rows, _TRIAL_COLUMNS, text, ("foreign_cpu_share", "ane_operations_share", "outside_fit_share"), counts
+    )
 
 
 def request_frames(run: RunData) -> Iterator[pd.DataFrame]:
@@ -113,6 +120,7 @@ def _trial_cells(trial: Trial) -> dict[str, Any]:
         "cpu_cycles_remark": trial.cpu_cycles_remark,
         "requests_sha256": trial.requests_sha256,
         "road": road_words(trial.road) if trial.road is not None else None,
+        "ane_operations_share": ane_operations_share(trial.placement),
         "derived_by": trial.derived_by,
     }
 
@@ -171,3 +179,31 @@ def _request_energy(completion: Completion, own: TrialTraces, why_shared: str | 
         "energy_meter": meter,
         "energy_reason": reading.reason or reading.remark,
     }
+
+
+def placement_rows(run: RunData) -> pd.DataFrame:
+    """One row per trial, graph and unit, of trials whose graphs Core ML ran; a graph of which nothing is told is a row
+    with its reason."""
+    rows = []
+    for trial in _in_order(run):
+        for graph in trial.placement:
+            own = {
+                "cell": trial.cell_id,
+                "repeat": trial.repeat,
+                "package": graph.package,
+                "function": graph.function,
+                "role": graph.role,
+                "predictions": graph.predictions,
+                "ane_share": graph.ane_share,
+                "ane_cost_share": graph.cost_on_ane,
+                "reason": graph.reason,
+            }
+            units = graph.operations or {None: ()}
+            rows += [
+                own | {"unit": unit, "n_operations": len(names) or None, "operations": "; ".join(names) or None}
+                for unit, names in units.items()
+            ]
+    text = ("package", "function", "role", "unit", "operations", "reason")
+    return frame_of(
+        rows, _PLACEMENT_COLUMNS, text, ("ane_share", "ane_cost_share"), ("repeat", "predictions", "n_operations")
+    )

@@ -11,6 +11,7 @@ from results.copies import DecodeStep
 from results.cpu_time import CpuSeconds
 from results.environments import Conditions, Road
 from results.expert_heat import ExpertHeat
+from results.graph_placement import GraphPlacement
 from results.records import ActiveWeights, Completion, EnergyReading, EngineCounters, IdleBaseline, Record, Score
 
 CellText = Literal["N.S.", "oom", "not supported", "out of memory"]
@@ -74,6 +75,9 @@ class Trial(Record):
     """The first of the window, of an engine that copies experts: when it computed, copied and waited."""
     road: Road | None = None
     """None where the engine does not tell."""
+    placement: tuple[GraphPlacement, ...] = ()
+    """Of the graphs that Core ML ran in the window, each once. Empty of other engines, and of the interpreter, which
+    has no units."""
     scores: tuple[Score, ...] = ()
     conditions: tuple[Conditions, ...] = ()
     """Before the first of the trial's windows (idle ones too), at each change that was seen, and after the last."""

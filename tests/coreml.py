@@ -43,7 +43,8 @@ def converted(name: str, folder: Path, weights: Weights = "float16", attention: 
     """With weights rounded to fp16, as packages hold them, in both the packages and torch."""
     checkpoint = load_checkpoint(BUNDLED, torch.float16)
     profile = bundled_profile()
-    asked = Asked(preset_parameters(name)(), CHUNK, CONTEXT, weights, attention)
+    allowed = weights == "int4"
+    asked = Asked(preset_parameters(name)(), CHUNK, CONTEXT, weights, attention, allow_int4_known_to_crash=allowed)
     conversion = Conversion(BUNDLED, asked, profile, NO_DIGEST, checkpoint=checkpoint)
     convert_all(conversion, folder)
     return Converted(folder, conversion.manifest, checkpoint, profile)

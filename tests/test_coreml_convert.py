@@ -60,6 +60,13 @@ def test_a_model_is_converted_and_its_manifest_names_what_is_there(whole: tuple[
         assert package.weight_bytes <= held <= 1.1 * package.weight_bytes + 4096
 
 
+def test_what_we_convert_passes_lint(whole: tuple[Path, Finished]) -> None:
+    """Also at chunk 64, where the plan has tiers of 16 rows."""
+    done = joulebench("coreml", "lint", str(whole[0]))
+    assert done.code == 0, done.stdout
+    assert "0 findings, 0 notes" in done.stdout
+
+
 def test_a_conversion_that_is_finished_is_left_as_it_is(whole: tuple[Path, Finished]) -> None:
     folder, _ = whole
     before = packages(folder)

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from engines.coreml.conversion import Asked, Conversion, convert_all
-from engines.coreml.engine import INTERPRETED, placement_words
 from engines.coreml.macos import MacPredictor, why_no_core_ml
-from engines.coreml.predictor import Placement
 from engines.techniques.presets import preset_parameters
+from results.cells import INTERPRETED
 from tests.coreml import BUNDLED, NO_DIGEST, Converted, bundled_profile, converted, model_of
 from tests.profiles import problems, trials
 
@@ -96,22 +95,6 @@ def test_packages_of_another_conversion_are_refused(tmp_path: Path, state: Path)
     assert "converted otherwise than this arm asks (model_sha256 differ)" in str(trial.failure)
 
 
-# --- placement -------------------------------------------------------------------------------------------------------
-
-
-def test_placement_is_told_with_what_is_not_on_the_ane() -> None:
-    said = placement_words([Placement({"ane": 10, "cpu": 2}, 0.9), Placement({"ane": 5}, 1.0), None])
-    assert said == (
-        "Core ML places 17 operations: 15 on ane, 2 on cpu; 90% to 100% of a graph's estimated cost on the ANE;"
-        " 1 graphs not told"
-    )
-
-
-def test_joules_of_an_ane_that_computed_nothing_are_not_the_models() -> None:
-    assert placement_words([Placement({"cpu": 4}, 0.0)]).endswith("none on the ANE: its joules are not this model's")
-    assert "not known to be this model's" in placement_words([None])
-
-
 # --- a Mac -----------------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +128,7 @@ def test_core_ml_tells_where_a_graph_lies(packages: Converted) -> None:
     package = next(p for p in packages.manifest.packages if p.role == "experts")
     placed = mac.placement(package, package.default_function, "cpu_and_ne")
     assert placed is not None
-    assert sum(placed.operations.values()) > 0
+    assert sum(map(len, placed.operations.values())) > 0
 
 
 @pytest.mark.macos

@@ -108,3 +108,5 @@ def n_weight_bytes(shapes: Sequence[tuple[int, int]], n_vector_values: int, weig
 
 INT4_BLOCK = 32
 """Columns of an int4 row that share a scale."""
+MASKED = -3e4
+"""Added to a score that counts for nothing: exp of it is 0, and no sum with a score leaves fp16."""

@@ -25,7 +25,7 @@ from engines.coreml.manifest import (
     Weights,
     read_manifest,
 )
-from engines.coreml.planned import Sizes, npu_graphs
+from engines.coreml.planned import ALIGN, Sizes, aligned, npu_graphs
 from engines.coreml.weights import attention_bytes, content_of, expert_bytes, gated_bytes, unsupported
 from engines.errors import EngineError
 from engines.model.checkpoints import Checkpoint, CheckpointFacts, inspect_checkpoint, load_checkpoint
@@ -35,9 +35,6 @@ from engines.sizes import own_sizes
 from engines.techniques.base import TechniqueParameters
 from engines.techniques.context import BuildContext
 from engines.techniques.parameters import Composed
-
-ALIGN = 32
-"""Tokens of a chunk's graph are a multiple: 64 bytes of fp16, to which the Neural Engine aligns the last axis."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +211,7 @@ def _packages(config: ModelConfig, asked: Asked, technique: Composed, profile: P
     assert sizes is not None  # dense models are refused
     context = BuildContext(asked.chunk, sizes, profile, None, None)
     built = technique.build(context)
-    tokens = tuple(dict.fromkeys(-(-n // ALIGN) * ALIGN for n in (asked.chunk, asked.decode_tokens)))
+    tokens = tuple(dict.fromkeys(map(aligned, (asked.chunk, asked.decode_tokens))))
     found = []
     for layer in range(config.n_layers):
         folder = f"layer-{layer:03}"
@@ -240,7 +237,11 @@ def _packages(config: ModelConfig, asked: Asked, technique: Composed, profile: P
 def _attention_functions(asked: Asked, tokens: Sequence[int]) -> list[GraphFunction]:
     return [
         GraphFunction(
-            name=f"{variant}_{n}", kind="attention", rows=n, stateful=variant == "stateful", past=asked.context
+            name=f"{variant}_{n}",
+            kind="attention",
+            rows=n,
+            stateful=variant == "stateful",
+            past=aligned(asked.context),
         )
         for variant in ("stateless", "stateful")
         if asked.attention in ("both", variant)

@@ -20,12 +20,11 @@ from engines.model.checkpoints import Checkpoint
 from engines.profile import Profile
 from engines.reference import ReferenceEngine
 from engines.techniques.base import TechniqueParameters
+from results.cells import INTERPRETED
 from results.environments import Road
 from results.expert_heat import ExpertHeat
+from results.graph_placement import GraphPlacement
 from results.records import Completion, EngineCounters, Request
-
-INTERPRETED = "computed by the interpreter"
-"""A mark: such a trial's times and joules are in no mean. They are those of numpy on this machine."""
 
 
 class CoremlEngine:
@@ -60,7 +59,10 @@ class CoremlEngine:
             self._own.use_profile(profile)
         self.tokenizer, self.max_length = self._own.tokenizer, min(self._own.max_length, self._longest)
         self._packages = {package.path: package for package in manifest.packages}
-        self._placed: dict[tuple[str, str], Placement | None] = {}
+        self._placed: dict[tuple[str, str], Placement | str] = {}
+        # All that a plan may call: a window compiles nothing, also without a warm-up.
+        for package, function in self._model.graphs():
+            predictor.load(package, function.name, units)
 
     @property
     def _longest(self) -> int:
@@ -105,31 +107,28 @@ class CoremlEngine:
             found.append(f"{ran.filled_rows} rows of zeros beyond the plan's, in graphs larger than their call")
         if not self._predictor.is_a_mac:
             found.append("times and joules are of numpy on this machine, and say nothing of a Mac")
-        else:
-            found.append(placement_words([self._placement(*used) for used in ran.used]))
         return tuple(found)
 
-    def _placement(self, path: str, function: str) -> Placement | None:
-        """Asked once: that takes as long as loading."""
+    def take_placement(self) -> tuple[GraphPlacement, ...]:
+        """Empty of a predictor that has no units."""
+        if not self._predictor.is_a_mac:
+            return ()
+        placed, self._model.not_placed = self._model.not_placed, Counter()
+        return tuple(self._placed_graph(path, function, n) for (path, function), n in placed.items())
+
+    def _placed_graph(self, path: str, function: str, n_predictions: int) -> GraphPlacement:
+        package: PackagePlan = self._packages[path]
         key = path, function
         if key not in self._placed:
-            package: PackagePlan = self._packages[path]
-            self._placed[key] = self._predictor.placement(package, function, self._units)
-        return self._placed[key]
-
-
-def placement_words(placements: Sequence[Placement | None]) -> str:
-    """Of the graphs that a window used. Energy of the Neural Engine is this model's only as far as it lies there."""
-    known = [placement for placement in placements if placement is not None]
-    if not known:
-        return "Core ML tells no placement: joules of the ANE are not known to be this model's"
-    operations: Counter[str] = Counter()
-    for placement in known:
-        operations.update(placement.operations)
-    whole, on_ane = sum(operations.values()), operations["ane"]
-    said = ", ".join(f"{n} on {unit}" for unit, n in sorted(operations.items()))
-    costs = [placement.cost_on_ane for placement in known if placement.cost_on_ane is not None]
-    cost = f"; {min(costs):.0%} to {max(costs):.0%} of a graph's estimated cost on the ANE" if costs else ""
-    unknown = f"; {len(placements) - len(known)} graphs not told" if len(known) < len(placements) else ""
-    none = "; none on the ANE: its joules are not this model's" if not on_ane else ""
-    return f"Core ML places {whole} operations: {said}{cost}{unknown}{none}"
+            # Asked once: that takes as long as loading.
+            try:
+                found = self._predictor.placement(package, function, self._units)
+            except EngineError as error:
+                self._placed[key] = str(error)
+            else:
+                self._placed[key] = found or "Core ML's plan does not have this graph"
+        told = self._placed[key]
+        graph = {"package": path, "function": function, "role": package.role, "predictions": n_predictions}
+        if isinstance(told, str):
+            return GraphPlacement.model_validate({**graph, "reason": told})
+        return GraphPlacement.model_validate({**graph, **told._asdict()})

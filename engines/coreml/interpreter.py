@@ -74,6 +74,9 @@ class Interpreter:
         self._packages: dict[str, dict[str, Function]] = {}
         self.predictions = 0
 
+    def load(self, package: PackagePlan, function: str, units: ComputeUnits) -> None:
+        self._function(package, function)
+
     def predict(
         self, package: PackagePlan, function: str, given: Named, state: object | None, units: ComputeUnits
     ) -> Named:

@@ -4,12 +4,14 @@ Written from coremltools 9.0's interface (`models/model.py`, `models/compute_pla
 used: `MLModel(path, compute_units=, function_name=)`, `predict(inputs, state=)`, `make_state()`,
 `get_compiled_model_path()`, `MLComputePlan.load_from_path(path, compute_units=)`, `model_structure.program.functions`,
 `block.operations`, `get_compute_device_usage_for_mlprogram_operation`, `get_estimated_cost_for_mlprogram_operation`.
+A model that Core ML does not compile is no error of `MLModel`: it warns, and has no `__proxy__`.
 """
 
 from __future__ import annotations
 
 import platform
-from collections import Counter
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,8 +46,8 @@ def why_no_core_ml() -> str | None:
 
 
 class MacPredictor:
-    """A `Predictor`. Functions are loaded when they are first asked for, which compiles them, and kept: about 119
-    compiled graphs are reported to fit in a process."""
+    """A `Predictor`. Functions are compiled when they are loaded, and kept: about 119 compiled graphs are reported to
+    fit in a process."""
 
     is_a_mac = True
     name = "Core ML"
@@ -59,6 +61,9 @@ class MacPredictor:
         self._folder = folder
         self._models: dict[tuple[str, str, ComputeUnits], Any] = {}
         self._plans: dict[tuple[str, ComputeUnits], Any] = {}
+
+    def load(self, package: PackagePlan, function: str, units: ComputeUnits) -> None:
+        self._model(package, function, units)
 
     def predict(
         self, package: PackagePlan, function: str, given: Named, state: object | None, units: ComputeUnits
@@ -79,11 +84,18 @@ class MacPredictor:
             raise EngineError(f"{package.path}, {function}: no state ({error})") from error
 
     def placement(self, package: PackagePlan, function: str, units: ComputeUnits) -> Placement | None:
-        plan = self._compute_plan(package, function, units)
+        try:
+            return self._placement(self._compute_plan(package, function, units), function)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"{package.path}, {function}: no compute plan ({error})") from error
+
+    def _placement(self, plan: Any, function: str) -> Placement | None:
         program = plan.model_structure.program
         if program is None or function not in program.functions:
             return None
-        operations: Counter[str] = Counter()
+        operations: dict[str, list[str]] = defaultdict(list)
         costs: Counter[str] = Counter()
         for operation in _operations(program.functions[function].block):
             usage = plan.get_compute_device_usage_for_mlprogram_operation(operation)
@@ -91,23 +103,30 @@ class MacPredictor:
                 continue  # constants are placed nowhere
             device = type(usage.preferred_compute_device).__name__
             unit = DEVICE_NAMES.get(device, device)
-            operations[unit] += 1
+            operations[unit].append(" ".join([operation.operator_name, *(one.name for one in operation.outputs)]))
             cost = plan.get_estimated_cost_for_mlprogram_operation(operation)
             if cost is not None:
                 costs[unit] += cost.weight
         whole = sum(costs.values())
-        return Placement(dict(operations), costs["ane"] / whole if whole else None)
+        told = {unit: tuple(names) for unit, names in operations.items()}
+        return Placement(told, min(costs["ane"] / whole, 1.0) if whole else None)
 
     def _model(self, package: PackagePlan, function: str, units: ComputeUnits) -> Any:
         key = package.path, function, units
         if key not in self._models:
             path = package_path(self._folder, package)
             try:
-                self._models[key] = self._tools.models.MLModel(
-                    str(path), compute_units=self._units(units), function_name=function
-                )
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")
+                    made = self._tools.models.MLModel(
+                        str(path), compute_units=self._units(units), function_name=function
+                    )
             except Exception as error:
                 raise EngineError(f"{path}, {function}: Core ML does not load it ({error})") from error
+            if made.__proxy__ is None:
+                reason = "; ".join(str(one.message) for one in said) or "this Core ML is older than the package"
+                raise EngineError(f"{path}, {function}: Core ML does not load it ({reason})")
+            self._models[key] = made
         return self._models[key]
 
     def _compute_plan(self, package: PackagePlan, function: str, units: ComputeUnits) -> Any:

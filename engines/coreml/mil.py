@@ -24,6 +24,7 @@ import numpy as np
 
 from engines.coreml.contents import (
     INT4_BLOCK,
+    MASKED,
     Array,
     AttentionContent,
     Content,
@@ -33,6 +34,7 @@ from engines.coreml.contents import (
     LinearContent,
 )
 from engines.coreml.manifest import GraphFunction, PackagePlan, Weights
+from engines.coreml.planned import ALIGN
 from engines.coreml.toolkit import load_coremltools
 from engines.errors import EngineError
 from engines.model.architecture import GatedUnit
@@ -235,7 +237,9 @@ class _Graph:
             scores = mb.mul(x=capped, y=np.float16(content.softcap))
         scores = mb.add(x=scores, y=inputs["mask"])
         if content.sinks_N is not None:
-            sink = np.broadcast_to(content.sinks_N.reshape(n_kv, group, 1, 1), (n_kv, group, rows, 1))
+            # One column is the sink; those behind it fill the last axis and count for nothing.
+            sink = np.full((n_kv, group, rows, ALIGN), MASKED)
+            sink[..., :1] = content.sinks_N.reshape(n_kv, group, 1, 1)
             scores = mb.concat(values=[scores, self._mb.const(val=_narrow(sink))], axis=3)
         weights = mb.softmax(x=scores, axis=-1)
         if content.sinks_N is not None:

@@ -5,6 +5,9 @@ experts, and its calls on the NPU are the graphs. Where one set of experts has c
 follows the routing, and no frozen shape is its own: then there is a graph for each power of two between the sizes, of
 which a call takes the smallest that holds it.
 
+A graph has a multiple of 32 rows (64 bytes of fp16), whatever the plan's capacity is. The plan is not changed: a call
+of 16 rows is predicted with 16 rows of zeros behind them, which cost room and work on the NPU, and no token.
+
 Legend: T tokens, K experts per token, E experts.
 """
 
@@ -23,8 +26,9 @@ from engines.techniques.context import ChunkPhase, ModelSizes
 
 Sizes = Mapping[tuple[int, ...], tuple[int, ...]]
 """Rows of each expert, ascending, by the experts of a call."""
-ALIGN = 16
-"""Rows that a graph is rounded up to (000 §3.2)."""
+ALIGN = 32
+"""Rows that a graph is rounded up to: 64 bytes of fp16, to which the Neural Engine is reported to align the last axis.
+000 §3.2 rounds capacities to 16; those stay the plan's."""
 
 
 def npu_graphs(technique: Technique, sizes: ModelSizes, layer: int, chunk: int) -> Sizes:
@@ -50,15 +54,16 @@ def npu_graphs(technique: Technique, sizes: ModelSizes, layer: int, chunk: int) 
 def _steps(of_phases: Mapping[ChunkPhase, set[int]]) -> tuple[int, ...]:
     steps: set[int] = set()
     for rows in of_phases.values():
-        if len(rows) == 1:
-            steps |= rows
-            continue
-        size = -(-min(rows) // ALIGN) * ALIGN
-        while size < max(rows):
+        size, most = aligned(min(rows)), aligned(max(rows))
+        while size < most:
             steps.add(size)
             size *= 2
         steps.add(size)
     return tuple(sorted(steps))
+
+
+def aligned(n: int) -> int:
+    return -(-n // ALIGN) * ALIGN
 
 
 def _calls(

@@ -17,10 +17,10 @@ ComputeUnits = Literal["cpu_and_ne", "all"]
 
 
 class Placement(NamedTuple):
-    """Of a function's operations, how many lie on each unit, as Core ML plans it; and of its estimated cost the share
-    that lies on the Neural Engine. None: not told."""
+    """Of a function: its operations by the unit on which Core ML plans them; and of its estimated cost the share that
+    lies on the Neural Engine. None: not told."""
 
-    operations: Mapping[str, int]
+    operations: Mapping[str, tuple[str, ...]]
     cost_on_ane: float | None
 
 
@@ -34,6 +34,10 @@ class Predictor(Protocol):
     is_a_mac: bool
     """Whether its times and joules are a Mac's. An interpreter's say nothing of one."""
 
+    def load(self, package: PackagePlan, function: str, units: ComputeUnits) -> None:
+        """Readies a function, so that no prediction reads or compiles anything. Raises `EngineError`."""
+        ...
+
     def predict(
         self, package: PackagePlan, function: str, given: Named, state: object | None, units: ComputeUnits
     ) -> Named:
@@ -45,7 +49,7 @@ class Predictor(Protocol):
         ...
 
     def placement(self, package: PackagePlan, function: str, units: ComputeUnits) -> Placement | None:
-        """None of a predictor that has no units."""
+        """None of a predictor that has no units. Raises `EngineError` where it cannot be told."""
         ...
 
 

@@ -10,7 +10,8 @@ features, S positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor
 
 from engines.calls import Calls, ExpertCall
+from engines.coreml.contents import MASKED
 from engines.coreml.manifest import GraphFunction, Manifest, PackagePlan, Role
+from engines.coreml.planned import aligned
 from engines.coreml.predictor import ComputeUnits, Predictor
 from engines.dispatch import DispatchPlan
 from engines.errors import EngineError
@@ -32,8 +35,6 @@ from engines.shown import Shown
 from engines.techniques.base import Technique
 
 Variant = Literal["stateless", "stateful"]
-MASKED = -3e4
-"""Added to a score that counts for nothing: exp of it is 0, and no sum with a score leaves fp16."""
 
 
 class GraphCache(KeyValueCache):
@@ -41,13 +42,14 @@ class GraphCache(KeyValueCache):
 
     def __init__(self, n_layers: int, n_kept: int, context: int, dtype: torch.dtype, has_states: bool) -> None:
         self.length = self.n_positions = self.turned_for = 0
-        self._shape, self._n_layers, self._kept_dtype, self._has_states = (n_kept, context), n_layers, dtype, has_states
+        self._context, self._n_layers, self._kept_dtype = context, n_layers, dtype
+        self._shape = (1 if has_states else n_kept, aligned(context))
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.states: dict[int, object] = {}
 
     def start(self, n_positions: int, n_kept: int = 0, turned_for: int | None = None) -> None:
-        context = self._shape[1]
+        context = self._context
         if n_kept > self.length:
             raise EngineError(f"cache holds {self.length} positions and cannot keep {n_kept}; keep fewer")
         if n_positions > context:
@@ -56,9 +58,8 @@ class GraphCache(KeyValueCache):
                 " graphs; convert with a larger context, or ask for less"
             )
         if not self.keys:
-            shape = (1, context) if self._has_states else self._shape
             self.keys, self.values = (
-                [torch.zeros(shape, dtype=self._kept_dtype) for _ in range(self._n_layers)] for _ in range(2)
+                [torch.zeros(self._shape, dtype=self._kept_dtype) for _ in range(self._n_layers)] for _ in range(2)
             )
         self.length, self.n_positions = n_kept, n_positions
         self.turned_for = n_positions if turned_for is None else turned_for
@@ -71,7 +72,7 @@ class Ran:
 
     predictions: int = 0
     filled_rows: int = 0
-    used: dict[tuple[str, str], ComputeUnits] = field(default_factory=dict)
+    used: set[tuple[str, str]] = field(default_factory=set)
 
 
 class CoremlTransformer(Transformer):
@@ -104,6 +105,16 @@ class CoremlTransformer(Transformer):
         if self.attends_by_graphs and not any(self._attention_functions(0)):
             raise EngineError(f"these packages have no {variant} attention; convert them with it")
         self.ran = Ran()
+        self.not_placed: Counter[tuple[str, str]] = Counter()
+        """Predictions by package path and function, of which nobody has asked yet where they lie."""
+
+    def graphs(self) -> Iterator[tuple[PackagePlan, GraphFunction]]:
+        """All that a plan may call: of attention the variant that this model takes."""
+        is_stateful = self._variant == "stateful"
+        for package in self._manifest.packages:
+            for function in package.functions:
+                if package.role != "attention" or function.stateful == is_stateful:
+                    yield package, function
 
     def new_cache(self) -> KeyValueCache:
         if not self.attends_by_graphs:
@@ -120,7 +131,8 @@ class CoremlTransformer(Transformer):
         self, package: PackagePlan, function: GraphFunction, state: object | None = None, **given: Any
     ) -> Any:
         self.ran.predictions += 1
-        self.ran.used[package.path, function.name] = self._units
+        self.ran.used.add((package.path, function.name))
+        self.not_placed[package.path, function.name] += 1
         return self._predictor.predict(package, function.name, given, state, self._units)
 
     # --- experts ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from results.report.files import replace_text
 from results.report.standings import standings_table
 from results.run_frames import RunFrames
 from results.runs import RunData
-from results.trial_tables import request_frames, trials
+from results.trial_tables import placement_rows, request_frames, trials
 
 _EXECUTED = re.compile(r"^(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
 """Text that a spreadsheet takes for a formula (full-width signs too), or that a tab or line break moves on."""
@@ -59,6 +59,8 @@ def frames_of_run(run: RunData, derived: RunFrames) -> dict[str, pd.DataFrame | 
     }
     if derived.asked_tables:
         frames["asked_tables"] = asked_rows(derived.asked_tables)
+    if any(trial.placement for trial in run.trials):
+        frames["placement"] = placement_rows(run)
     if derived.endurance:
         frames["endurance"] = round_rows(run, derived.endurance)
         frames["endurance_steps"] = step_rows(run, derived.endurance)

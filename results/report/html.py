@@ -43,7 +43,7 @@ from results.report.resource_pictures import resource_pictures
 from results.report.samples import BROWSE_SAMPLES, sample_panels
 from results.report.self_test import self_test_lines
 from results.report.step_timelines import step_timelines
-from results.roads import build_words, road_notes
+from results.roads import build_words, placement_notes, road_notes
 from results.run_frames import RunFrames
 from results.runs import Input, RunData
 from results.same_requests import SHOWN_DIGITS, unlike_notes
@@ -247,7 +247,7 @@ def warnings_of(run: RunData) -> list[str]:
     samples = [w for w, source in data_sources(run).items() if source == "sample"]
     if samples:
         found.append(f"{', '.join(samples)}: only the few items that come with the program, not the data set.")
-    found += unlike_notes(run) + road_notes(run) + disturbances(run)
+    found += unlike_notes(run) + road_notes(run) + placement_notes(run) + disturbances(run)
     return found + lost_trace_notes(run) + derivation_notes(run)
 
 

@@ -34,7 +34,8 @@ def rows(folder: Path) -> Iterator[dict[str, Any]]:
             if found is None:
                 yield row | {"reason": "Core ML tells no placement"}
             else:
-                yield row | dict(found.operations) | {"cost_on_ane": found.cost_on_ane}
+                counted = {unit: len(names) for unit, names in found.operations.items()}
+                yield row | counted | {"cost_on_ane": found.cost_on_ane}
 
 
 def main() -> None:
