@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from harness.interrupts import raise_in_command
+from harness.step_bar import StepBar
 from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_NOT_WRITTEN,
@@ -167,32 +168,11 @@ def _prediction_rows(predictions: ProfiledPredictions) -> list[dict[str, Any]]:
     return rows
 
 
-class _Progress:
+class _Progress(StepBar):
     """A bar on a terminal; elsewhere a line for each step and tenth of the prompts."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._console = console
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=None)
-        self._n = self._n_done = 0
+        super().__init__(console)
         self._of = ""
 
     def note(self, what: str) -> None:
@@ -208,14 +188,3 @@ class _Progress:
         self._bar.update(self._task, advance=1)
         if self._n_done * 10 // self._n > (self._n_done - 1) * 10 // self._n:
             self._say(f"{self._n_done} of {self._n} {self._of}")
-
-    def _say(self, line: str) -> None:
-        if not self._console.is_terminal:
-            self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()

@@ -107,7 +107,8 @@ def _print_linted(linted: Linted, folder: Path, csv: Path | None) -> None:
         print_rows(told, False, "The rules behind them")
     n_notes = sum(one.is_note for one in linted.findings)
     typer.echo(
-        f"{linted.n_packages} packages, {linted.n_graphs} graphs, {linted.n_operations} operations; the heaviest graph"
+        f"{linted.n_packages} packages, {linted.n_graphs} graphs, of which a process holds {linted.n_held};"
+        f" {linted.n_operations} operations; the heaviest graph"
         f" has {linted.most_weight_bytes / 2**20:.4g} MiB of weights: {len(linted.findings) - n_notes} findings,"
         f" {n_notes} notes"
     )

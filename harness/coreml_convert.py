@@ -53,15 +53,29 @@ class NoSpaceError(EngineError):
     """The disk has too little room."""
 
 
-def convert(conversion: Conversion, folder: Path, following: Following) -> Converted:
-    """Raises `EngineError`, `OSError`."""
+class _Unheard:
+    """A `Following` that tells nobody."""
+
+    def begin(self, n_packages: int, n_bytes: int, n_done: int, done_bytes: int) -> None:
+        pass
+
+    def package(self, package: PackagePlan) -> None:
+        pass
+
+    def done(self, package: PackagePlan, took_s: float) -> None:
+        pass
+
+
+def convert_all(conversion: Conversion, folder: Path, following: Following | None = None) -> Converted:
+    """What is not there yet. Raises `EngineError`, `OSError`."""
+    following = following or _Unheard()
     began_s = time.monotonic()
-    left = [package for package in conversion.packages if not is_whole(folder / package.path)]
+    left = [package for package in conversion.packages if not is_whole(folder, package)]
     check_room(folder, left)
     conversion.begin(folder)
     with _alone(folder):
         clear_unfinished(folder)
-        left = [package for package in conversion.packages if not is_whole(folder / package.path)]
+        left = [package for package in conversion.packages if not is_whole(folder, package)]
         kept = [package for package in conversion.packages if package not in left]
         done_bytes = sum(package.weight_bytes for package in kept)
         following.begin(len(conversion.packages), conversion.manifest.weight_bytes, len(kept), done_bytes)
@@ -75,7 +89,7 @@ def convert(conversion: Conversion, folder: Path, following: Following) -> Conve
                     # coremltools' writer in C++ tells so that the disk is full.
                     free = shutil.disk_usage(folder).free
                     raise NoSpaceError(
-                        f"--out {folder}: {package.path} cannot be written ({' '.join(str(error).split())};"
+                        f"{folder}: {package.path} cannot be written ({' '.join(str(error).split())};"
                         f" {free / 1e9:.3g} GB are free); finished packages are kept, the same command goes on"
                     ) from error
                 clear()
@@ -100,7 +114,7 @@ def check_room(folder: Path, packages: list[PackagePlan]) -> None:
     needed, free = needed_bytes(packages), shutil.disk_usage(existing).free
     if free < needed:
         raise NoSpaceError(
-            f"--out {folder}: {needed / 1e9:.3g} GB are needed for {len(packages)} packages and {free / 1e9:.3g} GB are"
+            f"{folder}: {needed / 1e9:.3g} GB are needed for {len(packages)} packages and {free / 1e9:.3g} GB are"
             " free; make room, or name a folder on another disk"
         )
 
@@ -118,7 +132,7 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise EngineError(f"--out {folder}: another conversion writes there now; wait for it") from error
+        raise EngineError(f"{folder}: another conversion writes there now; wait for it") from error
     try:
         yield
     finally:

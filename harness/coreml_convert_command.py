@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from harness.interrupts import raise_in_command
+from harness.step_bar import StepBar
 from harness.technique_option import TECHNIQUE_HELP, technique_of
 from harness.terminal import (
     EXIT_BAD_PLAN,
@@ -62,7 +63,7 @@ def convert_model(
     quiet_libraries()
     raise_in_command()
     from engines.errors import EngineError
-    from harness.coreml_convert import NoSpaceError, convert
+    from harness.coreml_convert import NoSpaceError, convert_all
 
     console = console_of(stderr=True)
     parameters = technique_of(technique)
@@ -71,11 +72,11 @@ def convert_model(
         with console.status("reading the model"):
             conversion = _conversion(model, parameters, profile, options, int4_known_to_crash)
         with _Following(console) as following:
-            converted = convert(conversion, out, following)
+            converted = convert_all(conversion, out, following)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, f"finished packages in {out} are kept; the same command goes on")
     except NoSpaceError as error:
-        fail(str(error), EXIT_NOT_WRITTEN)
+        fail(f"--out {error}", EXIT_NOT_WRITTEN)
     except EngineError as error:
         fail(str(error), EXIT_BAD_PLAN)
     except OSError as error:
@@ -93,7 +94,7 @@ def _conversion(
     model: str, parameters: TechniqueParameters, profile: str | None, options: dict[str, Any], int4: bool
 ) -> Conversion:
     """Raises `EngineError`, `OSError`."""
-    from engines.coreml.conversion import Asked, Conversion
+    from engines.coreml.conversion import Asked, Conversion, in_the_way
     from engines.coreml.toolkit import load_coremltools
     from engines.errors import EngineError
     from engines.model.checkpoints import inspect_checkpoint
@@ -104,10 +105,17 @@ def _conversion(
     digests = model_digests(facts, lambda note: typer.echo(printable(note), err=True))
     if digests.model is None:
         raise EngineError(f"{model}: its weights are not here; fetch them into a folder first")
-    if profile is not None and not parameters.learns:
-        raise EngineError(f"--profile {profile}: {parameters.technique} learns nothing; leave it out")
-    learnt = None if profile is None else profile_for(profile, facts, parameters.learns)
     asked = Asked(parameters, allow_int4_known_to_crash=int4, **options)
+    learnt, problems = None, []
+    if profile is not None and not parameters.learns:
+        problems.append(f"--profile {profile}: {parameters.technique} learns nothing; leave it out")
+    elif profile is not None:
+        try:
+            learnt = profile_for(profile, facts, parameters.learns)
+        except EngineError as error:
+            problems.append(str(error))
+    if problems:
+        raise EngineError("; ".join([*problems, *in_the_way(facts, asked)]))
     return Conversion(model, asked, learnt, digests.model)
 
 
@@ -146,25 +154,11 @@ def _shortened(words: str, longest: int = 60) -> str:
     return words if len(words) <= longest else f"{words[: longest - 4]} ..."
 
 
-class _Following:
+class _Following(StepBar):
     """A bar of weights on a terminal; elsewhere a line a package."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-
-        self._console = console
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            DownloadColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=None)
-        self._n = self._n_done = 0
+        super().__init__(console, of_bytes=True)
 
     def begin(self, n_packages: int, n_bytes: int, n_done: int, done_bytes: int) -> None:
         self._n, self._n_done = n_packages, n_done
@@ -178,13 +172,4 @@ class _Following:
     def done(self, package: PackagePlan, took_s: float) -> None:
         self._n_done += 1
         self._bar.update(self._task, advance=package.weight_bytes)
-        if not self._console.is_terminal:
-            line = f"{self._n_done} of {self._n}: {package.path}, {package.weight_bytes / 1e6:.3g} MB, {took_s:.1f} s"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def __enter__(self) -> _Following:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._say(f"{self._n_done} of {self._n}: {package.path}, {package.weight_bytes / 1e6:.3g} MB, {took_s:.1f} s")

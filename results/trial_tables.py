@@ -198,10 +198,10 @@ def placement_rows(run: RunData) -> pd.DataFrame:
                 "ane_cost_share": graph.cost_on_ane,
                 "reason": graph.reason,
             }
-            units = graph.operations or {None: ()}
+            units: list[tuple[str | None, tuple[str, ...]]] = [*graph.operations.items()] or [(None, ())]
             rows += [
                 own | {"unit": unit, "n_operations": len(names) or None, "operations": "; ".join(names) or None}
-                for unit, names in units.items()
+                for unit, names in units
             ]
     text = ("package", "function", "role", "unit", "operations", "reason")
     return frame_of(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engines.coreml.conversion import Asked, Conversion, convert_all
+from engines.coreml.conversion import Asked, Conversion
 from engines.coreml.interpreter import Arithmetic, Interpreter
 from engines.coreml.manifest import Manifest, Weights
 from engines.coreml.transformer import CoremlTransformer, Variant
@@ -21,6 +21,7 @@ from engines.reference import ReferenceEngine
 from engines.techniques.base import Technique, TechniqueParameters
 from engines.techniques.context import LayerInput
 from engines.techniques.presets import preset_parameters
+from harness.coreml_convert import convert_all
 from results.records import Request
 
 BUNDLED = "bundled:tiny-qwen3-moe"

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from engines.coreml.contents import Content, ExpertsContent, GatedContent, LinearContent, n_weight_bytes
-from engines.coreml.conversion import Asked, Conversion, convert_all, differences
+from engines.coreml.conversion import Asked, Conversion, differences
 from engines.coreml.manifest import MANIFEST, PLANNED, GraphFunction, PackagePlan, Weights, read_manifest
 from engines.errors import EngineError
 from engines.model.architecture import SWIGLU
 from engines.model.checkpoints import Checkpoint
 from engines.techniques.parameters import Composed
 from engines.techniques.presets import preset_parameters
+from harness.coreml_convert import convert_all
 from tests.coreml import BUNDLED, NO_DIGEST, bundled_profile
 
 
@@ -32,7 +33,8 @@ class WritesFolders:
 
     def write(self, plan: PackagePlan, content: Content, weights: Weights, path: Path) -> None:
         path.mkdir()
-        (path / "half").write_text("half")
+        with (path / "weight.bin").open("wb") as file:
+            file.truncate(plan.weight_bytes)
         if self._full_after is not None and len(self.written) >= self._full_after:
             raise OSError(28, "No space left on device")
         self.written.append(plan.path)

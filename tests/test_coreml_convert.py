@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from engines.coreml.manifest import GraphFunction, PackagePlan, read_manifest
+from engines.errors import EngineError
 from harness.coreml_convert import NoSpaceError, check_room, clear_unfinished, needed_bytes
+from harness.external.coreml import CoremlSpec
 from tests.command import Finished, joulebench, run_python, start
 from tests.fakes.random_models import copy_bundled
 
@@ -74,6 +76,33 @@ def test_a_conversion_that_is_finished_is_left_as_it_is(whole: tuple[Path, Finis
     assert done.code == 0, done.stderr
     assert "0 written" in done.stdout
     assert packages(folder) == before
+
+
+def test_a_package_that_was_cut_off_is_found_and_written_anew(whole: tuple[Path, Finished], tmp_path: Path) -> None:
+    """By lint, by a plan, and by the command that wrote it."""
+    out = tmp_path / "m"
+    shutil.copytree(whole[0], out)
+    name = sorted(packages(out))[1]
+    os.truncate(out / name, 1000)
+    done = joulebench("coreml", "lint", str(out))
+    assert done.code == 2
+    (problem,) = done.problems
+    assert f"{name.partition('.mlpackage')[0]}.mlpackage: its weights are cut off" in problem
+    with pytest.raises(EngineError, match=r"1 are missing or cut off, first layer-000/experts-0\.mlpackage"):
+        CoremlSpec.model_validate(
+            {
+                "name": "ane",
+                "runs": "coreml",
+                "technique": {"name": "npumoe"},
+                "profile": MODEL,
+                "prefill_chunk": 64,
+                "context": 64,
+                "packages": str(out),
+                "predictor": "interpreter",
+            }
+        ).find()
+    assert "1 written" in convert(out).stdout
+    assert weights(out) == weights(whole[0])
 
 
 @pytest.mark.slow

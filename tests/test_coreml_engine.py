@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.coreml.conversion import Asked, Conversion, convert_all
+from engines.coreml.conversion import Asked, Conversion
 from engines.coreml.macos import MacPredictor, why_no_core_ml
 from engines.techniques.presets import preset_parameters
+from harness.coreml_convert import convert_all
 from results.cells import INTERPRETED
 from tests.coreml import BUNDLED, NO_DIGEST, Converted, bundled_profile, converted, model_of
 from tests.profiles import problems, trials
@@ -55,6 +56,17 @@ def test_an_interpreted_arm_scores_as_torch_and_is_in_no_mean_of_times(tmp_path:
     assert ane.road.arithmetic == "Core ML: interpreter (float32)"
     kept = list(state.rglob("manifest.json"))
     assert len(kept) == 1, "graphs are converted once and kept"
+
+
+def test_a_plan_that_converts_looks_for_room_first(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.coreml_convert.SPARE_BYTES", 10**18)
+    (trial,) = trials(tmp_path / "run", model=MODEL, engine=[INTERPRETER], workload=[BOOLQ], protocol=QUICK)
+    assert trial.failure is not None
+    assert "1e+09 GB are needed for" in trial.failure.error
+    assert "are free; make room" in trial.failure.error
+    assert not list(state.rglob("*.mlpackage"))
 
 
 @pytest.mark.skipif(platform.system() == "Darwin", reason="a Mac has Core ML")

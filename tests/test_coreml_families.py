@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.coreml.conversion import Asked, Conversion, convert_all
+from engines.coreml.conversion import Asked, Conversion
 from engines.coreml.interpreter import Interpreter
 from engines.coreml.transformer import CoremlTransformer, Variant
 from engines.errors import EngineError
@@ -22,6 +22,7 @@ from engines.sizes import own_sizes
 from engines.techniques.base import Technique
 from engines.techniques.context import BuildContext
 from engines.techniques.parameters import CustomParameters
+from harness.coreml_convert import convert_all
 from tests.fakes.families import CASES, write_family
 
 pytest.importorskip("coremltools", reason="reads and writes packages (pip install joulebench[coreml])")

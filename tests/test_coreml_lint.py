@@ -14,7 +14,7 @@ import pytest
 
 from engines.coreml.eligibility import RULES, Rule
 from engines.coreml.lint import UnreadablePackagesError, lint, lint_folder
-from engines.coreml.package_reading import Function, Package, read_package
+from engines.coreml.package_reading import Function, Package, TensorType, read_package
 from tests.command import joulebench
 from tests.coreml_packages import Made, weights, write_multifunction, write_package
 
@@ -243,6 +243,15 @@ def test_graphs_of_all_packages_count(n_functions: int, fires: bool) -> None:
     linted = lint([Package(Path(f"{name}.mlpackage"), functions) for name in "ab"], Path())
     assert linted.n_graphs == 2 * n_functions
     assert {one.rule.name for one in linted.findings} == ({"graphs"} if fires else set())
+
+
+def test_a_process_holds_one_kind_of_attention() -> None:
+    """80 graphs with states and 60 without in one package: it holds 80, which is below about 119."""
+    states = {"key_cache": TensorType("float16", (1, 32, 1, 32))}
+    functions = (*(Function(f"s{i}", states=states) for i in range(80)), *(Function(f"f{i}") for i in range(60)))
+    linted = lint([Package(Path("a.mlpackage"), functions)], Path())
+    assert (linted.n_graphs, linted.n_held) == (140, 80)
+    assert linted.findings == ()
 
 
 def test_every_function_of_a_package_is_read(tmp_path: Path) -> None:

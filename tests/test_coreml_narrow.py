@@ -101,10 +101,11 @@ def test_fp16_equals_torch_within_fp16(narrow: Narrow) -> None:
 
 
 def test_64_greedy_tokens_and_all_counts_are_equal(narrow: Narrow) -> None:
+    """In fp32: in fp16 a router whose two choices are nearly equal may take the other, here as on a Mac."""
     technique = preset_parameters("npumoe-tg")()
     request = generation(prompt(narrow.packages.checkpoint, GREEDY_PROMPT), 64)
     ours = engine_of(narrow.rounded, technique)
-    theirs = engine_of(narrow.packages, technique, model_of(narrow.packages, "float16"))
+    theirs = engine_of(narrow.packages, technique, model_of(narrow.packages, "float32"))
     answers = [engine.run(request, lambda *_: None).token_ids for engine in (ours, theirs)]
     assert answers[0] == answers[1]
     assert len(answers[0]) == 64

@@ -69,6 +69,20 @@ class Asked:
         return found
 
 
+def in_the_way(facts: CheckpointFacts, asked: Asked) -> list[str]:
+    """Of a conversion, all that is: what was asked, and parts of the model and the technique that no graph computes."""
+    problems = asked.problems()
+    if not isinstance(asked.technique, Composed):
+        return [*problems, f"technique {asked.technique.technique} makes no plan that graphs could run; use npumoe"]
+    choices = asked.technique.choices
+    parts = list(unsupported(facts.config, choices.backbone == "npu"))
+    if choices.backbone == "gpu":
+        parts.append("a backbone on the gpu")
+    if choices.move.moves_weights:
+        parts.append(f"move {choices.move.kind} (weights are constants of a graph, and do not travel)")
+    return [*problems, *(f"{facts.source}: {part}: no graph here computes that" for part in parts)]
+
+
 class Conversion:
     """A conversion that is known, and not yet done."""
 
@@ -89,10 +103,9 @@ class Conversion:
         self._facts: CheckpointFacts = checkpoint or inspect_checkpoint(source)
         self._source, self._asked, self._checkpoint = source, asked, checkpoint
         config = self._facts.config
-        problems = asked.problems()
+        problems = in_the_way(self._facts, asked)
         if not isinstance(asked.technique, Composed):
-            raise EngineError(f"technique {asked.technique.technique} makes no plan that graphs could run; use npumoe")
-        problems += [f"{source}: {part}: no graph here computes that" for part in self._unsupported(config)]
+            raise EngineError("; ".join(problems))
         if asked.technique.learns and profile is None:
             problems.append(
                 f"technique {asked.technique.technique} freezes its shapes by a profile; give one: `joulebench"
@@ -118,16 +131,6 @@ class Conversion:
             converter=converter.version,
             packages=tuple(_packages(config, asked, asked.technique, profile)),
         )
-
-    def _unsupported(self, config: ModelConfig) -> list[str]:
-        assert isinstance(self._asked.technique, Composed)
-        choices = self._asked.technique.choices
-        found = list(unsupported(config, choices.backbone == "npu"))
-        if choices.backbone == "gpu":
-            found.append("a backbone on the gpu")
-        if choices.move.moves_weights:
-            found.append(f"move {choices.move.kind} (weights are constants of a graph, and do not travel)")
-        return found
 
     @property
     def packages(self) -> tuple[PackagePlan, ...]:
@@ -167,8 +170,10 @@ class Conversion:
 
     def finish(self, folder: Path) -> None:
         """When all packages are there: raises `EngineError` where one is not, `OSError`."""
-        if missing := [package.path for package in self.packages if not is_whole(folder / package.path)]:
-            raise EngineError(f"{folder}: {len(missing)} packages are missing, first {missing[0]}; convert them")
+        if missing := [package.path for package in self.packages if not is_whole(folder, package)]:
+            raise EngineError(
+                f"{folder}: {len(missing)} packages are missing or cut off, first {missing[0]}; convert them"
+            )
         self.manifest.write(folder)
         (folder / PLANNED).unlink(missing_ok=True)
 
@@ -183,18 +188,11 @@ def differences(found: Manifest, wanted: Manifest) -> list[str]:
     return [*differing, *(f"functions of {path}" for path in lacking[:1])]
 
 
-def is_whole(path: Path) -> bool:
-    """A package under its name is."""
-    return path.is_dir()
-
-
-def convert_all(conversion: Conversion, folder: Path) -> None:
-    """What is not there yet, without a word. Raises `EngineError`, `OSError`."""
-    conversion.begin(folder)
-    for package in conversion.packages:
-        if not is_whole(folder / package.path):
-            conversion.convert(package, folder)
-    conversion.finish(folder)
+def is_whole(folder: Path, package: PackagePlan) -> bool:
+    """Whether it is there with all bytes of its weights. What has its name was whole; a disk or a copy may have lost
+    some since."""
+    held = sum(path.stat().st_size for path in (folder / package.path).rglob("*.bin"))
+    return (folder / package.path).is_dir() and held >= package.weight_bytes
 
 
 def counts_sha256(profile: Profile) -> str:

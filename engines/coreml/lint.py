@@ -34,6 +34,8 @@ class Linted(NamedTuple):
     unlisted: Mapping[str, int]
     n_packages: int
     n_graphs: int
+    n_held: int
+    """Of a process: of a package that holds graphs with states and without it takes one kind, here the more."""
     n_operations: int
     most_weight_bytes: int
 
@@ -74,10 +76,14 @@ def lint(packages: Sequence[Package], folder: Path) -> Linted:
     """folder: names of packages are told from it."""
     findings: list[Finding] = []
     functions: list[Function] = []
+    together: list[Function] = []
     unlisted: Counter[str] = Counter()
     n_operations = 0
     for path, held in packages:
         name = path.name if path == folder else str(path.relative_to(folder))
+        kinds = [[f for f in held if bool(f.states) is stateful] for stateful in (True, False)]
+        most = max(kinds, key=len)
+        together += most
         for function in held:
             functions.append(function)
             computed = [o for o in function.operations if not o.kind.startswith(COMPRESSED)]
@@ -85,10 +91,12 @@ def lint(packages: Sequence[Package], folder: Path) -> Linted:
             unlisted.update(o.kind for o in computed if o.kind not in LISTED)
             findings.extend(_of_function(name, function))
     for rule in RULES:
-        if rule.of_folder is not None and (found := rule.of_folder(functions)) is not None:
+        if rule.of_folder is not None and (found := rule.of_folder(together)) is not None:
             findings.append(Finding("", "", "", "", rule, found))
     most_bytes = max((function.weight_bytes for function in functions), default=0)
-    return Linted(tuple(findings), dict(unlisted), len(packages), len(functions), n_operations, most_bytes)
+    return Linted(
+        tuple(findings), dict(unlisted), len(packages), len(functions), len(together), n_operations, most_bytes
+    )
 
 
 def _of_function(package: str, function: Function) -> Iterator[Finding]:

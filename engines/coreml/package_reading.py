@@ -119,8 +119,15 @@ def read_package(path: Path) -> Package:
     program = specification.mlProgram
     functions = tuple(_function(name, program.functions[name], specification) for name in sorted(program.functions))
     for file in {file for function in functions for file, _ in function.blobs}:
-        if not _weights_file(path, file).is_file():
-            raise EngineError(f"{path}: its weights are missing ({_weights_file(path, file)}); convert it again")
+        weights = _weights_file(path, file)
+        if not weights.is_file():
+            raise EngineError(f"{path}: its weights are missing ({weights}); convert it again")
+        needed = max(place + n for function in functions for (own, place), n in function.blobs.items() if own == file)
+        if weights.stat().st_size < needed:
+            raise EngineError(
+                f"{path}: its weights are cut off ({weights} has {weights.stat().st_size} of at least {needed} bytes);"
+                " convert it again"
+            )
     return Package(path, functions)
 
 

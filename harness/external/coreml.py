@@ -98,10 +98,16 @@ class CoremlSpec(ExternalSpec):
     def find(self) -> Found:
         files = {}
         if self.packages is not None:
+            from engines.coreml.conversion import is_whole
             from engines.coreml.manifest import MANIFEST, read_manifest
 
             folder = Path(self.packages).expanduser()
-            self._check(read_manifest(folder))
+            self._check(found := read_manifest(folder))
+            if lost := [package.path for package in found.packages if not is_whole(folder, package)]:
+                raise EngineError(
+                    f"packages {self.packages}: {len(lost)} are missing or cut off, first {lost[0]}; give the same"
+                    " `joulebench coreml convert` again, which writes them anew"
+                )
             files["packages"] = folder / MANIFEST
         return self._found(self.predictor, files)
 
@@ -178,8 +184,9 @@ class CoremlSpec(ExternalSpec):
         """Those that are given, held against what this arm needs; or made, under a name that says of what."""
         import hashlib
 
-        from engines.coreml.conversion import Asked, Conversion, convert_all, differences
+        from engines.coreml.conversion import Asked, Conversion, differences
         from engines.coreml.manifest import read_manifest
+        from harness.coreml_convert import convert_all
         from harness.profiles import model_digests
 
         digest = model_digests(around.facts, around.on_note).model

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engines.coreml.conversion import Asked, Conversion, convert_all
+from engines.coreml.conversion import Asked, Conversion
 from engines.made_models import MadeSizes, write_made_model
 from engines.profile import Profile
 from engines.techniques.presets import preset_parameters
+from harness.coreml_convert import convert_all
 from tests.benchmarks.loading import read_once
 from tests.benchmarks.measurement import Measurement, measured, write_page
 
