@@ -62,16 +62,16 @@ def cheapest(phone: SheetPhone, phase: Phase) -> str:
     return core_words([core for own, n in zip(phone.cores, best, strict=True) for core in own[:n]])
 
 
-Mishap = tuple[int, Callable[[], object], float, Callable[[], object]]
+Mishap = tuple[int, Callable[[], object], "float | str", Callable[[], object]]
 
 
 class Mishaps:
-    """Each begins while the program of so many a probe runs, and is over `for_s` later."""
+    """Each begins while the program of so many a probe runs. It is over so many seconds later, or once a trial was
+    stored with its mark: however slow this machine is, the probe that it hit was judged by then."""
 
-    def __init__(
-        self, fake: SheetPhone, *mishaps: tuple[int, Callable[[], object], float, Callable[[], object]]
-    ) -> None:
+    def __init__(self, fake: SheetPhone, session: Path, *mishaps: Mishap) -> None:
         self._fake = fake
+        self._session = session
         self._left = list(mishaps)
         self._ended = Event()
         self._thread = Thread(target=self._run, daemon=True)
@@ -86,12 +86,21 @@ class Mishaps:
 
     def _run(self) -> None:
         while self._left and not self._ended.wait(0.02):
-            nth, begin, for_s, end = self._left[0]
+            nth, begin, until, end = self._left[0]
             if sum(run.startswith("prefill") for run in self._fake.runs()) >= nth:
                 begin()
-                self._ended.wait(for_s)
+                if isinstance(until, str):
+                    self._wait_for(until)
+                else:
+                    self._ended.wait(until)
                 end()
                 del self._left[0]
+
+    def _wait_for(self, mark: str) -> None:
+        while not self._ended.wait(0.05):
+            with Store.view(self._session) as store:
+                if any(mark in trial.marks for trial in store.trials()):
+                    return
 
 
 class Tuned(NamedTuple):
@@ -145,18 +154,18 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
         patch.setenv("JOULEBENCH_STATE", str(folder / "state"))
         with FakeAdbServer(fake) as server:
             patch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
-            with Mishaps(fake, (2, battery(CHARGING), 20.0, battery(DISCHARGING))):
+            with Mishaps(fake, folder / "session", (2, battery(CHARGING), 20.0, battery(DISCHARGING))):
                 broken_off = tune(folder)
             n = len(fake.runs()) // 2
             mishaps: tuple[Mishap, ...] = (
                 (n + 1, server.stop, 1.0, server.start),
                 (n + 3, (fake.root / "hang").touch, 0.0, lambda: None),
-                (n + 6, booted(RESTARTED), 1.5, booted(boot_id)),
-                (n + 9, heat(THROTTLED), 1.2, heat(THERMAL)),
+                (n + 6, booted(RESTARTED), "restarted", booted(boot_id)),
+                (n + 9, heat(THROTTLED), "throttled", heat(THERMAL)),
                 (n + 11, battery(HOT), 1.5, battery(DISCHARGING)),
                 (n + 13, battery(CHARGING), 1.5, battery(DISCHARGING)),
             )
-            with Mishaps(fake, *mishaps):
+            with Mishaps(fake, folder / "session", *mishaps):
                 resumed = tune(folder, "--resume")
             deadline_s = time.monotonic() + 5.0
             while (left := set(running("sleep\x0060")) - before) and time.monotonic() < deadline_s:
