@@ -26,8 +26,8 @@ pytestmark = pytest.mark.numbers
 U = 2.0**-11
 GREEDY_PROMPT = 100
 """Tokens. In each of the 64 steps after them torch's best token leads by 0.05 or more, four times what fp16 moves a
-logit by, and no router's choice is closer than fp16 tells apart: other prompts drop one pair more or less,
-and some choose other tokens."""
+logit by, and no router's choice is closer than fp16 tells apart: other prompts drop one pair more or less, and
+some choose other tokens."""
 
 
 @pytest.fixture(scope="module")

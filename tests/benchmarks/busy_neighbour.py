@@ -118,7 +118,7 @@ threads; half of one core is gone either way, so 0.75 is a fair share of two. Ou
 prompt of {N_PROMPT} tokens, {N_NEW} new ones.
 
 llama.cpp is llama-bench with the same number of threads, built without OpenMP, so with threads of its own. A build with
-OpenMP waits at a barrier for a thread that is not running; an earlier one kept 0.02 of its speed."""
+OpenMP waits at a barrier for a thread that is not running, and was not tried here."""
 
 
 def main() -> None:
