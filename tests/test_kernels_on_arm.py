@@ -41,7 +41,7 @@ int main(int, char** argument) {
   FILE *in = std::fopen(argument[1], "rb"), *out = std::fopen(argument[2], "wb");
   int64_t head[7];  // format, rows, columns, group bits, tokens, bytes of values, of scales
   while (std::fread(head, sizeof head, 1, in) == 1) {
-    Matrix m = {bytes(in, head[5]), bytes(in, head[6]), head[1], head[2], int32_t(head[0]), int32_t(head[3])};
+    Matrix m = {bytes(in, head[5]), bytes(in, head[6]), head[1], head[2], int32_t(head[0]), int32_t(head[3]), 0};
     const float* x = (const float*)bytes(in, head[4] * head[2] * sizeof(float));
     float* result = (float*)std::malloc(head[4] * head[1] * sizeof(float));
     joulebench_linear(&m, x, head[4], nullptr, result, 2);

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engines.model.checkpoints import load_checkpoint
-from engines.model.quantised import FORMS, Quantisation
+from engines.model.quantised import Quantisation
 from tests.benchmarks import quantisation as benchmark
 
 
@@ -58,9 +58,10 @@ def test_page_has_a_row_for_each_component_and_form() -> None:
     rows = [
         row
         for component in benchmark.COMPONENTS
-        for form in FORMS
-        for row in benchmark.rows(component, form, 4_000_000, 16_000_000, found, 9.5)
+        for arm in benchmark.ARMS
+        for row in benchmark.rows(component, arm, 4_000_000, 16_000_000, found, 9.5)
     ]
     lines = benchmark.page(rows, "The model.").splitlines()
     assert "| experts | int8 | 8.00 | 4.00 | 0.500 | 1.00 | 99.90 | 1.00 | 2.0 ± 0.3 | 10.00 |" in lines
-    assert sum(line.startswith(f"| {component} |") for component in benchmark.COMPONENTS for line in lines) == 40
+    assert sum(line.startswith(f"| {component} |") for component in benchmark.COMPONENTS for line in lines) == 60
+    assert sum(line.startswith("| head | int4-g32 by int8 |") for line in lines) == 1
