@@ -60,7 +60,9 @@ echo '{{"build_commit": "4dca015b", "backends": "CPU", "n_prompt": '$p', "n_gen"
 echo '"n_threads": '$t', "samples_ns": ['${{s}}e9']}}'
 echo ']'
 """
-HANGS = "#!/bin/sh\nexec sleep 60\n"
+HUNG = f"60.{os.getpid()}"
+"""Seconds; told apart from what tests beside this one let hang."""
+HANGS = f"#!/bin/sh\nexec sleep {HUNG}\n"
 REQUEST = Request(
     request_id="r",
     sample_id="s",
@@ -176,15 +178,15 @@ def test_a_run_that_is_cut_off_is_worth_a_retry_and_leaves_nothing_running(
 ) -> None:
     engine = engine_on(device, tmp_path, HANGS, timeout_s=0.5 if what == "too slow" else 20.0)
     engine.prepare()
-    before = set(running("sleep\x0060"))
+    before = set(running(f"sleep\x00{HUNG}"))
     if what != "too slow":
         Timer(0.6, fake.pull_cable if what == "unplugged" else server.stop).start()
     with pytest.raises(TransientDeviceError, match="llama-bench"):
         engine.run(REQUEST, unheard)
     deadline_s = time.monotonic() + 5.0
-    while set(running("sleep\x0060")) - before and time.monotonic() < deadline_s:
+    while set(running(f"sleep\x00{HUNG}")) - before and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    assert set(running("sleep\x0060")) - before == set()
+    assert set(running(f"sleep\x00{HUNG}")) - before == set()
     if what == "server killed":
         server.start()
     fake.plug_in()

@@ -30,7 +30,7 @@ from results.store import Store
 from tests.fakes.adb_server import FakeAdbServer
 from tests.fakes.battery import FakeBattery
 from tests.fakes.phone import DISCHARGING, PROPERTIES, THERMAL
-from tests.fakes.sheet_phone import LLAMA_BENCH, SheetPhone
+from tests.fakes.sheet_phone import HUNG, LLAMA_BENCH, SheetPhone
 from tests.plans import FAST, Raw, problems, raw_plan, write_plan
 from tests.test_phone_programs import running
 
@@ -137,7 +137,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
     folder = tmp_path_factory.mktemp("phone")
     fake = small_phone(folder / "phone")
     boot_id = fake.local("/proc/sys/kernel/random/boot_id").read_text()
-    before = set(running("sleep\x0060"))
+    before = set(running(f"sleep\x00{HUNG}"))
 
     def battery(text: str) -> Callable[[], None]:
         return lambda: fake.answer("dumpsys battery", text)
@@ -168,7 +168,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
             with Mishaps(fake, folder / "session", *mishaps):
                 resumed = tune(folder, "--resume")
             deadline_s = time.monotonic() + 5.0
-            while (left := set(running("sleep\x0060")) - before) and time.monotonic() < deadline_s:
+            while (left := set(running(f"sleep\x00{HUNG}")) - before) and time.monotonic() < deadline_s:
                 time.sleep(0.05)
             yield Tuned(fake, folder, broken_off, resumed, sorted(left))
 

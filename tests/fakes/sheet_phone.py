@@ -11,6 +11,7 @@ battery as it runs. Nothing here was measured.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,8 @@ _PARTS = (0xD05, 0xD0B, 0xD4B)
 _TASKSET = """#!/bin/sh
 export MASK=$1; shift; exec "$@"
 """
+HUNG = f"61.{os.getpid()}"
+"""Seconds; told apart from what tests in other processes let hang."""
 LLAMA_BENCH = f"""#!/bin/bash
 while [ $# -gt 0 ]; do case $1 in -p) p=$2;; -n) n=$2;; -d) d=$2;; -t) t=$2;; esac; shift; done
 phase=decode; k=$n
@@ -39,7 +42,7 @@ read -r noise <"$PHONE/noise"
 one=$((k*ns)); one=$((one + one/1000*(RANDOM%(2*noise+1)-noise)/10))
 echo "$watts $((${{EPOCHREALTIME/./}} + one/1000 + {_AFTER_US}))" >"$PHONE/draw.new"; mv "$PHONE/draw.new" "$PHONE/draw"
 echo "$phase $MASK" >>"$PHONE/runs"
-if [ -e "$PHONE/hang" ]; then rm "$PHONE/hang"; exec sleep 60; fi
+if [ -e "$PHONE/hang" ]; then rm "$PHONE/hang"; exec sleep {HUNG}; fi
 sleep $((one/1000000000)).$(printf %09d $((one%1000000000)))
 echo '['
 echo '{{"build_commit": "fake", "backends": "CPU", "n_prompt": '$p', "n_gen": '$n', "n_depth": '${{d:-0}}','
