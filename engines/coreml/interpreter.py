@@ -120,7 +120,8 @@ def run(
             value = values[value.name]
         if isinstance(value, list):
             return [wide(one) for one in value]
-        return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
+        # In float64, so that what is rounded to fp16 does not hang on the order in which this processor adds.
+        return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
 
     for step in function.steps:
         if step.operation == "read_state":
