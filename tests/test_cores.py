@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,13 +52,6 @@ ASKED = Request(
 @pytest.fixture(scope="module")
 def checkpoint() -> Checkpoint:
     return load_checkpoint("bundled:tiny-qwen3-moe", torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def same_number_of_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def engine_on(

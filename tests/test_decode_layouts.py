@@ -223,16 +223,12 @@ def test_one_call_a_step_computes_the_rows_of_the_plan(form: str, top_k: int, fo
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_plain_layers_are_bit_for_bit_what_dropless_computes(n_threads: int, folders: dict[int, Path]) -> None:
     model = model_of(folders[4])
-    before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
-    try:
-        expected, _ = decoded(model, dropless())
-        for plain in (PLAIN, DecodeLayout((1,) * N_EXPERTS), DecodeLayout(None, tuple(reversed(range(N_EXPERTS))))):
-            assert torch.equal(decoded(model, Laid({1: plain, 2: PLAIN}))[0], expected)
-        # Beside a layer that is not: the first sparse layer's part is the same, and the rest close.
-        mixed, steps = decoded(model, Laid({1: PLAIN, 2: DecodeLayout((16,) * N_EXPERTS)}))
-    finally:
-        torch.set_num_threads(before)
+    expected, _ = decoded(model, dropless())
+    for plain in (PLAIN, DecodeLayout((1,) * N_EXPERTS), DecodeLayout(None, tuple(reversed(range(N_EXPERTS))))):
+        assert torch.equal(decoded(model, Laid({1: plain, 2: PLAIN}))[0], expected)
+    # Beside a layer that is not: the first sparse layer's part is the same, and the rest close.
+    mixed, steps = decoded(model, Laid({1: PLAIN, 2: DecodeLayout((16,) * N_EXPERTS)}))
     assert relative_error(mixed, expected) < 1e-5
     for plans in steps:
         first, second = (plan for plan in plans if plan is not None)

@@ -156,12 +156,8 @@ def test_experts_of_int8_arithmetic_round_what_goes_into_each_product(
     hidden, weights = random(n_tokens, 256), random(n_tokens, 2, seed=8).abs()
     routing = Routing(torch.tensor([[0, 2], [2, 1]])[torch.arange(n_tokens) % 2], weights, 3)
     plan = dropless().plan(seen(routing))
-    before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
-    try:
-        found = execute(plan, hidden, experts)
-    finally:
-        torch.set_num_threads(before)
+    found = execute(plan, hidden, experts)
     monkeypatch.setattr(native, "serves", lambda *tensors: False)
     by_torch = execute(plan, hidden, ExpertWeights(tuple(GatedWeights(*one) for one in matrices)))
     assert relative_error(found, by_torch.double()) < 3e-4
@@ -208,12 +204,8 @@ def test_sum_of_experts_is_the_oracles(form: str, n_threads: int, n_tokens: int)
     ids[ids[:, 0] == 2, 1] = 4
     routing = Routing(ids, weights, 5)
     plan = dropless().plan(seen(routing))
-    before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
-    try:
-        found = execute(plan, hidden, experts)
-    finally:
-        torch.set_num_threads(before)
+    found = execute(plan, hidden, experts)
     assert relative_error(found, mix_experts(hidden, routing, widened).double()) < 2e-6
 
 
@@ -327,7 +319,6 @@ def test_rms_norm_is_torchs(shape: tuple[int, ...]) -> None:
 
 @needs_compiler
 def test_callers_at_the_same_time_do_not_mix_their_results() -> None:
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
     weight = random(2000, 128)
     inputs = [random(1, 128, seed=seed) for seed in range(4)]
@@ -336,11 +327,8 @@ def test_callers_at_the_same_time_do_not_mix_their_results() -> None:
     def repeat(which: int) -> float:
         return max(relative_error(native.linear(inputs[which], weight), expected[which].double()) for _ in range(200))
 
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            assert max(threads.map(repeat, range(4))) < 1e-6
-    finally:
-        torch.set_num_threads(before)
+    with ThreadPoolExecutor(4) as threads:
+        assert max(threads.map(repeat, range(4))) < 1e-6
 
 
 @needs_compiler

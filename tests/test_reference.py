@@ -362,14 +362,10 @@ def test_each_engine_computes_on_its_own_number_of_threads() -> None:
     """torch keeps one number for the process: an engine must not inherit that of the arm before it."""
     checkpoint = load_checkpoint("bundled:tiny-qwen3-moe", torch.float32)
     request = Request(request_id="r", sample_id="s", kind="generate", prompt_ids=(5, 6, 7), max_new_tokens=2)
-    before = torch.get_num_threads()
     seen: list[int] = []
-    try:
-        for threads in (2, 1, 2):
-            engine = ReferenceEngine(checkpoint, DroplessParameters(), threads=threads)
-            engine.run(request, lambda event, at_s: seen.append(torch.get_num_threads()))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (2, 1, 2):
+        engine = ReferenceEngine(checkpoint, DroplessParameters(), threads=threads)
+        engine.run(request, lambda event, at_s: seen.append(torch.get_num_threads()))
     assert seen == [2] * 3 + [1] * 3 + [2] * 3
 
 

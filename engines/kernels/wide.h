@@ -146,6 +146,18 @@ inline void prefetch_row(const Row& row, int64_t first, int64_t n) {
   for (int64_t byte = 0; byte < n * bits / 8; byte += 64) __builtin_prefetch(from + byte, 0, 2);
 }
 
+// What comes after the columns before `done` of a tile: its next columns, or the next tile's first. Each of the panels
+// asks for its share.
+template <class F>
+inline void prefetch_share(int n_rows, int64_t columns, int start, int64_t done, int64_t p, int64_t panels, const F& row_at) {
+  const bool is_last = done >= columns;
+  const int64_t next = is_last ? 0 : done;
+  const int next_start = is_last ? start + kTileRows : start;
+  if (next_start >= n_rows) return;
+  for (int64_t r = p; r < kTileRows; r += panels)
+    prefetch_row(row_at(next_start + int(r)), next, std::min(kDepth, columns - next));
+}
+
 // Up to 48 matrix rows times all tokens of a block: results[panel][48][lanes]. row_at(r) names the r-th row, for any r
 // up to 47; from n_rows on it may be any row, and the results mean nothing.
 template <class F>
@@ -160,13 +172,8 @@ inline void multiply_group(int n_rows, int64_t columns, const TokenBlock& block,
         const Row row = row_at(start + r);
         widen_row(*row.matrix, row.row, first, depth, weights + r * kRowStride);
       }
-      const bool is_last = first + depth >= columns;
-      const int64_t next = is_last ? 0 : first + depth;
-      const int next_start = is_last ? start + kTileRows : start;
       for (int64_t p = 0; p < panels; p++) {
-        if (next_start < n_rows)
-          for (int64_t r = p; r < kTileRows; r += panels)
-            prefetch_row(row_at(next_start + int(r)), next, std::min(kDepth, columns - next));
+        prefetch_share(n_rows, columns, start, first + depth, p, panels, row_at);
         const int lanes = lanes_of(block.n, p);
         float* tile = results + p * kGroupRows * kPanel + start * lanes;
         const float* panel = block.packed + p * kPanel * columns + first * lanes;

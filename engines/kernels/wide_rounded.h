@@ -185,12 +185,8 @@ inline void multiply_group_by(int n_rows, int64_t columns, const TokenBlock& blo
         const Row row = row_at(start + r);
         raise_row(*row.matrix, row.row, first, depth, weights + r * kByteStride, scales + r * kScaleStride);
       }
-      const int64_t next = first + depth >= columns ? 0 : first + depth;
-      const int next_start = next ? start : start + kTileRows;
       for (int64_t p = 0; p < panels; p++) {
-        if (next_start < n_rows)
-          for (int64_t r = p; r < kTileRows; r += panels)
-            prefetch_row(row_at(next_start + int(r)), next, std::min(kDepth, columns - next));
+        prefetch_share(n_rows, columns, start, first + depth, p, panels, row_at);
         const int lanes = lanes_of(block.n, p);
         const float* panel = block.packed + p * kPanel * columns + first / kRoundedColumns * kRoundedFloats * lanes;
         multiply_byte_tile(weights, scales, panel, n_pieces(depth, kRoundedColumns), shift, lanes,
