@@ -19,9 +19,11 @@ import pandas as pd
 
 from results.binary_scores import binary_metrics
 from results.cells import model_name, technique_name, trials_of, usable
-from results.derivation import energy_of_requests, not_alone
+from results.derivation import energy_of_requests
 from results.metrics import NO_METER, time_method
+from results.packed import column_of
 from results.records import Cell, Completion, Method, Sample
+from results.request_columns import EDGES, lasting, n_generated, scores_told, shared_time
 from results.runs import RunData
 from results.trial_traces import TrialTraces, traces_of
 from results.trials import Trial
@@ -184,10 +186,12 @@ class _Joules(NamedTuple):
 
 
 class _Once(NamedTuple):
-    """A sample in one trial."""
+    """A sample in one trial. e2e_s: of all its requests together."""
 
     said: str
-    requests: Sequence[Completion]
+    prompt_tokens: int
+    generated_tokens: int
+    e2e_s: float
     scores: Mapping[str, float]
     joules: _Joules
 
@@ -205,18 +209,29 @@ def _answers(
 
 def _of_trial(run: RunData, trial: Trial, texts: Mapping[str, Sample]) -> Iterator[tuple[str, _Once]]:
     measured = traces_of(run, trial)
-    requests: dict[str, list[Completion]] = {}
-    for completion in trial.completions:
-        requests.setdefault(completion.sample_id, []).append(completion)
+    done = trial.completions
+    names = ("request_id", "text", "loglikelihood", "n_prompt_tokens")
+    request_ids, said, likelihoods, n_prompt = (column_of(done, name) for name in names)
+    n_said, e2e_s = n_generated(done), lasting(done, *EDGES["all"])
+    requests: dict[str, list[int]] = {}
+    for place, sample_id in enumerate(column_of(done, "sample_id")):
+        requests.setdefault(sample_id, []).append(place)
     scores: dict[str, dict[str, float]] = {}
-    for score in trial.scores:
-        if score.sample_id is not None:
-            scores.setdefault(score.sample_id, {})[score.metric] = score.value
-    shared = not_alone(trial.completions)
+    for sample_id, metric, value in scores_told(trial.scores):
+        if sample_id is not None:
+            scores.setdefault(sample_id, {})[metric] = value
+    shared = shared_time(done)
     for sample_id, own in requests.items():
-        why_shared = next((shared[c.request_id] for c in own if c.request_id in shared), None) if shared else None
-        joules = _joules(own, measured, why_shared)
-        yield sample_id, _Once(_said(own, texts.get(sample_id)), own, scores.get(sample_id, {}), joules)
+        why_shared = next((shared[i] for i in (request_ids[n] for n in own) if i in shared), None) if shared else None
+        once = _Once(
+            said=_said([said[n] for n in own], [likelihoods[n] for n in own], texts.get(sample_id)),
+            prompt_tokens=sum(n_prompt[n] for n in own),
+            generated_tokens=sum(n_said[n] for n in own),
+            e2e_s=math.fsum(e2e_s[n] for n in own),
+            scores=scores.get(sample_id, {}),
+            joules=_joules(done, own, measured, why_shared),
+        )
+        yield sample_id, once
 
 
 def _mean_answer(cell: Cell, time_method: Method, seen: Sequence[_Once]) -> Answer:
@@ -233,9 +248,9 @@ def _mean_answer(cell: Cell, time_method: Method, seen: Sequence[_Once]) -> Answ
         said=first.said,
         varies=len({once.said for once in seen}) > 1,
         scores={m: _mean([once.scores[m] for once in seen if m in once.scores]) for m in metrics},
-        prompt_tokens=sum(c.n_prompt_tokens for c in first.requests),
-        generated_tokens=sum(c.n_generated for c in first.requests),
-        e2e_s=_mean([math.fsum(c.e2e_s for c in once.requests) for once in seen]),
+        prompt_tokens=first.prompt_tokens,
+        generated_tokens=first.generated_tokens,
+        e2e_s=_mean([once.e2e_s for once in seen]),
         time_method=time_method,
         energy_j=_mean([j for j, _, _ in known]) if known else None,
         energy_uncertainty_j=math.sqrt(_mean([u * u for u in stated]))
@@ -248,27 +263,33 @@ def _mean_answer(cell: Cell, time_method: Method, seen: Sequence[_Once]) -> Answ
     )
 
 
-def _said(requests: Sequence[Completion], sample: Sample | None) -> str:
-    """The text, or the choice that was likelier than all others; the likelihood of a text is no answer."""
-    if requests[0].loglikelihood is None:
-        return "\n".join(c.text for c in requests)
-    likelihoods = [-math.inf if c.loglikelihood is None else c.loglikelihood for c in requests]
-    if len(requests) == 1:
+def _said(texts: Sequence[str], known: Sequence[float | None], sample: Sample | None) -> str:
+    """The text, or the choice that was likelier than all others; the likelihood of a text is no answer.
+
+    Of each request: what was answered, and how likely what was asked for is.
+    """
+    if known[0] is None:
+        return "\n".join(texts)
+    likelihoods = [-math.inf if one is None else one for one in known]
+    if len(likelihoods) == 1:
         return f"log-likelihood {likelihoods[0]:.4g}"
     if sample is not None and not sample.choices:
-        return f"log-likelihood {math.fsum(likelihoods):.4g}, in {len(requests)} windows"
+        return f"log-likelihood {math.fsum(likelihoods):.4g}, in {len(likelihoods)} windows"
     choices = sample.choices if sample is not None else ()
     # Mutual information asks each choice a second time, without its question.
     asked = likelihoods[: len(choices) or None]
     best = asked.index(max(asked))
-    return choices[best] if best < len(choices) else f"choice {best + 1} of {len(requests)}"
+    return choices[best] if best < len(choices) else f"choice {best + 1} of {len(likelihoods)}"
 
 
-def _joules(requests: Sequence[Completion], measured: TrialTraces, why_shared: str | None) -> _Joules:
+def _joules(
+    requests: Sequence[Completion], own: Sequence[int], measured: TrialTraces, why_shared: str | None
+) -> _Joules:
+    """own: which of the requests."""
     meter = measured.meter
     if meter is None or why_shared or measured.lost:
         return _Joules(None, None, "missing", meter, NO_METER if meter is None else why_shared or measured.lost)
-    found = energy_of_requests(requests, measured.traces, meter)
+    found = energy_of_requests([requests[n] for n in own], measured.traces, meter)
     return _Joules(found.energy_j, found.uncertainty_j, found.method, meter, found.reason)
 
 

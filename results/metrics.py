@@ -15,13 +15,15 @@ joules; its J/token may even rise, as the tokens left to compute attend to as lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from results.counters import COUNTERS
 from results.intervals import covered_s, joined, outside
 from results.packed import column_of
 from results.records import PHASES, Completion, EnergyReading, Method, Phase
+from results.request_columns import EDGES, RequestColumns, are_due, n_generated
 from results.trials import Trial
 
 NO_GENERATION = "no request generated a token (log-likelihoods end with prefill)"
@@ -93,15 +95,15 @@ def unseen(reason: str) -> list[Observation]:
 
 def latency_observations(trial: Trial) -> list[Observation]:
     done = trial.completions
-    gaps_s = [gap for c in done for gap in c.itl_s]
+    columns = RequestColumns(done)
     pooled: dict[str, tuple[Sequence[float], str]] = {
-        "ttft": ([c.ttft_s for c in done if c.ttft_s is not None], NO_GENERATION),
-        "tpot": ([c.tpot_s for c in done if c.tpot_s is not None], ONE_TOKEN),
-        "itl": (gaps_s, NO_STAMPS if any(c.is_spread for c in done) else ONE_TOKEN),
-        "e2e": ([c.e2e_s for c in done], "no request was completed"),
+        "ttft": ([s for s in columns.ttft_s if s is not None], NO_GENERATION),
+        "tpot": ([s for s in columns.tpot_s if s is not None], ONE_TOKEN),
+        "itl": (columns.itl_s, NO_STAMPS if any(column_of(done, "is_spread")) else ONE_TOKEN),
+        "e2e": (columns.e2e_s, "no request was completed"),
     }
     rows = []
-    some_derived = any(c.derived for c in done)
+    some_derived = any(column_of(done, "derived"))
     for metric, phase, unit in LATENCY_METRICS:
         method: Method = trial.time_method
         if some_derived:
@@ -121,7 +123,7 @@ def time_method(clock: Method, completions: Sequence[Completion], phase: Phase, 
     """How the seconds of a phase came to be, or those until the first token. clock: of the trial."""
     parts: dict[Phase, set[str]] = {"prefill": {"prefill"}, "decode": {"decode"}, "all": {"prefill", "decode"}}
     asked = parts[phase] | ({"first token"} if of_first_token else set())
-    return "derived" if any(asked & {*derived} for derived in column_of(completions, "derived")) else clock
+    return "derived" if any(asked & {*derived} for derived in column_of(completions, "derived") if derived) else clock
 
 
 def time_words(whole: str, first_token: str) -> str:
@@ -132,9 +134,9 @@ def time_words(whole: str, first_token: str) -> str:
 def load_observations(trial: Trial) -> list[Observation]:
     """Under load: the wait before the engine takes a request, TTFT with that wait, and the share of the window in which
     the engine worked. Empty where requests do not arrive by themselves."""
-    queueing_s = [c.queueing_s for c in trial.completions if c.queueing_s is not None]
-    if not queueing_s or trial.window_start_s is None or trial.window_end_s is None:
+    if not are_due(trial.completions) or trial.window_start_s is None or trial.window_end_s is None:
         return []
+    queueing_s = [c.queueing_s for c in trial.completions if c.queueing_s is not None]
     ttft_s = [c.ttft_from_arrival_s for c in trial.completions if c.ttft_from_arrival_s is not None]
     busy_s = covered_s((c.start_s, c.end_s) for c in trial.completions)
     window_s = trial.window_end_s - trial.window_start_s
@@ -217,7 +219,7 @@ def size_observations(trial: Trial) -> list[Observation]:
 
 def tokens_of(trial: Trial, phase: Phase) -> int:
     if phase == "all":
-        return trial.prefill_tokens + sum(c.n_generated for c in trial.completions)
+        return trial.prefill_tokens + sum(n_generated(trial.completions))
     return trial.prefill_tokens if phase == "prefill" else trial.decode_tokens
 
 
@@ -256,13 +258,10 @@ def _over(amount: float | None, per: float) -> float | None:
 
 def busy_s(trial: Trial, phase: Phase) -> float:
     """Time in which at least one request was in that phase, without what was set aside."""
-    in_phase: Callable[[Completion], tuple[float, float]] = {
-        "prefill": lambda c: (c.start_s, c.prefill_end_s),
-        "decode": lambda c: (c.prefill_end_s, c.end_s),
-        "all": lambda c: (c.start_s, c.end_s),
-    }[phase]
-    aside = joined(stretch for c in trial.completions for stretch in c.set_aside_s)
-    return covered_s(outside(joined(in_phase(c) for c in trial.completions), aside))
+    begin, end = EDGES[phase]
+    spans = zip(column_of(trial.completions, begin), column_of(trial.completions, end), strict=True)
+    aside = joined(chain.from_iterable(column_of(trial.completions, "set_aside_s")))
+    return covered_s(outside(joined(spans), aside) if aside else spans)
 
 
 def _throughput(trial: Trial, phase: Phase) -> tuple[float | None, str | None]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from operator import sub
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
+
+from results.latencies import first_token_s, gaps_s, lasting_s, per_token_s
 
 Method = Literal[
     "counter",
@@ -169,7 +170,7 @@ class Completion(Record):
     @property
     def ttft_s(self) -> float | None:
         """Time to first token; None for a log-likelihood, which emits none."""
-        return self.lasting_s(self.start_s, self.token_times_s[0]) if self.token_times_s else None
+        return first_token_s(self.start_s, self.token_times_s, self.set_aside_s)
 
     @property
     def queueing_s(self) -> float | None:
@@ -183,23 +184,17 @@ class Completion(Record):
 
     @property
     def e2e_s(self) -> float:
-        return self.lasting_s(self.start_s, self.end_s)
+        return lasting_s(self.start_s, self.end_s, self.set_aside_s)
 
     @property
     def tpot_s(self) -> float | None:
         """Time per output token, (E2E - TTFT) / (n - 1); None below two tokens."""
-        n = len(self.token_times_s)
-        return self.lasting_s(self.token_times_s[0], self.token_times_s[-1]) / (n - 1) if n >= 2 else None
+        return per_token_s(self.token_times_s, self.set_aside_s)
 
     @property
     def itl_s(self) -> tuple[float, ...]:
         """Inter-token latencies; none where tokens have no stamps of their own."""
-        return () if self.is_spread else tuple(map(sub, self.token_times_s[1:], self.token_times_s))
-
-    def lasting_s(self, from_s: float, to_s: float) -> float:
-        """Without what was set aside meanwhile."""
-        aside_s = (max(0.0, min(to_s, b_s) - max(from_s, a_s)) for a_s, b_s in self.set_aside_s)
-        return to_s - from_s - sum(aside_s)
+        return gaps_s(self.token_times_s, self.is_spread)
 
 
 class EngineCounters(Record):

@@ -145,22 +145,22 @@ def _rows(
 
 def _cost_rows(identity: dict[str, Any], trials: list[Trial]) -> Iterator[dict[str, Any]]:
     """Of everything but scores."""
-    good = usable(trials)
+    good, n_failed = usable(trials), sum(t.has_failed for t in trials)
     left_out = left_out_reason(trials, with_errors=not good)
     grouped = _grouped(good, _COST_READERS) if good else [[o] for o in unseen(left_out or NO_TRIAL)]
     for group in grouped:
-        for row, no_interval, reason in _described(identity, group, trials, len(good)):
+        for row, no_interval, reason in _described(identity, group, n_failed, len(good)):
             yield row | {"reason": _joined([no_interval, reason, left_out] if good else [reason])}
 
 
 def _score_rows(
     identity: dict[str, Any], trials: list[Trial], asked: list[str], binary: frozenset[str]
 ) -> Iterator[dict[str, Any]]:
-    good = answering(trials)
+    good, n_failed = answering(trials), sum(t.has_failed for t in trials)
     left_out = left_out_reason(trials, not good, answering)
     if not good:
         for observation in (Observation(m, None, "1", "missing", None, left_out or NO_TRIAL) for m in asked):
-            for row, _, reason in _described(identity, [observation], trials, 0):
+            for row, _, reason in _described(identity, [observation], n_failed, 0):
                 yield row | {"reason": reason}
         return
     grouped = _grouped(good, (accuracy_observations,))
@@ -170,17 +170,17 @@ def _score_rows(
     stderrs = {g[0].metric: _mean(g) for g in grouped if g[0].metric.endswith("_stderr")}
     for group in grouped:
         metric = group[0].metric
-        for row, _, reason in _described(identity, group, trials, len(good)):
+        for row, _, reason in _described(identity, group, n_failed, len(good)):
             row |= {"reason": _joined([reason, left_out])}
             n_samples = samples[metric.removesuffix("_stderr")]
             yield row | _over_samples(row["mean"], stderrs.get(f"{metric}_stderr"), n_samples, metric in shares)
 
 
 def _described(
-    identity: dict[str, Any], group: Sequence[Observation], trials: Sequence[Trial], n_good: int
+    identity: dict[str, Any], group: Sequence[Observation], n_failed: int, n_good: int
 ) -> Iterator[tuple[dict[str, Any], str | None, str | None]]:
     """(a row for each method, why it has no interval, what else there is to say)."""
-    first, n_failed = group[0], sum(t.has_failed for t in trials)
+    first = group[0]
     for method, summary, reason in _summaries(group, n_good, n_failed):
         row = summary.model_dump() | identity
         row |= {"phase": first.phase, "metric": first.metric, "unit": first.unit, "meter": first.meter}

@@ -5,22 +5,24 @@ A run of 20,000 trials has hundreds of thousands of requests: their table comes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
+from typing import Any, TypeAlias
 
 import pandas as pd
 
 from results.cells import data_sources, trials_of
-from results.derivation import energy_of_requests, not_alone
+from results.derivation import energy_of_requests
 from results.graph_placement import ane_operations_share
 from results.metrics import time_method, time_words
 from results.operations import operations_table, outside_share
-from results.records import Completion
+from results.packed import column_of
+from results.records import Completion, PowerTrace
+from results.request_columns import RequestColumns, are_due, n_generated, scores_told, shared_time
 from results.roads import road_words
 from results.runs import RunData
 from results.tables import frame_of, identity_of
-from results.trial_traces import TrialTraces, traces_of
+from results.trial_traces import traces_of
 from results.trials import Trial
 
 TRIALS_A_PART = 1000
@@ -75,7 +77,8 @@ def request_frames(run: RunData) -> Iterator[pd.DataFrame]:
     A request's energy is that of the trial's first meter between the request's start and end, from the raw traces; one
     during which others ran has none of its own. Arrivals count from the window's start.
     """
-    scores = dict.fromkeys(f"score_{s.metric}" for t in run.trials for s in t.scores if s.sample_id is not None)
+    metrics = dict.fromkeys(m for t in run.trials for i, m, _ in scores_told(t.scores) if i is not None)
+    scores = [f"score_{metric}" for metric in metrics]
     text = ("energy_meter", "energy_reason")
     numbers = ("ttft_s", "tpot_s", "e2e_s", "energy_j", "energy_uncertainty_j", "arrival_s", "queueing_s",
                "ttft_from_arrival_s", *scores)  # fmt: skip
@@ -84,7 +87,7 @@ def request_frames(run: RunData) -> Iterator[pd.DataFrame]:
     rest = _in_order(run)
     part = list(islice(rest, TRIALS_A_PART))
     while True:
-        rows = [{"device": device_of[t.cell_id]} | row for t in part for row in _request_rows(run, t)]
+        rows = chain.from_iterable(_request_rows(run, t, device_of[t.cell_id], metrics) for t in part)
         yield frame_of(rows, (*_REQUEST_COLUMNS, *scores), text, numbers, counts)
         part = list(islice(rest, TRIALS_A_PART))
         if not part:
@@ -130,55 +133,67 @@ def _time_words(trial: Trial, completions: Sequence[Completion]) -> str:
     return time_words(whole, time_method(trial.time_method, completions, "prefill", of_first_token=True))
 
 
-def _request_rows(run: RunData, trial: Trial) -> Iterator[dict[str, Any]]:
-    if not trial.completions:
-        return
-    own = traces_of(run, trial)
-    scores: dict[str | None, dict[str, float]] = {}
-    for score in trial.scores:
-        scores.setdefault(score.sample_id, {})[f"score_{score.metric}"] = score.value
-    shared = not_alone(trial.completions)
-    for completion in trial.completions:
-        row = _request_cells(trial, completion)
-        row |= _request_energy(completion, own, shared.get(completion.request_id))
-        row |= scores.get(completion.sample_id, {})
-        yield row
+def _request_rows(run: RunData, trial: Trial, device: str, metrics: Iterable[str]) -> Iterable[tuple[Any, ...]]:
+    """In the order of `_REQUEST_COLUMNS`, then the scores. metrics: of all samples of the run."""
+    done = trial.completions
+    if not done:
+        return ()
+    n, columns = len(done), RequestColumns(done)
+    arrivals_s, window_start_s = column_of(done, "arrival_s"), trial.window_start_s
+    of_load = [(c.queueing_s, c.ttft_from_arrival_s) for c in done] if are_due(done) else [(None, None)] * n
+    sample_ids = column_of(done, "sample_id")
+    scores = {(sample_id, metric): value for sample_id, metric, value in scores_told(trial.scores)}
+    return zip(
+        repeat(trial.cell_id),
+        repeat(device),
+        repeat(trial.repeat),
+        _time_words_each(trial),
+        sample_ids,
+        column_of(done, "request_id"),
+        column_of(done, "n_prompt_tokens"),
+        column_of(done, "n_cached_tokens"),
+        n_generated(done),
+        columns.ttft_s,
+        columns.tpot_s,
+        columns.e2e_s,
+        *zip(*_request_energies(run, trial), strict=True),
+        [None if at_s is None or window_start_s is None else at_s - window_start_s for at_s in arrivals_s],
+        *zip(*of_load, strict=True),
+        *([scores.get((i, metric)) for i in sample_ids] for metric in metrics),
+        strict=False,
+    )
 
 
-def _request_cells(trial: Trial, completion: Completion) -> dict[str, Any]:
-    arrival_s, window_start_s = completion.arrival_s, trial.window_start_s
-    return {
-        "cell": trial.cell_id,
-        "repeat": trial.repeat,
-        "time_method": _time_words(trial, [completion]),
-        "arrival_s": None if arrival_s is None or window_start_s is None else arrival_s - window_start_s,
-        "queueing_s": completion.queueing_s,
-        "ttft_from_arrival_s": completion.ttft_from_arrival_s,
-        "sample_id": completion.sample_id,
-        "request_id": completion.request_id,
-        "prompt_tokens": completion.n_prompt_tokens,
-        "cached_tokens": completion.n_cached_tokens,
-        "generated_tokens": completion.n_generated,
-        "ttft_s": completion.ttft_s,
-        "tpot_s": completion.tpot_s,
-        "e2e_s": completion.e2e_s,
-    }
+def _time_words_each(trial: Trial) -> Iterable[str]:
+    if not any(column_of(trial.completions, "derived")):
+        return repeat(_time_words(trial, trial.completions))
+    return [_time_words(trial, [completion]) for completion in trial.completions]
 
 
-def _request_energy(completion: Completion, own: TrialTraces, why_shared: str | None) -> dict[str, Any]:
+_Energy: TypeAlias = "tuple[float | None, float | None, str, str | None, str | None]"
+"""Of a request: joules, their uncertainty, method, meter, reason."""
+
+
+def _request_energies(run: RunData, trial: Trial) -> Iterable[_Energy]:
+    own, done = traces_of(run, trial), trial.completions
     meter = own.meter
     if meter is None:
-        return {"energy_method": "missing", "energy_reason": "no meter was read in this trial"}
-    if why_shared or own.lost:
-        return {"energy_method": "missing", "energy_meter": meter, "energy_reason": why_shared or own.lost}
-    reading = energy_of_requests([completion], own.traces, meter)
-    return {
-        "energy_j": reading.energy_j,
-        "energy_uncertainty_j": reading.uncertainty_j,
-        "energy_method": "missing" if reading.energy_j is None else reading.method,
-        "energy_meter": meter,
-        "energy_reason": reading.reason or reading.remark,
-    }
+        return repeat((None, None, "missing", None, "no meter was read in this trial"), len(done))
+    shared = shared_time(done)
+    if own.lost:
+        return [(None, None, "missing", meter, shared.get(i) or own.lost) for i in column_of(done, "request_id")]
+    return [
+        (None, None, "missing", meter, shared[c.request_id])
+        if c.request_id in shared
+        else _request_energy(c, own.traces, meter)
+        for c in done
+    ]
+
+
+def _request_energy(completion: Completion, traces: Sequence[PowerTrace], meter: str) -> _Energy:
+    reading = energy_of_requests([completion], traces, meter)
+    method = "missing" if reading.energy_j is None else reading.method
+    return reading.energy_j, reading.uncertainty_j, method, meter, reading.reason or reading.remark
 
 
 def placement_rows(run: RunData) -> pd.DataFrame:

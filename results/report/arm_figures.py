@@ -11,7 +11,7 @@ another in another arm: repeats do not narrow it. A reading that does not say ho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,11 +20,11 @@ import pandas as pd
 from results.binary_scores import binary_metrics
 from results.cells import answering, left_out_reason, no_room, trials_of, usable
 from results.compare import UnlikeError, mean_score, sample_logarithms, sample_scores
-from results.derivation import not_alone
 from results.metrics import NO_METER, RELATIVE_UNITS, time_method
 from results.operations import outside_share
-from results.records import NO_MODEL, Cell, Completion, Method, Phase
+from results.records import NO_MODEL, Cell, Method, Phase
 from results.report.arms import Arm
+from results.request_columns import EDGES, are_due, lasting, n_generated, shared_time
 from results.roads import comparable_roads
 from results.runs import RunData
 from results.trials import Trial
@@ -252,24 +252,18 @@ def _seconds(trial: Trial, phase: Phase) -> _Amount:
     """Of all requests of a trial, the whole or one phase of each."""
     if not trial.completions:
         return _Amount(None, "s", trial.time_method, None, "no request was completed")
-    if phase == "decode" and not any(c.n_generated > 1 for c in trial.completions):
+    if phase == "decode" and not any(n > 1 for n in n_generated(trial.completions)):
         return _Amount(None, "s", trial.time_method, None, "no request decoded a token after its first")
-    lasting_s: dict[Phase, Callable[[Completion], float]] = {
-        "all": lambda c: c.e2e_s,
-        "prefill": lambda c: c.lasting_s(c.start_s, c.prefill_end_s),
-        "decode": lambda c: c.lasting_s(c.prefill_end_s, c.end_s),
-    }
-    total_s = math.fsum(map(lasting_s[phase], trial.completions))
-    arrive = any(c.arrival_s is not None for c in trial.completions)
-    edges = trial.window_start_s, trial.window_end_s
+    total_s = math.fsum(lasting(trial.completions, *EDGES[phase]))
+    began_s, ended_s = trial.window_start_s, trial.window_end_s
     return _Amount(
         total_s,
         "s",
         time_method(trial.time_method, trial.completions, phase),
         None,
         None,
-        overlaps=not arrive and bool(not_alone(trial.completions)),
-        window_s=None if edges[0] is None or edges[1] is None else edges[1] - edges[0],
+        overlaps=not are_due(trial.completions) and bool(shared_time(trial.completions)),
+        window_s=None if began_s is None or ended_s is None else ended_s - began_s,
     )
 
 
