@@ -35,6 +35,12 @@ class Conditions(Record):
     airplane_mode: bool | None = None
 
 
+TORCH_ALONE = (
+    "1.4 to 6.1 times slower with fp32 weights, 1.9 to 55 times with narrower ones (docs/measurements/first-start.md)"
+)
+"""What a machine without kernels loses, as that page measured it; a test holds one against the other."""
+
+
 class Build(Record):
     """What an engine on this machine computes with: compiled kernels, or torch alone and why."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from results.cells import trials_of
-from results.environments import BUILD_DIGITS, Build, Road
+from results.environments import BUILD_DIGITS, TORCH_ALONE, Build, Road
 from results.graph_placement import placement_words
 from results.records import Cell, Phase
 from results.runs import RunData
@@ -130,8 +130,7 @@ def arithmetic_notes(run: RunData) -> list[str]:
 def road_notes(run: RunData) -> list[str]:
     """By device what computed, and what a reader must know of arms that stand side by side on unlike roads."""
     notes = [
-        f"{device}: the engine ran on torch alone, which is several times slower with narrow weights"
-        f" ({environment.build.reason})."
+        f"{device}: the engine ran on torch alone, {TORCH_ALONE}: {environment.build.reason}."
         for device, environment in run.info.environments.items()
         if environment.build is not None and environment.build.road == "torch"
     ]

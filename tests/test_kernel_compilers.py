@@ -13,7 +13,7 @@ import pytest
 
 from engines.kernels import library
 from engines.kernels.compile import FLAGS_VARIABLE, CompileError, Compiler, compilers, source_key
-from engines.kernels.library import TORCH_ALONE
+from results.environments import TORCH_ALONE
 from tests.benchmarks.first_start import NAME, factors
 from tests.benchmarks.measurement import read_json
 from tests.kernel_builds import load_anew, program, user_cache

@@ -16,15 +16,12 @@ from typing import Any
 
 from engines.kernels.cache import CacheError, Kept, Manifest, add, cache_folder, find, forget, prepared
 from engines.kernels.compile import FLAGS_VARIABLE, CompileError, Compiler, compilers, has, shown
+from results.environments import TORCH_ALONE
 
 logger = logging.getLogger(__name__)
 
 NOTICED_S = 2.0
 """A compilation that takes longer is told."""
-TORCH_ALONE = (
-    "1.4 to 6.1 times slower with fp32 weights, 1.9 to 55 times with narrower ones (docs/measurements/first-start.md)"
-)
-"""What a machine without kernels loses, as that page measured it; a test holds one against the other."""
 
 
 @dataclass(frozen=True)
