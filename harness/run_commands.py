@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 REMEDY = "report.html says what disturbed them; put that right, and run the plan again with another --out"
 CONTENDED_REMEDY = (
-    "other processes took more than protocol.max_foreign_cpu_share = {limit:g} of the CPU: end them, or raise that key"
-    " and accept that they disturb times and joules; then run the plan again with another --out"
+    "{took_more}: end them, or raise that key and accept that they disturb times and joules; then run the plan again"
+    " with another --out"
 )
 DEVICES_NOT_LOOKED_AT = "not looked at: devices and meters; `joulebench doctor` tests them"
 STDERR = 2
@@ -112,9 +112,11 @@ def run(
 def tell_outcome(outcome: RunOutcome, max_foreign_cpu_share: float) -> None:
     """Ends the command where trials failed, or none can be used."""
     if outcome.n_ok and outcome.n_marked == outcome.n_ok:
+        from harness.runner import took_more
         from results.cells import CONTENDED
 
-        remedy = CONTENDED_REMEDY.format(limit=max_foreign_cpu_share) if outcome.marks == (CONTENDED,) else REMEDY
+        is_contended = outcome.marks == (CONTENDED,)
+        remedy = CONTENDED_REMEDY.format(took_more=took_more(max_foreign_cpu_share)) if is_contended else REMEDY
         fail(
             f"no trial can be used: {outcome.n_marked} of {outcome.n_ok + outcome.n_failed} are marked"
             f" ({', '.join(outcome.marks)}) and {outcome.n_failed} failed, so no table has a time or a joule; {remedy}",

@@ -368,10 +368,19 @@ def no_figure_so_far(trials: Sequence[Trial], max_foreign_cpu_share: float) -> s
         return None
     most = max(t.foreign_cpu_share or 0.0 for t in trials)
     return (
-        f"no figure can be used so far: in all {outcome.n_ok} trials other processes took more than"
-        f" protocol.max_foreign_cpu_share = {max_foreign_cpu_share:g} of the CPU (up to {most:.0%}). End them now; or"
-        " stop this run (Ctrl-C), raise that key, and begin anew with another --out"
+        f"no figure can be used so far: in all {outcome.n_ok} trials {took_more(max_foreign_cpu_share)} (up to"
+        f" {most:.0%}). End them now; or stop this run (Ctrl-C), raise that key, and begin anew with another --out"
     )
+
+
+def took_more(max_foreign_cpu_share: float) -> str:
+    """What contended trials have in common, with the key that decides it."""
+    return f"other processes took more than protocol.max_foreign_cpu_share = {max_foreign_cpu_share:g} of the CPU"
+
+
+def are_contended(trials: Sequence[Trial]) -> bool:
+    """Whether other processes alone are why none of these can be used."""
+    return bool(trials) and all(trial.marks == (CONTENDED,) for trial in trials)
 
 
 def rule_of(plan: Plan, cell_plan: CellPlan) -> StoppingRule:

@@ -109,16 +109,17 @@ class Road(Record):
     """How steps that decode were computed: in one call of the kernels; with Python between layers; or with a plan made
     between router and experts, which stores of before call layer by layer too. None: no step."""
     device: Literal["cpu", "cuda", "mps"] = "cpu"
-    dtype: str = "float32"
-    """Of the arithmetic; weights may be narrower."""
+    dtype: str | None = "float32"
+    """Of the arithmetic; weights may be narrower. None: of another engine, which does not tell it."""
     rounds_inputs: bool = False
     """Whether products with weights of 8 and 4 bits took inputs rounded to int8 (`arithmetic = "int8"`)."""
     n_threads: int
     """Of each process, the most in a phase."""
+    threads_are_asked: bool = False
+    """Whether these numbers are only what was asked: of another engine, which does not tell how many computed."""
     prefill_threads: PhaseThreads | None = None
     decoding_threads: PhaseThreads | None = None
     """Of phases on cores or thread counts of their own. None: the plan chooses neither, or the phase did not occur."""
-    """Of each process."""
     n_processes: int = 1
     links: Literal["gloo", "gloo and shared memory", "nccl"] | None = None
     """Over which several processes send each other what they compute."""

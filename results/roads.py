@@ -27,7 +27,7 @@ def _parts(road: Road, with_chosen: bool = True, with_one: bool = True) -> list[
     reader must be told beside a road of several."""
     parts = [road.arithmetic if road.device == "cpu" else f"{road.arithmetic} on {road.device}"]
     parts += [road.instruction_set] if road.instruction_set else []
-    parts += [road.dtype] if road.dtype != "float32" and with_chosen else []
+    parts += [road.dtype] if road.dtype and road.dtype != "float32" and with_chosen else []
     parts += ["int8 arithmetic"] if road.rounds_inputs and with_chosen else []
     parts += [f"build {road.build}"] if road.build else []
     parts += _thread_words(road) if with_chosen else []
@@ -40,12 +40,11 @@ def _parts(road: Road, with_chosen: bool = True, with_one: bool = True) -> list[
 def _thread_words(road: Road) -> list[str]:
     """ "prefill on cores 0-3 with 4 threads", "decoding on cores 0-1 with 2 threads"; or of both "2 threads"."""
     phases = [(name, t) for name, t in (("prefill", road.prefill_threads), ("decoding", road.decoding_threads)) if t]
+    asked = " asked for and not told" if road.threads_are_asked else ""
     if not phases:
-        return [_counted(road.n_threads)]
-    return [
-        f"{name} on cores {t.cores} with {_counted(t.n_threads)}" if t.cores else f"{name} with {_counted(t.n_threads)}"
-        for name, t in phases
-    ]
+        return [_counted(road.n_threads) + asked]
+    on_cores = {name: f" on cores {t.cores}" if t.cores else "" for name, t in phases}
+    return [f"{name}{on_cores[name]} with {_counted(t.n_threads)}{asked}" for name, t in phases]
 
 
 def _counted(n_threads: int) -> str:

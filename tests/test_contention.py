@@ -16,6 +16,8 @@ from harness.progress import PlainProgress, outcome
 from harness.runner import Runner, open_run
 from harness.schema import StopSpec
 from harness.stopping import IntervalWidth
+from harness.tuning.display import ProbeLines
+from harness.tuning.probing import SessionBrokenOffError, TrialProber
 from results.accuracy_energy import accuracy_energy
 from results.cells import CONTENDED
 from results.cpu_time import CpuSeconds
@@ -118,6 +120,22 @@ def test_a_run_of_which_nothing_can_be_used_says_so_early_and_once(tmp_path: Pat
     key = "protocol.max_foreign_cpu_share = 0.2"
     assert f"in all 2 trials other processes took more than {key} of the CPU (up to 70%)" in lines[at]
     assert "End them now; or stop this run (Ctrl-C), raise that key" in lines[at]
+
+
+def test_a_session_of_probes_says_early_and_once_that_others_disturb_it(tmp_path: Path) -> None:
+    bench = shared(0.5, 0.7, 0.6, 0.5)
+    plan = build_plan(raw_plan(protocol=FAST | {"max_foreign_cpu_share": 0.2, "contention_retries": 0}))
+    text = io.StringIO()
+    with open_run(plan, tmp_path / "run", False, bench) as store:
+        runner = Runner(plan, store, bench, ProbeLines(Console(file=text, width=400)))
+        prober = TrialProber(runner, {"a": plan.cells}, ("decode",), False, 0.2)
+        with pytest.raises(SessionBrokenOffError, match="3 probes in a row cannot be used"):
+            prober.probe("a", 1)
+    said = ["left out" if "left out" in line else line for line in text.getvalue().splitlines()]
+    assert [line[:40] for line in said if line] == [
+        "left out", "left out", "warning: no figure can be used so far: i", "left out"
+    ]  # fmt: skip
+    assert "protocol.max_foreign_cpu_share = 0.2" in text.getvalue()
 
 
 @pytest.mark.parametrize(("shares", "repeats"), [((0.5, 0.0, 0.5, 0.5), 4), ((0.0, 0.5, 0.5, 0.5), 4), ((0.5, 0.5), 2)])

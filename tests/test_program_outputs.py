@@ -6,12 +6,14 @@ has a closed form: 512 tokens in 2 s.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+import engines.tiny
 from engines.errors import EngineError, ResultError
+from engines.external.programs.engine import ProgramEngine
 from engines.external.programs.executorch import ExecuTorch, ExecuTorchOptions
 from engines.external.programs.litert_lm import LiteRtLm, LiteRtOptions, duration_s
 from engines.external.programs.llama_bench import LlamaBench, LlamaBenchOptions
@@ -21,13 +23,19 @@ from engines.external.programs.program import (
     Lengths,
     PhaseSetting,
     Program,
+    ProgramCall,
     ProgramError,
     ProgramOutput,
     Settings,
     Stretch,
     positive,
 )
+from engines.external.programs.target import ProgramRun
+from engines.model.tokenizer import Tokenizer
+from results.records import Request
+from results.roads import road_words
 
+BUNDLED = Path(engines.tiny.__file__).parent / "bundled" / "tiny-qwen3-moe"
 GOLDEN = Path(__file__).parent / "golden" / "engines"
 ASKED = Lengths(512, 64)
 BIG = PhaseSetting(4, frozenset({4, 5, 6, 7}))
@@ -79,10 +87,47 @@ def test_mnn_is_asked_to_decode_behind_the_prompt_and_is_bound_from_outside() ->
     assert app_arguments(ASKED, 4) == ("--bench-cmd", "bench cpu 512 64 1 4")
 
 
-@pytest.mark.parametrize("name", ["LiteRT-LM", "mllm"])
-def test_a_program_that_does_not_tell_its_threads_has_a_remark_that_they_were_only_asked(name: str) -> None:
+class Printing:
+    """A target on which each call prints what was recorded, and ends 100 s after it began."""
+
+    def __init__(self, outputs: Sequence[ProgramOutput]) -> None:
+        self._left = list(outputs)
+        self._at_s = 0.0
+
+    def prepare(self, files: Mapping[str, Path]) -> None: ...
+    def close(self) -> None: ...
+
+    def run(self, call: ProgramCall, texts: Mapping[str, str], timeout_s: float) -> ProgramRun:
+        self._at_s += 100.0
+        return ProgramRun(self._left.pop(0), self._at_s - 100.0, self._at_s, lambda wall_s: None, "no clock")
+
+    def now_s(self) -> float:
+        return self._at_s
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("llama-bench", "llama-bench, prefill with 4 threads, decoding with 2 threads"),
+        ("MNN", "MNN, 4 threads"),
+        ("LiteRT-LM", "LiteRT-LM, 4 threads asked for and not told"),
+        ("mllm", "mllm, 4 threads asked for and not told"),
+    ],
+)
+def test_a_trial_tells_threads_that_were_only_asked_from_those_that_the_program_names(name: str, words: str) -> None:
     program, outputs = OUTPUTS[name]
-    assert [r for r in program.figures(ASKED, outputs).remarks if "threads: 4 asked; it does not tell" in r]
+    target = Printing(outputs)
+    engine = ProgramEngine(program, target, {}, "host", Tokenizer(BUNDLED, "tiny", (), 2048), 2048, target.now_s)
+    assert engine.take_road() is None
+    request = Request(
+        request_id="r", sample_id="r", kind="generate", prompt_ids=(1,) * 512, max_new_tokens=64,
+        ignore_end_tokens=True,
+    )  # fmt: skip
+    engine.run(request, lambda event, at_s: None)
+    road = engine.take_road()
+    assert road is not None
+    assert road_words(road) == words
+    assert any("threads is what was asked" in remark for remark in engine.take_remarks()) is road.threads_are_asked
 
 
 def test_litert_may_not_raise_the_clocks() -> None:

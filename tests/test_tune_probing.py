@@ -136,6 +136,21 @@ def test_a_device_that_cannot_be_measured_ends_the_session_and_blames_no_candida
     assert found["decode"].seconds == 2.0
 
 
+def test_a_session_that_others_disturb_names_the_key_and_says_that_it_makes_another_session() -> None:
+    contended = trial(marks=("contended",))
+    tape = Tape(a=[contended] * 3, b=[contended, trial(joules=None), contended])
+    limited = prober(tape, "a", "b", max_foreign_cpu_share=0.25)
+    with pytest.raises(SessionBrokenOffError) as caught:
+        limited.probe("a", 1)
+    assert "took more than protocol.max_foreign_cpu_share = 0.25 of the CPU: end them, and go on" in str(caught.value)
+    assert "begin anew with another --out" in str(caught.value)
+    # Other processes are not all that is wrong here.
+    with pytest.raises(SessionBrokenOffError) as caught:
+        limited.probe("b", 1)
+    assert "max_foreign_cpu_share" not in str(caught.value)
+    assert "put that right" in str(caught.value)
+
+
 def _again(tape: Tape) -> Any:
     try:
         return prober(tape, "a").probe("a", 1)

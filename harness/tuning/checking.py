@@ -15,7 +15,7 @@ from typing import Any, Literal
 from harness.plan import draft_plan
 from harness.preflight import preflight
 from harness.run_parts import RunParts, data_root
-from harness.runner import Progress, Runner, open_run
+from harness.runner import Progress, Runner, are_contended, open_run, took_more
 from harness.tuning.probing import Probe, SessionBrokenOffError, probe_of
 from harness.tuning.profile import Check, CheckedRatio
 from harness.tuning.space import AS_PLANNED
@@ -74,7 +74,8 @@ def run_check(
         derived = RunFrames(store.data(), AS_PLANNED)
         write_csv(derived.run, folder, derived)
         write_html(derived.run, folder / CHECK_REPORT, derived)
-    ratios = [ratio for phase in phases for ratio in _ratios(phase, by_arm[TUNED_ARM], by_arm[AS_PLANNED])]
+    limit = plan.protocol.max_foreign_cpu_share
+    ratios = [ratio for phase in phases for ratio in _ratios(phase, by_arm[TUNED_ARM], by_arm[AS_PLANNED], limit)]
     modelled = all(cell_plan.is_modelled for cell_plan in plan.cells)
     found = verdict_of(ratios, slowdown, objective, modelled)
     n_pairs = len(_pairs(by_arm[TUNED_ARM], by_arm[AS_PLANNED]))
@@ -100,11 +101,20 @@ def _pairs(
     return [([own[i] for own in sides[0]], [own[i] for own in sides[1]]) for i in sorted(repeats)]
 
 
-def _ratios(phase: Phase, chosen: Sequence[Sequence[Trial]], planned: Sequence[Sequence[Trial]]) -> list[CheckedRatio]:
+def _ratios(
+    phase: Phase,
+    chosen: Sequence[Sequence[Trial]],
+    planned: Sequence[Sequence[Trial]],
+    max_foreign_cpu_share: float,
+) -> list[CheckedRatio]:
     pairs = [(probe_of(own, phase), probe_of(other, phase)) for own, other in _pairs(chosen, planned)]
     if not pairs:
+        taken = [trial for side in (chosen, planned) for own in side for trial in own]
+        marked = [trial for trial in taken if trial.marks]
+        why = took_more(max_foreign_cpu_share) if are_contended(marked) else "put right what disturbed them"
         raise NoPairsError(
-            "the check has no pair of trials that can be used; its report says what disturbed them: put that right"
+            f"the check has no pair of trials that can be used ({len(marked)} of {len(taken)} are marked, and its"
+            f" report says by what): {why}"
         )
     times = ratio_of_means([([_token_s(own) for own, _ in pairs], [_token_s(other) for _, other in pairs])])
     found = [_checked(phase, "time", times)]

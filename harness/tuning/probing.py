@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from harness.matrix import CellPlan
+from harness.runner import are_contended, took_more
 from harness.tuning.race import Ask, Failed, Reading
 from results.cells import CORES_NOT_KEPT, WRONG_ANSWERS, mark_words, usable
 from results.metrics import busy_s, tokens_of
@@ -28,8 +29,19 @@ Asked = TypeVar("Asked", bound=Hashable, contravariant=True)
 Result = TypeVar("Result")
 
 
+PUT_RIGHT = "put that right, and go on with --resume"
+
+
 class SessionBrokenOffError(Exception):
     """The device or its surroundings do not let it be measured now. Nothing is lost."""
+
+
+def contended_remedy(max_foreign_cpu_share: float) -> str:
+    """The key belongs to the session's plan, so that with another value it is another session."""
+    return (
+        f"{took_more(max_foreign_cpu_share)}: end them, and go on with --resume; or accept that they disturb times and"
+        " joules, raise that key (--set protocol.max_foreign_cpu_share=...), and begin anew with another --out"
+    )
 
 
 class Probe(NamedTuple):
@@ -78,6 +90,8 @@ class TrialProber(Generic[Arm]):
     phases: Sequence[Phase]
     needs_joules: bool = True
     """A trial without joules of a phase cannot be used: a probe too short for its meter, or a source that stopped."""
+    max_foreign_cpu_share: float = 1.0
+    """Of the plan's protocol: a probe in which others took more is marked."""
     limit: Callable[[Sequence[Sequence[Trial]]], str | None] | None = None
     """Why an arm is kept out, by its trials of each workload so far; None: it may stay."""
     kept_out: dict[Arm, str | None] = field(default_factory=dict)
@@ -111,7 +125,7 @@ class TrialProber(Generic[Arm]):
         cell_id = cell_plan.cell.cell_id
         if cell_plan.is_modelled:
             nth = 1
-        in_vain: list[str] = []
+        in_vain: list[Trial] = []
         while True:
             trials = self.measures.trials_of(cell_id)
             found = self._usable(trials)
@@ -122,16 +136,19 @@ class TrialProber(Generic[Arm]):
             if failure is not None:
                 return failure
             if len(in_vain) >= MOST_IN_VAIN:
+                remedy = contended_remedy(self.max_foreign_cpu_share) if are_contended(in_vain) else PUT_RIGHT
                 raise SessionBrokenOffError(
-                    f"{cell_plan.cell.label}: {len(in_vain)} probes in a row cannot be used ({in_vain[-1]}); put that"
-                    " right, and go on with --resume"
+                    f"{cell_plan.cell.label}: {len(in_vain)} probes in a row cannot be used"
+                    f" ({self._why_not(in_vain[-1])}); {remedy}"
                 )
             trial = self.measures.measure(cell_plan)
             if trial.failure is not None and trial.failure.by_device:
-                raise SessionBrokenOffError(f"{trial.failure.error}; put that right, and go on with --resume")
-            reason = mark_words(trial) if trial.marks else self._lacks(trial)
-            if reason is not None:
-                in_vain.append(reason)
+                raise SessionBrokenOffError(f"{trial.failure.error}; {PUT_RIGHT}")
+            if self._why_not(trial) is not None:
+                in_vain.append(trial)
+
+    def _why_not(self, trial: Trial) -> str | None:
+        return mark_words(trial) if trial.marks else self._lacks(trial)
 
     def _usable(self, trials: Sequence[Trial]) -> list[Trial]:
         return [trial for trial in usable(trials) if self._lacks(trial) is None]

@@ -155,7 +155,8 @@ def run_session(
         _check_options(store, options)
         runner = Runner(asked, store, run_parts, progress)
         runner.check()
-        prober = TrialProber(runner, space.cells, options.phases, options.needs_joules)
+        limit = plan.protocol.max_foreign_cpu_share
+        prober = TrialProber(runner, space.cells, options.phases, options.needs_joules, limit)
         prober.limit = _limit(space, options, prober)
         probes: dict[Phase, list[SearchProbe[Arm]]] = {phase: [] for phase in options.phases}
 
@@ -200,7 +201,8 @@ def _limit(
 
     reference: list[Trial] = []
     if floor is not None:
-        planned = TrialProber(prober.measures, {0: space.planned}, prober.phases, needs_joules=False)
+        share = prober.max_foreign_cpu_share
+        planned = TrialProber(prober.measures, {0: space.planned}, prober.phases, False, share)
         if isinstance(failure := planned.probe(0, 1), Failed):
             raise SessionBrokenOffError(f"the planned arm, which accuracy is compared with, failed: {failure.reason}")
         reference = [usable(prober.measures.trials_of(c.cell.cell_id))[0] for c in space.planned]

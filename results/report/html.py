@@ -189,7 +189,7 @@ def machine_rows(environment: Environment) -> list[tuple[str, str]]:
     n_cores, memory_bytes = environment.n_cores, environment.memory_bytes
     return [
         ("processor", environment.cpu_model),
-        ("cores", NOT_TOLD if n_cores is None else f"{n_cores}, {environment.n_threads} threads used"),
+        ("cores", NOT_TOLD if n_cores is None else f"{n_cores}, {environment.n_threads} threads if none are asked"),
         ("memory", NOT_TOLD if memory_bytes is None else format_bytes(memory_bytes)),
         ("system", f"{environment.os}, {environment.machine}"),
         ("Python", environment.python),

@@ -19,6 +19,7 @@ from engines.external.programs.program import Figures, Lengths, Program, Program
 from engines.external.programs.target import ProgramRun, Target
 from engines.model.tokenizer import Tokenizer
 from engines.profile import Profile
+from results.environments import PhaseThreads, Road
 from results.records import Completion, DerivedTime, EngineCounters, Request
 
 NO_TOKEN = 0
@@ -57,6 +58,7 @@ class ProgramEngine:
         self._timeout_s = timeout_s
         self._is_prepared = False
         self._remarks: dict[str, None] = {}
+        self._road: Road | None = None
 
     def prepare(self) -> None:
         """Puts the program where it runs: once, before any window. Raises `DeviceError`, `EngineError`."""
@@ -84,6 +86,9 @@ class ProgramEngine:
         version = "" if figures.version is None else f" {figures.version}"
         told = (f"{self._program.name}{version}: edges of phases are {edges}; {runs[0].remark}", *figures.remarks)
         self._remarks |= dict.fromkeys(told)
+        self._road = _road(self._program)
+        if not self._program.tells_threads:
+            self._remarks[f"{self._program.name}: the number of threads is what was asked; it tells of none"] = None
         if figures.first_token == "derived":
             self._remarks["time to the first token is derived: the program does not tell it"] = None
         start_s, first_s = prefill_s
@@ -137,9 +142,28 @@ class ProgramEngine:
         remarks, self._remarks = tuple(self._remarks), {}
         return remarks
 
+    def take_road(self) -> Road | None:
+        """None: it has computed nothing since."""
+        road, self._road = self._road, None
+        return road
+
     def close(self) -> None:
         self._target.close()
         self._is_prepared = False
+
+
+def _road(program: Program) -> Road:
+    """Cores are the program's or taskset's to keep, and are not read back."""
+    numbers = [setting.n_threads for setting in program.settings]
+    prefill, decode = (PhaseThreads(n_threads=n) if len(set(numbers)) > 1 else None for n in numbers)
+    return Road(
+        arithmetic=program.name,
+        dtype=None,
+        n_threads=max(numbers),
+        prefill_threads=prefill,
+        decoding_threads=decode,
+        threads_are_asked=not program.tells_threads,
+    )
 
 
 def _derived(figures: Figures) -> tuple[DerivedTime, ...]:

@@ -10,24 +10,21 @@ clock, and nothing is derived. The prompt is text: its own tokenizer must come t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from engines.external.programs.program import (
     Figures,
     Lengths,
     ProgramCall,
-    ProgramError,
     ProgramOutput,
     Settings,
-    Stretch,
+    behind_first,
     check_ended,
-    check_rising,
+    last_told,
     one_setting,
     positive,
-    said_last,
     same,
+    stamped,
 )
 from results.records import Record
 
@@ -46,10 +43,12 @@ class ExecuTorch:
     name = "ExecuTorch"
     executable = NAME
     reads_text = True
+    tells_threads = False
 
     def __init__(self, options: ExecuTorchOptions, settings: Settings, model: str, tokenizer: str) -> None:
         """model, tokenizer: files, from the program's folder. Raises `EngineError`."""
         self._options = options
+        self.settings = settings
         self._setting = one_setting(settings, "ExecuTorch's llama_main")
         self._model = model
         self._tokenizer = tokenizer
@@ -66,27 +65,9 @@ class ExecuTorch:
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
         [output] = outputs
         check_ended(NAME, output, UNSUPPORTED)
-        told = _told(output)
+        told = last_told(NAME, (line.strip() for line in output.text.splitlines()), OBSERVER, output)
         same(told.get("prompt_tokens"), lengths.n_prompt, f"{NAME}: prompt_tokens")
-        # The first new token comes with the prompt's end: some releases count it, some do not.
-        if (generated := told.get("generated_tokens")) != lengths.n_new:
-            same(generated, lengths.n_new - 1, f"{NAME}: generated_tokens behind the first")
+        behind_first(told.get("generated_tokens"), lengths, f"{NAME}: generated_tokens")
         keys = ("inference_start_ms", "first_token_ms", "inference_end_ms")
         start_s, first_s, end_s = (positive(told.get(key), f"{NAME}: {key}") * 1e-3 for key in keys)
-        check_rising((start_s, first_s, end_s), lengths, NAME)
-        prefill = Stretch(0, first_s - start_s, wall_s=(start_s, first_s))
-        decode = Stretch(0, end_s - first_s, wall_s=(first_s, end_s)) if lengths.n_new > 1 else None
-        return Figures(prefill, decode, "measured", None, ("its own stamps, in milliseconds",))
-
-
-def _told(output: ProgramOutput) -> Mapping[str, Any]:
-    """Of the last line: a warm-up may print one before."""
-    lines = [line.strip() for line in output.text.splitlines()]
-    found = [line.partition(OBSERVER)[2] for line in lines if OBSERVER in line]
-    try:
-        told = json.loads(found[-1]) if found else None
-    except ValueError as error:
-        raise ProgramError(f"{NAME}: its line {OBSERVER.strip()} was cut short ({error})") from error
-    if not isinstance(told, Mapping):
-        raise ProgramError(f"{NAME} printed no line {OBSERVER.strip()}{said_last(output)}")
-    return told
+        return stamped(NAME, lengths, (start_s, first_s, end_s), "its own stamps, in milliseconds")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from devices.ios.device import IosDevice
 from engines.external.programs.mnn_bench import APP_ERROR, DONE, app_arguments, app_figures
-from engines.external.programs.program import Figures, Lengths, ProgramCall, ProgramOutput
+from engines.external.programs.program import Figures, Lengths, PhaseSetting, ProgramCall, ProgramOutput, Settings
 from engines.external.programs.target import ProgramRun
 
 ARRIVAL = "the app's end is when its last line arrived here, later by the link's delay"
@@ -19,9 +19,11 @@ class MnnApp:
     name = "MNN's app"
     executable = ""
     reads_text = False
+    tells_threads = True
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
+        self.settings = Settings(PhaseSetting(n_threads), PhaseSetting(n_threads))
 
     def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
         return (ProgramCall(app_arguments(lengths, self._n_threads)),)

@@ -27,7 +27,6 @@ from engines.external.programs.program import (
     positive,
     said_last,
     same,
-    threads_not_told,
 )
 from results.records import Record
 
@@ -46,10 +45,12 @@ class LiteRtLm:
     name = "LiteRT-LM"
     executable = NAME
     reads_text = False
+    tells_threads = False
 
     def __init__(self, options: LiteRtOptions, settings: Settings, model: str) -> None:
         """model: the .litertlm file, from the program's folder. Raises `EngineError`."""
         self._options = options
+        self.settings = settings
         self._setting = one_setting(settings, "LiteRT-LM")
         self._model = model
 
@@ -67,13 +68,24 @@ class LiteRtLm:
         check_ended(NAME, output, UNSUPPORTED)
         prefill_s = _turn(output, "Prefill", lengths.n_prompt)
         decoding_s = _turn(output, "Decode", lengths.n_new)
-        first_step_s = decoding_s / lengths.n_new
-        rest_s = decoding_s - first_step_s
-        prefill = Stretch(0, prefill_s + first_step_s, rest_s, is_derived=True)
-        decode = Stretch(0, rest_s, is_derived=True) if lengths.n_new > 1 else None
-        remark = "the first token is derived: prefill and one mean decode step, which counts as prefill"
-        threads = threads_not_told(NAME, self._setting.n_threads)
-        return Figures(prefill, decode, "derived", None, (remark, threads))
+        return with_a_mean_step(lengths, prefill_s, decoding_s)
+
+
+def with_a_mean_step(
+    lengths: Lengths, prefill_s: float, decoding_s: float, end_s: float | None = None, version: str | None = None
+) -> Figures:
+    """decoding_s: of all new tokens, also the first, whose step counts as prefill. end_s: of the last by the wall
+    clock; None: it is the program's."""
+    step_s = decoding_s / lengths.n_new
+    rest_s = decoding_s - step_s
+    prefill = Stretch(0, prefill_s + step_s, rest_s, is_derived=True)
+    decode = Stretch(0, rest_s, is_derived=True) if lengths.n_new > 1 else None
+    if end_s is not None:
+        first_s = end_s - rest_s
+        prefill = prefill._replace(before_end_s=0.0, wall_s=(first_s - prefill.seconds, first_s))
+        decode = decode and decode._replace(wall_s=(first_s, end_s))
+    remark = "the first token is derived: prefill and one mean decode step, which counts as prefill"
+    return Figures(prefill, decode, "derived", version, (f"LiteRT-LM: {remark}",))
 
 
 def _turn(output: ProgramOutput, phase: str, n_asked: int) -> float:

@@ -46,19 +46,20 @@ class LlamaBench:
     name = NAME
     executable = NAME
     reads_text = False
+    tells_threads = True
 
     def __init__(self, options: LlamaBenchOptions, settings: Settings, model: str) -> None:
         """model: the GGUF file, from the program's folder."""
         self._options = options
-        self._settings = settings
+        self.settings = settings
         self._model = model
 
     def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
-        prefill = self._call(("-p", str(lengths.n_prompt), "-n", "0"), self._settings.prefill)
+        prefill = self._call(("-p", str(lengths.n_prompt), "-n", "0"), self.settings.prefill)
         if lengths.n_new < 2:
             return (prefill,)
         steps = ("-p", "0", "-n", str(lengths.n_new - 1), "-d", str(lengths.n_prompt))
-        return prefill, self._call(steps, self._settings.decode)
+        return prefill, self._call(steps, self.settings.decode)
 
     def _call(self, test: tuple[str, ...], setting: PhaseSetting) -> ProgramCall:
         o = self._options
@@ -75,11 +76,11 @@ class LlamaBench:
 
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
         tests = [_test(output) for output in outputs]
-        _check(tests[0], lengths.n_prompt, 0, 0, self._settings.prefill)
+        _check(tests[0], lengths.n_prompt, 0, 0, self.settings.prefill)
         prefill = Stretch(0, _seconds(tests[0]))
         decode = None
         if len(tests) > 1:
-            _check(tests[1], 0, lengths.n_new - 1, lengths.n_prompt, self._settings.decode)
+            _check(tests[1], 0, lengths.n_new - 1, lengths.n_prompt, self.settings.decode)
             decode = Stretch(1, _seconds(tests[1]))
         commits = {str(test.get("build_commit", "unknown")) for test in tests}
         backends = {str(test.get("backends", "unknown")) for test in tests}

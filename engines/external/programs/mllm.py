@@ -26,7 +26,6 @@ from engines.external.programs.program import (
     one_setting,
     positive,
     said_last,
-    threads_not_told,
 )
 from results.records import Record
 
@@ -47,10 +46,12 @@ class Mllm:
     name = "mllm"
     executable = NAME
     reads_text = False
+    tells_threads = False
 
     def __init__(self, options: MllmOptions, settings: Settings, model: str, config: str) -> None:
         """model, config: files, from the program's folder. Raises `EngineError`."""
         self._options = options
+        self.settings = settings
         self._setting = one_setting(settings, "mllm")
         self._model = model
         self._config = config
@@ -75,8 +76,7 @@ class Mllm:
         decode_s = lengths.n_new / _last(output, "Decode Speed", "tokens/s") if lengths.n_new > 1 else 0.0
         decode = Stretch(0, decode_s, is_derived=True) if lengths.n_new > 1 else None
         remark = "decode time follows from its speed, which counts the first token too"
-        threads = threads_not_told(NAME, self._setting.n_threads)
-        return Figures(Stretch(0, first_token_s, decode_s), decode, "measured", None, (remark, threads))
+        return Figures(Stretch(0, first_token_s, decode_s), decode, "measured", None, (remark,))
 
 
 def _check_lengths(output: ProgramOutput, lengths: Lengths) -> None:

@@ -51,10 +51,12 @@ class MnnBench:
     name = "MNN"
     executable = NAME
     reads_text = False
+    tells_threads = True
 
     def __init__(self, options: MnnOptions, settings: Settings, model: str) -> None:
         """model: its config.json, from the program's folder. Raises `EngineError`."""
         self._options = options
+        self.settings = settings
         self._setting = one_setting(settings, "MNN's llm_bench")
         self._model = model
 

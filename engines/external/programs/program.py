@@ -6,11 +6,12 @@ called and what it prints are one small module a program; what all of them share
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from engines.errors import EngineError, NotSupportedError, OutOfMemoryError
 from results.printable import printable
@@ -109,6 +110,9 @@ class Program(Protocol):
     """File name of the program."""
     reads_text: bool
     """Whether the prompt is text that it encodes itself; else it makes up tokens."""
+    settings: Settings
+    tells_threads: bool
+    """Whether its output names the number of threads, which `figures` then holds against what was asked."""
 
     def calls(self, lengths: Lengths) -> tuple[ProgramCall, ...]:
         """Raises `EngineError` for what it cannot be asked, `NotSupportedError` for what it cannot do."""
@@ -191,9 +195,33 @@ def same(found: object, asked: int, what: str) -> None:
         raise ProgramError(f"{what}: {asked} asked, {printable(repr(found), SAID_CHARACTERS)} done")
 
 
-def threads_not_told(program: str, n_asked: int) -> str:
-    """A remark: what the table calls the number of threads is what was asked, and nothing says that it was kept."""
-    return f"{program}: threads: {n_asked} asked; it does not tell how many computed"
+def stamped(
+    program: str, lengths: Lengths, stamps_s: tuple[float, float, float], remark: str, version: str | None = None
+) -> Figures:
+    """Of begin, first token and end by its own wall clock: nothing is derived. Raises `ProgramError`."""
+    check_rising(stamps_s, lengths, program)
+    start_s, first_s, end_s = stamps_s
+    prefill = Stretch(0, first_s - start_s, wall_s=(start_s, first_s))
+    decode = Stretch(0, end_s - first_s, wall_s=(first_s, end_s)) if lengths.n_new > 1 else None
+    return Figures(prefill, decode, "measured", version, (remark,))
+
+
+def behind_first(found: object, lengths: Lengths, what: str) -> None:
+    """The first new token comes with the prompt's end: some releases count it, some do not. Raises `ProgramError`."""
+    if found != lengths.n_new:
+        same(found, lengths.n_new - 1, f"{what} behind the first")
+
+
+def last_told(program: str, lines: Iterable[str], head: str, output: ProgramOutput) -> Mapping[str, Any]:
+    """Of the last line with this head, the JSON behind it: a warm-up may print one before. Raises `ProgramError`."""
+    found = [line.partition(head)[2] for line in lines if head in line]
+    try:
+        told = json.loads(found[-1]) if found else None
+    except ValueError as error:
+        raise ProgramError(f"{program}: its line {head.strip()} was cut short ({error})") from error
+    if not isinstance(told, Mapping):
+        raise ProgramError(f"{program} printed no line {head.strip()}{said_last(output)}")
+    return told
 
 
 def _line_at(text: str, at: int) -> str:

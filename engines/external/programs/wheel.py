@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engines.errors import EngineError
+from engines.external.programs.litert_lm import with_a_mean_step
 from engines.external.programs.program import (
     Figures,
     Lengths,
@@ -22,14 +22,13 @@ from engines.external.programs.program import (
     ProgramError,
     ProgramOutput,
     Settings,
-    Stretch,
+    behind_first,
     check_ended,
-    check_rising,
+    last_told,
     one_setting,
     positive,
-    said_last,
     same,
-    threads_not_told,
+    stamped,
 )
 
 SAID = "JOULEBENCH "
@@ -90,6 +89,7 @@ class WheelProgram:
         self.name = kind.name
         self.executable = kind.script
         self.reads_text = kind.reads_text
+        self.tells_threads = kind.tells_threads
         self.settings = settings
         self.python = python
         self.model = model
@@ -107,25 +107,11 @@ class WheelProgram:
     def figures(self, lengths: Lengths, outputs: Sequence[ProgramOutput]) -> Figures:
         [output] = outputs
         check_ended(self.kind.script, output)
-        told = _told(self.kind.script, output)
-        n_threads = self.settings.prefill.n_threads
+        lines = (line for line in output.stdout.splitlines() if line.startswith(SAID))
+        told = last_told(self.kind.script, lines, SAID, output)
         if self.kind.tells_threads:
-            same(told.get("threads"), n_threads, f"{self.kind.script}: threads")
-            return self.kind.figures(self.kind.script, lengths, told)
-        figures = self.kind.figures(self.kind.script, lengths, told)
-        remark = threads_not_told(f"{self.kind.name} by its wheel", n_threads)
-        return replace(figures, remarks=(*figures.remarks, remark))
-
-
-def _told(script: str, output: ProgramOutput) -> Mapping[str, Any]:
-    lines = [line for line in output.stdout.splitlines() if line.startswith(SAID)]
-    try:
-        told = json.loads(lines[-1].removeprefix(SAID)) if lines else None
-    except ValueError as error:
-        raise ProgramError(f"{script}: its line {SAID.strip()} was cut short ({error})") from error
-    if not isinstance(told, Mapping):
-        raise ProgramError(f"{script} printed no line {SAID.strip()}{said_last(output)}")
-    return told
+            same(told.get("threads"), self.settings.prefill.n_threads, f"{self.kind.script}: threads")
+        return self.kind.figures(self.kind.script, lengths, told)
 
 
 def mnn_figures(script: str, lengths: Lengths, told: Mapping[str, Any]) -> Figures:
@@ -142,9 +128,7 @@ def mnn_figures(script: str, lengths: Lengths, told: Mapping[str, Any]) -> Figur
 
 def executorch_figures(script: str, lengths: Lengths, told: Mapping[str, Any]) -> Figures:
     same(told.get("n_prompt"), lengths.n_prompt, f"{script}: prompt_tokens")
-    # The first new token comes with the prompt's end: some releases count it, some do not.
-    if (generated := told.get("n_new")) != lengths.n_new:
-        same(generated, lengths.n_new - 1, f"{script}: generated_tokens behind the first")
+    behind_first(told.get("n_new"), lengths, f"{script}: generated_tokens")
     return _stamped(script, lengths, told, "ExecuTorch: its stamps are in milliseconds")
 
 
@@ -153,10 +137,7 @@ def _stamped(script: str, lengths: Lengths, told: Mapping[str, Any], remark: str
     if not isinstance(stamps, list) or len(stamps) != 3:
         raise ProgramError(f"{script}: three stamps asked, {stamps!r} told")
     start_s, first_s, end_s = (positive(stamp, f"{script}: stamp") for stamp in stamps)
-    check_rising((start_s, first_s, end_s), lengths, script)
-    prefill = Stretch(0, first_s - start_s, wall_s=(start_s, first_s))
-    decode = Stretch(0, end_s - first_s, wall_s=(first_s, end_s)) if lengths.n_new > 1 else None
-    return Figures(prefill, decode, "measured", _version(told), (remark,))
+    return stamped(script, lengths, (start_s, first_s, end_s), remark, _version(told))
 
 
 def litert_figures(script: str, lengths: Lengths, told: Mapping[str, Any]) -> Figures:
@@ -164,14 +145,9 @@ def litert_figures(script: str, lengths: Lengths, told: Mapping[str, Any]) -> Fi
     same(told.get("n_prompt"), lengths.n_prompt, f"{script}: prefill tokens")
     same(told.get("n_new"), lengths.n_new, f"{script}: decode tokens")
     prefill_s = lengths.n_prompt / positive(told.get("prefill_tokens_per_s"), f"{script}: prefill speed")
-    step_s = 1.0 / positive(told.get("decode_tokens_per_s"), f"{script}: decode speed")
+    decoding_s = lengths.n_new / positive(told.get("decode_tokens_per_s"), f"{script}: decode speed")
     end_s = positive(told.get("end_s"), f"{script}: stamp")
-    rest_s = step_s * (lengths.n_new - 1)
-    first_s = end_s - rest_s
-    prefill = Stretch(0, prefill_s + step_s, wall_s=(first_s - step_s - prefill_s, first_s), is_derived=True)
-    decode = Stretch(0, rest_s, wall_s=(first_s, end_s), is_derived=True) if lengths.n_new > 1 else None
-    remark = "LiteRT-LM: the first token is derived: prefill and one mean decode step, which counts as prefill"
-    return Figures(prefill, decode, "derived", _version(told), (remark,))
+    return with_a_mean_step(lengths, prefill_s, decoding_s, end_s, _version(told))
 
 
 def _version(told: Mapping[str, Any]) -> str | None:
