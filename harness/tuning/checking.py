@@ -111,10 +111,10 @@ def _ratios(
     if not pairs:
         taken = [trial for side in (chosen, planned) for own in side for trial in own]
         marked = [trial for trial in taken if trial.marks]
-        why = took_more(max_foreign_cpu_share) if are_contended(marked) else "put right what disturbed them"
+        remedy = took_more(max_foreign_cpu_share) if are_contended(marked) else "put right what disturbed them"
         raise NoPairsError(
             f"the check has no pair of trials that can be used ({len(marked)} of {len(taken)} are marked, and its"
-            f" report says by what): {why}"
+            f" report says by what): {remedy}"
         )
     times = ratio_of_means([([_token_s(own) for own, _ in pairs], [_token_s(other) for _, other in pairs])])
     found = [_checked(phase, "time", times)]
