@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.interrupts import raise_in_command
-from harness.regress_command import EXIT_WORSE, Allow, allowed
+from harness.regress_command import EXIT_WORSE, Allow, CsvFile, HtmlFile, allowed, write_files
 from harness.terminal import (
     EXIT_BAD_PLAN,
     EXIT_NONE_USABLE,
-    EXIT_NOT_WRITTEN,
     AsJson,
     console_of,
     end_interrupted,
@@ -38,8 +37,8 @@ def compare(
     least: Annotated[
         float, typer.Option("--least", min=0.0, metavar="PERCENT", help="A smaller change is not called certain.")
     ] = 0.0,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write all figures as a table.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page.")] = None,
+    csv: CsvFile = None,
+    html: HtmlFile = None,
     show_all: Annotated[bool, typer.Option("--all", help="Print what is not certain, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -55,7 +54,9 @@ def compare(
             found = compared(*sides, kinds, least / 100)
         except CompareError as error:
             fail(str(error), EXIT_BAD_PLAN)
-        _write(found, csv, html)
+        from results.report.compare_page import write_comparison_csv, write_comparison_page
+
+        write_files(found, (csv, write_comparison_csv), (html, write_comparison_page))
         if as_json:
             from results.report.compare_page import comparison_frame
 
@@ -129,18 +130,6 @@ def read_told(folder: Path) -> RunTold:
 
     with Store.view(folder) as store:
         return told_of(store.data())
-
-
-def _write(found: Comparison, csv: Path | None, html: Path | None) -> None:
-    from results.report.compare_page import write_comparison_csv, write_comparison_page
-
-    for option, path, write in (("--csv", csv, write_comparison_csv), ("--html", html, write_comparison_page)):
-        if path is None:
-            continue
-        try:
-            write(found, path)
-        except OSError as error:
-            fail(f"{option} {path}: cannot be written ({error.strerror or error}); name another file", EXIT_NOT_WRITTEN)
 
 
 def _print(found: Comparison, show_all: bool) -> None:

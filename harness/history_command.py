@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Generator, Sequence
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,11 +25,14 @@ from harness.terminal import (
 from results.printable import printable
 
 if TYPE_CHECKING:
-    from results.history.index import History
+    from results.history.index import History, RunRead
     from results.history.points import RunPoint
 
 RUNS = Path("runs")
 TOLD_EVERY = 25
+FEW_RUNS, RUNS_AT_ONCE = 100, 8
+"""Fewer take less time here than it takes to start processes."""
+MOST_PROCESSES = 4
 MOST_ARMS_TOLD = 3
 NO_RUN = "holds no run yet; `joulebench run PLAN --out {}/NAME` makes one"
 
@@ -74,7 +79,7 @@ def opened(directory: Path) -> History:
                 if done % TOLD_EVERY == 0 and of > TOLD_EVERY:
                     status.update(f"reading runs: {done} of {of}")
 
-            found = open_history(directory, told)
+            found = open_history(directory, told, _read_runs)
     except HistoryError as error:
         fail(str(error), EXIT_BAD_PLAN)
     for one in found.skipped:
@@ -83,6 +88,24 @@ def opened(directory: Path) -> History:
         what = "every run of it was skipped" if found.skipped else NO_RUN.format(directory)
         fail(f"{directory}: {what}", EXIT_BAD_PLAN)
     return found
+
+
+def _read_runs(directory: Path, folders: Sequence[str]) -> Generator[RunRead | str]:
+    """Of many runs other processes read most."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from devices.cpu_seconds import usable_cpus
+    from harness.processes import processes
+    from results.history.index import read_in_turn, read_run
+
+    n_processes, n_read = min(len(usable_cpus() or ()) or os.cpu_count() or 1, MOST_PROCESSES), 0
+    if len(folders) > FEW_RUNS and n_processes > 1:
+        # One that ended by itself, as where memory was short, costs time and no run.
+        with suppress(BrokenProcessPool), processes(n_processes) as pool:
+            for told in pool.map(read_run, repeat(directory), folders, chunksize=RUNS_AT_ONCE):
+                yield told
+                n_read += 1
+    yield from read_in_turn(directory, folders[n_read:])
 
 
 def chosen(found: History, plans: Sequence[str], devices: Sequence[str], last: int | None) -> list[RunPoint]:

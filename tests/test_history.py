@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+from multiprocessing import parent_process
 from pathlib import Path
 
 import pytest
 
+from devices import cpu_seconds
+from harness import history_command
+from results.history import index
 from results.history.index import INDEX, HistoryError, open_history
 from results.history.marks import MARKS, baseline_runs, mark, read_marks
 from results.store import Store
@@ -95,6 +100,28 @@ def test_a_damaged_run_is_told_and_skipped_until_it_is_whole_again(tmp_path: Pat
     database.write_bytes(whole)
     assert "skipped" not in listed(tmp_path).stderr
     assert len(listed(tmp_path).stdout.splitlines()) == 4
+
+
+def test_many_runs_are_read_by_other_processes_and_none_is_lost_with_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [folder.name for folder in write_history(tmp_path, 6, step)]
+    (tmp_path / "run004" / "run.sqlite").write_bytes(b"no database" * 1000)
+    in_turn = list(index.read_in_turn(tmp_path, folders))
+    assert [isinstance(one, str) for one in in_turn] == [False, False, False, False, True, False]
+    monkeypatch.setattr(history_command, "FEW_RUNS", 2)
+    monkeypatch.setattr(history_command, "RUNS_AT_ONCE", 1)
+    monkeypatch.setattr(cpu_seconds, "usable_cpus", lambda: frozenset({0, 1}))
+    assert list(history_command._read_runs(tmp_path, folders)) == in_turn
+    monkeypatch.setattr(index, "read_run", dying_reader)
+    assert list(history_command._read_runs(tmp_path, folders)) == [*folders]
+
+
+def dying_reader(directory: Path, folder: str) -> str:
+    """Another process ends at the third run."""
+    if parent_process() is not None and folder == "run002":
+        os._exit(1)
+    return folder
 
 
 def test_a_folder_that_cannot_be_written_is_listed_all_the_same(tmp_path: Path) -> None:

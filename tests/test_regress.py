@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from results.history.index import open_history
@@ -154,3 +156,30 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         done = joulebench("regress", *arguments)
         (line,) = done.problems
         assert (done.code, said in line) == (2, True), line
+
+
+def test_csv_and_page_say_what_the_verdicts_say(tmp_path: Path) -> None:
+    arms = ("a", "<b>=1", "c")
+    write_history(tmp_path, 24, lambda day, arm: 1.02 if arm == "<b>=1" and day >= 14 else 1.0, arms=arms)
+    found = judged(tmp_path)
+    csv, page = tmp_path / "verdicts.csv", tmp_path / "verdicts.html"
+    asked = ("regress", "--baseline", "good", str(tmp_path), "--metric", "e2e")
+    assert joulebench(*asked, "--csv", str(csv), "--html", str(page)).code == 1
+    table = pd.read_csv(csv).set_index("arm")
+    assert list(table.index) == list(arms)
+    one = found["<b>=1"]
+    row = table.loc["<b>=1"]
+    assert one.change is not None
+    assert (row["verdict"], row["since"], row["change_is"]) == ("REGRESSION", "run014", "share")
+    assert row["change"] == pytest.approx(math.expm1(one.change), rel=1e-12)
+    assert row["low"] < 0.02 < row["high"]
+    assert row["now"] / row["baseline"] - 1 == pytest.approx(row["change"], rel=1e-9)
+    assert table.loc["a", "verdict"] == "PASS"
+    text = page.read_text()
+    assert "1 REGRESSION, 2 PASS" in text
+    assert "<td>&lt;b&gt;=1</td>" in text
+    assert "<b>=1" not in text
+    assert "since run014 (2026-01-15)" in text
+    missing = csv / "x.csv"  # below a file
+    done = joulebench(*asked, "--csv", str(missing))
+    assert (done.code, "--csv" in done.stderr) == (7, True)

@@ -16,10 +16,10 @@ import logging
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
@@ -55,6 +55,16 @@ class Skipped:
 
     folder: str
     why: str
+
+
+class RunRead(NamedTuple):
+    """cells: of each its key and its record, as the index keeps them."""
+
+    point: RunPoint
+    cells: tuple[tuple[str, str], ...]
+
+
+Reader: TypeAlias = "Callable[[Path, Sequence[str]], Generator[RunRead | str]]"
 
 
 class History:
@@ -96,8 +106,11 @@ class History:
         self.close()
 
 
-def open_history(directory: Path, on_read: Callable[[int, int], None] = lambda done, of: None) -> History:
-    """Brings the index up to date. on_read: told how many runs were read, of how many. Raises `HistoryError`."""
+def open_history(
+    directory: Path, on_read: Callable[[int, int], None] = lambda done, of: None, read_all: Reader | None = None
+) -> History:
+    """Brings the index up to date. on_read: told how many runs were read, of how many. read_all: `read_run`
+    of each folder, in their order; other processes may do it. Raises `HistoryError`."""
     if not directory.is_dir():
         what = "is no folder" if directory.exists() else "is not there"
         raise HistoryError(f"{directory} {what}; give the folder that holds the folders of runs, as `runs`")
@@ -107,19 +120,19 @@ def open_history(directory: Path, on_read: Callable[[int, int], None] = lambda d
         )
     path = directory / INDEX
     if not path.exists() and next(run_folders(directory), None) is None:
-        return _brought_up(directory, _in_memory(), on_read)
+        return _brought_up(directory, _in_memory(), on_read, read_all)
     try:
-        return _brought_up(directory, _opened(path), on_read)
+        return _brought_up(directory, _opened(path), on_read, read_all)
     except (sqlite3.Error, ValidationError, UnicodeDecodeError, OSError) as error:
         log.info("%s: made again (%s)", path, error)
     with contextlib.suppress(OSError):
         for side in ("", "-wal", "-shm", "-journal"):
             path.with_name(path.name + side).unlink(missing_ok=True)
     try:
-        return _brought_up(directory, _opened(path), on_read)
+        return _brought_up(directory, _opened(path), on_read, read_all)
     except (sqlite3.Error, OSError) as error:
         log.info("%s: cannot be written (%s), so the index is made in memory", path, error)
-    return _brought_up(directory, _in_memory(), on_read)
+    return _brought_up(directory, _in_memory(), on_read, read_all)
 
 
 def _in_memory() -> sqlite3.Connection:
@@ -150,7 +163,9 @@ def _with_schema(db: sqlite3.Connection) -> sqlite3.Connection:
     return db
 
 
-def _brought_up(directory: Path, db: sqlite3.Connection, on_read: Callable[[int, int], None]) -> History:
+def _brought_up(
+    directory: Path, db: sqlite3.Connection, on_read: Callable[[int, int], None], read_all: Reader | None
+) -> History:
     with contextlib.ExitStack() as undo:
         undo.callback(db.close)
         there = dict(run_folders(directory))
@@ -161,32 +176,42 @@ def _brought_up(directory: Path, db: sqlite3.Connection, on_read: Callable[[int,
         for folder in gone:
             with transaction(db):
                 _forget(db, folder)
+        found = (read_all or read_in_turn)(directory, changed)
+        undo.callback(found.close)
         for done, folder in enumerate(changed):
             on_read(done, len(changed))
-            try:
-                _read(directory, folder, there[folder], db)
-            except StoreError as error:
-                with transaction(db):
-                    _forget(db, folder)
-                skipped.append(Skipped(folder, str(error)))
+            told = next(found)
+            with transaction(db):
+                _forget(db, folder)
+                if isinstance(told, str):
+                    skipped.append(Skipped(folder, told))
+                else:
+                    _put(db, folder, there[folder], told)
         history = History(directory, db, skipped)
         undo.pop_all()
     return history
 
 
-def _read(directory: Path, folder: str, seen: str, db: sqlite3.Connection) -> None:
-    """Raises `StoreError`."""
-    with Store.view(directory / folder) as store:
-        run = store.data()
+def read_in_turn(directory: Path, folders: Sequence[str]) -> Generator[RunRead | str]:
+    for folder in folders:
+        yield read_run(directory, folder)
+
+
+def read_run(directory: Path, folder: str) -> RunRead | str:
+    """What the index keeps of a run, or why it cannot be read."""
+    try:
+        with Store.view(directory / folder) as store:
+            run = store.data()
+    except StoreError as error:
+        return str(error)
     cells = cell_points(run)
-    point = run_point(run, folder, cells)
-    with transaction(db):
-        _forget(db, folder)
-        db.execute("INSERT INTO run VALUES (?, ?, ?, ?)", (folder, seen, point.created_at, point.model_dump_json()))
-        db.executemany(
-            "INSERT INTO cell VALUES (?, ?, ?, ?)",
-            [(folder, i, _text(cell.key), cell.model_dump_json()) for i, cell in enumerate(cells)],
-        )
+    return RunRead(run_point(run, folder, cells), tuple((_text(cell.key), cell.model_dump_json()) for cell in cells))
+
+
+def _put(db: sqlite3.Connection, folder: str, seen: str, told: RunRead) -> None:
+    row = (folder, seen, told.point.created_at, told.point.model_dump_json())
+    db.execute("INSERT INTO run VALUES (?, ?, ?, ?)", row)
+    db.executemany("INSERT INTO cell VALUES (?, ?, ?, ?)", [(folder, i, *cell) for i, cell in enumerate(told.cells)])
 
 
 def _forget(db: sqlite3.Connection, folder: str) -> None:

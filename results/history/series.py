@@ -40,8 +40,12 @@ class Series:
 
     def shown(self, size: float) -> str:
         """A difference of x: "+1.2 %", of scores "-0.5 points"."""
-        number = 100 * (math.expm1(size) if self.is_log else size)
+        number = 100 * self.size(size)
         return f"{number:+.{1 if abs(number) >= 1 else 2}f} {'%' if self.is_log else 'points'}"
+
+    def size(self, x: float) -> float:
+        """A difference of x as a share, of scores as it is."""
+        return math.expm1(x) if self.is_log else x
 
     def value(self, x: float) -> float:
         return math.exp(x) if self.is_log else x

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
+from markupsafe import Markup
 
 from results.history.comparison import Compared, Comparison
 from results.history.points import Figure
-from results.report.charts import page_spec
+from results.report.changes_page import BETTER, OPEN, OTHER, WORSE, ChangesPage, Drawn, write_changes_page
 from results.report.csv import csv_text
 from results.report.files import replace_text
-from results.report.plain_pages import frame, write_plain_pages
 from results.units import format_number, format_p, format_quantity
 
 ORDER: Final = ("worse", "better", "different", "not certain", "not tested", "refused")
-MOST_DRAWN: Final = 60
-ROW_PX: Final = 18
 
 
 def comparison_frame(found: Comparison) -> pd.DataFrame:
@@ -53,23 +50,26 @@ def write_comparison_csv(found: Comparison, path: Path) -> None:
 def write_comparison_page(found: Comparison, path: Path) -> None:
     """Raises `OSError`."""
     rows = ordered(found)
-    drawn = [row for row in rows if row.low is not None and row.high is not None][:MOST_DRAWN]
-    charts = [("changes", _chart(drawn))] if drawn else []
-    counts = Counter[str](row.verdict for row in rows)
-    shown = {
-        "first": found.first.name,
-        "second": found.second.name,
-        "said": list(dict.fromkeys(one for row in rows for one in row.said)),
-        "notes": found.notes,
-        "counts": [(verdict, counts[verdict]) for verdict in ORDER if counts[verdict]],
-        "rows": [table_row(row) for row in rows],
-        "columns": COLUMNS,
-        "numbers": NUMBERS,
-        "has_chart": bool(drawn),
-        "left_out": sum(row.low is not None for row in rows) - len(drawn),
-    }
-    page = frame(f"{found.first.name} and {found.second.name}", charts)
-    write_plain_pages("results.report", {path.name: ("compare.html.j2", page | shown)}, path.parent)
+    page = ChangesPage(
+        title=f"{found.first.name} and {found.second.name}",
+        lead=Markup("From A, <strong>{}</strong>, to B, <strong>{}</strong>").format(
+            found.first.name, found.second.name
+        ),
+        axis="change from A to B",
+        verdicts=[row.verdict for row in rows],
+        order=ORDER,
+        looks={"worse": WORSE, "better": BETTER, "different": OTHER, "not certain": OPEN},
+        drawn=list(_drawn(rows)),
+        columns=COLUMNS,
+        numbers=NUMBERS,
+        rows=[table_row(row) for row in rows],
+        notes=found.notes,
+        warnings=[
+            f"Compared although they are unlike, as asked: {one}"
+            for one in dict.fromkeys(one for row in rows for one in row.said)
+        ],
+    )
+    write_changes_page(page, path)
 
 
 def ordered(found: Comparison) -> list[Compared]:
@@ -121,37 +121,10 @@ def shown(row: Compared, change: float) -> str:
     return f"{number:+.{1 if abs(number) >= 1 else 2}f} {'points' if row.is_score else '%'}"
 
 
-def _chart(rows: Sequence[Compared]) -> dict[str, Any]:
-    import altair as alt
-
+def _drawn(rows: Sequence[Compared]) -> Iterator[Drawn]:
     several = len({(row.workload, row.device) for row in rows}) > 1
-    values = []
-    for i, row in enumerate(rows):
-        where = f" · {row.workload} · {row.device}" if several else ""
-        assert row.change is not None
-        assert row.low is not None
-        assert row.high is not None
-        values.append(
-            {
-                "row": f"{i + 1}. {row.arm} · {row.first.name}{where}", "change": 100 * row.change,
-                "low": 100 * row.low, "high": 100 * row.high, "verdict": row.verdict,
-            }
-        )  # fmt: skip
-    base = alt.Chart(alt.InlineData(values=values))
-    y = alt.Y("row:N", title=None, sort=None).axis(ticks=False, domain=False, labelLimit=420)
-    x = alt.X("change:Q", title="change from A to B (%; of scores: points)")
-    certain = ["worse", "better", "different"]
-    colour = alt.Color("verdict:N", legend=None).scale(
-        domain=[*certain, "not certain"], range=["var(--accent-2)", "var(--arm-2)", "var(--accent)", "var(--rule-2)"]
-    )
-    shape = alt.Shape("verdict:N", legend=None).scale(
-        domain=[*certain, "not certain"], range=["triangle-up", "triangle-down", "square", "circle"]
-    )
-    layers = [
-        alt.Chart(alt.InlineData(values=[{"change": 0}])).mark_rule(color="var(--ink)", strokeWidth=1).encode(x=x),
-        base.mark_rule(strokeWidth=1.4).encode(
-            x=alt.X("low:Q", title="change from A to B (%; of scores: points)"), x2="high:Q", y=y, color=colour
-        ),
-        base.mark_point(size=46, filled=True).encode(x=x, y=y, color=colour, shape=shape),
-    ]
-    return page_spec(alt.layer(*layers), 40 + ROW_PX * len(rows), "changes from A to B with their 95 % intervals")
+    for row in rows:
+        if row.change is not None and row.low is not None and row.high is not None:
+            where = f" · {row.workload} · {row.device}" if several else ""
+            ends = 100 * row.change, 100 * row.low, 100 * row.high
+            yield Drawn(f"{row.arm} · {row.first.name}{where}", *ends, row.verdict)

@@ -1,0 +1,102 @@
+"""A page of changes: how many of each verdict, a picture of the changes with their intervals, and a table of all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from markupsafe import Markup
+
+from results.report.charts import page_spec
+from results.report.plain_pages import frame, write_plain_pages
+
+MOST_DRAWN: Final = 60
+ROW_PX: Final = 18
+
+
+class Look(NamedTuple):
+    """How changes of a verdict are drawn. words: of the shape, in the legend."""
+
+    colour: str
+    shape: str
+    words: str
+
+
+WORSE: Final = Look("var(--accent-2)", "triangle-up", "triangle up")
+BETTER: Final = Look("var(--arm-2)", "triangle-down", "triangle down")
+OTHER: Final = Look("var(--accent)", "square", "square")
+OPEN: Final = Look("var(--rule-2)", "circle", "circle")
+
+
+class Drawn(NamedTuple):
+    """A change with its interval, in % or points."""
+
+    row: str
+    change: float
+    low: float
+    high: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class ChangesPage:
+    """lead: what stands before the counts. axis: what a change is. verdicts: of each row of the table. looks: of
+    verdicts that are drawn. warnings: what a reader must know first."""
+
+    title: str
+    lead: str | Markup
+    axis: str
+    verdicts: Sequence[str]
+    order: Sequence[str]
+    looks: Mapping[str, Look]
+    drawn: Sequence[Drawn]
+    columns: Sequence[str]
+    numbers: Collection[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+
+def write_changes_page(asked: ChangesPage, path: Path) -> None:
+    """Raises `OSError`."""
+    drawn, description = asked.drawn[:MOST_DRAWN], f"{asked.axis}, with 95 % intervals"
+    counts = Counter(asked.verdicts)
+    shown = {
+        "lead": asked.lead,
+        "counts": [(verdict, counts[verdict]) for verdict in asked.order if counts[verdict]],
+        "warnings": asked.warnings,
+        "notes": asked.notes,
+        "legend": "; ".join(f"{look.words}: {verdict}" for verdict, look in asked.looks.items()) if drawn else "",
+        "left_out": len(asked.drawn) - len(drawn),
+        "description": description,
+        "columns": asked.columns,
+        "numbers": asked.numbers,
+        "rows": asked.rows,
+    }
+    charts = [("changes", _chart(asked, drawn, description))] if drawn else []
+    page = frame(asked.title, charts)
+    write_plain_pages("results.report", {path.name: ("changes.html.j2", page | shown)}, path.parent)
+
+
+def _chart(asked: ChangesPage, drawn: Sequence[Drawn], description: str) -> dict[str, Any]:
+    import altair as alt
+
+    values = [one._asdict() | {"row": f"{i + 1}. {one.row}"} for i, one in enumerate(drawn)]
+    base = alt.Chart(alt.InlineData(values=values))
+    title = f"{asked.axis} (%; of scores: points)"
+    y = alt.Y("row:N", title=None, sort=None).axis(ticks=False, domain=False, labelLimit=420)
+    x = alt.X("change:Q", title=title)
+    domain = list(asked.looks)
+    colour = alt.Color("verdict:N", legend=None).scale(
+        domain=domain, range=[one.colour for one in asked.looks.values()]
+    )
+    shape = alt.Shape("verdict:N", legend=None).scale(domain=domain, range=[one.shape for one in asked.looks.values()])
+    layers = [
+        alt.Chart(alt.InlineData(values=[{"change": 0}])).mark_rule(color="var(--ink)", strokeWidth=1).encode(x=x),
+        base.mark_rule(strokeWidth=1.4).encode(x=alt.X("low:Q", title=title), x2="high:Q", y=y, color=colour),
+        base.mark_point(size=46, filled=True).encode(x=x, y=y, color=colour, shape=shape),
+    ]
+    return page_spec(alt.layer(*layers), 40 + ROW_PX * len(values), description)
