@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from devices.cpu_seconds import own_cpu_seconds
+from engines import IS_OURS
 from engines.errors import EngineError
 from engines.external.programs.program import ProgramCall
 from engines.external.programs.target import HostTarget
@@ -83,6 +84,23 @@ def test_cpu_time_of_a_program_is_ours_while_it_runs_and_once_it_has_ended(tmp_p
     # Read twice, process time moves on by microseconds.
     assert all(later >= earlier - 1e-3 for earlier, later in itertools.pairwise(seen_s))
     assert any(0.1 < so_far_s < 0.6 for so_far_s in seen_s)
+
+
+def test_a_program_does_not_get_our_setting_of_torchs_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "0")
+
+    def told() -> str:
+        target = HostTarget(time.monotonic)
+        target.prepare({"program": program(tmp_path, '#!/bin/sh\necho "${GOMP_SPINCOUNT-unset}"\n')})
+        try:
+            return target.run(ProgramCall(("./program",)), {}, 60.0).output.stdout.strip()
+        finally:
+            target.close()
+
+    monkeypatch.delenv(IS_OURS, raising=False)
+    assert told() == "0"
+    monkeypatch.setenv(IS_OURS, "1")
+    assert told() == "unset"
 
 
 def test_a_program_ends_when_we_are_killed(tmp_path: Path) -> None:

@@ -8,12 +8,23 @@ import sys
 
 import pytest
 
+import engines
+
+PASSED_ON = (
+    "import engines, subprocess, sys; ask = [sys.executable, '-c', {ask!r}]; "
+    "print(subprocess.run(ask, env={environment}, text=True, capture_output=True, check=True).stdout.strip())"
+)
 SAY = "import os, sys, {module}; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
 
 
 def said(module: str, **settings: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    command = [sys.executable, "-c", SAY.format(module=module)]
+    return printed(SAY.format(module=module), **settings)
+
+
+def printed(code: str, **settings: str) -> str:
+    unset = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", engines.IS_OURS)
+    environment = {k: v for k, v in os.environ.items() if k not in unset}
+    command = [sys.executable, "-c", code]
     return subprocess.run(
         command, env=environment | settings, text=True, capture_output=True, check=True
     ).stdout.strip()
@@ -30,3 +41,13 @@ def test_the_setting_comes_before_torch_and_a_users_own_stands() -> None:
     assert said("engines", GOMP_SPINCOUNT="500") == "500 False"
     assert said("engines", OMP_WAIT_POLICY="active") == "None False"
     assert said("torch, engines") == "None True"  # too late: nothing is claimed
+
+
+def test_our_setting_is_not_for_programs_of_others_and_a_users_is() -> None:
+    ask = "import os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    to_others = PASSED_ON.format(ask=ask, environment="engines.environment_for_others()")
+    assert printed(to_others) == "None"
+    assert printed(to_others, GOMP_SPINCOUNT="0") == "0"
+    through_one_of_ours = PASSED_ON.format(ask=to_others, environment="None")
+    assert printed(through_one_of_ours) == "None"
+    assert printed(through_one_of_ours, GOMP_SPINCOUNT="0") == "0"

@@ -4,18 +4,20 @@ python -m tests.benchmarks.engine_speed [MODEL ...] [--forms f32 int8 ...] [--pr
 
 llama.cpp takes part where LLAMA_BENCH names its llama-bench and the package gguf is installed. All contenders take
 turns; a turn during which other processes took more than a tenth of the machine is repeated. A part of the race
-replaces its own rows of docs/measurements/engine-speed.json and leaves the others.
+replaces its own rows of docs/measurements/engine-speed.json and leaves the others. RACE_MODELS names a folder
+where models are kept from one part to the next.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -39,6 +41,7 @@ from tests.benchmarks.race_models import (
     write_model,
 )
 from tests.benchmarks.timing import Figure, Instant, Timed, Turns, between, instant, timed
+from tests.benchmarks.transformers_peer import EXPERT_KINDS, TransformersPeer
 
 PAGE = "engine-speed"
 N_NEW = 64
@@ -103,51 +106,18 @@ def ours(source: Path | str, form: str) -> Contender:
     return turn
 
 
-def transformers_contender(name: str, folder: Path) -> tuple[str, Contender]:
-    """Its name too: each phase runs the expert implementation that was fastest in a trial of that phase.
-
-    `batched_mm` copies the weights of each token's experts; on a CPU it is not tried.
-    """
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    if not is_sparse(name):
-        return "transformers", transformers_turn(model, None, None)
+def transformers_contender(peer: TransformersPeer) -> tuple[str, Contender]:
+    """Its name too: each phase runs the expert implementation that was fastest in a trial of that phase."""
+    if not peer.is_sparse:
+        return "transformers", lambda n_prompt: peer.turn(n_prompt, N_NEW, None, None)
     seconds = {}
-    for kind in ("grouped_mm", "eager"):
-        turn = transformers_turn(model, kind, kind)
-        turn(TRIAL_PROMPT)  # warm-up
-        seconds[kind] = [phase.seconds for phase in turn(TRIAL_PROMPT)]
+    for kind in EXPERT_KINDS:
+        for _ in ("warm-up", "trial"):
+            seconds[kind] = [phase.seconds for phase in peer.turn(TRIAL_PROMPT, N_NEW, kind, kind)]
         print(f"transformers {kind}: {seconds[kind]} s for {TRIAL_PROMPT} + {N_NEW - 1} tokens", flush=True)
     prefill, decode = (min(seconds, key=lambda kind: seconds[kind][phase]) for phase in range(len(PHASES)))
     who = f"transformers {prefill}" if prefill == decode else f"transformers {prefill}, in decode {decode}"
-    return who, transformers_turn(model, prefill, decode)
-
-
-def transformers_turn(model: Any, prefill_experts: str | None, decode_experts: str | None) -> Contender:
-    @torch.inference_mode()
-    def turn(n_prompt: int) -> tuple[Timed, Timed]:
-        last: Any = None
-        cache: Any = None
-
-        def step(ids: torch.Tensor) -> None:
-            nonlocal last, cache
-            out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            last, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
-            int(last)
-
-        def decode() -> None:
-            for _ in range(N_NEW - 1):
-                step(last)
-
-        if prefill_experts is not None:
-            model.set_experts_implementation(prefill_experts)
-        prefill = timed(lambda: step(torch.randint(1, VOCABULARY, (1, n_prompt))))
-        if decode_experts is not None:
-            model.set_experts_implementation(decode_experts)
-        return prefill, timed(decode)
-
-    return turn
+    return who, lambda n_prompt: peer.turn(n_prompt, N_NEW, prefill, decode)
 
 
 def llama_contender(llama: LlamaBench, gguf: Path) -> Contender:
@@ -186,20 +156,43 @@ def race(contenders: Mapping[str, Contender], limits: Limits, n_prompt: int, n_t
     return rates
 
 
+@contextmanager
+def folder_of(name: str) -> Iterator[Path]:
+    """Of a model's files. RACE_MODELS names a place where they are kept for the next part of a race."""
+    kept = os.environ.get("RACE_MODELS")
+    if kept is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    else:
+        yield Path(kept) / name.replace(",", "").replace(
+            " ", "-"
+        )  # llama-bench takes a comma for the end of a file's name
+
+
+def written(name: str, folder: Path, forms: Sequence[str]) -> None:
+    """The model's files, and those of llama.cpp for these forms, where the folder lacks them."""
+    peers = {FORMS[form].peer for form in forms}
+    lacking = [peer for peer in sorted(peers) if not (folder / f"{peer}.gguf").exists()]
+    if (folder / "config.json").exists() and not lacking:
+        return
+    model = write_model(name, folder)
+    for peer in lacking:
+        part = folder / f"{peer}.part"
+        llama_cpp.write_gguf(model, part, peer)
+        part.rename(folder / f"{peer}.gguf")
+
+
 def compared(
     name: str, folder: Path, forms: Sequence[str], prompts: Sequence[int], turns: int | None, llama: LlamaBench | str
 ) -> Iterator[list[Measurement]]:
     """The rows of one race after the other. llama: or why it takes no part."""
-    model = write_model(name, folder)
-    if isinstance(llama, LlamaBench):
-        for peer in {FORMS[form].peer for form in forms}:
-            llama_cpp.write_gguf(model, folder / f"{peer}.gguf", peer)
-    del model
+    written(name, folder, forms if isinstance(llama, LlamaBench) else ())
     for peer, group in groupby(forms, key=lambda form: FORMS[form].peer):
         together = list(group)
         contenders = {form: ours(folder, form) for form in together}
-        if peer == "f32":
-            who, contender = transformers_contender(name, folder)
+        transformers = TransformersPeer(folder, is_sparse(name)) if peer == "f32" else None
+        if transformers is not None:
+            who, contender = transformers_contender(transformers)
             contenders[who] = contender
         left_out = [] if isinstance(llama, LlamaBench) else [f"llama.cpp left out: {llama}"]
         if isinstance(llama, LlamaBench):
@@ -211,6 +204,8 @@ def compared(
             print(f"{name}, {peer}, prompt {n_prompt}: {result}", flush=True)
             yield [m for form in together for m in rows(name, form, n_prompt, result, limits, n_turns, left_out)]
         contenders.clear()  # before the weights of the next form are read
+        if transformers is not None:
+            transformers.close()
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
@@ -277,10 +272,11 @@ def remarks(found: Sequence[Measurement]) -> str:
         f"{torch.get_num_threads()} threads, {N_NEW} new tokens. "
         f"Weights that a token meets in the layers: {active}.\n\n"
         "Medians of turns, taken by all contenders of a row in turn; a turn is disturbed when other processes took "
-        "more than a tenth of the machine, and with too few quiet ones there is no ratio. transformers computes in "
-        "fp32, each phase with its fastest expert implementation. bf16, f16, int8 (one scale a row) and int4 (groups "
-        'of 32, the head int8) are how our weights are stored; arithmetic is fp32, in rows "by int8" int8, with inputs '
-        "rounded to 8 bits. llama.cpp: llama-bench -ub 1024, "
+        "more than a tenth of the machine, and with too few quiet ones there is no ratio. transformers and llama.cpp "
+        "run in processes of their own, without our setting of OpenMP's threads. transformers computes in fp32, each "
+        "phase with its fastest expert implementation. bf16, f16, int8 (one scale a row) and int4 (groups of 32, the "
+        'head int8) are how our weights are stored; arithmetic is fp32, in rows "by int8" int8, with inputs rounded to '
+        "8 bits. llama.cpp: llama-bench -ub 1024, "
         "keys and values in f16; q8_0 and q4_0 files with fp32 norms and routers, the head of a q4_0 file in q8_0. It "
         "multiplies q8_0 and q4_0 with activations rounded to 8 bits. Each row names the instruction set that our "
         "kernels were built for; llama.cpp was built on the same machine, so with its own.\n\n"
@@ -311,6 +307,7 @@ def main() -> None:
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="how weights are held")
     parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS, help="lengths, in tokens")
     parser.add_argument("--turns", type=int, help="of each contender; by default 3, 2 beyond 512 tokens, 1 beyond 1024")
+    parser.add_argument("--write-only", action="store_true", help="write the models, and race another time")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.models if name not in MODELS]
     if unknown:
@@ -318,9 +315,12 @@ def main() -> None:
     forms = [form for form in FORMS if form in arguments.forms]
     bench, missing = find_llama_bench()
     for name in arguments.models:
-        with tempfile.TemporaryDirectory() as folder:
+        with folder_of(name) as folder:
+            if arguments.write_only:
+                written(name, folder, forms if bench else ())
+                continue
             for found in compared(
-                name, Path(folder), forms, arguments.prompts, arguments.turns, bench or str(missing)
+                name, folder, forms, arguments.prompts, arguments.turns, bench or str(missing)
             ):  # each race is kept at once, should the next be interrupted
                 page = sorted(merged(read_json(PAGE), found), key=place)
                 write_page(PAGE, "How fast the reference engine is", page, remarks(page))

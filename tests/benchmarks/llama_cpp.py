@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import torch
 
+from engines import environment_for_others
+
 Form = Literal["f32", "f16", "q8_0", "q4_0"]
 BATCH = 1024
 """Tokens that llama.cpp takes through the layers at once."""
@@ -61,7 +63,8 @@ class LlamaBench:
 
     def _run(self, gguf: Path, *arguments: str) -> float:
         command = [self.binary, "-m", str(gguf), "-o", "jsonl", "-r", "1", "-t", str(torch.get_num_threads())]
-        done = subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
+        environment = environment_for_others()
+        done = subprocess.run([*command, *arguments], check=True, capture_output=True, text=True, env=environment)
         return float(json.loads(done.stdout.splitlines()[-1])["avg_ts"])
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from devices.android.processes import affinity_mask
 from devices.base import TransientDeviceError
 from devices.cpu_seconds import program_of_ours
+from engines import environment_for_others
 from engines.errors import EngineError
 from engines.external.programs.program import ProgramCall, ProgramOutput
 
@@ -98,7 +99,7 @@ class HostTarget:
         if call.cores is not None:
             words = ["taskset", f"{affinity_mask(call.cores):x}", *words]
         libraries = os.pathsep.join(filter(None, (".", os.environ.get("LD_LIBRARY_PATH"))))
-        environment = {**os.environ, "LD_LIBRARY_PATH": libraries, **call.environment}
+        environment = {**environment_for_others(), "LD_LIBRARY_PATH": libraries, **call.environment}
         ahead_s, begun_s = time.time() - self._now_s(), self._now_s()
         with _ends_with_us() as tell_group:
             try:
