@@ -26,18 +26,23 @@ ACHIEVED_METRICS: tuple[tuple[str, Phase, str], ...] = (
     (RATE, "decode", FLOP_UNIT),
     (READ, "decode", BYTE_UNIT),
 )
+NOT_TOLD = "the engine does not tell which weights a token needs, or the run is from before this was kept"
+PRICED = "not derived for modelled machines: a sheet prices their operations"
 TOGETHER = "requests were answered together: how many tokens a step had is not known"
 
 
 def achieved_observations(trial: Trial) -> list[Observation]:
-    """Empty of engines that do not tell which weights a token needs, as of runs from before it was kept."""
     if trial.active_weights is None:
-        return []
+        return unseen_achieved(PRICED if trial.time_method == "modelled" else NOT_TOLD)
     return [
         Observation(metric, phase, unit, "derived" if value is not None else "missing", value, reason)
         for metric, phase, unit in ACHIEVED_METRICS
         for value, reason in (_rate(trial, trial.active_weights, metric, phase),)
     ]
+
+
+def unseen_achieved(reason: str) -> list[Observation]:
+    return [Observation(metric, phase, unit, "missing", None, reason) for metric, phase, unit in ACHIEVED_METRICS]
 
 
 def _rate(trial: Trial, weights: ActiveWeights, metric: str, phase: Phase) -> tuple[float | None, str | None]:

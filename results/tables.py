@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from results.achieved import ACHIEVED_METRICS, achieved_observations
+from results.achieved import ACHIEVED_METRICS, achieved_observations, unseen_achieved
 from results.binary_scores import binary_metrics, is_share, wilson_interval
 from results.cells import (
     answering,
@@ -147,7 +147,8 @@ def _cost_rows(identity: dict[str, Any], trials: list[Trial]) -> Iterator[dict[s
     """Of everything but scores."""
     good, n_failed = usable(trials), sum(t.has_failed for t in trials)
     left_out = left_out_reason(trials, with_errors=not good)
-    grouped = _grouped(good, _COST_READERS) if good else [[o] for o in unseen(left_out or NO_TRIAL)]
+    why = left_out or NO_TRIAL
+    grouped = _grouped(good, _COST_READERS) if good else [[o] for o in (*unseen(why), *unseen_achieved(why))]
     for group in grouped:
         for row, no_interval, reason in _described(identity, group, n_failed, len(good)):
             yield row | {"reason": _joined([no_interval, reason, left_out] if good else [reason])}

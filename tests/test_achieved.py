@@ -14,10 +14,10 @@ from engines.model.quantised import Quantisation
 from engines.reference import ReferenceEngine
 from engines.techniques.presets import DroplessParameters
 from results import tables
-from results.achieved import achieved_observations
+from results.achieved import ACHIEVED_METRICS, NOT_TOLD, achieved_observations
 from results.records import ActiveWeights
 from results.report.html import page_context
-from tests.run_builders import cell, completion, run, trial
+from tests.run_builders import cell, completion, failed, run, trial
 
 MODEL = "bundled:tiny-qwen3-moe"
 CONFIG = json.loads((Path(__file__).parent.parent / "engines/tiny/bundled/tiny-qwen3-moe/config.json").read_text())
@@ -68,7 +68,10 @@ def test_rates_are_work_over_the_time_of_their_phase() -> None:
 
 
 def test_what_is_not_known_is_missing_with_its_reason() -> None:
-    assert achieved_observations(trial()) == []
+    for time_method, why in (("measured", "does not tell which weights"), ("modelled", "a sheet prices")):
+        other = achieved_observations(trial(time_method=time_method))
+        assert [(o.metric, o.phase) for o in other] == [(metric, phase) for metric, phase, _ in ACHIEVED_METRICS]
+        assert all(o.value is None and o.method == "missing" and why in str(o.reason) for o in other)
     together = [completion("a", 0.0, 4, (1.0, 2.0)), completion("b", 0.0, 4, (1.5, 2.5))]
     found = {
         (o.metric, o.phase): (o.value, o.method, o.reason)
@@ -92,3 +95,19 @@ def test_they_stand_beside_speed_in_csv_and_page() -> None:
     assert tables.accuracy_rows(frame).empty
     titles = [t.title for t in page_context(data)["figure_tables"]]
     assert titles.index("Achieved rates") == titles.index("Speed") + 1
+
+
+def test_arms_whose_engine_does_not_tell_say_so_beside_those_that_do() -> None:
+    cells = [cell("a", engine="ours"), cell("b", engine="theirs"), cell("c", engine="broken")]
+    data = run(cells, [trial("a", active_weights=WEIGHTS), trial("b"), failed("c")])
+    rows = tables.latency_rows(tables.tidy(data))
+    missing = rows[rows["metric"].isin({"compute_rate", "weight_read_rate"}) & (rows["method"] == "missing")]
+    assert list(missing["cell"]) == ["b"] * 3 + ["c"] * 3
+    assert set(missing[missing["cell"] == "b"]["reason"]) == {NOT_TOLD}
+    assert missing["mean"].isna().all()
+    (table,) = [t for t in page_context(data)["figure_tables"] if t.title == "Achieved rates"]
+    ours, theirs, broken = table.parts[0][1]
+    assert [entry.text for entry in theirs.entries] == ["missing"] * 3
+    assert NOT_TOLD in {table.notes[entry.note - 1] for entry in theirs.entries}
+    assert "missing" not in {entry.text for entry in ours.entries}
+    assert broken.failed_reason

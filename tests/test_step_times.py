@@ -138,6 +138,14 @@ def test_the_page_draws_a_step_of_each_arm_that_copies_and_escapes_names() -> No
     told = {arm.name: words for arm, words in timeline.captions}
     assert told["ahead"].startswith("8000 ms: computing 5500, waiting 2500; copying 5000, of which 2500 while")
     assert "would take 10000 ms in turn and 7000 ms fully overlapped" in told["<demand>"]
+    numbers = {arm.name: rows for arm, rows in timeline.numbers}
+    for name, step in (("<demand>", ON_DEMAND), ("ahead", PREFETCHING)):
+        waits = [row for row in numbers[name] if row.what.startswith("waits")]
+        waited_s = sum(wait.end_s - wait.begin_s for wait in step.waits)
+        assert sum(float(row.lasting_ms) for row in waits) == pytest.approx(1000 * waited_s)
+        copies = [row for row in numbers[name] if row.what.startswith("copies")]
+        assert [float(row.first_ms) for row in copies] == [1000 * copy.begin_s for copy in step.copies]
+        assert {row.lane for row in waits}.isdisjoint(row.lane for row in copies)
     svg = str(timeline.svg)
     assert "<demand>" not in svg
     assert "&lt;demand&gt;" in svg

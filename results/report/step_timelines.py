@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -14,6 +15,7 @@ from results.cells import trials_of, usable
 from results.copies import DecodeStep, layer_times, on_demand_s, prefetching_s, step_times
 from results.ran_operations import stored_operations
 from results.report.arms import Arm
+from results.report.operation_tables import percent
 from results.runs import RunData
 from results.trace_files import TraceFileError
 from results.tracks import Slice, Timelines, Track, decode_step_tracks, operation_tracks, step_spans
@@ -31,15 +33,30 @@ LETTER_PX = 6
 MERGED_PX = 0.2
 """Slices of one name that lie nearer are drawn as one."""
 TICKS = 6
+MOST_ROWS = 60
+"""Of a lane, in numbers."""
+
+
+class StepRow(NamedTuple):
+    """What a lane did under one name: how often, when for the first time, and how long together."""
+
+    lane: str
+    what: str
+    n: str
+    first_ms: str
+    lasting_ms: str
+    share: str
+    moved: str
 
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """caption: of each arm, what the step comes to."""
+    """caption: of each arm, what the step comes to. numbers: of each arm, what is drawn."""
 
     title: str
     captions: tuple[tuple[Arm, str], ...]
     svg: Markup
+    numbers: tuple[tuple[Arm, tuple[StepRow, ...]], ...]
 
 
 def step_timelines(run: RunData, arms: Mapping[str, Arm]) -> list[StepTimeline]:
@@ -51,8 +68,39 @@ def step_timelines(run: RunData, arms: Mapping[str, Arm]) -> list[StepTimeline]:
         shown = [(arms[c.cell_id], *steps[c.cell_id]) for c in cells]
         title = " · ".join(place)
         captions = tuple((arm, caption) for arm, _, caption in shown)
-        found.append(StepTimeline(title, captions, _picture(title, shown)))
+        numbers = tuple((arm, tuple(_rows(step))) for arm, step, _ in shown)
+        found.append(StepTimeline(title, captions, _picture(title, shown), numbers))
     return found
+
+
+def _rows(step: Timelines) -> Iterator[StepRow]:
+    """In the order in which each lane began them; what is beyond `MOST_ROWS` of a lane, together."""
+    for track in step.tracks:
+        by_name: dict[str, list[Slice]] = {}
+        for one in track.slices:
+            by_name.setdefault(one.name, []).append(one)
+        names = list(by_name)
+        kept = names if len(names) <= MOST_ROWS else names[: MOST_ROWS - 1]
+        for name in kept:
+            yield _row(track.name, name, by_name[name], step)
+        if len(names) > len(kept):
+            rest = [one for name in names[len(kept) :] for one in by_name[name]]
+            yield _row(track.name, f"{len(names) - len(kept)} more names", rest, step)
+
+
+def _row(lane: str, what: str, slices: Sequence[Slice], step: Timelines) -> StepRow:
+    lasting_s = sum(one.end_s - one.begin_s for one in slices)
+    whole_s = step.end_s - step.begin_s
+    moved = sum(float(one.details.get("bytes") or one.details.get("moved_bytes") or 0) for one in slices)
+    return StepRow(
+        lane,
+        what,
+        str(len(slices)),
+        _ms(slices[0].begin_s - step.begin_s),
+        _ms(lasting_s),
+        percent(lasting_s / whole_s) if whole_s > 0 else "",
+        format_quantity(moved, "B") if moved else "",
+    )
 
 
 def _measured(step: DecodeStep) -> Timelines:
