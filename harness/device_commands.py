@@ -67,7 +67,9 @@ def doctor(
     quiet_libraries()
     from rich.markup import escape
 
+    from devices.device_lock import DeviceBusyError
     from harness.examination import examine_device
+    from harness.host_lock import host_lock
     from harness.schema import TrialProtocol
     from harness.state import keep_self_test, state_folder
 
@@ -75,10 +77,12 @@ def doctor(
     spec = _device_spec(device, "auto")
     raise_in_command()
     try:
-        with console.status(f"opening {escape(printable(device))}") as status:
+        with host_lock([device]), console.status(f"opening {escape(printable(device))}") as status:
             found = examine_device(
                 spec, seconds, status.update, _waits_on(status, console), TrialProtocol(gate_wait_s=wait_s)
             )
+    except DeviceBusyError as error:
+        fail(f"{error}; the verdict before stands", EXIT_DEVICE_NOT_READY)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "the verdict before stands")
     try:
@@ -117,6 +121,7 @@ def record(
 
     from devices.base import DeviceError
     from devices.clock import MonotonicClock
+    from harness.host_lock import host_lock
     from harness.recording import record, target_problem, write_recording
     from harness.run_parts import build_device
     from harness.schema import TrialProtocol
@@ -141,8 +146,9 @@ def record(
         protocol = TrialProtocol(sample_interval_s=interval_s, gate_wait_s=wait_s)
         found = build_device(spec, protocol, clock, _waits_on(status, console))
         try:
-            found.open()
-            recording = record(found, clock, seconds, tick)
+            with host_lock([device]):
+                found.open()
+                recording = record(found, clock, seconds, tick)
             # Before it is closed: a driver may hang in that.
             files, troubles = write_recording(recording, path)
         except DeviceError as error:

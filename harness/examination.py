@@ -7,6 +7,7 @@ from functools import partial
 
 from devices.base import Device, DeviceError
 from devices.clock import MonotonicClock
+from devices.device_lock import DeviceBusyError
 from devices.host import Host
 from harness.device_specs import DeviceSpec
 from harness.doctor import Load, examine, not_ready
@@ -24,9 +25,10 @@ def examine_device(
     on_wait: WaitListener,
     protocol: TrialProtocol | None = None,
 ) -> SelfTest:
-    """The self-test of `host` or of a phone. One that does not open, or is lost, is not ready: nothing is raised.
+    """The self-test of `host` or of a phone. One that does not open, or is lost, is not ready.
 
-    protocol: how long a phone is waited for.
+    protocol: how long a phone is waited for. Raises `DeviceBusyError` where another process has it: that says nothing
+    of the device.
     """
     clock, protocol = MonotonicClock(), protocol or TrialProtocol()
     refusals: dict[str, str] = {}
@@ -39,6 +41,8 @@ def examine_device(
         device.open()
         load = _load_of(device)
         return examine(device, clock, load, seconds, refusals, protocol.sample_interval_s, on_stage)
+    except DeviceBusyError:
+        raise
     except DeviceError as error:
         return not_ready(spec.name, str(error))
     finally:

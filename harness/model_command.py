@@ -51,6 +51,7 @@ def fit(
     from devices.base import DeviceError
     from engines.curves.machine import fit_machine, points_text, residual_rows
     from engines.errors import EngineError
+    from harness.host_lock import HOST, host_lock
 
     files = (out, out.with_suffix(".csv"))
     for path in files:
@@ -68,7 +69,8 @@ def fit(
                 if not console.is_terminal:
                     console.print(line, markup=False, highlight=False)
 
-            found = fit_machine(out.stem, weights, quick, threads, device, on_round)
+            with host_lock([HOST]):
+                found = fit_machine(out.stem, weights, quick, threads, device, on_round)
     except KeyboardInterrupt as interrupt:
         end_interrupted(interrupt, "no sheet was written")
     except (DeviceError, EngineError) as error:

@@ -43,6 +43,24 @@ def test_a_second_run_on_the_host_is_refused_before_it_writes(tmp_path: Path, st
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        (("doctor", "--seconds", "1"), "state/doctor"),
+        (("record", "trace.parquet", "--seconds", "1"), "trace.parquet"),
+        (("model", "fit", "--quick", "--out", "here.toml"), "here.toml"),
+    ],
+)
+def test_what_else_measures_this_machine_waits_for_nobody_and_writes_nothing(
+    tmp_path: Path, state: Path, command: tuple[str, ...], written: str
+) -> None:
+    with held_elsewhere(state):
+        done = joulebench(*command, cwd=tmp_path)
+    assert done.code == 4
+    assert f"error: host is used by process {os.getpid()} since " in done.stderr
+    assert not list(tmp_path.glob(f"{written}*"))
+
+
 def test_with_wait_it_begins_when_the_other_has_ended(tmp_path: Path, state: Path) -> None:
     plan, said = write_plan(tmp_path / "plan.toml", raw_plan()), tmp_path / "said"
     with said.open("w") as output:
