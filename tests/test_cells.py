@@ -348,3 +348,20 @@ def test_experts_that_lie_there_from_the_start_are_priced_once_too() -> None:
     assert priced.ttft_s == pytest.approx(ttft_s, rel=1e-12)
     assert priced.tpot_s == pytest.approx(tpot_s, rel=1e-12)
     assert priced.counters == counters
+
+
+@pytest.mark.parametrize("stands_in", [False, True])
+def test_units_side_by_side_are_priced_once_in_whatever_order_they_are_called(stands_in: bool) -> None:
+    """As of `monde` in a table: some experts lie on the GPU, some are fetched, the others stay on six units. Where one
+    unit stands in for the others, calls are one after another, and their order matters."""
+    sheet = load_sheet("rtx5080-ndp")
+    if stands_in:
+        sheet = sheet.model_copy(update={"stands_in": {f"ndp:{i}": "ndp:0" for i in range(1, 6)}})
+    cell = replace(cell_of("monde", gpu_slots=60, stay="first"), sheet=sheet, decode_steps=200)
+    ttft_s, tpot_s, counters = slowly(cell)
+    priced = price_cell(cell)
+    assert counters.hits
+    assert counters.misses
+    assert priced.ttft_s == pytest.approx(ttft_s, rel=1e-12)
+    assert priced.tpot_s == pytest.approx(tpot_s, rel=1e-12)
+    assert priced.counters == counters

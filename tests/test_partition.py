@@ -18,6 +18,7 @@ from engines.techniques.place.partition import (
     FEW,
     least_max,
     least_split,
+    least_splits,
     least_sum,
     nearly_least_max,
 )
@@ -105,3 +106,6 @@ def test_least_split_is_the_first_of_the_shortest(costs: list[tuple[int, int]], 
     gpu, other = np.array(costs, dtype=float).T
     home = [draw.randrange(n) for _ in costs]  # type: ignore[attr-defined]
     assert least_split(gpu, other, np.array(home), n) == slow_split(gpu, other, home, n)
+    both = [np.stack([one, one[::-1]]) for one in (gpu, other, np.array(home))]  # two steps at once
+    expected = [slow_split(*one, n) for one in zip(*both, strict=True)]
+    assert least_splits(*both, n).tolist() == expected

@@ -115,6 +115,11 @@ class Timeline:
         self._n_before: dict[int, int] = defaultdict(int)
         """Of those forgotten: how many of each place."""
 
+    @property
+    def has_queues(self) -> bool:
+        """Whether a unit of the sheet hides what launches cost."""
+        return bool(self._host.queues)
+
     def now_s(self) -> float:
         return self._line_s
 

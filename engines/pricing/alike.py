@@ -25,8 +25,14 @@ class AlikePlans:
     """Of one request. Good only while nothing that experts wait for is on its way."""
 
     def __init__(
-        self, technique: ComposedTechnique | OverRanks, residency: Residency | None, ids_LNK: Integers, first_layer: int
+        self,
+        technique: ComposedTechnique | OverRanks,
+        residency: Residency | None,
+        ids_LNK: Integers,
+        first_layer: int,
+        any_order: bool,
     ) -> None:
+        self._any_order = any_order
         self._technique, self._residency = technique, residency
         self._ids_LNK, self._first = ids_LNK, first_layer
         self._kinds: dict[int, list[Hashable] | None] = {}
@@ -55,7 +61,7 @@ class AlikePlans:
         return None if kinds is None else kinds[token]
 
     def _asked(self, layer: int) -> list[Hashable] | None:
-        said = self._technique.alike_tokens(layer, self._ids_LNK[layer - self._first], self._residency)
+        said = self._technique.alike_tokens(layer, self._ids_LNK[layer - self._first], self._residency, self._any_order)
         if said is None:
             return None
         who, told_NX = said
@@ -63,12 +69,12 @@ class AlikePlans:
 
 
 def alike_plans(
-    technique: object, residency: Residency | None, ids_LNK: Integers, first_layer: int
+    technique: object, residency: Residency | None, ids_LNK: Integers, first_layer: int, any_order: bool
 ) -> AlikePlans | None:
-    """None of a technique that says nothing of it."""
+    """any_order: as of `OneToken.alike`. None of a technique that says nothing of it."""
     if not isinstance(technique, ComposedTechnique | OverRanks):
         return None
-    return AlikePlans(technique, residency, ids_LNK, first_layer)
+    return AlikePlans(technique, residency, ids_LNK, first_layer, any_order)
 
 
 def _of_layer(plan: DispatchPlan, layer: int) -> DispatchPlan:

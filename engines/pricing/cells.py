@@ -233,6 +233,7 @@ def price_cell(cell: Cell) -> PricedCell:
             foresight,
             own_predictions=False,
             all_arrived=pricing.all_arrived,
+            any_order=pricing.any_order,
         ):
             pricing.add(played)
         prefetched_unused = shown.take_unused()
@@ -322,6 +323,12 @@ class _Pricing:
         """Whether nothing is on its way that calls wait for one by one."""
         self._take_arrived()
         return all(one.expert is None for one in self._travels.on_the_way)
+
+    @property
+    def any_order(self) -> bool:
+        """Whether units that work side by side cost the same in whatever order they are called: not where one stands
+        in for another, nor where launches queue."""
+        return not self._cell.sheet.stands_in and not self._timeline.has_queues
 
     def _take_arrived(self) -> None:
         if self._timeline.is_at_rest:

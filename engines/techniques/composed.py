@@ -163,10 +163,12 @@ class ComposedTechnique:
             return None
         return said if said is None or n_whole else replace(said, widths=widths, hidden=hidden)
 
-    def alike_tokens(self, layer: int, ids_NK: Integers, residency: Residency | None) -> tuple[int, Integers] | None:
+    def alike_tokens(
+        self, layer: int, ids_NK: Integers, residency: Residency | None, any_order: bool
+    ) -> tuple[int, Integers] | None:
         """What plans of decoded tokens hang on that are made token by token, of a layer that has had one: [N, X]. Those
         of equal rows cost and count alike, as long as the same lies in the same places. Rows of several layers compare
-        where the number beside them is the same. None where more matters.
+        where the number beside them is the same. any_order: as of `OneToken.alike`. None where more matters.
         """
         known = self._known.get(layer)
         stays = self._move is None or self._move.keeps_what_lies
@@ -177,7 +179,7 @@ class ComposedTechnique:
             if tuple(residency.slots) != (GPU,):
                 return None
             held_E = residency.holds_E(GPU, layer)
-        told_NX = known.alike(ids_NK, held_E)
+        told_NX = known.alike(ids_NK, held_E, any_order)
         return None if told_NX is None else (id(known), told_NX)
 
     def _one_token(self, seen: LayerInput) -> OneToken | None:

@@ -41,12 +41,12 @@ def visits(visited: Visited, tokens: Mapping[Unit, int], value_bytes: int) -> tu
 
 
 def _tokens_of_units(calls: Calls, n_tokens: int, token_R: Integers) -> dict[Unit, int]:
-    """How many tokens each unit computes for, in the order of their calls."""
+    """How many tokens each unit computes for, in the order of the kinds of calls."""
     kind_C = np.zeros(len(calls), dtype=np.int64) if calls.kind_C is None else calls.kind_C
     is_there_KT = np.zeros((len(calls.kinds), n_tokens), dtype=np.bool_)
     is_there_KT[np.repeat(kind_C[calls.call_S], calls.rows_S), token_R] = True
     n_K = is_there_KT.sum(1)
-    return {calls.kinds[kind].unit: int(n_K[kind]) for kind in dict.fromkeys(kind_C.tolist())}
+    return {calls.kinds[kind].unit: int(n_K[kind]) for kind in np.unique(kind_C).tolist()}
 
 
 def _exchanges(share: Share, calls: Calls, n_tokens: int, value_bytes: int) -> list[Exchange]:

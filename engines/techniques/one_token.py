@@ -46,9 +46,10 @@ class OneToken(Protocol):
         """seen.routing: of one token, on the CPU."""
         ...
 
-    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
+    def alike(self, ids_NK: Integers, held_E: Booleans | None, any_order: bool) -> Integers | None:
         """[N, X]: of N tokens, what their calls and what moves for them hang on; held_E: whether an expert lies in the
-        memory of the GPU, None where nothing is watched. None where more matters, or more than is worth telling."""
+        memory of the GPU, None where nothing is watched. any_order: units that work side by side cost the same in
+        whatever order they are called. None where more matters, or more than is worth telling."""
         ...
 
 
@@ -87,7 +88,7 @@ class ChosenAlone:
             calls = Calls(expert_S, rows_S, one_S, first_S, counting_S, self._kinds)
         return Computed(calls, torch.from_numpy(token_R), torch.from_numpy(weight_R))
 
-    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
+    def alike(self, ids_NK: Integers, held_E: Booleans | None, any_order: bool) -> Integers | None:
         """Which of its experts, as they stand, lie there."""
         if self._rows is not None or self._rows_E is not None:
             return None
@@ -136,7 +137,7 @@ class InGroups:
         token_R[row_K], weight_R[row_K] = 0, weight_K
         return Computed(calls, torch.from_numpy(token_R), torch.from_numpy(weight_R))
 
-    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
+    def alike(self, ids_NK: Integers, held_E: Booleans | None, any_order: bool) -> Integers | None:
         return None
 
 
@@ -176,7 +177,7 @@ class OnNdp:
         )
         return Computed(calls, _no_token(self._top_k), torch.from_numpy(weight_K[order_K]), made.exchanges)
 
-    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
+    def alike(self, ids_NK: Integers, held_E: Booleans | None, any_order: bool) -> Integers | None:
         """How many of its experts lie there: those run there, and the others are in slices."""
         if held_E is None:
             return np.zeros((len(ids_NK), 1), dtype=np.int64)
@@ -214,13 +215,25 @@ class BetweenUnits:
         key = kind_C.tobytes()
         if key not in self._of_kinds:
             assert self._place.whole.visited is not None
-            tokens = {self._kinds[kind].unit: 1 for kind in kind_C.tolist()}
+            tokens = {self._kinds[kind].unit: 1 for kind in np.unique(kind_C).tolist()}
             self._of_kinds[key] = visits(self._place.whole.visited, tokens, self._value_bytes)
         return self._of_kinds[key]
 
-    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
-        """As of `ChosenAlone`, where one unit holds all; several are nearly never called in the same order."""
-        return _held(ids_NK, held_E, True) if self._place.n_others == 1 else None
+    def alike(self, ids_NK: Integers, held_E: Booleans | None, any_order: bool) -> Integers | None:
+        """As of `ChosenAlone`, where one unit holds all. Of several: what the GPU is given, in the order of its calls,
+        each expert by where it is fetched from, and how many each of the others is given."""
+        if self._place.n_others == 1:
+            return _held(ids_NK, held_E, True)
+        if not any_order or not self._place.overlaps:
+            return None
+        expert_NX = np.sort(ids_NK, axis=1)
+        lies_NX = None if held_E is None else held_E[expert_NX]
+        piece_NX = self._place.pieces_of_tokens(expert_NX, lies_NX)
+        comes_NX = (
+            np.zeros_like(expert_NX) if lies_NX is None else np.where(lies_NX, 0, self._place.home_of(expert_NX) + 1)
+        )
+        told_NX = np.where(piece_NX == 0, -comes_NX, piece_NX)
+        return np.take_along_axis(told_NX, piece_NX.argsort(axis=1, kind="stable"), axis=1)
 
 
 class OnRanks:
@@ -258,7 +271,7 @@ class OnRanks:
         )
         return Computed(calls, _no_token(n), torch.from_numpy(weight_K[order_K]))
 
-    def alike(self, ids_NK: Integers, held_E: Booleans | None) -> Integers | None:
+    def alike(self, ids_NK: Integers, held_E: Booleans | None, any_order: bool) -> Integers | None:
         """In whose shares its experts are."""
         share_NK: Integers = np.sort(self._share_of_E[ids_NK], axis=1)
         return share_NK

@@ -108,10 +108,16 @@ class OverRanks:
         """None: ranks wait for each other between router and result."""
         return None
 
-    def alike_tokens(self, layer: int, ids_NK: Integers, residency: Residency | None) -> tuple[int, Integers] | None:
+    def alike_tokens(
+        self, layer: int, ids_NK: Integers, residency: Residency | None, any_order: bool
+    ) -> tuple[int, Integers] | None:
         """As of the technique: a decoded token's sums do not hang on its experts."""
         technique = self._technique
-        return technique.alike_tokens(layer, ids_NK, residency) if isinstance(technique, ComposedTechnique) else None
+        return (
+            technique.alike_tokens(layer, ids_NK, residency, any_order)
+            if isinstance(technique, ComposedTechnique)
+            else None
+        )
 
     def _summed(self, n_tokens: int) -> Exchange:
         """Of steps that are not dealt: few sizes, again and again."""

@@ -34,7 +34,14 @@ from devices.base import DeviceError, Unit
 from engines.calls import Integers
 from engines.techniques.base import Layout, Piece, Share, Visited
 from engines.techniques.context import NOTHING, BuildContext, Costs, LayerInput
-from engines.techniques.place.partition import Booleans, Seconds, least_max, least_split, least_sum
+from engines.techniques.place.partition import (
+    Booleans,
+    Seconds,
+    least_max,
+    least_split,
+    least_splits,
+    least_sum,
+)
 from engines.techniques.place.priced import PricedParameters
 
 GPU: Unit = "gpu"
@@ -104,11 +111,15 @@ class HottestParameters(HostsParameters):
         share = prices.balanced_share() * self.alpha if self.h == "factor" else 0.0
 
         def on_gpu(gpu_X: Seconds, other_X: Seconds, home_X: Integers) -> Booleans:
-            if self.h == "least":
-                h = least_split(gpu_X, other_X, home_X, n)
+            n_experts = gpu_X.shape[-1]
+            if self.h != "least":
+                h: Integers | int = self.h if isinstance(self.h, int) else math.floor(share * n_experts + 0.5)
+            elif gpu_X.ndim > 1:
+                h = least_splits(gpu_X, other_X, home_X, n)[:, None]
             else:
-                h = self.h if isinstance(self.h, int) else math.floor(share * len(gpu_X) + 0.5)
-            return np.arange(len(gpu_X)) < h
+                h = least_split(gpu_X, other_X, home_X, n)
+            found: Booleans = np.broadcast_to(np.arange(n_experts) < h, gpu_X.shape)
+            return found
 
         return BetweenTwo(prices, on_gpu, True, visited(context))
 
@@ -165,9 +176,11 @@ class BetweenTwo:
         overlaps: bool,
         visited: Visited | None,
     ) -> None:
-        """on_gpu: of experts, the heaviest first: seconds on the GPU and elsewhere, and which of the others."""
+        """on_gpu: of experts, the heaviest first: seconds on the GPU and elsewhere, and which of the others. With
+        several others it is asked for many tokens at once, too: [N, X]."""
         self._prices = prices
         self._on_gpu = on_gpu
+        self.overlaps = overlaps
         self.n_others = len(prices.others)
         pieces = tuple(Piece(unit, overlaps=overlaps) for unit in (GPU, *prices.others))
         self._whole = Share(pieces, exact=True, visited=visited)
@@ -187,19 +200,19 @@ class BetweenTwo:
             lies_X = np.ones(len(expert_X), dtype=np.bool_)
         order_X = np.lexsort((expert_X, ~lies_X, -load_X))
         expert_X, load_X, lies_X = expert_X[order_X], load_X[order_X], lies_X[order_X]
-        home_X = expert_X % self.n_others
+        home_X = self.home_of(expert_X)
         gpu_X = self._prices.calls_X(GPU, load_X)
         if held:
             gpu_X = gpu_X + np.where(lies_X, 0.0, self._prices.fetch_N[home_X])
         other_X = self._prices.calls_X(self._prices.others[0], load_X)
-        piece_E = np.arange(len(load_E)) % self.n_others + 1
+        piece_E = self.home_of(np.arange(len(load_E))) + 1
         piece_E[expert_X[self._on_gpu(gpu_X, other_X, home_X)]] = 0
         return (replace(self._whole, piece_E=piece_E),)
 
     def pieces_of_token(self, seen: LayerInput, expert_X: Integers) -> Integers:
         """The same of the experts of one token, by number: the piece of each."""
         lies_X, n = self._lies_X(seen, expert_X), len(expert_X)
-        home_X = expert_X % self.n_others
+        home_X = self.home_of(expert_X)
         n_lie, order_X = n, None
         if lies_X is not None:
             n_lie = int(np.count_nonzero(lies_X))
@@ -209,6 +222,28 @@ class BetweenTwo:
         piece_X: Integers = home_X + 1
         piece_X[is_on_gpu_X if order_X is None else order_X[is_on_gpu_X]] = 0
         return piece_X
+
+    def pieces_of_tokens(self, expert_NX: Integers, lies_NX: Booleans | None) -> Integers:
+        """The same of many tokens at once, which all have as many experts. lies_NX: whether each lies in the GPU's
+        memory; None where the units share one."""
+        home_NX = self.home_of(expert_NX)
+        order_NX = np.zeros_like(home_NX) if lies_NX is None else (~lies_NX).astype(np.int64)
+        order_NX = order_NX.argsort(axis=1, kind="stable")
+        ordered_NX = np.take_along_axis(home_NX, order_NX, axis=1)
+        gpu_NX = np.full(home_NX.shape, self._prices.call_s(GPU, 1))
+        if lies_NX is not None:
+            comes_NX = ~np.take_along_axis(lies_NX, order_NX, axis=1)
+            gpu_NX[comes_NX] += self._prices.fetch_N[ordered_NX[comes_NX]]
+        other_NX = np.full(home_NX.shape, self._prices.call_s(self._prices.others[0], 1))
+        piece_NX = np.where(self._on_gpu(gpu_NX, other_NX, ordered_NX), 0, ordered_NX + 1)
+        found_NX = np.empty_like(piece_NX)
+        np.put_along_axis(found_NX, order_NX, piece_NX, axis=1)
+        return found_NX
+
+    def home_of(self, expert_X: Integers) -> Integers:
+        """Which of the other units holds each."""
+        found: Integers = expert_X % self.n_others
+        return found
 
     def _chosen(self, home_X: Integers, n_lie: int, held: bool) -> Booleans:
         """Which of a token's experts run on the GPU; the first of them lie there."""

@@ -95,11 +95,18 @@ def least_split(gpu_X: Seconds, other_X: Seconds, home_X: Integers, n_others: in
     """How many of the first experts run on the GPU; equal times: the fewest. home_X: the other unit of each."""
     if len(gpu_X) <= FEW:
         return _least_split_of_few(gpu_X.tolist(), other_X.tolist(), home_X.tolist(), n_others)
-    on_gpu_H = np.concatenate([[0.0], gpu_X.cumsum()])
-    other_XN = np.zeros((len(gpu_X) + 1, n_others))
-    other_XN[np.arange(len(gpu_X)), home_X] = other_X
-    busiest_H = other_XN[::-1].cumsum(0)[::-1].max(1)
-    return int(np.maximum(on_gpu_H, busiest_H).argmin())
+    return int(least_splits(gpu_X[None], other_X[None], home_X[None], n_others)[0])
+
+
+def least_splits(gpu_TX: Seconds, other_TX: Seconds, home_TX: Integers, n_others: int) -> Integers:
+    """The same of many steps at once, T of them, that all have as many experts."""
+    n_steps, n_experts = gpu_TX.shape
+    on_gpu_TH = np.concatenate([np.zeros((n_steps, 1)), gpu_TX.cumsum(1)], axis=1)
+    other_TXN = np.zeros((n_steps, n_experts + 1, n_others))
+    np.put_along_axis(other_TXN[:, :-1], home_TX[:, :, None], other_TX[:, :, None], axis=2)
+    busiest_TH = other_TXN[:, ::-1].cumsum(1)[:, ::-1].max(2)
+    found_T: Integers = np.maximum(on_gpu_TH, busiest_TH).argmin(1)
+    return found_T
 
 
 def _least_split_of_few(gpu_X: list[float], other_X: list[float], home_X: list[int], n_others: int) -> int:
