@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from results.records import Sample
+from results.report.changes_page import ChangesPage, write_changes_page
 from results.report.html import html_text
 from tests.run_builders import cell, completion, example_run, run, trial
 
@@ -234,6 +235,29 @@ def test_a_click_on_a_heading_sorts_the_arms_with_missing_ones_last(tmp_path: Pa
     seen = visit(at_end(page, script), tmp_path)
     assert seen.measured("order").split() == ["slow,quick,lost", "quick,slow,lost", "slow,quick,lost"]
     assert seen.measured("sorted") == "descending"
+    assert seen.console == []
+
+
+def test_changes_sort_by_their_values_and_not_by_their_letters(tmp_path: Path) -> None:
+    told = (("slow", "1.02 s", 1.02, "+10.0 %"), ("quick", "998 ms", 0.998, "-9.0 %"), ("none", "", None, ""))
+    asked = ChangesPage(
+        title="t", lead="t", axis="change", verdicts=["a"], order=["a"], looks={}, drawn=[],
+        columns=["arm", "now", "change"], numbers={"now", "change"}, rows=[(a, n, c) for a, n, _, c in told],
+        orders=[{"now": value} for _, _, value, _ in told],
+    )  # fmt: skip
+    write_changes_page(asked, tmp_path / "changes.html")
+    script = """<script>addEventListener("load", () => {
+      const table = document.querySelector("table"), order = [];
+      for (const button of table.querySelectorAll("thead button")) {
+        button.click();
+        order.push([...table.tBodies[0].rows].map((row) => row.cells[0].textContent).join());
+      }
+      document.documentElement.dataset.order = order.join(" ");
+    });</script>"""
+    page = (tmp_path / "changes.html").read_text()
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    seen = visit(at_end(page, script), tmp_path)
+    assert seen.measured("order").split() == ["none,quick,slow", "quick,slow,none", "quick,slow,none"]
     assert seen.console == []
 
 

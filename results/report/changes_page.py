@@ -15,6 +15,8 @@ from results.report.plain_pages import frame, write_plain_pages
 
 MOST_DRAWN: Final = 60
 ROW_PX: Final = 18
+STYLE: Final = "@page { size: landscape; } .figures td:last-child { min-width: 16em; }"
+"""Many columns, and words in the last one."""
 
 
 class Look(NamedTuple):
@@ -43,8 +45,9 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class ChangesPage:
-    """lead: what stands before the counts. axis: what a change is. verdicts: of each row of the table. looks: of
-    verdicts that are drawn. warnings: what a reader must know first."""
+    """lead: what stands before the counts. axis: what a change is. verdicts: that are counted. looks: of verdicts that
+    are drawn. orders: of each row, what its cells of other units are sorted by. warnings: what a reader must know
+    first."""
 
     title: str
     lead: str | Markup
@@ -56,6 +59,7 @@ class ChangesPage:
     columns: Sequence[str]
     numbers: Collection[str]
     rows: Sequence[Sequence[str]]
+    orders: Sequence[Mapping[str, float | None]]
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
@@ -63,21 +67,24 @@ class ChangesPage:
 def write_changes_page(asked: ChangesPage, path: Path) -> None:
     """Raises `OSError`."""
     drawn, description = asked.drawn[:MOST_DRAWN], f"{asked.axis}, with 95 % intervals"
-    counts = Counter(asked.verdicts)
+    counts, seen = Counter(asked.verdicts), {one.verdict for one in drawn}
     shown = {
         "lead": asked.lead,
         "counts": [(verdict, counts[verdict]) for verdict in asked.order if counts[verdict]],
         "warnings": asked.warnings,
         "notes": asked.notes,
-        "legend": "; ".join(f"{look.words}: {verdict}" for verdict, look in asked.looks.items()) if drawn else "",
+        "legend": "; ".join(f"{look.words}: {one}" for one, look in asked.looks.items() if one in seen),
         "left_out": len(asked.drawn) - len(drawn),
         "description": description,
         "columns": asked.columns,
         "numbers": asked.numbers,
-        "rows": asked.rows,
+        "rows": [
+            (list(zip(asked.columns, row, strict=True)), orders)
+            for row, orders in zip(asked.rows, asked.orders, strict=True)
+        ],
     }
     charts = [("changes", _chart(asked, drawn, description))] if drawn else []
-    page = frame(asked.title, charts)
+    page = frame(asked.title, charts, STYLE)
     write_plain_pages("results.report", {path.name: ("changes.html.j2", page | shown)}, path.parent)
 
 

@@ -63,6 +63,7 @@ def write_comparison_page(found: Comparison, path: Path) -> None:
         columns=COLUMNS,
         numbers=NUMBERS,
         rows=[table_row(row) for row in rows],
+        orders=[{"A": row.first.mean, "B": None if row.second is None else row.second.mean} for row in rows],
         notes=found.notes,
         warnings=[
             f"Compared although they are unlike, as asked: {one}"

@@ -126,6 +126,7 @@ def write_judgement_page(judgement: Judgement, path: Path) -> None:
         columns=(*COLUMNS, "why"),
         numbers=NUMBERS,
         rows=[[*table_row(one), why(one)] for one in rows],
+        orders=[{"baseline": one.base, "now": one.last} for one in rows],
         notes=judgement.notes,
     )
     write_changes_page(page, path)
